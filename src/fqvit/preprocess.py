@@ -1,0 +1,121 @@
+"""What happens to an image before the model: upright, 8 bits, resized, cropped. One value a model, saved in its artefact.
+
+Equal to timm's evaluation transform on PIL images, except that EXIF orientation is obeyed. It stops at uint8 pixels:
+the float model normalises them with `mean` and `std`, the integer program has both folded into its first op.
+It refuses images whose range of values is unknown (32-bit and float samples). Its neighbour images.py reads folders.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image
+
+from fqvit.errors import FqvitError
+
+# Bounds a hostile file's appetite for memory; no model of this family is near it.
+Pixels = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+
+FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# Above this many resized pixels only the part under the crop is computed (a 1 x 100000 image would need 20 GB otherwise).
+WHOLE_LIMIT = 1 << 24
+
+
+class Preprocess(msgspec.Struct, frozen=True):
+    """Short side to `resize` (antialiased), centre crop of height x width; mean and std are of pixels / 255, one a channel."""
+
+    height: Pixels
+    width: Pixels
+    channels: Literal[1, 3]
+    resize: Pixels
+    interpolation: Literal["bicubic", "bilinear"]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        # ValueError, because msgspec then adds the path of the fault while it reads a file.
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise ValueError(f"mean and std need {self.channels} values, got {len(self.mean)} and {len(self.std)}")
+        if not all(np.isfinite(self.mean)) or not all(0 < s < float("inf") for s in self.std):
+            raise ValueError("mean must be finite and std positive")
+
+    def apply(self, image: Image.Image) -> NDArray[np.uint8]:
+        """Pixels the model sees: u8 [height, width, channels]. The image given is not changed."""
+        if 0 in image.size:
+            raise FqvitError(f"the image is {image.width} x {image.height}: it has no pixels. Remove it.")
+        eight_bit = to_eight_bit(upright(image), "L" if self.channels == 1 else "RGB")
+        pixels = np.asarray(self._resize_and_crop(eight_bit), dtype=np.uint8)
+        return np.ascontiguousarray(pixels.reshape(self.height, self.width, self.channels))
+
+    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
+        width, height = resized_size(image.width, image.height, self.resize)
+        left, top = crop_start(width, self.width), crop_start(height, self.height)
+        resample = FILTERS[self.interpolation]
+        if width * height <= WHOLE_LIMIT:
+            if image.size != (width, height):
+                image = image.resize((width, height), resample)
+            # Outside the image, where the crop is larger than it, PIL fills with 0: torchvision's padding.
+            return image.crop((left, top, left + self.width, top + self.height))
+        x0, y0 = max(left, 0), max(top, 0)
+        x1, y1 = min(left + self.width, width), min(top + self.height, height)
+        x_scale, y_scale = image.width / width, image.height / height
+        box = (x0 * x_scale, y0 * y_scale, min(x1 * x_scale, image.width), min(y1 * y_scale, image.height))
+        part = image.resize((x1 - x0, y1 - y0), resample, box=box)
+        out = Image.new(image.mode, (self.width, self.height))
+        out.paste(part, (x0 - left, y0 - top))
+        return out
+
+
+def resized_size(width: int, height: int, short: int) -> tuple[int, int]:
+    """(width, height) once the short side is `short`; the long side is truncated, as torchvision does."""
+    if width <= height:
+        return short, int(short * height / width)
+    return int(short * width / height), short
+
+
+def crop_start(size: int, crop: int) -> int:
+    """First kept coordinate of a centre crop, negative where the crop is larger (torchvision: pad, the smaller half first)."""
+    if crop > size:
+        return -((crop - size) // 2)
+    return round((size - crop) / 2)  # halves to even, like torchvision's round
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF orientation says."""
+    image.load()  # first: TIFF turns itself while it loads and then drops the tag
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged EXIF raises almost anything, and says nothing about the pixels
+        return image
+    turn = UPRIGHT.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def to_eight_bit(image: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:
+    """Any PIL mode to 8-bit grey or RGB. Alpha is dropped, as timm does."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.asarray(image)
+        # Older Pillows open 16-bit PNGs as "I"; real 32-bit data has no known white, and guessing one would be silent damage.
+        if image.mode == "I" and (values.min() < 0 or values.max() > 0xFFFF):
+            raise FqvitError(f"32-bit image with values {values.min()}..{values.max()}: expected 8 or 16 bits. Convert it to 8 bits.")
+        # The high byte, which is what Pillow keeps of 16-bit RGB: grey and colour copies of a picture give the same pixels.
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        raise FqvitError("float image: its white level is unknown, expected 8 or 16 bits. Convert it to 8 bits.")
+    elif image.mode in ("P", "PA") and "transparency" in image.info:
+        image = image.convert("RGBA")  # straight to RGB gives the same pixels, but Pillow warns
+    return image if image.mode == mode else image.convert(mode)
