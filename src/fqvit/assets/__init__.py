@@ -1,0 +1,65 @@
+"""What is shipped inside the package: two float models and the Fashion-MNIST images they are shown with.
+
+Runs without torch: it hands out paths and arrays only. The models' shapes are in models/embedded.py; how the files
+were made is in training/.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.errors import FqvitError
+from fqvit.preprocess import Preprocess
+
+MODELS = ("fmnist_vit", "fmnist_swin")
+
+FMNIST_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+# Mean and standard deviation of the 60,000 training images' pixels / 255.
+FMNIST_PREPROCESS = Preprocess(
+    height=28, width=28, channels=1, resize=28, interpolation="bicubic", mean=(0.286,), std=(0.353,)
+)
+
+
+def embedded_weights(name: str) -> Path:
+    """The float16 safetensors file of an embedded model, keys as in its module's state_dict."""
+    if name not in MODELS:
+        raise FqvitError(f"{name}: no such embedded model, expected {' or '.join(MODELS)}. Pass weights for other models.")
+    return _asset(f"{name}.safetensors")
+
+
+def calibration_images() -> NDArray[np.uint8]:
+    """u8 [512, 28, 28, 1], from the training images."""
+    with np.load(_asset("fmnist.npz")) as arrays:
+        images: NDArray[np.uint8] = arrays["calibration_images"]
+    return images[..., None]
+
+
+def test_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """u8 [1000, 28, 28, 1] and labels i64 [1000]: 100 images of each class, from the test images."""
+    with np.load(_asset("fmnist.npz")) as arrays:
+        images: NDArray[np.uint8] = arrays["test_images"]
+        labels: NDArray[np.uint8] = arrays["test_labels"]
+    return images[..., None], labels.astype(np.int64)
+
+
+def _asset(name: str) -> Path:
+    path = Path(str(files("fqvit.assets") / name))
+    if not path.is_file():
+        raise FqvitError(f"{path}: not found, expected in the installed package. Reinstall fqvit.")
+    return path
