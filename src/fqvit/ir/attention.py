@@ -1,0 +1,191 @@
+"""The integer ops of attention: scores, the two softmaxes, and attention times V.
+
+Same rules as ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is the window, W.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from fqvit.ir.fixed import Array, ilog2_round, requantize, round_divide, round_shift
+from fqvit.ir.kit import Kit
+from fqvit.ir.ops import Get, Op, check_requantizer, clamp
+from fqvit.ir.value import Proof, Scope, Value, magnitude
+
+
+class MatMul(Op, frozen=True, tag="matmul"):
+    """acc[..., m, n] = sum_k (a[..., m, k] - a_zero) (b[..., n, k] - b_zero) + bias[index[m, n], h]
+
+    y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
+
+    a: u8 [..., M, K]   b: u8 [..., N, K], or [..., K, N] with b_rows (attention times V when attention is uniform)
+    index: u16 [M, N], optional, with bias: i32 [R, H], Swin's relative position bias in units of the accumulator.
+    """
+
+    a: str
+    b: str
+    mult: int
+    shift: int
+    a_zero: int = 0
+    b_zero: int = 0
+    b_rows: bool = False
+    index: str | None = None
+    y_zero: int = 0
+    bits: int = 8
+    parts: ClassVar[tuple[str, ...]] = ("bias",)
+
+    def inputs(self) -> tuple[str, ...]:
+        return (self.a, self.b)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        a, b = scope.buffer(self.a, min_rank=2), scope.buffer(self.b, min_rank=2)
+        reduce_b, n = b.shape[-2:] if self.b_rows else (b.shape[-1], b.shape[-2])
+        scope.check(a.shape[:-2] == b.shape[:-2] and a.shape[-1] == reduce_b, f"{list(a.shape)} and {list(b.shape)} do not fit")
+        check_requantizer(scope, self.mult, self.shift)
+        shape = (*a.shape[:-1], n)
+        sides = magnitude(a.lo, a.hi, self.a_zero, self.a_zero) * magnitude(b.lo, b.hi, self.b_zero, self.b_zero)
+        bound = reduce_b * sides
+        if self.index is not None:
+            scope.check(len(shape) >= 3, "a bias needs heads")
+            bias = scope.constant(self.part("bias"), ("i32",), (None, shape[-3]))
+            index = scope.constant(self.index, ("u16",), shape[-2:])
+            scope.check(int(index.max()) < bias.shape[0], f"constant {self.index!r} points outside {bias.shape[0]} rows")
+            bound += int(np.abs(bias.astype(np.int64)).max())
+        return scope.codes(self.bits, shape), [self.proof("acc", bound, 31)]
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        a, b = kit.wide(get(self.a)) - self.a_zero, kit.wide(get(self.b)) - self.b_zero
+        if not self.b_rows:
+            axes = list(range(len(b.shape)))
+            b = kit.permute(b, [*axes[:-2], axes[-1], axes[-2]])
+        acc = kit.matmul(a, b)
+        if self.index is not None:
+            acc = acc + kit.permute(kit.wide(get(self.part("bias")))[kit.wide(get(self.index))], (2, 0, 1))
+        return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)
+
+
+def _exponentials(kit: Kit, get: Get, x: str, table: str, region: str | None) -> Array:
+    """e = table[max of the row - x]; where two tokens lie in different regions, 0, and no part in the maximum."""
+    codes = kit.wide(get(x))
+    if region is None:
+        return kit.wide(get(table))[kit.row_max(codes) - codes]
+    places = get(region)
+    same = (places[:, :, None] == places[:, None, :])[:, None]
+    top = kit.row_max(kit.where(same, codes, 0))
+    return kit.where(same, kit.wide(get(table))[(top - codes).clip(0, None)], 0)
+
+
+def _infer_rows(scope: Scope, op: Op, x: Value, table_name: str, region: str | None) -> list[Proof]:
+    scope.check(x.lo == 0, "scores must be unsigned codes")
+    table = scope.constant(table_name, ("i32",), (x.hi + 1,))
+    scope.check(int(table.min()) >= 0 and int(table[0]) > 0, "the table of exponentials must be positive at 0 and nowhere negative")
+    if region is not None:
+        scope.check(len(x.shape) == 4, "regions need windows")
+        scope.constant(region, ("u8",), (x.shape[0], x.shape[-1]))
+        scope.check(x.shape[-1] == x.shape[-2], "regions need square scores")
+    return [op.proof("sum of exponentials", x.shape[-1] * int(table.max()), 31)]
+
+
+class LogSoftmax(Op, frozen=True, tag="log_softmax"):
+    """Log-Int-Softmax: code a means 2^-a (paper algorithm 2).
+
+    e = table[max - x],  S = sum e,  a = clip(ilog2_round(round(S / e)), 0, 2^bits - 1);  e = 0 gives the last code.
+
+    x: u8 [..., H, T, T]   table: i32 [2^bits of x], about 2^20 exp(-s d)
+    region: u8 [W, T], optional: only tokens of one region see each other; elsewhere the last code.
+    """
+
+    x: str
+    bits: int = 4
+    region: str | None = None
+    parts: ClassVar[tuple[str, ...]] = ("table",)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x, min_rank=3)
+        scope.check(2 <= self.bits <= 4, f"bits is {self.bits}, expected 2 to 4")
+        proofs = _infer_rows(scope, self, x, self.part("table"), self.region)
+        last = 2**self.bits - 1
+        # 2^-a <= 1.5 e / S wherever a was not clipped, and a clipped code stands for 2^-last: 1 in these units.
+        row_sum = 3 * 2 ** (last - 1) + x.shape[-1]
+        return Value("u8", x.shape, 0, last, row_sum, self.region is not None), proofs
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        e = _exponentials(kit, get, self.x, self.part("table"), self.region)
+        total = e.sum(-1)[..., None]
+        last = 2**self.bits - 1
+        codes = ilog2_round(round_divide(total, e.clip(1, None))).clip(0, last)
+        return kit.narrow(kit.where(e > 0, codes, last), "u8")
+
+
+class Softmax(Op, frozen=True, tag="softmax"):
+    """Uniform codes of the softmax, for the baselines: y = clamp((e r + half) >> shift, 0, 2^bits - 1)
+
+    e = table[max - x],  r = round(mult / sum e): one division a row;  mult = 2^shift / s_y.
+    Shapes and region as in LogSoftmax.
+    """
+
+    x: str
+    mult: int
+    shift: int
+    bits: int = 8
+    region: str | None = None
+    parts: ClassVar[tuple[str, ...]] = ("table",)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x, min_rank=3)
+        proofs = _infer_rows(scope, self, x, self.part("table"), self.region)
+        scope.check(1 <= self.shift <= 52 and 0 < self.mult < 2**58, "shift must be in 1..52 and mult in 1..2^58 - 1")
+        # The largest e is the first of the table where it falls, and r <= mult / e + 1 for every e in the sum.
+        largest = int(scope.constants[self.part("table")].max())
+        proofs.append(self.proof("y before its shift", self.mult + 2 * largest + (1 << (self.shift - 1)), 63))
+        return scope.codes(self.bits, x.shape), proofs
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        e = _exponentials(kit, get, self.x, self.part("table"), self.region)
+        r = round_divide(e.sum(-1)[..., None] * 0 + self.mult, e.sum(-1)[..., None])
+        return clamp(kit, round_shift(e * r, self.shift), 0, self.bits)
+
+
+class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
+    """acc[..., m, d] = sum_t (v[..., t, d] - v_zero) 2^(last - a[..., m, t]): attention times V without multiplications
+
+    y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1);  last = 2^a_bits - 1
+
+    a: u8 codes of LogSoftmax [..., T, T]   v: u8 [..., T, D]
+    With zero_code the last code means 0, not 2^-last; a program with regions must have it.
+    """
+
+    a: str
+    v: str
+    mult: int
+    shift: int
+    v_zero: int = 0
+    a_bits: int = 4
+    zero_code: bool = False
+    y_zero: int = 0
+    bits: int = 8
+
+    def inputs(self) -> tuple[str, ...]:
+        return (self.a, self.v)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        a, v = scope.buffer(self.a, ("u8",), 3), scope.buffer(self.v, min_rank=3)
+        scope.check(a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"{list(a.shape)} and {list(v.shape)} do not fit")
+        check_requantizer(scope, self.mult, self.shift)
+        scope.check(2 <= self.a_bits <= 4 and a.hi == 2**self.a_bits - 1, f"{self.a!r} holds codes up to {a.hi}, expected {self.a_bits} bits")
+        scope.check(self.zero_code or not a.masked, f"{self.a!r} is masked, so its last code must mean 0 (zero_code)")
+        # Only codes that come straight from LogSoftmax are known to sum to little (numerics.md, attention times V).
+        row_sum = a.row_sum if a.row_sum is not None else a.shape[-1] << a.hi
+        bound = magnitude(v.lo, v.hi, self.v_zero, self.v_zero) * row_sum
+        return scope.codes(self.bits, (*a.shape[:-1], v.channels)), [self.proof("acc", bound, 31)]
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        a = kit.wide(get(self.a))
+        last = 2**self.a_bits - 1
+        weights = 1 << last - a
+        if self.zero_code:
+            weights = kit.where(a < last, weights, 0)
+        acc = kit.matmul(weights, kit.wide(get(self.v)) - self.v_zero)
+        return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)

@@ -1,0 +1,119 @@
+"""What lowering rules share: the growing program, its constants, and the encoding of real numbers in fixed point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.errors import FqvitError
+from fqvit.ir.fixed import multiplier
+from fqvit.ir.program import AnyOp, Site
+from fqvit.ir.value import Constant
+from fqvit.models.graph import Graph
+from fqvit.quant.calibrate import Calibration
+from fqvit.quant.qparams import QParams
+
+G_BITS = 22  # LayerNorm's gamma: 2^-22 of itself is far below a code, and t * g stays inside 2^53
+B_FRACTION = 20
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a value of the graph became: a buffer of codes (q), or integers worth `unit` each (float64 [1] or [C])."""
+
+    buffer: str
+    shape: tuple[int, ...]
+    q: QParams | None = None
+    unit: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
+
+    def codes(self) -> QParams:
+        if self.q is None:
+            raise FqvitError(f"{self.buffer}: an accumulator where codes are needed. Give this site bits in the recipe.")
+        return self.q
+
+
+class Emitter:
+    """Collects ops and constants. Equal shared constants are stored once."""
+
+    def __init__(self, calibration: Calibration, masked: bool) -> None:
+        self.calibration = calibration
+        self.masked = masked  # some window is masked, so the last attention code means 0 everywhere
+        self.wires: dict[str, Wire] = {}
+        self.ops: list[AnyOp] = []
+        self.constants: dict[str, Constant] = {}
+        self._shared: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
+
+    def op(self, op: AnyOp) -> None:
+        self.ops.append(op)
+
+    def constant(self, name: str, array: Constant) -> None:
+        assert name not in self.constants
+        self.constants[name] = np.ascontiguousarray(array)
+
+    def shared(self, kind: str, array: Constant) -> str:
+        """The name of an equal constant, or of a new one: kind.0, kind.1, ..."""
+        key = (kind, array.tobytes(), array.shape)
+        if key not in self._shared:
+            self._shared[key] = f"{kind}.{sum(known[0] == kind for known in self._shared)}"
+            self.constant(self._shared[key], array)
+        return self._shared[key]
+
+    def alpha(self, q: QParams) -> str | None:
+        return None if q.alpha is None else self.shared("alpha", q.alpha)
+
+    def zero(self, name: str, q: QParams, channels: int) -> int | str:
+        if (q.zero == q.zero[0]).all():
+            return int(q.zero[0])
+        return self.shared("zero", q.zeros(channels).astype(np.uint8))
+
+    def encode(self, name: str, ratio: float) -> tuple[int, int]:
+        try:
+            return multiplier(ratio)
+        except (ValueError, OverflowError):
+            raise FqvitError(f"{name}: the ratio of its scales is {ratio:g}, which no multiplier holds. Check the checkpoint's values.") from None
+
+    def requantizer(self, name: str, ratios: NDArray[np.float64]) -> None:
+        """The constants mult and shift of an op, one a channel."""
+        pairs = np.array([self.encode(name, float(ratio)) for ratio in ratios])
+        self.constant(f"{name}.mult", pairs[:, 0].astype(np.int32))
+        self.constant(f"{name}.shift", pairs[:, 1].astype(np.uint8))
+
+    def shared_shift(self, name: str, ratios: Sequence[NDArray[np.float64]]) -> tuple[list[NDArray[np.int64]], int]:
+        """Multipliers below 2^30 at one shift: ratio = mult / 2^shift. The shift leaves room for alpha up to 15."""
+        largest = max(float(r.max()) for r in ratios)
+        shift = min(29 - math.frexp(largest)[1], 47)
+        if shift < 1:
+            raise FqvitError(f"{name}: the ratio of its scales is {largest:g}, which no multiplier holds. Check the checkpoint's values.")
+        return [np.floor(r * 2.0**shift + 0.5).astype(np.int64) for r in ratios], shift
+
+    def affine(self, name: str, gain: NDArray[np.float64], offset: NDArray[np.float64]) -> tuple[int, int]:
+        """LayerNorm's constants g and b; returns (shift, b_shift): gain = g / 2^(shift - 24), offset = b / 2^(shift - b_shift)."""
+        g_fraction = min(max(G_BITS - math.frexp(float(np.abs(gain).max()) or 1.0)[1], 0), 28)
+        b_fraction = min(B_FRACTION, 30 - math.frexp(float(np.abs(offset).max()) or 1.0)[1])
+        self.constant(f"{name}.g", self.int32(name, "gamma", np.floor(gain * 2.0**g_fraction + 0.5).astype(np.int64)))
+        self.constant(f"{name}.b", self.int32(name, "beta", np.floor(offset * 2.0**b_fraction + 0.5).astype(np.int64)))
+        shift = 24 + g_fraction
+        return shift, shift - b_fraction
+
+    def int32(self, name: str, what: str, values: NDArray[np.int64]) -> NDArray[np.int32]:
+        if np.abs(values).max() >= 2**31:
+            raise FqvitError(f"{name}: {what} does not fit 32 bits. Check the checkpoint's values.")
+        return values.astype(np.int32)
+
+    def sites(self, graph: Graph) -> dict[str, Site]:
+        """How to read the codes of every quantized site."""
+        found = {}
+        for node in graph.nodes:
+            q = self.wires[node.name].q
+            if q is None or node.name not in self.calibration.sites:
+                continue
+            role = node.leaf.role
+            if q.log2:
+                found[node.name] = Site(role, q.bits, log2=True, zero_code=q.zero_code)
+            else:
+                found[node.name] = Site(role, q.bits, tuple(q.scale.tolist()), tuple(q.zero.tolist()), self.alpha(q))
+        return found

@@ -1,0 +1,41 @@
+"""exp as a table: with 8-bit scores at a known scale, max - x has 256 values, so exp is 256 integers made while lowering.
+
+"table" rounds the true exponential; "polynomial" evaluates the paper's I-Exp in integers at those 256 points, so that
+both run as the same op.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+ONE_BITS = 20  # exp(0) = 2^20: code 15 is decided by e / sum near 2^-14.5, so 20 bits leave it 5 to spare
+
+
+def one_bits(tokens: int) -> int:
+    """Bits of exp(0): 20, or fewer where a row of `tokens` would sum past 31 bits."""
+    return min(ONE_BITS, 30 - math.ceil(math.log2(max(tokens, 2))))
+
+
+def exp_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
+    """round(2^one exp(-scale d)) for d = 0 .. codes - 1."""
+    exact = np.exp(-scale * np.arange(codes)) * 2.0 ** one_bits(tokens)
+    return np.floor(exact + 0.5).astype(np.int32)
+
+
+def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
+    """The paper's I-Exp: exp(-p) = L(p') 2^-z with z = floor(p / ln 2), L(p) = 0.3585 (p + 1.353)^2 + 0.344.
+
+    All in integers: the scores are first shifted left so that ln 2 / scale has at least 15 bits (numerics.md, section on LIS).
+    """
+    lift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
+    step = scale / 2**lift
+    q = -np.arange(codes, dtype=np.int64) * 2**lift
+    q_ln2, q_b, q_c = math.floor(math.log(2) / step), math.floor(1.353 / step), math.floor(0.344 / (0.3585 * step * step))
+    z = -q // q_ln2
+    p = q + z * q_ln2
+    unit = q_b * q_b + q_c  # L at p = 0 in units of 0.3585 step^2
+    values = [((int(p_) + q_b) ** 2 + q_c) * 2 ** one_bits(tokens) // unit >> min(int(z_), 62) for p_, z_ in zip(p, z, strict=True)]
+    return np.array(values, np.int32)

@@ -1,0 +1,115 @@
+"""The few array functions that numpy and torch spell differently, so that ops.py is written once.
+
+Matrix products run in float64 BLAS: exact, because every accumulator is proved below 2^53 (verify proves 2^31).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fqvit.ir.fixed import Array
+
+DTYPES = {"u8": np.uint8, "i8": np.int8, "u16": np.uint16, "i16": np.int16, "i32": np.int32, "i64": np.int64}
+
+
+class Kit(Protocol):
+    """Arrays of one library. `wide` and `narrow` go to int64 and back; the rest is as in numpy."""
+
+    def asarray(self, x: np.ndarray[Any, Any]) -> Array: ...
+    def numpy(self, x: Array) -> np.ndarray[Any, Any]: ...
+    def wide(self, x: Array) -> Array: ...
+    def narrow(self, x: Array, dtype: str) -> Array: ...
+    def matmul(self, a: Array, b: Array) -> Array: ...
+    def row_max(self, x: Array) -> Array: ...
+    def where(self, condition: Array, a: Array, b: Array | int) -> Array: ...
+    def permute(self, x: Array, axes: Sequence[int]) -> Array: ...
+    def concat(self, xs: Sequence[Array], axis: int) -> Array: ...
+    def repeat(self, x: Array, count: int) -> Array: ...
+
+
+class NumpyKit:
+    def asarray(self, x: np.ndarray[Any, Any]) -> Array:
+        return x
+
+    def numpy(self, x: Array) -> np.ndarray[Any, Any]:
+        return np.asarray(x)
+
+    def wide(self, x: Array) -> Array:
+        return x.astype(np.int64)
+
+    def narrow(self, x: Array, dtype: str) -> Array:
+        return x.astype(DTYPES[dtype])
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
+
+    def row_max(self, x: Array) -> Array:
+        return x.max(axis=-1, keepdims=True)
+
+    def where(self, condition: Array, a: Array, b: Array | int) -> Array:
+        return np.where(condition, a, b)
+
+    def permute(self, x: Array, axes: Sequence[int]) -> Array:
+        return x.transpose(axes)
+
+    def concat(self, xs: Sequence[Array], axis: int) -> Array:
+        return np.concatenate(xs, axis)
+
+    def repeat(self, x: Array, count: int) -> Array:
+        """x [...] -> [count, ...]"""
+        return np.broadcast_to(x, (count, *x.shape))
+
+
+class TorchKit:
+    """The same on torch tensors (CPU); torch is imported only when one is made."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.dtypes = {
+            "u8": torch.uint8,
+            "i8": torch.int8,
+            "u16": torch.int32,  # torch has no arithmetic on uint16; the values are the same
+            "i16": torch.int16,
+            "i32": torch.int32,
+            "i64": torch.int64,
+        }
+
+    def asarray(self, x: np.ndarray[Any, Any]) -> Array:
+        wide = x.astype(np.int32) if x.dtype == np.uint16 else x
+        return self.torch.from_numpy(np.array(wide))
+
+    def numpy(self, x: Array) -> np.ndarray[Any, Any]:
+        return x.numpy()  # type: ignore[no-any-return]
+
+    def wide(self, x: Array) -> Array:
+        return x.to(self.torch.int64)
+
+    def narrow(self, x: Array, dtype: str) -> Array:
+        return x.to(self.dtypes[dtype])
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        return self.torch.matmul(a.double(), b.double()).to(self.torch.int64)
+
+    def row_max(self, x: Array) -> Array:
+        return x.amax(-1, keepdim=True)
+
+    def where(self, condition: Array, a: Array, b: Array | int) -> Array:
+        return self.torch.where(condition, a, b)
+
+    def permute(self, x: Array, axes: Sequence[int]) -> Array:
+        return x.permute(*axes)
+
+    def concat(self, xs: Sequence[Array], axis: int) -> Array:
+        return self.torch.cat(list(xs), axis)
+
+    def repeat(self, x: Array, count: int) -> Array:
+        return x.expand(count, *x.shape)
+
+
+def kit(name: str) -> Kit:
+    return {"numpy": NumpyKit, "torch": TorchKit}[name]()

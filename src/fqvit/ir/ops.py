@@ -1,0 +1,355 @@
+"""The integer ops: each one ONCE, with its fields, its formula, what it proves, and its reference meaning.
+
+An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`; constants that
+several ops share are named in fields. Shapes leave out the leading batch axis. Letters: T tokens, C channels, H heads,
+D head width, K reduction, O outputs. No field is a float and no kernel divides by a float scale.
+
+`infer` runs once, before anything else, and refuses an op that could overflow; `run` therefore checks nothing.
+Neighbours: attention.py (softmax, attention times V), fixed.py (primitives), lower.py (makes ops from a float model).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from fqvit.ir.fixed import MAX_SHIFT, Array, isqrt, ilog2, requantize, round_divide, round_shift
+from fqvit.ir.kit import Kit
+from fqvit.ir.value import Proof, Scope, Value, magnitude
+
+Get = Callable[[str], Array]
+Zero = int | str  # one number, or the name of a u8 or u16 [C] constant
+CODES = ("u8", "u16")
+Q24 = 24  # fraction bits of LayerNorm's quotient
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all ops. `y` names the output buffer."""
+
+    y: str
+    parts: ClassVar[tuple[str, ...]] = ()
+
+    def inputs(self) -> tuple[str, ...]:
+        """Buffers (or constants used as such) that the op reads."""
+        return (self.x,)  # type: ignore[attr-defined, no-any-return]
+
+    def part(self, name: str) -> str:
+        return f"{self.y}.{name}"
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        raise NotImplementedError
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        raise NotImplementedError
+
+    def proof(self, what: str, bound: int, bits: int) -> Proof:
+        return Proof(self.y, what, bound, bits)
+
+
+def lifted(kit: Kit, get: Get, x: str, zero: Zero, alpha: str | None) -> Array:
+    """(x - zero) * 2^alpha: codes with one scale for all channels again (paper eq. 11)."""
+    value = kit.wide(get(x)) - zero_point(kit, get, zero)
+    return value if alpha is None else value * (1 << kit.wide(get(alpha)))
+
+
+def zero_point(kit: Kit, get: Get, zero: Zero) -> Array | int:
+    return kit.wide(get(zero)) if isinstance(zero, str) else zero
+
+
+def clamp(kit: Kit, value: Array, zero: Array | int, bits: int) -> Array:
+    return kit.narrow((value + zero).clip(0, 2**bits - 1), "u8" if bits <= 8 else "u16")
+
+
+def check_requantizer(scope: Scope, mult: Any, shift: Any, largest: int = 2**31) -> None:
+    scope.check(bool(np.all(np.asarray(mult) >= 0)) and int(np.max(mult)) < largest, f"mult must be in 0..{largest - 1}")
+    scope.check(1 <= int(np.min(shift)) and int(np.max(shift)) <= MAX_SHIFT, f"shift must be in 1..{MAX_SHIFT}")
+
+
+class Lookup(Op, frozen=True, tag="lookup"):
+    """y = table[x]
+
+    x: u8 or u16 [...]   table: u8 or u16 [2^bits of x]
+    """
+
+    x: str
+    parts: ClassVar[tuple[str, ...]] = ("table",)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x)
+        table = scope.constant(self.part("table"), CODES, (x.hi + 1,))
+        dtype = "u8" if table.dtype == np.uint8 else "u16"
+        return Value(dtype, x.shape, int(table.min()), int(table.max())), []
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        return get(self.part("table"))[kit.wide(get(self.x))]
+
+
+class Linear(Op, frozen=True, tag="linear"):
+    """acc[..., o] = sum_k x[..., k] w[o, k] + bias[o]
+
+    out "codes": y = clamp(requantize(acc, mult[o], shift[o]) + y_zero, 0, 2^bits - 1)
+    out "acc":   y = acc (no mult, no shift)          out "i32": y = requantize(acc, mult[o], shift[o])
+
+    x: u8 or u16 [..., K]   w: i8 [O, K]   bias: i32 [O]   mult: i32 [O]   shift: u8 [O]
+    The input's zero point is inside the bias: bias = b / (s_x s_w) - sum_k x_zero w[o, k], exactly.
+    """
+
+    x: str
+    out: Literal["codes", "acc", "i32"] = "codes"
+    y_zero: Zero = 0
+    bits: int = 8
+    parts: ClassVar[tuple[str, ...]] = ("w", "bias", "mult", "shift")
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x)
+        w = scope.constant(self.part("w"), ("i8",), (None, x.channels)).astype(np.int64)
+        outputs = w.shape[0]
+        bias = scope.constant(self.part("bias"), ("i32",), (outputs,)).astype(np.int64)
+        ups, downs = np.maximum(w, 0).sum(1) * x.hi, np.minimum(w, 0).sum(1) * x.hi
+        lo, hi = downs + np.minimum(bias, 0), ups + np.maximum(bias, 0)  # holds for partial sums in any order, too
+        bound = int(max(hi.max(), -lo.min()))
+        proofs = [self.proof("acc", bound, 31)]
+        shape = (*x.shape[:-1], outputs)
+        if self.out == "acc":
+            return Value("i32", shape, int(lo.min()), int(hi.max())), proofs
+        mult = scope.constant(self.part("mult"), ("i32",), (outputs,)).astype(np.int64)
+        shift = scope.constant(self.part("shift"), ("u8",), (outputs,)).astype(np.int64)
+        check_requantizer(scope, mult, shift)
+        if self.out == "i32":
+            largest = int(max(requantize(hi, mult, shift).max(), -requantize(lo, mult, shift).min()))
+            return Value("i32", shape, -largest, largest), [*proofs, self.proof("y", largest, 31)]
+        scope.zero(self.y_zero, outputs)
+        return scope.codes(self.bits, shape), proofs
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        w = get(self.part("w"))
+        acc = kit.matmul(get(self.x), kit.permute(w, (1, 0))) + kit.wide(get(self.part("bias")))
+        if self.out == "acc":
+            return kit.narrow(acc, "i32")
+        acc = requantize(acc, kit.wide(get(self.part("mult"))), kit.wide(get(self.part("shift"))))
+        if self.out == "i32":
+            return kit.narrow(acc, "i32")
+        return clamp(kit, acc, zero_point(kit, get, self.y_zero), self.bits)
+
+
+class LayerNorm(Op, frozen=True, tag="layernorm"):
+    """y = clamp((t g[c] + b[c] 2^b_shift + half) >> shift, 0, 2^bits - 1), over the last axis
+
+    v = (x - zero) 2^alpha[c],  M1 = sum v,  M2 = sum v^2,  D = C M2 - M1^2 + epsilon,
+    d = isqrt(D 4^j) with the largest j that keeps D 4^j < 2^62,  t = round((C v - M1) 2^(24 + j) / d).
+    The input's scale cancels; g = gamma / s_y and b = beta / s_y + y_zero in fixed point, s_y of the channel.
+
+    x: u8 or u16 [..., C]   alpha: u8 [C]   g, b: i32 [C]
+    """
+
+    x: str
+    epsilon: int
+    shift: int
+    b_shift: int
+    zero: Zero = 0
+    alpha: str | None = None
+    bits: int = 8
+    parts: ClassVar[tuple[str, ...]] = ("g", "b")
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x)
+        channels = x.channels
+        g = scope.constant(self.part("g"), ("i32",), (channels,)).astype(np.int64)
+        b = scope.constant(self.part("b"), ("i32",), (channels,)).astype(np.int64)
+        scope.check(self.epsilon >= 1, "epsilon must be at least 1")
+        scope.check(1 <= self.shift <= MAX_SHIFT and 0 <= self.b_shift <= 32, "shift must be in 1..62 and b_shift in 0..32")
+        v = magnitude(x.lo, x.hi, *scope.zero(self.zero, channels)) << scope.alpha(self.alpha, channels)
+        t = (math.isqrt(channels) + 1) << Q24
+        largest = int(np.abs(g).max()) * t + (int(np.abs(b).max()) << self.b_shift) + (1 << (self.shift - 1))
+        proofs = [
+            self.proof("D", channels * channels * v * v + self.epsilon, 62),
+            self.proof("t numerator", ((math.isqrt(channels) + 1) << (31 + Q24)) + 2**31, 63),
+            self.proof("t", t, 31),
+            self.proof("y before its shift", largest, 63),
+        ]
+        return scope.codes(self.bits, x.shape), proofs
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        v = lifted(kit, get, self.x, self.zero, self.alpha)
+        channels = v.shape[-1]
+        m1 = v.sum(-1)[..., None]
+        m2 = (v * v).sum(-1)[..., None]
+        d = channels * m2 - m1 * m1 + self.epsilon
+        j = (61 - ilog2(d)) >> 1
+        root = isqrt(d << 2 * j)
+        t = round_divide((channels * v - m1) * (1 << Q24 + j), root)
+        y = t * kit.wide(get(self.part("g"))) + kit.wide(get(self.part("b"))) * (1 << self.b_shift)
+        return clamp(kit, round_shift(y, self.shift), 0, self.bits)
+
+
+class Term(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One operand of Add: (x - zero) 2^alpha[c] mult[c]; mult is one number or an i32 [C] constant."""
+
+    x: str
+    mult: int | str
+    zero: Zero = 0
+    alpha: str | None = None
+
+
+class Add(Op, frozen=True, tag="add"):
+    """y = clamp((sum of terms + half) >> (shift + y_alpha[c]) + y_zero, 0, 2^bits - 1): one requantization
+
+    A term is a buffer of codes (with zero and alpha), an i32 accumulator, or a constant that broadcasts.
+    Multipliers are below 2^30, so that two products and the half fit 63 bits.
+    """
+
+    terms: tuple[Term, Term]
+    shift: int
+    y_zero: Zero = 0
+    y_alpha: str | None = None
+    bits: int = 8
+
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(term.x for term in self.terms)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        values = [scope.either(term.x, ("u8", "u16", "i16", "i32")) for term in self.terms]
+        shape = max((value.shape for value in values), key=lambda s: (len(s), math.prod(s)))
+        for term, value in zip(self.terms, values, strict=True):
+            scope.check(value.shape == shape[len(shape) - len(value.shape) :], f"{term.x!r} has shape {list(value.shape)}, the sum {list(shape)}")
+        channels, total = shape[-1], 0
+        for term, value in zip(self.terms, values, strict=True):
+            mult = term.mult if isinstance(term.mult, int) else scope.constant(term.mult, ("i32",), (channels,))
+            check_requantizer(scope, mult, 1, 2**30)
+            largest = magnitude(value.lo, value.hi, *scope.zero(term.zero, channels)) << scope.alpha(term.alpha, channels)
+            total += largest * int(np.max(mult))
+        last_shift = self.shift + scope.alpha(self.y_alpha, channels)
+        scope.check(1 <= self.shift and last_shift <= MAX_SHIFT, f"shift must be in 1..{MAX_SHIFT}")
+        scope.zero(self.y_zero, channels)
+        return scope.codes(self.bits, shape), [self.proof("sum", total + (1 << (last_shift - 1)), 63)]
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        total: Array = 0
+        for term in self.terms:
+            mult = term.mult if isinstance(term.mult, int) else kit.wide(get(term.mult))
+            total = total + lifted(kit, get, term.x, term.zero, term.alpha) * mult
+        shift = self.shift if self.y_alpha is None else kit.wide(get(self.y_alpha)) + self.shift
+        return clamp(kit, round_shift(total, shift), zero_point(kit, get, self.y_zero), self.bits)
+
+
+class Take(Op, frozen=True, tag="take"):
+    """y[i...] = x[index[i...]], a whole row of channels each; index -1 gives `fill` (the zero point).
+
+    x: any [..., C], its leading axes seen as one list of rows   index: i32 [...]   y: [*index.shape, C]
+    """
+
+    x: str
+    index: str
+    fill: Zero = 0
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x, ("u8", "u16", "i32"), 2)
+        if self.index not in scope.constants:
+            scope.fail(f"constant {self.index!r} is missing")
+        index = scope.constant(self.index, ("i32",), (None,) * scope.constants[self.index].ndim)
+        rows = math.prod(x.shape[:-1])
+        scope.check(int(index.min()) >= -1 and int(index.max()) < rows, f"constant {self.index!r} points outside {rows} rows")
+        lo, hi = scope.zero(self.fill, x.channels)
+        scope.check(x.lo <= lo and hi <= x.hi, f"fill is outside {x.lo}..{x.hi}")
+        return Value(x.dtype, (*index.shape, x.channels), x.lo, x.hi), []
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        x, index = get(self.x), kit.wide(get(self.index))
+        rows = x.reshape(x.shape[0], -1, x.shape[-1])
+        # -1 must not wrap around to the last row.
+        taken = kit.wide(rows[:, index.clip(0, None)])
+        return kit.narrow(kit.where((index >= 0)[..., None], taken, zero_point(kit, get, self.fill)), _dtype_of(x))
+
+
+class Permute(Op, frozen=True, tag="permute"):
+    """y = x.reshape(view)[select].transpose(perm).reshape(shape), values unchanged
+
+    select: (axis, index) keeps one index of that axis of `view` and drops the axis; perm counts the axes left.
+    """
+
+    x: str
+    view: tuple[int, ...]
+    perm: tuple[int, ...]
+    shape: tuple[int, ...]
+    select: tuple[int, int] | None = None
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x, ("u8", "u16", "i32"))
+        scope.check(min(self.view, default=0) > 0 and math.prod(self.view) == math.prod(x.shape), f"view {list(self.view)} does not fit {list(x.shape)}")
+        left = list(self.view)
+        if self.select is not None:
+            axis, index = self.select
+            scope.check(0 <= axis < len(left) and 0 <= index < left[axis], f"select {list(self.select)} is outside the view")
+            del left[axis]
+        scope.check(sorted(self.perm) == list(range(len(left))), f"perm {list(self.perm)} is not a permutation of {len(left)} axes")
+        scope.check(min(self.shape, default=0) > 0 and math.prod(self.shape) == math.prod(left), f"shape {list(self.shape)} does not fit")
+        return Value(x.dtype, self.shape, x.lo, x.hi), []
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        x = get(self.x)
+        x = x.reshape(x.shape[0], *self.view)
+        if self.select is not None:
+            axis, index = self.select
+            x = x[(slice(None),) * (axis + 1) + (index,)]
+        return kit.permute(x, (0, *(axis + 1 for axis in self.perm))).reshape(x.shape[0], *self.shape)
+
+
+class Concat(Op, frozen=True, tag="concat"):
+    """y = the rows of every x in turn; an x may be a constant (the class token).
+
+    xs: [T_i, C] each, of one type   y: [sum T_i, C]
+    """
+
+    xs: tuple[str, ...]
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.xs
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        scope.check(len(self.xs) > 0, "concat of nothing")
+        values = [scope.either(name, ("u8", "u16", "i32")) for name in self.xs]
+        first = values[0]
+        for name, value in zip(self.xs, values, strict=True):
+            scope.check(len(value.shape) == 2 and value.dtype == first.dtype and value.channels == first.channels, f"{name!r} does not fit the others")
+        shape = (sum(value.shape[0] for value in values), first.channels)
+        return Value(first.dtype, shape, min(v.lo for v in values), max(v.hi for v in values)), []
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        arrays = [get(name) for name in self.xs]
+        images = max(x.shape[0] for x in arrays if len(x.shape) == 3)
+        return kit.concat([x if len(x.shape) == 3 else kit.repeat(x, images) for x in arrays], 1)
+
+
+class Mean(Op, frozen=True, tag="mean"):
+    """y = clamp(requantize(sum over rows t >= skip of (x - zero) 2^alpha[c], mult, shift) + y_zero, 0, 2^bits - 1)
+
+    x: u8 or u16 [T, C]   y: [C]; 1 / (T - skip) is inside mult / 2^shift.
+    """
+
+    x: str
+    mult: int
+    shift: int
+    skip: int = 0
+    zero: Zero = 0
+    alpha: str | None = None
+    y_zero: int = 0
+    bits: int = 8
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x, min_rank=2)
+        scope.check(len(x.shape) == 2 and 0 <= self.skip < x.shape[0], f"shape {list(x.shape)} has no row from {self.skip} on")
+        check_requantizer(scope, self.mult, self.shift)
+        largest = magnitude(x.lo, x.hi, *scope.zero(self.zero, x.channels)) << scope.alpha(self.alpha, x.channels)
+        return scope.codes(self.bits, (x.channels,)), [self.proof("acc", largest * (x.shape[0] - self.skip), 31)]
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        acc = lifted(kit, get, self.x, self.zero, self.alpha)[:, self.skip :].sum(1)
+        return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)
+
+
+def _dtype_of(x: Array) -> str:
+    return {"uint8": "u8", "uint16": "u16", "int32": "i32"}[str(x.dtype).removeprefix("torch.")]

@@ -1,0 +1,152 @@
+"""The integer program: a flat list of ops on named buffers, its constants, and what people need to know of it.
+
+verify() is the only gate: whatever it accepts runs without float, without overflow and without reading outside a buffer.
+Saving and loading are in file.py; running in runtime/. docs/format.md is the page for readers in other languages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from fqvit.errors import FqvitError
+from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take
+from fqvit.ir.value import MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
+from fqvit.preprocess import Preprocess
+
+AnyOp = Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean | MatMul | LogSoftmax | Softmax | ShiftMatMul
+INPUT = "pixels"
+
+
+class Site(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to read the codes of a buffer: value = (code - zero) scale 2^alpha[c]; log2 codes: 2^-code.
+
+    Information for people and for `compare`; running never looks at it. scale is one number, or one a group of channels of
+    equal size (Q, K and V have three). alpha names a u8 [C] constant. zero_code: the last log2 code means 0.
+    """
+
+    role: str
+    bits: int
+    scale: tuple[float, ...] = ()
+    zero: tuple[int, ...] = ()
+    alpha: str | None = None
+    log2: bool = False
+    zero_code: bool = False
+
+
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The buffer that a run returns. value = (code - zero) scale."""
+
+    buffer: str
+    kind: Literal["logits", "tokens", "pooled"]
+    scale: float
+    zero: int = 0
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Everything of a program but its constants: the JSON of the file."""
+
+    version: int
+    model: str
+    preprocess: Preprocess
+    ops: tuple[AnyOp, ...]
+    output: Output
+    sites: dict[str, Site]
+    recipe: dict[str, object]
+    source: str
+    images: int  # calibration images seen
+    classes: str | None = None  # class names, one a line
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What verify() found: every buffer's value and every proof."""
+
+    buffers: Mapping[str, Value]
+    proofs: tuple[Proof, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    header: Header
+    constants: Mapping[str, Constant] = field(repr=False)
+
+    @property
+    def ops(self) -> tuple[AnyOp, ...]:
+        return self.header.ops
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        p = self.header.preprocess
+        return p.height, p.width, p.channels
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return None if self.header.classes is None else tuple(self.header.classes.split("\n"))
+
+    def verify(self) -> Verified:
+        """Infer every buffer and prove every accumulator, or raise FqvitError naming the op at fault."""
+        for name, array in self.constants.items():
+            if array.dtype not in NAMES:
+                raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. The file is damaged or was not written by fqvit.")
+        shape = self.input_shape
+        if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
+            raise FqvitError(f"input of shape {list(shape)} is impossible. The file is damaged or was not written by fqvit.")
+        buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
+        proofs: list[Proof] = []
+        for op in self.ops:
+            scope = Scope(buffers, self.constants, op.y)
+            scope.check(op.y not in buffers, "written twice")
+            value, found = op.infer(scope)
+            scope.check(math.prod(value.shape) < MAX_ELEMENTS, f"shape {list(value.shape)} is too large")
+            for proof in found:
+                if not proof.holds:
+                    raise FqvitError(
+                        f"{op.y}: {proof.what} can reach {proof.bound}, which does not fit {proof.bits} bits. Lower the bit widths of this site or its weights."
+                    )
+            buffers[op.y] = value
+            proofs.extend(found)
+        output = self.header.output
+        Scope(buffers, self.constants, "output").buffer(output.buffer, ("u8", "u16", "i32"))
+        if output.kind == "logits" and self.classes is not None and len(self.classes) != buffers[output.buffer].channels:
+            raise FqvitError(
+                f"{len(self.classes)} class names for {buffers[output.buffer].channels} logits. The file is damaged or was not written by fqvit."
+            )
+        return Verified(buffers, tuple(proofs))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the header's JSON and every constant in order of name: equal programs, equal fingerprints.
+
+        It guards against damage, not against malice: anybody can compute it.
+        """
+        digest = hashlib.sha256(encode_header(self.header))
+        for name in sorted(self.constants):
+            array = np.ascontiguousarray(self.constants[name])
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            shape = ",".join(map(str, array.shape))
+            digest.update(f"\n{name} {NAMES[array.dtype]} {shape}\n".encode())
+            digest.update(little.tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        from fqvit.ir.file import save
+
+        save(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Program:
+        from fqvit.ir.file import load
+
+        return load(Path(path))
+
+
+def encode_header(header: Header) -> bytes:
+    return msgspec.json.encode(header, order="deterministic")

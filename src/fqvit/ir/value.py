@@ -1,0 +1,122 @@
+"""What is known of a buffer before anything runs: type, shape and the integers it can hold.
+
+Every op infers its output's Value from its inputs' Values and its constants, and returns the proofs that no intermediate
+result can overflow. Neighbours: ops.py (the ops), program.py (walks them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fqvit.errors import FqvitError
+from fqvit.ir.kit import DTYPES
+
+Constant = np.ndarray[Any, Any]
+NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+MAX_ELEMENTS = 2**31
+
+
+@dataclass(frozen=True)
+class Value:
+    """lo..hi: the integers the buffer can hold.
+
+    For attention codes a: row_sum bounds sum 2^(last - a) over a row; masked says that the last code stands for no attention.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    lo: int
+    hi: int
+    row_sum: int | None = None
+    masked: bool = False
+
+    @property
+    def channels(self) -> int:
+        return self.shape[-1]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """|value| <= bound < 2^bits, for the value called `what` inside the op that writes `buffer`."""
+
+    buffer: str
+    what: str
+    bound: int
+    bits: int
+
+    @property
+    def holds(self) -> bool:
+        return self.bound < 2**self.bits
+
+
+class Scope:
+    """The buffers and constants that an op may name. Refuses what is missing or of another type, naming the op."""
+
+    def __init__(self, buffers: Mapping[str, Value], constants: Mapping[str, Constant], op: str) -> None:
+        self.buffers, self.constants, self.op = buffers, constants, op
+
+    def fail(self, problem: str) -> NoReturn:
+        raise FqvitError(f"{self.op}: {problem}. The file is damaged or was not written by fqvit.")
+
+    def check(self, condition: bool, problem: str) -> None:
+        if not condition:
+            self.fail(problem)
+
+    def buffer(self, name: str, dtypes: tuple[str, ...] = ("u8", "u16"), min_rank: int = 1) -> Value:
+        if name not in self.buffers:
+            self.fail(f"reads {name!r} before any op writes it")
+        value = self.buffers[name]
+        self.check(value.dtype in dtypes, f"{name!r} is {value.dtype}, expected {' or '.join(dtypes)}")
+        self.check(len(value.shape) >= min_rank, f"{name!r} has shape {list(value.shape)}, expected {min_rank} axes or more")
+        return value
+
+    def constant(self, name: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> Constant:
+        """The constant of that name; None in `shape` stands for any size."""
+        if name not in self.constants:
+            self.fail(f"constant {name!r} is missing")
+        array = self.constants[name]
+        self.check(NAMES.get(array.dtype) in dtypes, f"constant {name!r} is {array.dtype}, expected {' or '.join(dtypes)}")
+        fits = len(array.shape) == len(shape) and all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
+        self.check(fits and array.size > 0, f"constant {name!r} has shape {list(array.shape)}, expected {list(shape)}")
+        return array
+
+    def either(self, name: str, dtypes: tuple[str, ...]) -> Value:
+        """A buffer, or a constant seen as a buffer with the bounds that it really has."""
+        if name in self.buffers:
+            return self.buffer(name, dtypes)
+        if name not in self.constants:
+            self.fail(f"reads {name!r}, which is neither a buffer nor a constant")
+        array = self.constants[name]
+        dtype = NAMES.get(array.dtype)
+        if dtype is None or dtype not in dtypes or array.size == 0:
+            self.fail(f"constant {name!r} is {array.dtype}, expected {' or '.join(dtypes)}")
+        return Value(dtype, array.shape, int(array.min()), int(array.max()))
+
+    def zero(self, zero: int | str, channels: int) -> tuple[int, int]:
+        """Lowest and highest zero point: a number, or the name of one code a channel (u8 or u16 [C])."""
+        if isinstance(zero, int):
+            return zero, zero
+        vector = self.constant(zero, ("u8", "u16"), (channels,))
+        return int(vector.min()), int(vector.max())
+
+    def alpha(self, name: str | None, channels: int) -> int:
+        """The largest Power-of-Two Factor of a channel (u8 [C], at most 15); 0 without one."""
+        if name is None:
+            return 0
+        vector = self.constant(name, ("u8",), (channels,))
+        self.check(int(vector.max()) <= 15, f"constant {name!r} has a shift above 15")
+        return int(vector.max())
+
+    def codes(self, bits: int, shape: tuple[int, ...]) -> Value:
+        """An output of unsigned codes."""
+        self.check(1 <= bits <= 16, f"bits is {bits}, expected 1 to 16")
+        return Value("u8" if bits <= 8 else "u16", shape, 0, 2**bits - 1)
+
+
+def magnitude(lo: int, hi: int, zero_lo: int = 0, zero_hi: int = 0) -> int:
+    """The largest |x - zero|."""
+    return max(abs(hi - zero_lo), abs(lo - zero_hi))

@@ -1,0 +1,134 @@
+"""A float model as a flat list of leaf calls, each output a named site; and one interpreter that walks it.
+
+Calibration and simulation are the same walk with another `visit`. Refuses models with anything but leaf modules inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from fqvit.errors import FqvitError
+from fqvit.models.layers import Leaf
+
+IMAGES = "images"
+Features = Literal["logits", "tokens", "pooled"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One leaf call. `name` is the leaf's path in the model and the name of its output site.
+
+    inputs: names of earlier nodes, or "images"   params: tensors of the model that the leaf takes after its inputs
+    """
+
+    name: str
+    leaf: Leaf
+    inputs: tuple[str, ...]
+    params: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    nodes: tuple[Node, ...]
+    output: str
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def users(self, name: str) -> list[Node]:
+        return [node for node in self.nodes if name in node.inputs]
+
+    def ending_at(self, output: str) -> Graph:
+        """The part of the graph that `output` depends on."""
+        needed, kept = {output}, []
+        for node in reversed(self.nodes):
+            if node.name in needed:
+                needed.update(node.inputs)
+                kept.append(node)
+        return Graph(tuple(reversed(kept)), output)
+
+    def run(
+        self,
+        images: Tensor,
+        visit: Callable[[Node, Tensor], Tensor] | None = None,
+        call: Callable[[Node, list[Tensor]], Tensor] | None = None,
+    ) -> Tensor:
+        """Walk the nodes in order; what `visit` returns is what the later nodes see.
+
+        images: float [N, channels, height, width], normalised. `call` replaces a node's own computation.
+        """
+        last_use = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
+        values: dict[str, Tensor] = {IMAGES: images}
+        for i, node in enumerate(self.nodes):
+            inputs = [values[name] for name in node.inputs]
+            y = call(node, inputs) if call else node.leaf(*inputs, *node.params)
+            values[node.name] = visit(node, y) if visit else y
+            for name in node.inputs:
+                if last_use[name] == i:
+                    values.pop(name, None)
+        return values[self.output]
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Leaf)
+
+
+def trace(model: nn.Module, features: Features = "logits") -> Graph:
+    """The graph of `model`, ending at its logits, its normalised tokens or its pooled feature vector."""
+    traced = _Tracer().trace(model)
+    names: dict[fx.Node, str] = {}
+    params: dict[fx.Node, Tensor] = {}
+    nodes: list[Node] = []
+    output = ""
+    for n in traced.nodes:
+        if n.op == "placeholder":
+            names[n] = IMAGES
+        elif n.op == "get_attr":
+            params[n] = _attribute(model, str(n.target))
+        elif n.op == "call_module":
+            leaf = model.get_submodule(str(n.target))
+            if not isinstance(leaf, Leaf):
+                raise FqvitError(f"{n.target}: {type(leaf).__name__} is not a leaf module. Build the model from fqvit.models.layers.")
+            nodes.append(
+                Node(
+                    str(n.target),
+                    leaf,
+                    tuple(names[a] for a in n.args if a in names),
+                    tuple(params[a].detach() for a in n.args if a in params),
+                )
+            )
+            names[n] = str(n.target)
+        elif n.op == "output":
+            output = names[n.args[0]]
+        else:
+            raise FqvitError(f"{n.name}: a call outside the leaf modules. Build the model from fqvit.models.layers.")
+    graph = Graph(tuple(nodes), output)
+    return graph if features == "logits" else graph.ending_at(_feature_site(graph, features))
+
+
+def _feature_site(graph: Graph, features: Features) -> str:
+    head = graph.node(graph.output)
+    if features == "pooled":
+        return head.inputs[0]
+    pool: Iterable[Node] = (node for node in graph.nodes if node.name == "pool")
+    return next(iter(pool)).inputs[0]
+
+
+def _attribute(model: nn.Module, path: str) -> Tensor:
+    value: object = model
+    for part in path.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, Tensor)
+    return value
+
+
+@torch.no_grad()
+def run_float(graph: Graph, images: Tensor) -> Tensor:
+    """Logits (or features) of the float model: [N, ...]."""
+    return graph.run(images)

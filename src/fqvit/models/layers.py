@@ -1,0 +1,218 @@
+"""The closed set of leaf modules every float model is written from.
+
+A model is traced down to these and no further, so each one is a node of the graph, its output a named *site*,
+and each has exactly one lowering rule (ir/lower.py). A leaf computes in float and knows nothing of quantization;
+its `role` only says what part its output plays, which is what recipes speak of.
+
+Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` is N for ViT and N, W inside Swin's
+attention.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Role = Literal[
+    "patch",  # patch embedding, before positions are added
+    "residual",  # the residual stream: embeddings and every sum
+    "norm",  # LayerNorm outputs that feed a matrix product
+    "qkv",
+    "scores",
+    "attention",  # softmax outputs
+    "context",  # attention times V
+    "branch",  # what a block adds to the residual stream (proj, fc2)
+    "hidden",  # fc1 outputs, before GELU
+    "gelu",
+    "pooled",
+    "logits",
+    "route",  # moves values without changing them; has no site of its own
+]
+
+
+class Leaf(nn.Module):
+    """A node of the graph. `role` names the part that its output plays."""
+
+    role: Role
+
+    def __init__(self, role: Role) -> None:
+        super().__init__()
+        self.role = role
+
+
+class Linear(Leaf):
+    """y[..., o] = sum_k x[..., k] weight[o, k] + bias[o]"""
+
+    def __init__(self, inputs: int, outputs: int, role: Role, bias: bool = True) -> None:
+        super().__init__(role)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+        nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Patches(Leaf):
+    """Images [N, channels, height, width] -> patches [N, T, C], row by row: a linear map of each square of pixels.
+
+    weight: [C, channels, patch, patch]   bias: [C]
+    """
+
+    def __init__(self, channels: int, patch: int, width: int, role: Role = "patch") -> None:
+        super().__init__(role)
+        self.patch = patch
+        self.weight = nn.Parameter(torch.empty(width, channels, patch, patch))
+        self.bias = nn.Parameter(torch.zeros(width))
+        nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.conv2d(images, self.weight, self.bias, self.patch).flatten(2).transpose(1, 2)
+
+
+class Embed(Leaf):
+    """Prefix tokens are put before the patches, then positions are added: [N, T, C] -> [N, P + T, C].
+
+    prefix: [1, P, C] (P = 0, 1 or 2)   positions: [1, P + T, C]
+    """
+
+    def __init__(self) -> None:
+        super().__init__("residual")
+
+    def forward(self, patches: Tensor, prefix: Tensor, positions: Tensor) -> Tensor:
+        return torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], 1) + positions
+
+
+class LayerNorm(Leaf):
+    """Over the last axis, with affine parameters: weight, bias [C]."""
+
+    def __init__(self, channels: int, eps: float, role: Role = "norm") -> None:
+        super().__init__(role)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class Gelu(Leaf):
+    """x Phi(x), with the exact error function."""
+
+    def __init__(self) -> None:
+        super().__init__("gelu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
+class Heads(Leaf):
+    """One third of qkv, split in heads: [..., T, 3 H D] -> [..., H, T, D]; part 0 is Q, 1 is K, 2 is V."""
+
+    def __init__(self, heads: int, part: int) -> None:
+        super().__init__("route")
+        self.heads = heads
+        self.part = part
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        channels = qkv.shape[-1] // 3
+        x = qkv[..., self.part * channels : (self.part + 1) * channels]
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+
+
+class Scores(Leaf):
+    """Q K^T * scale: [..., H, T, D] x 2 -> [..., H, T, T]"""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__("scores")
+        self.scale = scale
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q * self.scale) @ k.transpose(-2, -1)
+
+
+class BiasedScores(Leaf):
+    """Q K^T * scale + table[index]: Swin's scores with its relative position bias.
+
+    table: [R, H], a row a relative position   index: [T, T], values below R
+    """
+
+    index: Tensor
+
+    def __init__(self, scale: float, index: Tensor) -> None:
+        super().__init__("scores")
+        self.scale = scale
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, table: Tensor) -> Tensor:
+        return (q * self.scale) @ k.transpose(-2, -1) + table[self.index].permute(2, 0, 1)
+
+
+class Softmax(Leaf):
+    """Over the last axis of [..., H, T, T]; positions where `mask` [W, T, T] is False take no part and come out 0."""
+
+    mask: Tensor | None
+
+    def __init__(self, mask: Tensor | None = None) -> None:
+        super().__init__("attention")
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        if self.mask is not None:
+            scores = scores.masked_fill(~self.mask[:, None], float("-inf"))
+        return scores.softmax(-1)
+
+
+class Context(Leaf):
+    """Attention times V, heads side by side again: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]"""
+
+    def __init__(self) -> None:
+        super().__init__("context")
+
+    def forward(self, attention: Tensor, v: Tensor) -> Tensor:
+        return (attention @ v).transpose(-2, -3).flatten(-2)
+
+
+class Add(Leaf):
+    """The residual sum: stream + branch."""
+
+    def __init__(self) -> None:
+        super().__init__("residual")
+
+    def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
+        return stream + branch
+
+
+class Take(Leaf):
+    """Rows by number: x [N, ..., C] seen as [N, R, C] -> [N, *index.shape, C]; row -1 is zeros.
+
+    With `join` the last index axis is joined to the channels: index [..., 4] -> [N, ..., 4 C] (patch merging).
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, join: bool = False) -> None:
+        super().__init__("route")
+        self.join = join
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(1, -2)
+        y = rows[:, self.index.clamp(min=0)]
+        if bool((self.index < 0).any()):
+            y = y * (self.index >= 0).unsqueeze(-1)
+        return y.flatten(-2) if self.join else y
+
+
+class Mean(Leaf):
+    """The mean over the tokens from number `skip` on: [N, T, C] -> [N, C]"""
+
+    def __init__(self, skip: int = 0) -> None:
+        super().__init__("pooled")
+        self.skip = skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, self.skip :].mean(1)

@@ -1,0 +1,23 @@
+"""uint8 pixels to what a float model sees. The integer program needs none of this: lowering folds it into the first op."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.preprocess import Preprocess
+
+
+def normalise(images: NDArray[np.uint8], preprocess: Preprocess) -> Tensor:
+    """(pixel / 255 - mean) / std: uint8 [N, H, W, C] -> float32 [N, C, H, W]."""
+    p = preprocess
+    if images.dtype != np.uint8 or images.shape[1:] != (p.height, p.width, p.channels):
+        raise FqvitError(
+            f"images of {images.dtype} {list(images.shape)}: expected uint8 [N, {p.height}, {p.width}, {p.channels}]. Use preprocess.apply on each."
+        )
+    x = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
+    mean, std = torch.tensor(p.mean)[:, None, None], torch.tensor(p.std)[:, None, None]
+    return (x / 255 - mean) / std

@@ -1,0 +1,173 @@
+"""Calibration: one float pass over the images, an observer a site, no labels. Gives {site: QParams}.
+
+Batches are fixed (recipe.batch images in the order given), so that the result does not depend on how images arrive.
+Memory is that of the observers and one batch. Neighbours: observers.py, plan.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.models.graph import Features, Graph, Node, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
+from fqvit.quant.plan import SitePlan, plan
+from fqvit.quant.qparams import QParams, affine, joined, log2
+from fqvit.quant.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What lowering needs: the parameters of every quantized site, and where they came from."""
+
+    recipe: Recipe
+    features: Features
+    images: int
+    sites: Mapping[str, QParams]
+
+    def to_json(self) -> str:
+        sites = {
+            name: {
+                "bits": q.bits,
+                "scale": q.scale.tolist(),
+                "zero": q.zero.tolist(),
+                "alpha": None if q.alpha is None else q.alpha.tolist(),
+                "log2": q.log2,
+                "zero_code": q.zero_code,
+            }
+            for name, q in self.sites.items()
+        }
+        whole = {"recipe": msgspec.to_builtins(self.recipe), "features": self.features, "images": self.images, "sites": sites}
+        return json.dumps(whole, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Calibration:
+        try:
+            whole = json.loads(text)
+            sites = {name: _read_site(fields) for name, fields in whole["sites"].items()}
+            return Calibration(msgspec.convert(whole["recipe"], Recipe), whole["features"], whole["images"], sites)
+        except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
+            raise FqvitError(f"calibration: not readable ({error}). Calibrate again.") from None
+
+
+def _read_site(fields: dict[str, Any]) -> QParams:
+    alpha = None if fields["alpha"] is None else np.array(fields["alpha"], np.uint8)
+    zero = np.array(fields["zero"], np.int64)
+    return QParams(fields["bits"], np.array(fields["scale"], np.float64), zero, alpha, fields["log2"], fields["zero_code"])
+
+
+class SiteObserver:
+    """The observers of one site: one a group of channels."""
+
+    def __init__(self, site: SitePlan, recipe: Recipe) -> None:
+        self.site, self.recipe = site, recipe
+        self.parts: list[Observer] = []
+        if site.kind == "ptf":
+            self.parts = [Ptf(site.site, site.bits, site.k, recipe.last_batch)]
+        elif site.kind == "range" and site.fixed is None:
+            self.parts = [_range_observer(site, recipe) for _ in range(site.groups)]
+
+    def observe(self, x: Tensor) -> None:
+        if len(self.parts) == 1:
+            self.parts[0].observe(x)
+        else:
+            for part, slice_ in zip(self.parts, x.chunk(len(self.parts), -1), strict=True) if self.parts else ():
+                part.observe(slice_)
+
+    def merge(self, later: SiteObserver) -> None:
+        for mine, theirs in zip(self.parts, later.parts, strict=True):
+            mine.merge(theirs)
+
+    def qparams(self) -> QParams:
+        site = self.site
+        if site.kind == "log2":
+            return log2(site.bits, self.recipe.zero_code)
+        if site.fixed is not None:
+            return affine(*site.fixed, site.bits)
+        first = self.parts[0]
+        if isinstance(first, Ptf):
+            found = first.result()
+            return QParams(site.bits, np.array([found.scale]), np.array([found.zero], np.int64), found.alpha.astype(np.uint8))
+        return joined([affine(*part.range(), site.bits) for part in self.parts if isinstance(part, RangeObserver)])
+
+
+def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
+    if site.observer == "minmax":
+        return MinMax(site.site)
+    if site.observer == "ema":
+        return Ema(site.site, recipe.momentum)
+    if site.observer == "percentile":
+        return Percentile(site.site, recipe.quantile, recipe.momentum)
+    return Omse(site.site, site.bits, recipe.last_batch)
+
+
+def rebatch(images: Iterable[NDArray[np.uint8]], size: int, limit: int) -> Iterator[NDArray[np.uint8]]:
+    """Single images [H, W, C] or batches [n, H, W, C] of any size -> batches of `size`, at most `limit` images in all."""
+    held: list[NDArray[np.uint8]] = []
+    total = 0
+    for item in images:
+        for image in item[None] if item.ndim == 3 else item:
+            if total == limit:
+                break
+            held.append(image)
+            total += 1
+            if len(held) == size:
+                yield np.stack(held)
+                held = []
+        if total == limit:
+            break
+    if held:
+        yield np.stack(held)
+
+
+@torch.no_grad()
+def calibrate(
+    model: FloatModel,
+    images: Iterable[NDArray[np.uint8]],
+    recipe: Recipe,
+    *,
+    device: str = "cpu",
+    features: Features = "logits",
+) -> Calibration:
+    """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them."""
+    # Tracing captures parameters, so the model must be where it will run before that.
+    module = model.module if device == "cpu" else copy.deepcopy(model.module).to(_device(device))
+    graph = trace(module, features)
+    observers = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
+    seen = 0
+    for batch in rebatch(images, recipe.batch, recipe.images):
+        observe_batch(graph, observers, normalise(batch, model.preprocess).to(device))
+        seen += len(batch)
+    if seen == 0:
+        raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
+    return Calibration(recipe, features, seen, {name: observer.qparams() for name, observer in observers.items()})
+
+
+def observe_batch(graph: Graph, observers: Mapping[str, SiteObserver], images: Tensor) -> None:
+    def visit(node: Node, y: Tensor) -> Tensor:
+        if node.name in observers:
+            observers[node.name].observe(y)
+        return y
+
+    graph.run(images, visit)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise FqvitError(f"device {name!r} is not available here. Use --device cpu.") from None
+    return device

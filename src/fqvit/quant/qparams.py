@@ -1,0 +1,95 @@
+"""How the real values of one site become codes: a frozen value, made by calibration, read by simulation and lowering.
+
+Affine codes: q = clip(floor(x / (scale 2^alpha) + 1/2) + zero, 0, 2^bits - 1). Log2 codes of probabilities: see log2_encode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class QParams:
+    """scale float64 [G], zero int64 [G]: one a group of channels of equal size, G = 1 unless Q, K and V are apart (3).
+
+    alpha: uint8 [C], the Power-of-Two Factor, or None. log2: the codes a mean 2^-a and scale and zero are unused; with
+    zero_code the last of them means 0.
+    """
+
+    bits: int
+    scale: NDArray[np.float64]
+    zero: NDArray[np.int64]
+    alpha: NDArray[np.uint8] | None = None
+    log2: bool = False
+    zero_code: bool = False
+
+    @property
+    def last(self) -> int:
+        return 2**self.bits - 1
+
+    def steps(self, channels: int) -> NDArray[np.float64]:
+        """The distance between two codes, a channel: [C]."""
+        steps = np.repeat(self.scale, channels // len(self.scale))
+        return steps if self.alpha is None else steps * np.exp2(self.alpha.astype(np.float64))
+
+    def zeros(self, channels: int) -> NDArray[np.int64]:
+        return np.repeat(self.zero, channels // len(self.zero))
+
+    def group(self, index: int) -> QParams:
+        """The parameters of one group of channels (Q, K or V)."""
+        at = index if len(self.scale) > 1 else 0
+        return QParams(self.bits, self.scale[at : at + 1], self.zero[at : at + 1])
+
+    def tiled(self, times: int) -> QParams:
+        """For `times` copies of the channels side by side (patch merging)."""
+        alpha = None if self.alpha is None else np.tile(self.alpha, times)
+        return QParams(self.bits, self.scale, self.zero, alpha)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Codes as float32, channels last."""
+        if self.log2:
+            return log2_encode(x, self.last)
+        steps, zeros = self._rows(x)
+        return ((x / steps + 0.5).floor_() + zeros).clamp_(0, self.last)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        if self.log2:
+            values = torch.exp2(-codes)
+            return values * (codes < self.last) if self.zero_code else values
+        steps, zeros = self._rows(codes)
+        return (codes - zeros) * steps
+
+    def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        channels = x.shape[-1] if len(self.scale) > 1 or self.alpha is not None else 1
+        steps = torch.from_numpy(self.steps(channels)).to(x.device, x.dtype)
+        return steps, torch.from_numpy(self.zeros(channels)).to(x.device, x.dtype)
+
+
+def log2_encode(p: Tensor, last: int) -> Tensor:
+    """clip(log2 of round(1 / p), rounded at mantissa 1.5, 0, last): what LogSoftmax computes in integers; p = 0 gives last."""
+    r = (1 / p.clamp(min=2.0**-30) + 0.5).floor_()
+    mantissa, exponent = torch.frexp(r)  # r = mantissa 2^exponent, mantissa in [1/2, 1)
+    return (exponent - 1 + (mantissa >= 0.75)).clamp(0, last).to(p.dtype)
+
+
+def affine(lo: float, hi: float, bits: int) -> QParams:
+    """Codes that cover lo..hi, 0 inside: s = (hi - lo) / (2^bits - 1), zero = clip(round(-lo / s))."""
+    lo, hi = min(lo, 0.0), max(hi, 0.0)
+    levels = 2**bits - 1
+    scale = (hi - lo) / levels or 1.0  # a site that is always 0 needs no step in particular
+    zero = min(max(round(-lo / scale), 0), levels)
+    return QParams(bits, np.array([scale]), np.array([zero], np.int64))
+
+
+def joined(parts: list[QParams]) -> QParams:
+    """Groups of channels side by side, each with its own scale and zero."""
+    return QParams(parts[0].bits, np.concatenate([p.scale for p in parts]), np.concatenate([p.zero for p in parts]))
+
+
+def log2(bits: int, zero_code: bool) -> QParams:
+    return QParams(bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=zero_code)

@@ -1,0 +1,114 @@
+"""Recipes: what is quantized, how and to how many bits. Frozen values; also TOML files with the same field names.
+
+A file may start from a named recipe (`base = "fq-vit"`) and change fields; `[sites."blocks.*.mlp.act"]` tables override
+single sites by name or role. Recipes hold no state and no code: plan.py turns one into a plan for each site of a graph.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from fqvit.errors import FqvitError
+
+Bits = Annotated[int, msgspec.Meta(ge=2, le=8)]
+RangeObserver = Literal["minmax", "ema", "percentile", "omse"]
+
+
+class SiteRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What to do differently at the sites whose name or role matches. Fields left out stay as the recipe has them."""
+
+    bits: Bits | None = None
+    observer: RangeObserver | Literal["ptf"] | None = None
+    k: Annotated[int, msgspec.Meta(ge=0, le=8)] | None = None
+    range: tuple[float, float] | None = None  # used as it is, nothing is observed
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The defaults are the paper's method, 8/8/4."""
+
+    name: str
+    weight_bits: Bits = 8
+    activation_bits: Bits = 8
+    attention_bits: Bits = 4
+    observer: RangeObserver = "minmax"
+    residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one step for all channels
+    k: Annotated[int, msgspec.Meta(ge=0, le=8)] = 3
+    attention: Literal["log2", "uniform"] = "log2"  # Log-Int-Softmax; more than 4 bits are always uniform
+    zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
+    exp: Literal["table", "polynomial"] = "table"  # polynomial: the paper's I-Exp
+    branches: Literal["accumulator", "codes"] = "accumulator"  # proj, fc2 and the patch embedding before they are added
+    qkv: Literal["separate", "joint"] = "separate"
+    position_bits: Literal[8, 16] = 16
+    momentum: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.01  # ema and percentile
+    quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # percentile
+    last_batch: bool = False  # ptf and omse look at the last batch only, as the original code does
+    images: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
+    sites: dict[str, SiteRule] = {}
+
+    @property
+    def log2_attention(self) -> bool:
+        return self.attention == "log2" and self.attention_bits <= 4
+
+
+_PLAIN: dict[str, Any] = {"residual": "tensor", "attention": "uniform", "attention_bits": 8}
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="fq-vit"),
+        Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
+        Recipe(
+            name="fq-vit-original",
+            exp="polynomial",
+            branches="codes",
+            qkv="joint",
+            position_bits=8,
+            last_batch=True,
+            zero_code=False,
+            batch=100,
+        ),
+        Recipe(name="minmax", **_PLAIN),
+        Recipe(name="ema", observer="ema", **_PLAIN),
+        Recipe(name="percentile", observer="percentile", **_PLAIN),
+        Recipe(name="omse", observer="omse", **_PLAIN),
+    )
+}
+DEFAULT_RECIPE = "fq-vit"
+
+
+def load_recipe(name: str | Path) -> Recipe:
+    """A recipe by name, or from a TOML file."""
+    if str(name) in RECIPES:
+        return RECIPES[str(name)]
+    path = Path(name)
+    if path.suffix != ".toml":
+        raise FqvitError(f"recipe {str(name)!r}: no such recipe. Use one of {', '.join(RECIPES)}, or a .toml file.")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Use one of {', '.join(RECIPES)}, or a .toml file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FqvitError(f"{path}: not a TOML file ({error}).") from None
+    base = table.pop("base", None)
+    if base is not None and base not in RECIPES:
+        raise FqvitError(f"{path}: base {base!r} is not a recipe. Use one of {', '.join(RECIPES)}.")
+    fields = msgspec.to_builtins(RECIPES[base]) if base else {}
+    try:
+        return msgspec.convert({**fields, "name": path.stem, **table}, Recipe)
+    except msgspec.ValidationError as error:
+        raise FqvitError(f"{path}: {str(error).replace('`', '')}. docs/recipes.md lists the fields.") from None
+
+
+def with_bits(recipe: Recipe, bits: str) -> Recipe:
+    """`recipe` at W/A/ATTN bits, such as "8/8/4"."""
+    match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", bits)
+    if match is None:
+        raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
+    weight, activation, attention = map(int, match.groups())
+    return msgspec.structs.replace(recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention)

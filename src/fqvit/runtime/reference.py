@@ -1,0 +1,59 @@
+"""The reference runtime: a short interpreter over the ops. Slow, readable, and the definition of right.
+
+Runs on numpy alone; `library="torch"` runs the same op texts on torch tensors and gives the same bits. It never runs a
+program that verify() has not accepted. Its fast neighbour is the native engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.errors import FqvitError
+from fqvit.ir.fixed import Array
+from fqvit.ir.kit import kit
+from fqvit.ir.program import INPUT, Program
+
+Integers = np.ndarray[Any, Any]
+
+
+class Reference:
+    """A program made ready to run: verified once, constants converted once."""
+
+    def __init__(self, program: Program, library: Literal["numpy", "torch"] = "numpy") -> None:
+        program.verify()
+        self.program = program
+        self.kit = kit(library)
+        self.constants = {name: self.kit.asarray(array) for name, array in program.constants.items()}
+        self.last_use = {name: i for i, op in enumerate(program.ops) for name in op.inputs()}
+
+    def run(self, images: NDArray[np.uint8], visit: Callable[[str, Integers], None] | None = None) -> Integers:
+        """uint8 [N, H, W, C] -> the output buffer [N, ...]: int32 logits, or codes of features.
+
+        `visit` sees every buffer with its name, pixels excepted, as it is written.
+        """
+        shape = self.program.input_shape
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
+            raise FqvitError(f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}].")
+        values: dict[str, Array] = {INPUT: self.kit.asarray(images)}
+        kept = self.program.header.output.buffer
+
+        def get(name: str) -> Array:
+            return values[name] if name in values else self.constants[name]
+
+        for i, op in enumerate(self.program.ops):
+            values[op.y] = op.run(self.kit, get)
+            if visit is not None:
+                visit(op.y, self.kit.numpy(values[op.y]))
+            for name in op.inputs():
+                if self.last_use[name] == i and name != kept:
+                    values.pop(name, None)
+        return self.kit.numpy(values[kept])
+
+
+def run(program: Program, images: NDArray[np.uint8], library: Literal["numpy", "torch"] = "numpy") -> Integers:
+    """uint8 [N, H, W, C] -> int32 logits [N, classes] (or the codes of features)."""
+    return Reference(program, library).run(images)
