@@ -33,10 +33,10 @@ def timm() -> ModuleType:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             declared = []
-            for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor", "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):
-                if not hasattr(torch.ops.torchvision, schema.split("(")[0]):
+            for name in ("nms", "qnms"):
+                if not hasattr(torch.ops.torchvision, name):
                     library = torch.library.Library("torchvision", "FRAGMENT")
-                    library.define(schema)
+                    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
                     declared.append(library)
             module = importlib.import_module("timm")
     except (ImportError, RuntimeError, OSError) as error:

@@ -57,7 +57,7 @@ def test_apply_is_resize_then_pad_then_centre_crop(width: int, height: int, resi
 
 
 def test_apply_equals_the_evaluation_transform_of_timm(timm: Any) -> None:
-    from timm.data import create_transform  # noqa: PLC0415
+    from timm.data import create_transform
 
     transform = create_transform((3, 224, 224), crop_pct=0.9, interpolation="bicubic", mean=(0, 0, 0), std=(1, 1, 1))
     ours = Preprocess(224, 224, 3, 248, "bicubic", (0.5,) * 3, (0.5,) * 3)
@@ -151,7 +151,9 @@ def test_extreme_aspect_ratios_need_no_extreme_memory(size: tuple[int, int], mon
 
 @pytest.mark.parametrize("size", [(30, 900), (901, 31), (77, 64), (5, 5)])
 @pytest.mark.parametrize("crop", [32, 50])
-def test_resizing_only_the_crop_gives_the_same_pixels(size: tuple[int, int], crop: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resizing_only_the_crop_gives_the_same_pixels(
+    size: tuple[int, int], crop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     preprocess = Preprocess(crop, crop, 3, 40, "bilinear", (0.5,) * 3, (0.5,) * 3)
     whole = preprocess.apply(picture(*size))
     monkeypatch.setattr("fqvit.preprocess.WHOLE_LIMIT", 0)

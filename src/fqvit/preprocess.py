@@ -111,7 +111,9 @@ def to_eight_bit(image: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:
         values = np.asarray(image)
         # Older Pillows open 16-bit PNGs as "I"; real 32-bit data has no known white, and guessing one would be silent damage.
         if image.mode == "I" and (values.min() < 0 or values.max() > 0xFFFF):
-            raise FqvitError(f"32-bit image with values {values.min()}..{values.max()}: expected 8 or 16 bits. Convert it to 8 bits.")
+            raise FqvitError(
+                f"32-bit image with values {values.min()}..{values.max()}: expected 8 or 16 bits. Convert it to 8 bits."
+            )
         # The high byte, which is what Pillow keeps of 16-bit RGB: grey and colour copies of a picture give the same pixels.
         image = Image.fromarray((values >> 8).astype(np.uint8))
     elif image.mode == "F":

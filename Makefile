@@ -1,0 +1,45 @@
+# make demo | test | lint | bench | clean. Each makes .venv and installs what it needs, once.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
+
+.PHONY: demo test lint bench oracles clean
+
+demo: .venv/.run
+	$(BIN)/python scripts/demo.py
+
+test: lint oracles
+	$(BIN)/python -m pytest -q
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.run
+	$(BIN)/python benchmarks/calibration.py
+
+# timm is compared with in tests, which skip without it. No dependencies: torchvision would ask for its own torch.
+oracles: .venv/.oracles
+.venv/.oracles: .venv/.dev
+	-$(PIP) install -q --no-deps timm torchvision && $(PIP) install -q huggingface_hub pyyaml
+	@touch $@
+
+.venv/.dev: .venv/.run
+	$(INSTALL) -e '.[quantize,dev]'
+	@touch $@
+
+.venv/.run: .venv/.torch $(SOURCES)
+	$(INSTALL) -e '.[quantize]'
+	@touch $@
+
+# First and alone, so that what follows finds a torch and takes no other.
+.venv/.torch: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) install -q -c constraints.txt torch || $(PIP) install -q torch
+	@touch $@
+
+clean:
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

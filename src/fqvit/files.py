@@ -1,0 +1,76 @@
+"""Writing files so that a reader finds the old one or the new one, never half of one.
+
+It writes and nothing else; what stands in a .fqvit file is ir/program.py's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fqvit.errors import FqvitError
+
+REMEDIES = {
+    errno.ENOENT: "Create the folder first.",
+    errno.ENOTDIR: "Choose a path inside a folder.",
+    errno.EISDIR: "Choose a file name, not a folder.",
+    errno.EACCES: "Choose a folder that you may write to.",
+    errno.EPERM: "Choose a folder that you may write to.",
+    errno.EROFS: "Choose a folder on a writable disk.",
+    errno.ENOSPC: "Free some space on that disk or choose another.",
+    errno.EDQUOT: "Free some of your quota or choose another disk.",
+    errno.EFBIG: "Raise the file size limit or choose another disk.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+}
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path in the same folder; it becomes `path` if the block ends well and is removed if it does not."""
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        # A link is followed, so that the file it names is replaced and not the link.
+        target = target.resolve()
+        handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            keep_or_default_mode(temporary, target)
+            flush_to_disk(temporary)
+            os.replace(temporary, target)
+        except BaseException:  # KeyboardInterrupt too: an interrupted run leaves nothing behind
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, "Choose another path.")
+        raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy}") from error
+
+
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Calls write(temporary path) and moves the result to `path`; FqvitError names the path if the disk refuses."""
+    with replacing(path) as temporary:
+        write(temporary)
+
+
+def keep_or_default_mode(temporary: Path, target: Path) -> None:
+    """mkstemp makes private files; give what the old file had, or what a plain open() would have given."""
+    if target.exists():
+        mode = target.stat().st_mode & 0o7777
+    else:
+        mask = os.umask(0)
+        os.umask(mask)
+        mode = 0o666 & ~mask
+    os.chmod(temporary, mode)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Before the rename, or a power cut could leave the new name on an empty file."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
