@@ -1,0 +1,363 @@
+"""What calibration remembers of a site: bounded statistics of all batches, from which ranges and PTF's shifts follow.
+
+One observer a site. Observers of consecutive batches merge to exactly what one observer of all would hold, and travel between
+workers as plain values (state, from_state). They do not decide which site gets which observer: that is recipe.py; nor turn
+ranges into scales: that is qparams.py. Refuses sites without data or with NaN or infinity, by name, when the result is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.quant.histogram import Histogram, squared_error
+
+PTF_BINS = 512
+OMSE_BINS = 8192
+OMSE_STRIDE = 13
+SHRINK_STEPS = 90
+
+
+class Observer(ABC):
+    """Statistics of one site. batches, elements: how much was seen."""
+
+    kinds: ClassVar[dict[str, type[Observer]]] = {}
+    settings: ClassVar[tuple[str, ...]] = ()  # constructor arguments beside the site, kept in the state
+
+    def __init_subclass__(cls) -> None:
+        Observer.kinds[cls.__name__] = cls
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+        self.batches = 0
+        self.elements = 0
+        self.finite = True
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """One calibration batch, float [..., C]."""
+        if x.numel() == 0:
+            return
+        self.batches += 1
+        self.elements += x.numel()
+        self.finite = self._observe(x.float()) and self.finite
+
+    def merge(self, later: Self) -> None:
+        """Fold in the statistics of batches that came after mine."""
+        assert type(self) is type(later) and self._settings() == later._settings()
+        if later.batches == 0:
+            return
+        self._merge(later)
+        self.batches += later.batches
+        self.elements += later.elements
+        self.finite = self.finite and later.finite
+
+    def state(self) -> dict[str, Any]:
+        """Numpy arrays, numbers, strings, and dictionaries of these."""
+        own = {"batches": self.batches, "elements": self.elements, "finite": self.finite}
+        return {"kind": type(self).__name__, "site": self.site, "settings": self._settings(), **own, **self._state()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Observer:
+        self = Observer.kinds[state["kind"]](state["site"], **state["settings"])
+        self.batches, self.elements, self.finite = state["batches"], state["elements"], state["finite"]
+        self._restore(state)
+        return self
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.settings}
+
+    def _check(self) -> None:
+        if self.batches == 0:
+            raise FqvitError(f"{self.site}: observed no data (0 images). Pass at least one calibration image.")
+        if not self.finite:
+            raise FqvitError(
+                f"{self.site}: observed NaN or infinite values, expected finite ones. Check the checkpoint's weights and the images."
+            )
+
+    @abstractmethod
+    def _observe(self, x: Tensor) -> bool:
+        """x: float32, not empty. False, and nothing kept, if a value is not finite."""
+
+    @abstractmethod
+    def _merge(self, later: Self) -> None: ...
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RangeObserver(Observer):
+    """An observer of a whole tensor that ends in one range."""
+
+    def range(self) -> tuple[float, float]:
+        """(low, high) with low <= 0 <= high; (0, 0) if only zeros were seen."""
+        self._check()
+        low, high = self._range()
+        return min(low, 0.0), max(high, 0.0)
+
+    @abstractmethod
+    def _range(self) -> tuple[float, float]: ...
+
+
+class MinMax(RangeObserver):
+    """The least and greatest value of all batches."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__(site)
+        self._low, self._high = math.inf, -math.inf
+
+    def _observe(self, x: Tensor) -> bool:
+        low, high = _extremes(x)
+        return self._fold(low, high)
+
+    def _fold(self, low: float, high: float) -> bool:
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return False
+        self._low, self._high = min(self._low, low), max(self._high, high)
+        return True
+
+    def _range(self) -> tuple[float, float]:
+        return self._low, self._high
+
+    def _merge(self, later: Self) -> None:
+        self._low, self._high = min(self._low, later._low), max(self._high, later._high)
+
+    def _state(self) -> dict[str, Any]:
+        return {"range": np.array([self._low, self._high])}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self._low, self._high = map(float, state["range"])
+
+
+class Ema(RangeObserver):
+    """Batch minima and maxima b folded in order: v = (1 - momentum) v + momentum b, starting from the first batch's.
+
+    Only the last batches are kept, as many as weigh more than a double's rounding (4,400 at momentum 0.01); the fold then
+    starts from the oldest kept, so that the result is a function of the sequence of batches and not of how it was split.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def __init__(self, site: str, momentum: float = 0.01) -> None:
+        super().__init__(site)
+        if not 0.001 <= momentum <= 1:
+            raise FqvitError(f"{site}: momentum {momentum}, expected 0.001 to 1. The usual value is 0.01.")
+        self.momentum = momentum
+        kept = 1 if momentum == 1 else math.ceil(64 * math.log(2) / -math.log1p(-momentum))
+        self._recent: deque[tuple[float, float]] = deque(maxlen=kept)
+
+    def _observe(self, x: Tensor) -> bool:
+        low, high = self._batch_range(x)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return False
+        self._recent.append((low, high))
+        return True
+
+    def _batch_range(self, x: Tensor) -> tuple[float, float]:
+        return _extremes(x)
+
+    def _range(self) -> tuple[float, float]:
+        low, high = self._recent[0]
+        for batch_low, batch_high in list(self._recent)[1:]:
+            low = (1 - self.momentum) * low + self.momentum * batch_low
+            high = (1 - self.momentum) * high + self.momentum * batch_high
+        return low, high
+
+    def _merge(self, later: Self) -> None:
+        self._recent.extend(later._recent)
+
+    def _state(self) -> dict[str, Any]:
+        return {"recent": np.array(self._recent, np.float64).reshape(-1, 2)}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self._recent.extend((float(low), float(high)) for low, high in state["recent"])
+
+
+class Percentile(Ema):
+    """Each batch's quantiles (1 - quantile, quantile), interpolated linearly over all its elements, then folded as in Ema."""
+
+    settings: ClassVar[tuple[str, ...]] = ("quantile", "momentum")
+
+    def __init__(self, site: str, quantile: float = 0.99999, momentum: float = 0.01) -> None:
+        super().__init__(site, momentum)
+        if not 0.5 < quantile <= 1:
+            raise FqvitError(f"{site}: quantile {quantile}, expected above 0.5 and at most 1. The usual value is 0.99999.")
+        self.quantile = quantile
+
+    def _batch_range(self, x: Tensor) -> tuple[float, float]:
+        flat = x.reshape(-1)
+        return _tail(flat, self.quantile, largest=False), _tail(flat, self.quantile, largest=True)
+
+
+class Omse(MinMax):
+    """The range that minimises ||x - Q(x)||^2 at `bits`, among the MinMax range shrunk by 0, 1, ... 89 percent.
+
+    The error comes from a histogram of every 13th element of all batches, or of the last batch only; MinMax sees everything.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("bits", "last_batch")
+
+    def __init__(self, site: str, bits: int = 8, last_batch: bool = False) -> None:
+        super().__init__(site)
+        self.bits = bits
+        self.last_batch = last_batch
+        self._histogram = Histogram(1, OMSE_BINS)
+
+    def _observe(self, x: Tensor) -> bool:
+        if not super()._observe(x):
+            return False
+        stride = OMSE_STRIDE
+        while math.gcd(stride, x.shape[-1]) > 1:  # a common factor would pass over whole channels
+            stride += 1
+        sample = x.reshape(-1)[::stride].contiguous()
+        if self.last_batch:
+            self._histogram = Histogram(1, OMSE_BINS)
+        low, high = _extremes(sample)
+        self._histogram.observe(sample[:, None], np.array([low]), np.array([high]))
+        return True
+
+    def _range(self) -> tuple[float, float]:
+        low, high = min(self._low, 0.0), max(self._high, 0.0)
+        if low == high:
+            return low, high
+        lower, upper, counts = (part[0] for part in self._histogram.edges())
+        lower, upper, counts = (part[counts > 0] for part in (lower, upper, counts))
+        levels = 2**self.bits - 1
+        errors = []
+        for step in range(SHRINK_STEPS):
+            scale = (high - low) * (1 - step / 100) / levels
+            zero = round(-low * (1 - step / 100) / scale)
+            errors.append(float(counts @ squared_error(lower, upper, scale, -zero, levels - zero)))
+        shrink = 1 - int(np.argmin(errors)) / 100
+        return low * shrink, high * shrink
+
+    def _merge(self, later: Self) -> None:
+        super()._merge(later)
+        if self.last_batch:
+            self._histogram = Histogram.from_state(later._histogram.state())
+        else:
+            self._histogram.merge(later._histogram)
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "histogram": self._histogram.state()}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        self._histogram = Histogram.from_state(state["histogram"])
+
+
+@dataclass(frozen=True)
+class PtfResult:
+    """x[..., c] ~ (code - zero) 2^alpha[c] scale.   alpha: uint8 [C]"""
+
+    scale: float
+    zero: int
+    alpha: NDArray[np.uint8]
+
+
+class Ptf(Observer):
+    """Power-of-Two Factor: one scale and zero point for the tensor, a shift alpha in 0..k for each channel.
+
+    scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k scale))) from all batches, 0 forced inside;
+    alpha minimises each channel's squared error with the clip and the zero point inside, from its histogram over every
+    element of all batches, or of the last batch only.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("bits", "k", "last_batch")
+
+    def __init__(self, site: str, bits: int = 8, k: int = 3, last_batch: bool = False) -> None:
+        super().__init__(site)
+        self.bits = bits
+        self.k = k
+        self.last_batch = last_batch
+        self._low, self._high = math.inf, -math.inf
+        self._histogram: Histogram | None = None
+
+    def _observe(self, x: Tensor) -> bool:
+        rows = x.reshape(-1, x.shape[-1])
+        low, high = (part.cpu().numpy().astype(np.float64) for part in (rows.amin(0), rows.amax(0)))
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            return False
+        self._low, self._high = min(self._low, float(low.min())), max(self._high, float(high.max()))
+        if self._histogram is None or self.last_batch:
+            self._histogram = Histogram(rows.shape[1], PTF_BINS)
+        self._histogram.observe(rows, low, high)
+        return True
+
+    def result(self) -> PtfResult:
+        """scale > 0 always: a site of nothing but zeros is given the range 0..1."""
+        self._check()
+        assert self._histogram is not None
+        low, high = min(self._low, 0.0), max(self._high, 0.0)
+        if low == high:
+            high = 1.0
+        levels = 2**self.bits - 1
+        scale = (high - low) / levels / 2**self.k
+        zero = min(max(round(-low / (2**self.k * scale)), 0), levels)
+        lower, upper, counts = self._histogram.edges()
+        errors = [
+            (counts * squared_error(lower, upper, scale * 2**alpha, -zero, levels - zero)).sum(1) for alpha in range(self.k + 1)
+        ]
+        return PtfResult(scale, zero, np.argmin(errors, 0).astype(np.uint8))
+
+    def _merge(self, later: Self) -> None:
+        self._low, self._high = min(self._low, later._low), max(self._high, later._high)
+        if later._histogram is None:
+            return
+        if self._histogram is None or self.last_batch:
+            self._histogram = Histogram.from_state(later._histogram.state())
+        else:
+            self._histogram.merge(later._histogram)
+
+    def _state(self) -> dict[str, Any]:
+        histogram = None if self._histogram is None else self._histogram.state()
+        return {"range": np.array([self._low, self._high]), "histogram": histogram}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self._low, self._high = map(float, state["range"])
+        self._histogram = None if state["histogram"] is None else Histogram.from_state(state["histogram"])
+
+
+def _extremes(x: Tensor) -> tuple[float, float]:
+    """Least and greatest value; NaN if there is one."""
+    low, high = torch.aminmax(x)
+    return float(low), float(high)
+
+
+def _tail(flat: Tensor, quantile: float, largest: bool) -> float:
+    """The quantile of [n] elements counted from the largest (or smallest) one, linear between neighbours; NaN if one is.
+
+    Exact without sorting: the k largest elements lie in the k columns with the largest maxima.
+    """
+    size = flat.numel()
+    rank = (size - 1) * (1 - quantile)
+    whole = int(rank)
+    k = min(whole + 2, size)
+    rows = 64
+    columns = size // rows
+    candidates = flat
+    if 4 * k < columns:
+        table = flat[: rows * columns].view(rows, columns)
+        extremes = table.amax(0) if largest else table.amin(0)
+        if not bool(extremes.isfinite().all()):
+            return math.nan
+        best = extremes.topk(k, largest=largest, sorted=False).indices
+        candidates = torch.cat([table[:, best].reshape(-1), flat[rows * columns :]])
+    if not bool(candidates.isfinite().all()):
+        return math.nan
+    top = candidates.topk(k, largest=largest).values.tolist()
+    near, far = float(top[whole]), float(top[min(whole + 1, size - 1)])
+    return near + (far - near) * (rank - whole)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fqvit.quant.histogram import Histogram, squared_error
+
+LARGEST = float(torch.finfo(torch.float32).max)
+EXTREMES = [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-30, 1.0, -1.0, 4.0, 255.99998, 1e10, LARGEST, -LARGEST]
+
+values = st.one_of(
+    st.sampled_from(EXTREMES), st.floats(width=32, allow_nan=False, allow_infinity=False), st.floats(-4, 4, width=32)
+)
+
+
+@st.composite
+def channels_and_cuts(draw: st.DrawFn) -> tuple[Tensor, list[int]]:
+    """Rows [R, 3] with a channel of either sign, one never negative and one never positive; and where to cut them."""
+    rows = torch.tensor(draw(st.lists(st.tuples(values, values, values), min_size=1, max_size=40)), dtype=torch.float32)
+    rows[:, 1].abs_()
+    rows[:, 2] = -rows[:, 2].abs()
+    return rows, sorted(draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+
+
+def observed(*parts: Tensor, bins: int = 16) -> Histogram:
+    histogram = Histogram(3, bins)
+    for part in parts:
+        if len(part):
+            histogram.observe(part, part.amin(0).numpy().astype(np.float64), part.amax(0).numpy().astype(np.float64))
+    return histogram
+
+
+def assert_same(a: Histogram, b: Histogram) -> None:
+    for key, value in a.state().items():
+        np.testing.assert_array_equal(value, b.state()[key], err_msg=key)
+    np.testing.assert_array_equal(a.exponent, b.exponent)
+
+
+@settings(max_examples=300, deadline=None)
+@given(channels_and_cuts())
+def test_any_split_merges_to_the_whole(case: tuple[Tensor, list[int]]) -> None:
+    rows, cuts = case
+    parts = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    whole = observed(rows)
+    assert_same(observed(*parts), whole)
+    assert_same(observed(*reversed(parts)), whole)
+    merged = Histogram(3, 16)
+    for part in reversed(parts):
+        merged.merge(observed(part))
+    assert_same(merged, whole)
+    assert_same(Histogram.from_state(merged.state()), whole)
+
+
+@settings(max_examples=200, deadline=None)
+@given(channels_and_cuts())
+def test_every_value_lies_in_the_bin_that_counts_it(case: tuple[Tensor, list[int]]) -> None:
+    rows, _ = case
+    lower, upper, counts = observed(rows).edges()
+    assert (counts.sum(1) == len(rows)).all()
+    for channel in range(3):
+        x = rows[:, channel].double().numpy()
+        for a, b, count in zip(lower[channel], upper[channel], counts[channel], strict=True):
+            assert ((x >= a) & (x <= b)).sum() >= count
+        assert (lower[channel] <= upper[channel]).all()
+
+
+def test_a_scale_jump_keeps_old_counts() -> None:
+    small, large = torch.full((5, 3), 2.0**-20), torch.full((2, 3), -1000.0)
+    histogram = observed(small, large, bins=512)
+    assert histogram.exponent.tolist() == [1, 1, 1]
+    _, _, counts = histogram.edges()
+    assert counts.sum(1).tolist() == [7, 7, 7] and counts.max() == 5
+
+
+def test_at_least_half_of_the_bins_cover_the_range() -> None:
+    rows = torch.randn(4000, 3) * torch.tensor([1.0, 10.0, 0.01]) + torch.tensor([0.0, 100.0, -3.0])
+    histogram = observed(rows, bins=512)
+    width = 2.0**histogram.exponent
+    assert ((histogram.high - histogram.low) / width > 255).all()
+
+
+@pytest.mark.parametrize("bits", [2, 8])
+@pytest.mark.parametrize("width", [1e-6, 0.01, 0.3, 1.0, 7.7, 5000.0])
+def test_squared_error_is_the_mean_over_a_fine_grid(bits: int, width: float) -> None:
+    step, lowest = 0.37, -1
+    highest = lowest + 2**bits - 1
+    for middle in (-3.0, 0.0, 0.185, 0.2, 30.0, 120.0):
+        a, b = middle - width / 2, middle + width / 2
+        x = a + (np.arange(400_000) + 0.5) / 400_000 * (b - a)
+        expected = np.mean((x - step * np.clip(np.rint(x / step), lowest, highest)) ** 2)
+        got = squared_error(np.array([a]), np.array([b]), step, lowest, highest)[0]
+        assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_squared_error_of_a_point_is_its_own() -> None:
+    point = np.array([0.3])
+    assert squared_error(point, point, 1.0, -10, 10)[0] == pytest.approx(0.09)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.quant.observers import OMSE_STRIDE, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
+
+SITE = "blocks.3.attn.scores"
+MAKERS: dict[str, Callable[[], Any]] = {
+    "minmax": lambda: MinMax(SITE),
+    "ema": lambda: Ema(SITE, 0.3),
+    "percentile": lambda: Percentile(SITE, 0.9, 0.3),
+    "omse": lambda: Omse(SITE, 4),
+    "omse-last": lambda: Omse(SITE, 4, last_batch=True),
+    "ptf": lambda: Ptf(SITE),
+    "ptf-last": lambda: Ptf(SITE, k=4, last_batch=True),
+}
+
+
+def fed(observer: Any, batches: list[Tensor]) -> Any:
+    for x in batches:
+        observer.observe(x)
+    return observer
+
+
+def outcome(observer: Any) -> Any:
+    if isinstance(observer, RangeObserver):
+        return observer.range()
+    r = observer.result()
+    return r.scale, r.zero, r.alpha.tolist()
+
+
+def batches_of(count: int, seed: int, channels: int = 6) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    spread = 4.0 ** torch.randint(-6, 7, (count, 1, 1, channels), generator=generator)
+    return list(torch.randn(count, 2, 9, channels, generator=generator) * spread)
+
+
+def assert_equal_state(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal_state(a[key], b[key])
+    else:
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(1, 8), cuts=st.lists(st.integers(0, 8), max_size=3), seed=st.integers(0, 10_000))
+def test_merged_parts_equal_the_whole(kind: str, count: int, cuts: list[int], seed: int) -> None:
+    batches = batches_of(count, seed)
+    whole = fed(MAKERS[kind](), batches)
+    bounds = [0, *sorted(min(cut, count) for cut in cuts), count]
+    merged = MAKERS[kind]()
+    for a, b in itertools.pairwise(bounds):
+        part = fed(MAKERS[kind](), batches[a:b])
+        merged.merge(Observer.from_state(pickle.loads(pickle.dumps(part.state()))))
+    assert_equal_state(merged.state(), whole.state())
+    assert outcome(merged) == outcome(whole)
+    assert merged.batches == count and merged.elements == count * 2 * 9 * 6
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_site_without_data_is_named(kind: str) -> None:
+    observer = MAKERS[kind]()
+    observer.observe(torch.zeros(0, 6))
+    with pytest.raises(
+        FqvitError, match=r"^blocks.3.attn.scores: observed no data \(0 images\). Pass at least one calibration image.$"
+    ):
+        outcome(observer)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_value_that_is_not_finite_is_refused_with_the_site(kind: str, place: int, bad: float) -> None:
+    poisoned = torch.randn(40, 100, 6)
+    poisoned.view(-1)[place] = bad
+    later = fed(MAKERS[kind](), [poisoned, torch.randn(2, 6)])
+    observer = fed(MAKERS[kind](), [torch.randn(2, 6)])
+    observer.merge(later)
+    with pytest.raises(FqvitError, match=r"^blocks.3.attn.scores: observed NaN or infinite"):
+        outcome(observer)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_only_zeros_give_a_usable_result(kind: str) -> None:
+    observer = fed(MAKERS[kind](), [torch.zeros(4, 6)])
+    if isinstance(observer, RangeObserver):
+        assert observer.range() == (0.0, 0.0)
+    else:
+        assert observer.result().scale > 0 and not observer.result().alpha.any()
+
+
+@pytest.mark.parametrize("kind", ["minmax", "ema", "percentile", "omse"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_zero_is_always_inside(kind: str, sign: float) -> None:
+    low, high = outcome(fed(MAKERS[kind](), [sign * (5 + torch.rand(50, 6))]))
+    assert (low == 0.0 and high > 0) if sign > 0 else (high == 0.0 and low < 0)
+
+
+def test_minmax_is_the_range_of_everything() -> None:
+    batches = batches_of(5, 1)
+    joined = torch.stack(batches)
+    assert fed(MinMax(SITE), batches).range() == (float(joined.min()), float(joined.max()))
+
+
+def test_ema_folds_in_order() -> None:
+    batches = [torch.tensor([[-1.0, 1.0]]), torch.tensor([[-3.0, 2.0]]), torch.tensor([[-2.0, 10.0]])]
+    low, high = fed(Ema(SITE, 0.25), batches).range()
+    assert low == pytest.approx(0.75 * (0.75 * -1 + 0.25 * -3) + 0.25 * -2)
+    assert high == pytest.approx(0.75 * (0.75 * 1 + 0.25 * 2) + 0.25 * 10)
+    assert fed(Ema(SITE, 0.25), batches[::-1]).range() != (low, high)
+
+
+def test_ema_forgets_only_what_rounding_would_lose() -> None:
+    rng = np.random.default_rng(0)
+    ends = rng.uniform(1, 2, 600).astype(np.float32)
+    ema = fed(Ema(SITE, 0.2), [torch.tensor([[float(end)]]) for end in ends])
+    assert len(ema.state()["recent"]) < 250
+    exact = float(ends[0])
+    for end in ends[1:]:
+        exact = 0.8 * exact + 0.2 * float(end)
+    assert ema.range()[1] == pytest.approx(exact, rel=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (7, 11), (64, 50), (199, 997)])
+@pytest.mark.parametrize("quantile", [0.6, 0.99, 0.999, 0.99999, 1.0])
+def test_percentile_is_the_quantile_of_every_element(shape: tuple[int, int], quantile: float) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)) ** 3
+    low, high = fed(Percentile(SITE, quantile), [x]).range()
+    exact = np.quantile(x.double().numpy(), [1 - quantile, quantile])
+    np.testing.assert_allclose((low, high), (min(exact[0], 0), max(exact[1], 0)), rtol=1e-9)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(FqvitError, match="momentum 0"):
+        Ema(SITE, 0.0)
+    with pytest.raises(FqvitError, match="quantile 0.2"):
+        Percentile(SITE, 0.2)
+
+
+def omse_by_definition(x: np.ndarray[Any, np.dtype[np.float64]], low: float, high: float, bits: int) -> list[float]:
+    levels = 2**bits - 1
+    errors = []
+    for step in range(90):
+        scale = (high - low) * (1 - step / 100) / levels
+        zero = round(-low * (1 - step / 100) / scale)
+        errors.append(float((((np.clip(np.rint(x / scale), -zero, levels - zero)) * scale - x) ** 2).sum()))
+    return errors
+
+
+@pytest.mark.parametrize("last_batch", [False, True])
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_omse_is_the_argmin_over_the_sampled_elements(bits: int, last_batch: bool) -> None:
+    normal = torch.randn(5, 8, 200, 97, generator=torch.Generator().manual_seed(bits))
+    x = normal[0] / normal[1:].square().mean(0).sqrt()  # Student's t, 4 degrees of freedom: heavy tails
+    low, high = fed(Omse(SITE, bits, last_batch), list(x)).range()
+    sample = torch.stack([batch.reshape(-1)[::OMSE_STRIDE] for batch in x]).double().numpy()
+    errors = omse_by_definition(sample[-1] if last_batch else sample, float(x.min()), float(x.max()), bits)
+    step = round(100 * (1 - high / float(x.max())))
+    assert low == pytest.approx(float(x.min()) * (1 - step / 100))
+    assert errors[step] <= 1.005 * min(errors)
+
+
+def test_omse_samples_every_channel() -> None:
+    x = torch.zeros(40, OMSE_STRIDE * 2)
+    x[:, 1] = 1.0
+    counts = fed(Omse(SITE), [x]).state()["histogram"]["counts"]
+    assert (counts > 0).sum() == 2
+
+
+def ptf_by_definition(x: Tensor, bits: int, k: int) -> tuple[float, int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Scale, zero and errors [k + 1, C] from every element."""
+    v = x.double().numpy().reshape(-1, x.shape[-1])
+    low, high, levels = min(v.min(), 0.0), max(v.max(), 0.0), 2**bits - 1
+    scale = (high - low) / levels / 2**k
+    zero = int(np.clip(np.rint(-low / (2**k * scale)), 0, levels))
+    steps = [scale * 2**alpha for alpha in range(k + 1)]
+    errors = [((v - (np.clip(np.rint(v / step) + zero, 0, levels) - zero) * step) ** 2).sum(0) for step in steps]
+    return float(scale), zero, np.array(errors)
+
+
+@pytest.mark.parametrize("last_batch", [False, True])
+@pytest.mark.parametrize(("bits", "k"), [(8, 3), (8, 0), (6, 2), (4, 5)])
+def test_ptf_is_the_argmin_over_all_elements(bits: int, k: int, last_batch: bool) -> None:
+    generator = torch.Generator().manual_seed(bits + k)
+    spread = 2.0 ** torch.linspace(-7, 2, 64)
+    x = torch.randn(6, 100, 64, generator=generator) * spread + torch.randn(64, generator=generator) * spread
+    result = fed(Ptf(SITE, bits, k, last_batch), list(x)).result()
+    scale, zero, errors = ptf_by_definition(x, bits, k)
+    assert result.scale == pytest.approx(scale, rel=1e-15) and result.zero == zero
+    if last_batch:
+        v = x[-1].double().numpy()
+        steps = [scale * 2**alpha for alpha in range(k + 1)]
+        codes = [np.clip(np.rint(v / step) + zero, 0, 2**bits - 1) - zero for step in steps]
+        errors = np.array([((v - code * step) ** 2).sum(0) for code, step in zip(codes, steps, strict=True)])
+    assert result.alpha.dtype == np.uint8 and result.alpha.max() <= k
+    chosen = np.take_along_axis(errors, result.alpha[None].astype(np.int64), 0)[0]
+    assert (chosen <= 1.02 * errors.min(0)).all()
+    assert (result.alpha == errors.argmin(0)).mean() > 0.95
+
+
+def test_views_and_half_precision_are_observed_as_their_values() -> None:
+    x = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for make in MAKERS.values():
+        view = x.transpose(1, 2)
+        assert outcome(fed(make(), [view])) == outcome(fed(make(), [view.float().contiguous()]))
