@@ -2,7 +2,8 @@
 
 One observer a site. Observers of consecutive batches merge to exactly what one observer of all would hold, and travel between
 workers as plain values (state, from_state). They do not decide which site gets which observer: that is recipe.py; nor turn
-ranges into scales: that is qparams.py. Refuses sites without data or with NaN or infinity, by name, when the result is asked for.
+ranges into scales: that is qparams.py. Refuses sites without data or with NaN or infinity, by name, when asked for
+the result.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Observer(ABC):
             raise FqvitError(f"{self.site}: observed no data (0 images). Pass at least one calibration image.")
         if not self.finite:
             raise FqvitError(
-                f"{self.site}: observed NaN or infinite values, expected finite ones. Check the checkpoint's weights and the images."
+                f"{self.site}: observed NaN or infinite values, expected finite ones. Check the weights and the images."
             )
 
     @abstractmethod
