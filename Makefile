@@ -27,9 +27,10 @@ oracles: .venv/.oracles
 	-$(PIP) install -q --no-deps timm torchvision && $(PIP) install -q huggingface_hub pyyaml
 	@touch $@
 
-.venv/.dev: .venv/.run
+# The larger install serves the smaller one too, so that a fresh `make test` compiles once.
+.venv/.dev: .venv/.torch $(SOURCES)
 	$(INSTALL) -e '.[quantize,dev]'
-	@touch $@
+	@touch .venv/.run $@
 
 .venv/.run: .venv/.torch $(SOURCES)
 	$(INSTALL) -e '.[quantize]'
