@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fqvit.models.config import SwinConfig
+from fqvit.models.config import SwinConfig as SwinConfig
 from fqvit.models.layers import (
     Add,
     BiasedScores,

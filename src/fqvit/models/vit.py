@@ -1,6 +1,6 @@
 """ViT and DeiT, with timm's parameter names, from leaf modules only.
 
-Neighbours: config.py and zoo.py hold the sizes; checkpoint.py, keymaps.py and fold.py turn files of every layout into these names.
+Neighbours: config.py and zoo.py hold the sizes; load.py reads checkpoints of every layout into these names.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fqvit.models.config import ViTConfig
+from fqvit.models.config import ViTConfig as ViTConfig
 from fqvit.models.layers import (
     Add,
     Context,

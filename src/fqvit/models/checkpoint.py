@@ -1,0 +1,171 @@
+"""Checkpoint files -> named tensors, whatever their container: .safetensors, .pth/.pt/.bin, .npz.
+
+Executes nothing from a file (torch.load with weights_only, numpy without pickle). Knows containers, not key names:
+keymaps.py translates those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+
+Container = Literal["safetensors", "torch", "npz"]
+
+CONTAINERS: dict[str, Container] = {
+    ".safetensors": "safetensors",
+    ".pth": "torch",
+    ".pt": "torch",
+    ".bin": "torch",
+    ".npz": "npz",
+}
+SUFFIX: dict[Container, str] = {"safetensors": ".safetensors", "torch": ".pth", "npz": ".npz"}
+
+# Where training scripts put the weights inside what they save, in order of preference, and what wrappers put before names.
+NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
+WRAPPERS = ("module.", "_orig_mod.", "model.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`label` is what errors call it; `source` adds the sha256 of the file, or of the tensors where there is no file."""
+
+    label: str
+    source: str
+    tensors: dict[str, Tensor]
+
+
+# What the three readers raise on damaged files.
+DAMAGE = (
+    SafetensorError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    OSError,
+    AttributeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The tensors of one file, on the CPU, in the file's own dtypes."""
+    if not path.is_file():
+        what = "is a folder without config.json" if path.is_dir() else "no such file"
+        raise FqvitError(f"{path}: {what}. Pass a checkpoint file ({', '.join(CONTAINERS)}) or hf:ORG/NAME.")
+    expected = CONTAINERS.get(path.suffix.lower())
+    if expected is None:
+        raise FqvitError(f"{path.name}: unknown kind of checkpoint '{path.suffix}', expected {', '.join(CONTAINERS)}.")
+    found = _sniff(path)
+    if found is None:
+        raise FqvitError(f"{path.name}: not a {expected} file, or cut short. Download it again.")
+    if found != expected:
+        raise FqvitError(f"{path.name}: is a {found} file, not a {expected} one. Rename it to {path.stem}{SUFFIX[found]}.")
+    content = _read(path, found)
+    return Checkpoint(path.name, f"{path.name} sha256:{file_hash(path)}", flatten(content, path.name))
+
+
+def from_mapping(state: Mapping[str, object]) -> Checkpoint:
+    """The tensors of a live state dict; they are not copied."""
+    tensors = flatten(state, "state dict")
+    return Checkpoint("state dict", f"state dict sha256:{tensors_hash(tensors)}", tensors)
+
+
+def flatten(content: object, label: str) -> dict[str, Tensor]:
+    """The state dict inside what a training script saved, without its wrappers' prefixes."""
+    while isinstance(content, Mapping):
+        nest = next((key for key in NESTS if isinstance(content.get(key), Mapping)), None)
+        if nest is None:
+            break
+        content = content[nest]
+    tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
+    if not tensors:
+        found = type(content).__name__ if not isinstance(content, Mapping) else f"keys {_few(content)}"
+        raise FqvitError(f"{label}: holds no weights (found {found}), expected a state dict. Save model.state_dict().")
+    wrapper: str | None = ""
+    while wrapper is not None:
+        tensors = {key[len(wrapper) :]: value for key, value in tensors.items()}
+        wrapper = next((w for w in WRAPPERS if all(key.startswith(w) for key in tensors)), None)
+    return tensors
+
+
+def file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over the names in sorted order, each followed by its tensor's bytes (row-major, little-endian as in memory)."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sniff(path: Path) -> Container | None:
+    """The container by its first bytes; None if it is none of them or its directory is cut off."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[:2] == b"PK":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return "npz" if all(name.endswith(".npy") for name in archive.namelist()) else "torch"
+        except zipfile.BadZipFile:
+            return None
+    if start[8:9] == b"{":
+        return "safetensors"
+    return "torch" if start[:1] == b"\x80" else None
+
+
+def _read(path: Path, container: Container) -> object:
+    try:
+        if container == "safetensors":
+            return load_file(path)
+        if container == "npz":
+            return _read_npz(path)
+        # Training scripts keep their arguments beside the weights; a Namespace is plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "global" in str(error).lower() or "Unsupported" in str(error):
+            said = f"{path.name}: holds code or foreign objects beside its tensors, which are not run"
+            raise FqvitError(f"{said}. Save model.state_dict() alone.") from error
+        raise _damaged(path) from error
+    except DAMAGE as error:
+        raise _damaged(path) from error
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    tensors = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for name in arrays.files:
+            array = arrays[name]
+            if array.dtype.kind not in "fiub":
+                raise FqvitError(f"{path.name}: '{name}' has dtype {array.dtype}, expected float. Convert it to float32.")
+            tensors[name] = torch.from_numpy(array)
+    return tensors
+
+
+def _damaged(path: Path) -> FqvitError:
+    return FqvitError(f"{path.name}: damaged or cut short. Download it again.")
+
+
+def _few(keys: Mapping[str, object]) -> str:
+    names = [str(key) for key in keys]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

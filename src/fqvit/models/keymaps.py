@@ -1,0 +1,190 @@
+"""Every checkpoint layout in the names of timm: the one place for key maps.
+
+Layouts: timm (and the original DeiT, whose names are the same), the original Swin, Hugging Face (files, and the other
+names its live models have since version 5), Google's npz. Renames, transposes and joins q, k, v; changes no value.
+Neighbours: checkpoint.py reads the files, fold.py makes the values fit our modules.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+
+Layout = Literal["timm", "original swin", "hugging face", "google npz"]
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """tensors: timm name -> value   origin: timm name -> the checkpoint's own name
+
+    heads: where the layout shows them   windows: of a Swin's first stage, where a mask buffer shows their number
+    """
+
+    layout: Layout
+    tensors: dict[str, Tensor]
+    origin: dict[str, str]
+    heads: int | None = None
+    windows: int | None = None
+
+
+# Buffers and parts that take no part in classification.
+IGNORED = re.compile(
+    r"relative_position_index$|attn_mask$|mask_token$|^(vit|deit|swin)\.pooler\.|num_batches_tracked$|position_ids$"
+)
+
+GOOGLE_ROOT = re.compile(r"^(opt/target/|params/)")
+
+_BLOCK = r"(?:Transformer/)encoderblock_(\d+)/"
+GOOGLE = [
+    (r"embedding/(kernel|bias)", r"patch_embed.proj.\1"),
+    (r"cls", r"cls_token"),
+    (r"(?:Transformer/posembed_input/)?pos_embedding", r"pos_embed"),
+    (_BLOCK + r"LayerNorm_0/(scale|bias)", r"blocks.\1.norm1.\2"),
+    (_BLOCK + r"LayerNorm_[12]/(scale|bias)", r"blocks.\1.norm2.\2"),
+    (_BLOCK + r"MultiHeadDotProductAttention_\d/query/(kernel|bias)", r"blocks.\1.attn.q.\2"),
+    (_BLOCK + r"MultiHeadDotProductAttention_\d/key/(kernel|bias)", r"blocks.\1.attn.k.\2"),
+    (_BLOCK + r"MultiHeadDotProductAttention_\d/value/(kernel|bias)", r"blocks.\1.attn.v.\2"),
+    (_BLOCK + r"MultiHeadDotProductAttention_\d/out/(kernel|bias)", r"blocks.\1.attn.proj.\2"),
+    (_BLOCK + r"M[lL][pP]Block_\d/Dense_0/(kernel|bias)", r"blocks.\1.mlp.fc1.\2"),
+    (_BLOCK + r"M[lL][pP]Block_\d/Dense_1/(kernel|bias)", r"blocks.\1.mlp.fc2.\2"),
+    (r"Transformer/encoder_norm/(scale|bias)", r"norm.\1"),
+    (r"pre_logits/(kernel|bias)", r"pre_logits.fc.\1"),
+    (r"head/(kernel|bias)", r"head.\1"),
+]
+
+_P = r"(weight|bias)"
+_HF_BLOCK = [
+    (r"attention\.(?:attention\.|self\.)?(?:query|q_proj)\." + _P, r"attn.q.\1"),
+    (r"attention\.(?:attention\.|self\.)?(?:key|k_proj)\." + _P, r"attn.k.\1"),
+    (r"attention\.(?:attention\.|self\.)?(?:value|v_proj)\." + _P, r"attn.v.\1"),
+    (r"attention\.(?:output\.dense|o_proj)\." + _P, r"attn.proj.\1"),
+    (r"attention\.(?:self|relative_position_bias)\.relative_position_bias_table", r"attn.relative_position_bias_table"),
+    (r"layernorm_before\." + _P, r"norm1.\1"),
+    (r"layernorm_after\." + _P, r"norm2.\1"),
+    (r"(?:intermediate\.dense|mlp\.fc1)\." + _P, r"mlp.fc1.\1"),
+    (r"(?:output\.dense|mlp\.fc2)\." + _P, r"mlp.fc2.\1"),
+]
+_VIT = r"(?:(?:vit|deit)\.)?"
+HF_VIT_BLOCK = re.compile(_VIT + r"(?:encoder\.layer|layers)\.(\d+)\.(.+)")
+HF_VIT = [
+    (_VIT + r"embeddings\.cls_token", r"cls_token"),
+    (_VIT + r"embeddings\.distillation_token", r"dist_token"),
+    (_VIT + r"embeddings\.position_embeddings", r"pos_embed"),
+    (_VIT + r"embeddings\.patch_embeddings\.projection\." + _P, r"patch_embed.proj.\1"),
+    (_VIT + r"layernorm\." + _P, r"norm.\1"),
+    (r"(?:cls_)?classifier\." + _P, r"head.\1"),
+    (r"distillation_classifier\." + _P, r"head_dist.\1"),
+]
+_SWIN = r"(?:swin\.)?"
+HF_SWIN_BLOCK = re.compile(_SWIN + r"encoder\.layers\.(\d+)\.blocks\.(\d+)\.(.+)")
+HF_SWIN_DOWNSAMPLE = re.compile(_SWIN + r"encoder\.layers\.(\d+)\.downsample\.(.+)")
+HF_SWIN = [
+    (_SWIN + r"embeddings\.patch_embeddings\.projection\." + _P, r"patch_embed.proj.\1"),
+    (_SWIN + r"embeddings\.norm\." + _P, r"patch_embed.norm.\1"),
+    (_SWIN + r"embeddings\.position_embeddings", r"absolute_pos_embed"),
+    (_SWIN + r"layernorm\." + _P, r"norm.\1"),
+    (r"classifier\." + _P, r"head.fc.\1"),
+]
+
+
+def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
+    """The same weights under timm's names; names no map knows are kept, for the errors that follow."""
+    kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
+    layout = _layout(kept, label)
+    rename = {"timm": _same, "original swin": _original_swin, "hugging face": _hugging_face, "google npz": _google}[layout]
+    origin = {rename(key): key for key in kept}
+    if len(origin) < len(kept):
+        lost = next(key for key in kept if key not in origin.values())
+        raise FqvitError(f"{label}: '{lost}' is there under two names. Remove one of them.")
+    renamed = {new: kept[old] for new, old in origin.items()}
+    heads = None
+    if layout == "google npz":
+        query = renamed.get("blocks.0.attn.q.kernel")
+        heads = query.shape[1] if query is not None and query.ndim == 3 else None
+        renamed = {_torch_name(key): _torch_order(key, value) for key, value in renamed.items()}
+        origin = {_torch_name(new): old for new, old in origin.items()}
+    mask = tensors.get("layers.0.blocks.1.attn_mask")
+    windows = mask.shape[0] if mask is not None and mask.ndim == 3 else None
+    return Canonical(layout, _join_qkv(renamed, label, origin), origin, heads, windows)
+
+
+def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
+    if any(GOOGLE_ROOT.sub("", key) == "embedding/kernel" for key in tensors):
+        return "google npz"
+    if any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in tensors):
+        return "hugging face"
+    if "patch_embed.proj.weight" in tensors:
+        # timm puts patch merging at the start of stage i + 1, everybody else (and timm before 0.9) at the end of stage i.
+        return "original swin" if any(key.startswith("layers.0.downsample.") for key in tensors) else "timm"
+    few = ", ".join(list(tensors)[:3])
+    raise FqvitError(f"{label}: not a ViT, DeiT or Swin classifier (found {few}, ...), expected a patch embedding.")
+
+
+def _same(key: str) -> str:
+    return re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key)  # DeiT III's own name for LayerScale
+
+
+def _original_swin(key: str) -> str:
+    key = re.sub(r"^layers\.(\d+)\.downsample\.", lambda m: f"layers.{int(m[1]) + 1}.downsample.", key)
+    return re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", key)
+
+
+def _hugging_face(key: str) -> str:
+    if match := HF_SWIN_BLOCK.fullmatch(key):
+        return f"layers.{match[1]}.blocks.{match[2]}.{_first(_HF_BLOCK, match[3])}"
+    if match := HF_SWIN_DOWNSAMPLE.fullmatch(key):
+        return f"layers.{int(match[1]) + 1}.downsample.{match[2]}"
+    if match := HF_VIT_BLOCK.fullmatch(key):
+        return f"blocks.{match[1]}.{_first(_HF_BLOCK, match[2])}"
+    return _first(HF_SWIN if key.startswith("swin.") else HF_VIT, key)
+
+
+def _google(key: str) -> str:
+    return _first(GOOGLE, GOOGLE_ROOT.sub("", key))
+
+
+def _first(table: list[tuple[str, str]], key: str) -> str:
+    for pattern, name in table:
+        if match := re.fullmatch(pattern, key):
+            return match.expand(name)
+    return key
+
+
+def _torch_name(key: str) -> str:
+    return re.sub(r"\.(kernel|scale)$", ".weight", key)
+
+
+def _torch_order(key: str, value: Tensor) -> Tensor:
+    """Flax keeps inputs first: kernels [in, out], convolutions [h, w, in, out], attention [in, H, D] and [H, D, out]."""
+    if key.endswith("attn.proj.kernel"):
+        value = value.flatten(0, -2) if value.ndim > 2 else value
+    elif re.search(r"attn\.[qkv]\.(kernel|bias)$", key):
+        value = value.flatten(-2) if value.ndim > 1 else value
+    if value.ndim == 4 and key.endswith("kernel"):
+        return value.permute(3, 2, 0, 1)
+    return value.T if value.ndim == 2 and key.endswith("kernel") else value
+
+
+def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) -> dict[str, Tensor]:
+    """attn.{q,k,v}.x -> attn.qkv.x, rows of q first."""
+    out = dict(tensors)
+    for key in tensors:
+        if not (match := re.fullmatch(r"(.+\.attn)\.q\.(weight|bias)", key)):
+            continue
+        parts = [f"{match[1]}.{part}.{match[2]}" for part in "qkv"]
+        missing = [part for part in parts if part not in tensors]
+        if missing:
+            raise FqvitError(f"{label}: lacks '{missing[0]}' beside '{origin[key]}'. The checkpoint is incomplete.")
+        thirds = [out.pop(part) for part in parts]
+        if len({third.shape for third in thirds}) > 1:
+            raise FqvitError(f"{label}: '{origin[key]}' and its key and value differ in shape. Download the checkpoint again.")
+        joined = f"{match[1]}.qkv.{match[2]}"
+        out[joined] = torch.cat(thirds)
+        origin[joined] = origin[key]
+    return out

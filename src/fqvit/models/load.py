@@ -1,0 +1,128 @@
+"""load_model: a name and a checkpoint -> a float model in eval mode, with its preprocessing, classes and source.
+
+Neighbours: zoo.py (rows), checkpoint.py (files), hub.py (downloads), keymaps.py (names), fold.py (what changes a row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fqvit.errors import FqvitError
+from fqvit.models import checkpoint, fold, hub, zoo
+from fqvit.models.checkpoint import Checkpoint
+from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.models.embedded import FMNIST_CLASSES, embedded_weights
+from fqvit.models.fold import Hints
+from fqvit.models.keymaps import Canonical, to_timm
+from fqvit.models.swin import Swin
+from fqvit.models.vit import ViT
+from fqvit.preprocess import Preprocess
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """module: in eval mode, normalised images [N, C, H, W] -> logits   source: checkpoint's name and sha256"""
+
+    name: str
+    module: nn.Module
+    preprocess: Preprocess
+    classes: tuple[str, ...] | None
+    source: str
+
+
+def load_model(
+    name: str,
+    weights: str | Path | Mapping[str, Tensor] | None = None,
+    classes: Sequence[str] | None = None,
+) -> FloatModel:
+    """The float model `name` with the weights of a file, a folder with config.json, hf:ORG/NAME, or a live state dict.
+
+    `name` may itself be hf:ORG/NAME: the row is then the one of these sizes. The embedded models need no weights.
+    `classes` names the logits in order; without it they come from config.json, where there is one.
+    """
+    if hub.is_address(name):
+        if weights is not None:
+            raise FqvitError(f"{name}: names its own weights, but others were given. Give one of them.")
+        weights = name
+    row = None if hub.is_address(name) else zoo.find(name)
+    found, hints = _read(row, weights)
+    canonical = to_timm(found.tensors, found.label)
+    row = row or _row_of(canonical, hints, found.label)
+    config, state = fold.fit(canonical, row, hints, found.label)
+    module = build(config)
+    error = fold.mismatch(row.name, found.label, dict(module.state_dict()), state, canonical.origin)
+    if error is not None:
+        raise error
+    module.load_state_dict(state)
+    names = tuple(classes) if classes is not None else hints.labels
+    if classes is None and row.embedded and weights is None:
+        names = FMNIST_CLASSES
+    if names is not None and len(names) != config.classes:
+        said = f"{len(names)} class names for {config.classes} logits in {found.label}"
+        raise FqvitError(f"{row.name}: {said}. Give one name a logit.")
+    return FloatModel(row.name, module.eval(), _preprocess(row, config, hints, found.label), names, found.source)
+
+
+def build(config: ViTConfig | SwinConfig) -> ViT | Swin:
+    """A module with random weights; torch's own random numbers are left as they were."""
+    with torch.random.fork_rng(devices=[]):
+        return Swin(config) if isinstance(config, SwinConfig) else ViT(config)
+
+
+def _read(row: zoo.Row | None, weights: str | Path | Mapping[str, Tensor] | None) -> tuple[Checkpoint, Hints]:
+    if isinstance(weights, Mapping):
+        return checkpoint.from_mapping(weights), Hints()
+    if weights is None:
+        assert row is not None
+        if not row.embedded:
+            raise FqvitError(f"{row.name}: no weights given. Pass a checkpoint file (--weights FILE) or hf:ORG/NAME.")
+        return checkpoint.read_checkpoint(embedded_weights(row.name)), Hints()
+    if isinstance(weights, str) and hub.is_address(weights):
+        files: hub.Files | None = hub.download(weights)
+    else:
+        files = hub.in_folder(Path(weights))
+    if files is None:
+        return checkpoint.read_checkpoint(Path(weights)), Hints()
+    hints = hub.read_hints(files)  # before the weights: a refusal should not cost reading them
+    found = checkpoint.read_checkpoint(files.weights)
+    return replace(found, label=files.label, source=f"{files.label} {found.source}"), hints
+
+
+def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
+    """The row for weights that came without a name."""
+    if hints.architecture is not None:
+        return zoo.find(hints.architecture)
+    fold.refuse(canonical, label)
+    series, (width, depths, prefix) = fold.sizes_of(canonical)
+    if hints.model_type == "deit" or "deit" in label.lower():
+        series = "deit"
+    row = zoo.likely(series, width, depths, prefix, hints.image)
+    if row is None:
+        shown = "-".join(map(str, depths))
+        raise FqvitError(f"{label}: width {width} and depth {shown} are of no model in the zoo; `fqvit models` lists them.")
+    return row
+
+
+def _preprocess(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, label: str) -> Preprocess:
+    """The row's preprocessing at the checkpoint's image size and channels, with config.json's mean and std."""
+    p = row.preprocess
+    height, width = config.image
+    short = min(height, width)
+    if config.image == row.config.image:
+        resize = p.resize
+    else:  # as timm: at 384 and more nothing is cropped away; below, the same fraction as in the row
+        resize = short if short >= 384 else short * p.resize // min(p.height, p.width)
+    mean, std = hints.mean or p.mean, hints.std or p.std
+    if config.channels == 1 and len(mean) == 3:  # a grey model of a colour row
+        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
+    elif config.channels == 3 and len(mean) == 1:
+        mean, std = mean * 3, std * 3
+    try:
+        return Preprocess(height, width, config.channels, resize, p.interpolation, mean, std)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise FqvitError(f"{label}: {error}. The preprocessor_config.json is damaged.") from error

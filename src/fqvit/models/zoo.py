@@ -1,0 +1,112 @@
+"""One row a model: its timm name, its sizes, and what happens to an image before it. No torch here.
+
+A checkpoint may change a row's patch, image size, channels and class count (fold.py), never its width, depth or heads.
+Neighbours: config.py says what the sizes mean, load.py builds the model of a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from fqvit.errors import FqvitError
+from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.models.embedded import FMNIST_PREPROCESS, FMNIST_SWIN_CONFIG, FMNIST_VIT_CONFIG
+from fqvit.preprocess import Preprocess
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Row:
+    """`name` as in timm; `aliases` are what people type."""
+
+    name: str
+    config: ViTConfig | SwinConfig
+    preprocess: Preprocess
+    aliases: tuple[str, ...] = ()
+    embedded: bool = False
+
+    @property
+    def series(self) -> str:
+        """vit, deit, swin or fmnist: the first word of the name."""
+        return self.name.split("_")[0]
+
+
+def _preprocess(side: int, resize: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocess:
+    return Preprocess(height=side, width=side, channels=3, resize=resize, interpolation="bicubic", mean=mean, std=std)
+
+
+def _vit(width: int, side: int, prefix: int = 1) -> ViTConfig:
+    depth = 24 if width == 1024 else 12
+    return ViTConfig((side, side), 16, 3, 1000, width, depth, width // 64, 4 * width, prefix)
+
+
+def _vit_row(size: str, width: int, side: int) -> Row:
+    aliases = (f"vit_{size}",) if side == 224 else (f"vit_{size}_{side}",)
+    resize = 248 if side == 224 else side
+    return Row(f"vit_{size}_patch16_{side}", _vit(width, side), _preprocess(side, resize, HALF, HALF), aliases)
+
+
+def _deit_row(size: str, width: int, side: int, distilled: bool = False) -> Row:
+    stem = f"deit_{size}_distilled" if distilled else f"deit_{size}"
+    aliases = (stem,) if side == 224 else (f"{stem}_{side}",)
+    # 256, as the FQ-ViT paper evaluates DeiT (timm crops from 248).
+    preprocess = _preprocess(side, 256 if side == 224 else side, IMAGENET_MEAN, IMAGENET_STD)
+    return Row(f"{stem}_patch16_{side}", _vit(width, side, 2 if distilled else 1), preprocess, aliases)
+
+
+def _swin_row(size: str, width: int, depth: int, heads: int, side: int = 224, window: int = 7) -> Row:
+    aliases = (f"swin_{size}",) if side == 224 else (f"swin_{size}_{side}",)
+    config = SwinConfig((side, side), 4, 3, 1000, width, (2, 2, depth, 2), tuple(heads * 2**i for i in range(4)), window)
+    preprocess = _preprocess(side, 248 if side == 224 else side, IMAGENET_MEAN, IMAGENET_STD)
+    return Row(f"swin_{size}_patch4_window{window}_{side}", config, preprocess, aliases)
+
+
+WIDTHS = {"tiny": 192, "small": 384, "base": 768, "large": 1024}
+
+ROWS: tuple[Row, ...] = (
+    Row("fmnist_vit", FMNIST_VIT_CONFIG, FMNIST_PREPROCESS, embedded=True),
+    Row("fmnist_swin", FMNIST_SWIN_CONFIG, FMNIST_PREPROCESS, embedded=True),
+    *(_vit_row(size, WIDTHS[size], side) for side in (224, 384) for size in WIDTHS),
+    *(_deit_row(size, WIDTHS[size], 224) for size in ("tiny", "small", "base")),
+    _deit_row("base", 768, 384),
+    *(_deit_row(size, WIDTHS[size], 224, distilled=True) for size in ("tiny", "small", "base")),
+    _deit_row("base", 768, 384, distilled=True),
+    _swin_row("tiny", 96, 6, 3),
+    _swin_row("small", 96, 18, 3),
+    _swin_row("base", 128, 18, 4),
+    _swin_row("base", 128, 18, 4, side=384, window=12),
+)
+
+BY_NAME: dict[str, Row] = {name: row for row in ROWS for name in (row.name, *row.aliases)}
+
+
+def find(name: str) -> Row:
+    """The row of a timm name or an alias; a timm tag after a dot (vit_tiny_patch16_224.augreg_in21k_ft_in1k) is accepted."""
+    row = BY_NAME.get(name.split(".")[0])
+    if row is None:
+        near = difflib.get_close_matches(name, BY_NAME, 3, 0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "`fqvit models` lists the names."
+        raise FqvitError(f"{name}: no such model. {hint}")
+    return row
+
+
+def likely(
+    series: str,
+    width: int,
+    depths: tuple[int, ...],
+    prefix: int = 1,
+    image: tuple[int, int] | None = None,
+) -> Row | None:
+    """The row that a checkpoint of these sizes belongs to, preferring the given series: ViT and DeiT share their shapes."""
+
+    def fits(row: Row) -> bool:
+        c = row.config
+        if isinstance(c, SwinConfig):
+            return (c.width, c.depths) == (width, depths)
+        return (c.width, (c.depth,)) == (width, depths) and (c.prefix == 2) == (prefix == 2)
+
+    found = [row for row in ROWS if fits(row)]
+    return min(found, key=lambda row: (row.series != series, image is not None and row.config.image != image), default=None)

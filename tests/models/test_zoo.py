@@ -1,0 +1,89 @@
+"""The table of models: names, sizes, preprocessing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.models import zoo
+from fqvit.models.config import SwinConfig, ViTConfig
+
+
+def test_names_and_aliases_are_unique() -> None:
+    names = [name for row in zoo.ROWS for name in (row.name, *row.aliases)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("deit_tiny", "deit_tiny_patch16_224"),
+        ("vit_base", "vit_base_patch16_224"),
+        ("vit_base_384", "vit_base_patch16_384"),
+        ("swin_tiny", "swin_tiny_patch4_window7_224"),
+        ("swin_base_384", "swin_base_patch4_window12_384"),
+        ("deit_small_distilled", "deit_small_distilled_patch16_224"),
+        ("deit_base_distilled_384", "deit_base_distilled_patch16_384"),
+        ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", "vit_tiny_patch16_224"),
+        ("fmnist_vit", "fmnist_vit"),
+    ],
+)
+def test_short_names_and_timm_tags_find_their_row(typed: str, name: str) -> None:
+    assert zoo.find(typed).name == name
+
+
+def test_an_unknown_name_is_answered_with_near_ones() -> None:
+    with pytest.raises(FqvitError, match="no such model.*deit_tiny"):
+        zoo.find("diet_tiny")
+    with pytest.raises(FqvitError, match="fqvit models"):
+        zoo.find("resnet50")
+
+
+@pytest.mark.parametrize(
+    ("name", "resize", "mean"),
+    [
+        ("deit_tiny", 256, 0.485),
+        ("deit_base_384", 384, 0.485),
+        ("vit_tiny", 248, 0.5),
+        ("vit_large_384", 384, 0.5),
+        ("swin_small", 248, 0.485),
+        ("swin_base_384", 384, 0.485),
+    ],
+)
+def test_preprocessing_belongs_to_the_row(name: str, resize: int, mean: float) -> None:
+    p = zoo.find(name).preprocess
+    assert (p.resize, p.mean[0], p.interpolation) == (resize, mean, "bicubic")
+
+
+def test_every_row_sees_images_of_its_configs_size_and_epsilon_is_the_familys() -> None:
+    for row in zoo.ROWS:
+        assert row.config.image == (row.preprocess.height, row.preprocess.width)
+        assert row.config.channels == row.preprocess.channels
+        assert row.config.eps == (1e-5 if isinstance(row.config, SwinConfig) else 1e-6)
+
+
+def test_sizes_are_timms(timm: object) -> None:
+    for row in zoo.ROWS:
+        if row.embedded:
+            continue
+        model = timm.create_model(row.name, device="meta")  # type: ignore[attr-defined]
+        c = row.config
+        if isinstance(c, ViTConfig):
+            block = model.blocks[0]
+            found = (model.embed_dim, len(model.blocks), block.attn.num_heads, block.mlp.fc1.out_features, model.num_prefix_tokens)
+            assert found == (c.width, c.depth, c.heads, c.hidden, c.prefix)
+            assert block.norm1.eps == c.eps
+        else:
+            assert model.embed_dim == c.width
+            assert tuple(len(stage.blocks) for stage in model.layers) == c.depths
+            assert tuple(stage.blocks[0].attn.num_heads for stage in model.layers) == c.heads
+            assert model.norm.eps == c.eps
+        assert tuple(model.patch_embed.img_size) == c.image
+
+
+def test_the_zoo_is_listed_without_torch() -> None:
+    code = "import sys; from fqvit.models import zoo; assert zoo.ROWS; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
