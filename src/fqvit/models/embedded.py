@@ -1,43 +1,77 @@
-"""The shapes of the two embedded models. Their files and images come from fqvit.assets, which needs no torch.
+"""The embedded models: two float models and the Fashion-MNIST images that they are shown with, inside the package.
 
-zoo.py has their rows; training/ made them.
+Needs no torch: it hands out sizes, paths and arrays. zoo.py has the models' rows, load.py builds them, training/ made
+the files.
 """
 
 from __future__ import annotations
 
-from fqvit.assets import (
-    FMNIST_CLASSES,
-    FMNIST_PREPROCESS,
-    MODELS,
-    calibration_images,
-    embedded_weights,
-    test_images,
-)
-from fqvit.models.swin import SwinConfig
-from fqvit.models.vit import ViTConfig
+from importlib.resources import files
+from pathlib import Path
 
-__all__ = [
-    "FMNIST_CLASSES",
-    "FMNIST_PREPROCESS",
-    "FMNIST_SWIN_CONFIG",
-    "FMNIST_VIT_CONFIG",
-    "MODELS",
-    "calibration_images",
-    "embedded_configs",
-    "embedded_weights",
-    "test_images",
-]
+import numpy as np
+from numpy.typing import NDArray
 
-FMNIST_VIT_CONFIG = ViTConfig(
-    image=(28, 28), patch=4, channels=1, classes=10, width=96, depth=4, heads=3, hidden=384
+from fqvit.errors import FqvitError
+from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.preprocess import Preprocess
+
+MODELS = ("fmnist_vit", "fmnist_swin")
+
+FMNIST_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
 )
+
+# Mean and standard deviation of the 60,000 training images' pixels / 255.
+FMNIST_PREPROCESS = Preprocess(height=28, width=28, channels=1, resize=28, interpolation="bicubic", mean=(0.286,), std=(0.353,))
+
+
+FMNIST_VIT_CONFIG = ViTConfig(image=(28, 28), patch=4, channels=1, classes=10, width=96, depth=4, heads=3, hidden=384)
 
 # Stage 1 has 14 x 14 tokens: two windows a side, the second block shifted. After the merging one window sees all.
 FMNIST_SWIN_CONFIG = SwinConfig(
-    image=(28, 28), patch=2, channels=1, classes=10, width=48, depths=(2, 2), heads=(2, 4), window=7
+    image=(28, 28), patch=2, channels=1, classes=10, width=32, depths=(2, 2), heads=(2, 4), window=7
 )
 
 
 def embedded_configs() -> dict[str, ViTConfig | SwinConfig]:
     """name -> config, in the order of MODELS."""
     return {"fmnist_vit": FMNIST_VIT_CONFIG, "fmnist_swin": FMNIST_SWIN_CONFIG}
+
+
+def embedded_weights(name: str) -> Path:
+    """The float16 safetensors file of an embedded model, keys as in its module's state_dict."""
+    if name not in MODELS:
+        raise FqvitError(f"{name}: no such embedded model, expected {' or '.join(MODELS)}. Pass weights for other models.")
+    return _asset(f"{name}.safetensors")
+
+
+def calibration_images() -> NDArray[np.uint8]:
+    """u8 [512, 28, 28, 1], from the training images."""
+    with np.load(_asset("fmnist.npz")) as arrays:
+        images: NDArray[np.uint8] = arrays["calibration_images"]
+    return images[..., None]
+
+
+def test_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """u8 [1000, 28, 28, 1] and labels i64 [1000]: 100 images of each class, from the test images."""
+    with np.load(_asset("fmnist.npz")) as arrays:
+        images: NDArray[np.uint8] = arrays["test_images"]
+        labels: NDArray[np.uint8] = arrays["test_labels"]
+    return images[..., None], labels.astype(np.int64)
+
+
+def _asset(name: str) -> Path:
+    path = Path(str(files("fqvit") / "assets" / name))
+    if not path.is_file():
+        raise FqvitError(f"{path}: not found, expected in the installed package. Reinstall fqvit.")
+    return path
