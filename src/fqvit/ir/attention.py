@@ -67,20 +67,26 @@ class MatMul(Op, frozen=True, tag="matmul"):
 
 
 def _exponentials(kit: Kit, get: Get, x: str, table: str, region: str | None) -> Array:
-    """e = table[max of the row - x]; where two tokens lie in different regions, 0, and no part in the maximum."""
-    codes = kit.wide(get(x))
+    """e = table[max of the row - x]; where two tokens lie in different regions, 0, and no part in the maximum.
+
+    Distances beyond the table read its last entry.
+    """
+    codes, values = kit.wide(get(x)), kit.wide(get(table))
+    last = values.shape[0] - 1
     if region is None:
-        return kit.wide(get(table))[kit.row_max(codes) - codes]
+        return values[(kit.row_max(codes) - codes).clip(0, last)]
     places = get(region)
     same = (places[:, :, None] == places[:, None, :])[:, None]
     top = kit.row_max(kit.where(same, codes, 0))
-    return kit.where(same, kit.wide(get(table))[(top - codes).clip(0, None)], 0)
+    return kit.where(same, values[(top - codes).clip(0, last)], 0)
 
 
 def _infer_rows(scope: Scope, op: Op, x: Value, table_name: str, region: str | None) -> list[Proof]:
     scope.check(x.lo == 0, "scores must be unsigned codes")
-    table = scope.constant(table_name, ("i32",), (x.hi + 1,))
-    scope.check(int(table.min()) >= 0 and int(table[0]) > 0, "the table of exponentials must be positive at 0 and nowhere negative")
+    table = scope.constant(table_name, ("i32",), (None,))
+    scope.check(
+        int(table.min()) >= 0 and int(table[0]) > 0, "the table of exponentials must be positive at 0 and nowhere negative"
+    )
     if region is not None:
         scope.check(len(x.shape) == 4, "regions need windows")
         scope.constant(region, ("u8",), (x.shape[0], x.shape[-1]))
@@ -93,7 +99,7 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
 
     e = table[max - x],  S = sum e,  a = clip(ilog2_round(round(S / e)), 0, 2^bits - 1);  e = 0 gives the last code.
 
-    x: u8 [..., H, T, T]   table: i32 [2^bits of x], about 2^20 exp(-s d)
+    x: u8 [..., H, T, T]   table: i32 [n], about 2^20 exp(-s d); a distance of n or more reads the last entry
     region: u8 [W, T], optional: only tokens of one region see each other; elsewhere the last code.
     """
 
@@ -172,9 +178,14 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         a, v = scope.buffer(self.a, ("u8",), 3), scope.buffer(self.v, min_rank=3)
-        scope.check(a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"{list(a.shape)} and {list(v.shape)} do not fit")
+        scope.check(
+            a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"{list(a.shape)} and {list(v.shape)} do not fit"
+        )
         check_requantizer(scope, self.mult, self.shift)
-        scope.check(2 <= self.a_bits <= 4 and a.hi == 2**self.a_bits - 1, f"{self.a!r} holds codes up to {a.hi}, expected {self.a_bits} bits")
+        scope.check(
+            2 <= self.a_bits <= 4 and a.hi == 2**self.a_bits - 1,
+            f"{self.a!r} holds codes up to {a.hi}, expected {self.a_bits} bits",
+        )
         scope.check(self.zero_code or not a.masked, f"{self.a!r} is masked, so its last code must mean 0 (zero_code)")
         # Only codes that come straight from LogSoftmax are known to sum to little (numerics.md, attention times V).
         row_sum = a.row_sum if a.row_sum is not None else a.shape[-1] << a.hi

@@ -65,16 +65,16 @@ class Emitter:
     def alpha(self, q: QParams) -> str | None:
         return None if q.alpha is None else self.shared("alpha", q.alpha)
 
-    def zero(self, name: str, q: QParams, channels: int) -> int | str:
-        if (q.zero == q.zero[0]).all():
-            return int(q.zero[0])
-        return self.shared("zero", q.zeros(channels).astype(np.uint8))
+    def zero(self, q: QParams) -> int | tuple[int, ...]:
+        return int(q.zero[0]) if (q.zero == q.zero[0]).all() else tuple(q.zero.tolist())
 
     def encode(self, name: str, ratio: float) -> tuple[int, int]:
         try:
             return multiplier(ratio)
         except (ValueError, OverflowError):
-            raise FqvitError(f"{name}: the ratio of its scales is {ratio:g}, which no multiplier holds. Check the checkpoint's values.") from None
+            raise FqvitError(
+                f"{name}: the ratio of its scales is {ratio:g}, which no multiplier holds. Check the checkpoint's values."
+            ) from None
 
     def requantizer(self, name: str, ratios: NDArray[np.float64]) -> None:
         """The constants mult and shift of an op, one a channel."""
@@ -87,15 +87,17 @@ class Emitter:
         largest = max(float(r.max()) for r in ratios)
         shift = min(29 - math.frexp(largest)[1], 47)
         if shift < 1:
-            raise FqvitError(f"{name}: the ratio of its scales is {largest:g}, which no multiplier holds. Check the checkpoint's values.")
+            raise FqvitError(
+                f"{name}: the ratio of its scales is {largest:g}, which no multiplier holds. Check the checkpoint's values."
+            )
         return [np.floor(r * 2.0**shift + 0.5).astype(np.int64) for r in ratios], shift
 
     def affine(self, name: str, gain: NDArray[np.float64], offset: NDArray[np.float64]) -> tuple[int, int]:
-        """LayerNorm's constants g and b; returns (shift, b_shift): gain = g / 2^(shift - 24), offset = b / 2^(shift - b_shift)."""
+        """LayerNorm's constant [g, b] and (shift, b_shift): gain = g / 2^(shift - 24), offset = b / 2^(shift - b_shift)."""
         g_fraction = min(max(G_BITS - math.frexp(float(np.abs(gain).max()) or 1.0)[1], 0), 28)
         b_fraction = min(B_FRACTION, 30 - math.frexp(float(np.abs(offset).max()) or 1.0)[1])
-        self.constant(f"{name}.g", self.int32(name, "gamma", np.floor(gain * 2.0**g_fraction + 0.5).astype(np.int64)))
-        self.constant(f"{name}.b", self.int32(name, "beta", np.floor(offset * 2.0**b_fraction + 0.5).astype(np.int64)))
+        both = np.stack([gain * 2.0**g_fraction, offset * 2.0**b_fraction])
+        self.constant(f"{name}.affine", self.int32(name, "gamma or beta", np.floor(both + 0.5).astype(np.int64)))
         shift = 24 + g_fraction
         return shift, shift - b_fraction
 
@@ -115,5 +117,12 @@ class Emitter:
             if q.log2:
                 found[node.name] = Site(role, q.bits, log2=True, zero_code=q.zero_code)
             else:
-                found[node.name] = Site(role, q.bits, tuple(q.scale.tolist()), tuple(q.zero.tolist()), self.alpha(q))
+                found[node.name] = Site(
+                    role, q.bits, tuple(_short(scale) for scale in q.scale), tuple(q.zero.tolist()), self.alpha(q)
+                )
         return found
+
+
+def _short(scale: float) -> float:
+    """Nine digits: for reading codes, not for running; the ops hold what runs."""
+    return float(f"{scale:.9g}")

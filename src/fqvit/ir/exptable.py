@@ -22,7 +22,7 @@ def one_bits(tokens: int) -> int:
 def exp_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
     """round(2^one exp(-scale d)) for d = 0 .. codes - 1."""
     exact = np.exp(-scale * np.arange(codes)) * 2.0 ** one_bits(tokens)
-    return np.floor(exact + 0.5).astype(np.int32)
+    return _trimmed(np.floor(exact + 0.5).astype(np.int32))
 
 
 def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
@@ -37,5 +37,12 @@ def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]
     z = -q // q_ln2
     p = q + z * q_ln2
     unit = q_b * q_b + q_c  # L at p = 0 in units of 0.3585 step^2
-    values = [((int(p_) + q_b) ** 2 + q_c) * 2 ** one_bits(tokens) // unit >> min(int(z_), 62) for p_, z_ in zip(p, z, strict=True)]
-    return np.array(values, np.int32)
+    values = [
+        ((int(p_) + q_b) ** 2 + q_c) * 2 ** one_bits(tokens) // unit >> min(int(z_), 62) for p_, z_ in zip(p, z, strict=True)
+    ]
+    return _trimmed(np.array(values, np.int32))
+
+
+def _trimmed(table: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Without the repeats of its last entry: softmax reads that one for every distance beyond the table."""
+    return table[: int(np.argmax(table == table[-1])) + 1]

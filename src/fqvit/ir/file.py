@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from fqvit.errors import FqvitError
 from fqvit.files import write_atomically
 from fqvit.ir.program import Header, Program, encode_header
+from fqvit.ir.value import DAMAGED
 
 VERSION = 1
 SAFETENSORS_NAMES = {"U8": "u8", "I8": "i8", "U16": "u16", "I16": "i16", "I32": "i32", "I64": "i64"}
@@ -36,7 +37,9 @@ def load(path: Path) -> Program:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if "fqvit" not in metadata:
-                raise FqvitError(f"{path}: a safetensors file, but not a quantized program. Make one with `fqvit quantize --weights {path.name}`.")
+                raise FqvitError(
+                    f"{path}: safetensors, but not a quantized program. Make one with `fqvit quantize --weights {path.name}`."
+                )
             header = _header(path, metadata["fqvit"])
             names = list(file.keys())
             for name in names:
@@ -45,7 +48,9 @@ def load(path: Path) -> Program:
                     raise FqvitError(f"{path}: constant {name!r} is {dtype}: only integers may be in a program.")
             constants = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
-        raise FqvitError(f"{path}: not a readable .fqvit file ({error}). It is damaged or was cut short; quantize again.") from None
+        raise FqvitError(
+            f"{path}: not a readable .fqvit file ({error}). It is damaged or was cut short; quantize again."
+        ) from None
     program = Program(header, constants)
     if program.fingerprint() != metadata.get("fingerprint"):
         raise FqvitError(f"{path}: the fingerprint does not match the contents. The file is damaged; quantize again.")
@@ -60,20 +65,20 @@ def _header(path: Path, text: str) -> Header:
     try:
         version = json.loads(text).get("version")
     except (ValueError, AttributeError, RecursionError):
-        raise FqvitError(f"{path}: the program is not JSON. The file is damaged or was not written by fqvit.") from None
+        raise FqvitError(f"{path}: the program is not JSON. {DAMAGED}") from None
     if version != VERSION:
-        raise FqvitError(f"{path}: format version {version!r}, this fqvit reads {VERSION}. Install a newer fqvit, or quantize again.")
+        raise FqvitError(
+            f"{path}: format version {version!r}, this fqvit reads {VERSION}. Install a newer fqvit, or quantize again."
+        )
     try:
         return msgspec.json.decode(text, type=Header)
     except msgspec.ValidationError as error:
-        raise FqvitError(f"{path}: {_fault(error)}. The file is damaged or was not written by fqvit.") from None
+        raise FqvitError(f"{path}: {_fault(error)}. {DAMAGED}") from None
     except (msgspec.DecodeError, RecursionError):
-        raise FqvitError(f"{path}: the program is not JSON. The file is damaged or was not written by fqvit.") from None
+        raise FqvitError(f"{path}: the program is not JSON. {DAMAGED}") from None
 
 
 def _fault(error: msgspec.ValidationError) -> str:
     """`Expected int, got str - at $.ops[41].shift` -> `ops[41].shift: expected int, got str`"""
     message, _, place = str(error).partition(" - at ")
     return f"{place.strip('`').removeprefix('$.') or 'program'}: {message[0].lower()}{message[1:]}".replace("`", "")
-
-

@@ -112,4 +112,4 @@ class TorchKit:
 
 
 def kit(name: str) -> Kit:
-    return {"numpy": NumpyKit, "torch": TorchKit}[name]()
+    return TorchKit() if name == "torch" else NumpyKit()

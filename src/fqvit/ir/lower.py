@@ -21,20 +21,25 @@ from fqvit.ir.emit import Emitter, Wire
 from fqvit.ir.exptable import exp_table, polynomial_table
 from fqvit.ir.file import VERSION
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
-from fqvit.ir.program import INPUT, Header, Output, Program
+from fqvit.ir.program import CLASSES, INPUT, Header, Output, Program
 from fqvit.models import layers
 from fqvit.models.graph import IMAGES, Graph, Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibrate import Calibration
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import quantize_linear
+from fqvit.quant.weights import pixel_linear, quantize_linear, quantize_positions
 
 SOFTMAX_SHIFT = 44  # keeps Softmax's mult below 2^53, which every JSON reader can hold
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
     """The integer program of `model`, verified. The model is only read."""
+    return lower_with_wires(model, calibration)[0]
+
+
+def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, Wire]]:
+    """Also what every node of the graph became, for comparing float and integer values."""
     graph = trace(model.module, calibration.features)
     masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)
     emitter = Emitter(calibration, masked)
@@ -53,11 +58,12 @@ def lower(model: FloatModel, calibration: Calibration) -> Program:
         recipe=msgspec.to_builtins(calibration.recipe),
         source=model.source,
         images=calibration.images,
-        classes=None if model.classes is None or calibration.features != "logits" else "\n".join(model.classes),
     )
+    if model.classes is not None and calibration.features == "logits":
+        emitter.constant(CLASSES, np.frombuffer("\n".join(model.classes).encode(), np.uint8))
     program = Program(header, emitter.constants)
     program.verify()
-    return program
+    return program, emitter.wires
 
 
 def _output(graph: Graph, emitter: Emitter, calibration: Calibration) -> Output:
@@ -112,11 +118,7 @@ def _(leaf: layers.Patches, low: Lowering) -> Wire:
             shape=(rows * columns, patch * patch * channels),
         )
     )
-    mean, std = np.tile(low.preprocess.mean, patch * patch), np.tile(low.preprocess.std, patch * patch)
-    # Pixels count from the middle of their range, so that rounding errors of weights do not all point the same way.
-    zero = round(255 * float(np.mean(low.preprocess.mean)))
-    weight = _double(leaf.weight).transpose(0, 2, 3, 1).reshape(len(leaf.weight), -1) / std
-    bias = _double(leaf.bias) + weight @ (zero / 255 - mean)
+    weight, bias, zero = pixel_linear(_double(leaf.weight), _double(leaf.bias), low.preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
     return _linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
 
@@ -145,7 +147,7 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
         emit.op(Linear(y=name, x=x.buffer, out="acc"))
         return Wire(name, shape, unit=quantized.scale)
     emit.requantizer(name, quantized.scale / low.q.steps(outputs))
-    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(name, low.q, outputs), bits=low.q.bits))
+    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits))
     return Wire(name, shape, low.q)
 
 
@@ -163,9 +165,8 @@ def _(leaf: layers.Embed, low: Lowering) -> Wire:
             emit.constant(name, _encode(prefix, patches.q).astype(np.uint8))
         stream, tokens = f"{low.name}.tokens", tokens + len(prefix)
         emit.op(Concat(y=stream, xs=(name, patches.buffer)))
-    bits = emit.calibration.recipe.position_bits
-    unit = float(np.abs(positions).max()) / (2 ** (bits - 1) - 1) or 1.0
-    emit.constant(f"{low.name}.positions", np.floor(positions / unit + 0.5).astype(np.int16))
+    rounded, unit = quantize_positions(positions, emit.calibration.recipe.position_bits)
+    emit.constant(f"{low.name}.positions", rounded)
     joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
     return _add(low, joined, Wire(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
 
@@ -189,8 +190,8 @@ def _add(low: Lowering, a: Wire, b: Wire) -> Wire:
         if wire.q is None:
             terms.append(Term(x=wire.buffer, mult=number))
         else:
-            terms.append(Term(x=wire.buffer, mult=number, zero=emit.zero(wire.buffer, wire.q, wire.shape[-1]), alpha=emit.alpha(wire.q)))
-    zero = emit.zero(name, q, a.shape[-1])
+            terms.append(Term(x=wire.buffer, mult=number, zero=emit.zero(wire.q), alpha=emit.alpha(wire.q)))
+    zero = emit.zero(q)
     emit.op(Add(y=name, terms=(terms[0], terms[1]), shift=shift, y_zero=zero, y_alpha=emit.alpha(q), bits=q.bits))
     return Wire(name, a.shape, q)
 
@@ -209,7 +210,7 @@ def _(leaf: layers.LayerNorm, low: Lowering) -> Wire:
             epsilon=epsilon,
             shift=shift,
             b_shift=b_shift,
-            zero=emit.zero(x.buffer, q_x, channels),
+            zero=emit.zero(q_x),
             alpha=emit.alpha(q_x),
             bits=q.bits,
         )
@@ -241,7 +242,6 @@ def _(leaf: layers.Heads, low: Lowering) -> Wire:
             view=(*lead, tokens, 3, leaf.heads, width),
             select=(n + 1, leaf.part),
             perm=(*range(n), n + 1, n, n + 2),
-            shape=shape,
         )
     )
     return Wire(low.name, shape, x.codes().group(leaf.part))
@@ -264,7 +264,9 @@ def _scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
     name = None
     if index is not None:
         table = _double(low.node.params[0])
-        emit.constant(f"{low.name}.bias", emit.int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64)))
+        emit.constant(
+            f"{low.name}.bias", emit.int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64))
+        )
         name = emit.shared("relative_position_index", index.cpu().numpy().astype(np.uint16))
     mult, shift = emit.encode(low.name, unit / float(q.scale[0]))
     emit.op(
@@ -306,7 +308,8 @@ def _regions(mask: Tensor) -> np.ndarray:
     first = same.argmax(-1)  # the first token that each token sees names its region
     if not (same == (first[:, :, None] == first[:, None, :])).all():
         raise FqvitError("attention mask: not a partition of the tokens into regions.")
-    return first.astype(np.uint8)
+    regions: np.ndarray = first.astype(np.uint8)
+    return regions
 
 
 @rule.register
@@ -360,7 +363,7 @@ def _(leaf: layers.Take, low: Lowering) -> Wire:
     q, channels = x.codes(), x.shape[-1]
     index = leaf.index.cpu().numpy().astype(np.int32)
     rows = f"{low.name}.rows" if leaf.join else low.name
-    fill = emit.zero(x.buffer, q, channels) if (index < 0).any() else 0
+    fill = emit.zero(q) if (index < 0).any() else 0
     emit.op(Take(y=rows, x=x.buffer, index=emit.shared("rows", index), fill=fill))
     shape = (*index.shape, channels)
     if not leaf.join:
@@ -382,7 +385,7 @@ def _(leaf: layers.Mean, low: Lowering) -> Wire:
             mult=mult,
             shift=shift,
             skip=leaf.skip,
-            zero=emit.zero(x.buffer, q_x, channels),
+            zero=emit.zero(q_x),
             alpha=emit.alpha(q_x),
             y_zero=int(q.zero[0]),
             bits=q.bits,
@@ -396,9 +399,10 @@ def _gelu(x: np.ndarray) -> np.ndarray:
 
 
 def _double(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().double().numpy()  # type: ignore[no-any-return]
+    return tensor.detach().cpu().double().numpy()
 
 
 def _encode(values: np.ndarray, q: QParams) -> np.ndarray:
     codes = np.floor(values / q.steps(values.shape[-1] if q.alpha is not None else 1) + 0.5) + q.zero[0]
-    return np.clip(codes, 0, q.last)
+    clipped: np.ndarray = np.clip(codes, 0, q.last)
+    return clipped

@@ -17,12 +17,13 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from fqvit.ir.fixed import MAX_SHIFT, Array, isqrt, ilog2, requantize, round_divide, round_shift
+from fqvit.ir.fixed import MAX_SHIFT, Array, ilog2, isqrt, requantize, round_divide, round_shift
 from fqvit.ir.kit import Kit
 from fqvit.ir.value import Proof, Scope, Value, magnitude
 
 Get = Callable[[str], Array]
-Zero = int | str  # one number, or the name of a u8 or u16 [C] constant
+# One zero point for all channels, one for each of several equal groups of channels, or the name of a u8 or u16 [C] constant.
+Zero = int | tuple[int, ...] | str
 CODES = ("u8", "u16")
 Q24 = 24  # fraction bits of LayerNorm's quotient
 
@@ -35,7 +36,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", forbid_unkno
 
     def inputs(self) -> tuple[str, ...]:
         """Buffers (or constants used as such) that the op reads."""
-        return (self.x,)  # type: ignore[attr-defined, no-any-return]
+        return (self.x,)  # type: ignore[attr-defined]
 
     def part(self, name: str) -> str:
         return f"{self.y}.{name}"
@@ -52,11 +53,14 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", forbid_unkno
 
 def lifted(kit: Kit, get: Get, x: str, zero: Zero, alpha: str | None) -> Array:
     """(x - zero) * 2^alpha: codes with one scale for all channels again (paper eq. 11)."""
-    value = kit.wide(get(x)) - zero_point(kit, get, zero)
+    value = kit.wide(get(x))
+    value = value - zero_point(kit, get, zero, value.shape[-1])
     return value if alpha is None else value * (1 << kit.wide(get(alpha)))
 
 
-def zero_point(kit: Kit, get: Get, zero: Zero) -> Array | int:
+def zero_point(kit: Kit, get: Get, zero: Zero, channels: int) -> Array | int:
+    if isinstance(zero, tuple):
+        return kit.asarray(np.repeat(np.array(zero, np.int64), channels // len(zero)))
     return kit.wide(get(zero)) if isinstance(zero, str) else zero
 
 
@@ -133,7 +137,7 @@ class Linear(Op, frozen=True, tag="linear"):
         acc = requantize(acc, kit.wide(get(self.part("mult"))), kit.wide(get(self.part("shift"))))
         if self.out == "i32":
             return kit.narrow(acc, "i32")
-        return clamp(kit, acc, zero_point(kit, get, self.y_zero), self.bits)
+        return clamp(kit, acc, zero_point(kit, get, self.y_zero, acc.shape[-1]), self.bits)
 
 
 class LayerNorm(Op, frozen=True, tag="layernorm"):
@@ -143,7 +147,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     d = isqrt(D 4^j) with the largest j that keeps D 4^j < 2^62,  t = round((C v - M1) 2^(24 + j) / d).
     The input's scale cancels; g = gamma / s_y and b = beta / s_y + y_zero in fixed point, s_y of the channel.
 
-    x: u8 or u16 [..., C]   alpha: u8 [C]   g, b: i32 [C]
+    x: u8 or u16 [..., C]   alpha: u8 [C]   affine: i32 [2, C], g and b
     """
 
     x: str
@@ -153,13 +157,12 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     zero: Zero = 0
     alpha: str | None = None
     bits: int = 8
-    parts: ClassVar[tuple[str, ...]] = ("g", "b")
+    parts: ClassVar[tuple[str, ...]] = ("affine",)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x)
         channels = x.channels
-        g = scope.constant(self.part("g"), ("i32",), (channels,)).astype(np.int64)
-        b = scope.constant(self.part("b"), ("i32",), (channels,)).astype(np.int64)
+        g, b = scope.constant(self.part("affine"), ("i32",), (2, channels)).astype(np.int64)
         scope.check(self.epsilon >= 1, "epsilon must be at least 1")
         scope.check(1 <= self.shift <= MAX_SHIFT and 0 <= self.b_shift <= 32, "shift must be in 1..62 and b_shift in 0..32")
         v = magnitude(x.lo, x.hi, *scope.zero(self.zero, channels)) << scope.alpha(self.alpha, channels)
@@ -182,7 +185,8 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
         j = (61 - ilog2(d)) >> 1
         root = isqrt(d << 2 * j)
         t = round_divide((channels * v - m1) * (1 << Q24 + j), root)
-        y = t * kit.wide(get(self.part("g"))) + kit.wide(get(self.part("b"))) * (1 << self.b_shift)
+        affine = kit.wide(get(self.part("affine")))
+        y = t * affine[0] + affine[1] * (1 << self.b_shift)
         return clamp(kit, round_shift(y, self.shift), 0, self.bits)
 
 
@@ -215,7 +219,10 @@ class Add(Op, frozen=True, tag="add"):
         values = [scope.either(term.x, ("u8", "u16", "i16", "i32")) for term in self.terms]
         shape = max((value.shape for value in values), key=lambda s: (len(s), math.prod(s)))
         for term, value in zip(self.terms, values, strict=True):
-            scope.check(value.shape == shape[len(shape) - len(value.shape) :], f"{term.x!r} has shape {list(value.shape)}, the sum {list(shape)}")
+            scope.check(
+                value.shape == shape[len(shape) - len(value.shape) :],
+                f"{term.x!r} has shape {list(value.shape)}, the sum {list(shape)}",
+            )
         channels, total = shape[-1], 0
         for term, value in zip(self.terms, values, strict=True):
             mult = term.mult if isinstance(term.mult, int) else scope.constant(term.mult, ("i32",), (channels,))
@@ -233,7 +240,7 @@ class Add(Op, frozen=True, tag="add"):
             mult = term.mult if isinstance(term.mult, int) else kit.wide(get(term.mult))
             total = total + lifted(kit, get, term.x, term.zero, term.alpha) * mult
         shift = self.shift if self.y_alpha is None else kit.wide(get(self.y_alpha)) + self.shift
-        return clamp(kit, round_shift(total, shift), zero_point(kit, get, self.y_zero), self.bits)
+        return clamp(kit, round_shift(total, shift), zero_point(kit, get, self.y_zero, total.shape[-1]), self.bits)
 
 
 class Take(Op, frozen=True, tag="take"):
@@ -262,32 +269,39 @@ class Take(Op, frozen=True, tag="take"):
         rows = x.reshape(x.shape[0], -1, x.shape[-1])
         # -1 must not wrap around to the last row.
         taken = kit.wide(rows[:, index.clip(0, None)])
-        return kit.narrow(kit.where((index >= 0)[..., None], taken, zero_point(kit, get, self.fill)), _dtype_of(x))
+        return kit.narrow(kit.where((index >= 0)[..., None], taken, zero_point(kit, get, self.fill, x.shape[-1])), _dtype_of(x))
 
 
 class Permute(Op, frozen=True, tag="permute"):
     """y = x.reshape(view)[select].transpose(perm).reshape(shape), values unchanged
 
     select: (axis, index) keeps one index of that axis of `view` and drops the axis; perm counts the axes left.
+    shape may be left out where it is what the transposition gives.
     """
 
     x: str
     view: tuple[int, ...]
     perm: tuple[int, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
     select: tuple[int, int] | None = None
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x, ("u8", "u16", "i32"))
-        scope.check(min(self.view, default=0) > 0 and math.prod(self.view) == math.prod(x.shape), f"view {list(self.view)} does not fit {list(x.shape)}")
+        scope.check(
+            min(self.view, default=0) > 0 and math.prod(self.view) == math.prod(x.shape),
+            f"view {list(self.view)} does not fit {list(x.shape)}",
+        )
         left = list(self.view)
         if self.select is not None:
             axis, index = self.select
             scope.check(0 <= axis < len(left) and 0 <= index < left[axis], f"select {list(self.select)} is outside the view")
             del left[axis]
-        scope.check(sorted(self.perm) == list(range(len(left))), f"perm {list(self.perm)} is not a permutation of {len(left)} axes")
-        scope.check(min(self.shape, default=0) > 0 and math.prod(self.shape) == math.prod(left), f"shape {list(self.shape)} does not fit")
-        return Value(x.dtype, self.shape, x.lo, x.hi), []
+        scope.check(
+            sorted(self.perm) == list(range(len(left))), f"perm {list(self.perm)} is not a permutation of {len(left)} axes"
+        )
+        shape = self.shape or tuple(left[axis] for axis in self.perm)
+        scope.check(min(shape, default=0) > 0 and math.prod(shape) == math.prod(left), f"shape {list(shape)} does not fit")
+        return Value(x.dtype, shape, x.lo, x.hi), []
 
     def run(self, kit: Kit, get: Get) -> Array:
         x = get(self.x)
@@ -295,7 +309,8 @@ class Permute(Op, frozen=True, tag="permute"):
         if self.select is not None:
             axis, index = self.select
             x = x[(slice(None),) * (axis + 1) + (index,)]
-        return kit.permute(x, (0, *(axis + 1 for axis in self.perm))).reshape(x.shape[0], *self.shape)
+        y = kit.permute(x, (0, *(axis + 1 for axis in self.perm)))
+        return y.reshape(x.shape[0], *self.shape) if self.shape else y
 
 
 class Concat(Op, frozen=True, tag="concat"):
@@ -314,7 +329,10 @@ class Concat(Op, frozen=True, tag="concat"):
         values = [scope.either(name, ("u8", "u16", "i32")) for name in self.xs]
         first = values[0]
         for name, value in zip(self.xs, values, strict=True):
-            scope.check(len(value.shape) == 2 and value.dtype == first.dtype and value.channels == first.channels, f"{name!r} does not fit the others")
+            scope.check(
+                len(value.shape) == 2 and value.dtype == first.dtype and value.channels == first.channels,
+                f"{name!r} does not fit the others",
+            )
         shape = (sum(value.shape[0] for value in values), first.channels)
         return Value(first.dtype, shape, min(v.lo for v in values), max(v.hi for v in values)), []
 

@@ -19,14 +19,15 @@ import numpy as np
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take
-from fqvit.ir.value import MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
+from fqvit.ir.value import DAMAGED, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
 from fqvit.preprocess import Preprocess
 
 AnyOp = Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean | MatMul | LogSoftmax | Softmax | ShiftMatMul
 INPUT = "pixels"
+CLASSES = "classes"  # the constant with the class names: UTF-8, one a line
 
 
-class Site(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to read the codes of a buffer: value = (code - zero) scale 2^alpha[c]; log2 codes: 2^-code.
 
     Information for people and for `compare`; running never looks at it. scale is one number, or one a group of channels of
@@ -63,7 +64,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recipe: dict[str, object]
     source: str
     images: int  # calibration images seen
-    classes: str | None = None  # class names, one a line
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,18 @@ class Program:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        return None if self.header.classes is None else tuple(self.header.classes.split("\n"))
+        if CLASSES not in self.constants:
+            return None
+        return tuple(self.constants[CLASSES].tobytes().decode("utf-8", "replace").split("\n"))
 
     def verify(self) -> Verified:
         """Infer every buffer and prove every accumulator, or raise FqvitError naming the op at fault."""
         for name, array in self.constants.items():
             if array.dtype not in NAMES:
-                raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. The file is damaged or was not written by fqvit.")
+                raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. {DAMAGED}")
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
-            raise FqvitError(f"input of shape {list(shape)} is impossible. The file is damaged or was not written by fqvit.")
+            raise FqvitError(f"input of shape {list(shape)} is impossible. {DAMAGED}")
         buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
         proofs: list[Proof] = []
         for op in self.ops:
@@ -110,16 +112,15 @@ class Program:
             for proof in found:
                 if not proof.holds:
                     raise FqvitError(
-                        f"{op.y}: {proof.what} can reach {proof.bound}, which does not fit {proof.bits} bits. Lower the bit widths of this site or its weights."
+                        f"{op.y}: {proof.what} can reach {proof.bound}, which does not fit {proof.bits} bits."
+                        " Lower the bit widths of this site or its weights."
                     )
             buffers[op.y] = value
             proofs.extend(found)
         output = self.header.output
         Scope(buffers, self.constants, "output").buffer(output.buffer, ("u8", "u16", "i32"))
         if output.kind == "logits" and self.classes is not None and len(self.classes) != buffers[output.buffer].channels:
-            raise FqvitError(
-                f"{len(self.classes)} class names for {buffers[output.buffer].channels} logits. The file is damaged or was not written by fqvit."
-            )
+            raise FqvitError(f"{len(self.classes)} class names for {buffers[output.buffer].channels} logits. {DAMAGED}")
         return Verified(buffers, tuple(proofs))
 
     def fingerprint(self) -> str:

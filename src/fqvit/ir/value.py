@@ -18,6 +18,7 @@ from fqvit.ir.kit import DTYPES
 Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MAX_ELEMENTS = 2**31
+DAMAGED = "The file is damaged or was not written by fqvit."
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        return self.bound < 2**self.bits
+        return self.bound < 1 << self.bits
 
 
 class Scope:
@@ -60,7 +61,7 @@ class Scope:
         self.buffers, self.constants, self.op = buffers, constants, op
 
     def fail(self, problem: str) -> NoReturn:
-        raise FqvitError(f"{self.op}: {problem}. The file is damaged or was not written by fqvit.")
+        raise FqvitError(f"{self.op}: {problem}. {DAMAGED}")
 
     def check(self, condition: bool, problem: str) -> None:
         if not condition:
@@ -80,7 +81,9 @@ class Scope:
             self.fail(f"constant {name!r} is missing")
         array = self.constants[name]
         self.check(NAMES.get(array.dtype) in dtypes, f"constant {name!r} is {array.dtype}, expected {' or '.join(dtypes)}")
-        fits = len(array.shape) == len(shape) and all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
+        fits = len(array.shape) == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, array.shape, strict=True)
+        )
         self.check(fits and array.size > 0, f"constant {name!r} has shape {list(array.shape)}, expected {list(shape)}")
         return array
 
@@ -96,10 +99,13 @@ class Scope:
             self.fail(f"constant {name!r} is {array.dtype}, expected {' or '.join(dtypes)}")
         return Value(dtype, array.shape, int(array.min()), int(array.max()))
 
-    def zero(self, zero: int | str, channels: int) -> tuple[int, int]:
-        """Lowest and highest zero point: a number, or the name of one code a channel (u8 or u16 [C])."""
+    def zero(self, zero: int | tuple[int, ...] | str, channels: int) -> tuple[int, int]:
+        """Lowest and highest zero point of the channels; see ops.Zero."""
         if isinstance(zero, int):
             return zero, zero
+        if isinstance(zero, tuple):
+            self.check(len(zero) > 0 and channels % len(zero) == 0, f"{len(zero)} zero points for {channels} channels")
+            return min(zero), max(zero)
         vector = self.constant(zero, ("u8", "u16"), (channels,))
         return int(vector.min()), int(vector.max())
 

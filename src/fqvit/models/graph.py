@@ -94,7 +94,9 @@ def trace(model: nn.Module, features: Features = "logits") -> Graph:
         elif n.op == "call_module":
             leaf = model.get_submodule(str(n.target))
             if not isinstance(leaf, Leaf):
-                raise FqvitError(f"{n.target}: {type(leaf).__name__} is not a leaf module. Build the model from fqvit.models.layers.")
+                raise FqvitError(
+                    f"{n.target}: {type(leaf).__name__} is not a leaf module. Build the model from fqvit.models.layers."
+                )
             nodes.append(
                 Node(
                     str(n.target),

@@ -120,7 +120,7 @@ class Heads(Leaf):
     def forward(self, qkv: Tensor) -> Tensor:
         channels = qkv.shape[-1] // 3
         x = qkv[..., self.part * channels : (self.part + 1) * channels]
-        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        return x.reshape(*x.shape[:-1], self.heads, channels // self.heads).transpose(-2, -3)
 
 
 class Scores(Leaf):

@@ -36,7 +36,9 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
             sites[node.name] = site
     for pattern in recipe.sites:
         if not any(_matches(pattern, node) for node in graph.nodes):
-            raise FqvitError(f"recipe {recipe.name}: no site is called {pattern!r}. `fqvit inspect` lists the sites of a program.")
+            raise FqvitError(
+                f"recipe {recipe.name}: no site is called {pattern!r}. `fqvit inspect` lists the sites of a program."
+            )
     return sites
 
 

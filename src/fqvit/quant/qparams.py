@@ -30,7 +30,7 @@ class QParams:
 
     @property
     def last(self) -> int:
-        return 2**self.bits - 1
+        return (1 << self.bits) - 1
 
     def steps(self, channels: int) -> NDArray[np.float64]:
         """The distance between two codes, a channel: [C]."""

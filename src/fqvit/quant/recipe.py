@@ -92,7 +92,9 @@ def load_recipe(name: str | Path) -> Recipe:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Use one of {', '.join(RECIPES)}, or a .toml file.") from None
+        raise FqvitError(
+            f"{path}: cannot be read ({error.strerror}). Use one of {', '.join(RECIPES)}, or a .toml file."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FqvitError(f"{path}: not a TOML file ({error}).") from None
     base = table.pop("base", None)

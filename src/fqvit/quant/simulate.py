@@ -19,7 +19,7 @@ from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import Calibration
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import quantize_linear
+from fqvit.quant.weights import pixel_linear, quantize_linear, quantize_positions
 
 
 class Simulation:
@@ -33,7 +33,9 @@ class Simulation:
             name: QParams(q.bits, q.scale, q.zero, q.alpha, q.log2, q.zero_code or (q.log2 and masked))
             for name, q in calibration.sites.items()
         }
-        self.weights = {node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, layers.Linear | layers.Patches)}
+        self.weights = {
+            node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, layers.Linear | layers.Patches)
+        }
 
     def _input_q(self, node: Node) -> QParams | None:
         """The parameters of the codes that feed a node, through moves of rows."""
@@ -49,19 +51,29 @@ class Simulation:
         return self.sites[name].tiled(times)
 
     def _weights(self, node: Node) -> tuple[Tensor, Tensor]:
+        """The rounded weights and bias of a linear map, as real numbers."""
         leaf = node.leaf
         assert isinstance(leaf, layers.Linear | layers.Patches)
-        weight = leaf.weight.detach().cpu().double().numpy().reshape(len(leaf.weight), -1)
+        bits = self.calibration.recipe.weight_bits
+        weight = leaf.weight.detach().cpu().double().numpy()
         bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
-        q = None if isinstance(leaf, layers.Patches) else self._input_q(node)
         if isinstance(leaf, layers.Patches):
-            steps = 1 / 255 / np.repeat(np.array(self.model.preprocess.std), leaf.patch**2)
-        else:
-            steps = np.ones(1) if q is None else q.steps(weight.shape[1])
-        found = quantize_linear(weight, bias, steps, self.calibration.recipe.weight_bits)
-        rounded = found.w * found.scale[:, None] / steps
-        shift = found.bias * found.scale
-        return torch.from_numpy(rounded).float().view_as(leaf.weight), torch.from_numpy(shift).float()
+            assert bias is not None
+            p = self.model.preprocess
+            flat, offset, zero = pixel_linear(weight, bias, p)
+            found = quantize_linear(flat, offset, np.array([1 / 255]), bits)
+            rounded = found.w * found.scale[:, None] * 255
+            # The walk's images are normalised already: take the part of the offset that stands for that back out.
+            squares = leaf.patch**2
+            offset = found.bias * found.scale - rounded @ (zero / 255 - np.tile(p.mean, squares))
+            rounded = (rounded * np.tile(p.std, squares)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
+            return torch.from_numpy(rounded.copy()).float(), torch.from_numpy(offset).float()
+        q = self._input_q(node)
+        steps = np.ones(1) if q is None else q.steps(weight.shape[1])
+        found = quantize_linear(weight, bias, steps, bits)
+        return torch.from_numpy(found.w * found.scale[:, None] / steps).float(), torch.from_numpy(
+            found.bias * found.scale
+        ).float()
 
     def call(self, node: Node, inputs: list[Tensor]) -> Tensor:
         """What the node computes, in float with rounded weights; no encoding of the result yet."""
@@ -71,6 +83,12 @@ class Simulation:
             return F.conv2d(inputs[0], weight, bias, leaf.patch).flatten(2).transpose(1, 2)
         if isinstance(leaf, layers.Linear):
             return F.linear(inputs[0], *self.weights[node.name])
+        if isinstance(leaf, layers.Embed):
+            prefix, positions = node.params
+            rounded, unit = quantize_positions(positions.cpu().double().numpy(), self.calibration.recipe.position_bits)
+            q = self.sites.get(node.inputs[0])
+            prefix = prefix if q is None else q.decode(q.encode(prefix))
+            return leaf(inputs[0], prefix, torch.from_numpy(rounded * unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Softmax) and self.calibration.recipe.exp == "polynomial":
             return self._polynomial_softmax(node, leaf, inputs[0])
         y: Tensor = leaf(*inputs, *node.params)
@@ -82,7 +100,7 @@ class Simulation:
         if leaf.mask is not None:
             scores = scores.masked_fill(~leaf.mask[:, None], float("-inf"))
         distance = ((scores.amax(-1, keepdim=True) - scores) / float(q.scale[0])).round()
-        e = table[distance.clamp(max=q.last).long()] * torch.isfinite(distance)
+        e = table[distance.clamp(max=len(table) - 1).long()] * torch.isfinite(distance)
         return e / e.sum(-1, keepdim=True)
 
     def visit(self, node: Node, y: Tensor) -> Tensor:

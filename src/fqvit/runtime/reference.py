@@ -37,7 +37,9 @@ class Reference:
         """
         shape = self.program.input_shape
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
-            raise FqvitError(f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}].")
+            raise FqvitError(
+                f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}]."
+            )
         values: dict[str, Array] = {INPUT: self.kit.asarray(images)}
         kept = self.program.header.output.buffer
 
