@@ -8,6 +8,7 @@ Neighbours: checkpoint.py reads the files, fold.py makes the values fit our modu
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 
-Layout = Literal["timm", "original swin", "hugging face", "google npz"]
+Layout = Literal["timm", "original swin", "hugging face vit", "hugging face swin", "google npz"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
     """The same weights under timm's names; names no map knows are kept, for the errors that follow."""
     kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
     layout = _layout(kept, label)
-    rename = {"timm": _same, "original swin": _original_swin, "hugging face": _hugging_face, "google npz": _google}[layout]
+    rename = RENAMES[layout]
     origin = {rename(key): key for key in kept}
     if len(origin) < len(kept):
         lost = next(key for key in kept if key not in origin.values())
@@ -118,7 +119,7 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
     if any(GOOGLE_ROOT.sub("", key) == "embedding/kernel" for key in tensors):
         return "google npz"
     if any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in tensors):
-        return "hugging face"
+        return "hugging face swin" if any(HF_SWIN_BLOCK.fullmatch(key) for key in tensors) else "hugging face vit"
     if "patch_embed.proj.weight" in tensors:
         # timm puts patch merging at the start of stage i + 1, everybody else (and timm before 0.9) at the end of stage i.
         return "original swin" if any(key.startswith("layers.0.downsample.") for key in tensors) else "timm"
@@ -135,18 +136,31 @@ def _original_swin(key: str) -> str:
     return re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", key)
 
 
-def _hugging_face(key: str) -> str:
+def _hugging_face_vit(key: str) -> str:
+    if match := HF_VIT_BLOCK.fullmatch(key):
+        return f"blocks.{match[1]}.{_first(_HF_BLOCK, match[2])}"
+    return _first(HF_VIT, key)
+
+
+def _hugging_face_swin(key: str) -> str:
     if match := HF_SWIN_BLOCK.fullmatch(key):
         return f"layers.{match[1]}.blocks.{match[2]}.{_first(_HF_BLOCK, match[3])}"
     if match := HF_SWIN_DOWNSAMPLE.fullmatch(key):
         return f"layers.{int(match[1]) + 1}.downsample.{match[2]}"
-    if match := HF_VIT_BLOCK.fullmatch(key):
-        return f"blocks.{match[1]}.{_first(_HF_BLOCK, match[2])}"
-    return _first(HF_SWIN if key.startswith("swin.") else HF_VIT, key)
+    return _first(HF_SWIN, key)
 
 
 def _google(key: str) -> str:
     return _first(GOOGLE, GOOGLE_ROOT.sub("", key))
+
+
+RENAMES: dict[Layout, Callable[[str], str]] = {
+    "timm": _same,
+    "original swin": _original_swin,
+    "hugging face vit": _hugging_face_vit,
+    "hugging face swin": _hugging_face_swin,
+    "google npz": _google,
+}
 
 
 def _first(table: list[tuple[str, str]], key: str) -> str:
