@@ -50,11 +50,11 @@ class Simulation:
             name = source.inputs[0]
         return self.sites[name].tiled(times)
 
-    def _head_scale(self, name: str) -> np.float64:
+    def _head_scale(self, name: str) -> float:
         """The scale of Q, K or V, as split in heads by the node of that name."""
         node = self.graph.node(name)
         assert isinstance(node.leaf, layers.Heads)
-        return self.sites[node.inputs[0]].group(node.leaf.part).scale[0]
+        return float(self.sites[node.inputs[0]].group(node.leaf.part).scale[0])
 
     def _weights(self, node: Node) -> tuple[Tensor, Tensor]:
         """The rounded weights and bias of a linear map, as real numbers."""
@@ -96,7 +96,7 @@ class Simulation:
             prefix = prefix if q is None else q.decode(q.encode(prefix))
             return leaf(inputs[0], prefix, torch.from_numpy(rounded * unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
         if isinstance(leaf, layers.BiasedScores):
-            unit = leaf.scale * float(self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1]))
+            unit = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
             return leaf(*inputs, (node.params[0].double() / unit + 0.5).floor().mul(unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Softmax) and self.calibration.recipe.exp == "polynomial":
             return self._polynomial_softmax(node, leaf, inputs[0])

@@ -1,0 +1,97 @@
+"""What calibration costs: its time over a plain float forward pass on the same images, recipe by recipe.
+
+Rounds are interleaved (float, each recipe, float, ...), so that a busy machine hurts all alike; the figure is the median
+over rounds of the ratio within a round. Random weights: the time does not depend on them.
+
+    make bench
+    .venv/bin/python benchmarks/calibration.py --model deit_tiny --images 64 --rounds 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from fqvit.models import zoo
+from fqvit.models.graph import trace
+from fqvit.models.load import FloatModel, build
+from fqvit.models.pixels import normalise
+from fqvit.quant.calibrate import SiteObserver, observe_batch
+from fqvit.quant.plan import plan
+from fqvit.quant.recipe import RECIPES
+
+LIMITS = {"minmax": 1.5, "ema": 1.5, "fq-vit": 1.5, "percentile": 3.0, "omse": 3.0}
+
+
+def timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
+    work()
+    return clock() - start
+
+
+def random_model(name: str) -> FloatModel:
+    row = zoo.find(name)
+    torch.manual_seed(0)
+    return FloatModel(row.name, build(row.config).eval(), row.preprocess, None, "random")
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="deit_tiny")
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu", action="store_true", help="CPU time in place of wall time, for machines that others use too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    clock = time.process_time if arguments.cpu else time.perf_counter
+    model = random_model(arguments.model)
+    graph = trace(model.module)
+    p = model.preprocess
+    pixels = np.random.default_rng(0).integers(0, 256, (arguments.images, p.height, p.width, p.channels), np.uint8)
+    batches = [normalise(pixels[i : i + 16], p) for i in range(0, len(pixels), 16)]
+
+    def forward() -> None:
+        for batch in batches:
+            graph.run(batch)
+
+    def calibration(name: str) -> Callable[[], object]:
+        recipe = RECIPES[name]
+        sites = plan(graph, recipe)
+
+        def work() -> None:
+            observers = {site: SiteObserver(sites[site], recipe) for site in sites}
+            for batch in batches:
+                observe_batch(graph, observers, batch)
+
+        return work
+
+    jobs = {name: calibration(name) for name in LIMITS}
+    forward()
+    ratios: dict[str, list[float]] = {name: [] for name in jobs}
+    seconds = []
+    for _ in range(arguments.rounds):
+        for name, job in jobs.items():
+            # A forward pass right before and right after, so that a slow moment falls on both.
+            before = timed(forward, clock)
+            mine = timed(job, clock)
+            after = timed(forward, clock)
+            seconds += [before, after]
+            ratios[name].append(2 * mine / (before + after))
+    kind = "CPU" if arguments.cpu else "wall"
+    each = 1000 * statistics.median(seconds) / arguments.images
+    print(
+        f"{arguments.model}, {arguments.images} images, {arguments.threads} threads, float forward {each:.1f} ms an image ({kind})"
+    )
+    for name, found in ratios.items():
+        print(f"{name:12} {statistics.median(found):5.2f} x forward   (limit {LIMITS[name]})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Lowering rules of attention: heads, scores, softmax and attention times V. The other rules are in rules.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.emit import Wire
+from fqvit.ir.exptable import exp_table, polynomial_table
+from fqvit.ir.ops import Permute
+from fqvit.ir.rules import Lowering, double, rule
+from fqvit.models import layers
+
+SOFTMAX_SHIFT = 44  # keeps Softmax's mult below 2^53, which every JSON reader can hold
+
+
+@rule.register
+def _(leaf: layers.Heads, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    *lead, tokens, triple = x.shape
+    width = triple // 3 // leaf.heads
+    n = len(lead)
+    shape = (*lead, leaf.heads, tokens, width)
+    low.emit.op(
+        Permute(
+            y=low.name,
+            x=x.buffer,
+            view=(*lead, tokens, 3, leaf.heads, width),
+            select=(n + 1, leaf.part),
+            perm=(*range(n), n + 1, n, n + 2),
+        )
+    )
+    return Wire(low.name, shape, x.codes().group(leaf.part))
+
+
+@rule.register
+def _(leaf: layers.Scores, low: Lowering) -> Wire:
+    return _scores(low, leaf.scale, None)
+
+
+@rule.register
+def _(leaf: layers.BiasedScores, low: Lowering) -> Wire:
+    return _scores(low, leaf.scale, leaf.index)
+
+
+def _scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
+    emit, (a, b), q = low.emit, low.inputs, low.codes()
+    q_a, q_b = a.codes(), b.codes()
+    unit = float(q_a.scale[0] * q_b.scale[0]) * scale
+    name = None
+    if index is not None:
+        table = double(low.node.params[0])
+        emit.constant(
+            f"{low.name}.bias", emit.int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64))
+        )
+        name = emit.shared("relative_position_index", index.cpu().numpy().astype(np.uint16))
+    mult, shift = emit.encode(low.name, unit / float(q.scale[0]))
+    emit.op(
+        MatMul(
+            y=low.name,
+            a=a.buffer,
+            b=b.buffer,
+            mult=mult,
+            shift=shift,
+            a_zero=int(q_a.zero[0]),
+            b_zero=int(q_b.zero[0]),
+            index=name,
+            y_zero=int(q.zero[0]),
+            bits=q.bits,
+        )
+    )
+    return Wire(low.name, (*a.shape[:-1], b.shape[-2]), q)
+
+
+@rule.register
+def _(leaf: layers.Softmax, low: Lowering) -> Wire:
+    emit, (x,), q = low.emit, low.inputs, low.codes()
+    q_x, tokens = x.codes(), x.shape[-1]
+    make = exp_table if emit.calibration.recipe.exp == "table" else polynomial_table
+    emit.constant(f"{low.name}.table", make(float(q_x.scale[0]), q_x.last + 1, tokens))
+    region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
+    if q.log2:
+        emit.op(LogSoftmax(y=low.name, x=x.buffer, bits=q.bits, region=region))
+        q = dataclasses.replace(q, zero_code=q.zero_code or emit.masked)
+    else:
+        mult = round(2**SOFTMAX_SHIFT / float(q.scale[0]))
+        emit.op(Softmax(y=low.name, x=x.buffer, mult=mult, shift=SOFTMAX_SHIFT, bits=q.bits, region=region))
+    return Wire(low.name, x.shape, q)
+
+
+def _regions(mask: Tensor) -> np.ndarray:
+    """[W, T]: numbers that are equal exactly where the mask [W, T, T] is True; it is a partition of every window."""
+    same = mask.cpu().numpy()
+    first = same.argmax(-1)  # the first token that each token sees names its region
+    if not (same == (first[:, :, None] == first[:, None, :])).all():
+        raise FqvitError("attention mask: not a partition of the tokens into regions.")
+    regions: np.ndarray = first.astype(np.uint8)
+    return regions
+
+
+@rule.register
+def _(leaf: layers.Context, low: Lowering) -> Wire:
+    emit, (a, v), q = low.emit, low.inputs, low.codes()
+    q_a, q_v = a.codes(), v.codes()
+    heads = f"{low.name}.heads"
+    step = 2.0**-q_a.last if q_a.log2 else float(q_a.scale[0])
+    mult, shift = emit.encode(low.name, float(q_v.scale[0]) * step / float(q.scale[0]))
+    v_zero, y_zero = int(q_v.zero[0]), int(q.zero[0])
+    if q_a.log2:
+        emit.op(
+            ShiftMatMul(
+                y=heads,
+                a=a.buffer,
+                v=v.buffer,
+                mult=mult,
+                shift=shift,
+                v_zero=v_zero,
+                a_bits=q_a.bits,
+                zero_code=q_a.zero_code,
+                y_zero=y_zero,
+                bits=q.bits,
+            )
+        )
+    else:
+        emit.op(
+            MatMul(
+                y=heads,
+                a=a.buffer,
+                b=v.buffer,
+                mult=mult,
+                shift=shift,
+                a_zero=int(q_a.zero[0]),
+                b_zero=v_zero,
+                b_rows=True,
+                y_zero=y_zero,
+                bits=q.bits,
+            )
+        )
+    *lead, count, tokens, width = v.shape
+    n = len(lead)
+    shape = (*lead, tokens, count * width)
+    emit.op(Permute(y=low.name, x=heads, view=(*lead, count, tokens, width), perm=(*range(n), n + 1, n, n + 2), shape=shape))
+    return Wire(low.name, shape, q)
