@@ -1,0 +1,114 @@
+"""What tests of the integer core share: small random float models, random images, and a comparison that says where.
+
+Everything comes from a seed; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import settings
+from numpy.typing import NDArray
+
+from fqvit.ir.program import Program
+from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.models.load import FloatModel
+from fqvit.models.swin import Swin
+from fqvit.models.vit import ViT
+from fqvit.preprocess import Preprocess
+from fqvit.quant.calibrate import Calibration, calibrate
+from fqvit.quant.recipe import load_recipe
+from fqvit.runtime.reference import Reference
+
+# Hypothesis itself stops drawing at random where the variable CI is set.
+few = settings(max_examples=25, deadline=None)
+many = settings(max_examples=100, deadline=None)
+
+VITS: dict[str, ViTConfig] = {
+    "vit": ViTConfig((12, 12), 4, 3, 5, 24, 2, 3, 40),
+    "distilled": ViTConfig((8, 12), 4, 3, 5, 16, 1, 2, 24, prefix=2),
+    "mean": ViTConfig((12, 12), 4, 1, 4, 16, 1, 2, 32, pool="mean", norm_first=False, norm_last=True),
+    "no class token": ViTConfig((9, 9), 3, 3, 7, 16, 1, 4, 16, prefix=0, pool="mean"),
+}
+SWINS: dict[str, SwinConfig] = {
+    "swin": SwinConfig((16, 16), 2, 3, 5, 8, (2, 1), (2, 4), 4, hidden_ratio=2),
+    # 5 x 7 tokens in windows of 3, then 3 x 4: both the windows and the merge need padding (index -1).
+    "padded swin": SwinConfig((10, 14), 2, 1, 4, 8, (2, 2), (1, 2), 3, hidden_ratio=2),
+}
+MODELS = (*VITS, *SWINS)
+
+
+def float_model(kind: str, seed: int = 0, classes: tuple[str, ...] | None = None) -> FloatModel:
+    """A model of that kind whose weights are wide enough for every site to use many codes."""
+    config = VITS.get(kind) or SWINS[kind]
+    return model_of(config, kind, seed, classes)
+
+
+def model_of(
+    config: ViTConfig | SwinConfig, name: str, seed: int = 0, classes: tuple[str, ...] | None = None, gain: float = 1.0
+) -> FloatModel:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = Swin(config) if isinstance(config, SwinConfig) else ViT(config)
+    with torch.no_grad():
+        for key, p in module.named_parameters():
+            if p.ndim > 1:
+                fan_in = p[0].numel() if p.ndim in (2, 4) and "position" not in key else 1
+                p.copy_(torch.randn(p.shape, generator=generator) * gain * fan_in**-0.5)
+            elif "norm" in key and key.endswith("weight"):
+                p.copy_(0.5 + torch.rand(p.shape, generator=generator))
+            else:
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.2)
+    channels = config.channels
+    mean, std = (0.4, 0.5, 0.45)[:channels], (0.3, 0.25, 0.2)[:channels]
+    height, width = config.image
+    preprocess = Preprocess(height, width, channels, min(height, width), "bicubic", mean, std)  # type: ignore[arg-type]
+    return FloatModel(name, module.eval(), preprocess, classes, f"random weights of seed {seed}")
+
+
+def images_for(preprocess: Preprocess, count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Smooth random pictures, one of noise, one black and one white: uint8 [count, H, W, C]."""
+    rng = np.random.default_rng(seed)
+    shape = (count, preprocess.height, preprocess.width, preprocess.channels)
+    y, x = np.mgrid[0 : shape[1], 0 : shape[2]]
+    waves = rng.normal(size=(count, 3, 1, 1, shape[3])) / 6
+    smooth = 128 + 120 * np.sin(waves[:, 0] * y[..., None] + waves[:, 1] * x[..., None] + 9 * waves[:, 2])
+    pictures = np.clip(smooth + rng.normal(0, 12, shape), 0, 255).astype(np.uint8)
+    if count > 3:
+        pictures[-1], pictures[-2] = 0, 255
+        pictures[-3] = rng.integers(0, 256, shape[1:])
+    return pictures
+
+
+def calibration_of(model: FloatModel, recipe: str = "fq-vit", count: int = 12, **options: Any) -> Calibration:
+    return calibrate(model, [images_for(model.preprocess, count, 7)], load_recipe(recipe), **options)
+
+
+def buffers_of(program: Program, images: NDArray[np.uint8], library: Any = "numpy") -> dict[str, np.ndarray[Any, Any]]:
+    """Every buffer of a run, by name."""
+    seen: dict[str, np.ndarray[Any, Any]] = {}
+    Reference(program, library).run(images, lambda name, x: seen.__setitem__(name, x.copy()))
+    return seen
+
+
+def assert_same(a: Any, b: Any, name: str) -> None:
+    """Equal integers, or a message with the first differing buffer, index, both values and the count."""
+    if isinstance(a, Mapping):
+        assert list(a) == list(b), f"{name}: buffers {sorted(set(a) ^ set(b))} are in one only"
+        for key in a:
+            assert_same(a[key], b[key], f"{name} {key}")
+        return
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape, f"{name}: shape {a.shape}, the other {b.shape}"
+    wrong = np.argwhere(a != b)
+    if len(wrong):
+        first = tuple(int(i) for i in wrong[0])
+        raise AssertionError(f"{name}: first at {list(first)}: {a[first]}, the other {b[first]}; {len(wrong)} of {a.size} differ")
+
+
+def cases(functions: Mapping[Any, Callable[..., Any]]) -> list[str]:
+    return [key.__name__ for key in functions]
