@@ -86,9 +86,8 @@ def main() -> None:
             ratios[name].append(2 * mine / (before + after))
     kind = "CPU" if arguments.cpu else "wall"
     each = 1000 * statistics.median(seconds) / arguments.images
-    print(
-        f"{arguments.model}, {arguments.images} images, {arguments.threads} threads, float forward {each:.1f} ms an image ({kind})"
-    )
+    setting = f"{arguments.model}, {arguments.images} images, {arguments.threads} threads"
+    print(f"{setting}: float forward {each:.1f} ms an image ({kind} time)")
     for name, found in ratios.items():
         print(f"{name:12} {statistics.median(found):5.2f} x forward   (limit {LIMITS[name]})")
 
