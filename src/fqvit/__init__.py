@@ -1,0 +1,81 @@
+"""Vision transformers as integer-only programs. The public names, each imported when it is first used.
+
+Running a saved program needs numpy alone; load_model, calibrate and lower bring in torch.
+
+    model = fqvit.load_model("deit_tiny", "deit_tiny.safetensors")
+    program = fqvit.lower(model, fqvit.calibrate(model, images, fqvit.load_recipe("fq-vit")))
+    program.save("deit_tiny.fqvit")
+    logits = fqvit.runtime.reference.run(fqvit.Program.load("deit_tiny.fqvit"), images)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fqvit.errors import FqvitError as FqvitError
+
+if TYPE_CHECKING:
+    from fqvit import runtime as runtime
+    from fqvit.images import ImageFolder as ImageFolder
+    from fqvit.ir.lower import lower as lower
+    from fqvit.ir.program import Program as Program
+    from fqvit.models.load import FloatModel as FloatModel
+    from fqvit.models.load import load_model as load_model
+    from fqvit.preprocess import Preprocess as Preprocess
+    from fqvit.quant.calibrate import Calibration as Calibration
+    from fqvit.quant.calibrate import calibrate as calibrate
+    from fqvit.quant.recipe import Recipe as Recipe
+    from fqvit.quant.recipe import load_recipe as load_recipe
+    from fqvit.quant.simulate import Simulation as Simulation
+
+_HOMES = {
+    "Calibration": "fqvit.quant.calibrate",
+    "FloatModel": "fqvit.models.load",
+    "ImageFolder": "fqvit.images",
+    "Preprocess": "fqvit.preprocess",
+    "Program": "fqvit.ir.program",
+    "Recipe": "fqvit.quant.recipe",
+    "Simulation": "fqvit.quant.simulate",
+    "calibrate": "fqvit.quant.calibrate",
+    "load_model": "fqvit.models.load",
+    "load_recipe": "fqvit.quant.recipe",
+    "lower": "fqvit.ir.lower",
+}
+
+__all__ = [
+    "Calibration",
+    "FloatModel",
+    "FqvitError",
+    "ImageFolder",
+    "Preprocess",
+    "Program",
+    "Recipe",
+    "Simulation",
+    "__version__",
+    "calibrate",
+    "load_model",
+    "load_recipe",
+    "lower",
+    "runtime",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name == "runtime":
+        import_module("fqvit.runtime.reference")  # so that fqvit.runtime.reference works after `import fqvit`
+        value = import_module("fqvit.runtime")
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("fqvit")
+    else:
+        raise AttributeError(f"module 'fqvit' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

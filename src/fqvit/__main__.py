@@ -1,0 +1,5 @@
+"""`python -m fqvit` is the command `fqvit`."""
+
+from fqvit.cli import main
+
+main()

@@ -1,0 +1,184 @@
+"""The command line: one function a command, each only its options; commands/ has what they do.
+
+Nothing heavy is imported before a command needs it. Mistakes of the user are one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from fqvit.errors import FqvitError
+
+app = typer.Typer(
+    help="Vision transformers as integer-only programs.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: importing rich for it would double the time of `fqvit --help`
+    pretty_exceptions_enable=False,
+)
+
+
+class Backend(StrEnum):
+    native = "native"
+    reference = "reference"
+    onnx = "onnx"
+
+
+class Features(StrEnum):
+    tokens = "tokens"
+    pooled = "pooled"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", show_default=False)]
+Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint of the float model.")]
+Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
+
+
+def main() -> NoReturn:
+    """The console script."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # libraries' warnings are for developers; ours are printed as such
+    app(prog_name="fqvit")
+    raise AssertionError("typer returned")
+
+
+def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a command whose failures end in one line and an exit code."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def guarded(*args: object, **options: object) -> None:
+            try:
+                function(*args, **options)
+                sys.stdout.flush()  # here, so that a closed pipe is noticed here
+            except FqvitError as error:
+                fail(str(error))
+            except KeyboardInterrupt:
+                raise SystemExit(130) from None
+            except BrokenPipeError:
+                # The reader has left. Python would complain once more when it flushes at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise SystemExit(141) from None
+            except OSError as error:
+                where = f"{error.filename}: " if error.filename else ""
+                fail(f"{where}{error.strerror or error}.")
+
+        app.command(name)(guarded)
+        return function
+
+    return register
+
+
+def fail(message: str) -> NoReturn:
+    typer.echo(f"fqvit: {' '.join(message.split())}", err=True)
+    raise SystemExit(2)
+
+
+@command("models")
+def models(as_json: Json = False) -> None:
+    """List the models, their sizes and their preprocessing."""
+    from fqvit.commands import models as models_command
+
+    models_command.run(as_json)
+
+
+@command("quantize")
+def quantize(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME; default fmnist_vit.")] = None,
+    weights: Weights = None,
+    calib: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")] = None,
+    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="How to quantize.")] = "fq-vit",
+    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")] = None,
+    device: Device = "cpu",
+    features: Annotated[Features | None, typer.Option(help="Stop at features instead of logits.")] = None,
+    images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
+    k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor.")] = None,
+    classes: Annotated[Path | None, typer.Option(metavar="FILE", help="Class names: JSON list, or one a line.")] = None,
+    save_calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.fqvit", help="Default: MODEL.fqvit here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a float checkpoint into an integer-only program."""
+    from fqvit.commands import quantize as quantize_command
+
+    quantize_command.run(
+        model,
+        weights,
+        calib,
+        recipe,
+        bits,
+        device,
+        None if features is None else features.value,
+        images,
+        k,
+        classes,
+        save_calibration,
+        out,
+        as_json,
+    )
+
+
+@command("eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="FILE.fqvit|MODEL", show_default=False)],
+    weights: Weights = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images, one sub-folder a class.")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="What runs a program; now: reference.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = None,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure top-1 and top-5 of a program, or of a float model."""
+    from fqvit.commands import evaluate as evaluate_command
+
+    evaluate_command.run(target, weights, data, None if backend is None else backend.value, limit, device, as_json)
+
+
+@command("classify")
+def classify(
+    file: Program,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Show the five best classes of images."""
+    from fqvit.commands import classify as classify_command
+
+    classify_command.run(file, images, as_json)
+
+
+@command("inspect")
+def inspect(
+    file: Program,
+    sites: Annotated[bool, typer.Option("--sites", help="List every quantized site.")] = False,
+    ops: Annotated[bool, typer.Option("--ops", help="List every op.")] = False,
+    proofs: Annotated[bool, typer.Option("--proofs", help="List every overflow proof.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a program, and why it cannot overflow."""
+    from fqvit.commands import inspect as inspect_command
+
+    inspect_command.run(file, sites, ops, proofs, as_json)
+
+
+@command("compare")
+def compare(
+    file: Program,
+    weights: Weights = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images; no labels.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = 32,
+    as_json: Json = False,
+) -> None:
+    """Show site by site where a program departs from its float model."""
+    from fqvit.commands import compare as compare_command
+
+    compare_command.run(file, weights, data, limit, as_json)

@@ -1,0 +1,101 @@
+"""`fqvit eval`: top-1 and top-5 of a program, or of a float model, on a folder with one sub-folder a class."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fqvit.commands import inputs
+from fqvit.commands.output import say, say_json
+from fqvit.errors import FqvitError
+from fqvit.evaluate.accuracy import Run, Scores, measure
+from fqvit.preprocess import Preprocess
+
+PROGRAM_BATCH = 8  # the reference keeps int64 intermediates, so that 8 images are plenty
+FLOAT_BATCH = 16
+CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+
+
+def run(
+    target: str,
+    weights: str | None,
+    data: Path | None,
+    backend: str | None,
+    limit: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    if backend not in (None, "reference"):
+        raise FqvitError(f"backend {backend!r}: not in this version of fqvit. Use --backend reference.")
+    path = Path(target)
+    if path.suffix in (".fqvit", *CHECKPOINTS) or (path.is_file() and not target.startswith("hf:")):
+        if weights is not None:
+            raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
+        if device != "cpu":
+            raise FqvitError(f"device {device!r}: programs run on the CPU. Use --device cpu.")
+        model, backend, (preprocess, classes, forward), size = *_program(path), PROGRAM_BATCH
+    else:
+        if backend is not None:
+            raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
+        inputs.check_name(target)
+        inputs.require_torch("eval of a float model")
+        model, backend, (preprocess, classes, forward), size = *_float(target, weights, device), FLOAT_BATCH
+    pictures = inputs.labelled(data, model, preprocess, classes, limit, size)
+    start = time.perf_counter()
+    found = measure(forward, pictures.batches(size, "evaluating"))
+    seconds = time.perf_counter() - start
+    if as_json:
+        say_json(
+            {
+                "target": target,
+                "model": model,
+                "backend": backend,
+                "top1": round(found.top1, 4),
+                "top5": round(found.top5, 4),
+                "images": found.images,
+                "skipped": pictures.skipped,
+                "seconds": round(seconds, 3),
+                "ms_per_image": round(1000 * found.seconds / found.images, 3),
+            }
+        )
+        return
+    each = f"{seconds:.1f} s, {1000 * found.seconds / found.images:.1f} ms an image in the model"
+    say(f"{target} ({backend}) on {found.images} images of {pictures.where}: {each}")
+    say(f"top-1 {found.top1:.2f} %")
+    say(f"top-5 {found.top5:.2f} %")
+
+
+Ready = tuple[Preprocess, tuple[str, ...] | int, Run]
+
+
+def _program(path: Path) -> tuple[str, str, Ready]:
+    from fqvit.ir.program import Program
+    from fqvit.runtime.reference import Reference
+
+    program = Program.load(path)
+    header = program.header
+    if header.output.kind != "logits":
+        raise FqvitError(f"{path}: gives features ({header.output.kind}), not classes. Quantize without --features.")
+    count = program.verify().buffers[header.output.buffer].channels
+    return header.model, "reference", (header.preprocess, program.classes or count, Reference(program).run)
+
+
+def _float(name: str, weights: str | None, device: str) -> tuple[str, str, Ready]:
+    import torch
+
+    from fqvit.models.graph import run_float, trace
+    from fqvit.models.pixels import normalise
+
+    model = inputs.float_model(name, weights)
+    try:
+        module = model.module.to(torch.empty(0, device=torch.device(device)).device)
+    except (RuntimeError, AssertionError):
+        raise FqvitError(f"device {device!r} is not available here. Use --device cpu.") from None
+    graph = trace(module)
+
+    def forward(images: Scores) -> Scores:
+        logits: Scores = run_float(graph, normalise(images, model.preprocess).to(device)).cpu().numpy()
+        return logits
+
+    count: int = module.config.classes  # type: ignore[assignment,union-attr]
+    return model.name, "float", (model.preprocess, model.classes or count, forward)

@@ -1,0 +1,144 @@
+"""What several commands ask for: class names, images with or without labels, weights, torch. Errors here come early and cheap.
+
+No torch at import. Neighbours: images.py (folders), models/embedded.py (images inside the package).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fqvit.commands.output import warn_of_skipped
+from fqvit.errors import FqvitError
+from fqvit.evaluate.accuracy import arrays, spread
+from fqvit.images import Batch, ImageFolder
+from fqvit.models import embedded
+from fqvit.preprocess import Preprocess
+from fqvit.progress import track
+
+if TYPE_CHECKING:
+    from fqvit.models.load import FloatModel
+
+
+@dataclass
+class Images:
+    """Images from a folder or from inside the package. `skipped` is known after the pass."""
+
+    source: ImageFolder | list[Batch]
+    count: int
+    where: str
+    skipped: int = 0
+
+    def batches(self, size: int, label: str) -> Iterator[Batch]:
+        """One pass with a progress bar; warns of unreadable files at its end."""
+        if isinstance(self.source, list):
+            yield from track(self.source, len(self.source), label)
+            return
+        yield from track(self.source.batches(size), -(-len(self.source) // size), label)
+        self.skipped = warn_of_skipped(self.source)
+
+
+def labelled(
+    folder: Path | None, model: str, preprocess: Preprocess, classes: Sequence[str] | int, limit: int | None, size: int
+) -> Images:
+    """Test images with labels: --data, or for embedded models the test images of the package."""
+    if folder is None:
+        if model not in embedded.MODELS:
+            raise FqvitError(f"{model}: no images given. Pass a folder with one sub-folder a class (--data DIR).")
+        pixels, labels = embedded.test_images()
+        chosen = spread(len(pixels), limit)
+        return Images(arrays(pixels[chosen], labels[chosen], size), len(chosen), "embedded test images")
+    found = ImageFolder.labelled(folder, preprocess, classes)
+    found = found if limit is None else found.limit(limit)
+    return Images(found, len(found), str(folder))
+
+
+def unlabelled(folder: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, size: int) -> Images:
+    """Images without labels: a folder, or for embedded models the calibration images of the package."""
+    if folder is None:
+        if model not in embedded.MODELS:
+            raise FqvitError(f"{model}: no images given. Pass a folder of images ({option} DIR); labels are not needed.")
+        pixels = embedded.calibration_images()
+        chosen = spread(len(pixels), limit)
+        return Images(arrays(pixels[chosen], None, size), len(chosen), "embedded calibration images")
+    found = ImageFolder.unlabelled(folder, preprocess).limit(limit)
+    return Images(found, len(found), str(folder))
+
+
+def class_names(path: Path | None) -> list[str] | None:
+    """A JSON list of names or of (id, name) pairs, or text with a name a line."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a file of class names.") from None
+    except UnicodeDecodeError:
+        raise FqvitError(f"{path}: not UTF-8 text. Pass a JSON list of names, or a text file with one name a line.") from None
+    if not text.lstrip().startswith(("[", "{")):
+        names: list[object] = list(text.rstrip("\n").split("\n"))
+    else:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise FqvitError(f"{path}: not JSON ({error}). Expected a list of names or of [id, name] pairs.") from None
+        if not isinstance(found, list):
+            raise FqvitError(f"{path}: a JSON {type(found).__name__}, expected a list of names or of [id, name] pairs.")
+        names = [item[1] if isinstance(item, list) and len(item) == 2 else item for item in found]
+    checked = []
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or "\n" in name.strip():
+            raise FqvitError(f"{path}: class {number} is {name!r}, expected a name on one line.")
+        checked.append(name.strip())
+    return checked
+
+
+def require_torch(command: str) -> None:
+    """Before anything slow: running a program needs no torch, the other commands do."""
+    if importlib.util.find_spec("torch") is None:
+        raise FqvitError(f'{command}: needs PyTorch, which is not installed. Run `pip install "fqvit[quantize]"`.')
+
+
+def float_model(name: str | None, weights: str | None, classes: Path | None = None) -> FloatModel:
+    """The model of a zoo name or hf: address. Without a name: the hub's, or that of the checkpoint's file name."""
+    names = class_names(classes)
+    if name is None and weights is not None:
+        name, weights = _name_from(weights)
+    from fqvit.models.load import load_model
+
+    return load_model(name or embedded.MODELS[0], weights, names)
+
+
+def check_name(name: str | None) -> None:
+    """Refuses an unknown model before torch is imported."""
+    if name is not None and not name.startswith("hf:"):
+        from fqvit.models.zoo import find
+
+        find(name)
+
+
+def _name_from(weights: str) -> tuple[str, str | None]:
+    if weights.startswith("hf:"):
+        return weights, None
+    from fqvit.models.zoo import BY_NAME
+
+    stem = Path(weights).stem.split(".")[0]
+    if stem not in BY_NAME:
+        raise FqvitError(f"{weights}: which model is this? Name it first, such as deit_tiny; `fqvit models` lists the names.")
+    return stem, weights
+
+
+def check_output(path: Path) -> None:
+    """Refuses a place that cannot be written before minutes of work go into what should be written there."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise FqvitError(f"{path}: there is no folder {folder}. Create it first.")
+    if path.is_dir():
+        raise FqvitError(f"{path}: is a folder. Choose a file name, such as {path / 'model.fqvit'}.")
+    if not os.access(folder, os.W_OK):
+        raise FqvitError(f"{path}: the folder may not be written to. Choose another.")

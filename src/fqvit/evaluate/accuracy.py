@@ -1,0 +1,86 @@
+"""How often the right class comes first, and among the first five. Knows scores and labels, not what made them.
+
+No torch. Neighbours: images.py (labelled folders), compare.py (where accuracy is lost), runtime/ (integer scores).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.errors import FqvitError
+from fqvit.images import Batch
+
+Scores = np.ndarray[Any, Any]
+Run = Callable[[NDArray[np.uint8]], Scores]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """top1, top5: percent of `images`. seconds: in the model alone, reading of images excluded. predictions: i64 [images]."""
+
+    images: int
+    top1: float
+    top5: float
+    seconds: float
+    predictions: NDArray[np.int64]
+
+
+def measure(run: Run, batches: Iterable[Batch]) -> Accuracy:
+    """Runs every batch and ranks the labels; the batches must have labels."""
+    ranks: list[NDArray[np.int64]] = []
+    predictions: list[NDArray[np.int64]] = []
+    seconds = 0.0
+    for batch in batches:
+        if batch.labels is None:
+            raise FqvitError("accuracy needs labelled images. Have one sub-folder a class.")
+        start = time.perf_counter()
+        scores = run(batch.images)
+        seconds += time.perf_counter() - start
+        ranks.append(rank(scores, batch.labels))
+        predictions.append(scores.argmax(-1))
+    if not ranks:
+        raise FqvitError("no images were read. Pass a folder with at least one readable image.")
+    every = np.concatenate(ranks)
+    return Accuracy(
+        len(every), 100 * float((every < 1).mean()), 100 * float((every < 5).mean()), seconds, np.concatenate(predictions)
+    )
+
+
+def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many classes come before the label: [N]. Of equal scores the lower class index comes first, as in argmax.
+
+    scores: [N, classes]   labels: i64 [N]
+    """
+    own = np.take_along_axis(scores, labels[:, None], -1)
+    before = np.arange(scores.shape[-1])[None, :] < labels[:, None]
+    places: NDArray[np.int64] = ((scores > own) | ((scores == own) & before)).sum(-1)
+    return places
+
+
+def arrays(images: NDArray[np.uint8], labels: NDArray[np.int64] | None, size: int) -> list[Batch]:
+    """Images that are in memory already, as batches of `size`."""
+    names = [f"image {i}" for i in range(len(images))]
+    return [
+        Batch(images[at : at + size], None if labels is None else labels[at : at + size], names[at : at + size])
+        for at in range(0, len(images), size)
+    ]
+
+
+def spread(total: int, limit: int | None) -> NDArray[np.int64]:
+    """At most `limit` of the indices 0..total - 1, evenly over all of them, as ImageFolder.limit chooses files."""
+    if limit is not None and limit < 1:
+        raise FqvitError(f"image limit is {limit}: expected at least 1.")
+    count = total if limit is None else min(limit, total)
+    return np.arange(count, dtype=np.int64) * total // count
+
+
+def top(scores: Scores, count: int) -> list[int]:
+    """The classes with the highest scores, best first; of equal scores the lower index first. scores: [classes]."""
+    order = np.argsort(-scores.astype(np.float64), kind="stable")
+    return [int(index) for index in order[:count]]

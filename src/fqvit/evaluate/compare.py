@@ -1,0 +1,167 @@
+"""Where accuracy is lost: the signal-to-noise ratio of every site, integer and simulated, against the float model.
+
+The simulation is rebuilt from the program's own site parameters, so that no calibration images are needed. Sites that stay
+in an accumulator have no codes and are left out; the logits are in. Needs torch. Neighbours: quant/simulate.py, inspect.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.ir.program import Program, Site
+from fqvit.models.graph import Node, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.quant.calibrate import Calibration
+from fqvit.quant.qparams import QParams
+from fqvit.quant.recipe import Recipe
+from fqvit.quant.simulate import Simulation
+from fqvit.runtime.reference import Integers, Reference
+
+
+class SiteNoise(msgspec.Struct, frozen=True):
+    """Decibels, 10 log10(sum float^2 / sum (float - other)^2); None where they are equal to the last bit."""
+
+    site: str
+    role: str
+    bits: int
+    integer_db: float | None
+    simulated_db: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """sites: worst integer_db first. agreement: percent of images whose best class is the float model's; None for features."""
+
+    images: int
+    sites: list[SiteNoise]
+    integer_agreement: float | None
+    simulated_agreement: float | None
+
+
+@dataclass
+class _Power:
+    """Sums over all images, in float64."""
+
+    signal: float = 0.0
+    integer: float = 0.0
+    simulated: float = 0.0
+
+
+class Comparer:
+    """Folds batches in; result() may be asked for at any time after the first."""
+
+    def __init__(self, program: Program, model: FloatModel) -> None:
+        # The program's preprocessing: it may have been made with other settings than the model's row has now.
+        self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
+        self.program = program
+        calibration = calibration_of(program)
+        self.graph = trace(model.module, calibration.features)
+        known = {node.name for node in self.graph.nodes}
+        stray = next((name for name in calibration.sites if name not in known), None)
+        if stray is not None:
+            raise FqvitError(
+                f"{stray}: a site of the program that {model.name} does not have. Quantize again with these weights."
+            )
+        self.reference = Reference(program)
+        self.simulation = Simulation(self.model, calibration)
+        self.qparams = dict(self.simulation.sites)
+        self.logits = program.header.output.buffer if program.header.output.kind == "logits" else None
+        self.power = {name: _Power() for name in (*self.qparams, *([self.logits] if self.logits else []))}
+        self.images = self.integer_agrees = self.simulated_agrees = 0
+
+    @torch.no_grad()
+    def add(self, images: NDArray[np.uint8]) -> None:
+        """uint8 [n, H, W, C]. Holds the float values of all sites of these images: keep n small."""
+        floats: dict[str, Tensor] = {}
+
+        def keep(node: Node, y: Tensor) -> Tensor:
+            if node.name in self.power:
+                floats[node.name] = y
+                self.power[node.name].signal += _energy(y)
+            return y
+
+        def against_integer(name: str, codes: Integers) -> None:
+            if name in floats:
+                self.power[name].integer += _energy(floats[name] - self._decoded(name, codes))
+
+        def against_simulated(node: Node, y: Tensor) -> Tensor:
+            y = self.simulation.visit(node, y)
+            if node.name in floats:
+                self.power[node.name].simulated += _energy(floats[node.name] - y)
+            return y
+
+        pixels = normalise(images, self.model.preprocess)
+        exact = self.graph.run(pixels, keep)
+        integers = self.reference.run(images, against_integer)
+        simulated = self.simulation.graph.run(pixels, against_simulated, self.simulation.call)
+        self.images += len(images)
+        if self.logits:
+            best = exact.argmax(-1)
+            self.integer_agrees += int((torch.from_numpy(integers).argmax(-1) == best).sum())
+            self.simulated_agrees += int((simulated.argmax(-1) == best).sum())
+
+    def _decoded(self, name: str, codes: Integers) -> Tensor:
+        values = torch.from_numpy(codes.astype(np.float32))
+        return values * self.program.header.output.scale if name == self.logits else self.qparams[name].decode(values)
+
+    def result(self) -> Comparison:
+        if self.images == 0:
+            raise FqvitError("compare: no images were read. Pass a folder with at least one readable image.")
+        rows = [self._row(name, power) for name, power in self.power.items()]
+        rows.sort(key=lambda row: math.inf if row.integer_db is None else row.integer_db)
+        if self.logits is None:
+            return Comparison(self.images, rows, None, None)
+        percent = 100 / self.images
+        return Comparison(self.images, rows, percent * self.integer_agrees, percent * self.simulated_agrees)
+
+    def _row(self, name: str, power: _Power) -> SiteNoise:
+        site = self.program.header.sites.get(name)
+        role, bits = (site.role, site.bits) if site else ("logits", 32)
+        return SiteNoise(name, role, bits, _decibels(power.signal, power.integer), _decibels(power.signal, power.simulated))
+
+
+def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.uint8]]) -> Comparison:
+    """The program against the float model that it was made from, on uint8 images [n, H, W, C]."""
+    comparer = Comparer(program, model)
+    for images in batches:
+        comparer.add(images)
+    return comparer.result()
+
+
+def calibration_of(program: Program) -> Calibration:
+    """The calibration that the program was lowered from, as far as its sites tell."""
+    header = program.header
+    try:
+        recipe = msgspec.convert(header.recipe, Recipe)
+    except msgspec.ValidationError as error:
+        raise FqvitError(f"{header.model}: the recipe in the file is not readable here ({error}). Quantize again.") from None
+    sites = {name: qparams_of(site, program) for name, site in header.sites.items()}
+    return Calibration(recipe, header.output.kind, header.images, sites)
+
+
+def qparams_of(site: Site, program: Program) -> QParams:
+    if site.log2:
+        return QParams(site.bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=site.zero_code)
+    alpha = None if site.alpha is None else program.constants[site.alpha]
+    return QParams(site.bits, np.array(site.scale, np.float64), np.array(site.zero, np.int64), alpha)
+
+
+def _energy(x: Tensor) -> float:
+    return float(x.double().square().sum())
+
+
+def _decibels(signal: float, noise: float) -> float | None:
+    if noise == 0:
+        return None
+    return 10 * math.log10(max(signal, 1e-300) / noise)

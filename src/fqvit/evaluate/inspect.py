@@ -1,0 +1,167 @@
+"""What stands in a .fqvit file, in numbers: ops, sites, bytes, and how near every accumulator comes to its limit.
+
+No torch; nothing is run. Neighbours: ir/program.py (verify finds what is reported here), commands/inspect.py (prints it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fqvit.ir.program import CLASSES, Program
+from fqvit.ir.value import Proof, Value
+
+# The last part of a constant's name says what it is; shared constants are called kind.0, kind.1, ...
+KINDS = {
+    "w": "weights",
+    "bias": "biases",
+    "mult": "multipliers",
+    "mult0": "multipliers",
+    "mult1": "multipliers",
+    "shift": "multipliers",
+    "affine": "LayerNorm",
+    "table": "tables",
+    "positions": "embeddings",
+    "prefix": "embeddings",
+    "alpha": "power-of-two factors",
+    CLASSES: "class names",
+}
+OTHER, PROGRAM = "indices", "program text"
+
+
+class OpRow(msgspec.Struct, frozen=True):
+    """One op: what it writes, of which type and shape, the integers it can hold, and what it reads."""
+
+    op: str
+    y: str
+    dtype: str
+    shape: tuple[int, ...]
+    lo: int
+    hi: int
+    inputs: tuple[str, ...]
+
+
+class ProofRow(msgspec.Struct, frozen=True):
+    """|what| <= bound < 2^bits inside the op that writes `buffer`; headroom: the bits left over."""
+
+    buffer: str
+    what: str
+    bound: int
+    bits: int
+    headroom: float
+
+
+class SiteRow(msgspec.Struct, frozen=True):
+    """One quantized site. codes: "affine", "power-of-two" or "log2"; lowest and highest: the real values that it can hold."""
+
+    site: str
+    role: str
+    bits: int
+    codes: str
+    scale: tuple[float, ...]
+    zero: tuple[int, ...]
+    alpha_max: int
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """floats counts what must not be there: float constants, float buffers, and floats in the fields of ops."""
+
+    ops: list[OpRow]
+    sites: list[SiteRow]
+    proofs: list[ProofRow]
+    bytes: dict[str, int]
+    floats: int
+
+    @property
+    def op_kinds(self) -> dict[str, int]:
+        return dict(Counter(op.op for op in self.ops).most_common())
+
+    @property
+    def weights(self) -> int:
+        return self.bytes.get("weights", 0)
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+    @property
+    def overhead(self) -> float:
+        """Percent of the int8 weights that everything else in the file adds to them."""
+        return 100 * (self.total - self.weights) / max(self.weights, 1)
+
+    def tightest(self) -> list[ProofRow]:
+        """Of every kind of accumulator (what it is, and its limit) the one with the least headroom."""
+        worst: dict[tuple[str, int], ProofRow] = {}
+        for proof in self.proofs:
+            key = (proof.what, proof.bits)
+            if key not in worst or proof.headroom < worst[key].headroom:
+                worst[key] = proof
+        return sorted(worst.values(), key=lambda proof: proof.headroom)
+
+
+def inspect(program: Program, path: Path) -> Inspection:
+    """The program that was read from `path`."""
+    verified = program.verify()
+    buffers = verified.buffers
+    sizes: Counter[str] = Counter()
+    for name, array in program.constants.items():
+        sizes[kind_of(name)] += array.nbytes
+    sizes[PROGRAM] = path.stat().st_size - sum(sizes.values())
+    return Inspection(
+        ops=[_op_row(op, buffers[op.y]) for op in program.ops],
+        sites=[_site_row(program, name) for name in program.header.sites],
+        proofs=[_proof_row(proof) for proof in verified.proofs],
+        bytes=dict(sizes.most_common()),
+        floats=_floats(program, buffers.values()),
+    )
+
+
+def kind_of(constant: str) -> str:
+    parts = constant.split(".")
+    return KINDS.get(parts[-1]) or (KINDS.get(parts[0]) if len(parts) == 2 and parts[1].isdigit() else None) or OTHER
+
+
+def _op_row(op: Any, value: Value) -> OpRow:
+    tag = type(op).__struct_config__.tag
+    return OpRow(str(tag), op.y, value.dtype, value.shape, value.lo, value.hi, op.inputs())
+
+
+def _proof_row(proof: Proof) -> ProofRow:
+    # Python's log2 takes integers of any size.
+    return ProofRow(proof.buffer, proof.what, proof.bound, proof.bits, round(proof.bits - math.log2(max(proof.bound, 1)), 2))
+
+
+def _site_row(program: Program, name: str) -> SiteRow:
+    site = program.header.sites[name]
+    last = 2**site.bits - 1
+    if site.log2:
+        smallest = 0.0 if site.zero_code else 2.0**-last
+        return SiteRow(name, site.role, site.bits, "log2", (), (), 0, smallest, 1.0)
+    alpha = 0 if site.alpha is None else int(program.constants[site.alpha].max())
+    ends = [((0 - zero) * scale, (last - zero) * scale) for scale, zero in zip(site.scale, site.zero, strict=True)]
+    lowest, highest = min(end[0] for end in ends) * 2**alpha, max(end[1] for end in ends) * 2**alpha
+    codes = "affine" if site.alpha is None else "power-of-two"
+    return SiteRow(name, site.role, site.bits, codes, site.scale, site.zero, alpha, lowest, highest)
+
+
+def _floats(program: Program, buffers: Any) -> int:
+    constants = sum(not np.issubdtype(array.dtype, np.integer) for array in program.constants.values())
+    values = sum(value.dtype.startswith("f") for value in buffers)
+    return constants + values + sum(_floats_in(msgspec.to_builtins(op)) for op in program.ops)
+
+
+def _floats_in(value: object) -> int:
+    if isinstance(value, dict):
+        return sum(map(_floats_in, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_floats_in, value))
+    return int(isinstance(value, float))
