@@ -143,6 +143,8 @@ def test_hugging_face_models_equal_transformers(
     timm: ModuleType, tmp_path: Path, name: str, kind: str, config: str, options: dict[str, Any], live: bool
 ) -> None:
     """`timm` is asked for because transformers, too, imports torchvision."""
+    if live and options["image_size"] == 50:
+        pytest.skip("a Swin's state dict alone does not tell its image size")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")

@@ -73,8 +73,8 @@ def test_sizes_are_timms(timm: object) -> None:
         c = row.config
         if isinstance(c, ViTConfig):
             block = model.blocks[0]
-            found = (model.embed_dim, len(model.blocks), block.attn.num_heads, block.mlp.fc1.out_features, model.num_prefix_tokens)
-            assert found == (c.width, c.depth, c.heads, c.hidden, c.prefix)
+            assert (model.embed_dim, len(model.blocks), model.num_prefix_tokens) == (c.width, c.depth, c.prefix)
+            assert (block.attn.num_heads, block.mlp.fc1.out_features) == (c.heads, c.hidden)
             assert block.norm1.eps == c.eps
         else:
             assert model.embed_dim == c.width
