@@ -1,0 +1,245 @@
+"""A second, slow definition of every op, from its docstring alone: Python integers, loops, one image at a time.
+
+Nothing here may call fqvit.ir.fixed or an op's own run(); test_ops.py holds the two definitions against each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
+
+Get = Callable[[str], np.ndarray[Any, Any]]
+Result = np.ndarray[Any, Any]
+
+
+def floor_half(numerator: int, denominator: int) -> int:
+    return math.floor(Fraction(numerator, denominator) + Fraction(1, 2))
+
+
+def places(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*map(range, shape))
+
+
+def fill(shape: tuple[int, ...], value: Callable[[tuple[int, ...]], int]) -> Result:
+    y = np.empty(shape, object)
+    for i in places(shape):
+        y[i] = value(i)
+    return y
+
+
+def clamp(value: int, bits: int) -> int:
+    return min(max(value, 0), 2**bits - 1)
+
+
+def zero_of(get: Get, zero: int | tuple[int, ...] | str, c: int, channels: int) -> int:
+    if isinstance(zero, int):
+        return zero
+    if isinstance(zero, tuple):
+        return zero[c * len(zero) // channels]
+    return int(get(zero)[c])
+
+
+def alpha_of(get: Get, alpha: str | None, c: int) -> int:
+    return 0 if alpha is None else int(get(alpha)[c])
+
+
+def lookup(op: Lookup, get: Get) -> Result:
+    x, table = get(op.x), get(f"{op.y}.table")
+    return fill(x.shape, lambda i: int(table[int(x[i])]))
+
+
+def linear(op: Linear, get: Get) -> Result:
+    x, w, bias = get(op.x), get(f"{op.y}.w"), get(f"{op.y}.bias")
+
+    def value(i: tuple[int, ...]) -> int:
+        *row, o = i
+        acc = sum(int(a) * int(b) for a, b in zip(x[tuple(row)], w[o], strict=True)) + int(bias[o])
+        if op.out == "acc":
+            return acc
+        y = floor_half(acc * int(get(f"{op.y}.mult")[o]), 2 ** int(get(f"{op.y}.shift")[o]))
+        return y if op.out == "i32" else clamp(y + zero_of(get, op.y_zero, o, len(w)), op.bits)
+
+    return fill((*x.shape[:-1], len(w)), value)
+
+
+def layernorm(op: LayerNorm, get: Get) -> Result:
+    x, (g, b) = get(op.x), get(f"{op.y}.affine")
+    channels = x.shape[-1]
+    y = np.empty(x.shape, object)
+    for row in places(x.shape[:-1]):
+        v = [
+            (int(x[row][c]) - zero_of(get, op.zero, c, channels)) * 2 ** alpha_of(get, op.alpha, c) for c in range(channels)
+        ]
+        m1, m2 = sum(v), sum(a * a for a in v)
+        big = channels * m2 - m1 * m1 + op.epsilon
+        j = 0
+        while big * 4 ** (j + 1) < 2**62:
+            j += 1
+        d = math.isqrt(big * 4**j)
+        for c in range(channels):
+            t = floor_half((channels * v[c] - m1) * 2 ** (24 + j), d)
+            assert abs(t) < 2**31
+            y[(*row, c)] = clamp(floor_half(t * int(g[c]) + int(b[c]) * 2**op.b_shift, 2**op.shift), op.bits)
+    return y
+
+
+def add(op: Add, get: Get) -> Result:
+    xs = [get(term.x) for term in op.terms]
+    shape = max((x.shape for x in xs), key=len)
+    channels = shape[-1]
+
+    def value(i: tuple[int, ...]) -> int:
+        c = i[-1]
+        total = 0
+        for term, x in zip(op.terms, xs, strict=True):
+            assert isinstance(term, Term)
+            code = int(x[i[len(i) - x.ndim :]])
+            mult = term.mult if isinstance(term.mult, int) else int(get(term.mult)[c])
+            total += (code - zero_of(get, term.zero, c, channels)) * 2 ** alpha_of(get, term.alpha, c) * mult
+        shifted = floor_half(total, 2 ** (op.shift + alpha_of(get, op.y_alpha, c)))
+        return clamp(shifted + zero_of(get, op.y_zero, c, channels), op.bits)
+
+    return fill(shape, value)
+
+
+def take(op: Take, get: Get) -> Result:
+    x, index = get(op.x), get(op.index)
+    channels = x.shape[-1]
+    rows = [x[place] for place in places(x.shape[:-1])]
+
+    def value(i: tuple[int, ...]) -> int:
+        *place, c = i
+        row = int(index[tuple(place)])
+        return zero_of(get, op.fill, c, channels) if row == -1 else int(rows[row][c])
+
+    return fill((*index.shape, channels), value)
+
+
+def permute(op: Permute, get: Get) -> Result:
+    flat = [int(v) for v in get(op.x).ravel()]
+    kept = [axis for axis in range(len(op.view)) if op.select is None or axis != op.select[0]]
+    out = [op.view[kept[axis]] for axis in op.perm]
+    values = []
+    for i in places(tuple(out)):
+        where = [0] * len(op.view)
+        if op.select is not None:
+            where[op.select[0]] = op.select[1]
+        for position, axis in zip(i, op.perm, strict=True):
+            where[kept[axis]] = position
+        number = 0
+        for position, size in zip(where, op.view, strict=True):
+            number = number * size + position
+        values.append(flat[number])
+    return np.array(values, object).reshape(op.shape or out)
+
+
+def concat(op: Concat, get: Get) -> Result:
+    rows = [[int(v) for v in row] for name in op.xs for row in get(name)]
+    return np.array(rows, object)
+
+
+def mean(op: Mean, get: Get) -> Result:
+    x = get(op.x)
+    tokens, channels = x.shape
+
+    def value(i: tuple[int, ...]) -> int:
+        (c,) = i
+        total = sum(int(x[t, c]) - zero_of(get, op.zero, c, channels) for t in range(op.skip, tokens))
+        return clamp(floor_half(total * 2 ** alpha_of(get, op.alpha, c) * op.mult, 2**op.shift) + op.y_zero, op.bits)
+
+    return fill((channels,), value)
+
+
+def matmul(op: MatMul, get: Get) -> Result:
+    a, b = get(op.a), get(op.b)
+    inner = a.shape[-1]
+
+    def value(i: tuple[int, ...]) -> int:
+        *lead, m, n = i
+        acc = 0
+        for k in range(inner):
+            right = int(b[(*lead, k, n)] if op.b_rows else b[(*lead, n, k)])
+            acc += (int(a[(*lead, m, k)]) - op.a_zero) * (right - op.b_zero)
+        if op.index is not None:
+            acc += int(get(f"{op.y}.bias")[int(get(op.index)[m, n]), lead[-1]])
+        return clamp(floor_half(acc * op.mult, 2**op.shift) + op.y_zero, op.bits)
+
+    return fill((*a.shape[:-1], b.shape[-1] if op.b_rows else b.shape[-2]), value)
+
+
+def exponentials(x: np.ndarray[Any, Any], row: tuple[int, ...], table: Any, region: Any) -> list[int]:
+    *lead, _, m = row
+    tokens = x.shape[-1]
+    codes = [int(v) for v in x[row]]
+    seen = [region is None or region[lead[-1], m] == region[lead[-1], t] for t in range(tokens)]
+    top = max(code for code, s in zip(codes, seen, strict=True) if s)
+    return [int(table[min(top - code, len(table) - 1)]) if s else 0 for code, s in zip(codes, seen, strict=True)]
+
+
+def log_softmax(op: LogSoftmax, get: Get) -> Result:
+    x, table = get(op.x), get(f"{op.y}.table")
+    region = None if op.region is None else get(op.region)
+    last = 2**op.bits - 1
+    y = np.empty(x.shape, object)
+    for row in places(x.shape[:-1]):
+        e = exponentials(x, row, table, region)
+        for t, part in enumerate(e):
+            code = last
+            if part > 0:
+                r = floor_half(sum(e), part)
+                top = r.bit_length() - 1
+                code = min(top + (2 * r >= 3 * 2**top), last)
+            y[(*row, t)] = code
+    return y
+
+
+def softmax(op: Softmax, get: Get) -> Result:
+    x, table = get(op.x), get(f"{op.y}.table")
+    region = None if op.region is None else get(op.region)
+    y = np.empty(x.shape, object)
+    for row in places(x.shape[:-1]):
+        e = exponentials(x, row, table, region)
+        r = floor_half(op.mult, sum(e))
+        for t, part in enumerate(e):
+            y[(*row, t)] = clamp(floor_half(part * r, 2**op.shift), op.bits)
+    return y
+
+
+def shift_matmul(op: ShiftMatMul, get: Get) -> Result:
+    a, v = get(op.a), get(op.v)
+    last = 2**op.a_bits - 1
+
+    def value(i: tuple[int, ...]) -> int:
+        *lead, m, d = i
+        acc = 0
+        for t in range(a.shape[-1]):
+            code = int(a[(*lead, m, t)])
+            if not (op.zero_code and code == last):
+                acc += (int(v[(*lead, t, d)]) - op.v_zero) * 2 ** (last - code)
+        return clamp(floor_half(acc * op.mult, 2**op.shift) + op.y_zero, op.bits)
+
+    return fill((*a.shape[:-1], v.shape[-1]), value)
+
+
+SLOW: dict[type, Callable[[Any, Get], Result]] = {
+    Lookup: lookup,
+    Linear: linear,
+    LayerNorm: layernorm,
+    Add: add,
+    Take: take,
+    Permute: permute,
+    Concat: concat,
+    Mean: mean,
+    MatMul: matmul,
+    LogSoftmax: log_softmax,
+    Softmax: softmax,
+    ShiftMatMul: shift_matmul,
+}

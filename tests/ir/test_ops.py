@@ -1,0 +1,339 @@
+"""Every op: numpy, torch and the slow definition agree, on random inputs and on the extremes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.exptable import exp_table
+from fqvit.ir.kit import DTYPES, kit
+from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
+from fqvit.ir.program import AnyOp
+from fqvit.ir.value import Scope, Value
+from tests.factories import assert_same
+from tests.ir.slow_ops import SLOW
+
+IMAGES = 2
+STYLES = ("random", "lowest", "highest", "mixed")
+
+
+@dataclass
+class Draw:
+    """Random choices of one case, and what it has made so far. `style` decides the contents of the buffers."""
+
+    rng: np.random.Generator
+    style: str
+    buffers: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def int(self, lo: int, hi: int) -> int:
+        return int(self.rng.integers(lo, hi, endpoint=True))
+
+    def one(self, *choices: Any) -> Any:
+        return choices[self.int(0, len(choices) - 1)]
+
+    def integers(self, lo: int, hi: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+        x = self.rng.integers(lo, hi, shape, endpoint=True)
+        if self.style == "lowest":
+            x = np.full(shape, lo)
+        elif self.style == "highest":
+            x = np.full(shape, hi)
+        elif self.style == "mixed":
+            x = np.where(self.rng.random(shape) < 0.5, lo, hi)
+        return x.astype(DTYPES[dtype])
+
+    def buffer(self, name: str, shape: tuple[int, ...], bits: int = 8, **known: Any) -> str:
+        dtype = "u8" if bits <= 8 else "u16"
+        self.buffers[name] = self.integers(0, 2**bits - 1, (IMAGES, *shape), dtype)
+        self.values[name] = Value(dtype, shape, 0, 2**bits - 1, **known)
+        return name
+
+    def accumulator(self, name: str, shape: tuple[int, ...], largest: int = 2**31 - 1) -> str:
+        self.buffers[name] = self.integers(-largest, largest, (IMAGES, *shape), "i32")
+        self.values[name] = Value("i32", shape, -largest, largest)
+        return name
+
+    def constant(self, name: str, lo: int, hi: int, shape: tuple[int, ...], dtype: str) -> str:
+        self.constants[name] = self.rng.integers(lo, hi, shape, endpoint=True).astype(DTYPES[dtype])
+        return name
+
+    def zero(self, name: str, channels: int, bits: int = 8) -> Any:
+        """0, the last code, any code, one a group, or a constant with one a channel."""
+        last, kind = 2**bits - 1, self.int(0, 4)
+        if kind < 3:
+            return (0, last, self.int(0, last))[kind]
+        if kind == 3:
+            groups = [g for g in (1, 2, 3) if channels % g == 0][-1]
+            return tuple(self.int(0, last) for _ in range(groups))
+        return self.constant(name, 0, last, (channels,), "u8" if bits <= 8 else "u16")
+
+    def alpha(self, name: str, channels: int, k: int = 3) -> str | None:
+        return self.one(None, self.constant(name, 0, k, (channels,), "u8"))  # type: ignore[no-any-return]
+
+    def requantizer(self, reach: int) -> tuple[int, int]:
+        """mult and shift that bring about `reach` to a code, sometimes the extremes."""
+        if self.int(0, 4) == 0:
+            return self.one(0, 1, 2**30, 2**31 - 1), self.one(1, 62)
+        shift = min(max(22 + max(reach, 1).bit_length(), 1), 62)
+        return self.int(2**30, 2**31 - 1), shift
+
+
+def lookup(draw: Draw) -> AnyOp:
+    bits = draw.one(4, 8, 10)
+    draw.buffer("x", (3, 5), bits)
+    wide = draw.one("u8", "u16")
+    draw.constant("y.table", 0, 255 if wide == "u8" else 65535, (2**bits,), wide)
+    return Lookup(y="y", x="x")
+
+
+def linear(draw: Draw) -> AnyOp:
+    inner, outputs = draw.int(1, 9), draw.one(1, 3, 6)
+    draw.buffer("x", draw.one((inner,), (3, inner), (2, 3, inner)), draw.one(4, 8, 16))
+    draw.constants["y.w"] = draw.integers(-127, 127, (outputs, inner), "i8")
+    draw.constant("y.bias", -(2**20), 2**20, (outputs,), "i32")
+    pairs = [draw.requantizer(2**15 * inner) for _ in range(outputs)]
+    draw.constants["y.mult"] = np.array([m for m, _ in pairs], np.int32)
+    draw.constants["y.shift"] = np.array([s for _, s in pairs], np.uint8)
+    out = draw.one("codes", "codes", "acc", "i32")
+    if out == "i32":
+        draw.constants["y.shift"] = np.maximum(draw.constants["y.shift"], 31).astype(np.uint8)
+    bits = draw.one(3, 8, 12)
+    return Linear(y="y", x="x", out=out, y_zero=draw.zero("z", outputs, bits), bits=bits)
+
+
+def layernorm(draw: Draw) -> AnyOp:
+    channels, bits = draw.one(1, 2, 6, 33), draw.one(4, 8, 12)
+    draw.buffer("x", (4, channels), bits)
+    if draw.int(0, 3) == 0:
+        draw.buffers["x"][:, 1] = draw.int(0, 2**bits - 1)  # a constant row
+    shift = draw.int(24, 46)
+    reach = 2 ** (shift - 24)
+    draw.constants["y.affine"] = np.stack(
+        [draw.rng.integers(-64 * reach, 64 * reach, channels), draw.rng.integers(-(2**24), 2**24, channels)]
+    ).astype(np.int32)
+    zero, alpha = draw.zero("z", channels, bits), draw.alpha("alpha", channels, draw.one(3, 8))
+    return LayerNorm(
+        y="y",
+        x="x",
+        epsilon=draw.one(1, 7, 2**30),
+        shift=shift,
+        b_shift=max(shift - 20, 0),
+        zero=zero,
+        alpha=alpha,
+        bits=draw.one(3, 8),
+    )
+
+
+def add(draw: Draw) -> AnyOp:
+    channels, bits = draw.one(1, 3, 6), draw.one(4, 8, 16)
+    shape = (4, channels)
+    draw.buffer("a", shape, bits)
+    first = Term(x="a", mult=draw.int(0, 2**29), zero=draw.zero("az", channels, bits), alpha=draw.alpha("aa", channels, 8))
+    second = draw.one("codes", "accumulator", "constant", "constant row")
+    if second == "codes":
+        draw.buffer("b", shape)
+        term = Term(x="b", mult=draw.int(0, 2**30 - 1), zero=draw.zero("bz", channels), alpha=draw.alpha("ba", channels))
+    elif second == "accumulator":
+        draw.accumulator("b", shape, 2**30 - 1)
+        draw.constant("bm", 0, 2**30 - 1, (channels,), "i32")
+        term = Term(x="b", mult="bm")
+    else:
+        draw.constants["b"] = draw.integers(-32767, 32767, shape if second == "constant" else (channels,), "i16")
+        term = Term(x="b", mult=draw.int(0, 2**30 - 1))
+    terms = (first, term) if draw.int(0, 1) else (term, first)
+    return Add(
+        y="y", terms=terms, shift=draw.one(1, 20, 40), y_zero=draw.zero("yz", channels), y_alpha=draw.alpha("ya", channels, 8)
+    )
+
+
+def take(draw: Draw) -> AnyOp:
+    channels = draw.one(1, 3, 6)
+    kind = draw.one(4, 8, 16, "i32")
+    shape = draw.one((5, channels), (2, 3, channels))
+    fill = 0
+    if kind == "i32":
+        draw.accumulator("x", shape)
+    else:
+        draw.buffer("x", shape, kind)
+        fill = draw.zero("fill", channels, kind)
+    rows = math.prod(shape[:-1])
+    draw.constant("rows", -1, rows - 1, draw.one((7,), (2, 4), (2, 3, 2), (1,), ()), "i32")
+    return Take(y="y", x="x", index="rows", fill=fill)
+
+
+def permute(draw: Draw) -> AnyOp:
+    view = draw.one((2, 3, 4), (4, 3, 2, 1), (24,), (2, 2, 2, 3))
+    if draw.int(0, 1):
+        draw.buffer("x", draw.one((24,), (4, 6)), draw.one(8, 16))
+    else:
+        draw.accumulator("x", draw.one((24,), (2, 12)))
+    select = None
+    left = list(view)
+    if len(view) > 1 and draw.int(0, 1):
+        axis = draw.int(0, len(view) - 1)
+        select = (axis, draw.int(0, view[axis] - 1))
+        del left[axis]
+    perm = tuple(int(i) for i in draw.rng.permutation(len(left)))
+    shape = draw.one((), (math.prod(left),), (1, math.prod(left)))
+    return Permute(y="y", x="x", view=view, perm=perm, shape=shape, select=select)
+
+
+def concat(draw: Draw) -> AnyOp:
+    bits = draw.one(8, 16)
+    draw.buffer("a", (3, 4), bits)
+    draw.buffer("b", (1, 4), bits)
+    draw.constant("token", 0, 2**bits - 1, (2, 4), "u8" if bits == 8 else "u16")
+    return Concat(y="y", xs=draw.one(("token", "a"), ("a", "token", "b"), ("a",), ("a", "a", "token")))
+
+
+def mean(draw: Draw) -> AnyOp:
+    tokens, channels = draw.one(1, 2, 7), draw.one(1, 6)
+    draw.buffer("x", (tokens, channels), 8)
+    mult, shift = draw.requantizer(255 * tokens)
+    zero, alpha = draw.zero("z", channels), draw.alpha("alpha", channels)
+    skip = draw.int(0, tokens - 1)
+    return Mean(y="y", x="x", mult=mult, shift=shift, skip=skip, zero=zero, alpha=alpha, y_zero=draw.one(0, 9, 255), bits=8)
+
+
+def matmul(draw: Draw) -> AnyOp:
+    m, n, inner, heads = draw.int(1, 5), draw.int(1, 5), draw.int(1, 7), draw.int(1, 3)
+    lead = draw.one((heads,), (2, heads))
+    rows = bool(draw.int(0, 1))
+    draw.buffer("a", (*lead, m, inner), draw.one(4, 8))
+    draw.buffer("b", (*lead, inner, n) if rows else (*lead, n, inner))
+    index = None
+    if draw.int(0, 1):
+        draw.constant("y.bias", -(2**22), 2**22, (9, heads), "i32")
+        index = draw.constant("index", 0, 8, (m, n), "u16")
+    mult, shift = draw.requantizer(2**16 * inner)
+    zeros = [draw.one(0, 255, draw.int(0, 255)) for _ in range(3)]
+    return MatMul(
+        y="y",
+        a="a",
+        b="b",
+        mult=mult,
+        shift=shift,
+        a_zero=zeros[0],
+        b_zero=zeros[1],
+        b_rows=rows,
+        index=index,
+        y_zero=zeros[2],
+        bits=draw.one(4, 8),
+    )
+
+
+def scores(draw: Draw) -> tuple[str | None, int]:
+    """Buffer x of scores, table y.table, and perhaps regions."""
+    tokens, heads, bits = draw.one(1, 2, 5, 17), draw.int(1, 2), draw.one(4, 8)
+    windows = draw.one(None, 3)
+    region = None
+    if windows is None:
+        draw.buffer("x", (heads, tokens, tokens), bits)
+    else:
+        draw.buffer("x", (windows, heads, tokens, tokens), bits)
+        region = draw.one(None, draw.constant("region", 0, 2, (windows, tokens), "u8"))
+    draw.constants["y.table"] = exp_table(draw.one(1e-4, 0.02, 0.1, 1.0, 30.0), 2**bits, tokens)
+    return region, tokens
+
+
+def log_softmax(draw: Draw) -> AnyOp:
+    region, _ = scores(draw)
+    return LogSoftmax(y="y", x="x", bits=draw.one(2, 3, 4), region=region)
+
+
+def softmax(draw: Draw) -> AnyOp:
+    region, _ = scores(draw)
+    bits = draw.one(4, 8)
+    mult, shift = draw.one((round(2**44 / draw.one(1.0, 1 / 255, 0.003)), 44), (1, 1), (2**58 - 1, 52), (2**40, 40))
+    return Softmax(y="y", x="x", mult=mult, shift=shift, bits=bits, region=region)
+
+
+def shift_matmul(draw: Draw) -> AnyOp:
+    rows, tokens, width, bits = draw.int(1, 4), draw.one(1, 3, 9), draw.int(1, 4), draw.int(2, 4)
+    lead = draw.one((2,), (3, 2))
+    draw.buffer("a", (*lead, rows, tokens), bits)
+    draw.buffer("v", (*lead, tokens, width), draw.one(4, 8))
+    mult, shift = draw.requantizer(255 * tokens << 2**bits)
+    return ShiftMatMul(
+        y="y",
+        a="a",
+        v="v",
+        mult=mult,
+        shift=shift,
+        v_zero=draw.one(0, 128, 255),
+        a_bits=bits,
+        zero_code=bool(draw.int(0, 1)),
+        y_zero=draw.one(0, 77, 255),
+        bits=draw.one(4, 8),
+    )
+
+
+CASES: dict[type, Callable[[Draw], AnyOp]] = {
+    Lookup: lookup,
+    Linear: linear,
+    LayerNorm: layernorm,
+    Add: add,
+    Take: take,
+    Permute: permute,
+    Concat: concat,
+    Mean: mean,
+    MatMul: matmul,
+    LogSoftmax: log_softmax,
+    Softmax: softmax,
+    ShiftMatMul: shift_matmul,
+}
+
+
+@pytest.mark.parametrize("place, known", [("CASES in test_ops.py", CASES), ("SLOW in slow_ops.py", SLOW)])
+def test_every_op_has_a_case_and_a_slow_definition(place: str, known: dict[type, Any]) -> None:
+    missing = [op.__name__ for op in get_args(AnyOp) if op not in known]
+    assert not missing, f"{place} has nothing for {', '.join(missing)}"
+
+
+def run_with(library: str, op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
+    with_kit = kit(library)
+    arrays = {name: with_kit.asarray(x) for name, x in (draw.constants | draw.buffers).items()}
+    return with_kit.numpy(op.run(with_kit, arrays.__getitem__))
+
+
+def slowly(op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
+    def image(n: int) -> np.ndarray[Any, Any]:
+        return SLOW[type(op)](op, lambda name: draw.buffers[name][n] if name in draw.buffers else draw.constants[name])
+
+    return np.stack([image(n) for n in range(IMAGES)])
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
+def test_numpy_torch_and_the_slow_definition_agree(kind: type, seed: int, style: str) -> None:
+    draw = Draw(np.random.default_rng(seed), style)
+    op = CASES[kind](draw)
+    value, proofs = op.infer(Scope(draw.values, draw.constants, op.y))
+    if not all(proof.holds for proof in proofs):
+        return  # verify() refuses it, so it has no meaning
+    expected = slowly(op, draw)
+    got = run_with("numpy", op, draw)
+    assert_same(got, expected, f"{op}: numpy and the slow definition")
+    assert_same(run_with("torch", op, draw), expected, f"{op}: torch and the slow definition")
+    assert got.dtype == DTYPES[value.dtype] and got.shape == (IMAGES, *value.shape)
+    assert got.min() >= value.lo and got.max() <= value.hi, "infer's bounds do not hold"
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_most_cases_are_ones_that_verify_accepts(kind: type) -> None:
+    accepted = 0
+    for seed in range(40):
+        draw = Draw(np.random.default_rng(seed), "random")
+        op = CASES[kind](draw)
+        accepted += all(proof.holds for proof in op.infer(Scope(draw.values, draw.constants, op.y))[1])
+    assert accepted >= 24, f"{accepted} of 40"
