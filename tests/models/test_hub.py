@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -78,7 +79,7 @@ class Hub:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture
@@ -194,6 +195,7 @@ def test_what_the_hub_does_not_have_is_told_in_one_line(hub: Hub) -> None:
 def test_an_unreachable_hub_is_told_in_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.server.shutdown()
     hub.server.server_close()
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the package waits between its attempts
     with pytest.raises(FqvitError, match="cannot be reached") as caught:
         load_model("hf:a/b")
     assert "\n" not in str(caught.value)
