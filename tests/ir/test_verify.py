@@ -1,0 +1,387 @@
+"""What verify() refuses, and that what it proves is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fqvit.errors import FqvitError
+from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.kit import NumpyKit
+from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
+from fqvit.ir.program import Header, Output, Program
+from fqvit.ir.value import Scope, Value
+from fqvit.preprocess import Preprocess
+from fqvit.runtime.reference import Reference
+from tests.factories import few
+
+Constants = dict[str, np.ndarray[Any, Any]]
+T, C = 4, 6  # the test programs see 4 tokens of 6 channels: 4 x 2 pixels of 3 colours
+
+
+def program_of(ops: list[Any], constants: Constants, output: str | None = None, kind: Any = "tokens") -> Program:
+    preprocess = Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3)
+    tokens = Permute(y="x", x="pixels", view=(T, C), perm=(0, 1))
+    whole = (tokens, *ops)
+    header = Header(
+        version=1,
+        model="test",
+        preprocess=preprocess,
+        ops=whole,
+        output=Output(output or whole[-1].y, kind, 1.0),
+        sites={},
+        recipe={},
+        source="",
+        images=1,
+    )
+    return Program(header, constants)
+
+
+def linear_parts(name: str, outputs: int = 5, inputs: int = C) -> Constants:
+    rng = np.random.default_rng(0)
+    return {
+        f"{name}.w": rng.integers(-127, 127, (outputs, inputs), dtype=np.int8),
+        f"{name}.bias": rng.integers(-999, 999, outputs, dtype=np.int32),
+        f"{name}.mult": np.full(outputs, 2**30, np.int32),
+        f"{name}.shift": np.full(outputs, 38, np.uint8),
+    }
+
+
+def with_linear(**changes: Any) -> Program:
+    parts = linear_parts("y")
+    for key, value in changes.items():
+        if value is None:
+            del parts[f"y.{key}"]
+        else:
+            parts[f"y.{key}"] = value
+    return program_of([Linear(y="y", x="x")], parts)
+
+
+AFFINE = np.ones((2, C), np.int32)
+SCORES = MatMul(y="s", a="h", b="h", mult=2**30, shift=40)
+HEADS = Permute(y="h", x="x", view=(2, 2, 2, 3), perm=(0, 1, 2, 3))
+TABLE = np.array([2**20, 2**10, 0], np.int32)
+REGION = np.zeros((2, 2), np.uint8)
+SOFTMAX = LogSoftmax(y="a", x="s", region="region")
+MASKED: Constants = {"a.table": TABLE, "region": REGION}
+
+
+def norm(**fields: Any) -> LayerNorm:
+    return LayerNorm(**{"y": "y", "x": "x", "epsilon": 1, "shift": 30, "b_shift": 10, **fields})
+
+
+def plus(*terms: Term, **fields: Any) -> Add:
+    return Add(**{"y": "y", "terms": terms, "shift": 20, **fields})
+
+
+def x_term(**fields: Any) -> Term:
+    return Term(**{"x": "x", "mult": 2**20, **fields})
+
+
+REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
+    "weights of another type": (lambda: with_linear(w=np.zeros((5, C), np.int16)), "y: constant 'y.w' is int16"),
+    "weights of another shape": (lambda: with_linear(w=np.zeros((5, C + 1), np.int8)), "y: constant 'y.w' has shape"),
+    "weights with another rank": (lambda: with_linear(w=np.zeros((5, C, 1), np.int8)), "y: constant 'y.w' has shape"),
+    "no weights": (lambda: with_linear(w=None), "y: constant 'y.w' is missing"),
+    "no bias": (lambda: with_linear(bias=None), "y: constant 'y.bias' is missing"),
+    "no outputs": (lambda: with_linear(w=np.zeros((0, C), np.int8)), "y: constant 'y.w' has shape"),
+    "a short multiplier": (lambda: with_linear(mult=np.ones(4, np.int32)), "y: constant 'y.mult' has shape"),
+    "a negative multiplier": (lambda: with_linear(mult=np.full(5, -1, np.int32)), "y: mult must be in"),
+    "shift 0": (lambda: with_linear(shift=np.zeros(5, np.uint8)), "y: shift must be in 1..62"),
+    "shift 63": (lambda: with_linear(shift=np.full(5, 63, np.uint8)), "y: shift must be in 1..62"),
+    "a float constant": (lambda: with_linear(extra=np.ones(1, np.float32)), "'y.extra' is float32: only integers"),
+    "a float64 weight": (lambda: with_linear(w=np.ones((5, C))), "'y.w' is float64: only integers"),
+    "a boolean constant": (lambda: with_linear(extra=np.ones(1, bool)), "'y.extra' is bool: only integers"),
+    "an unsigned 32-bit constant": (lambda: with_linear(extra=np.ones(1, np.uint32)), "'y.extra' is uint32"),
+    "big-endian weights": (lambda: with_linear(bias=np.ones(5, ">i4")), "'y.bias' is >i4"),
+    "an overflow": (
+        lambda: program_of(
+            [Linear(y="blocks.0.fc", x="x")],
+            linear_parts("blocks.0.fc") | {"blocks.0.fc.bias": np.full(5, 2**31 - 1, np.int32)},
+        ),
+        "blocks.0.fc: acc can reach [0-9]+, which does not fit 31 bits",
+    ),
+    "scores that overflow their 32 bits": (
+        lambda: program_of([Linear(y="y", x="x", out="i32")], linear_parts("y") | {"y.shift": np.full(5, 1, np.uint8)}),
+        "y: y can reach",
+    ),
+    "a buffer written twice": (lambda: program_of([Lookup(y="x", x="x")], {"x.table": np.zeros(256, np.uint8)}), "written twice"),
+    "pixels written": (lambda: program_of([Mean(y="pixels", x="x", mult=1, shift=1)], {}), "pixels: written twice"),
+    "a buffer read before it is written": (
+        lambda: program_of([Mean(y="a", x="b", mult=1, shift=1), Mean(y="b", x="x", mult=1, shift=1)], {}),
+        "a: reads 'b' before",
+    ),
+    "a buffer that reads itself": (lambda: program_of([Mean(y="a", x="a", mult=1, shift=1)], {}), "a: reads 'a' before"),
+    "an output that nothing writes": (lambda: program_of([], {}, "nothing"), "output: reads 'nothing'"),
+    "a constant of a buffer's name": (
+        lambda: program_of([Take(y="y", x="x", index="pixels")], {"pixels": np.zeros(3, np.int32)}),
+        "pixels",
+    ),
+    "a constant of a later buffer's name": (
+        lambda: program_of([Mean(y="y", x="x", mult=1, shift=9)], {"y": np.zeros(3, np.int32)}),
+        "'?y'?",
+    ),
+    "an index past the end": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([T], np.int32)}), "outside 4 rows"),
+    "an index below -1": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([-2], np.int32)}), "outside 4 rows"),
+    "a missing index": (lambda: program_of([Take(y="y", x="x", index="i")], {}), "y: constant 'i' is missing"),
+    "an int64 index": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([0])}), "'i' is int64"),
+    "a fill that is no code": (
+        lambda: program_of([Take(y="y", x="x", index="i", fill=256)], {"i": np.array([-1], np.int32)}),
+        "fill is outside",
+    ),
+    "a table too short": (lambda: program_of([Lookup(y="y", x="x")], {"y.table": np.zeros(255, np.uint8)}), "'y.table' has shape"),
+    "a signed table": (lambda: program_of([Lookup(y="y", x="x")], {"y.table": np.zeros(256, np.int8)}), "'y.table' is int8"),
+    "a view that does not fit": (lambda: program_of([Permute(y="y", x="x", view=(5, 5), perm=(0, 1))], {}), "view"),
+    "a negative view": (lambda: program_of([Permute(y="y", x="x", view=(-4, -6), perm=(0, 1))], {}), "view"),
+    "a wrong permutation": (lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0, 0))], {}), "perm"),
+    "a shape that does not fit": (lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0, 1), shape=(25,))], {}), "shape"),
+    "a selection outside": (
+        lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0,), select=(0, T))], {}),
+        "select",
+    ),
+    "more axes than an array has": (
+        lambda: program_of([Permute(y="y", x="x", view=(1,) * 70 + (T, C), perm=tuple(range(72)))], {}),
+        "y: ",
+    ),
+    "concat of nothing": (lambda: program_of([Concat(y="y", xs=())], {}), "concat of nothing"),
+    "concat of constants only": (lambda: program_of([Concat(y="y", xs=("t",))], {"t": np.zeros((2, C), np.uint8)}), "y: "),
+    "concat of two widths": (
+        lambda: program_of([Concat(y="y", xs=("x", "t"))], {"t": np.zeros((2, C + 1), np.uint8)}),
+        "does not fit",
+    ),
+    "concat of two types": (lambda: program_of([Concat(y="y", xs=("x", "t"))], {"t": np.zeros((2, C), np.int32)}), "does not fit"),
+    "a mean of no rows": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=T)], {}), "no row"),
+    "a mean from a negative row": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=-1)], {}), "no row"),
+    "a mean with shift -1": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=-1)], {}), "shift must be in"),
+    "a mean with mult 2^31": (lambda: program_of([Mean(y="y", x="x", mult=2**31, shift=1)], {}), "mult must be in"),
+    "17 bits": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, bits=17)], {}), "bits is 17"),
+    "0 bits": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, bits=0)], {}), "bits is 0"),
+    "a zero point beyond 64 bits": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, y_zero=10**30)], {}), "y: "),
+    "a zero point near the end of int64": (
+        lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, y_zero=2**63 - 1)], {}),
+        "y: ",
+    ),
+    "a sum's zero point beyond 64 bits": (lambda: program_of([plus(x_term(), x_term(), y_zero=10**30)], {}), "y: "),
+    "a product's zero point beyond 64 bits": (
+        lambda: program_of([MatMul(y="y", a="x", b="x", mult=1, shift=1, y_zero=10**30)], {}),
+        "y: ",
+    ),
+    "an input zero point beyond 64 bits": (
+        lambda: program_of([MatMul(y="y", a="x", b="x", mult=1, shift=1, a_zero=10**30)], {}),
+        "y: acc can reach",
+    ),
+    "four zero points for six channels": (lambda: program_of([norm(zero=(1, 2, 3, 4))], {"y.affine": AFFINE}), "4 zero points"),
+    "no zero points": (lambda: program_of([norm(zero=())], {"y.affine": AFFINE}), "0 zero points"),
+    "a power-of-two factor above 15": (
+        lambda: program_of([norm(alpha="al")], {"y.affine": AFFINE, "al": np.full(C, 16, np.uint8)}),
+        "shift above 15",
+    ),
+    "epsilon 0": (lambda: program_of([norm(epsilon=0)], {"y.affine": AFFINE}), "epsilon"),
+    "epsilon 2^62": (lambda: program_of([norm(epsilon=2**62)], {"y.affine": AFFINE}), "y: D can reach"),
+    "a norm with shift 63": (lambda: program_of([norm(shift=63)], {"y.affine": AFFINE}), "shift must be in"),
+    "a norm with b_shift -1": (lambda: program_of([norm(b_shift=-1)], {"y.affine": AFFINE}), "b_shift in"),
+    "a norm that overflows": (
+        lambda: program_of([norm(b_shift=32)], {"y.affine": np.full((2, C), 2**31 - 1, np.int32)}),
+        "y: y before its shift can reach",
+    ),
+    "a sum of two shapes": (
+        lambda: program_of([plus(x_term(), Term(x="b", mult=1))], {"b": np.zeros((T + 1, C), np.int16)}),
+        "has shape",
+    ),
+    "a sum with mult 2^30": (lambda: program_of([plus(x_term(), x_term(mult=2**30))], {}), "mult must be in"),
+    "a sum whose shift and factor pass 62": (
+        lambda: program_of([plus(x_term(), x_term(), shift=60, y_alpha="al")], {"al": np.full(C, 3, np.uint8)}),
+        "shift must be in",
+    ),
+    "a sum with shift 0": (lambda: program_of([plus(x_term(), x_term(), shift=0)], {}), "shift must be in"),
+    "a sum of constants only": (
+        lambda: program_of([plus(Term(x="b", mult=1), Term(x="b", mult=1))], {"b": np.zeros((T, C), np.int16)}),
+        "y: ",
+    ),
+    "a sum of tokens and one pooled row": (
+        lambda: program_of([Mean(y="m", x="x", mult=1, shift=1), plus(x_term(), Term(x="m", mult=1))], {}),
+        "y: ",
+    ),
+    "a sum of a pooled row and a constant for tokens": (
+        lambda: program_of(
+            [Mean(y="m", x="x", mult=1, shift=1), plus(Term(x="m", mult=1), Term(x="b", mult=1))],
+            {"b": np.zeros((T, C), np.int16)},
+        ),
+        "y: ",
+    ),
+    "a sum that overflows": (
+        lambda: program_of(
+            [plus(x_term(), Term(x="b", mult=2**30 - 1, alpha="al"))],
+            {"b": np.full((T, C), 2**31 - 1, np.int32), "al": np.full(C, 15, np.uint8)},
+        ),
+        "y: sum can reach",
+    ),
+    "products of two widths": (
+        lambda: program_of([Permute(y="h", x="x", view=(C, T), perm=(0, 1)), MatMul(y="y", a="x", b="h", mult=1, shift=1)], {}),
+        "do not fit",
+    ),
+    "an attention table that starts at 0": (
+        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s")], {"a.table": np.zeros(4, np.int32)}),
+        "positive at 0",
+    ),
+    "a negative exponential": (
+        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s")], {"a.table": np.array([5, -1], np.int32)}),
+        "negative",
+    ),
+    "an attention table that overflows": (
+        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s")], {"a.table": np.full(3, 2**30, np.int32)}),
+        "a: sum of exponentials can reach",
+    ),
+    "5-bit attention": (
+        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s", bits=5)], {"a.table": TABLE}),
+        "bits is 5",
+    ),
+    "regions of another shape": (
+        lambda: program_of([HEADS, SCORES, SOFTMAX], {"a.table": TABLE, "region": np.zeros((2, 3), np.uint8)}),
+        "'region' has shape",
+    ),
+    "attention times V that ignores a region": (
+        lambda: program_of([HEADS, SCORES, SOFTMAX, ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1)], MASKED),
+        "y: 'a' is masked",
+    ),
+    "attention times V at other bits": (
+        lambda: program_of(
+            [HEADS, SCORES, SOFTMAX, ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1, zero_code=True, a_bits=3)], MASKED
+        ),
+        "holds codes up to 15",
+    ),
+    "a softmax with mult 2^58": (
+        lambda: program_of([HEADS, SCORES, Softmax(y="a", x="s", mult=2**58, shift=52)], {"a.table": TABLE}),
+        "mult in",
+    ),
+    "a softmax with shift 53": (
+        lambda: program_of([HEADS, SCORES, Softmax(y="a", x="s", mult=1, shift=53)], {"a.table": TABLE}),
+        "shift must be in",
+    ),
+    "names for other classes": (
+        lambda: program_of(
+            [Mean(y="m", x="x", mult=1, shift=1), Linear(y="y", x="m", out="i32")],
+            linear_parts("y") | {"classes": np.frombuffer(b"one\ntwo", np.uint8)},
+            kind="logits",
+        ),
+        "2 class names for 5 logits",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_verify_refuses(case: str) -> None:
+    make, message = REFUSED[case]
+    program = make()
+    with pytest.raises(FqvitError, match=message) as caught:
+        program.verify()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_refused_programs_are_one_change_away_from_accepted_ones() -> None:
+    with_linear().verify()
+    program_of([norm()], {"y.affine": AFFINE}).verify()
+    program_of([plus(x_term(), x_term())], {}).verify()
+    context = ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1, zero_code=True)
+    program_of([HEADS, SCORES, SOFTMAX, context], MASKED).verify()
+
+
+def test_a_program_that_is_not_verified_does_not_run() -> None:
+    with pytest.raises(FqvitError, match="'y.w' is missing"):
+        Reference(with_linear(w=None))
+
+
+@few
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_bound_of_a_linear_map_is_reached_and_never_passed(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = int(rng.integers(1, 40))
+    w = rng.integers(-127, 128, (3, inputs)).astype(np.int8)
+    bias = rng.integers(-(2**16), 2**16, 3).astype(np.int32)
+    op = Linear(y="y", x="x", out="acc")
+    scope = Scope({"x": Value("u8", (inputs,), 0, 255)}, {"y.w": w, "y.bias": bias}, "y")
+    value, (proof,) = op.infer(scope)
+    reached = 0
+    for sign in (1, -1):
+        codes = np.where(sign * w > 0, 255, 0).astype(np.int64)  # a row of inputs for each output
+        acc = np.einsum("ok,ok->o", codes, w.astype(np.int64)) + bias
+        reached = max(reached, int(np.abs(acc).max()))
+        assert acc.min() >= value.lo and acc.max() <= value.hi
+    assert reached <= proof.bound <= reached + 2 * int(np.abs(bias.astype(np.int64)).max())
+
+
+@few
+@given(seed=st.integers(0, 2**32 - 1), zeros=st.sampled_from([(0, 0), (255, 0), (0, 255), (255, 255), (100, 200)]))
+def test_the_bound_of_a_product_holds_at_the_corners(seed: int, zeros: tuple[int, int]) -> None:
+    rng = np.random.default_rng(seed)
+    inner = int(rng.integers(1, 30))
+    known = Value("u8", (1, 1, inner), 0, 255)
+    op = MatMul(y="y", a="a", b="b", mult=1, shift=1, a_zero=zeros[0], b_zero=zeros[1])
+    _, (proof,) = op.infer(Scope({"a": known, "b": known}, {}, "y"))
+    corners = [inner * (a - zeros[0]) * (b - zeros[1]) for a in (0, 255) for b in (0, 255)]
+    assert max(map(abs, corners)) == proof.bound
+
+
+@few
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    tokens=st.integers(1, 300),
+    bits=st.integers(2, 4),
+    spread=st.sampled_from([0, 1, 3, 40, 255]),
+)
+def test_a_row_of_attention_codes_never_sums_past_its_bound(seed: int, tokens: int, bits: int, spread: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Any falling table will do; equal entries push every weight to the same rounding.
+    table = np.sort(rng.integers(0, 2**20, 256))[::-1].astype(np.int32) if seed % 3 else np.full(256, 7, np.int32)
+    table[0] = max(int(table[0]), 1)
+    codes = rng.integers(0, spread + 1, (4, 2, 3, tokens)).astype(np.uint8)
+    op = LogSoftmax(y="y", x="x", bits=bits)
+    value, _ = op.infer(Scope({"x": Value("u8", codes.shape[1:], 0, 255)}, {"y.table": table}, "y"))
+    arrays = {"x": codes, "y.table": table}
+    a = op.run(NumpyKit(), arrays.__getitem__).astype(np.int64)
+    last = 2**bits - 1
+    assert value.row_sum == 3 * 2 ** (last - 1) + tokens
+    assert int((1 << last - a).sum(-1).max()) <= value.row_sum
+
+
+@few
+@given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(["two values", "one high", "one low", "random"]))
+def test_layernorm_reaches_its_proofs_but_no_further(seed: int, style: str) -> None:
+    rng = np.random.default_rng(seed)
+    channels = int(rng.integers(1, 70))
+    x = rng.integers(0, 256, channels)
+    if style == "two values":
+        x = np.where(rng.random(channels) < 0.5, 0, 255)
+    elif style != "random":
+        x = np.full(channels, 0 if style == "one high" else 255)
+        x[0] = 255 - x[0]
+    zero = int(rng.choice([0, 128, 255]))
+    alpha = rng.integers(0, 4, channels).astype(np.uint8)
+    constants = {"y.affine": np.ones((2, channels), np.int32), "alpha": alpha}
+    op = norm(zero=zero, alpha="alpha")
+    _, proofs = op.infer(Scope({"x": Value("u8", (channels,), 0, 255)}, constants, "y"))
+    bounds = {proof.what: proof.bound for proof in proofs}
+    v = [(int(code) - zero) * 2 ** int(a) for code, a in zip(x, alpha, strict=True)]
+    m1, m2 = sum(v), sum(a * a for a in v)
+    d = channels * m2 - m1 * m1 + 1
+    j = 0
+    while d * 4 ** (j + 1) < 2**62:
+        j += 1
+    root = int(np.floor(np.sqrt(float(d * 4**j))))
+    assert d <= bounds["D"]
+    for a in v:
+        numerator = abs(channels * a - m1) * 2 ** (24 + j)
+        assert numerator + root // 2 <= bounds["t numerator"]
+        assert numerator / root <= bounds["t"]
+
+
+def test_every_op_encodes_without_a_float() -> None:
+    for make, _ in REFUSED.values():
+        text = msgspec.json.encode(make().header.ops).decode()
+        assert "." not in text.replace("blocks.0.fc", "")
