@@ -1,0 +1,138 @@
+"""Saving and loading programs: the same ops, constants, fingerprint and bits; hostile files are in tests/hostile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.ir.lower import lower
+from fqvit.ir.program import Program
+from fqvit.runtime.reference import run
+from tests.factories import MODELS, assert_same, calibration_of, float_model, images_for
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Program:
+    model = float_model("distilled", classes=("a", "b", "é", "d", "e f"))
+    return lower(model, calibration_of(model))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_loaded_program_is_the_saved_one(kind: str, tmp_path: Path) -> None:
+    model = float_model(kind)
+    program = lower(model, calibration_of(model))
+    program.save(tmp_path / "p.fqvit")
+    loaded = Program.load(tmp_path / "p.fqvit")
+    assert loaded.header == program.header
+    assert loaded.constants.keys() == program.constants.keys()
+    for name, array in program.constants.items():
+        assert loaded.constants[name].dtype == array.dtype
+        assert_same(loaded.constants[name], array, name)
+    assert loaded.fingerprint() == program.fingerprint()
+    images = images_for(model.preprocess, 4, 3)
+    assert_same(run(loaded, images), run(program, images), "logits")
+
+
+def test_class_names_survive(tiny: Program, tmp_path: Path) -> None:
+    tiny.save(tmp_path / "p.fqvit")
+    assert Program.load(tmp_path / "p.fqvit").classes == ("a", "b", "é", "d", "e f")
+
+
+def test_saving_twice_gives_the_same_bytes(tiny: Program, tmp_path: Path) -> None:
+    tiny.save(tmp_path / "a.fqvit")
+    Program.load(tmp_path / "a.fqvit").save(tmp_path / "b.fqvit")
+    shuffled = dataclasses.replace(tiny, constants=dict(reversed(list(tiny.constants.items()))))
+    shuffled.save(tmp_path / "c.fqvit")
+    first = (tmp_path / "a.fqvit").read_bytes()
+    assert first == (tmp_path / "b.fqvit").read_bytes() == (tmp_path / "c.fqvit").read_bytes()
+
+
+def test_loading_leaves_nothing_open(tiny: Program, tmp_path: Path) -> None:
+    path = tmp_path / "p.fqvit"
+    tiny.save(path)
+    loaded = Program.load(path)
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert loaded.fingerprint() == tiny.fingerprint()
+
+
+def test_every_constant_is_in_the_fingerprint(tiny: Program) -> None:
+    seen = {tiny.fingerprint()}
+    for name, array in tiny.constants.items():
+        changed = array.copy()
+        changed.flat[-1] ^= 1
+        seen.add(Program(tiny.header, {**tiny.constants, name: changed}).fingerprint())
+        seen.add(Program(tiny.header, {**tiny.constants, name: array[None]}).fingerprint())
+    seen.add(Program(tiny.header, {**tiny.constants, "more": np.zeros(1, np.uint8)}).fingerprint())
+    assert len(seen) == 2 * len(tiny.constants) + 2
+
+
+def changed_fields(value: Any) -> list[Any]:
+    """Copies of a struct, each with one integer or string field changed."""
+    copies = []
+    for name in value.__struct_fields__:
+        old = getattr(value, name)
+        if isinstance(old, bool):
+            copies.append(msgspec.structs.replace(value, **{name: not old}))
+        elif isinstance(old, int | float):
+            copies.append(msgspec.structs.replace(value, **{name: old + 1}))
+        elif isinstance(old, str) and name not in ("out", "kind", "interpolation"):
+            copies.append(msgspec.structs.replace(value, **{name: old + "x"}))
+    return copies
+
+
+def test_every_field_is_in_the_fingerprint(tiny: Program) -> None:
+    header = tiny.header
+    headers = changed_fields(header)
+    headers += [msgspec.structs.replace(header, output=output) for output in changed_fields(header.output)]
+    headers += [msgspec.structs.replace(header, recipe={}), msgspec.structs.replace(header, sites={})]
+    for i, op in enumerate(header.ops):
+        for other in changed_fields(op):
+            headers.append(msgspec.structs.replace(header, ops=(*header.ops[:i], other, *header.ops[i + 1 :])))
+    prints = {Program(h, tiny.constants).fingerprint() for h in (header, *headers)}
+    assert len(headers) > 50 and len(prints) == len(headers) + 1
+
+
+def test_the_file_is_safetensors_with_the_program_in_its_metadata(tiny: Program, tmp_path: Path) -> None:
+    path = tmp_path / "p.fqvit"
+    tiny.save(path)
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    table = json.loads(raw[8 : 8 + length])
+    metadata = table.pop("__metadata__")
+    assert set(metadata) == {"fqvit", "fingerprint"} and metadata["fingerprint"] == tiny.fingerprint()
+    header = json.loads(metadata["fqvit"])
+    assert header["version"] == 1 and header["images"] == 12 and header["recipe"]["name"] == "fq-vit"
+    assert set(table) == set(tiny.constants)
+    assert {entry["dtype"] for entry in table.values()} <= {"U8", "I8", "U16", "I16", "I32"}
+
+
+def test_no_op_of_a_saved_program_holds_a_float(tiny: Program) -> None:
+    def numbers(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [n for v in value.values() for n in numbers(v)]
+        return [n for v in value for n in numbers(v)] if isinstance(value, list) else [value]
+
+    ops = json.loads(msgspec.json.encode(tiny.ops))
+    assert not [n for n in numbers(ops) if isinstance(n, float)]
+
+
+def test_a_program_that_does_not_verify_is_not_saved(tiny: Program, tmp_path: Path) -> None:
+    constants = {**tiny.constants, "stray": np.ones(2, np.float32)}
+    with pytest.raises(FqvitError, match="'stray' is float32"):
+        Program(tiny.header, constants).save(tmp_path / "p.fqvit")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match=r"nothing\.fqvit: no such file"):
+        Program.load(tmp_path / "nothing.fqvit")
+    with pytest.raises(FqvitError, match="no such file"):
+        Program.load(tmp_path)
