@@ -40,16 +40,16 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, as_json:
             }
         )
         return
-    rows = [(row.site, row.role, str(row.bits), _decibels(row.integer_db), _decibels(row.simulated_db)) for row in found.sites]
-    say(f"{file} against {header.model} in float, {found.images} images of {pictures.where}. Decibels, worst first:")
-    say(table(("site", "role", "bits", "integer", "simulated"), rows, left=2))
+    rows = []
+    for row in found.sites:
+        decibels = (row.integer_db, row.simulated_db, row.alone_db)
+        rows.append((row.site, row.role, str(row.bits), *("-" if value is None else f"{value:.1f}" for value in decibels)))
+    say(f"{file} against {header.model} in float, {found.images} images of {pictures.where}.")
+    say("Signal to noise in dB, worst first: the integer program, its float simulation, and this site's rounding alone.\n")
+    say(table(("site", "role", "bits", "integer", "simulated", "alone"), rows, left=2))
     if found.integer_agreement is not None:
         said = f"integer {found.integer_agreement:.1f} %, simulated {found.simulated_agreement:.1f} %"
         say(f"\nSame best class as float: {said}")
-
-
-def _decibels(value: float | None) -> str:
-    return "exact" if value is None else f"{value:.1f}"
 
 
 def _hash(source: str) -> str:

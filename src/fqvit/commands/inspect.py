@@ -31,9 +31,9 @@ def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None
             )
         )
     if ops:
-        rows = [(op.y, op.op, ", ".join(op.inputs), op.dtype, _shape(op.shape), f"{op.lo}..{op.hi}") for op in found.ops]
+        lines = [(op.y, op.op, ", ".join(op.inputs), op.dtype, _shape(op.shape), f"{op.lo}..{op.hi}") for op in found.ops]
         say(f"\nOps: {len(found.ops)}")
-        say(table(("writes", "op", "reads", "type", "shape", "holds"), rows, left=3))
+        say(table(("writes", "op", "reads", "type", "shape", "holds"), lines, left=3))
     if proofs:
         say(f"\nProofs: {len(found.proofs)}")
         say(_proofs(found.proofs))
@@ -94,7 +94,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
             "",
             table(("bytes", "count", "of weights"), sizes),
             "",
-            f"No overflow, proved from the weights ({len(found.proofs)} accumulators). The tightest of each kind:",
+            f"No overflow, proved from the weights ({len(found.proofs)} proofs). The tightest of each kind:",
             _proofs(found.tightest()),
         )
     )
@@ -104,8 +104,8 @@ BITS = (("weight_bits", 8), ("activation_bits", 8), ("attention_bits", 4))
 
 
 def _proofs(rows: list[ProofRow]) -> str:
-    cells = [(row.buffer, row.what, f"{row.bound:,}", f"2^{row.bits}", f"{row.headroom:.1f} bits") for row in rows]
-    return table(("op that writes", "value", "at most", "limit", "headroom"), cells, left=2)
+    cells = [(row.buffer, row.op, row.what, f"{row.bound:,}", f"2^{row.bits}", f"{row.headroom:.1f} bits") for row in rows]
+    return table(("buffer", "op", "value", "at most", "limit", "headroom"), cells, left=3)
 
 
 def _site(row: SiteRow) -> tuple[str, ...]:

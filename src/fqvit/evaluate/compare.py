@@ -30,13 +30,18 @@ from fqvit.runtime.reference import Integers, Reference
 
 
 class SiteNoise(msgspec.Struct, frozen=True):
-    """Decibels, 10 log10(sum float^2 / sum (float - other)^2); None where they are equal to the last bit."""
+    """Decibels, 10 log10(sum float^2 / sum (float - other)^2); None where nothing differs.
+
+    integer_db and simulated_db count the noise of all earlier sites; alone_db is what encoding this site does to the float
+    model's own values.
+    """
 
     site: str
     role: str
     bits: int
     integer_db: float | None
     simulated_db: float | None
+    alone_db: float | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class _Power:
     signal: float = 0.0
     integer: float = 0.0
     simulated: float = 0.0
+    alone: float = 0.0
 
 
 class Comparer:
@@ -88,7 +94,9 @@ class Comparer:
         def keep(node: Node, y: Tensor) -> Tensor:
             if node.name in self.power:
                 floats[node.name] = y
-                self.power[node.name].signal += _energy(y)
+                power, q = self.power[node.name], self.qparams.get(node.name)
+                power.signal += _energy(y)
+                power.alone += 0.0 if q is None else _energy(y - q.decode(q.encode(y)))
             return y
 
         def against_integer(name: str, codes: Integers) -> None:
@@ -128,7 +136,8 @@ class Comparer:
     def _row(self, name: str, power: _Power) -> SiteNoise:
         site = self.program.header.sites.get(name)
         role, bits = (site.role, site.bits) if site else ("logits", 32)
-        return SiteNoise(name, role, bits, _decibels(power.signal, power.integer), _decibels(power.signal, power.simulated))
+        noises = (power.integer, power.simulated, power.alone)
+        return SiteNoise(name, role, bits, *(_decibels(power.signal, noise) for noise in noises))
 
 
 def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.uint8]]) -> Comparison:

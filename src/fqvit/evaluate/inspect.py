@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from fqvit.ir.program import CLASSES, Program
+from fqvit.ir.program import CLASSES, AnyOp, Program
 from fqvit.ir.value import Proof, Value
 
 # The last part of a constant's name says what it is; shared constants are called kind.0, kind.1, ...
@@ -48,8 +48,9 @@ class OpRow(msgspec.Struct, frozen=True):
 
 
 class ProofRow(msgspec.Struct, frozen=True):
-    """|what| <= bound < 2^bits inside the op that writes `buffer`; headroom: the bits left over."""
+    """|what| <= bound < 2^bits inside the `op` that writes `buffer`; headroom: the bits left over."""
 
+    op: str
     buffer: str
     what: str
     bound: int
@@ -99,10 +100,10 @@ class Inspection:
         return 100 * (self.total - self.weights) / max(self.weights, 1)
 
     def tightest(self) -> list[ProofRow]:
-        """Of every kind of accumulator (what it is, and its limit) the one with the least headroom."""
-        worst: dict[tuple[str, int], ProofRow] = {}
+        """Of every kind of accumulator (its op, and what it is there) the one with the least headroom."""
+        worst: dict[tuple[str, str], ProofRow] = {}
         for proof in self.proofs:
-            key = (proof.what, proof.bits)
+            key = (proof.op, proof.what)
             if key not in worst or proof.headroom < worst[key].headroom:
                 worst[key] = proof
         return sorted(worst.values(), key=lambda proof: proof.headroom)
@@ -116,10 +117,11 @@ def inspect(program: Program, path: Path) -> Inspection:
     for name, array in program.constants.items():
         sizes[kind_of(name)] += array.nbytes
     sizes[PROGRAM] = path.stat().st_size - sum(sizes.values())
+    kinds = {op.y: _tag(op) for op in program.ops}
     return Inspection(
         ops=[_op_row(op, buffers[op.y]) for op in program.ops],
-        sites=[_site_row(program, name) for name in program.header.sites],
-        proofs=[_proof_row(proof) for proof in verified.proofs],
+        sites=[_site_row(program, op.y) for op in program.ops if op.y in program.header.sites],
+        proofs=[_proof_row(proof, kinds[proof.buffer]) for proof in verified.proofs],
         bytes=dict(sizes.most_common()),
         floats=_floats(program, buffers.values()),
     )
@@ -130,14 +132,17 @@ def kind_of(constant: str) -> str:
     return KINDS.get(parts[-1]) or (KINDS.get(parts[0]) if len(parts) == 2 and parts[1].isdigit() else None) or OTHER
 
 
-def _op_row(op: Any, value: Value) -> OpRow:
-    tag = type(op).__struct_config__.tag
-    return OpRow(str(tag), op.y, value.dtype, value.shape, value.lo, value.hi, op.inputs())
+def _op_row(op: AnyOp, value: Value) -> OpRow:
+    return OpRow(_tag(op), op.y, value.dtype, value.shape, value.lo, value.hi, op.inputs())
 
 
-def _proof_row(proof: Proof) -> ProofRow:
-    # Python's log2 takes integers of any size.
-    return ProofRow(proof.buffer, proof.what, proof.bound, proof.bits, round(proof.bits - math.log2(max(proof.bound, 1)), 2))
+def _proof_row(proof: Proof, op: str) -> ProofRow:
+    headroom = proof.bits - math.log2(max(proof.bound, 1))  # Python's log2 takes integers of any size
+    return ProofRow(op, proof.buffer, proof.what, proof.bound, proof.bits, round(headroom, 2))
+
+
+def _tag(op: AnyOp) -> str:
+    return str(type(op).__struct_config__.tag)
 
 
 def _site_row(program: Program, name: str) -> SiteRow:
@@ -153,7 +158,7 @@ def _site_row(program: Program, name: str) -> SiteRow:
     return SiteRow(name, site.role, site.bits, codes, site.scale, site.zero, alpha, lowest, highest)
 
 
-def _floats(program: Program, buffers: Any) -> int:
+def _floats(program: Program, buffers: Iterable[Value]) -> int:
     constants = sum(not np.issubdtype(array.dtype, np.integer) for array in program.constants.values())
     values = sum(value.dtype.startswith("f") for value in buffers)
     return constants + values + sum(_floats_in(msgspec.to_builtins(op)) for op in program.ops)

@@ -1,0 +1,80 @@
+"""The embedded models, float against integer, in one table: `make demo`.
+
+Quantizes fmnist_vit and fmnist_swin from nothing but what the package contains, runs both versions of each on the 1,000
+embedded test images, and leaves the .fqvit files in build/demo.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+import fqvit
+from fqvit.commands.output import size, table
+from fqvit.evaluate.accuracy import Accuracy, Run, Scores, arrays, measure
+from fqvit.evaluate.inspect import inspect
+from fqvit.models.embedded import MODELS, calibration_images, test_images
+from fqvit.models.graph import run_float, trace
+from fqvit.models.pixels import normalise
+from fqvit.progress import track
+from fqvit.runtime.reference import Reference
+
+FOLDER = Path("build") / "demo"
+BATCH = 16
+
+
+def main() -> None:
+    start = time.perf_counter()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    head = ("model", "float top-1", "integer top-1", "agreement", "float32", ".fqvit", "float", "integer", "float ops")
+    rows = [row(name) for name in MODELS]
+    print(table(head, rows))
+    print(
+        f"\n1,000 Fashion-MNIST test images each. agreement: images where both give the same class. Times are an image, on\n"
+        f"{os.cpu_count()} cores: float by torch, integer by the reference, which is a readable definition and not a fast engine.\n"
+        f"The integer programs are in {FOLDER}; look into one with: fqvit inspect {FOLDER / (MODELS[0] + '.fqvit')}\n"
+        f"Done in {time.perf_counter() - start:.0f} s."
+    )
+
+
+def row(name: str) -> tuple[str, ...]:
+    model = fqvit.load_model(name)
+    calibration = fqvit.calibrate(model, calibration_images(), fqvit.load_recipe("fq-vit"))
+    program = fqvit.lower(model, calibration)
+    path = FOLDER / f"{name}.fqvit"
+    program.save(path)
+    program = fqvit.Program.load(path)
+    graph = trace(model.module)
+
+    def run(images: Scores) -> Scores:
+        logits: Scores = run_float(graph, normalise(images, model.preprocess)).numpy()
+        return logits
+
+    exact, integer = score(run, f"{name} float"), score(Reference(program).run, f"{name} integer")
+    agreement = 100 * float((exact.predictions == integer.predictions).mean())
+    float_bytes = 4 * sum(parameter.numel() for parameter in model.module.parameters())
+    found = inspect(program, path)
+    return (
+        name,
+        f"{exact.top1:.1f} %",
+        f"{integer.top1:.1f} %",
+        f"{agreement:.1f} %",
+        size(float_bytes),
+        size(found.total),
+        f"{1000 * exact.seconds / exact.images:.1f} ms",
+        f"{1000 * integer.seconds / integer.images:.1f} ms",
+        str(found.floats),
+    )
+
+
+def score(run: Run, label: str) -> Accuracy:
+    batches = arrays(*test_images(), BATCH)
+    return measure(run, track(batches, len(batches), label))
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()
