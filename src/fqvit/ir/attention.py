@@ -53,7 +53,7 @@ class MatMul(Op, frozen=True, tag="matmul"):
             index = scope.constant(self.index, ("u16",), shape[-2:])
             scope.check(int(index.max()) < bias.shape[0], f"constant {self.index!r} points outside {bias.shape[0]} rows")
             bound += int(np.abs(bias.astype(np.int64)).max())
-        return scope.codes(self.bits, shape), [self.proof("acc", bound, 31)]
+        return scope.codes(self.bits, shape, self.y_zero), [self.proof("acc", bound, 31)]
 
     def run(self, kit: Kit, get: Get) -> Array:
         a, b = kit.wide(get(self.a)) - self.a_zero, kit.wide(get(self.b)) - self.b_zero
@@ -190,7 +190,7 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
         # Only codes that come straight from LogSoftmax are known to sum to little (numerics.md, attention times V).
         row_sum = a.row_sum if a.row_sum is not None else a.shape[-1] << a.hi
         bound = magnitude(v.lo, v.hi, self.v_zero, self.v_zero) * row_sum
-        return scope.codes(self.bits, (*a.shape[:-1], v.channels)), [self.proof("acc", bound, 31)]
+        return scope.codes(self.bits, (*a.shape[:-1], v.channels), self.y_zero), [self.proof("acc", bound, 31)]
 
     def run(self, kit: Kit, get: Get) -> Array:
         a = kit.wide(get(self.a))

@@ -19,7 +19,7 @@ import numpy as np
 
 from fqvit.ir.fixed import MAX_SHIFT, Array, ilog2, isqrt, requantize, round_divide, round_shift
 from fqvit.ir.kit import Kit
-from fqvit.ir.value import Proof, Scope, Value, magnitude
+from fqvit.ir.value import MAX_AXES, Proof, Scope, Value, magnitude
 
 Get = Callable[[str], Array]
 # One zero point for all channels, one for each of several equal groups of channels, or the name of a u8 or u16 [C] constant.
@@ -126,8 +126,7 @@ class Linear(Op, frozen=True, tag="linear"):
         if self.out == "i32":
             largest = int(max(requantize(hi, mult, shift).max(), -requantize(lo, mult, shift).min()))
             return Value("i32", shape, -largest, largest), [*proofs, self.proof("y", largest, 31)]
-        scope.zero(self.y_zero, outputs)
-        return scope.codes(self.bits, shape), proofs
+        return scope.codes(self.bits, shape, self.y_zero), proofs
 
     def run(self, kit: Kit, get: Get) -> Array:
         w = get(self.part("w"))
@@ -217,12 +216,13 @@ class Add(Op, frozen=True, tag="add"):
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         values = [scope.either(term.x, ("u8", "u16", "i16", "i32")) for term in self.terms]
-        shape = max((value.shape for value in values), key=lambda s: (len(s), math.prod(s)))
+        shapes = [value.shape for value, term in zip(values, self.terms, strict=True) if term.x in scope.buffers]
+        scope.check(len(shapes) > 0, "adds constants only")
+        shape = shapes[0]
         for term, value in zip(self.terms, values, strict=True):
-            scope.check(
-                value.shape == shape[len(shape) - len(value.shape) :],
-                f"{term.x!r} has shape {list(value.shape)}, the sum {list(shape)}",
-            )
+            # A constant may lack leading axes; a buffer may not, since its first one is the batch.
+            own = shape if term.x in scope.buffers else shape[max(len(shape) - len(value.shape), 0) :]
+            scope.check(value.shape == own, f"{term.x!r} has shape {list(value.shape)}, the sum {list(shape)}")
         channels, total = shape[-1], 0
         for term, value in zip(self.terms, values, strict=True):
             mult = term.mult if isinstance(term.mult, int) else scope.constant(term.mult, ("i32",), (channels,))
@@ -231,8 +231,7 @@ class Add(Op, frozen=True, tag="add"):
             total += largest * int(np.max(mult))
         last_shift = self.shift + scope.alpha(self.y_alpha, channels)
         scope.check(1 <= self.shift and last_shift <= MAX_SHIFT, f"shift must be in 1..{MAX_SHIFT}")
-        scope.zero(self.y_zero, channels)
-        return scope.codes(self.bits, shape), [self.proof("sum", total + (1 << (last_shift - 1)), 63)]
+        return scope.codes(self.bits, shape, self.y_zero), [self.proof("sum", total + (1 << (last_shift - 1)), 63)]
 
     def run(self, kit: Kit, get: Get) -> Array:
         total: Array = 0
@@ -291,6 +290,7 @@ class Permute(Op, frozen=True, tag="permute"):
             min(self.view, default=0) > 0 and math.prod(self.view) == math.prod(x.shape),
             f"view {list(self.view)} does not fit {list(x.shape)}",
         )
+        scope.check(len(self.view) <= MAX_AXES, f"view has {len(self.view)} axes, at most {MAX_AXES}")
         left = list(self.view)
         if self.select is not None:
             axis, index = self.select
@@ -325,7 +325,7 @@ class Concat(Op, frozen=True, tag="concat"):
         return self.xs
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
-        scope.check(len(self.xs) > 0, "concat of nothing")
+        scope.check(any(name in scope.buffers for name in self.xs), "joins no buffer")
         values = [scope.either(name, ("u8", "u16", "i32")) for name in self.xs]
         first = values[0]
         for name, value in zip(self.xs, values, strict=True):
@@ -362,7 +362,7 @@ class Mean(Op, frozen=True, tag="mean"):
         scope.check(len(x.shape) == 2 and 0 <= self.skip < x.shape[0], f"shape {list(x.shape)} has no row from {self.skip} on")
         check_requantizer(scope, self.mult, self.shift)
         largest = magnitude(x.lo, x.hi, *scope.zero(self.zero, x.channels)) << scope.alpha(self.alpha, x.channels)
-        return scope.codes(self.bits, (x.channels,)), [self.proof("acc", largest * (x.shape[0] - self.skip), 31)]
+        return scope.codes(self.bits, (x.channels,), self.y_zero), [self.proof("acc", largest * (x.shape[0] - self.skip), 31)]
 
     def run(self, kit: Kit, get: Get) -> Array:
         acc = lifted(kit, get, self.x, self.zero, self.alpha)[:, self.skip :].sum(1)

@@ -19,7 +19,7 @@ import numpy as np
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take
-from fqvit.ir.value import DAMAGED, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
+from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
 from fqvit.preprocess import Preprocess
 
 AnyOp = Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean | MatMul | LogSoftmax | Softmax | ShiftMatMul
@@ -96,7 +96,10 @@ class Program:
 
     def verify(self) -> Verified:
         """Infer every buffer and prove every accumulator, or raise FqvitError naming the op at fault."""
+        written = {INPUT, *(op.y for op in self.ops)}
         for name, array in self.constants.items():
+            if name in written:
+                raise FqvitError(f"constant {name!r} has the name of a buffer. {DAMAGED}")
             if array.dtype not in NAMES:
                 raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. {DAMAGED}")
         shape = self.input_shape
@@ -108,6 +111,7 @@ class Program:
             scope = Scope(buffers, self.constants, op.y)
             scope.check(op.y not in buffers, "written twice")
             value, found = op.infer(scope)
+            scope.check(len(value.shape) <= MAX_AXES, f"shape {list(value.shape)} has more than {MAX_AXES} axes")
             scope.check(math.prod(value.shape) < MAX_ELEMENTS, f"shape {list(value.shape)} is too large")
             for proof in found:
                 if not proof.holds:

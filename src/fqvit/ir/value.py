@@ -18,6 +18,7 @@ from fqvit.ir.kit import DTYPES
 Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MAX_ELEMENTS = 2**31
+MAX_AXES = 8
 DAMAGED = "The file is damaged or was not written by fqvit."
 
 
@@ -117,10 +118,13 @@ class Scope:
         self.check(int(vector.max()) <= 15, f"constant {name!r} has a shift above 15")
         return int(vector.max())
 
-    def codes(self, bits: int, shape: tuple[int, ...]) -> Value:
-        """An output of unsigned codes."""
+    def codes(self, bits: int, shape: tuple[int, ...], zero: int | tuple[int, ...] | str = 0) -> Value:
+        """An output of unsigned codes, around a zero point that is one of them."""
         self.check(1 <= bits <= 16, f"bits is {bits}, expected 1 to 16")
-        return Value("u8" if bits <= 8 else "u16", shape, 0, 2**bits - 1)
+        last = (1 << bits) - 1
+        lo, hi = self.zero(zero, shape[-1])
+        self.check(0 <= lo and hi <= last, f"y_zero is outside 0..{last}")
+        return Value("u8" if bits <= 8 else "u16", shape, 0, last)
 
 
 def magnitude(lo: int, hi: int, zero_lo: int = 0, zero_hi: int = 0) -> int:
