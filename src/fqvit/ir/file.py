@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
 from fqvit.files import write_atomically
@@ -26,7 +26,19 @@ def save(program: Program, path: Path) -> None:
     program.verify()
     metadata = {"fqvit": encode_header(program.header).decode(), "fingerprint": program.fingerprint()}
     tensors = {name: np.ascontiguousarray(array) for name, array in program.constants.items()}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+    data = _sorted_metadata(serialize(tensors, metadata))
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
+def _sorted_metadata(raw: bytes) -> bytes:
+    """The same safetensors file with its metadata in order: the library writes it in random order, and equal programs
+    should be equal files."""
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + raw[8 + size :]
 
 
 def load(path: Path) -> Program:
