@@ -5,10 +5,11 @@ Everything comes from a seed; nothing here reads a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from numpy.typing import NDArray
@@ -110,5 +111,10 @@ def assert_same(a: Any, b: Any, name: str) -> None:
         raise AssertionError(f"{name}: first at {list(first)}: {a[first]}, the other {b[first]}; {len(wrong)} of {a.size} differ")
 
 
-def cases(functions: Mapping[Any, Callable[..., Any]]) -> list[str]:
-    return [key.__name__ for key in functions]
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Import it where arrays are small: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

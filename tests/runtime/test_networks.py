@@ -1,0 +1,186 @@
+"""Whole small networks: numpy and torch, batch sizes, features, and the float simulation op by op."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.ir.emit import Wire
+from fqvit.ir.lower import lower, lower_with_wires
+from fqvit.ir.program import Program
+from fqvit.models.graph import IMAGES, run_float, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.quant.calibrate import Calibration
+from fqvit.quant.simulate import Simulation
+from fqvit.runtime.reference import Reference, run
+from tests.factories import MODELS, assert_same, buffers_of, calibration_of, float_model, images_for
+
+RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax")
+
+
+@cache
+def lowered(kind: str, recipe: str, features: Any = "logits") -> tuple[FloatModel, Calibration, Program, dict[str, Wire]]:
+    model = float_model(kind)
+    calibration = calibration_of(model, recipe, features=features)
+    return model, calibration, *lower_with_wires(model, calibration)
+
+
+every_model = pytest.mark.parametrize("kind", MODELS)
+# Every model by the paper's method, one ViT and one Swin by all.
+every_pair = pytest.mark.parametrize(
+    "kind, recipe",
+    [(kind, recipe) for kind in MODELS for recipe in RECIPES if recipe == "fq-vit" or kind in ("vit", "padded swin")],
+)
+
+
+@every_pair
+def test_numpy_and_torch_give_the_same_bits_in_every_buffer(kind: str, recipe: str) -> None:
+    model, _, program, _ = lowered(kind, recipe)
+    images = images_for(model.preprocess, 4, 1)
+    assert_same(buffers_of(program, images, "torch"), buffers_of(program, images), f"{kind}, {recipe}: torch and numpy,")
+
+
+@every_pair
+def test_an_image_gives_the_same_bits_alone_and_in_a_batch(kind: str, recipe: str) -> None:
+    model, _, program, _ = lowered(kind, recipe)
+    images = images_for(model.preprocess, 3, 2)
+    together = buffers_of(program, images)
+    for i in range(3):
+        alone = buffers_of(program, images[i : i + 1])
+        assert_same({name: x[0] for name, x in alone.items()}, {name: x[i] for name, x in together.items()}, f"image {i},")
+
+
+@every_model
+def test_buffers_have_the_types_shapes_and_bounds_that_verify_found(kind: str) -> None:
+    model, _, program, _ = lowered(kind, "fq-vit")
+    known = program.verify().buffers
+    for name, x in buffers_of(program, images_for(model.preprocess, 4, 3)).items():
+        value = known[name]
+        assert x.shape[1:] == value.shape and x.dtype == np.dtype(value.dtype.replace("u", "uint").replace("i3", "int3"))
+        assert value.lo <= x.min() and x.max() <= value.hi, name
+
+
+def decoded(wire: Wire, codes: np.ndarray[Any, Any]) -> Tensor:
+    x = torch.from_numpy(codes.astype(np.float64))
+    return wire.q.decode(x) if wire.q is not None else x * torch.from_numpy(wire.unit)
+
+
+@every_pair
+def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(kind: str, recipe: str) -> None:
+    model, calibration, program, wires = lowered(kind, recipe)
+    images = images_for(model.preprocess, 14, 5)[:12]  # not the black and the white one: all their tokens are equal
+    buffers = buffers_of(program, images)
+    simulation = Simulation(model, calibration)
+    faults = []
+    for node in simulation.graph.nodes:
+        q = simulation.sites.get(node.name)
+        if q is None:
+            continue
+        inputs = [
+            normalise(images, model.preprocess) if name == IMAGES else decoded(wires[name], buffers[wires[name].buffer]).float()
+            for name in node.inputs
+        ]
+        with torch.no_grad():
+            codes = q.encode(simulation.call(node, inputs)).numpy()
+        wrong = codes != buffers[wires[node.name].buffer]
+        # A site of a few hundred places may differ in one of them.
+        if wrong.sum() > max(1, 0.001 * wrong.size):
+            faults.append(f"{node.name}: {wrong.sum()} of {wrong.size} codes")
+        assert np.abs(codes - buffers[wires[node.name].buffer]).max() <= 1, node.name
+    assert not faults, f"{kind}, {recipe}: " + "; ".join(faults)
+
+
+@every_model
+def test_the_simulated_network_stays_close_to_the_program(kind: str) -> None:
+    model, calibration, program, wires = lowered(kind, "fq-vit-8")
+    images = images_for(model.preprocess, 16, 6)
+    integer = run(program, images) * program.header.output.scale
+    simulated = Simulation(model, calibration).run(images).numpy()
+    spread = simulated.std()
+    assert np.abs(integer - simulated).mean() < 0.1 * spread
+
+
+@every_model
+def test_integer_logits_follow_the_float_ones(kind: str) -> None:
+    model, _, program, _ = lowered(kind, "fq-vit-8")
+    images = images_for(model.preprocess, 16, 7)
+    integer = run(program, images) * program.header.output.scale
+    exact = run_float(trace(model.module), normalise(images, model.preprocess)).numpy()
+    assert np.corrcoef(integer.ravel(), exact.ravel())[0, 1] > 0.98
+    assert run(program, images).dtype == np.int32
+
+
+@pytest.mark.parametrize("features", ["tokens", "pooled"])
+@every_model
+def test_features_are_integers_with_their_scale(kind: str, features: Any) -> None:
+    model, _, program, _ = lowered(kind, "fq-vit-8", features)
+    images = images_for(model.preprocess, 4, 8)
+    output = program.header.output
+    codes = run(program, images)
+    assert output.kind == features and codes.dtype == np.uint8 and program.classes is None
+    exact = run_float(trace(model.module, features), normalise(images, model.preprocess)).numpy()
+    assert codes.shape == exact.shape
+    if program.header.sites.get(output.buffer) and program.header.sites[output.buffer].alpha is None:
+        real = (codes.astype(np.float64) - output.zero) * output.scale
+        assert np.corrcoef(real.ravel(), exact.ravel())[0, 1] > 0.97
+
+
+@pytest.mark.parametrize("features", ["tokens", "pooled"])
+@every_model
+def test_features_say_how_to_read_every_channel(kind: str, features: Any) -> None:
+    _, _, program, wires = lowered(kind, "fq-vit", features)
+    output = program.header.output
+    alpha = next(w for w in wires.values() if w.buffer == output.buffer).codes().alpha
+    if alpha is not None and alpha.any():
+        assert_same(program.constants[output.alpha], alpha, "alpha of the output")  # type: ignore[attr-defined]
+
+
+def test_padding_and_masks_are_used_by_the_padded_swin() -> None:
+    _, _, program, _ = lowered("padded swin", "fq-vit")
+    rows = [array for name, array in program.constants.items() if name.startswith("rows.")]
+    assert any((array == -1).any() for array in rows) and any(name.startswith("region.") for name in program.constants)
+
+
+@pytest.mark.parametrize(
+    "images, found",
+    [
+        (np.zeros((1, 12, 12, 3), np.float32), "float32"),
+        (np.zeros((12, 12, 3), np.uint8), r"\[12, 12, 3\]"),
+        (np.zeros((1, 3, 12, 12), np.uint8), r"\[1, 3, 12, 12\]"),
+    ],
+)
+def test_images_of_another_kind_are_refused(images: Any, found: str) -> None:
+    with pytest.raises(FqvitError, match=found + r".*takes uint8 \[N, 12, 12, 3\]"):
+        run(lowered("vit", "fq-vit")[2], images)
+
+
+@every_model
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_no_images_give_no_logits(kind: str, library: Any) -> None:
+    model, _, program, _ = lowered(kind, "fq-vit")
+    empty = images_for(model.preprocess, 1)[:0]
+    assert run(program, empty, library).shape == (0, *run(program, images_for(model.preprocess, 1)).shape[1:])
+
+
+def test_running_does_not_change_the_images_or_the_program() -> None:
+    model, _, program, _ = lowered("swin", "fq-vit")
+    images = images_for(model.preprocess, 2)
+    before, fingerprint = images.copy(), program.fingerprint()
+    reference = Reference(program)
+    assert_same(reference.run(images), reference.run(images), "second run")
+    assert_same(images, before, "images")
+    assert program.fingerprint() == fingerprint
+
+
+def test_lowering_leaves_the_float_model_alone() -> None:
+    model = float_model("vit")
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    lower(model, calibration_of(model))
+    assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
