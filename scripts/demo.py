@@ -7,10 +7,9 @@ embedded test images, and leaves the .fqvit files in build/demo.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
-
-import torch
 
 import fqvit
 from fqvit.commands.output import size, table
@@ -32,11 +31,13 @@ def main() -> None:
     head = ("model", "float top-1", "integer top-1", "agreement", "float32", ".fqvit", "float", "integer", "float ops")
     rows = [row(name) for name in MODELS]
     print(table(head, rows))
+    cores = os.cpu_count()
     print(
-        f"\n1,000 Fashion-MNIST test images each. agreement: images where both give the same class. Times are an image, on\n"
-        f"{os.cpu_count()} cores: float by torch, integer by the reference, which is a readable definition and not a fast engine.\n"
-        f"The integer programs are in {FOLDER}; look into one with: fqvit inspect {FOLDER / (MODELS[0] + '.fqvit')}\n"
-        f"Done in {time.perf_counter() - start:.0f} s."
+        f"""
+1,000 Fashion-MNIST test images each. agreement: both give the same class. Times are of one image on {cores} cores:
+float by torch, integer by the reference runtime, which is a readable definition and not a fast engine.
+The integer programs are in {FOLDER}. Look into one: fqvit inspect {FOLDER / MODELS[0]}.fqvit
+Done in {time.perf_counter() - start:.0f} s."""
     )
 
 
@@ -76,5 +77,7 @@ def score(run: Run, label: str) -> Accuracy:
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()
+    try:
+        main()
+    except fqvit.FqvitError as error:
+        sys.exit(f"demo: {error}")

@@ -44,7 +44,7 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, as_json:
     for row in found.sites:
         decibels = (row.integer_db, row.simulated_db, row.alone_db)
         rows.append((row.site, row.role, str(row.bits), *("-" if value is None else f"{value:.1f}" for value in decibels)))
-    say(f"{file} against {header.model} in float, {found.images} images of {pictures.where}.")
+    say(f"{file} against {header.model} in float, {found.images} images ({pictures.where}).")
     say("Signal to noise in dB, worst first: the integer program, its float simulation, and this site's rounding alone.\n")
     say(table(("site", "role", "bits", "integer", "simulated", "alone"), rows, left=2))
     if found.integer_agreement is not None:

@@ -60,7 +60,7 @@ def run(
         )
         return
     each = f"{seconds:.1f} s, {1000 * found.seconds / found.images:.1f} ms an image in the model"
-    say(f"{target} ({backend}) on {found.images} images of {pictures.where}: {each}")
+    say(f"{target} ({backend}) on {found.images} images ({pictures.where}): {each}")
     say(f"top-1 {found.top1:.2f} %")
     say(f"top-5 {found.top5:.2f} %")
 

@@ -89,7 +89,7 @@ def run(
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
-        ("images", f"{calibration.images} from {pictures.where}, {spent}"),
+        ("images", f"{calibration.images} ({pictures.where}), {spent}"),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
         ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its int8 weights)"),
         ("fingerprint", program.fingerprint()),

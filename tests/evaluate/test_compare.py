@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fqvit.errors import FqvitError
+from fqvit.evaluate.compare import calibration_of, compare
+from fqvit.models.config import ViTConfig
+from fqvit.models.load import build
+from fqvit.quant.simulate import Simulation
+
+
+def test_the_simulation_of_a_program_is_that_of_its_calibration(made: Any) -> None:
+    rebuilt = calibration_of(made.program)
+    assert rebuilt.recipe == made.calibration.recipe
+    assert set(rebuilt.sites) == set(made.calibration.sites)
+    for name, q in rebuilt.sites.items():
+        wanted = made.calibration.sites[name]
+        assert (q.bits, q.log2, q.zero.tolist()) == (wanted.bits, wanted.log2, wanted.zero.tolist()), name
+        np.testing.assert_allclose(q.scale, wanted.scale, rtol=1e-8)
+        np.testing.assert_array_equal(q.alpha, wanted.alpha)
+    mine, theirs = (Simulation(made.model, c).run(made.images[:4]) for c in (rebuilt, made.calibration))
+    torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))
+
+
+def test_every_site_and_the_logits_are_compared_worst_first(made: Any) -> None:
+    found = compare(made.program, made.model, [made.images[:2], made.images[2:8]])
+    assert found.images == 8
+    assert {row.site for row in found.sites} == {*made.program.header.sites, made.program.header.output.buffer}
+    noise = [row.integer_db for row in found.sites]
+    assert noise == sorted(noise)
+    assert found.integer_agreement is not None and 0 <= found.integer_agreement <= 100
+
+
+def test_integer_and_simulated_noise_are_alike_and_never_below_the_rounding_alone(made: Any) -> None:
+    for row in compare(made.program, made.model, [made.images[:12]]).sites:
+        assert row.integer_db is not None and row.simulated_db is not None
+        assert math.isclose(row.integer_db, row.simulated_db, abs_tol=2.5), row
+        if row.role != "logits":
+            assert row.alone_db is not None and row.alone_db > row.integer_db - 1, row
+            assert row.integer_db > 3, row
+
+
+def test_features_are_compared_without_logits(features: Any) -> None:
+    found = compare(features.program, features.model, [features.images[:2]])
+    assert found.integer_agreement is None
+    assert "head" not in {row.site for row in found.sites}
+
+
+def test_another_model_than_the_programs_is_refused(made: Any) -> None:
+    shallow = ViTConfig(image=(16, 16), patch=4, channels=3, classes=7, width=24, depth=1, heads=3, hidden=48)
+    other = dataclasses.replace(made.model, module=build(shallow).eval())
+    with pytest.raises(FqvitError, match="does not have"):
+        compare(made.program, other, [made.images[:1]])
+
+
+def test_no_images_are_refused(made: Any) -> None:
+    with pytest.raises(FqvitError, match="no images"):
+        compare(made.program, made.model, [])

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fqvit.evaluate.inspect import inspect, kind_of
+
+
+def test_the_bytes_add_up_to_the_file(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fqvit"
+    made.program.save(path)
+    found = inspect(made.program, path)
+    assert sum(found.bytes.values()) == found.total == path.stat().st_size
+    assert found.weights == sum(a.nbytes for name, a in made.program.constants.items() if name.endswith(".w"))
+    assert found.overhead == 100 * (found.total - found.weights) / found.weights
+
+
+def test_ops_sites_and_proofs_are_all_listed(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fqvit"
+    made.program.save(path)
+    found = inspect(made.program, path)
+    assert [row.y for row in found.ops] == [op.y for op in made.program.ops]
+    assert sum(found.op_kinds.values()) == len(made.program.ops)
+    assert {row.site for row in found.sites} == set(made.program.header.sites)
+    assert len(found.proofs) == len(made.program.verify().proofs)
+    assert all(row.headroom > 0 and row.bound < 2**row.bits for row in found.proofs)
+    assert all(row.lowest < row.highest for row in found.sites)
+
+
+def test_there_is_no_float_anywhere(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fqvit"
+    made.program.save(path)
+    assert inspect(made.program, path).floats == 0
+
+
+def test_the_tightest_proofs_are_one_a_kind_and_the_tightest(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fqvit"
+    made.program.save(path)
+    found = inspect(made.program, path)
+    kinds = [(row.op, row.what) for row in found.tightest()]
+    assert len(set(kinds)) == len(kinds) == len({(row.op, row.what) for row in found.proofs})
+    for row in found.tightest():
+        assert row.headroom == min(p.headroom for p in found.proofs if (p.op, p.what) == (row.op, row.what))
+
+
+def test_constants_are_named_by_what_they_are() -> None:
+    assert kind_of("blocks.0.attn.qkv.w") == "weights"
+    assert kind_of("alpha.3") == "power-of-two factors"
+    assert kind_of("rows.0") == kind_of("relative_position_index.1") == "indices"
+    assert kind_of("classes") == "class names"
