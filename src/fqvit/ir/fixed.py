@@ -35,12 +35,12 @@ def multiplier(ratio: float) -> tuple[int, int]:
 
     A ratio too small for shift 62 becomes (0, 62): whatever it scales is below half a code.
     """
-    if not 0 <= ratio < 2.0 ** (MULT_BITS - 1) - 1:
-        raise ValueError(f"ratio {ratio} is outside [0, 2^30 - 1)")
+    if not 0 <= ratio < 2.0 ** (MULT_BITS - 1):
+        raise ValueError(f"ratio {ratio} is outside [0, 2^30)")
     mantissa, exponent = math.frexp(ratio)  # ratio = mantissa 2^exponent, mantissa in [1/2, 1), or 0
     mult, shift = round(mantissa * 2**MULT_BITS), MULT_BITS - exponent
     if mult == 2**MULT_BITS:
-        mult, shift = mult // 2, shift - 1
+        mult, shift = (mult // 2, shift - 1) if shift > 1 else (mult - 1, shift)
     return (0, MAX_SHIFT) if mult == 0 or shift > MAX_SHIFT else (mult, shift)
 
 

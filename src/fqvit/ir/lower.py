@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 import fqvit.ir.rules_attention  # noqa: F401  # registers its rules
+from fqvit.errors import FqvitError
 from fqvit.ir.emit import Emitter, Wire
 from fqvit.ir.file import VERSION
 from fqvit.ir.program import CLASSES, INPUT, Header, Output, Program
@@ -42,11 +43,15 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
         ops=tuple(emitter.ops),
         output=_output(graph, emitter, calibration),
         sites=emitter.sites(graph),
-        recipe=msgspec.to_builtins(calibration.recipe),
+        # With its defaults, so that the file still says what it was made with when they change.
+        recipe={name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(calibration.recipe).items()},
         source=model.source,
         images=calibration.images,
     )
     if model.classes is not None and calibration.features == "logits":
+        broken = next((name for name in model.classes if "\n" in name), None)
+        if broken is not None:
+            raise FqvitError(f"class name {broken!r}: has a line break. Names are kept one a line.")
         emitter.constant(CLASSES, np.frombuffer("\n".join(model.classes).encode(), np.uint8))
     program = Program(header, emitter.constants)
     program.verify()
@@ -58,4 +63,4 @@ def _output(graph: Graph, emitter: Emitter, calibration: Calibration) -> Output:
     if calibration.features == "logits":
         return Output(wire.buffer, "logits", float(wire.unit[0]))
     q = wire.codes()
-    return Output(wire.buffer, calibration.features, float(q.scale[0]), int(q.zero[0]))
+    return Output(wire.buffer, calibration.features, float(q.scale[0]), int(q.zero[0]), emitter.alpha(q))

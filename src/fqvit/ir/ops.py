@@ -261,11 +261,11 @@ class Take(Op, frozen=True, tag="take"):
         scope.check(int(index.min()) >= -1 and int(index.max()) < rows, f"constant {self.index!r} points outside {rows} rows")
         lo, hi = scope.zero(self.fill, x.channels)
         scope.check(x.lo <= lo and hi <= x.hi, f"fill is outside {x.lo}..{x.hi}")
-        return Value(x.dtype, (*index.shape, x.channels), x.lo, x.hi), []
+        return Value(x.dtype, (*index.shape, x.channels), x.lo, x.hi, masked=x.masked), []
 
     def run(self, kit: Kit, get: Get) -> Array:
         x, index = get(self.x), kit.wide(get(self.index))
-        rows = x.reshape(x.shape[0], -1, x.shape[-1])
+        rows = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
         # -1 must not wrap around to the last row.
         taken = kit.wide(rows[:, index.clip(0, None)])
         return kit.narrow(kit.where((index >= 0)[..., None], taken, zero_point(kit, get, self.fill, x.shape[-1])), _dtype_of(x))
@@ -301,7 +301,7 @@ class Permute(Op, frozen=True, tag="permute"):
         )
         shape = self.shape or tuple(left[axis] for axis in self.perm)
         scope.check(min(shape, default=0) > 0 and math.prod(shape) == math.prod(left), f"shape {list(shape)} does not fit")
-        return Value(x.dtype, shape, x.lo, x.hi), []
+        return Value(x.dtype, shape, x.lo, x.hi, masked=x.masked), []
 
     def run(self, kit: Kit, get: Get) -> Array:
         x = get(self.x)

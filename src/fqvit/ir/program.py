@@ -43,13 +43,14 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     zero_code: bool = False
 
 
-class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The buffer that a run returns. value = (code - zero) scale."""
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The buffer that a run returns. value = (code - zero) scale 2^alpha[c]; alpha names a u8 [C] constant, if any."""
 
     buffer: str
     kind: Literal["logits", "tokens", "pooled"]
     scale: float
     zero: int = 0
+    alpha: str | None = None
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -122,7 +123,11 @@ class Program:
             buffers[op.y] = value
             proofs.extend(found)
         output = self.header.output
-        Scope(buffers, self.constants, "output").buffer(output.buffer, ("u8", "u16", "i32"))
+        scope = Scope(buffers, self.constants, "output")
+        scope.alpha(output.alpha, scope.buffer(output.buffer, ("u8", "u16", "i32")).channels)
+        for name, site in self.header.sites.items():
+            scope = Scope(buffers, self.constants, f"site {name}")
+            scope.alpha(site.alpha, scope.buffer(name).channels)
         if output.kind == "logits" and self.classes is not None and len(self.classes) != buffers[output.buffer].channels:
             raise FqvitError(f"{len(self.classes)} class names for {buffers[output.buffer].channels} logits. {DAMAGED}")
         return Verified(buffers, tuple(proofs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +16,7 @@ from fqvit.ir.ops import Permute
 from fqvit.ir.rules import Lowering, double, rule
 from fqvit.models import layers
 
-SOFTMAX_SHIFT = 44  # keeps Softmax's mult below 2^53, which every JSON reader can hold
+SOFTMAX_BITS = 52  # of Softmax's mult: below 2^53, which every JSON reader can hold
 
 
 @rule.register
@@ -87,19 +88,23 @@ def _(leaf: layers.Softmax, low: Lowering) -> Wire:
         emit.op(LogSoftmax(y=low.name, x=x.buffer, bits=q.bits, region=region))
         q = dataclasses.replace(q, zero_code=q.zero_code or emit.masked)
     else:
-        mult = round(2**SOFTMAX_SHIFT / float(q.scale[0]))
-        emit.op(Softmax(y=low.name, x=x.buffer, mult=mult, shift=SOFTMAX_SHIFT, bits=q.bits, region=region))
+        scale = float(q.scale[0])
+        softmax_shift = min(SOFTMAX_BITS + math.frexp(scale)[1] - 1, SOFTMAX_BITS)
+        mult = round(2**softmax_shift / scale)
+        emit.op(Softmax(y=low.name, x=x.buffer, mult=mult, shift=softmax_shift, bits=q.bits, region=region))
     return Wire(low.name, x.shape, q)
 
 
 def _regions(mask: Tensor) -> np.ndarray:
-    """[W, T]: numbers that are equal exactly where the mask [W, T, T] is True; it is a partition of every window."""
+    """[W, T]: numbers that are equal exactly where the mask [W, T, T] is True; it is a partition of every window.
+
+    There are at most nine in a window: it is cut at most twice in each direction.
+    """
     same = mask.cpu().numpy()
     first = same.argmax(-1)  # the first token that each token sees names its region
     if not (same == (first[:, :, None] == first[:, None, :])).all():
         raise FqvitError("attention mask: not a partition of the tokens into regions.")
-    regions: np.ndarray = first.astype(np.uint8)
-    return regions
+    return np.stack([np.unique(window, return_inverse=True)[1] for window in first]).astype(np.uint8)
 
 
 @rule.register

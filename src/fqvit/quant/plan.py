@@ -35,24 +35,24 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
         if site is not None:
             sites[node.name] = site
     for pattern in recipe.sites:
-        if not any(_matches(pattern, node) for node in graph.nodes):
+        if not any(_matches(pattern, node) for node in graph.nodes if node.name in sites):
             raise FqvitError(
-                f"recipe {recipe.name}: no site is called {pattern!r}. `fqvit inspect` lists the sites of a program."
+                f"recipe {recipe.name}: no site with codes is called {pattern!r}. `fqvit inspect --sites` lists them."
             )
     return sites
 
 
 def _plan_site(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
     role = node.leaf.role
-    asked = rule != SiteRule()
     if role in ("route", "logits") or (role in BRANCHES and recipe.branches == "accumulator"):
-        if asked:
-            raise FqvitError(f"{node.name}: has no codes in recipe {recipe.name} ({role}), so it cannot be overridden.")
         return None
     if role == "attention":
         bits = rule.bits or recipe.attention_bits
         if recipe.log2_attention and bits <= 4:
             return SitePlan(node.name, "log2", bits)
+        if rule.range is not None and rule.range[0] < 0:
+            low, high = rule.range
+            raise FqvitError(f"{node.name}: range {low:g}..{high:g}, but attention is never negative. Start it at 0.")
     else:
         bits = rule.bits or recipe.activation_bits
     if role == "residual" and rule.observer is None and rule.range is None:

@@ -6,6 +6,7 @@ single sites by name or role. Recipes hold no state and no code: plan.py turns o
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -25,7 +26,14 @@ class SiteRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bits: Bits | None = None
     observer: RangeObserver | Literal["ptf"] | None = None
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] | None = None
-    range: tuple[float, float] | None = None  # used as it is, nothing is observed
+    range: tuple[float, float] | None = None  # used as it is, nothing is observed; 0 must lie inside
+
+    def __post_init__(self) -> None:
+        if self.range is not None:
+            low, high = self.range
+            if not -math.inf < low <= 0 <= high < math.inf or low == high:
+                # ValueError, because msgspec then adds the path of the fault while it reads a file.
+                raise ValueError(f"range {low:g}..{high:g} must be finite, not empty, and hold 0")
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,7 +52,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     branches: Literal["accumulator", "codes"] = "accumulator"  # proj, fc2 and the patch embedding before they are added
     qkv: Literal["separate", "joint"] = "separate"
     position_bits: Literal[8, 16] = 16
-    momentum: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.01  # ema and percentile
+    momentum: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.01  # ema and percentile
     quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # percentile
     last_batch: bool = False  # ptf and omse look at the last batch only, as the original code does
     images: Annotated[int, msgspec.Meta(ge=1)] = 1000

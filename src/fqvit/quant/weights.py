@@ -30,9 +30,9 @@ def quantize_linear(
     effective = weight * steps
     largest = 2 ** (bits - 1) - 1
     scale = np.maximum(np.abs(effective).max(1) / largest, np.abs(b) / 2**30)
-    scale[scale == 0] = 1.0  # a channel of zeros
-    # The smallest normal float keeps 1 / scale finite; such a channel is 0 after any rounding.
-    scale = np.maximum(scale, np.finfo(np.float64).tiny)
+    # A channel of zeros has any scale; the smallest of the others suits those that compare channels (the logits).
+    live = scale[scale > np.finfo(np.float64).tiny]
+    scale = np.maximum(scale, live.min() if live.size else 1.0)
     w = np.clip(np.floor(effective / scale[:, None] + 0.5), -largest, largest).astype(np.int8)
     return QuantizedLinear(w, scale, np.floor(b / scale + 0.5).astype(np.int64))
 
