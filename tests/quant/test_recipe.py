@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe, with_bits
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_named_recipes_are_the_ones_of_the_paper_and_its_baselines() -> None:
+    assert list(RECIPES) == ["fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "ema", "percentile", "omse"]
+    bits = {name: (r.weight_bits, r.activation_bits, r.attention_bits) for name, r in RECIPES.items()}
+    assert bits.pop("fq-vit") == bits.pop("fq-vit-original") == (8, 8, 4)
+    assert set(bits.values()) == {(8, 8, 8)}
+    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["fq-vit", "fq-vit-8", "fq-vit-original"]
+    assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
+    assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
+    assert RECIPES["fq-vit-original"].momentum == 0.01
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_by_name_is_that_recipe_and_survives_json(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe is RECIPES[name]
+    assert msgspec.convert(msgspec.to_builtins(recipe), Recipe) == recipe
+
+
+def test_an_empty_file_is_the_papers_method_under_the_files_name(tmp_path: Path) -> None:
+    assert load_recipe(written(tmp_path, "")) == msgspec.structs.replace(RECIPES["fq-vit"], name="mine")
+
+
+def test_a_file_starts_from_its_base_and_changes_fields(tmp_path: Path) -> None:
+    text = """
+    base = "percentile"
+    weight_bits = 4
+    momentum = 1
+    images = 64
+    [sites."blocks.*.mlp.act"]
+    bits = 6
+    range = [-1, 4.5]
+    [sites.residual]
+    observer = "ptf"
+    k = 5
+    """
+    recipe = load_recipe(str(written(tmp_path, text)))
+    assert recipe == msgspec.structs.replace(
+        RECIPES["percentile"],
+        name="mine",
+        weight_bits=4,
+        momentum=1.0,
+        images=64,
+        sites={"blocks.*.mlp.act": SiteRule(bits=6, range=(-1.0, 4.5)), "residual": SiteRule(observer="ptf", k=5)},
+    )
+
+
+def test_a_file_may_name_itself(tmp_path: Path) -> None:
+    assert load_recipe(written(tmp_path, 'name = "other"')).name == "other"
+
+
+WRONG = {
+    "an unknown field": ("weigth_bits = 4", "unknown field weigth_bits"),
+    "a wrong type": ('weight_bits = "four"', r"Expected int, got str.*weight_bits"),
+    "a float where an integer belongs": ("images = 1.5", "Expected int, got float.*images"),
+    "too many bits": ("weight_bits = 9", "<= 8.*weight_bits"),
+    "one bit": ("activation_bits = 1", ">= 2.*activation_bits"),
+    "a momentum of 0": ("momentum = 0.0", "momentum"),
+    "a momentum that is no number": ("momentum = nan", "momentum"),
+    "a quantile of a half": ("quantile = 0.5", "quantile"),
+    "no images": ("images = 0", ">= 1.*images"),
+    "a batch of 0": ("batch = 0", ">= 1.*batch"),
+    "K of 9": ("k = 9", "<= 8.*k"),
+    "an unknown observer": ('observer = "median"', "observer"),
+    "an unknown field of a site": ("[sites.qkv]\nbit = 4", "unknown field bit"),
+    "a range of three": ("[sites.qkv]\nrange = [0, 1, 2]", "range"),
+    "a range that is no number": ("[sites.qkv]\nrange = [nan, 1.0]", "range"),
+    "an endless range": ("[sites.qkv]\nrange = [0.0, inf]", "range"),
+    "a range without a width": ("[sites.qkv]\nrange = [2.0, 1.0]", "range"),
+    "positions at 4 bits": ("position_bits = 4", "position_bits"),
+    "an unknown base": ('base = "fq-vti"', "base 'fq-vti' is not a recipe"),
+    "a base that is a number": ("base = 3", "base 3 is not a recipe"),
+    "a base that is a list": ('base = ["fq-vit"]', "base .* is not a recipe"),
+    "no TOML": ("weight_bits 4", "not a TOML file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_file_is_refused_in_one_line_with_its_name(case: str, tmp_path: Path) -> None:
+    text, message = WRONG[case]
+    path = written(tmp_path, text)
+    with pytest.raises(FqvitError, match=message) as caught:
+        load_recipe(path)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FqvitError, match=r"mine\.toml: not a TOML file"):
+        load_recipe(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match=r"nothing\.toml: cannot be read"):
+        load_recipe(tmp_path / "nothing.toml")
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(FqvitError, match="cannot be read"):
+        load_recipe(tmp_path / "folder.toml")
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(FqvitError, match="recipe 'fqvit': no such recipe. Use one of fq-vit, fq-vit-8,"):
+        load_recipe("fqvit")
+
+
+def test_bits_are_set_together() -> None:
+    recipe = with_bits(RECIPES["fq-vit"], "4/6/3")
+    assert (recipe.weight_bits, recipe.activation_bits, recipe.attention_bits) == (4, 6, 3) and recipe.log2_attention
+    assert not with_bits(RECIPES["fq-vit"], "8/8/8").log2_attention
+    assert not with_bits(RECIPES["minmax"], "8/8/4").log2_attention
+
+
+@pytest.mark.parametrize("bits", ["", "8", "8/8", "8/8/4/4", "8/8/9", "1/8/4", "8-8-4", "8/8/4 ", "8/8/４", "w/a/t", "8/8/4\n"])
+def test_other_spellings_of_bits_are_refused(bits: str) -> None:
+    with pytest.raises(FqvitError, match="expected W/A/ATTN"):
+        with_bits(RECIPES["fq-vit"], bits)
