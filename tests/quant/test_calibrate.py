@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fqvit.errors import FqvitError
+from fqvit.ir.lower import lower
+from fqvit.models.graph import trace
+from fqvit.models.pixels import normalise
+from fqvit.quant.calibrate import Calibration, SiteObserver, calibrate, observe_batch, rebatch
+from fqvit.quant.plan import plan
+from fqvit.quant.recipe import RECIPES, SiteRule
+from tests.factories import MODELS, calibration_of, float_model, images_for
+from tests.factories import one_thread as one_thread
+
+MODEL = float_model("vit")
+PICTURES = images_for(MODEL.preprocess, 20, 4)
+FQ = msgspec.structs.replace(RECIPES["fq-vit"], batch=4)
+
+
+def fingerprint(calibration: Calibration) -> str:
+    return lower(MODEL, calibration).fingerprint()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_result_does_not_depend_on_how_images_arrive(name: str) -> None:
+    recipe = msgspec.structs.replace(RECIPES[name], batch=6)
+    whole = calibrate(MODEL, [PICTURES], recipe)
+    single = calibrate(MODEL, iter(PICTURES), recipe)
+    ragged = calibrate(MODEL, (part for part in np.split(PICTURES, [1, 8, 9, 9])), recipe)
+    assert whole.to_json() == single.to_json() == ragged.to_json()
+    assert whole.images == 20 and fingerprint(whole) == fingerprint(single)
+
+
+@pytest.mark.parametrize("name", ["minmax", "fq-vit"])
+def test_observers_over_all_images_do_not_depend_on_the_batch_size(name: str) -> None:
+    """EMA and last_batch do, by definition; the rest differ by the rounding of float32 products only."""
+    a, b = (calibrate(MODEL, [PICTURES], msgspec.structs.replace(RECIPES[name], batch=size)) for size in (3, 20))
+    for site in a.sites:
+        np.testing.assert_allclose(a.sites[site].scale, b.sites[site].scale, rtol=1e-4)
+
+
+def test_only_the_asked_number_of_images_is_taken() -> None:
+    taken = []
+
+    def endless() -> Iterator[NDArray[np.uint8]]:
+        while True:
+            taken.append(1)
+            yield PICTURES[len(taken) % 20]
+
+    recipe = msgspec.structs.replace(FQ, images=10)
+    assert calibrate(MODEL, endless(), recipe).images == 10 and len(taken) == 10
+
+
+def test_batches_are_of_one_size_but_the_last() -> None:
+    assert [len(b) for b in rebatch([PICTURES[:7], PICTURES[7], PICTURES[8:]], 6, 100)] == [6, 6, 6, 2]
+    assert [len(b) for b in rebatch([PICTURES], 6, 13)] == [6, 6, 1]
+    np.testing.assert_array_equal(np.concatenate(list(rebatch(iter(PICTURES), 3, 100))), PICTURES)
+
+
+def test_images_are_not_kept() -> None:
+    """Observers hold a bounded state, whatever the number of images."""
+    observers = {name: SiteObserver(site, FQ) for name, site in plan(trace(MODEL.module), FQ).items()}
+    graph = trace(MODEL.module)
+
+    def size() -> int:
+        return sum(
+            value.nbytes if isinstance(value, np.ndarray) else 0
+            for observer in observers.values()
+            for part in observer.parts
+            for value in flat(part.state())
+        )
+
+    sizes = []
+    for start in range(0, 20, 4):
+        with torch.no_grad():
+            observe_batch(graph, observers, normalise(PICTURES[start : start + 4], MODEL.preprocess))
+        sizes.append(size())
+    assert sizes[-1] <= 1.5 * sizes[0] + 1000
+
+
+def flat(state: Any) -> list[Any]:
+    if isinstance(state, dict):
+        return [leaf for value in state.values() for leaf in flat(value)]
+    if isinstance(state, list | tuple):
+        return [leaf for value in state for leaf in flat(value)]
+    return [np.asarray(state)] if hasattr(state, "numpy") else [state]
+
+
+@pytest.mark.parametrize("images", [[], [PICTURES[:0]], iter(())])
+def test_no_images_are_refused(images: Any) -> None:
+    with pytest.raises(FqvitError, match="vit: no calibration images. Pass at least one"):
+        calibrate(MODEL, images, FQ)
+
+
+@pytest.mark.parametrize(
+    "images, found",
+    [
+        ([PICTURES.astype(np.float32)], "float32"),
+        ([PICTURES.transpose(0, 3, 1, 2)], "3, 12, 12"),
+        ([PICTURES[0, :, :, 0]], "."),
+        ([PICTURES[0], PICTURES[1, :8]], "."),
+        ([PICTURES[0].tolist()], "."),
+    ],
+    ids=["float", "channels first", "grey", "two sizes", "lists"],
+)
+def test_images_of_another_kind_are_refused(images: Any, found: str) -> None:
+    with pytest.raises(FqvitError, match=found):
+        calibrate(MODEL, images, FQ)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_same_inputs_give_the_same_fingerprint(kind: str) -> None:
+    prints = set()
+    for _ in range(2):
+        model = float_model(kind)
+        prints.add(lower(model, calibration_of(model)).fingerprint())
+    assert len(prints) == 1
+    model = float_model(kind, seed=1)
+    assert lower(model, calibration_of(model)).fingerprint() not in prints
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_calibration_survives_json(name: str) -> None:
+    before = calibrate(MODEL, [PICTURES], RECIPES[name])
+    after = Calibration.from_json(before.to_json())
+    assert after.recipe == before.recipe and after.to_json() == before.to_json()
+    assert fingerprint(after) == fingerprint(before)
+
+
+def test_rules_of_sites_survive_json() -> None:
+    recipe = msgspec.structs.replace(FQ, sites={"gelu": SiteRule(bits=5, range=(-1.0, 2.0))})
+    before = calibrate(MODEL, [PICTURES], recipe)
+    q = before.sites["blocks.0.mlp.act"]
+    assert q.bits == 5 and q.scale[0] == 3.0 / 31 and q.zero[0] == 10
+    assert fingerprint(Calibration.from_json(before.to_json())) == fingerprint(before)
+
+
+GOOD = calibrate(MODEL, [PICTURES[:4]], FQ).to_json()
+
+
+def edited(change: Any) -> str:
+    whole = json.loads(GOOD)
+    change(whole)
+    return json.dumps(whole)
+
+
+BROKEN = {
+    "no JSON": "{",
+    "a list": "[]",
+    "no sites": edited(lambda w: w.pop("sites")),
+    "sites that are a list": edited(lambda w: w.update(sites=[])),
+    "an unknown recipe field": edited(lambda w: w["recipe"].update(colour=1)),
+    "bits in words": edited(lambda w: w["sites"]["embed"].update(bits="8")),
+    "17 bits": edited(lambda w: w["sites"]["embed"].update(bits=17)),
+    "a scale in words": edited(lambda w: w["sites"]["embed"].update(scale=["x"])),
+    "no scale": edited(lambda w: w["sites"]["embed"].pop("scale")),
+    "a negative alpha": edited(lambda w: w["sites"]["embed"].update(alpha=[-1] * 24)),
+    "other features": edited(lambda w: w.update(features="boxes")),
+    "images in words": edited(lambda w: w.update(images="many")),
+    "a scale of 0": edited(lambda w: w["sites"]["embed"].update(scale=[0.0])),
+    "a scale that is no number": edited(lambda w: w["sites"]["embed"].update(scale=[float("nan")])),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_calibration_is_refused(case: str) -> None:
+    with pytest.raises(FqvitError, match="calibration: ") as caught:
+        Calibration.from_json(BROKEN[case])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_calibration_of_other_sites_names_the_first_that_is_missing() -> None:
+    whole = calibrate(MODEL, [PICTURES[:4]], FQ)
+    sites = {name: q for name, q in whole.sites.items() if name != "blocks.0.attn.scores"}
+    with pytest.raises(FqvitError, match=r"blocks\.0\.attn\.scores: not calibrated"):
+        lower(MODEL, Calibration(whole.recipe, whole.features, whole.images, sites))
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(FqvitError, match="device 'abacus' is not available"):
+        calibrate(MODEL, [PICTURES], FQ, device="abacus")
+
+
+def test_calibration_leaves_the_model_alone() -> None:
+    before = {name: value.clone() for name, value in MODEL.module.state_dict().items()}
+    calibrate(MODEL, [PICTURES], FQ)
+    assert all(torch.equal(value, before[name]) for name, value in MODEL.module.state_dict().items())
