@@ -35,7 +35,7 @@ UPRIGHT = {
 WHOLE_LIMIT = 1 << 24
 
 
-class Preprocess(msgspec.Struct, frozen=True):
+class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Short side to `resize` (antialiased), centre crop of height x width; mean and std are of pixels / 255, one a channel."""
 
     height: Pixels

@@ -106,9 +106,9 @@ def load_recipe(name: str | Path) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FqvitError(f"{path}: not a TOML file ({error}).") from None
     base = table.pop("base", None)
-    if base is not None and base not in RECIPES:
+    if base is not None and str(base) not in RECIPES:
         raise FqvitError(f"{path}: base {base!r} is not a recipe. Use one of {', '.join(RECIPES)}.")
-    fields = msgspec.to_builtins(RECIPES[base]) if base else {}
+    fields = msgspec.to_builtins(RECIPES[str(base)]) if base else {}
     try:
         return msgspec.convert({**fields, "name": path.stem, **table}, Recipe)
     except msgspec.ValidationError as error:
