@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fqvit.quant.observers import Ptf
+from fqvit.quant.qparams import QParams, affine, joined, log2, log2_encode
+from tests.factories import few, many
+
+BITS = st.integers(2, 8)
+ENDS = st.floats(-1e4, 1e4)
+
+
+@many
+@given(ENDS, ENDS, BITS)
+def test_the_range_is_covered_with_0_inside(lo: float, hi: float, bits: int) -> None:
+    q = affine(lo, hi, bits)
+    lo, hi = min(lo, 0.0), max(hi, 0.0)
+    scale, zero = float(q.scale[0]), int(q.zero[0])
+    assert scale > 0 and 0 <= zero <= q.last == 2**bits - 1
+    assert scale == (hi - lo) / q.last or (hi - lo) / q.last == 0
+    assert zero == min(max(round(-lo / scale), 0), q.last)
+    # The ends are within a code of the grid, and 0 is on it.
+    assert (0 - zero) * scale <= lo + scale and (q.last - zero) * scale >= hi - scale
+    assert float(q.decode(q.encode(torch.zeros(1, dtype=torch.float64)))[0]) == 0.0
+
+
+def test_a_site_that_is_always_0_has_a_step() -> None:
+    assert affine(0.0, 0.0, 8).scale[0] == 1.0 and affine(0.0, 0.0, 8).zero[0] == 0
+
+
+@pytest.mark.parametrize("lo, hi, zero", [(0.0, 1.0, 0), (-1.0, 0.0, 255), (2.0, 5.0, 0), (-5.0, -2.0, 255), (-1.0, 1.0, 128)])
+def test_zero_points_at_the_ends(lo: float, hi: float, zero: int) -> None:
+    assert affine(lo, hi, 8).zero[0] == zero
+
+
+@many
+@given(st.integers(0, 255), st.integers(1, 2**20), st.integers(-(2**20), 2**20))
+def test_encoding_rounds_half_up_then_clips(zero: int, step: int, x: int) -> None:
+    q = QParams(8, np.array([step / 2.0]), np.array([zero]))
+    code = int(q.encode(torch.tensor([x / 4.0], dtype=torch.float64))[0])
+    assert code == min(max(math.floor(x / (2 * step) + 0.5) + zero, 0), 255)
+
+
+@few
+@given(st.integers(0, 2**32 - 1), BITS)
+def test_codes_are_fixed_points_of_decode_and_encode(seed: int, bits: int) -> None:
+    rng = np.random.default_rng(seed)
+    alpha = rng.integers(0, 4, 6).astype(np.uint8) if seed % 2 else None
+    q = QParams(bits, np.array([float(rng.uniform(1e-3, 2))]), np.array([int(rng.integers(0, 2**bits))]), alpha)
+    codes = torch.from_numpy(rng.integers(0, 2**bits, (5, 6)).astype(np.float64))
+    assert torch.equal(q.encode(q.decode(codes)), codes)
+
+
+def test_alpha_doubles_the_step_of_its_channel() -> None:
+    q = QParams(8, np.array([0.5]), np.array([10]), np.array([0, 1, 3], np.uint8))
+    assert q.steps(3).tolist() == [0.5, 1.0, 4.0]
+    assert q.encode(torch.tensor([4.0, 4.0, 4.0])).tolist() == [18, 14, 11]
+    assert q.decode(torch.tensor([18.0, 14.0, 11.0])).tolist() == [4.0, 4.0, 4.0]
+    assert q.tiled(2).steps(6).tolist() == [0.5, 1.0, 4.0] * 2
+
+
+def test_groups_of_channels_lie_side_by_side() -> None:
+    q = joined([affine(0.0, 255.0, 8), affine(-1.0, 1.0, 8), affine(-255.0, 0.0, 8)])
+    assert q.steps(6).tolist() == [1, 1, 2 / 255, 2 / 255, 1, 1] and q.zeros(6).tolist() == [0, 0, 128, 128, 255, 255]
+    assert q.encode(torch.tensor([7.0, 7, 0, 0, -7, -7])).tolist() == [7, 7, 128, 128, 248, 248]
+    assert [q.group(i).zero.tolist() for i in range(3)] == [[0], [128], [255]]
+    assert affine(-1.0, 1.0, 8).group(2).zero.tolist() == [128]
+
+
+def slow_log2(p: float, last: int) -> int:
+    r = math.floor(1 / max(p, 2.0**-30) + 0.5)
+    top = r.bit_length() - 1
+    return min(top + (2 * r >= 3 << top), last)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_log2_codes_of_probabilities(bits: int) -> None:
+    last = 2**bits - 1
+    p = [1.0, 0.7, 2 / 3, 0.667, 0.5, 0.4, 1 / 3, 0.33, 0.25, 1 / 6, 0.1, 0.01, 1e-4, 2.0**-14, 2.0**-15, 1e-9, 0.0]
+    got = log2_encode(torch.tensor(p, dtype=torch.float64), last)
+    assert got.tolist() == [slow_log2(x, last) for x in p]
+    assert got[0] == 0 and got[-1] == last
+
+
+def test_the_last_log2_code_means_0_where_asked() -> None:
+    codes = torch.tensor([0.0, 1.0, 14.0, 15.0])
+    assert log2(4, False).decode(codes).tolist() == [1.0, 0.5, 2.0**-14, 2.0**-15]
+    assert log2(4, True).decode(codes).tolist() == [1.0, 0.5, 2.0**-14, 0.0]
+
+
+@few
+@given(st.integers(0, 2**32 - 1), st.integers(0, 5))
+def test_power_of_two_factors_follow_their_formulas(seed: int, k: int) -> None:
+    """s = range / 255 / 2^K, zero = round(-min / (2^K s)), 0 forced into the range."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64, 5, generator=generator) * torch.tensor([0.1, 1.0, 3.0, 9.0, 30.0])
+    observer = Ptf("site", 8, k)
+    observer.observe(x)
+    found = observer.result()
+    lo, hi = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    assert found.scale == pytest.approx((hi - lo) / 255 / 2**k, rel=1e-6)
+    assert found.zero == min(max(round(-lo / (found.scale * 2**k)), 0), 255)
+    assert found.alpha.min() >= 0 and found.alpha.max() <= k
+    wide, narrow = int(found.alpha[4]), int(found.alpha[0])
+    assert wide == k and narrow <= wide
