@@ -1,0 +1,42 @@
+"""Makes the golden files: tiny random programs of format version 1, images, and every bit that they must give for ever.
+
+    python tests/golden/make.py
+
+Tests never call it. A new format version gets files of its own beside these; the files of version 1 stay as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent))
+
+from fqvit.ir.lower import lower  # noqa: E402
+from fqvit.runtime.reference import run  # noqa: E402
+from tests.factories import calibration_of, float_model, images_for  # noqa: E402
+
+# file -> model of factories.py, recipe, class names, features
+FILES = {
+    "tiny_v1": ("vit", "fq-vit", ("a", "b", "c", "d", "é"), "logits"),
+    "swin_v1": ("padded swin", "fq-vit", None, "logits"),
+    "original_v1": ("distilled", "fq-vit-original", None, "logits"),
+    "uniform_v1": ("no class token", "minmax", None, "logits"),
+    "tokens_v1": ("mean", "fq-vit-8", None, "tokens"),
+}
+
+
+def make() -> None:
+    for name, (kind, recipe, classes, features) in FILES.items():
+        model = float_model(kind, seed=11, classes=classes)
+        program = lower(model, calibration_of(model, recipe, features=features))
+        images = images_for(model.preprocess, 6, 12)
+        program.save(HERE / f"{name}.fqvit")
+        np.savez_compressed(HERE / f"{name}.npz", images=images, output=run(program, images), fingerprint=program.fingerprint())
+
+
+if __name__ == "__main__":
+    make()

@@ -1,0 +1,40 @@
+"""Committed files of format version 1 load and give the same bits, for ever. If one fails, the code is wrong, not the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from fqvit.ir.program import AnyOp, Program
+from fqvit.runtime.reference import run
+from tests.factories import assert_same
+
+HERE = Path(__file__).parent
+FILES = sorted(HERE.glob("*_v1.fqvit"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_file_of_version_1_gives_the_same_bits(path: Path, library: Any) -> None:
+    expected = np.load(path.with_suffix(".npz"))
+    program = Program.load(path)
+    assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])
+    output = run(program, expected["images"], library)
+    assert_same(output, expected["output"], f"{path.stem}: now and then")
+
+
+def test_the_files_of_version_1_are_there_and_use_every_op() -> None:
+    assert [path.stem for path in FILES] == ["original_v1", "swin_v1", "tiny_v1", "tokens_v1", "uniform_v1"]
+    used = {type(op) for path in FILES for op in Program.load(path).ops}
+    assert not [op.__name__ for op in get_args(AnyOp) if op not in used]
+
+
+def test_class_names_of_version_1_are_read() -> None:
+    assert Program.load(HERE / "tiny_v1.fqvit").classes == ("a", "b", "c", "d", "é")
+
+
+def test_golden_files_stay_small() -> None:
+    assert sum(path.stat().st_size for path in HERE.glob("*_v1.*")) < 150_000
