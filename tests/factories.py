@@ -108,7 +108,9 @@ def assert_same(a: Any, b: Any, name: str) -> None:
     wrong = np.argwhere(a != b)
     if len(wrong):
         first = tuple(int(i) for i in wrong[0])
-        raise AssertionError(f"{name}: first at {list(first)}: {a[first]}, the other {b[first]}; {len(wrong)} of {a.size} differ")
+        raise AssertionError(
+            f"{name}: first at {list(first)}: {a[first]}, the other {b[first]}; {len(wrong)} of {a.size} differ"
+        )
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,6 +5,7 @@ The fingerprint is public, so a hostile writer can always make it right; `rewrit
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -40,9 +41,7 @@ def unpacked(raw: bytes) -> tuple[str, str, Tensors]:
     table = json.loads(raw[8 : 8 + length])
     metadata = table.pop("__metadata__")
     data = raw[8 + length :]
-    tensors = {
-        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]) for name, entry in table.items()
-    }
+    tensors = {name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]) for name, entry in table.items()}
     return metadata["fqvit"], metadata["fingerprint"], tensors
 
 
@@ -60,10 +59,8 @@ def packed(text: str, fingerprint: str, tensors: Tensors) -> bytes:
 def fingerprint_of(text: str, tensors: Tensors) -> str:
     """As the writer of docs/format.md would: over the canonical JSON where the text has one, else over the text."""
     canonical = text.encode("utf-8", "surrogatepass")
-    try:
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         canonical = msgspec.json.encode(msgspec.json.decode(text, type=Header), order="deterministic")
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
-        pass
     digest = hashlib.sha256(canonical)
     for name in sorted(tensors):
         dtype, shape, part = tensors[name]
@@ -158,7 +155,10 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a whole float multiplier": (set_op("matmul", mult=1073741824.0), r"ops\[\d+\]\.mult: expected int, got float"),
     "a float zero point": (set_op("matmul", y_zero=1.5), r"ops\[\d+\]\.y_zero: expected int, got float"),
     "a float zero point where a name may stand": (set_op("linear", y_zero=1.0), r"ops\[\d+\]\.y_zero: expected .*, got float"),
-    "a float in a tuple": (set_op("permute", perm=[0, 2.0, 1, 3, 4]), r"ops\[\d+\]\.perm\[(1|\.\.\.)\]: expected int, got float"),
+    "a float in a tuple": (
+        set_op("permute", perm=[0, 2.0, 1, 3, 4]),
+        r"ops\[\d+\]\.perm\[(1|\.\.\.)\]: expected int, got float",
+    ),
     "a missing field": (lambda header, _: first(header, "matmul").pop("mult"), r"ops\[\d+\]: .*missing required field mult"),
     "another field in an op": (set_op("matmul", alpha="x"), r"ops\[\d+\]: .*unknown field alpha"),
     "another field in the program": (set_header(command="rm"), "unknown field command"),
@@ -289,14 +289,14 @@ def test_nesting_of_any_depth_loads_or_is_refused(depth: int, original: bytes, t
 
 
 def test_a_cut_file_is_refused_wherever_it_was_cut(original: bytes, tmp_path: Path) -> None:
-    places = {*range(0, 64), *range(64, len(original), max(len(original) // 60, 1)), len(original) - 1}
+    places = {*range(64), *range(64, len(original), max(len(original) // 60, 1)), len(original) - 1}
     for place in sorted(places):
         refused(original[:place], tmp_path)
 
 
 def test_a_flipped_bit_is_refused_wherever_it_is(original: bytes, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    for place in [*range(0, 16), *rng.integers(16, len(original), 250).tolist(), len(original) - 1]:
+    for place in [*range(16), *rng.integers(16, len(original), 250).tolist(), len(original) - 1]:
         raw = bytearray(original)
         raw[place] ^= 1 << int(rng.integers(8))
         refused(bytes(raw), tmp_path)

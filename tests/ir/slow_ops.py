@@ -75,9 +75,7 @@ def layernorm(op: LayerNorm, get: Get) -> Result:
     channels = x.shape[-1]
     y = np.empty(x.shape, object)
     for row in places(x.shape[:-1]):
-        v = [
-            (int(x[row][c]) - zero_of(get, op.zero, c, channels)) * 2 ** alpha_of(get, op.alpha, c) for c in range(channels)
-        ]
+        v = [(int(x[row][c]) - zero_of(get, op.zero, c, channels)) * 2 ** alpha_of(get, op.alpha, c) for c in range(channels)]
         m1, m2 = sum(v), sum(a * a for a in v)
         big = channels * m2 - m1 * m1 + op.epsilon
         j = 0

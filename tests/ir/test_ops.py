@@ -215,7 +215,8 @@ def matmul(draw: Draw) -> AnyOp:
         draw.constant("y.bias", -(2**22), 2**22, (9, heads), "i32")
         index = draw.constant("index", 0, 8, (m, n), "u16")
     mult, shift = draw.requantizer(2**16 * inner)
-    zeros = [draw.one(0, 255, draw.int(0, 255)) for _ in range(3)]
+    zeros = [draw.one(0, 255, draw.int(0, 255)) for _ in range(2)]
+    bits = draw.one(4, 8)
     return MatMul(
         y="y",
         a="a",
@@ -226,8 +227,8 @@ def matmul(draw: Draw) -> AnyOp:
         b_zero=zeros[1],
         b_rows=rows,
         index=index,
-        y_zero=zeros[2],
-        bits=draw.one(4, 8),
+        y_zero=draw.one(0, 2**bits - 1, 5),
+        bits=bits,
     )
 
 
@@ -263,6 +264,7 @@ def shift_matmul(draw: Draw) -> AnyOp:
     draw.buffer("a", (*lead, rows, tokens), bits)
     draw.buffer("v", (*lead, tokens, width), draw.one(4, 8))
     mult, shift = draw.requantizer(255 * tokens << 2**bits)
+    y_bits = draw.one(4, 8)
     return ShiftMatMul(
         y="y",
         a="a",
@@ -272,8 +274,8 @@ def shift_matmul(draw: Draw) -> AnyOp:
         v_zero=draw.one(0, 128, 255),
         a_bits=bits,
         zero_code=bool(draw.int(0, 1)),
-        y_zero=draw.one(0, 77, 255),
-        bits=draw.one(4, 8),
+        y_zero=draw.one(0, 7, 2**y_bits - 1),
+        bits=y_bits,
     )
 
 

@@ -111,7 +111,10 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Linear(y="y", x="x", out="i32")], linear_parts("y") | {"y.shift": np.full(5, 1, np.uint8)}),
         "y: y can reach",
     ),
-    "a buffer written twice": (lambda: program_of([Lookup(y="x", x="x")], {"x.table": np.zeros(256, np.uint8)}), "written twice"),
+    "a buffer written twice": (
+        lambda: program_of([Lookup(y="x", x="x")], {"x.table": np.zeros(256, np.uint8)}),
+        "written twice",
+    ),
     "pixels written": (lambda: program_of([Mean(y="pixels", x="x", mult=1, shift=1)], {}), "pixels: written twice"),
     "a buffer read before it is written": (
         lambda: program_of([Mean(y="a", x="b", mult=1, shift=1), Mean(y="b", x="x", mult=1, shift=1)], {}),
@@ -127,20 +130,32 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Mean(y="y", x="x", mult=1, shift=9)], {"y": np.zeros(3, np.int32)}),
         "'?y'?",
     ),
-    "an index past the end": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([T], np.int32)}), "outside 4 rows"),
-    "an index below -1": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([-2], np.int32)}), "outside 4 rows"),
+    "an index past the end": (
+        lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([T], np.int32)}),
+        "outside 4 rows",
+    ),
+    "an index below -1": (
+        lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([-2], np.int32)}),
+        "outside 4 rows",
+    ),
     "a missing index": (lambda: program_of([Take(y="y", x="x", index="i")], {}), "y: constant 'i' is missing"),
     "an int64 index": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([0])}), "'i' is int64"),
     "a fill that is no code": (
         lambda: program_of([Take(y="y", x="x", index="i", fill=256)], {"i": np.array([-1], np.int32)}),
         "fill is outside",
     ),
-    "a table too short": (lambda: program_of([Lookup(y="y", x="x")], {"y.table": np.zeros(255, np.uint8)}), "'y.table' has shape"),
+    "a table too short": (
+        lambda: program_of([Lookup(y="y", x="x")], {"y.table": np.zeros(255, np.uint8)}),
+        "'y.table' has shape",
+    ),
     "a signed table": (lambda: program_of([Lookup(y="y", x="x")], {"y.table": np.zeros(256, np.int8)}), "'y.table' is int8"),
     "a view that does not fit": (lambda: program_of([Permute(y="y", x="x", view=(5, 5), perm=(0, 1))], {}), "view"),
     "a negative view": (lambda: program_of([Permute(y="y", x="x", view=(-4, -6), perm=(0, 1))], {}), "view"),
     "a wrong permutation": (lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0, 0))], {}), "perm"),
-    "a shape that does not fit": (lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0, 1), shape=(25,))], {}), "shape"),
+    "a shape that does not fit": (
+        lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0, 1), shape=(25,))], {}),
+        "shape",
+    ),
     "a selection outside": (
         lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0,), select=(0, T))], {}),
         "select",
@@ -149,13 +164,16 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Permute(y="y", x="x", view=(1,) * 70 + (T, C), perm=tuple(range(72)))], {}),
         "y: ",
     ),
-    "concat of nothing": (lambda: program_of([Concat(y="y", xs=())], {}), "concat of nothing"),
+    "concat of nothing": (lambda: program_of([Concat(y="y", xs=())], {}), "y: joins no buffer"),
     "concat of constants only": (lambda: program_of([Concat(y="y", xs=("t",))], {"t": np.zeros((2, C), np.uint8)}), "y: "),
     "concat of two widths": (
         lambda: program_of([Concat(y="y", xs=("x", "t"))], {"t": np.zeros((2, C + 1), np.uint8)}),
         "does not fit",
     ),
-    "concat of two types": (lambda: program_of([Concat(y="y", xs=("x", "t"))], {"t": np.zeros((2, C), np.int32)}), "does not fit"),
+    "concat of two types": (
+        lambda: program_of([Concat(y="y", xs=("x", "t"))], {"t": np.zeros((2, C), np.int32)}),
+        "does not fit",
+    ),
     "a mean of no rows": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=T)], {}), "no row"),
     "a mean from a negative row": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=-1)], {}), "no row"),
     "a mean with shift -1": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=-1)], {}), "shift must be in"),

@@ -14,7 +14,9 @@ from tests.factories import MODELS, float_model
 GRAPHS = {kind: trace(float_model(kind).module) for kind in MODELS}
 
 
-def planned(recipe: str = "fq-vit", kind: str = "vit", sites: dict[str, SiteRule] | None = None, **changes: Any) -> dict[str, SitePlan]:
+def planned(
+    recipe: str = "fq-vit", kind: str = "vit", sites: dict[str, SiteRule] | None = None, **changes: Any
+) -> dict[str, SitePlan]:
     return plan(GRAPHS[kind], msgspec.structs.replace(RECIPES[recipe], sites=sites or {}, **changes))
 
 

@@ -45,7 +45,9 @@ def test_masked_models_have_a_zero_code_everywhere() -> None:
     simulation = Simulation(model, calibration_of(model, "fq-vit-original"))
     assert {q.zero_code for q in simulation.sites.values() if q.log2} == {True}
     plain = float_model("vit")
-    assert {q.zero_code for q in Simulation(plain, calibration_of(plain, "fq-vit-original")).sites.values() if q.log2} == {False}
+    assert {q.zero_code for q in Simulation(plain, calibration_of(plain, "fq-vit-original")).sites.values() if q.log2} == {
+        False
+    }
 
 
 def test_rounded_weights_are_within_half_a_step() -> None:

@@ -99,7 +99,7 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
 
 @every_model
 def test_the_simulated_network_stays_close_to_the_program(kind: str) -> None:
-    model, calibration, program, wires = lowered(kind, "fq-vit-8")
+    model, calibration, program, _ = lowered(kind, "fq-vit-8")
     images = images_for(model.preprocess, 16, 6)
     integer = run(program, images) * program.header.output.scale
     simulated = Simulation(model, calibration).run(images).numpy()
