@@ -15,7 +15,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.kit import NumpyKit
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
-from fqvit.ir.program import Header, Output, Program
+from fqvit.ir.program import Header, Output, Program, Site
 from fqvit.ir.value import Scope, Value
 from fqvit.preprocess import Preprocess
 from fqvit.runtime.reference import Reference
@@ -268,6 +268,19 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([HEADS, SCORES, SOFTMAX, ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1)], MASKED),
         "y: 'a' is masked",
     ),
+    "attention times V that ignores a region, after a permutation": (
+        lambda: program_of(
+            [
+                HEADS,
+                SCORES,
+                SOFTMAX,
+                Permute(y="p", x="a", view=(2, 2, 2, 2), perm=(0, 1, 2, 3)),
+                ShiftMatMul(y="y", a="p", v="h", mult=1, shift=1),
+            ],
+            MASKED,
+        ),
+        "y: 'p' is masked",
+    ),
     "attention times V at other bits": (
         lambda: program_of(
             [HEADS, SCORES, SOFTMAX, ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1, zero_code=True, a_bits=3)], MASKED
@@ -291,6 +304,21 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         "2 class names for 5 logits",
     ),
 }
+
+
+def with_header(program: Program, **fields: Any) -> Program:
+    return Program(msgspec.structs.replace(program.header, **fields), program.constants)
+
+
+def test_sites_and_output_may_name_only_what_is_there() -> None:
+    good = program_of([], {"al": np.zeros(C, np.uint8), "short": np.zeros(C - 1, np.uint8)})
+    with_header(good, sites={"x": Site("norm", 8, (0.5,), (3,), "al")}).verify()
+    with_header(good, output=Output("x", "tokens", 1.0, 0, "al")).verify()
+    for sites in ({"nowhere": Site("norm", 8)}, {"x": Site("norm", 8, alpha="none")}, {"x": Site("norm", 8, alpha="short")}):
+        with pytest.raises(FqvitError, match=f"site {next(iter(sites))}: "):
+            with_header(good, sites=sites).verify()
+    with pytest.raises(FqvitError, match="output: constant 'short' has shape"):
+        with_header(good, output=Output("x", "tokens", 1.0, 0, "short")).verify()
 
 
 @pytest.mark.parametrize("case", REFUSED)
