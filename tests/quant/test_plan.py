@@ -75,6 +75,13 @@ def test_a_site_is_overridden_by_name_by_glob_and_by_role() -> None:
     assert (sites["blocks.1.add1"].k, sites["blocks.1.add2"].k) == (1, 3)
 
 
+def test_a_glob_over_everything_in_a_block_changes_its_sites_with_codes() -> None:
+    sites = planned(sites={"blocks.0.*": SiteRule(bits=3)})
+    assert sites.keys() == planned().keys()
+    assert {site.bits for name, site in sites.items() if name.startswith("blocks.0.")} == {3}
+    assert 3 not in {site.bits for name, site in sites.items() if not name.startswith("blocks.0.")}
+
+
 def test_later_rules_win_field_by_field() -> None:
     sites = planned(sites={"residual": SiteRule(k=5, bits=7), "embed": SiteRule(k=0)})
     assert (sites["embed"].k, sites["embed"].bits) == (0, 7)
@@ -95,13 +102,13 @@ def test_attention_of_more_than_four_bits_is_uniform() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
-    with pytest.raises(FqvitError, match=r"no site is called 'blocks\.9\.\*'"):
+    with pytest.raises(FqvitError, match=r"no site with codes is called 'blocks\.9\.\*'"):
         planned(sites={"blocks.9.*": SiteRule(bits=4)})
 
 
 @pytest.mark.parametrize("site", ["head", "blocks.0.attn.proj", "patch_embed.proj", "branch"])
 def test_a_site_without_codes_cannot_be_overridden(site: str) -> None:
-    with pytest.raises(FqvitError, match="has no codes in recipe fq-vit"):
+    with pytest.raises(FqvitError, match=f"no site with codes is called {site!r}"):
         planned(sites={site: SiteRule(bits=4)})
 
 
