@@ -25,7 +25,7 @@ FILES = {
     "swin_v1": ("padded swin", "fq-vit", None, "logits"),
     "original_v1": ("distilled", "fq-vit-original", None, "logits"),
     "uniform_v1": ("no class token", "minmax", None, "logits"),
-    "tokens_v1": ("mean", "fq-vit-8", None, "tokens"),
+    "tokens_v1": ("mean", "fq-vit", None, "tokens"),
 }
 
 
