@@ -11,6 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+# Before numpy and torch, which read it when they are loaded: matrices this small only wait for each other on several threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import fqvit
 from fqvit.commands.output import size, table
 from fqvit.evaluate.accuracy import Accuracy, Run, Scores, arrays, measure
@@ -31,10 +34,9 @@ def main() -> None:
     head = ("model", "float top-1", "integer top-1", "agreement", "float32", ".fqvit", "float", "integer", "float ops")
     rows = [row(name) for name in MODELS]
     print(table(head, rows))
-    cores = os.cpu_count()
     print(
         f"""
-1,000 Fashion-MNIST test images each. agreement: both give the same class. Times are of one image on {cores} cores:
+1,000 Fashion-MNIST test images each. agreement: both give the same class. Times are of one image on one core:
 float by torch, integer by the reference runtime, which is a readable definition and not a fast engine.
 The integer programs are in {FOLDER}. Look into one: fqvit inspect {FOLDER / MODELS[0]}.fqvit
 Done in {time.perf_counter() - start:.0f} s."""

@@ -426,6 +426,7 @@ def test_help_takes_little_time() -> None:
 def test_the_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import importlib.util
 
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the script sets it otherwise, and other tests should not see that
     root = Path(__file__).resolve().parent.parent
     spec = importlib.util.spec_from_file_location("demo", root / "scripts" / "demo.py")
     assert spec is not None and spec.loader is not None

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it. Mistakes of the user are on
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 import warnings
@@ -48,6 +49,8 @@ def main() -> NoReturn:
     """The console script."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # libraries' warnings are for developers; ours are printed as such
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # class names and paths may have letters that a terminal has not
     app(prog_name="fqvit")
     raise AssertionError("typer returned")
 

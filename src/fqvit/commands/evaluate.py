@@ -28,7 +28,7 @@ def run(
     if backend not in (None, "reference"):
         raise FqvitError(f"backend {backend!r}: not in this version of fqvit. Use --backend reference.")
     path = Path(target)
-    if path.suffix in (".fqvit", *CHECKPOINTS) or (path.is_file() and not target.startswith("hf:")):
+    if not target.startswith("hf:") and (path.suffix in (".fqvit", *CHECKPOINTS) or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
         if device != "cpu":

@@ -19,7 +19,7 @@ def say(text: str = "") -> None:
 
 def say_json(result: Mapping[str, object]) -> None:
     """One object, one line, the last of stdout."""
-    typer.echo(json.dumps(result, ensure_ascii=False, allow_nan=False))
+    typer.echo(json.dumps(result, allow_nan=False))
 
 
 def warn(text: str) -> None:
