@@ -59,10 +59,13 @@ def test_only_the_asked_number_of_images_is_taken() -> None:
     assert calibrate(MODEL, endless(), recipe).images == 10 and len(taken) == 10
 
 
+SHAPE = PICTURES.shape[1:]
+
+
 def test_batches_are_of_one_size_but_the_last() -> None:
-    assert [len(b) for b in rebatch([PICTURES[:7], PICTURES[7], PICTURES[8:]], 6, 100)] == [6, 6, 6, 2]
-    assert [len(b) for b in rebatch([PICTURES], 6, 13)] == [6, 6, 1]
-    np.testing.assert_array_equal(np.concatenate(list(rebatch(iter(PICTURES), 3, 100))), PICTURES)
+    assert [len(b) for b in rebatch([PICTURES[:7], PICTURES[7], PICTURES[8:]], SHAPE, 6, 100)] == [6, 6, 6, 2]
+    assert [len(b) for b in rebatch([PICTURES], SHAPE, 6, 13)] == [6, 6, 1]
+    np.testing.assert_array_equal(np.concatenate(list(rebatch(iter(PICTURES), SHAPE, 3, 100))), PICTURES)
 
 
 def test_images_are_not_kept() -> None:

@@ -7,10 +7,9 @@ Memory is that of the observers and one batch. Neighbours: observers.py, plan.py
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -28,6 +27,39 @@ from fqvit.quant.qparams import QParams, affine, joined, log2
 from fqvit.quant.recipe import Recipe
 
 
+class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A QParams as JSON."""
+
+    bits: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    scale: list[Annotated[float, msgspec.Meta(gt=0)]]
+    zero: list[Annotated[int, msgspec.Meta(ge=0, le=65535)]]
+    alpha: list[Annotated[int, msgspec.Meta(ge=0, le=15)]] | None
+    log2: bool
+    zero_code: bool
+
+    def __post_init__(self) -> None:
+        if not self.scale or len(self.scale) != len(self.zero):
+            raise ValueError("scale and zero must have one value a group of channels")
+
+    def qparams(self) -> QParams:
+        alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
+        return QParams(self.bits, np.array(self.scale), np.array(self.zero, np.int64), alpha, self.log2, self.zero_code)
+
+    @staticmethod
+    def of(q: QParams) -> SavedSite:
+        alpha = None if q.alpha is None else q.alpha.tolist()
+        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code)
+
+
+class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON file of a Calibration."""
+
+    recipe: Recipe
+    features: Features
+    images: Annotated[int, msgspec.Meta(ge=1)]
+    sites: dict[str, SavedSite]
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What lowering needs: the parameters of every quantized site, and where they came from."""
@@ -38,34 +70,18 @@ class Calibration:
     sites: Mapping[str, QParams]
 
     def to_json(self) -> str:
-        sites = {
-            name: {
-                "bits": q.bits,
-                "scale": q.scale.tolist(),
-                "zero": q.zero.tolist(),
-                "alpha": None if q.alpha is None else q.alpha.tolist(),
-                "log2": q.log2,
-                "zero_code": q.zero_code,
-            }
-            for name, q in self.sites.items()
-        }
-        whole = {"recipe": msgspec.to_builtins(self.recipe), "features": self.features, "images": self.images, "sites": sites}
-        return json.dumps(whole, indent=1)
+        sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
+        saved = SavedCalibration(self.recipe, self.features, self.images, sites)
+        return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
 
     @staticmethod
     def from_json(text: str) -> Calibration:
         try:
-            whole = json.loads(text)
-            sites = {name: _read_site(fields) for name, fields in whole["sites"].items()}
-            return Calibration(msgspec.convert(whole["recipe"], Recipe), whole["features"], whole["images"], sites)
-        except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
+            saved = msgspec.json.decode(text, type=SavedCalibration)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise FqvitError(f"calibration: not readable ({error}). Calibrate again.") from None
-
-
-def _read_site(fields: dict[str, Any]) -> QParams:
-    alpha = None if fields["alpha"] is None else np.array(fields["alpha"], np.uint8)
-    zero = np.array(fields["zero"], np.int64)
-    return QParams(fields["bits"], np.array(fields["scale"], np.float64), zero, alpha, fields["log2"], fields["zero_code"])
+        sites = {name: site.qparams() for name, site in saved.sites.items()}
+        return Calibration(saved.recipe, saved.features, saved.images, sites)
 
 
 class SiteObserver:
@@ -113,11 +129,16 @@ def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
     return Omse(site.site, site.bits, recipe.last_batch)
 
 
-def rebatch(images: Iterable[NDArray[np.uint8]], size: int, limit: int) -> Iterator[NDArray[np.uint8]]:
-    """Single images [H, W, C] or batches [n, H, W, C] of any size -> batches of `size`, at most `limit` images in all."""
+def rebatch(
+    images: Iterable[NDArray[np.uint8]], shape: tuple[int, int, int], size: int, limit: int
+) -> Iterator[NDArray[np.uint8]]:
+    """Single images of `shape` [H, W, C] or batches [n, H, W, C] of any size -> batches of `size`, `limit` images at most."""
     held: list[NDArray[np.uint8]] = []
     total = 0
     for item in images:
+        if not isinstance(item, np.ndarray) or item.dtype != np.uint8 or item.shape[-3:] != shape or item.ndim not in (3, 4):
+            found = f"{item.dtype} {list(item.shape)}" if isinstance(item, np.ndarray) else type(item).__name__
+            raise FqvitError(f"calibration image: {found}, expected uint8 {list(shape)}. Use preprocess.apply on each image.")
         for image in item[None] if item.ndim == 3 else item:
             if total == limit:
                 break
@@ -147,7 +168,8 @@ def calibrate(
     graph = trace(module, features)
     observers = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
     seen = 0
-    for batch in rebatch(images, recipe.batch, recipe.images):
+    p = model.preprocess
+    for batch in rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images):
         observe_batch(graph, observers, normalise(batch, model.preprocess).to(device))
         seen += len(batch)
     if seen == 0:
