@@ -11,7 +11,6 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -152,17 +151,12 @@ def test_eval_of_program_and_float_model_on_a_folder(program: Path, weights: Pat
     assert "top-1" in fqvit("eval", program, "--data", pictures, "--limit", 10).out
 
 
-def test_eval_of_a_folder_equals_eval_of_the_same_arrays(program: Path, pictures: Path) -> None:
+def test_one_unreadable_image_is_skipped_with_a_count(program: Path, pictures: Path, tmp_path: Path) -> None:
     from fqvit.ir.program import Program
     from fqvit.runtime.reference import run
 
     images, labels = embedded.test_images()
     right = run(Program.load(program), images[:120]).argmax(-1) == labels[:120]
-    assert fqvit("eval", program, "--data", pictures, "--json").json["top1"] == pytest.approx(100 * right.mean(), abs=1e-3)
-
-
-def test_one_unreadable_image_is_skipped_with_a_count(program: Path, pictures: Path, tmp_path: Path) -> None:
-    labels = embedded.test_images()[1]
     for i in range(120):
         (tmp_path / str(labels[i])).mkdir(exist_ok=True)
         (tmp_path / str(labels[i]) / f"{i:03}.png").symlink_to(pictures / str(labels[i]) / f"{i:03}.png")
@@ -170,8 +164,8 @@ def test_one_unreadable_image_is_skipped_with_a_count(program: Path, pictures: P
     done = fqvit("eval", program, "--data", tmp_path, "--json")
     assert "fqvit: warning: skipped 1 image of 121" in done.err and "broken.png" in done.err
     assert len(done.err.splitlines()) == 1
-    clean = fqvit("eval", program, "--data", pictures, "--json").json
-    assert (done.json["skipped"], done.json["images"], done.json["top1"]) == (1, 120, clean["top1"])
+    assert (done.json["skipped"], done.json["images"]) == (1, 120)
+    assert done.json["top1"] == pytest.approx(100 * right.mean(), abs=1e-3)
 
 
 def test_classify_names_the_five_best(program: Path, pictures: Path) -> None:
@@ -393,26 +387,6 @@ for words in {commands!r}:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_importing_fqvit_costs_nothing_and_offers_its_names() -> None:
-    code = """
-import sys, fqvit
-assert not {"numpy", "torch", "PIL", "typer", "msgspec"} & set(sys.modules), sorted(sys.modules)
-fqvit.Program, fqvit.Recipe, fqvit.load_recipe, fqvit.FqvitError, fqvit.runtime.reference.run
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_public_names_are_what_they_say() -> None:
-    import fqvit as package
-    from fqvit.ir.lower import lower
-
-    assert package.lower is lower
-    assert all(hasattr(package, name) for name in package.__all__ if name != "__version__")
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = package.nonsense
-
-
 def test_help_takes_little_time() -> None:
     spent = []
     for _ in range(5):
@@ -421,27 +395,3 @@ def test_help_takes_little_time() -> None:
         after = os.times()
         spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(spent) < 0.3
-
-
-def test_the_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import importlib.util
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the script sets it otherwise, and other tests should not see that
-    root = Path(__file__).resolve().parent.parent
-    spec = importlib.util.spec_from_file_location("demo", root / "scripts" / "demo.py")
-    assert spec is not None and spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-    swin = tmp_path / "fmnist_swin.safetensors"
-    save_file(dict(build(embedded.FMNIST_SWIN_CONFIG).state_dict()), swin)
-    vit = tmp_path / "fmnist_vit.safetensors"
-    save_file(dict(build(embedded.FMNIST_VIT_CONFIG).state_dict()), vit)
-    monkeypatch.setattr("fqvit.models.load.embedded_weights", lambda name: tmp_path / f"{name}.safetensors")
-    few = embedded.calibration_images()[:8]
-    monkeypatch.setattr(demo, "calibration_images", lambda: few)
-    monkeypatch.setattr(demo, "test_images", lambda: (few, np.zeros(8, np.int64)))
-    monkeypatch.chdir(tmp_path)
-    demo.main()
-    said = capsys.readouterr().out
-    assert "fmnist_vit" in said and "fmnist_swin" in said and "agreement" in said
-    assert (tmp_path / "build" / "demo" / "fmnist_swin.fqvit").exists()

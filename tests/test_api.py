@@ -1,0 +1,28 @@
+"""What `import fqvit` offers, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def test_importing_fqvit_costs_nothing_and_offers_its_names() -> None:
+    code = """
+import sys, fqvit
+assert not {"numpy", "torch", "PIL", "typer", "msgspec"} & set(sys.modules), sorted(sys.modules)
+fqvit.Program, fqvit.Recipe, fqvit.load_recipe, fqvit.FqvitError, fqvit.runtime.reference.run
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_public_names_are_what_they_say() -> None:
+    import fqvit as package
+    from fqvit.ir.lower import lower
+
+    assert package.lower is lower
+    assert all(hasattr(package, name) for name in package.__all__ if name != "__version__")
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = package.nonsense
