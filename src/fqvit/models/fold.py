@@ -190,9 +190,7 @@ def _swin_image(found: Canonical, c: SwinConfig, patch: int, window: int, hints:
     return height, width
 
 
-def _same_sizes(
-    row: Row, want: tuple[int, tuple[int, ...]], got: tuple[int, tuple[int, ...]], prefix: int, label: str
-) -> None:
+def _same_sizes(row: Row, want: tuple[int, tuple[int, ...]], got: tuple[int, tuple[int, ...]], prefix: int, label: str) -> None:
     if want == got:
         return
     other = likely(row.series, *got, prefix)
