@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fqvit.ir.attention import LogSoftmax, MatMul
 from fqvit.ir.kit import NumpyKit
-from fqvit.ir.ops import Linear
+from fqvit.ir.ops import LayerNorm, Linear
 from fqvit.ir.value import Scope, Value
 from tests.factories import few
 
