@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from fqvit.errors import FqvitError
 from fqvit.ir.lower import lower
 from fqvit.models.graph import trace
+from fqvit.models.layers import gelu
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import Calibration, SiteObserver, calibrate, observe_batch, rebatch
+from fqvit.quant.calibrate import Calibration, SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, trim_gelu_inputs
 from fqvit.quant.plan import plan
+from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import RECIPES, SiteRule
 from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
@@ -196,3 +198,27 @@ def test_calibration_leaves_the_model_alone() -> None:
     before = {name: value.clone() for name, value in MODEL.module.state_dict().items()}
     calibrate(MODEL, [PICTURES], FQ)
     assert all(torch.equal(value, before[name]) for name, value in MODEL.module.state_dict().items())
+
+
+@pytest.mark.parametrize("least", [1e-6, 0.01, 0.1, 0.17, 0.3])
+def test_below_its_foot_gelu_is_smaller_than_asked(least: float) -> None:
+    foot = gelu_foot(least)
+    assert all(abs(gelu(foot - d)) < least for d in np.linspace(0, 30, 3001)[1:])
+    assert foot == 0 or abs(gelu(foot + 1e-6)) >= least
+
+
+@pytest.mark.parametrize("high", [0.5, 3.0, 8.0, 50.0])
+def test_the_range_before_gelu_ends_where_gelu_rounds_to_zero(high: float) -> None:
+    graph = trace(MODEL.module)
+    wide, after = affine(-10.0, high, 8), affine(-0.17, high, 8)
+    found = {"blocks.0.mlp.fc1": wide, "blocks.0.mlp.act": after}
+    x = trim_gelu_inputs(graph, found, plan(graph, FQ))["blocks.0.mlp.fc1"]
+    lowest = float(-x.zero[0] * x.scale[0])
+    assert x.scale[0] < wide.scale[0] and lowest > -10.0
+    assert all(abs(gelu(value)) < after.scale[0] / 2 for value in np.linspace(-10, lowest, 101))  # clipped: the code of 0
+
+
+def test_a_range_that_was_asked_for_is_left_alone() -> None:
+    recipe = msgspec.structs.replace(FQ, sites={"hidden": SiteRule(range=(-20.0, 20.0))})
+    q = calibrate(MODEL, [PICTURES[:2]], recipe).sites["blocks.0.mlp.fc1"]
+    assert q.scale[0] == 40.0 / 255

@@ -7,7 +7,6 @@ Here: embeddings, linear maps, norms, sums and moves. Attention's rules are in r
 from __future__ import annotations
 
 import dataclasses
-import math
 from functools import singledispatch
 
 import numpy as np
@@ -172,7 +171,7 @@ def _(leaf: layers.Gelu, low: Lowering) -> Wire:
     (x,), q = low.inputs, low.codes()
     q_x = x.codes()
     values = (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]
-    low.emit.constant(f"{low.name}.table", encode(_gelu(values), q).astype(np.uint8))
+    low.emit.constant(f"{low.name}.table", encode(np.array([layers.gelu(value) for value in values]), q).astype(np.uint8))
     low.emit.op(Lookup(y=low.name, x=x.buffer))
     return Wire(low.name, x.shape, q)
 
@@ -212,10 +211,6 @@ def _(leaf: layers.Mean, low: Lowering) -> Wire:
         )
     )
     return Wire(low.name, (channels,), q)
-
-
-def _gelu(x: np.ndarray) -> np.ndarray:
-    return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x])
 
 
 def double(tensor: Tensor) -> np.ndarray:

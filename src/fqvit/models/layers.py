@@ -10,6 +10,7 @@ attention.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -97,6 +98,11 @@ class LayerNorm(Leaf):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def gelu(x: float) -> float:
+    """x Phi(x) of one number."""
+    return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
 
 
 class Gelu(Leaf):

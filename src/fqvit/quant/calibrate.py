@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Features, Graph, Node, trace
+from fqvit.models.layers import Gelu, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
@@ -174,7 +175,36 @@ def calibrate(
         seen += len(batch)
     if seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
-    return Calibration(recipe, features, seen, {name: observer.qparams() for name, observer in observers.items()})
+    found = {name: observer.qparams() for name, observer in observers.items()}
+    return Calibration(recipe, features, seen, trim_gelu_inputs(graph, found, plan(graph, recipe)))
+
+
+def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[str, SitePlan]) -> dict[str, QParams]:
+    """Ranges before GELU without the part that GELU rounds to 0 anyway: nothing is lost, and the steps get finer.
+
+    An integer GELU needs codes before it, which neither the paper nor its code has; this keeps that site from costing much.
+    """
+    trimmed = dict(found)
+    for node in graph.nodes:
+        (x,) = node.inputs[:1]
+        if isinstance(node.leaf, Gelu) and x in found and sites[x].fixed is None:
+            q = found[x]
+            low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
+            foot = gelu_foot(float(found[node.name].scale[0]) / 2)
+            # One step lower, so that code 0 lies below the foot however the zero point is rounded.
+            trimmed[x] = affine(max(low, foot - (high - foot) / (q.last - 1)), high, q.bits)
+    return trimmed
+
+
+def gelu_foot(least: float) -> float:
+    """The x <= 0 below which |gelu(x)| < least everywhere."""
+    low, high = -40.0, -0.75  # |gelu| grows all the way from the first to the second, where it is greatest for x < 0
+    if gelu(high) > -least:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gelu(middle) > -least else (low, middle)
+    return low
 
 
 def observe_batch(graph: Graph, observers: Mapping[str, SiteObserver], images: Tensor) -> None:
