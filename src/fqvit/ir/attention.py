@@ -45,7 +45,8 @@ class MatMul(Op, frozen=True, tag="matmul"):
         scope.check(a.shape[:-2] == b.shape[:-2] and a.shape[-1] == reduce_b, f"{list(a.shape)} and {list(b.shape)} do not fit")
         check_requantizer(scope, self.mult, self.shift)
         shape = (*a.shape[:-1], n)
-        sides = magnitude(a.lo, a.hi, self.a_zero, self.a_zero) * magnitude(b.lo, b.hi, self.b_zero, self.b_zero)
+        a_side, b_side = scope.zero(self.a_zero, a.channels), scope.zero(self.b_zero, b.channels)
+        sides = magnitude(a.lo, a.hi, *a_side) * magnitude(b.lo, b.hi, *b_side)
         bound = reduce_b * sides
         if self.index is not None:
             scope.check(len(shape) >= 3, "a bias needs heads")
@@ -189,7 +190,7 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
         scope.check(self.zero_code or not a.masked, f"{self.a!r} is masked, so its last code must mean 0 (zero_code)")
         # Only codes that come straight from LogSoftmax are known to sum to little (numerics.md, attention times V).
         row_sum = a.row_sum if a.row_sum is not None else a.shape[-1] << a.hi
-        bound = magnitude(v.lo, v.hi, self.v_zero, self.v_zero) * row_sum
+        bound = magnitude(v.lo, v.hi, *scope.zero(self.v_zero, v.channels)) * row_sum
         return scope.codes(self.bits, (*a.shape[:-1], v.channels), self.y_zero), [self.proof("acc", bound, 31)]
 
     def run(self, kit: Kit, get: Get) -> Array:

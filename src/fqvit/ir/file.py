@@ -15,10 +15,11 @@ from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
 from fqvit.files import write_atomically
-from fqvit.ir.program import Header, Program, encode_header
+from fqvit.ir.program import Header, Program, encode_header, fingerprint
 from fqvit.ir.value import DAMAGED
 
-VERSION = 1
+VERSION = 1  # what is written
+READABLE = (1,)  # every version ever released: docs/format.md promises it
 SAFETENSORS_NAMES = {"U8": "u8", "I8": "i8", "U16": "u16", "I16": "i16", "I32": "i32", "I64": "i64"}
 
 
@@ -64,7 +65,8 @@ def load(path: Path) -> Program:
             f"{path}: not a readable .fqvit file ({error}). It is damaged or was cut short; quantize again."
         ) from None
     program = Program(header, constants)
-    if program.fingerprint() != metadata.get("fingerprint"):
+    # Over the text as it stands, so that files stay whole however later versions would write it.
+    if fingerprint(metadata["fqvit"].encode(), constants) != metadata.get("fingerprint"):
         raise FqvitError(f"{path}: the fingerprint does not match the contents. The file is damaged; quantize again.")
     try:
         program.verify()
@@ -78,9 +80,9 @@ def _header(path: Path, text: str) -> Header:
         version = json.loads(text).get("version")
     except (ValueError, AttributeError, RecursionError):
         raise FqvitError(f"{path}: the program is not JSON. {DAMAGED}") from None
-    if version != VERSION:
+    if version not in READABLE:
         raise FqvitError(
-            f"{path}: format version {version!r}, this fqvit reads {VERSION}. Install a newer fqvit, or quantize again."
+            f"{path}: format version {version!r}, this fqvit reads {READABLE[-1]}. Install a newer fqvit, or quantize again."
         )
     try:
         return msgspec.json.decode(text, type=Header)

@@ -19,6 +19,7 @@ from fqvit.models import layers
 from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibrate import Calibration
+from fqvit.quant.fit import check_fit
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
@@ -29,6 +30,7 @@ def lower(model: FloatModel, calibration: Calibration) -> Program:
 def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, Wire]]:
     """Also what every node of the graph became, for comparing float and integer values."""
     graph = trace(model.module, calibration.features)
+    check_fit(graph, calibration, model.preprocess, model.name)
     masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)
     emitter = Emitter(calibration, masked)
     emitter.wires[IMAGES] = Wire(INPUT, (model.preprocess.height, model.preprocess.width, model.preprocess.channels))

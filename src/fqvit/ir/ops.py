@@ -334,7 +334,8 @@ class Concat(Op, frozen=True, tag="concat"):
                 f"{name!r} does not fit the others",
             )
         shape = (sum(value.shape[0] for value in values), first.channels)
-        return Value(first.dtype, shape, min(v.lo for v in values), max(v.hi for v in values)), []
+        masked = any(v.masked for v in values)
+        return Value(first.dtype, shape, min(v.lo for v in values), max(v.hi for v in values), masked=masked), []
 
     def run(self, kit: Kit, get: Get) -> Array:
         arrays = [get(name) for name in self.xs]

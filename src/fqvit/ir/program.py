@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -19,12 +19,17 @@ import numpy as np
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take
-from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
+from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_CODE, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
 from fqvit.preprocess import Preprocess
 
 AnyOp = Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean | MatMul | LogSoftmax | Softmax | ShiftMatMul
 INPUT = "pixels"
 CLASSES = "classes"  # the constant with the class names: UTF-8, one a line
+
+
+Bits = Annotated[int, msgspec.Meta(ge=1, le=16)]
+Scale = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]  # finite, and so is a code's value
+Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -35,12 +40,21 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """
 
     role: str
-    bits: int
-    scale: tuple[float, ...] = ()
-    zero: tuple[int, ...] = ()
+    bits: Bits
+    scale: tuple[Scale, ...] = ()
+    zero: tuple[Code, ...] = ()
     alpha: str | None = None
     log2: bool = False
     zero_code: bool = False
+
+    def check(self, scope: Scope, codes: Value) -> None:
+        scope.check(codes.hi < 1 << self.bits, f"{self.bits} bits for codes up to {codes.hi}")
+        scope.alpha(self.alpha, codes.channels)
+        groups = len(self.scale)
+        scope.check(groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
+        scope.check(
+            self.log2 or (groups > 0 and codes.channels % groups == 0), f"{groups} scales for {codes.channels} channels"
+        )
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -48,9 +62,21 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     buffer: str
     kind: Literal["logits", "tokens", "pooled"]
-    scale: float
-    zero: int = 0
+    scale: Scale
+    zero: Code = 0
     alpha: str | None = None
+
+    def check(self, scope: Scope) -> Value:
+        """logits: i32 [classes]; pooled: codes [C]; tokens: codes [T, C]."""
+        if self.kind == "logits":
+            value = scope.buffer(self.buffer, ("i32",))
+            scope.check(self.zero == 0 and self.alpha is None, "logits have neither zero point nor alpha")
+        else:
+            value = scope.buffer(self.buffer)
+        axes = 2 if self.kind == "tokens" else 1
+        scope.check(len(value.shape) == axes, f"{self.kind} of shape {list(value.shape)}, expected {axes} axes")
+        scope.alpha(self.alpha, value.channels)
+        return value
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -122,29 +148,20 @@ class Program:
                     )
             buffers[op.y] = value
             proofs.extend(found)
-        output = self.header.output
-        scope = Scope(buffers, self.constants, "output")
-        scope.alpha(output.alpha, scope.buffer(output.buffer, ("u8", "u16", "i32")).channels)
+        result = self.header.output.check(Scope(buffers, self.constants, "output"))
         for name, site in self.header.sites.items():
             scope = Scope(buffers, self.constants, f"site {name}")
-            scope.alpha(site.alpha, scope.buffer(name).channels)
-        if output.kind == "logits" and self.classes is not None and len(self.classes) != buffers[output.buffer].channels:
-            raise FqvitError(f"{len(self.classes)} class names for {buffers[output.buffer].channels} logits. {DAMAGED}")
+            site.check(scope, scope.buffer(name))
+        if self.header.output.kind == "logits" and self.classes is not None and len(self.classes) != result.channels:
+            raise FqvitError(f"{len(self.classes)} class names for {result.channels} logits. {DAMAGED}")
         return Verified(buffers, tuple(proofs))
 
     def fingerprint(self) -> str:
-        """SHA-256 over the header's JSON and every constant in order of name: equal programs, equal fingerprints.
+        """SHA-256 over the header's JSON and every constant: equal programs, equal fingerprints.
 
         It guards against damage, not against malice: anybody can compute it.
         """
-        digest = hashlib.sha256(encode_header(self.header))
-        for name in sorted(self.constants):
-            array = np.ascontiguousarray(self.constants[name])
-            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            shape = ",".join(map(str, array.shape))
-            digest.update(f"\n{name} {NAMES[array.dtype]} {shape}\n".encode())
-            digest.update(little.tobytes())
-        return digest.hexdigest()
+        return fingerprint(encode_header(self.header), self.constants)
 
     def save(self, path: str | Path) -> None:
         from fqvit.ir.file import save
@@ -160,3 +177,15 @@ class Program:
 
 def encode_header(header: Header) -> bytes:
     return msgspec.json.encode(header, order="deterministic")
+
+
+def fingerprint(text: bytes, constants: Mapping[str, Constant]) -> str:
+    """Of a header as written and its constants, in order of name."""
+    digest = hashlib.sha256(text)
+    for name in sorted(constants):
+        array = np.ascontiguousarray(constants[name])
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        shape = ",".join(map(str, array.shape))
+        digest.update(f"\n{name} {NAMES[array.dtype]} {shape}\n".encode())
+        digest.update(little.tobytes())
+    return digest.hexdigest()

@@ -17,7 +17,8 @@ from fqvit.ir.kit import DTYPES
 
 Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_ELEMENTS = 2**31
+MAX_ELEMENTS = 2**28  # of one buffer of one image; Swin-B at 384 pixels needs 2^24
+MAX_CODE = 2**16 - 1
 MAX_AXES = 8
 DAMAGED = "The file is damaged or was not written by fqvit."
 
@@ -101,11 +102,12 @@ class Scope:
         return Value(dtype, array.shape, int(array.min()), int(array.max()))
 
     def zero(self, zero: int | tuple[int, ...] | str, channels: int) -> tuple[int, int]:
-        """Lowest and highest zero point of the channels; see ops.Zero."""
+        """Lowest and highest zero point of the channels; see ops.Zero. It is always a code."""
         if isinstance(zero, int):
-            return zero, zero
+            zero = (zero,)
         if isinstance(zero, tuple):
             self.check(len(zero) > 0 and channels % len(zero) == 0, f"{len(zero)} zero points for {channels} channels")
+            self.check(0 <= min(zero) and max(zero) <= MAX_CODE, f"zero point outside 0..{MAX_CODE}")
             return min(zero), max(zero)
         vector = self.constant(zero, ("u8", "u16"), (channels,))
         return int(vector.min()), int(vector.max())
