@@ -35,6 +35,35 @@ def test_short_names_and_timm_tags_find_their_row(typed: str, name: str) -> None
     assert zoo.find(typed).name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "patch", "side", "resize"),
+    [
+        ("vit_base_patch32_224", 768, 32, 224, 248),
+        ("vit_base_patch8_224.augreg_in21k_ft_in1k", 768, 8, 224, 248),
+        ("vit_small_patch32_384", 384, 32, 384, 384),
+        ("deit3_small_patch16_224", 384, 16, 224, 224),
+        ("deit3_base_patch16_384.fb_in22k_ft_in1k", 768, 16, 384, 384),
+        ("deit_small_patch16_384", 384, 16, 384, 384),
+    ],
+)
+def test_other_patch_and_image_sizes_of_a_listed_size_have_a_row(
+    name: str, width: int, patch: int, side: int, resize: int
+) -> None:
+    row = zoo.find(name)
+    assert row.name == name.split(".")[0]
+    assert isinstance(row.config, ViTConfig)
+    assert (row.config.width, row.config.patch, row.config.image) == (width, patch, (side, side))
+    assert (row.preprocess.height, row.preprocess.resize) == (side, resize)
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_giant_patch14_224", "deit3_medium_patch16_224", "vit_base_patch0_224", "vit_base_patch16_clip_224"]
+)
+def test_other_sizes_and_kinds_stay_unknown(name: str) -> None:
+    with pytest.raises(FqvitError, match="no such model"):
+        zoo.find(name)
+
+
 def test_an_unknown_name_is_answered_with_near_ones() -> None:
     with pytest.raises(FqvitError, match="no such model.*deit_tiny"):
         zoo.find("diet_tiny")

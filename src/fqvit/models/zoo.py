@@ -7,7 +7,8 @@ Neighbours: config.py says what the sizes mean, load.py builds the model of a ro
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from fqvit.errors import FqvitError
 from fqvit.models.config import SwinConfig, ViTConfig
@@ -30,8 +31,8 @@ class Row:
 
     @property
     def series(self) -> str:
-        """vit, deit, swin or fmnist: the first word of the name."""
-        return self.name.split("_")[0]
+        """vit, deit, swin or fmnist: the first word of the name, DeiT III under deit."""
+        return self.name.split("_")[0].rstrip("3")
 
 
 def _preprocess(side: int, resize: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocess:
@@ -83,9 +84,29 @@ ROWS: tuple[Row, ...] = (
 BY_NAME: dict[str, Row] = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 
 
-def find(name: str) -> Row:
+# Names of a listed family and size at another patch or image size. DeiT III is DeiT with LayerScale, which fold.py folds.
+OTHER_SIZES = re.compile(r"(vit|deit3?)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-9]\d{1,3})")
+
+
+def lookup(name: str) -> Row | None:
     """The row of a timm name or an alias; a timm tag after a dot (vit_tiny_patch16_224.augreg_in21k_ft_in1k) is accepted."""
-    row = BY_NAME.get(name.split(".")[0])
+    stem = name.split(".")[0]
+    match = OTHER_SIZES.fullmatch(stem)
+    if stem in BY_NAME or match is None:
+        return BY_NAME.get(stem)
+    family, size, distilled, patch, side = match[1], match[2], match[3] or "", int(match[4]), int(match[5])
+    known = BY_NAME.get(f"{family.rstrip('3')}_{size}{distilled}_patch16_224")
+    if known is None or isinstance(known.config, SwinConfig) or (family == "deit3" and distilled):
+        return None
+    config = replace(known.config, image=(side, side), patch=patch)
+    # As timm: DeiT III and sides from 384 on are not cropped, smaller ones by the same fraction as the row.
+    resize = side if family == "deit3" or side >= 384 else side * known.preprocess.resize // known.preprocess.height
+    return Row(stem, config, _preprocess(side, resize, known.preprocess.mean, known.preprocess.std))
+
+
+def find(name: str) -> Row:
+    """As lookup, but a name without a row is an error with the near ones."""
+    row = lookup(name)
     if row is None:
         near = difflib.get_close_matches(name, BY_NAME, 3, 0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`fqvit models` lists the names."
