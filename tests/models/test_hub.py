@@ -159,6 +159,55 @@ def test_timms_own_repositories_name_their_architecture(hub: Hub) -> None:
     assert (model.name, model.preprocess.mean, model.module.config.eps) == ("vit_small_here", (0.1, 0.1, 0.1), 1e-6)
 
 
+def timm_files(config: dict[str, Any]) -> dict[str, bytes]:
+    weights = save(build(SMALL).state_dict())
+    return {"config.json": json.dumps({"architecture": "vit_small_here", **config}).encode(), "model.safetensors": weights}
+
+
+def test_timms_crop_interpolation_and_pooling_are_obeyed(hub: Hub) -> None:
+    pretrained = {"crop_pct": 0.8, "interpolation": "bilinear", "crop_mode": "center"}
+    hub.repositories["timm/x"] = timm_files({"pretrained_cfg": pretrained, "global_pool": "avg"})
+    model = load_model("vit_small_here", "hf:timm/x")
+    assert (model.preprocess.resize, model.preprocess.interpolation, model.module.config.pool) == (20, "bilinear", "mean")
+
+
+@pytest.mark.parametrize(
+    ("size", "resize"),
+    [(24, 24), ({"height": 16, "width": 16}, 16), ({"shortest_edge": 20}, 20), (8, 18)],
+)
+def test_size_and_resample_come_from_the_preprocessor_config(hub: Hub, size: object, resize: int) -> None:
+    numbers = {"size": size, "resample": 2, "do_resize": True}
+    hub.repositories["a/b"] = {**files(), "preprocessor_config.json": json.dumps(numbers).encode()}
+    p = load_model("hf:a/b").preprocess
+    assert (p.resize, p.interpolation, p.height) == (resize, "bilinear", 16)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"global_pool": "map"}, "global_pool 'map', expected 'token'"),
+        ({"model_args": {"act_layer": "gelu_tanh"}}, "act_layer 'gelu_tanh'"),
+        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "no exact GELU"),
+        ({"pretrained_cfg": {"interpolation": "lanczos"}}, "interpolation 'lanczos', expected bicubic or bilinear"),
+        ({"pretrained_cfg": {"crop_pct": 0}}, "crop_pct"),
+    ],
+)
+def test_a_timm_config_that_cannot_be_computed_is_refused_under_any_name(
+    hub: Hub, config: dict[str, Any], message: str
+) -> None:
+    hub.repositories["timm/x"] = timm_files(config)
+    for name, weights in (("hf:timm/x", None), ("vit_small_here", "hf:timm/x")):
+        with pytest.raises(FqvitError, match=message):
+            load_model(name, weights)
+
+
+def test_an_architecture_that_the_zoo_does_not_list_is_found_by_its_sizes(hub: Hub) -> None:
+    config = {"architecture": "vit_mine_patch4_16"}
+    weights = save(build(SMALL).state_dict())
+    hub.repositories["timm/x"] = {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+    assert load_model("hf:timm/x").name == "vit_small_here"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,9 +30,15 @@ class Hints:
     labels: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    pool: str | None = None  # timm's global_pool
+    resize: int | None = None  # short side before the crop
+    crop: float | None = None  # timm's crop_pct: the crop's side over `resize`
+    interpolation: Literal["bicubic", "bilinear"] | None = None
     architecture: str | None = None
     model_type: str | None = None
 
+
+MAX_SIDE = 8192  # of images, as in Preprocess
 
 # Key pattern -> what it means. The first match is what the error names, so the more telling ones come first.
 REFUSED = [
@@ -63,13 +70,23 @@ def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig
         series, sizes = sizes_of(found)
         raise FqvitError(f"{row.name}: {label} is a {'Swin' if swin else 'ViT'}. {_advice(likely(series, *sizes))}")
     for name, tensor in found.tensors.items():
+        # Nothing empty passes: a shape such as [10^12, 0] costs no bytes, but a model of such sizes would.
+        if tensor.numel() == 0:
+            key = found.origin.get(name, name)
+            raise FqvitError(f"{label}: '{key}' is empty: {list(tensor.shape)}. The checkpoint is damaged.")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             key = found.origin.get(name, name)
             raise FqvitError(f"{label}: '{key}' holds NaN or infinity, expected finite weights. Use another checkpoint.")
     state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in found.tensors.items()}
+    config: ViTConfig | SwinConfig
     if isinstance(row.config, SwinConfig):
-        return _swin(found, state, row, row.config, hints, label), state
-    return _vit(found, state, row, row.config, hints, label), state
+        config = _swin(found, state, row, row.config, hints, label)
+    else:
+        config = _vit(found, state, row, row.config, hints, label)
+    if not all(1 <= side <= MAX_SIDE for side in config.image):
+        shown = " x ".join(map(str, config.image))
+        raise FqvitError(f"{label}: images of {shown} pixels, expected sides of 1 to {MAX_SIDE}. The checkpoint is damaged.")
+    return config, state
 
 
 def refuse(found: Canonical, label: str) -> None:
@@ -89,8 +106,12 @@ def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
     patch = found.tensors.get("patch_embed.proj.weight")
     width = patch.shape[0] if patch is not None and patch.ndim > 0 else 0
     if is_swin(found):
-        stages = _count(found.tensors, r"layers\.(\d+)\.")
-        return "swin", (width, tuple(_count(found.tensors, rf"layers\.{i}\.blocks\.(\d+)\.") for i in range(stages)), 1)
+        depths = [0] * _count(found.tensors, r"layers\.(\d+)\.")
+        for name in found.tensors:
+            if match := re.match(r"layers\.(\d+)\.blocks\.(\d+)\.", name):
+                stage, block = int(match[1]), int(match[2])
+                depths[stage] = max(depths[stage], block + 1)
+        return "swin", (width, tuple(depths), 1)
     prefix = 2 if "dist_token" in found.tensors else 1
     return "deit" if prefix == 2 else "vit", (width, (_count(found.tensors, r"blocks\.(\d+)\."),), prefix)
 
@@ -111,6 +132,11 @@ def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hin
         state["cls_token"] = torch.zeros(1, 0, width)
     patch, channels = _patch_shape(state, label)
     mean = "fc_norm.weight" in state or prefix == 0
+    if hints.pool not in (None, "avg" if mean else "token"):
+        # "avg" over a model with a class token and no fc_norm shows in no key; anything else has no module here.
+        if hints.pool != "avg" or distilled:
+            raise FqvitError(f"{label}: global_pool '{hints.pool}', expected '{'avg' if mean else 'token'}' for these weights.")
+        mean = True
     _fill_qkv_bias(state)
     _fold_layer_scale(state, label)
     head = _head(state, "head", label)
@@ -127,8 +153,13 @@ def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hin
         pool="mean" if mean else "token",
         norm_first="norm.weight" in state or "fc_norm.weight" not in state,
         norm_last="fc_norm.weight" in state,
-        eps=hints.eps if hints.eps is not None else c.eps,
+        eps=hints.eps if hints.eps is not None else _default_eps(found, c),
     )
+
+
+def _default_eps(found: Canonical, c: ViTConfig) -> float:
+    """transformers builds ViT and DeiT with 1e-12 where config.json does not say otherwise, all others with the row's."""
+    return 1e-12 if found.layout == "hugging face vit" else c.eps
 
 
 def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, hints: Hints, label: str) -> SwinConfig:
@@ -139,6 +170,8 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
         _same_heads(row, c.heads, tuple(table.shape[1] for table in tables if table is not None), label)
     if hints.eps is not None and hints.eps != c.eps:
         raise FqvitError(f"{label}: layer_norm_eps {hints.eps}, expected {c.eps}, which Swin has in all its norms.")
+    if hints.pool not in (None, "avg"):
+        raise FqvitError(f"{label}: global_pool '{hints.pool}', expected 'avg' for a Swin. Choose another model.")
     patch, channels = _patch_shape(state, label)
     window = c.window
     if tables[0] is not None and tables[0].ndim == 2:
@@ -155,7 +188,7 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
         channels=channels,
         classes=_head(state, "head.fc", label).shape[0],
         window=window,
-        hidden_ratio=_rows(state, "layers.0.blocks.0.mlp.fc1.weight", c.hidden_ratio * width) // width,
+        hidden_ratio=max(_rows(state, "layers.0.blocks.0.mlp.fc1.weight", c.hidden_ratio * width) // width, 1),
     )
 
 
@@ -230,7 +263,7 @@ def _fill_qkv_bias(state: dict[str, Tensor]) -> None:
     """qkv_bias=False is a bias of zeros; one that only some blocks lack is damage, and stays missing."""
     if any(name.endswith("attn.qkv.bias") for name in state):
         return
-    for name in [name for name in state if name.endswith("attn.qkv.weight")]:
+    for name in [name for name, value in state.items() if name.endswith("attn.qkv.weight") and value.ndim == 2]:
         state[name.removesuffix("weight") + "bias"] = torch.zeros(state[name].shape[0])
 
 
@@ -241,7 +274,7 @@ def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
         target = f"{block}.attn.proj" if ".ls1." in name else f"{block}.mlp.fc2"
         for part in ("weight", "bias"):
             value = state.get(f"{target}.{part}")
-            if value is not None:
+            if value is not None and value.ndim > 0:  # a 0-d one is named by mismatch()
                 if value.shape[0] != gamma.numel():
                     raise FqvitError(f"{label}: '{name}' has {gamma.numel()} values, expected {value.shape[0]}.")
                 state[f"{target}.{part}"] = value * gamma.flatten().view(-1, *[1] * (value.ndim - 1))

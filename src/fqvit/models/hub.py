@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,10 @@ from fqvit.models.fold import Hints
 ADDRESS = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SUPPORTED = ("vit", "deit", "swin")
+# Architectures of timm whose activation or order of norms is another, which no key shows.
+UNLIKE = re.compile(r"quickgelu|clip|siglip|gelu|_rpn_|_pe_")
+RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+Side = Annotated[int, msgspec.Meta(ge=1, le=8192)]
 T = TypeVar("T")
 
 
@@ -36,6 +40,17 @@ class Files:
 class _Pretrained(msgspec.Struct):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    crop_pct: Annotated[float, msgspec.Meta(ge=0.1, le=1)] | None = None
+    interpolation: str | None = None
+
+
+class _Arguments(msgspec.Struct):
+    """timm's model_args: what a model was built with beside its architecture's own."""
+
+    act_layer: str | None = None
+    norm_layer: str | None = None
+    block_fn: str | None = None
+    global_pool: str | None = None
 
 
 class _Config(msgspec.Struct):
@@ -51,11 +66,16 @@ class _Config(msgspec.Struct):
     architecture: str | None = None
     label_names: tuple[str, ...] | None = None
     pretrained_cfg: _Pretrained | None = None
+    global_pool: str | None = None
+    model_args: _Arguments | None = None
 
 
 class _Preprocessor(msgspec.Struct):
     image_mean: tuple[float, ...] | None = None
     image_std: tuple[float, ...] | None = None
+    do_resize: bool | None = None
+    size: Side | dict[str, Side] | None = None
+    resample: int | None = None
 
 
 def is_address(weights: object) -> bool:
@@ -94,6 +114,8 @@ def read_hints(files: Files) -> Hints:
         raise FqvitError(f"{files.label}: model_type '{config.model_type}', expected {expected}. Choose another model.")
     if config.hidden_act not in (None, "gelu"):
         raise FqvitError(f"{files.label}: hidden_act '{config.hidden_act}', expected 'gelu' (with the exact error function).")
+    arguments = config.model_args or _Arguments()
+    _refuse_unlike(config.architecture, arguments, files.label)
     labels = config.label_names
     if config.id2label:
         if sorted(config.id2label) != list(range(len(config.id2label))):
@@ -101,26 +123,63 @@ def read_hints(files: Files) -> Hints:
         labels = tuple(config.id2label[i] for i in range(len(config.id2label)))
     size = config.image_size
     heads = config.num_heads or ((config.num_attention_heads,) if config.num_attention_heads else None)
-    mean, std = _normalisation(files, config)
-    return Hints(
+    read = Hints() if config.pretrained_cfg is None else _timm_transform(config.pretrained_cfg, files.label)
+    if files.preprocessor is not None:
+        read = _transform(_decode(files.preprocessor, _Preprocessor, files.label), files.label)
+    return replace(
+        read,
         heads=heads,
         eps=config.layer_norm_eps,
         image=(size, size) if isinstance(size, int) else size,
         labels=labels,
-        mean=mean,
-        std=std,
+        pool=config.global_pool or arguments.global_pool,
         architecture=config.architecture,
         model_type=config.model_type,
     )
 
 
-def _normalisation(files: Files, config: _Config) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    if files.preprocessor is not None:
-        found = _decode(files.preprocessor, _Preprocessor, files.label)
-        return found.image_mean, found.image_std
-    if config.pretrained_cfg is not None:
-        return config.pretrained_cfg.mean, config.pretrained_cfg.std
-    return None, None
+def _refuse_unlike(architecture: str | None, arguments: _Arguments, label: str) -> None:
+    """What changes a timm model's function without changing its keys. Asked for a named row, too."""
+    if architecture is not None and UNLIKE.search(architecture):
+        raise FqvitError(
+            f"{label}: architecture '{architecture}' has no exact GELU or other norms. Use a plain ViT, DeiT or Swin."
+        )
+    for name, value, usual in [
+        ("act_layer", arguments.act_layer, ("gelu",)),
+        ("norm_layer", arguments.norm_layer, ("layernorm",)),
+        ("block_fn", arguments.block_fn, ()),
+    ]:
+        if value is not None and value not in usual:
+            raise FqvitError(
+                f"{label}: model_args has {name} '{value}', which is not supported. Use a plain ViT, DeiT or Swin."
+            )
+
+
+def _timm_transform(found: _Pretrained, label: str) -> Hints:
+    interpolation = None if found.interpolation is None else _filter(found.interpolation, label)
+    return Hints(mean=found.mean, std=found.std, crop=found.crop_pct, interpolation=interpolation)
+
+
+def _transform(found: _Preprocessor, label: str) -> Hints:
+    """A size of height and width squashes images there; here the short side becomes the smaller one, the rest is cropped."""
+    size = found.size
+    if isinstance(size, dict):
+        sides = [size[key] for key in ("shortest_edge", "height", "width") if key in size]
+        size = min(sides, default=None)
+    if found.do_resize is False:
+        size = None
+    if found.resample is None:
+        return Hints(mean=found.image_mean, std=found.image_std, resize=size)
+    interpolation = _filter(RESAMPLE.get(found.resample, f"resample {found.resample}"), label)
+    return Hints(mean=found.image_mean, std=found.image_std, resize=size, interpolation=interpolation)
+
+
+def _filter(name: str, label: str) -> Literal["bicubic", "bilinear"]:
+    if name == "bicubic":
+        return "bicubic"
+    if name == "bilinear":
+        return "bilinear"
+    raise FqvitError(f"{label}: interpolation '{name}', expected bicubic or bilinear. Choose another model.")
 
 
 def _decode(path: Path, kind: type[T], label: str) -> T:

@@ -39,6 +39,9 @@ IGNORED = re.compile(
     r"relative_position_index$|attn_mask$|mask_token$|^(vit|deit|swin)\.pooler\.|num_batches_tracked$|position_ids$"
 )
 
+# Deeper than any model here; without a bound one hostile name would make a loop over millions of blocks.
+ABSURD = re.compile(r"(?:layers?|blocks|encoderblock)[._](\d{3,})(?=[./])")
+
 GOOGLE_ROOT = re.compile(r"^(opt/target/|params/)")
 
 _BLOCK = r"(?:Transformer/)encoderblock_(\d+)/"
@@ -97,6 +100,9 @@ HF_SWIN = [
 def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
     """The same weights under timm's names; names no map knows are kept, for the errors that follow."""
     kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
+    absurd = next((key for key in kept if ABSURD.search(key)), None)
+    if absurd is not None:
+        raise FqvitError(f"{label}: '{absurd[:80]}' numbers a block or stage above 99. The checkpoint is damaged.")
     layout = _layout(kept, label)
     rename = RENAMES[layout]
     origin = {rename(key): key for key in kept}
@@ -196,6 +202,10 @@ def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) ->
         if missing:
             raise FqvitError(f"{label}: lacks '{missing[0]}' beside '{origin[key]}'. The checkpoint is incomplete.")
         thirds = [out.pop(part) for part in parts]
+        if thirds[0].ndim == 0:
+            raise FqvitError(
+                f"{label}: '{origin[key]}' is a single number, expected a matrix or a vector. The file is damaged."
+            )
         if len({third.shape for third in thirds}) > 1:
             raise FqvitError(f"{label}: '{origin[key]}' and its key and value differ in shape. Download the checkpoint again.")
         joined = f"{match[1]}.qkv.{match[2]}"

@@ -5,6 +5,7 @@ Neighbours: zoo.py (rows), checkpoint.py (files), hub.py (downloads), keymaps.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,11 +96,12 @@ def _read(row: zoo.Row | None, weights: str | Path | Mapping[str, Tensor] | None
 
 def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
     """The row for weights that came without a name."""
-    if hints.architecture is not None:
-        return zoo.find(hints.architecture)
+    named = zoo.lookup(hints.architecture) if hints.architecture is not None else None
+    if named is not None:
+        return named
     fold.refuse(canonical, label)
     series, (width, depths, prefix) = fold.sizes_of(canonical)
-    if hints.model_type == "deit" or "deit" in label.lower():
+    if hints.model_type == "deit" or "deit" in f"{label} {hints.architecture}".lower():
         series = "deit"
     row = zoo.likely(series, width, depths, prefix, hints.image)
     if row is None:
@@ -109,11 +111,15 @@ def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
 
 
 def _preprocess(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, label: str) -> Preprocess:
-    """The row's preprocessing at the checkpoint's image size and channels, with config.json's mean and std."""
+    """The row's preprocessing at the checkpoint's image size and channels, with what the files beside the weights change."""
     p = row.preprocess
     height, width = config.image
     short = min(height, width)
-    if config.image == row.config.image:
+    if hints.crop is not None:
+        resize = math.floor(short / hints.crop)
+    elif hints.resize is not None and hints.resize >= short:  # smaller ones are of another image size than the weights
+        resize = hints.resize
+    elif config.image == row.config.image:
         resize = p.resize
     else:  # as timm: at 384 and more nothing is cropped away; below, the same fraction as in the row
         resize = short if short >= 384 else short * p.resize // min(p.height, p.width)
@@ -122,7 +128,8 @@ def _preprocess(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, labe
         mean, std = (sum(mean) / 3,), (sum(std) / 3,)
     elif config.channels == 3 and len(mean) == 1:
         mean, std = mean * 3, std * 3
+    interpolation = hints.interpolation or p.interpolation
     try:
-        return Preprocess(height, width, config.channels, resize, p.interpolation, mean, std)  # type: ignore[arg-type]
+        return Preprocess(height, width, config.channels, resize, interpolation, mean, std)  # type: ignore[arg-type]
     except ValueError as error:
         raise FqvitError(f"{label}: {error}. The preprocessor_config.json is damaged.") from error
