@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.errors import FqvitError
+from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
 from fqvit.models.layers import Gelu, gelu
 from fqvit.models.load import FloatModel
@@ -165,13 +166,14 @@ def calibrate(
 ) -> Calibration:
     """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them."""
     # Tracing captures parameters, so the model must be where it will run before that.
-    module = model.module if device == "cpu" else copy.deepcopy(model.module).to(_device(device))
+    where = device_of(device)
+    module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
     graph = trace(module, features)
     observers = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
     seen = 0
     p = model.preprocess
     for batch in rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images):
-        observe_batch(graph, observers, normalise(batch, model.preprocess).to(device))
+        observe_batch(graph, observers, normalise(batch, model.preprocess).to(where))
         seen += len(batch)
     if seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
@@ -214,12 +216,3 @@ def observe_batch(graph: Graph, observers: Mapping[str, SiteObserver], images: T
         return y
 
     graph.run(images, visit)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise FqvitError(f"device {name!r} is not available here. Use --device cpu.") from None
-    return device

@@ -1,0 +1,54 @@
+"""Whether a calibration belongs to a model. Names, kinds of codes and numbers of channels must agree; weights are not compared.
+
+Neighbours: plan.py (which sites a model has), ir/lower.py and evaluate/compare.py (who ask).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.models.graph import Graph, Node
+from fqvit.preprocess import Preprocess
+from fqvit.quant.calibrate import Calibration
+from fqvit.quant.plan import plan
+
+
+def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, model: str) -> None:
+    """Refuses the first site that is missing, foreign or of another width."""
+    wanted, found = plan(graph, calibration.recipe), calibration.sites
+    for name in wanted:
+        if name not in found:
+            raise FqvitError(f"{name}: not calibrated, but a site of {model}. Calibrate this model again.")
+    for name in found:
+        if name not in wanted:
+            raise FqvitError(f"{name}: calibrated, but {model} does not have such a site. Calibrate this model again.")
+    shapes = site_shapes(graph, preprocess)
+    for name, q in found.items():
+        site, channels = wanted[name], shapes[name][-1]
+        if (q.bits, q.log2, q.alpha is not None) != (site.bits, site.kind == "log2", site.kind == "ptf"):
+            raise FqvitError(
+                f"{name}: calibrated for other codes than recipe {calibration.recipe.name} asks for. Calibrate again."
+            )
+        if q.alpha is not None and q.alpha.shape != (channels,):
+            raise FqvitError(
+                f"{name}: calibrated for {q.alpha.size} channels, {model} has {channels} there. Calibrate this model again."
+            )
+        if site.kind == "range" and len(q.scale) != site.groups:
+            raise FqvitError(f"{name}: calibrated with {len(q.scale)} scales, expected {site.groups}. Calibrate again.")
+        if q.zero.max() > q.last:
+            raise FqvitError(f"{name}: zero point {q.zero.max()}, but {q.bits} bits end at {q.last}. Calibrate again.")
+
+
+@torch.no_grad()
+def site_shapes(graph: Graph, preprocess: Preprocess) -> dict[str, tuple[int, ...]]:
+    """The shape of every node's output for one image, found by running a black one: a fraction of what lowering takes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def visit(node: Node, y: Tensor) -> Tensor:
+        shapes[node.name] = tuple(y.shape[1:])
+        return y
+
+    graph.run(torch.zeros(1, preprocess.channels, preprocess.height, preprocess.width), visit)
+    return shapes

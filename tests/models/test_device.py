@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fqvit.errors import FqvitError
+from fqvit.models.device import device_of
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert device_of("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["meta", "abacus", "", "cpu:0", "cuda:", "cuda:-1", "CUDA", "xpu", "cuda:99999", "cpu\n"])
+def test_other_names_are_refused_even_where_torch_knows_them(name: str) -> None:
+    with pytest.raises(FqvitError, match="expected cpu, cuda, cuda:N or mps"):
+        device_of(name)
+
+
+@pytest.mark.parametrize("name", ["cuda:4321", "mps"])
+def test_a_device_that_is_not_here_is_refused(name: str) -> None:
+    if name == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    with pytest.raises(FqvitError, match="not available here"):
+        device_of(name)
