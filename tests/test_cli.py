@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,33 +14,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fqvit.cli import main
 from fqvit.models import embedded
 from fqvit.models.load import build
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict:
-        """The last line of stdout, which --json promises to be the result."""
-        assert self.code == 0, self.err
-        return json.loads(self.out.splitlines()[-1])
-
-
-def fqvit(*words: object) -> Outcome:
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["fqvit", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
-            main()
-    finally:
-        sys.argv = before
-    return Outcome(end.value.code or 0, out.getvalue(), err.getvalue())  # type: ignore[arg-type]
+from tests.command_line import fqvit, refused
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +195,6 @@ def test_class_names_are_read_from_pairs_and_from_lines(tmp_path: Path) -> None:
 
 
 # What it says of mistakes
-
-
-def refused(done: Outcome, *words: str) -> None:
-    """One line, exit code 2, no traceback, nothing on stdout."""
-    assert done.code == 2
-    assert done.err.startswith("fqvit: ") and len(done.err.splitlines()) == 1, done.err
-    for word in words:
-        assert word in done.err
 
 
 def test_files_that_are_no_programs_are_refused(program: Path, weights: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def quantize(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME; default fmnist_vit.")] = None,
     weights: Weights = None,
     calib: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")] = None,
-    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="How to quantize.")] = "fq-vit",
+    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="How to quantize; default fq-vit.")] = None,
     bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")] = None,
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Stop at features instead of logits.")] = None,
@@ -108,6 +108,7 @@ def quantize(
     k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor.")] = None,
     classes: Annotated[Path | None, typer.Option(metavar="FILE", help="Class names: JSON list, or one a line.")] = None,
     save_calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration.")] = None,
+    calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="A saved one, with its recipe.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.fqvit", help="Default: MODEL.fqvit here.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -115,19 +116,20 @@ def quantize(
     from fqvit.commands import quantize as quantize_command
 
     quantize_command.run(
-        model,
-        weights,
-        calib,
-        recipe,
-        bits,
-        device,
-        None if features is None else features.value,
-        images,
-        k,
-        classes,
-        save_calibration,
-        out,
-        as_json,
+        model_name=model,
+        weights=weights,
+        calib=calib,
+        recipe_name=recipe,
+        bits=bits,
+        device=device,
+        features=None if features is None else features.value,
+        images=images,
+        k=k,
+        classes=classes,
+        save_calibration=save_calibration,
+        calibration_file=calibration,
+        out=out,
+        as_json=as_json,
     )
 
 
@@ -144,7 +146,15 @@ def evaluate(
     """Measure top-1 and top-5 of a program, or of a float model."""
     from fqvit.commands import evaluate as evaluate_command
 
-    evaluate_command.run(target, weights, data, None if backend is None else backend.value, limit, device, as_json)
+    evaluate_command.run(
+        target,
+        weights=weights,
+        data=data,
+        backend=None if backend is None else backend.value,
+        limit=limit,
+        device=device,
+        as_json=as_json,
+    )
 
 
 @command("classify")
@@ -178,7 +188,7 @@ def compare(
     file: Program,
     weights: Weights = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images; no labels.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = 32,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = 8,
     as_json: Json = False,
 ) -> None:
     """Show site by site where a program departs from its float model."""

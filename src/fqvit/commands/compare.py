@@ -21,9 +21,9 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, as_json:
 
     pictures = inputs.unlabelled(data, "--data", header.model, header.preprocess, limit, BATCH)
     model = inputs.float_model(header.model, weights)
+    comparer = Comparer(program, model)  # refuses other shapes; other weights of the same shapes are compared, with a warning
     if _hash(model.source) != _hash(header.source):
         warn(f"these weights ({model.source}) are not those that {file} was made from ({header.source}).")
-    comparer = Comparer(program, model)
     for batch in pictures.batches(BATCH, "comparing"):
         comparer.add(batch.images)
     found = comparer.result()

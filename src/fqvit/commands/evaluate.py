@@ -18,6 +18,7 @@ CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 def run(
     target: str,
+    *,
     weights: str | None,
     data: Path | None,
     backend: str | None,
@@ -81,20 +82,17 @@ def _program(path: Path) -> tuple[str, str, Ready]:
 
 
 def _float(name: str, weights: str | None, device: str) -> tuple[str, str, Ready]:
-    import torch
-
+    from fqvit.models.device import device_of
     from fqvit.models.graph import run_float, trace
     from fqvit.models.pixels import normalise
 
+    where = device_of(device)
     model = inputs.float_model(name, weights)
-    try:
-        module = model.module.to(torch.empty(0, device=torch.device(device)).device)
-    except (RuntimeError, AssertionError):
-        raise FqvitError(f"device {device!r} is not available here. Use --device cpu.") from None
+    module = model.module.to(where)
     graph = trace(module)
 
     def forward(images: Scores) -> Scores:
-        logits: Scores = run_float(graph, normalise(images, model.preprocess).to(device)).cpu().numpy()
+        logits: Scores = run_float(graph, normalise(images, model.preprocess).to(where)).cpu().numpy()
         return logits
 
     count: int = module.config.classes  # type: ignore[assignment,union-attr]

@@ -30,7 +30,6 @@ class Images:
     """Images from a folder or from inside the package. `skipped` is known after the pass."""
 
     source: ImageFolder | list[Batch]
-    count: int
     where: str
     skipped: int = 0
 
@@ -51,11 +50,17 @@ def labelled(
         if model not in embedded.MODELS:
             raise FqvitError(f"{model}: no images given. Pass a folder with one sub-folder a class (--data DIR).")
         pixels, labels = embedded.test_images()
+        _check_shape("--data", model, preprocess, pixels.shape[1:])
+        count = classes if isinstance(classes, int) else len(classes)
+        if count != len(embedded.FMNIST_CLASSES):
+            raise FqvitError(
+                f"{model}: {count} classes, but the images inside the package have {len(embedded.FMNIST_CLASSES)}."
+                " Pass a folder with one sub-folder a class (--data DIR)."
+            )
         chosen = spread(len(pixels), limit)
-        return Images(arrays(pixels[chosen], labels[chosen], size), len(chosen), "embedded test images")
+        return Images(arrays(pixels[chosen], labels[chosen], size), "embedded test images")
     found = ImageFolder.labelled(folder, preprocess, classes)
-    found = found if limit is None else found.limit(limit)
-    return Images(found, len(found), str(folder))
+    return Images(found if limit is None else found.limit(limit), str(folder))
 
 
 def unlabelled(folder: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, size: int) -> Images:
@@ -64,10 +69,20 @@ def unlabelled(folder: Path | None, option: str, model: str, preprocess: Preproc
         if model not in embedded.MODELS:
             raise FqvitError(f"{model}: no images given. Pass a folder of images ({option} DIR); labels are not needed.")
         pixels = embedded.calibration_images()
+        _check_shape(option, model, preprocess, pixels.shape[1:])
         chosen = spread(len(pixels), limit)
-        return Images(arrays(pixels[chosen], None, size), len(chosen), "embedded calibration images")
-    found = ImageFolder.unlabelled(folder, preprocess).limit(limit)
-    return Images(found, len(found), str(folder))
+        return Images(arrays(pixels[chosen], None, size), "embedded calibration images")
+    return Images(ImageFolder.unlabelled(folder, preprocess).limit(limit), str(folder))
+
+
+def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[int, ...]) -> None:
+    """A model may have an embedded one's name and weights of another size."""
+    wanted = (preprocess.height, preprocess.width, preprocess.channels)
+    if wanted != inside:
+        takes, has = ("x".join(map(str, shape)) for shape in (wanted, inside))
+        raise FqvitError(
+            f"{model}: takes images of {takes}, those inside the package are {has}. Pass a folder of images ({option} DIR)."
+        )
 
 
 def class_names(path: Path | None) -> list[str] | None:

@@ -10,15 +10,17 @@ import msgspec
 from fqvit.commands import inputs
 from fqvit.commands.output import facts, say, say_json, size
 from fqvit.errors import FqvitError
-from fqvit.progress import track
 from fqvit.quant.recipe import Recipe, load_recipe, with_bits
+
+DEFAULT = "fq-vit"
 
 
 def run(
+    *,
     model_name: str | None,
     weights: str | None,
     calib: Path | None,
-    recipe_name: str,
+    recipe_name: str | None,
     bits: str | None,
     device: str,
     features: str | None,
@@ -26,35 +28,45 @@ def run(
     k: int | None,
     classes: Path | None,
     save_calibration: Path | None,
+    calibration_file: Path | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    recipe = recipe_of(recipe_name, bits, images, k)
+    if calibration_file is None:
+        recipe = recipe_of(recipe_name or DEFAULT, bits, images, k)
+    else:
+        given = {"calib": calib, "recipe": recipe_name, "bits": bits, "features": features, "images": images, "k": k}
+        extra = next((f"--{option}" for option, value in given.items() if value is not None), None)
+        if extra is not None:
+            raise FqvitError(f"{calibration_file}: says this already. Leave out {extra}, or --calibration.")
+        text = _text_of(calibration_file)
     inputs.check_name(model_name)
     for path in (out, save_calibration):
         if path is not None:
             inputs.check_output(path)
     inputs.require_torch("quantize")
     from fqvit.ir.lower import lower
-    from fqvit.quant.calibrate import calibrate
+    from fqvit.models.device import device_of
+    from fqvit.quant.calibrate import Calibration, calibrate
 
+    device_of(device)
     model = inputs.float_model(model_name, weights, classes)
     target = Path(f"{model.name}.fqvit") if out is None else out
     inputs.check_output(target)
-    pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, recipe.batch)
     start = time.perf_counter()
-    batches = pictures.batches(recipe.batch, "calibrating")
-    calibration = calibrate(
-        model,
-        (batch.images for batch in batches),
-        recipe,
-        device=device,
-        features=features or "logits",  # type: ignore[arg-type]
-    )
-    for _ in batches:  # so that the pass ends and unreadable images are reported
-        pass
+    if calibration_file is not None:
+        calibration = Calibration.from_json(text)
+        recipe, where, skipped = calibration.recipe, str(calibration_file), 0
+    else:
+        pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, recipe.batch)
+        batches = pictures.batches(recipe.batch, "calibrating")
+        pixels = (batch.images for batch in batches)
+        calibration = calibrate(model, pixels, recipe, device=device, features=features or "logits")  # type: ignore[arg-type]
+        for _ in batches:  # so that the pass ends and unreadable images are reported
+            pass
+        where, skipped = pictures.where, pictures.skipped
     calibrated = time.perf_counter()
-    (program,) = [lower(model, calibration) for _ in track([None], 1, "lowering", "programs")]
+    program = lower(model, calibration)
     program.save(target)
     lowered = time.perf_counter()
     if save_calibration is not None:
@@ -71,7 +83,7 @@ def run(
         "recipe": recipe.name,
         "bits": bits_of(recipe),
         "calibration_images": calibration.images,
-        "skipped": pictures.skipped,
+        "skipped": skipped,
         "output": header.output.kind,
         "ops": len(program.ops),
         "float_ops": found.floats,
@@ -89,12 +101,21 @@ def run(
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
-        ("images", f"{calibration.images} ({pictures.where}), {spent}"),
+        ("images", f"{calibration.images} ({where}), {spent}"),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
         ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its int8 weights)"),
         ("fingerprint", program.fingerprint()),
     ]
     say(facts(rows))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass what --save-calibration wrote.") from None
+    except UnicodeDecodeError:
+        raise FqvitError(f"{path}: not UTF-8 text. Pass what --save-calibration wrote.") from None
 
 
 def recipe_of(name: str, bits: str | None, images: int | None, k: int | None) -> Recipe:

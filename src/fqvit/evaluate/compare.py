@@ -23,6 +23,7 @@ from fqvit.models.graph import Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import Calibration
+from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
@@ -73,18 +74,29 @@ class Comparer:
         self.program = program
         calibration = calibration_of(program)
         self.graph = trace(model.module, calibration.features)
-        known = {node.name for node in self.graph.nodes}
-        stray = next((name for name in calibration.sites if name not in known), None)
-        if stray is not None:
-            raise FqvitError(
-                f"{stray}: a site of the program that {model.name} does not have. Quantize again with these weights."
-            )
+        self._check(model)
         self.reference = Reference(program)
         self.simulation = Simulation(self.model, calibration)
         self.qparams = dict(self.simulation.sites)
         self.logits = program.header.output.buffer if program.header.output.kind == "logits" else None
         self.power = {name: _Power() for name in (*self.qparams, *([self.logits] if self.logits else []))}
         self.images = self.integer_agrees = self.simulated_agrees = 0
+
+    def _check(self, model: FloatModel) -> None:
+        """Refuses a float model whose images, sites or shapes are not the program's."""
+        program, p = self.program, model.preprocess
+        remedy = "Quantize again with these weights, or pass those of the program (--weights)."
+        if (p.height, p.width, p.channels) != program.input_shape:
+            takes, has = ("x".join(map(str, shape)) for shape in ((p.height, p.width, p.channels), program.input_shape))
+            raise FqvitError(f"{model.name}: these weights take images of {takes}, the program {has}. {remedy}")
+        shapes, buffers = site_shapes(self.graph, p), program.verify().buffers
+        output = program.header.output
+        for site in (*program.header.sites, *([output.buffer] if output.kind == "logits" else [])):
+            if site not in shapes:
+                raise FqvitError(f"{site}: a site of the program that {model.name} does not have. {remedy}")
+            found, wanted = list(shapes[site]), list(buffers[site].shape)
+            if found != wanted:
+                raise FqvitError(f"{site}: {found} in {model.name} with these weights, {wanted} in the program. {remedy}")
 
     @torch.no_grad()
     def add(self, images: NDArray[np.uint8]) -> None:
