@@ -1,0 +1,77 @@
+"""Top-1 of float and integer programs and how often they agree, recipe by recipe, on folders of images.
+
+    .venv/bin/python benchmarks/accuracy.py deit_tiny --weights FILE --calib DIR --data DIR --recipes fq-vit,minmax
+
+Appends one row a recipe to results/accuracy.csv. It does what `fqvit quantize` and `fqvit eval` do, with agreement beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+import fqvit
+from fqvit.models.graph import run_float, trace
+from fqvit.models.pixels import normalise
+from fqvit.progress import track
+from fqvit.runtime.reference import Reference
+
+FIELDS = (
+    "model",
+    "recipe",
+    "bits",
+    "calibration images",
+    "images",
+    "float top-1",
+    "integer top-1",
+    "agreement",
+    "machine",
+    "commit",
+)
+RESULTS = Path(__file__).parent / "results" / "accuracy.csv"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--calib", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--recipes", default="fq-vit")
+    parser.add_argument("--limit", type=int)
+    arguments = parser.parse_args()
+    model = fqvit.load_model(arguments.model, arguments.weights)
+    graph = trace(model.module)
+    for name in arguments.recipes.split(","):
+        recipe = fqvit.load_recipe(name)
+        calib = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess).limit(recipe.images)
+        seen = track((batch.images for batch in calib.batches()), len(calib) // 16, f"{name}: calibration")
+        calibration = fqvit.calibrate(model, seen, recipe)
+        runner = Reference(fqvit.lower(model, calibration))
+        folder = fqvit.ImageFolder.labelled(arguments.data, model.preprocess, model.module.config.classes)
+        folder = folder.limit(arguments.limit) if arguments.limit else folder
+        exact, integer, labels = [], [], []
+        for batch in track(folder.batches(8), len(folder) // 8, f"{name}: evaluation"):
+            exact.append(run_float(graph, normalise(batch.images, model.preprocess)).argmax(1).numpy())
+            integer.append(runner.run(batch.images).argmax(1))
+            labels.append(batch.labels)
+        e, i, y = np.concatenate(exact), np.concatenate(integer), np.concatenate(labels)
+        percent = [f"{100 * np.mean(same):.1f}" for same in (e == y, i == y, e == i)]
+        bits = f"{recipe.weight_bits}/{recipe.activation_bits}/{recipe.attention_bits}"
+        row = [model.name, name, bits, calibration.images, len(y), *percent, platform.machine(), commit()]
+        print(dict(zip(FIELDS, row, strict=True)), flush=True)
+        with RESULTS.open("a", newline="") as file:
+            csv.writer(file).writerow(row)
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
