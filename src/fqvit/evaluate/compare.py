@@ -91,9 +91,11 @@ class Comparer:
             raise FqvitError(f"{model.name}: these weights take images of {takes}, the program {has}. {remedy}")
         shapes, buffers = site_shapes(self.graph, p), program.verify().buffers
         output = program.header.output
-        for site in (*program.header.sites, *([output.buffer] if output.kind == "logits" else [])):
-            if site not in shapes:
-                raise FqvitError(f"{site}: a site of the program that {model.name} does not have. {remedy}")
+        sites = (*program.header.sites, *([output.buffer] if output.kind == "logits" else []))
+        stray = next((site for site in sites if site not in shapes), None)
+        if stray is not None:
+            raise FqvitError(f"{stray}: a site of the program that {model.name} does not have. {remedy}")
+        for site in sites:
             found, wanted = list(shapes[site]), list(buffers[site].shape)
             if found != wanted:
                 raise FqvitError(f"{site}: {found} in {model.name} with these weights, {wanted} in the program. {remedy}")
