@@ -16,7 +16,7 @@ from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.reference import Reference
-from tests.test_cli import fqvit as command
+from tests.command_line import fqvit as command
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 COMMANDS = re.findall(r"^    (fqvit .+?)(?: +#.*)?$", README, re.MULTILINE)
