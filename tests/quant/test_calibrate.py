@@ -222,3 +222,16 @@ def test_a_range_that_was_asked_for_is_left_alone() -> None:
     recipe = msgspec.structs.replace(FQ, sites={"hidden": SiteRule(range=(-20.0, 20.0))})
     q = calibrate(MODEL, [PICTURES[:2]], recipe).sites["blocks.0.mlp.fc1"]
     assert q.scale[0] == 40.0 / 255
+
+
+def test_the_last_norm_is_observed_on_the_class_token_only() -> None:
+    """Nothing else goes on to the head; when the tokens themselves are the result, all of them count."""
+    graph = trace(MODEL.module)
+    values: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        graph.run(normalise(PICTURES, MODEL.preprocess), lambda node, y: values.setdefault(node.name, y))
+    token, tokens = values["norm"][:, 0], values["norm"]
+    minmax = RECIPES["minmax"]
+    for features, seen in (("logits", token), ("pooled", token), ("tokens", tokens)):
+        q = calibrate(MODEL, [PICTURES], minmax, features=features).sites["norm"]  # type: ignore[arg-type]
+        assert np.isclose(q.scale[0], affine(float(seen.min()), float(seen.max()), 8).scale[0], rtol=1e-5)

@@ -20,7 +20,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
-from fqvit.models.layers import Gelu, gelu
+from fqvit.models.layers import Gelu, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
@@ -210,9 +210,25 @@ def gelu_foot(least: float) -> float:
 
 
 def observe_batch(graph: Graph, observers: Mapping[str, SiteObserver], images: Tensor) -> None:
+    places = observed_places(graph)
+
     def visit(node: Node, y: Tensor) -> Tensor:
-        if node.name in observers:
-            observers[node.name].observe(y)
+        site = places.get(node.name)
+        if site is not None and site in observers:
+            observers[site].observe(y)
         return y
 
     graph.run(images, visit)
+
+
+def observed_places(graph: Graph) -> dict[str, str]:
+    """{node: the site whose values are looked at there}: each at its own node, but the last norm behind the choice of the
+    class token, where only that token goes on: its range need not cover the others."""
+    places = {node.name: node.name for node in graph.nodes}
+    for node in graph.nodes:
+        if isinstance(node.leaf, Take) and node.leaf.join and node.leaf.index.ndim == 1:
+            (site,) = node.inputs
+            if graph.output != site and graph.node(site).leaf.role == "norm":
+                del places[site]
+                places[node.name] = site
+    return places
