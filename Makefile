@@ -10,8 +10,9 @@ INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
 
+# One thread: the arrays of tests are small, and threads that wait for each other cost more than they bring.
 test: lint oracles
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
