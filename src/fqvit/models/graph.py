@@ -40,9 +40,6 @@ class Graph:
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
-    def users(self, name: str) -> list[Node]:
-        return [node for node in self.nodes if name in node.inputs]
-
     def ending_at(self, output: str) -> Graph:
         """The part of the graph that `output` depends on."""
         needed, kept = {output}, []
