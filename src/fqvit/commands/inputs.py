@@ -124,8 +124,10 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
     names = class_names(classes)
     if name is None and weights is not None:
         name, weights = _name_from(weights)
+    from fqvit.models.device import keep_freed_memory
     from fqvit.models.load import load_model
 
+    keep_freed_memory()
     return load_model(name or embedded.MODELS[0], weights, names)
 
 

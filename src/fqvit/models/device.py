@@ -1,8 +1,10 @@
-"""Where a float model runs: the one check of a device's name. Programs need no device; they run on the CPU."""
+"""Where a float model runs: the one check of a device's name, and the allocator of the CPU. Programs need no device."""
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 
 import torch
 
@@ -19,3 +21,16 @@ def device_of(name: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise FqvitError(f"device {name!r} is not available here. Use --device cpu.") from None
     return device
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to keep what is freed for the next layer. For a process of our own: it is a setting of the whole process.
+
+    Otherwise arrays that come and go beside a float pass make it return memory and fault it in again, at every layer: measured,
+    a calibration of 1.8 times the time of the float pass in place of 1.2.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if mallopt is not None:
+            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD of malloc.h
+            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, at its largest
