@@ -176,8 +176,10 @@ def calibration_of(program: Program) -> Calibration:
 def qparams_of(site: Site, program: Program) -> QParams:
     if site.log2:
         return QParams(site.bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=site.zero_code)
+    if site.levels:
+        return QParams(site.bits, np.ones(1), np.zeros(1, np.int64), levels=site.levels)
     alpha = None if site.alpha is None else program.constants[site.alpha]
-    return QParams(site.bits, np.array(site.scale, np.float64), np.array(site.zero, np.int64), alpha)
+    return QParams(site.bits, *site.scales_and_zeros(program.constants), alpha)
 
 
 def _energy(x: Tensor) -> float:

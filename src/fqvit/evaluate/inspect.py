@@ -59,7 +59,8 @@ class ProofRow(msgspec.Struct, frozen=True):
 
 
 class SiteRow(msgspec.Struct, frozen=True):
-    """One quantized site. codes: "affine", "power-of-two" or "log2"; lowest and highest: the real values that it can hold."""
+    """One quantized site. codes: "affine", "by channel" (least and greatest scale and zero), "power-of-two", "log2" or
+    "relative"; lowest and highest: the real values that it can hold."""
 
     site: str
     role: str
@@ -151,11 +152,15 @@ def _site_row(program: Program, name: str) -> SiteRow:
     if site.log2:
         smallest = 0.0 if site.zero_code else 2.0**-last
         return SiteRow(name, site.role, site.bits, "log2", (), (), 0, smallest, 1.0)
+    if site.levels:
+        return SiteRow(name, site.role, site.bits, "relative", (), (), 0, 0.0, 1.0)
+    scale, zero = site.scales_and_zeros(program.constants)
     alpha = 0 if site.alpha is None else int(program.constants[site.alpha].max())
-    ends = [((0 - zero) * scale, (last - zero) * scale) for scale, zero in zip(site.scale, site.zero, strict=True)]
-    lowest, highest = min(end[0] for end in ends) * 2**alpha, max(end[1] for end in ends) * 2**alpha
+    lowest, highest = float((-zero * scale).min()) * 2**alpha, float(((last - zero) * scale).max()) * 2**alpha
     codes = "affine" if site.alpha is None else "power-of-two"
-    return SiteRow(name, site.role, site.bits, codes, site.scale, site.zero, alpha, lowest, highest)
+    if site.steps is not None:
+        codes, scale, zero = "by channel", np.array([scale.min(), scale.max()]), np.array([zero.min(), zero.max()])
+    return SiteRow(name, site.role, site.bits, codes, tuple(scale.tolist()), tuple(zero.tolist()), alpha, lowest, highest)
 
 
 def _floats(program: Program, buffers: Iterable[Value]) -> int:

@@ -67,11 +67,9 @@ class MatMul(Op, frozen=True, tag="matmul"):
         return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)
 
 
-def _exponentials(kit: Kit, get: Get, x: str, table: str, region: str | None) -> Array:
-    """e = table[max of the row - x]; where two tokens lie in different regions, 0, and no part in the maximum.
-
-    Distances beyond the table read its last entry.
-    """
+def _by_distance(kit: Kit, get: Get, x: str, table: str, region: str | None, elsewhere: int | None = None) -> Array:
+    """table[max of the row - x], distances beyond the table reading its last entry. Where two tokens lie in different
+    regions, `elsewhere` (None: the last entry), and no part in the maximum."""
     codes, values = kit.wide(get(x)), kit.wide(get(table))
     last = values.shape[0] - 1
     if region is None:
@@ -79,20 +77,27 @@ def _exponentials(kit: Kit, get: Get, x: str, table: str, region: str | None) ->
     places = get(region)
     same = (places[:, :, None] == places[:, None, :])[:, None]
     top = kit.row_max(kit.where(same, codes, 0))
-    return kit.where(same, values[(top - codes).clip(0, last)], 0)
+    return kit.where(same, values[(top - codes).clip(0, last)], values[last] if elsewhere is None else elsewhere)
 
 
-def _infer_rows(scope: Scope, op: Op, x: Value, table_name: str, region: str | None) -> list[Proof]:
+def _check_rows(scope: Scope, x: Value, region: str | None) -> None:
     scope.check(x.lo == 0, "scores must be unsigned codes")
-    table = scope.constant(table_name, ("i32",), (None,))
-    scope.check(
-        int(table.min()) >= 0 and int(table[0]) > 0, "the table of exponentials must be positive at 0 and nowhere negative"
-    )
     if region is not None:
         scope.check(len(x.shape) == 4, "regions need windows")
         scope.constant(region, ("u8",), (x.shape[0], x.shape[-1]))
         scope.check(x.shape[-1] == x.shape[-2], "regions need square scores")
+
+
+def _check_sum(scope: Scope, op: Op, x: Value, table_name: str) -> list[Proof]:
+    table = scope.constant(table_name, ("i32",), (None,))
+    scope.check(
+        int(table.min()) >= 0 and int(table[0]) > 0, "the table of exponentials must be positive at 0 and nowhere negative"
+    )
     return [op.proof("sum of exponentials", x.shape[-1] * int(table.max()), 31)]
+
+
+def _check_product(scope: Scope, a: Value, v: Value) -> None:
+    scope.check(a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"{list(a.shape)} and {list(v.shape)} do not fit")
 
 
 class LogSoftmax(Op, frozen=True, tag="log_softmax"):
@@ -112,14 +117,15 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x, min_rank=3)
         scope.check(2 <= self.bits <= 4, f"bits is {self.bits}, expected 2 to 4")
-        proofs = _infer_rows(scope, self, x, self.part("table"), self.region)
+        _check_rows(scope, x, self.region)
+        proofs = _check_sum(scope, self, x, self.part("table"))
         last = 2**self.bits - 1
         # 2^-a <= 1.5 e / S wherever a was not clipped, and a clipped code stands for 2^-last: 1 in these units.
         row_sum = 3 * 2 ** (last - 1) + x.shape[-1]
         return Value("u8", x.shape, 0, last, row_sum, self.region is not None), proofs
 
     def run(self, kit: Kit, get: Get) -> Array:
-        e = _exponentials(kit, get, self.x, self.part("table"), self.region)
+        e = _by_distance(kit, get, self.x, self.part("table"), self.region, 0)
         total = e.sum(-1)[..., None]
         last = 2**self.bits - 1
         codes = ilog2_round(round_divide(total, e.clip(1, None))).clip(0, last)
@@ -142,7 +148,8 @@ class Softmax(Op, frozen=True, tag="softmax"):
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x, min_rank=3)
-        proofs = _infer_rows(scope, self, x, self.part("table"), self.region)
+        _check_rows(scope, x, self.region)
+        proofs = _check_sum(scope, self, x, self.part("table"))
         scope.check(1 <= self.shift <= 52 and 0 < self.mult < 2**58, "shift must be in 1..52 and mult in 1..2^58 - 1")
         # The largest e is the first of the table where it falls, and r <= mult / e + 1 for every e in the sum.
         largest = int(scope.constants[self.part("table")].max())
@@ -150,7 +157,7 @@ class Softmax(Op, frozen=True, tag="softmax"):
         return scope.codes(self.bits, x.shape), proofs
 
     def run(self, kit: Kit, get: Get) -> Array:
-        e = _exponentials(kit, get, self.x, self.part("table"), self.region)
+        e = _by_distance(kit, get, self.x, self.part("table"), self.region, 0)
         r = round_divide(e.sum(-1)[..., None] * 0 + self.mult, e.sum(-1)[..., None])
         return clamp(kit, round_shift(e * r, self.shift), 0, self.bits)
 
@@ -179,9 +186,7 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         a, v = scope.buffer(self.a, ("u8",), 3), scope.buffer(self.v, min_rank=3)
-        scope.check(
-            a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"{list(a.shape)} and {list(v.shape)} do not fit"
-        )
+        _check_product(scope, a, v)
         check_requantizer(scope, self.mult, self.shift)
         scope.check(
             2 <= self.a_bits <= 4 and a.hi == 2**self.a_bits - 1,
@@ -201,3 +206,83 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
             weights = kit.where(a < last, weights, 0)
         acc = kit.matmul(weights, kit.wide(get(self.v)) - self.v_zero)
         return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)
+
+
+class RowCodes(Op, frozen=True, tag="row_codes"):
+    """y = table[max - x]: a token's code beside the one that its row attends to most. No sum, no division.
+
+    x: u8 or u16 [..., H, T, T]   table: u8 [n]; a distance of n or more reads the last entry
+    region: as in LogSoftmax; elsewhere the last entry. Attend reads the codes.
+    """
+
+    x: str
+    region: str | None = None
+    parts: ClassVar[tuple[str, ...]] = ("table",)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        x = scope.buffer(self.x, min_rank=3)
+        _check_rows(scope, x, self.region)
+        table = scope.constant(self.part("table"), ("u8",), (None,))
+        elsewhere = None if self.region is None else int(table[-1])
+        return Value("u8", x.shape, 0, int(table.max()), row_code=int(table[0]), mask_code=elsewhere), []
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        return kit.narrow(_by_distance(kit, get, self.x, self.part("table"), self.region), "u8")
+
+
+class Attend(Op, frozen=True, tag="attend"):
+    """Attention times V as a weighted mean: each row is divided by the sum of its own weights.
+
+    w = levels[a],  W[..., m] = sum_t w[..., m, t],  acc[..., m, d] = sum_t w[..., m, t] (v[..., t, d] - v_zero),
+    M[..., m] = round(mult L / W), L the largest level: one division a row
+    y = clamp((acc M + half) >> shift + y_zero, 0, 2^bits - 1)
+
+    a: u8 codes of RowCodes [..., T, T]   v: u8 [..., T, D]
+    levels: a weight a code, 2^15 at most, so that its negative is an int16; none: the code is the weight.
+    Every row holds a token of the largest weight (RowCodes), so W >= L and M <= mult < 2^29.
+    """
+
+    a: str
+    v: str
+    mult: int
+    shift: int
+    levels: tuple[int, ...] = ()
+    v_zero: int = 0
+    y_zero: int = 0
+    bits: int = 8
+
+    def inputs(self) -> tuple[str, ...]:
+        return (self.a, self.v)
+
+    def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        a, v = scope.buffer(self.a, ("u8",), 3), scope.buffer(self.v, ("u8",), 3)
+        _check_product(scope, a, v)
+        check_requantizer(scope, self.mult, self.shift, 2**29)
+        levels = self.levels or tuple(range(256))
+        scope.check(len(levels) > a.hi and min(levels) >= 0, f"{len(levels)} levels for codes up to {a.hi}")
+        largest = max(levels)
+        scope.check(0 < largest <= 2**15, "the largest level must be in 1..2^15")
+        scope.check(
+            a.row_code is not None and levels[a.row_code] == largest, f"a row of {self.a!r} may lack the largest weight"
+        )
+        scope.check(a.mask_code is None or levels[a.mask_code] == 0, f"{self.a!r} is masked by a code whose weight is not 0")
+        side = magnitude(v.lo, v.hi, *scope.zero(self.v_zero, v.channels))
+        weights = a.shape[-1] * largest
+        # |acc| <= side W and M <= mult L / W + 1/2.
+        product = side * (self.mult * largest + weights)
+        proofs = [
+            self.proof("acc", side * weights, 31),
+            self.proof("M numerator", self.mult * largest + weights, 63),
+            self.proof("y before its shift", product + (1 << (self.shift - 1)), 63),
+        ]
+        return scope.codes(self.bits, (*a.shape[:-1], v.channels), self.y_zero), proofs
+
+    def run(self, kit: Kit, get: Get) -> Array:
+        a = kit.wide(get(self.a))
+        weights = kit.asarray(np.array(self.levels, np.int64))[a] if self.levels else a
+        total = weights.sum(-1)[..., None]
+        largest = max(self.levels) if self.levels else 2**8 - 1
+        acc = kit.matmul(weights, kit.wide(get(self.v)) - self.v_zero)
+        return clamp(
+            kit, round_shift(acc * round_divide(total * 0 + self.mult * largest, total), self.shift), self.y_zero, self.bits
+        )

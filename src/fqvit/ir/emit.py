@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
+from fqvit.ir.ops import Zero
 from fqvit.ir.program import AnyOp, Site
 from fqvit.ir.value import Constant
 from fqvit.models.graph import Graph
 from fqvit.quant.calibrate import Calibration
-from fqvit.quant.qparams import QParams
+from fqvit.quant.qparams import STEP_GRID, QParams
 
 G_BITS = 22  # LayerNorm's gamma: 2^-22 of itself is far below a code, and t * g stays inside 2^53
 B_FRACTION = 20
@@ -65,8 +66,14 @@ class Emitter:
     def alpha(self, q: QParams) -> str | None:
         return None if q.alpha is None else self.shared("alpha", q.alpha)
 
-    def zero(self, q: QParams) -> int | tuple[int, ...]:
-        return int(q.zero[0]) if (q.zero == q.zero[0]).all() else tuple(q.zero.tolist())
+    def zero(self, q: QParams) -> Zero:
+        """One number where all channels agree, three where Q, K and V do, else the name of a constant."""
+        if (q.zero == q.zero[0]).all():
+            return int(q.zero[0])
+        thirds = q.zero.reshape(3, -1) if len(q.zero) % 3 == 0 else q.zero[:, None]
+        if len(thirds) == 3 and (thirds == thirds[:, :1]).all():
+            return tuple(thirds[:, 0].tolist())
+        return self.shared("zero", q.zero.astype(np.uint8 if q.bits <= 8 else np.uint16))
 
     def encode(self, name: str, ratio: float) -> tuple[int, int]:
         try:
@@ -116,11 +123,21 @@ class Emitter:
             role = node.leaf.role
             if q.log2:
                 found[node.name] = Site(role, q.bits, log2=True, zero_code=q.zero_code)
+            elif q.levels:
+                found[node.name] = Site(role, q.bits, levels=q.levels)
+            elif len(q.scale) > 3:
+                unit, steps = self.steps(q)
+                zero = self.zero(q)
+                found[node.name] = Site(role, q.bits, (unit,), (zero,) if isinstance(zero, int) else zero, steps=steps)
             else:
-                found[node.name] = Site(
-                    role, q.bits, tuple(_short(scale) for scale in q.scale), tuple(q.zero.tolist()), self.alpha(q)
-                )
+                scales = tuple(_short(scale) for scale in q.scale)
+                found[node.name] = Site(role, q.bits, scales, tuple(q.zero.tolist()), self.alpha(q))
         return found
+
+    def steps(self, q: QParams) -> tuple[float, str]:
+        """A step for each channel as a unit and the name of a u16 [C] constant: how many units each step is."""
+        unit = float(q.scale.max()) / STEP_GRID
+        return _short(unit), self.shared("steps", np.rint(q.scale / unit).astype(np.uint16))
 
 
 def _short(scale: float) -> float:

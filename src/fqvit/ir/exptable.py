@@ -7,9 +7,14 @@ both run as the same op.
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fqvit.quant.qparams import level_bounds
+
+Table = TypeVar("Table", NDArray[np.int32], NDArray[np.uint8])
 
 ONE_BITS = 20  # exp(0) = 2^20: code 15 is decided by e / sum near 2^-14.5, so 20 bits leave it 5 to spare
 
@@ -43,6 +48,18 @@ def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]
     return _trimmed(np.array(values, np.int32))
 
 
-def _trimmed(table: NDArray[np.int32]) -> NDArray[np.int32]:
+def level_table(scale: float, codes: int, levels: tuple[int, ...], masked: bool) -> NDArray[np.uint8]:
+    """The code of the level nearest to exp(-scale d) of the largest, for d = 0 .. codes - 1.
+
+    With masked the table ends in the code of weight 0, out of reach of every distance if need be.
+    """
+    order, bounds = level_bounds(levels)
+    table = order[np.searchsorted(bounds, np.exp(-scale * np.arange(codes)), side="right")]
+    if masked and table[-1] != order[0]:
+        table = np.append(table, order[0])
+    return _trimmed(table.astype(np.uint8))
+
+
+def _trimmed(table: Table) -> Table:
     """Without the repeats of its last entry: softmax reads that one for every distance beyond the table."""
     return table[: int(np.argmax(table == table[-1])) + 1]

@@ -74,22 +74,28 @@ def check_requantizer(scope: Scope, mult: Any, shift: Any, largest: int = 2**31)
 
 
 class Lookup(Op, frozen=True, tag="lookup"):
-    """y = table[x]
+    """y = table[x], or table[kind[c], x]
 
-    x: u8 or u16 [...]   table: u8 or u16 [2^bits of x]
+    x: u8 or u16 [..., C]   table: u8 or u16 [2^bits of x], or [R, 2^bits of x] with kind: u8 [C], below R
     """
 
     x: str
+    kind: str | None = None
     parts: ClassVar[tuple[str, ...]] = ("table",)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x)
-        table = scope.constant(self.part("table"), CODES, (x.hi + 1,))
+        rows: tuple[int | None, ...] = () if self.kind is None else (None,)
+        table = scope.constant(self.part("table"), CODES, (*rows, x.hi + 1))
+        if self.kind is not None:
+            kind = scope.constant(self.kind, ("u8",), (x.channels,))
+            scope.check(int(kind.max()) < table.shape[0], f"constant {self.kind!r} points outside {table.shape[0]} tables")
         dtype = "u8" if table.dtype == np.uint8 else "u16"
         return Value(dtype, x.shape, int(table.min()), int(table.max())), []
 
     def run(self, kit: Kit, get: Get) -> Array:
-        return get(self.part("table"))[kit.wide(get(self.x))]
+        table, x = get(self.part("table")), kit.wide(get(self.x))
+        return table[x] if self.kind is None else table[kit.wide(get(self.kind)), x]
 
 
 class Linear(Op, frozen=True, tag="linear"):

@@ -15,14 +15,18 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
-from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take
 from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_CODE, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
 from fqvit.preprocess import Preprocess
 
-AnyOp = Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean | MatMul | LogSoftmax | Softmax | ShiftMatMul
+AnyOp = (
+    Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean
+    | MatMul | LogSoftmax | Softmax | ShiftMatMul | RowCodes | Attend
+)  # fmt: skip
 INPUT = "pixels"
 CLASSES = "classes"  # the constant with the class names: UTF-8, one a line
 
@@ -33,28 +37,46 @@ Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to read the codes of a buffer: value = (code - zero) scale 2^alpha[c]; log2 codes: 2^-code.
+    """How to read the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]; log2 codes: 2^-code; with levels:
+    levels[code] over the sum of its row.
 
     Information for people and for `compare`; running never looks at it. scale is one number, or one a group of channels of
-    equal size (Q, K and V have three). alpha names a u8 [C] constant. zero_code: the last log2 code means 0.
+    equal size (Q, K and V have three), and so is zero. alpha names a u8 [C] constant. steps names a u16 [C] constant, then
+    there is one scale and zero may name a u8 or u16 [C] constant. zero_code: the last log2 code means 0.
     """
 
     role: str
     bits: Bits
     scale: tuple[Scale, ...] = ()
-    zero: tuple[Code, ...] = ()
+    zero: tuple[Code, ...] | str = ()
     alpha: str | None = None
     log2: bool = False
     zero_code: bool = False
+    steps: str | None = None
+    levels: tuple[Code, ...] = ()
+
+    def scales_and_zeros(self, constants: Mapping[str, Constant]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """One number each a group of channels, or a channel where there are steps."""
+        zero = constants[self.zero] if isinstance(self.zero, str) else np.array(self.zero)
+        scale = np.array(self.scale, np.float64)
+        if self.steps is not None:
+            steps = constants[self.steps]
+            scale, zero = steps * scale[0], np.repeat(zero, len(steps) // len(zero))
+        return scale, zero.astype(np.int64)
 
     def check(self, scope: Scope, codes: Value) -> None:
         scope.check(codes.hi < 1 << self.bits, f"{self.bits} bits for codes up to {codes.hi}")
         scope.alpha(self.alpha, codes.channels)
         groups = len(self.scale)
-        scope.check(groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
-        scope.check(
-            self.log2 or (groups > 0 and codes.channels % groups == 0), f"{groups} scales for {codes.channels} channels"
-        )
+        if self.levels:
+            scope.check(codes.hi < len(self.levels), f"{len(self.levels)} levels for codes up to {codes.hi}")
+        elif self.steps is not None:
+            scope.constant(self.steps, ("u16",), (codes.channels,))
+            scope.zero(self.zero, codes.channels)
+            scope.check(groups == 1, f"{groups} scales beside steps")
+        elif not self.log2:
+            scope.check(groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
+            scope.check(groups > 0 and codes.channels % groups == 0, f"{groups} scales for {codes.channels} channels")
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

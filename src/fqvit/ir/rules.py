@@ -170,9 +170,17 @@ def _(leaf: layers.LayerNorm, low: Lowering) -> Wire:
 def _(leaf: layers.Gelu, low: Lowering) -> Wire:
     (x,), q = low.inputs, low.codes()
     q_x = x.codes()
-    values = (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]
-    low.emit.constant(f"{low.name}.table", encode(np.array([layers.gelu(value) for value in values]), q).astype(np.uint8))
-    low.emit.op(Lookup(y=low.name, x=x.buffer))
+    values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
+    # A table for each kind of channel: those of equal step share one.
+    scales, first, kind = np.unique(q.scale, return_index=True, return_inverse=True)
+    codes = np.floor(values / scales[:, None] + 0.5) + q.zero[first][:, None]
+    tables = np.clip(codes, 0, q.last).astype(np.uint8)
+    if len(scales) == 1:
+        low.emit.constant(f"{low.name}.table", tables[0])
+        low.emit.op(Lookup(y=low.name, x=x.buffer))
+    else:
+        low.emit.constant(f"{low.name}.table", tables)
+        low.emit.op(Lookup(y=low.name, x=x.buffer, kind=low.emit.shared("kind", kind.astype(np.uint8))))
     return Wire(low.name, x.shape, q)
 
 

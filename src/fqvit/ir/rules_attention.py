@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.emit import Wire
-from fqvit.ir.exptable import exp_table, polynomial_table
+from fqvit.ir.exptable import exp_table, level_table, polynomial_table
 from fqvit.ir.ops import Permute
 from fqvit.ir.rules import Lowering, double, rule
 from fqvit.models import layers
@@ -81,9 +81,13 @@ def _scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
 def _(leaf: layers.Softmax, low: Lowering) -> Wire:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, tokens = x.codes(), x.shape[-1]
+    region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
+    if q.levels:
+        emit.constant(f"{low.name}.table", level_table(float(q_x.scale[0]), q_x.last + 1, q.levels, leaf.mask is not None))
+        emit.op(RowCodes(y=low.name, x=x.buffer, region=region))
+        return Wire(low.name, x.shape, q)
     make = exp_table if emit.calibration.recipe.exp == "table" else polynomial_table
     emit.constant(f"{low.name}.table", make(float(q_x.scale[0]), q_x.last + 1, tokens))
-    region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
     if q.log2:
         emit.op(LogSoftmax(y=low.name, x=x.buffer, bits=q.bits, region=region))
         q = dataclasses.replace(q, zero_code=q.zero_code or emit.masked)
@@ -112,39 +116,24 @@ def _(leaf: layers.Context, low: Lowering) -> Wire:
     emit, (a, v), q = low.emit, low.inputs, low.codes()
     q_a, q_v = a.codes(), v.codes()
     heads = f"{low.name}.heads"
-    step = 2.0**-q_a.last if q_a.log2 else float(q_a.scale[0])
-    mult, shift = emit.encode(low.name, float(q_v.scale[0]) * step / float(q.scale[0]))
+    # Where V has a step for each channel, its ratio to this site's is the same for all.
+    ratio = float(q_v.scale[0]) / float(q.scale[0])
     v_zero, y_zero = int(q_v.zero[0]), int(q.zero[0])
-    if q_a.log2:
-        emit.op(
-            ShiftMatMul(
-                y=heads,
-                a=a.buffer,
-                v=v.buffer,
-                mult=mult,
-                shift=shift,
-                v_zero=v_zero,
-                a_bits=q_a.bits,
-                zero_code=q_a.zero_code,
-                y_zero=y_zero,
-                bits=q.bits,
-            )
-        )
+    if q_a.levels:
+        # The largest level cancels; two bits fewer than elsewhere leave Attend room to multiply by it.
+        mult, shift = emit.encode(low.name, ratio / max(q_a.levels))
+        mult, shift = min((mult + 2) >> 2, 2**29 - 1), shift - 2
+        levels = () if q_a.levels == tuple(range(256)) else q_a.levels
+        common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
+        emit.op(Attend(y=heads, a=a.buffer, v=v.buffer, levels=levels, **common))
+    elif q_a.log2:
+        mult, shift = emit.encode(low.name, ratio * 2.0**-q_a.last)
+        common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
+        emit.op(ShiftMatMul(y=heads, a=a.buffer, v=v.buffer, a_bits=q_a.bits, zero_code=q_a.zero_code, **common))
     else:
-        emit.op(
-            MatMul(
-                y=heads,
-                a=a.buffer,
-                b=v.buffer,
-                mult=mult,
-                shift=shift,
-                a_zero=int(q_a.zero[0]),
-                b_zero=v_zero,
-                b_rows=True,
-                y_zero=y_zero,
-                bits=q.bits,
-            )
-        )
+        mult, shift = emit.encode(low.name, ratio * float(q_a.scale[0]))
+        common = {"mult": mult, "shift": shift, "b_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
+        emit.op(MatMul(y=heads, a=a.buffer, b=v.buffer, a_zero=int(q_a.zero[0]), b_rows=True, index=None, **common))
     *lead, count, tokens, width = v.shape
     n = len(lead)
     shape = (*lead, tokens, count * width)

@@ -28,6 +28,7 @@ class Value:
     """lo..hi: the integers the buffer can hold.
 
     For attention codes a: row_sum bounds sum 2^(last - a) over a row; masked says that the last code stands for no attention.
+    For codes of RowCodes: row_code is one that every row holds, mask_code stands for no attention.
     """
 
     dtype: str
@@ -36,6 +37,8 @@ class Value:
     hi: int
     row_sum: int | None = None
     masked: bool = False
+    row_code: int | None = None
+    mask_code: int | None = None
 
     @property
     def channels(self) -> int:

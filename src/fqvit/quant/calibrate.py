@@ -20,12 +20,14 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
-from fqvit.models.layers import Gelu, Take, gelu
+from fqvit.models.layers import Context, Gelu, Heads, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
+from fqvit.quant import channels
+from fqvit.quant.channels import ChannelRange
 from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
-from fqvit.quant.qparams import QParams, affine, joined, log2
+from fqvit.quant.qparams import QParams, affine, joined, log2, relative
 from fqvit.quant.recipe import Recipe
 
 
@@ -38,6 +40,7 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alpha: list[Annotated[int, msgspec.Meta(ge=0, le=15)]] | None
     log2: bool
     zero_code: bool
+    levels: list[Annotated[int, msgspec.Meta(ge=0, le=2**15)]] = []
 
     def __post_init__(self) -> None:
         if not self.scale or len(self.scale) != len(self.zero):
@@ -45,12 +48,13 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def qparams(self) -> QParams:
         alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
-        return QParams(self.bits, np.array(self.scale), np.array(self.zero, np.int64), alpha, self.log2, self.zero_code)
+        scale, zero = np.array(self.scale), np.array(self.zero, np.int64)
+        return QParams(self.bits, scale, zero, alpha, self.log2, self.zero_code, tuple(self.levels))
 
     @staticmethod
     def of(q: QParams) -> SavedSite:
         alpha = None if q.alpha is None else q.alpha.tolist()
-        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code)
+        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code, list(q.levels))
 
 
 class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,12 +96,16 @@ class SiteObserver:
     def __init__(self, site: SitePlan, recipe: Recipe) -> None:
         self.site, self.recipe = site, recipe
         self.parts: list[Observer] = []
-        if site.kind == "ptf":
+        self.tokens = 1
+        if site.kind == "channels":
+            self.parts = [ChannelRange(site.site)]
+        elif site.kind == "ptf":
             self.parts = [Ptf(site.site, site.bits, site.k, recipe.last_batch)]
         elif site.kind == "range" and site.fixed is None:
             self.parts = [_range_observer(site, recipe) for _ in range(site.groups)]
 
     def observe(self, x: Tensor) -> None:
+        self.tokens = x.shape[-1] if self.site.kind == "relative" else 1
         if len(self.parts) == 1:
             self.parts[0].observe(x)
         else:
@@ -105,16 +113,22 @@ class SiteObserver:
                 part.observe(slice_)
 
     def merge(self, later: SiteObserver) -> None:
+        self.tokens = max(self.tokens, later.tokens)
         for mine, theirs in zip(self.parts, later.parts, strict=True):
             mine.merge(theirs)
 
-    def qparams(self) -> QParams:
+    def qparams(self, value: QParams | None = None) -> QParams:
+        """value: V's parameters, for attention times V."""
         site = self.site
         if site.kind == "log2":
             return log2(site.bits, self.recipe.zero_code)
+        if site.kind == "relative":
+            return relative(site.bits, self.tokens)
         if site.fixed is not None:
             return affine(*site.fixed, site.bits)
         first = self.parts[0]
+        if isinstance(first, ChannelRange):
+            return channels.qparams(site, *first.ranges(), value)
         if isinstance(first, Ptf):
             found = first.result()
             return QParams(site.bits, np.array([found.scale]), np.array([found.zero], np.int64), found.alpha.astype(np.uint8))
@@ -177,8 +191,19 @@ def calibrate(
         seen += len(batch)
     if seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
-    found = {name: observer.qparams() for name, observer in observers.items()}
+    found: dict[str, QParams] = {}
+    for name, observer in observers.items():
+        found[name] = observer.qparams(value_of(graph, graph.node(name), found))
     return Calibration(recipe, features, seen, trim_gelu_inputs(graph, found, plan(graph, recipe)))
+
+
+def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams | None:
+    """The parameters of the V that a Context multiplies with; None for other nodes."""
+    if not isinstance(node.leaf, Context):
+        return None
+    heads = graph.node(node.inputs[1])
+    assert isinstance(heads.leaf, Heads)
+    return found[heads.inputs[0]].group(heads.leaf.part)
 
 
 def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[str, SitePlan]) -> dict[str, QParams]:
@@ -192,7 +217,7 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
         if isinstance(node.leaf, Gelu) and x in found and sites[x].fixed is None:
             q = found[x]
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
-            foot = gelu_foot(float(found[node.name].scale[0]) / 2)
+            foot = gelu_foot(float(found[node.name].scale.min()) / 2)
             # One step lower, so that code 0 lies below the foot however the zero point is rounded.
             trimmed[x] = affine(max(low, foot - (high - foot) / (q.last - 1)), high, q.bits)
     return trimmed

@@ -8,19 +8,26 @@ from typing import Literal
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node
+from fqvit.models.layers import Linear, Role
 from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 
+# More bits than a matrix product takes: codes that only norms, sums, tables and the softmax read.
+WIDE = ("residual", "hidden", "scores")
+# Sites that may have a step for each channel.
+CHANNELS = ("norm", "qkv", "context", "gelu")
 # Sites that stay in the accumulator unless the recipe wants codes there.
 BRANCHES = ("branch", "patch")
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """kind "range": one range a group of channels; "ptf": Power-of-Two Factor; "log2": nothing to observe."""
+    """kind "range": one range a group of channels; "channels": a step for each channel; "ptf": Power-of-Two Factor;
+    "log2" and "relative": attention, nothing to observe but the number of tokens."""
 
     site: str
-    kind: Literal["range", "ptf", "log2"]
+    kind: Literal["range", "channels", "ptf", "log2", "relative"]
     bits: int
+    role: Role = "residual"
     observer: RangeObserver = "minmax"
     k: int = 0
     groups: int = 1
@@ -31,7 +38,7 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
     """The plan of every quantized site, in the order of the graph. Sites left out are accumulators, logits or moves."""
     sites = {}
     for node in graph.nodes:
-        site = _plan_site(node, recipe, _rule(node, recipe))
+        site = _plan_site(graph, node, recipe, _rule(node, recipe))
         if site is not None:
             sites[node.name] = site
     for pattern in recipe.sites:
@@ -42,19 +49,15 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
     return sites
 
 
-def _plan_site(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
+def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
     role = node.leaf.role
     if role in ("route", "logits") or (role in BRANCHES and recipe.branches == "accumulator"):
         return None
     if role == "attention":
-        bits = rule.bits or recipe.attention_bits
-        if recipe.log2_attention and bits <= 4:
-            return SitePlan(node.name, "log2", bits)
-        if rule.range is not None and rule.range[0] < 0:
-            low, high = rule.range
-            raise FqvitError(f"{node.name}: range {low:g}..{high:g}, but attention is never negative. Start it at 0.")
-    else:
-        bits = rule.bits or recipe.activation_bits
+        return _plan_attention(node, recipe, rule)
+    bits = rule.bits or recipe.activation_bits
+    if bits > 8 and role not in WIDE:
+        raise FqvitError(f"{node.name}: {bits} bits, but what a matrix product reads has 8 at most (this is {role}).")
     if role == "residual" and rule.observer is None and rule.range is None:
         observer: str = "ptf" if recipe.residual == "ptf" else recipe.observer
     else:
@@ -62,9 +65,40 @@ def _plan_site(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
     if observer == "ptf":
         if role != "residual":
             raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is {role}).")
-        return SitePlan(node.name, "ptf", bits, k=recipe.k if rule.k is None else rule.k)
+        return SitePlan(node.name, "ptf", bits, role, k=recipe.k if rule.k is None else rule.k)
+    if recipe.channels and rule.range is None and rule.observer is None and _takes_channels(graph, node):
+        return SitePlan(node.name, "channels", bits, role, k=recipe.k if rule.k is None else rule.k)
     groups = 3 if role == "qkv" and recipe.qkv == "separate" else 1
-    return SitePlan(node.name, "range", bits, observer, groups=groups, fixed=rule.range)  # type: ignore[arg-type]
+    return SitePlan(node.name, "range", bits, role, observer, groups=groups, fixed=rule.range)  # type: ignore[arg-type]
+
+
+def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
+    bits = rule.bits or recipe.attention_bits
+    if bits > 8:
+        raise FqvitError(f"{node.name}: {bits} bits, but attention codes have 8 at most.")
+    if recipe.attention == "relative":
+        return SitePlan(node.name, "relative", bits, "attention")
+    if recipe.log2_attention and bits <= 4:
+        return SitePlan(node.name, "log2", bits, "attention")
+    if rule.range is not None and rule.range[0] < 0:
+        low, high = rule.range
+        raise FqvitError(f"{node.name}: range {low:g}..{high:g}, but attention is never negative. Start it at 0.")
+    observer = rule.observer or recipe.observer
+    if observer == "ptf":
+        raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is attention).")
+    return SitePlan(node.name, "range", bits, "attention", observer, fixed=rule.range)
+
+
+def _takes_channels(graph: Graph, node: Node) -> bool:
+    """Whether steps of its own for each channel can be folded: V's always, others' into the linear maps that read them."""
+    return node.leaf.role in CHANNELS and (node.leaf.role == "qkv" or _read_by_linear(graph, node.name))
+
+
+def _read_by_linear(graph: Graph, name: str) -> bool:
+    readers = [node for node in graph.nodes if name in node.inputs]
+    return name != graph.output and all(
+        isinstance(node.leaf, Linear) or (node.leaf.role == "route" and _read_by_linear(graph, node.name)) for node in readers
+    )
 
 
 def _matches(pattern: str, node: Node) -> bool:

@@ -17,13 +17,14 @@ import msgspec
 from fqvit.errors import FqvitError
 
 Bits = Annotated[int, msgspec.Meta(ge=2, le=8)]
+SiteBits = Annotated[int, msgspec.Meta(ge=2, le=16)]  # above 8: residual, hidden and scores only
 RangeObserver = Literal["minmax", "ema", "percentile", "omse"]
 
 
 class SiteRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What to do differently at the sites whose name or role matches. Fields left out stay as the recipe has them."""
 
-    bits: Bits | None = None
+    bits: SiteBits | None = None
     observer: RangeObserver | Literal["ptf"] | None = None
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] | None = None
     range: tuple[float, float] | None = None  # used as it is, nothing is observed; 0 must lie inside
@@ -46,11 +47,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     observer: RangeObserver = "minmax"
     residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one step for all channels
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] = 3
-    attention: Literal["log2", "uniform"] = "log2"  # Log-Int-Softmax; more than 4 bits are always uniform
+    # Log-Int-Softmax (more than 4 bits are always uniform); uniform; or beside the largest of the row, each row rescaled.
+    attention: Literal["log2", "uniform", "relative"] = "log2"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
     exp: Literal["table", "polynomial"] = "table"  # polynomial: the paper's I-Exp
     branches: Literal["accumulator", "codes"] = "accumulator"  # proj, fc2 and the patch embedding before they are added
     qkv: Literal["separate", "joint"] = "separate"
+    channels: bool = False  # a step for each channel of norms, V, attention times V and GELU, folded into the next weights
     position_bits: Literal[8, 16] = 16
     momentum: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.01  # ema and percentile
     quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # percentile

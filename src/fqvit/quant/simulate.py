@@ -6,6 +6,8 @@ inputs it gives the program's codes in nearly every place (tests hold it to 99.9
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,8 +32,7 @@ class Simulation:
         self.graph: Graph = trace(model.module, calibration.features)
         masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in self.graph.nodes)
         self.sites = {
-            name: QParams(q.bits, q.scale, q.zero, q.alpha, q.log2, q.zero_code or (q.log2 and masked))
-            for name, q in calibration.sites.items()
+            name: dataclasses.replace(q, zero_code=q.zero_code or (q.log2 and masked)) for name, q in calibration.sites.items()
         }
         self.weights = {
             node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, layers.Linear | layers.Patches)

@@ -1,0 +1,116 @@
+"""Sites with a step for each channel: what is remembered of them, and how steps follow from it.
+
+The steps cost nothing when the program runs: those before a linear map go into its weights, those behind one into its
+requantization, LayerNorm's into its gain, and GELU has a table for each of a few steps. Attention times V keeps V's steps times
+one number, so that its requantization stays one number too. Neighbours: observers.py, calibrate.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.quant.observers import Observer
+from fqvit.quant.plan import SitePlan
+from fqvit.quant.qparams import STEP_GRID, QParams, affine, joined
+
+Floats = NDArray[np.float64]
+GELU_LEAST = 0.17  # -min GELU, rounded up
+NARROWEST = 1 / 64  # of V's widest channel: narrower ones matter less than the room that they would take in proj's weights
+
+
+class ChannelRange(Observer):
+    """The least and greatest value of each channel over all batches, 0 included: float64 [C] each."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__(site)
+        self._low: Floats = np.zeros(0)
+        self._high: Floats = np.zeros(0)
+
+    def ranges(self) -> tuple[Floats, Floats]:
+        self._check()
+        return self._low, self._high
+
+    def _observe(self, x: Tensor) -> bool:
+        rows = x.reshape(-1, x.shape[-1])
+        low, high = (part.cpu().numpy().astype(np.float64) for part in (rows.amin(0), rows.amax(0)))
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            return False
+        self._fold(low, high)
+        return True
+
+    def _fold(self, low: Floats, high: Floats) -> None:
+        known = (self._low, self._high) if len(self._low) else (0.0, 0.0)
+        self._low, self._high = np.minimum(low, known[0]), np.maximum(high, known[1])
+
+    def _merge(self, later: Self) -> None:
+        self._fold(later._low, later._high)
+
+    def _state(self) -> dict[str, Any]:
+        return {"low": self._low, "high": self._high}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self._low, self._high = state["low"], state["high"]
+
+
+def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) -> QParams:
+    """By the part that the site plays; `value` are V's parameters for attention times V."""
+    if site.role == "qkv":
+        return qkv(low, high, site.bits)
+    if site.role == "context":
+        assert value is not None
+        return context(low, high, value, site.bits)
+    return gelu(low, high, site.bits, site.k) if site.role == "gelu" else asymmetric(low, high, site.bits)
+
+
+def on_grid(steps: Floats) -> Floats:
+    """Steps rounded up to whole numbers (16 bits) of one unit, by which a file names them."""
+    unit = float(steps.max()) / STEP_GRID or 1.0
+    return np.maximum(np.ceil(steps / unit * (1 - 1e-12)), 1.0) * unit
+
+
+def symmetric(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> QParams:
+    """A step for each channel around one zero point in the middle of the codes."""
+    reach = np.maximum(-low, high)
+    reach = np.maximum(reach, max(narrowest * float(reach.max()), 1e-30))
+    middle = 2 ** (bits - 1)
+    return QParams(bits, on_grid(reach / (middle - 1)), np.full(len(reach), middle, np.int64))
+
+
+def asymmetric(low: Floats, high: Floats, bits: int) -> QParams:
+    """A step and a zero point for each channel."""
+    last = 2**bits - 1
+    span = high - low
+    scale = on_grid(np.maximum(span, max(float(span.max()) / STEP_GRID, 1e-30)) / last)
+    return QParams(bits, scale, np.clip(np.rint(-low / scale), 0, last).astype(np.int64))
+
+
+def qkv(low: Floats, high: Floats, bits: int) -> QParams:
+    """Q and K: one step each, since their products are summed over channels. V: a step for each channel."""
+    (q_low, k_low, v_low), (q_high, k_high, v_high) = np.split(low, 3), np.split(high, 3)
+    pair = [affine(float(a.min()), float(b.max()), bits) for a, b in ((q_low, q_high), (k_low, k_high))]
+    size = len(v_low)
+    spread = [QParams(bits, np.repeat(q.scale, size), np.repeat(q.zero, size)) for q in pair]
+    return joined([*spread, symmetric(v_low, v_high, bits, NARROWEST)])
+
+
+def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
+    """Attention times V: V's steps times the one number that the widest channel needs."""
+    middle = 2 ** (bits - 1)
+    factor = float((np.maximum(-low, high) / v.steps(len(low))).max()) / (middle - 1) or 1.0
+    return QParams(bits, v.scale * factor, np.full(len(v.scale), middle, np.int64))
+
+
+def gelu(low: Floats, high: Floats, bits: int, k: int) -> QParams:
+    """GELU's outputs: the widest channel's step divided by 2^j, j in 0..k, as far as the channel still fits.
+
+    Every range starts at GELU's own least value, so that channels of one step share a table.
+    """
+    widest = float(high.max()) + GELU_LEAST
+    j = np.clip(np.floor(np.log2(widest / (high + GELU_LEAST))), 0, k)
+    scale = widest / (2**bits - 1) / np.exp2(j)
+    return QParams(bits, scale, np.ceil(GELU_LEAST / scale).astype(np.int64))
