@@ -21,7 +21,7 @@ from fqvit.models.swin import Swin
 from fqvit.models.vit import ViT
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibrate import Calibration, calibrate
-from fqvit.quant.recipe import load_recipe
+from fqvit.quant.recipe import Recipe, load_recipe
 from fqvit.runtime.reference import Reference
 
 # Hypothesis itself stops drawing at random where the variable CI is set.
@@ -40,6 +40,8 @@ SWINS: dict[str, SwinConfig] = {
     "padded swin": SwinConfig((10, 14), 2, 1, 4, 8, (2, 2), (1, 2), 3, hidden_ratio=2),
 }
 MODELS = (*VITS, *SWINS)
+# 4-bit weights in groups: ragged ones, since widths are 24, 40 or 8.
+GROUPED = Recipe(name="grouped", weight_bits=4, weight_group=16)
 
 
 def float_model(kind: str, seed: int = 0, classes: tuple[str, ...] | None = None) -> FloatModel:
@@ -85,8 +87,9 @@ def images_for(preprocess: Preprocess, count: int, seed: int = 0) -> NDArray[np.
     return pictures
 
 
-def calibration_of(model: FloatModel, recipe: str = "fq-vit", count: int = 12, **options: Any) -> Calibration:
-    return calibrate(model, [images_for(model.preprocess, count, 7)], load_recipe(recipe), **options)
+def calibration_of(model: FloatModel, recipe: str | Recipe = "fq-vit", count: int = 12, **options: Any) -> Calibration:
+    plan = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    return calibrate(model, [images_for(model.preprocess, count, 7)], plan, **options)
 
 
 def buffers_of(program: Program, images: NDArray[np.uint8], library: Any = "numpy") -> dict[str, np.ndarray[Any, Any]]:

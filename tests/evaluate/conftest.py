@@ -51,3 +51,8 @@ def made(request: pytest.FixtureRequest) -> Made:
 @pytest.fixture(scope="session")
 def features() -> Made:
     return make(VIT, Recipe(name="fq-vit"), "pooled")
+
+
+@pytest.fixture(scope="session")
+def grouped() -> Made:
+    return make(VIT, Recipe(name="grouped", weight_bits=4, weight_group=16))

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fqvit.evaluate.inspect import inspect, kind_of
+from fqvit.ir.ops import Linear
+from tests.command_line import fqvit
 
 
 def test_the_bytes_add_up_to_the_file(made: Any, tmp_path: Path) -> None:
@@ -43,8 +45,36 @@ def test_the_tightest_proofs_are_one_a_kind_and_the_tightest(made: Any, tmp_path
         assert row.headroom == min(p.headroom for p in found.proofs if (p.op, p.what) == (row.op, row.what))
 
 
+def test_packed_weights_count_as_they_are_stored(grouped: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fqvit"
+    grouped.program.save(path)
+    found = inspect(grouped.program, path)
+    linears = [op for op in grouped.program.ops if isinstance(op, Linear)]
+    weights = {op.y: grouped.program.unpacked().constants[f"{op.y}.w"].size for op in linears}
+    plain = weights["patch_embed.proj"] + weights["head"]
+    assert found.weights_by_bits == {4: sum(weights.values()) - plain, 8: plain} and found.groups == (16,)
+    assert found.weights == (sum(weights.values()) - plain) // 2 + plain
+    assert found.bytes["weight exponents"] == sum(
+        a.nbytes for name, a in grouped.program.constants.items() if "exponent" in name
+    )
+    assert sum(found.bytes.values()) == found.total == path.stat().st_size
+    assert found.overhead == 100 * (found.total - found.weights) / found.weights and found.floats == 0
+    text = fqvit("inspect", path).out
+    assert f"{found.weights_by_bits[4]:,} 4-bit codes in groups of 16" in text and "weight exponents" in text
+    assert fqvit("inspect", path, "--json").json["weights_by_bits"] == {"4": found.weights_by_bits[4], "8": plain}
+
+
+def test_plain_weights_are_8_bits(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fqvit"
+    made.program.save(path)
+    found = inspect(made.program, path)
+    assert found.weights_by_bits == {8: found.weights} and found.groups == ()
+    assert f"{found.weights:,} 8-bit codes" in fqvit("inspect", path).out
+
+
 def test_constants_are_named_by_what_they_are() -> None:
     assert kind_of("blocks.0.attn.qkv.w") == "weights"
+    assert kind_of("blocks.0.attn.qkv.exponent") == "weight exponents"
     assert kind_of("alpha.3") == "power-of-two factors"
     assert kind_of("rows.0") == kind_of("relative_position_index.1") == "indices"
     assert kind_of("classes") == "class names"

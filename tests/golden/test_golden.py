@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from fqvit.ir.ops import Linear
 from fqvit.ir.program import AnyOp, Program
 from fqvit.runtime.reference import run
 from tests.factories import assert_same
@@ -27,9 +28,13 @@ def test_a_file_of_version_1_gives_the_same_bits(path: Path, library: Any) -> No
 
 
 def test_the_files_of_version_1_are_there_and_use_every_op() -> None:
-    assert [path.stem for path in FILES] == ["original_v1", "swin_v1", "tiny_v1", "tokens_v1", "uniform_v1"]
+    assert [path.stem for path in FILES] == ["grouped_v1", "original_v1", "swin_v1", "tiny_v1", "tokens_v1", "uniform_v1"]
     used = {type(op) for path in FILES for op in Program.load(path).ops}
     assert not [op.__name__ for op in get_args(AnyOp) if op not in used]
+
+
+def test_4_bit_weights_of_version_1_are_there() -> None:
+    assert any(isinstance(op, Linear) and op.group for op in Program.load(HERE / "grouped_v1.fqvit").ops)
 
 
 def test_class_names_of_version_1_are_read() -> None:

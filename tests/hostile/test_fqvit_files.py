@@ -131,6 +131,20 @@ def retype(part: str, dtype: str, width: int) -> Change:
     return change
 
 
+def packed_weights(code: int, exponent: int | None) -> Change:
+    """The first linear map stored in groups of 8, every byte the same."""
+
+    def change(header: Json, tensors: Tensors) -> None:
+        op = first(header, "linear")
+        outputs, inputs = tensors[f"{op['y']}.w"][1]
+        op["group"] = 8
+        for part, value, columns in (("w", code, inputs // 2), ("exponent", exponent, inputs // 16)):
+            if value is not None:
+                tensors[f"{op['y']}.{part}"] = ("U8", [outputs, columns], bytes([value]) * outputs * columns)
+
+    return change
+
+
 HOSTILE: dict[str, tuple[Change, str]] = {
     "a newer version": (set_header(version=2), "format version 2"),
     "version 0": (set_header(version=0), "format version 0"),
@@ -196,6 +210,14 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "boolean weights": (retype(".w", "BOOL", 1), "is BOOL: only integers"),
     "int64 weights": (retype(".w", "I64", 8), "is int64"),
     "unsigned weights": (retype(".w", "U8", 1), "is uint8"),
+    "int8 weights with a group": (set_op("linear", group=16), "is int8, expected u8"),
+    "a group of 1": (set_op("linear", group=1), "group is 1"),
+    "a negative group": (set_op("linear", group=-16), "group is -16"),
+    "a group of 10^18": (set_op("linear", group=10**18), "group is 10+, expected 0 or 2 to 65536"),
+    "a group in words": (set_op("linear", group="16"), r"ops\[\d+\]\.group: expected int, got str"),
+    "a float group": (set_op("linear", group=16.0), r"ops\[\d+\]\.group: expected int, got float"),
+    "packed weights without exponents": (packed_weights(0x00, None), r"constant '\S+\.exponent' is missing"),
+    "packed weights with an exponent of 5": (packed_weights(0x00, 0x50), "exponent 5, expected 0 to 4"),
     "uint64 multipliers": (retype(".mult", "U64", 8), "is U64: only integers"),
     "an output that nothing writes": (lambda header, _: header["output"].update(buffer="none"), "reads 'none'"),
     "nested lists in the recipe": (set_header(recipe={"x": nested(900)}), "."),
@@ -245,6 +267,9 @@ def test_the_helper_itself_makes_files_that_load(original: bytes, tmp_path: Path
     path = tmp_path / "good.fqvit"
     path.write_bytes(rewritten(original, set_header(source="somewhere else")))
     assert Program.load(path).header.source == "somewhere else"
+    path.write_bytes(rewritten(original, packed_weights(0x8F, 0x40)))
+    assert first({"ops": json.loads(unpacked(path.read_bytes())[0])["ops"]}, "linear")["group"] == 8
+    Program.load(path)
 
 
 TEXTS = {

@@ -56,8 +56,19 @@ def lookup(op: Lookup, get: Get) -> Result:
     return fill(x.shape, lambda i: int(table[int(x[i])]))
 
 
+def nibble(packed: np.ndarray[Any, Any], i: int) -> int:
+    return int(packed[i // 2]) // 16 ** (i % 2) % 16
+
+
+def grouped_weights(op: Linear, get: Get, inputs: int) -> list[list[int]]:
+    codes, exponents = get(f"{op.y}.w"), get(f"{op.y}.exponent")
+    signed = [[nibble(row, k) - 16 * (nibble(row, k) >= 8) for k in range(inputs)] for row in codes]
+    return [[c * 2 ** nibble(e, k // op.group) for k, c in enumerate(row)] for row, e in zip(signed, exponents, strict=True)]
+
+
 def linear(op: Linear, get: Get) -> Result:
-    x, w, bias = get(op.x), get(f"{op.y}.w"), get(f"{op.y}.bias")
+    x, bias = get(op.x), get(f"{op.y}.bias")
+    w = grouped_weights(op, get, x.shape[-1]) if op.group else get(f"{op.y}.w")
 
     def value(i: tuple[int, ...]) -> int:
         *row, o = i

@@ -14,9 +14,10 @@ import pytest
 
 from fqvit.errors import FqvitError
 from fqvit.ir.lower import lower
+from fqvit.ir.ops import Linear
 from fqvit.ir.program import Program
 from fqvit.runtime.reference import run
-from tests.factories import MODELS, assert_same, calibration_of, float_model, images_for
+from tests.factories import GROUPED, MODELS, assert_same, calibration_of, float_model, images_for
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,29 @@ def test_a_loaded_program_is_the_saved_one(kind: str, tmp_path: Path) -> None:
     assert loaded.fingerprint() == program.fingerprint()
     images = images_for(model.preprocess, 4, 3)
     assert_same(run(loaded, images), run(program, images), "logits")
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_4_bit_weights_make_a_smaller_file_with_the_same_bits(kind: str, library: Any, tmp_path: Path) -> None:
+    model = float_model(kind)
+    calibration = calibration_of(model, GROUPED)
+    program = lower(model, calibration)
+    plain = lower(model, dataclasses.replace(calibration, recipe=msgspec.structs.replace(GROUPED, weight_group=0)))
+    for name, made in (("packed", program), ("plain", plain), ("unpacked", program.unpacked())):
+        made.save(tmp_path / name)
+    loaded = Program.load(tmp_path / "packed")
+    assert loaded.header == program.header and loaded.fingerprint() == program.fingerprint()
+    images = images_for(model.preprocess, 4, 3)
+    assert_same(run(loaded, images, library), run(program, images), "logits")
+    assert_same(run(Program.load(tmp_path / "unpacked"), images, library), run(program, images), "logits, saved a byte each")
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes["packed"] < sizes["plain"]
+    packed = {op.y for op in program.ops if isinstance(op, Linear) and op.group}
+    others = {op.y for op in program.ops if isinstance(op, Linear) and not op.group}
+    assert others == {"patch_embed.proj", "head" if kind == "vit" else "head.fc"} and len(packed) > 4
+    for name in packed:
+        assert 2 * program.constants[f"{name}.w"].nbytes == plain.constants[f"{name}.w"].nbytes
 
 
 def test_class_names_survive(tiny: Program, tmp_path: Path) -> None:

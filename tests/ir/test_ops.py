@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.exptable import exp_table
 from fqvit.ir.kit import DTYPES, kit
+from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
 from fqvit.ir.program import AnyOp
 from fqvit.ir.value import Scope, Value
@@ -98,7 +100,14 @@ def lookup(draw: Draw) -> AnyOp:
 def linear(draw: Draw) -> AnyOp:
     inner, outputs = draw.int(1, 9), draw.one(1, 3, 6)
     draw.buffer("x", draw.one((inner,), (3, inner), (2, 3, inner)), draw.one(4, 8, 16))
-    draw.constants["y.w"] = draw.integers(-127, 127, (outputs, inner), "i8")
+    group = draw.one(0, 2, 3, 8)
+    if group:
+        exponent = draw.constant("y.exponent", 0, 4, (outputs, -(-inner // group)), "u8")
+        codes = draw.integers(-8, 7, (outputs, inner), "i8")
+        w = codes << draw.constants[exponent][:, np.arange(inner) // group].astype(np.int8)
+        draw.constants["y.w"], draw.constants[exponent] = pack(w, draw.constants[exponent], group)
+    else:
+        draw.constants["y.w"] = draw.integers(-127, 127, (outputs, inner), "i8")
     draw.constant("y.bias", -(2**20), 2**20, (outputs,), "i32")
     pairs = [draw.requantizer(2**15 * inner) for _ in range(outputs)]
     draw.constants["y.mult"] = np.array([m for m, _ in pairs], np.int32)
@@ -107,7 +116,7 @@ def linear(draw: Draw) -> AnyOp:
     if out == "i32":
         draw.constants["y.shift"] = np.maximum(draw.constants["y.shift"], 31).astype(np.uint8)
     bits = draw.one(3, 8, 12)
-    return Linear(y="y", x="x", out=out, y_zero=draw.zero("z", outputs, bits), bits=bits)
+    return Linear(y="y", x="x", out=out, y_zero=draw.zero("z", outputs, bits), bits=bits, group=group)
 
 
 def layernorm(draw: Draw) -> AnyOp:
@@ -303,7 +312,11 @@ def test_every_op_has_a_case_and_a_slow_definition(place: str, known: dict[type,
 
 def run_with(library: str, op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
     with_kit = kit(library)
-    arrays = {name: with_kit.asarray(x) for name, x in (draw.constants | draw.buffers).items()}
+    constants = draw.constants
+    if isinstance(op, Linear) and op.group:  # as Program.unpacked does it
+        constants = constants | {op.part("w"): op.weights(Scope(draw.values, constants, op.y))}
+        op = msgspec.structs.replace(op, group=0)
+    arrays = {name: with_kit.asarray(x) for name, x in (constants | draw.buffers).items()}
     return with_kit.numpy(op.run(with_kit, arrays.__getitem__))
 
 

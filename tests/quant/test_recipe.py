@@ -70,6 +70,9 @@ WRONG = {
     "a wrong type": ('weight_bits = "four"', r"Expected int, got str.*weight_bits"),
     "a float where an integer belongs": ("images = 1.5", "Expected int, got float.*images"),
     "too many bits": ("weight_bits = 9", "<= 8.*weight_bits"),
+    "a group of 7": ("weight_bits = 4\nweight_group = 7", "weight_group 7 must be 0 or 8 to 256"),
+    "a group of 257": ("weight_group = 257", "<= 256.*weight_group"),
+    "a negative group": ("weight_group = -8", ">= 0.*weight_group"),
     "one bit": ("activation_bits = 1", ">= 2.*activation_bits"),
     "a momentum of 0": ("momentum = 0.0", "momentum"),
     "a momentum that is no number": ("momentum = nan", "momentum"),
@@ -125,6 +128,12 @@ def test_bits_are_set_together() -> None:
     assert (recipe.weight_bits, recipe.activation_bits, recipe.attention_bits) == (4, 6, 3) and recipe.log2_attention
     assert not with_bits(RECIPES["fq-vit"], "8/8/8").log2_attention
     assert not with_bits(RECIPES["minmax"], "8/8/4").log2_attention
+
+
+def test_more_bits_leave_groups_without_meaning(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, "weight_bits = 4\nweight_group = 32"))
+    assert (recipe.weight_bits, recipe.weight_group) == (4, 32)
+    assert with_bits(recipe, "8/8/4") == Recipe(name=recipe.name, weight_group=32)
 
 
 @pytest.mark.parametrize("bits", ["", "8", "8/8", "8/8/4/4", "8/8/9", "1/8/4", "8-8-4", "8/8/4 ", "8/8/４", "w/a/t", "8/8/4\n"])

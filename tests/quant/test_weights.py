@@ -6,10 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fqvit.models import layers
+from fqvit.models.graph import trace
 from fqvit.models.pixels import normalise
 from fqvit.preprocess import Preprocess
-from fqvit.quant.weights import pixel_linear, quantize_linear, quantize_positions
-from tests.factories import few, images_for
+from fqvit.quant.recipe import Recipe
+from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions
+from tests.factories import few, float_model, images_for
 
 
 @few
@@ -32,6 +35,66 @@ def test_the_bias_of_a_dead_channel_fits(weight: float, bias: float) -> None:
     q = quantize_linear(np.full((1, 4), weight), np.array([bias]), np.ones(1), 8)
     assert np.isfinite(q.scale).all() and (q.scale > 0).all() and abs(int(q.bias[0])) <= 2**30
     assert q.bias[0] * q.scale[0] == pytest.approx(bias, rel=1e-8)
+
+
+@few
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(8, 20), st.integers(1, 50))
+def test_a_group_has_the_finest_power_of_two_that_holds_it(seed: int, bits: int, group: int, inputs: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(5, inputs)) * np.exp2(rng.uniform(-8, 0, (5, inputs)))
+    bias, steps = rng.normal(size=5), rng.uniform(0.01, 2, inputs)
+    q = quantize_linear(weight, bias, steps, bits, group=group)
+    effective, largest = weight * steps, 2 ** (bits - 1) - 1
+    assert q.w.dtype == np.int8 and q.exponent is not None and q.exponent.dtype == np.uint8
+    assert q.exponent.shape == (5, -(-inputs // group)) and q.exponent.max(1).tolist() == [4] * 5
+    np.testing.assert_allclose(q.scale, np.abs(effective).max(1) / (16 * largest))
+    for o in range(5):
+        for g, exponent in enumerate(q.exponent[o].tolist()):
+            columns = slice(g * group, (g + 1) * group)
+            units, exact = q.w[o, columns].astype(int), effective[o, columns] / q.scale[o]
+            codes = units >> exponent
+            assert (codes << exponent == units).all() and np.abs(codes).max() <= largest
+            top = np.abs(exact).max() * (1 - 1e-9)
+            assert top <= largest * 2**exponent and (exponent == 0 or largest * 2**exponent < 2 * top * (1 + 1e-8))
+            assert np.abs(units - exact).max() <= 2**exponent / 2 * (1 + 1e-9)
+    assert np.abs(q.bias * q.scale - bias).max() <= q.scale.max() / 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-30, 5e-324])
+def test_the_bias_of_a_dead_channel_fits_in_groups_too(weight: float) -> None:
+    q = quantize_linear(np.full((2, 20), weight), np.array([0.0, -3e5]), np.ones(1), 4, group=8)
+    assert np.isfinite(q.scale).all() and np.abs(q.bias).max() <= 2**30 and q.exponent is not None
+    assert q.bias[1] * q.scale[1] == pytest.approx(-3e5, rel=1e-8) and q.exponent[1].tolist() == [0, 0, 0]
+
+
+def test_small_groups_beside_large_ones_are_finer_than_without_groups() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(8, 64)) * np.repeat([1, 0.25, 0.1, 0.05], 16)
+    errors = []
+    for group in (0, 16):
+        q = quantize_linear(weight, None, np.ones(1), 4, group=group)
+        errors.append(np.square(q.w * q.scale[:, None] - weight).sum())
+    assert errors[1] < errors[0] / 2
+    assert quantize_linear(weight, None, np.ones(1), 4).exponent is None
+
+
+@pytest.mark.parametrize(
+    "bits, group, blocks, edges",
+    [
+        (8, 0, (8, 0), (8, 0)),
+        (4, 0, (4, 0), (4, 0)),
+        (4, 32, (4, 32), (8, 0)),
+        (3, 16, (3, 16), (8, 0)),
+        (6, 32, (6, 0), (6, 0)),
+    ],
+)
+def test_groups_are_for_4_bits_and_less_and_spare_the_ends(bits: int, group: int, blocks: object, edges: object) -> None:
+    recipe = Recipe(name="mine", weight_bits=bits, weight_group=group)
+    for kind in ("vit", "swin"):
+        leaves = [node.leaf for node in trace(float_model(kind).module).nodes]
+        for leaf in (leaf for leaf in leaves if isinstance(leaf, layers.Linear | layers.Patches)):
+            edge = isinstance(leaf, layers.Patches) or leaf.role == "logits"
+            assert bits_and_group(recipe, leaf) == (edges if edge else blocks), leaf
 
 
 def test_a_missing_bias_is_0() -> None:

@@ -20,15 +20,15 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import Calibration
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.reference import Reference, run
-from tests.factories import MODELS, assert_same, buffers_of, calibration_of, float_model, images_for
+from tests.factories import GROUPED, MODELS, assert_same, buffers_of, calibration_of, float_model, images_for
 
-RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax")
+RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "grouped")
 
 
 @cache
 def lowered(kind: str, recipe: str, features: Any = "logits") -> tuple[FloatModel, Calibration, Program, dict[str, Wire]]:
     model = float_model(kind)
-    calibration = calibration_of(model, recipe, features=features)
+    calibration = calibration_of(model, GROUPED if recipe == "grouped" else recipe, features=features)
     return model, calibration, *lower_with_wires(model, calibration)
 
 

@@ -57,6 +57,8 @@ def _summary(program: Program, found: Inspection, file: Path) -> dict[str, Any]:
         "site_count": len(found.sites),
         "bytes": found.total,
         "bytes_by_kind": found.bytes,
+        "weights_by_bits": found.weights_by_bits,
+        "weight_groups": list(found.groups),
         "overhead_percent": round(found.overhead, 3),
         "float_ops": found.floats,
         "proof_count": len(found.proofs),
@@ -81,6 +83,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         ("output", f"{output}, scale {header.output.scale:.6g}"),
         ("ops", f"{len(found.ops)}: {kinds}"),
         ("floats", f"{found.floats} floating-point ops, {found.floats} float buffers"),
+        ("weights", _weights(found)),
         ("sites", f"{len(found.sites)} quantized, {_site_kinds(found.sites)}"),
         ("fingerprint", program.fingerprint()),
     ]
@@ -101,6 +104,12 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
 
 
 BITS = (("weight_bits", 8), ("activation_bits", 8), ("attention_bits", 4))
+
+
+def _weights(found: Inspection) -> str:
+    groups = " or ".join(map(str, found.groups))
+    kinds = {4: f"4-bit codes in groups of {groups}, each group with its power of two", 8: "8-bit codes"}
+    return "; ".join(f"{count:,} {kinds[bits]}" for bits, count in found.weights_by_bits.items())
 
 
 def _proofs(rows: list[ProofRow]) -> str:

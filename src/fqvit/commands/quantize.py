@@ -103,7 +103,7 @@ def run(
         ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
         ("images", f"{calibration.images} ({where}), {spent}"),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
-        ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its int8 weights)"),
+        ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its weights)"),
         ("fingerprint", program.fingerprint()),
     ]
     say(facts(rows))

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from fqvit.ir.ops import Linear
 from fqvit.ir.program import CLASSES, AnyOp, Program
 from fqvit.ir.value import Proof, Value
 
 # The last part of a constant's name says what it is; shared constants are called kind.0, kind.1, ...
 KINDS = {
     "w": "weights",
+    "exponent": "weight exponents",
     "bias": "biases",
     "mult": "multipliers",
     "mult0": "multipliers",
@@ -75,13 +77,18 @@ class SiteRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Inspection:
-    """floats counts what must not be there: float constants, float buffers, and floats in the fields of ops."""
+    """floats counts what must not be there: float constants, float buffers, and floats in the fields of ops.
+
+    weights_by_bits: how many weights are stored in 8 bits, and how many in 4; groups: the sizes of groups of the latter.
+    """
 
     ops: list[OpRow]
     sites: list[SiteRow]
     proofs: list[ProofRow]
     bytes: dict[str, int]
     floats: int
+    weights_by_bits: dict[int, int]
+    groups: tuple[int, ...]
 
     @property
     def op_kinds(self) -> dict[str, int]:
@@ -89,6 +96,7 @@ class Inspection:
 
     @property
     def weights(self) -> int:
+        """Their bytes as stored: 4-bit codes take half a byte, and their exponents do not count."""
         return self.bytes.get("weights", 0)
 
     @property
@@ -97,7 +105,7 @@ class Inspection:
 
     @property
     def overhead(self) -> float:
-        """Percent of the int8 weights that everything else in the file adds to them."""
+        """Percent of the weights, as stored, that everything else in the file adds to them."""
         return 100 * (self.total - self.weights) / max(self.weights, 1)
 
     def tightest(self) -> list[ProofRow]:
@@ -125,12 +133,22 @@ def inspect(program: Program, path: Path) -> Inspection:
         proofs=[_proof_row(proof, kinds[proof.buffer]) for proof in verified.proofs],
         bytes=dict(sizes.most_common()),
         floats=_floats(program, buffers.values()),
+        weights_by_bits=_weights_by_bits(program, buffers),
+        groups=tuple(sorted({op.group for op in program.ops if isinstance(op, Linear) and op.group})),
     )
 
 
 def kind_of(constant: str) -> str:
     parts = constant.split(".")
     return KINDS.get(parts[-1]) or (KINDS.get(parts[0]) if len(parts) == 2 and parts[1].isdigit() else None) or OTHER
+
+
+def _weights_by_bits(program: Program, buffers: Mapping[str, Value]) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for op in program.ops:
+        if isinstance(op, Linear):
+            found[4 if op.group else 8] += buffers[op.x].channels * buffers[op.y].channels
+    return dict(sorted(found.items()))
 
 
 def _op_row(op: AnyOp, value: Value) -> OpRow:

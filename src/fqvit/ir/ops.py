@@ -1,11 +1,13 @@
 """The integer ops: each one ONCE, with its fields, its formula, what it proves, and its reference meaning.
 
-An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`; constants that
-several ops share are named in fields. Shapes leave out the leading batch axis. Letters: T tokens, C channels, H heads,
-D head width, K reduction, O outputs. No field is a float and no kernel divides by a float scale.
+An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`, as far as its
+fields ask for them; constants that several ops share are named in fields. Shapes leave out the leading batch axis.
+Letters: T tokens, C channels, H heads, D head width, K reduction, O outputs. No field is a float and no kernel divides by
+a float scale.
 
 `infer` runs once, before anything else, and refuses an op that could overflow; `run` therefore checks nothing.
-Neighbours: attention.py (softmax, attention times V), fixed.py (primitives), lower.py (makes ops from a float model).
+Neighbours: attention.py (softmax, attention times V), fixed.py (primitives), nibbles.py (packed weights), lower.py
+(makes ops from a float model).
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import numpy as np
 
 from fqvit.ir.fixed import MAX_SHIFT, Array, ilog2, isqrt, requantize, round_divide, round_shift
 from fqvit.ir.kit import Kit
-from fqvit.ir.value import MAX_AXES, Proof, Scope, Value, magnitude
+from fqvit.ir.nibbles import packed_weights
+from fqvit.ir.value import MAX_AXES, Constant, Proof, Scope, Value, magnitude
 
 Get = Callable[[str], Array]
 # One zero point for all channels, one for each of several equal groups of channels, or the name of a u8 or u16 [C] constant.
@@ -106,17 +109,28 @@ class Linear(Op, frozen=True, tag="linear"):
 
     x: u8 or u16 [..., K]   w: i8 [O, K]   bias: i32 [O]   mult: i32 [O]   shift: u8 [O]
     The input's zero point is inside the bias: bias = b / (s_x s_w) - sum_k x_zero w[o, k], exactly.
+
+    group > 0: w is stored in 4 bits, w[o, k] = code[o, k] 2^exponent[o, k // group], exponents 0..4, two a byte:
+    w: u8 [O, ceil(K / 2)]   exponent: u8 [O, ceil(G / 2)], G = ceil(K / group). Program.unpacked undoes that before run.
     """
 
     x: str
     out: Literal["codes", "acc", "i32"] = "codes"
     y_zero: Zero = 0
     bits: int = 8
-    parts: ClassVar[tuple[str, ...]] = ("w", "bias", "mult", "shift")
+    group: int = 0
+    parts: ClassVar[tuple[str, ...]] = ("w", "exponent", "bias", "mult", "shift")
+
+    def weights(self, scope: Scope) -> Constant:
+        """w as i8 [O, K], however it is stored."""
+        inputs = scope.buffer(self.x).channels
+        if self.group == 0:
+            return scope.constant(self.part("w"), ("i8",), (None, inputs))
+        return packed_weights(scope, self.part("w"), self.part("exponent"), inputs, self.group)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x)
-        w = scope.constant(self.part("w"), ("i8",), (None, x.channels)).astype(np.int64)
+        w = self.weights(scope).astype(np.int64)
         outputs = w.shape[0]
         bias = scope.constant(self.part("bias"), ("i32",), (outputs,)).astype(np.int64)
         ups, downs = np.maximum(w, 0).sum(1) * x.hi, np.minimum(w, 0).sum(1) * x.hi
@@ -135,6 +149,7 @@ class Linear(Op, frozen=True, tag="linear"):
         return scope.codes(self.bits, shape, self.y_zero), proofs
 
     def run(self, kit: Kit, get: Get) -> Array:
+        assert self.group == 0, "packed weights do not run: Program.unpacked"
         w = get(self.part("w"))
         acc = kit.matmul(get(self.x), kit.permute(w, (1, 0))) + kit.wide(get(self.part("bias")))
         if self.out == "acc":

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeGuard
 
 import msgspec
 import numpy as np
@@ -154,10 +154,13 @@ class Program:
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
             raise FqvitError(f"input of shape {list(shape)} is impossible. {DAMAGED}")
+        # What packed weights are made of is its op's alone, since unpacking replaces it.
+        packed = {op.part(part) for op in self.ops if _is_packed(op) for part in ("w", "exponent")}
+        common = {name: array for name, array in self.constants.items() if name not in packed}
         buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
         proofs: list[Proof] = []
         for op in self.ops:
-            scope = Scope(buffers, self.constants, op.y)
+            scope = Scope(buffers, self.constants if _is_packed(op) else common, op.y)
             scope.check(op.y not in buffers, "written twice")
             value, found = op.infer(scope)
             scope.check(len(value.shape) <= MAX_AXES, f"shape {list(value.shape)} has more than {MAX_AXES} axes")
@@ -178,6 +181,17 @@ class Program:
             raise FqvitError(f"{len(self.classes)} class names for {result.channels} logits. {DAMAGED}")
         return Verified(buffers, tuple(proofs))
 
+    def unpacked(self) -> Program:
+        """The same values with every weight a byte, verified: what runners take, so that no kernel knows of packing."""
+        buffers = self.verify().buffers
+        ops, constants = list(self.ops), dict(self.constants)
+        for i, op in enumerate(self.ops):
+            if _is_packed(op):
+                constants[op.part("w")] = op.weights(Scope(buffers, self.constants, op.y))
+                del constants[op.part("exponent")]
+                ops[i] = msgspec.structs.replace(op, group=0)
+        return Program(msgspec.structs.replace(self.header, ops=tuple(ops)), constants)
+
     def fingerprint(self) -> str:
         """SHA-256 over the header's JSON and every constant: equal programs, equal fingerprints.
 
@@ -195,6 +209,10 @@ class Program:
         from fqvit.ir.file import load
 
         return load(Path(path))
+
+
+def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
+    return isinstance(op, Linear) and op.group != 0
 
 
 def encode_header(header: Header) -> bytes:

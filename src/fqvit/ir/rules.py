@@ -14,12 +14,13 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.ir.emit import Emitter, Wire
+from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
 from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.preprocess import Preprocess
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import pixel_linear, quantize_linear, quantize_positions
+from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +81,14 @@ def _(leaf: layers.Linear, low: Lowering) -> Wire:
 def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None, logits: bool = False) -> Wire:
     emit, name, q_x = low.emit, low.name, x.codes()
     outputs, inputs = weight.shape
-    quantized = quantize_linear(weight, bias, q_x.steps(inputs), emit.calibration.recipe.weight_bits)
-    emit.constant(f"{name}.w", quantized.w)
+    bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
+    quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group)
+    if quantized.exponent is None:
+        emit.constant(f"{name}.w", quantized.w)
+    else:
+        codes, exponents = pack(quantized.w, quantized.exponent, group)
+        emit.constant(f"{name}.w", codes)
+        emit.constant(f"{name}.exponent", exponents)
     with_zero = quantized.bias - quantized.w.astype(np.int64) @ q_x.zeros(inputs)
     emit.constant(f"{name}.bias", emit.int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
@@ -89,13 +96,13 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
         # One scale for all classes, the coarsest, so that no ratio passes 1 and the scores stay within the accumulator's bound.
         unit = float(quantized.scale.max())
         emit.requantizer(name, quantized.scale / unit)
-        emit.op(Linear(y=name, x=x.buffer, out="i32"))
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group))
         return Wire(name, shape, unit=np.array([unit]))
     if low.q is None:
-        emit.op(Linear(y=name, x=x.buffer, out="acc"))
+        emit.op(Linear(y=name, x=x.buffer, out="acc", group=group))
         return Wire(name, shape, unit=quantized.scale)
     emit.requantizer(name, quantized.scale / low.q.steps(outputs))
-    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits))
+    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group))
     return Wire(name, shape, low.q)
 
 

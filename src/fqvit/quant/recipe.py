@@ -42,6 +42,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     weight_bits: Bits = 8
+    weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights that share an exponent, at 4 bits or less; 0: none
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
@@ -61,6 +62,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     images: Annotated[int, msgspec.Meta(ge=1)] = 1000
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
+
+    def __post_init__(self) -> None:
+        if 0 < self.weight_group < 8:
+            raise ValueError(f"weight_group {self.weight_group} must be 0 or 8 to 256")
 
     @property
     def log2_attention(self) -> bool:

@@ -21,7 +21,7 @@ from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import Calibration
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import pixel_linear, quantize_linear, quantize_positions
+from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions
 
 
 class Simulation:
@@ -61,14 +61,14 @@ class Simulation:
         """The rounded weights and bias of a linear map, as real numbers."""
         leaf = node.leaf
         assert isinstance(leaf, layers.Linear | layers.Patches)
-        bits = self.calibration.recipe.weight_bits
+        bits, group = bits_and_group(self.calibration.recipe, leaf)
         weight = leaf.weight.detach().cpu().double().numpy()
         bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
         if isinstance(leaf, layers.Patches):
             assert bias is not None
             p = self.model.preprocess
             flat, offset, zero = pixel_linear(weight, bias, p)
-            found = quantize_linear(flat, offset, np.array([1 / 255]), bits)
+            found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group)
             rounded = found.w * found.scale[:, None] * 255
             # The walk's images are normalised already: take the part of the offset that stands for that back out.
             squares = leaf.patch**2
@@ -77,7 +77,7 @@ class Simulation:
             return torch.from_numpy(rounded.copy()).float(), torch.from_numpy(offset).float()
         q = self._input_q(node)
         steps = np.ones(1) if q is None else q.steps(weight.shape[1])
-        found = quantize_linear(weight, bias, steps, bits)
+        found = quantize_linear(weight, bias, steps, bits, group=group)
         return torch.from_numpy(found.w * found.scale[:, None] / steps).float(), torch.from_numpy(
             found.bias * found.scale
         ).float()

@@ -7,34 +7,71 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.ir.nibbles import MAX_EXPONENT
+from fqvit.models import layers
 from fqvit.preprocess import Preprocess
+from fqvit.quant.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """w int8 [O, K]; scale float64 [O]: the value of one accumulator unit; bias int64 [O] in those units, input zeros apart."""
+    """w int8 [O, K]; scale float64 [O]: the value of one accumulator unit; bias int64 [O] in those units, input zeros apart.
+
+    exponent u8 [O, G], with groups: w is a code of few bits times 2^exponent of its group.
+    """
 
     w: NDArray[np.int8]
     scale: NDArray[np.float64]
     bias: NDArray[np.int64]
+    exponent: NDArray[np.uint8] | None = None
+
+
+def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
+    """The width of a linear map's codes, and how many weights share an exponent (0: none do).
+
+    Groups are for 4 bits and less. Beside them the patch embedding and the head keep 8 bits: they are small and sensitive.
+    """
+    if recipe.weight_bits > 4 or recipe.weight_group == 0:
+        return recipe.weight_bits, 0
+    if isinstance(leaf, layers.Patches) or leaf.role == "logits":
+        return 8, 0
+    return recipe.weight_bits, recipe.weight_group
 
 
 def quantize_linear(
-    weight: NDArray[np.float64], bias: NDArray[np.float64] | None, steps: NDArray[np.float64], bits: int
+    weight: NDArray[np.float64], bias: NDArray[np.float64] | None, steps: NDArray[np.float64], bits: int, *, group: int = 0
 ) -> QuantizedLinear:
     """Round weight [O, K] times the inputs' steps [K] (or [1]): acc = sum codes w, worth `scale` each.
 
     scale = max(max|w|/(2^(bits-1) - 1), |b|/2^30), so that the bias of a channel whose weights are all (nearly) 0 fits too.
+    With groups the codes of a group count 2^exponent units each: the finest that holds them, 2^4 in the group with max|w|.
     """
     b = np.zeros(len(weight)) if bias is None else bias
     effective = weight * steps
     largest = 2 ** (bits - 1) - 1
-    scale = np.maximum(np.abs(effective).max(1) / largest, np.abs(b) / 2**30)
+    coarsest = 2**MAX_EXPONENT if group else 1
+    scale = np.maximum(np.abs(effective).max(1) / (largest * coarsest), np.abs(b) / 2**30)
     # A channel of zeros has any scale; the smallest of the others suits those that compare channels (the logits).
     live = scale[scale > np.finfo(np.float64).tiny]
     scale = np.maximum(scale, live.min() if live.size else 1.0)
-    w = np.clip(np.floor(effective / scale[:, None] + 0.5), -largest, largest).astype(np.int8)
-    return QuantizedLinear(w, scale, np.floor(b / scale + 0.5).astype(np.int64))
+    rounded_bias = np.floor(b / scale + 0.5).astype(np.int64)
+    if group == 0:
+        return QuantizedLinear(_codes(effective / scale[:, None], largest).astype(np.int8), scale, rounded_bias)
+    exponent = _exponents(effective / scale[:, None], largest, group)
+    units = 2.0 ** exponent[:, np.arange(weight.shape[1]) // group]
+    w = _codes(effective / (scale[:, None] * units), largest) * units
+    return QuantizedLinear(w.astype(np.int8), scale, rounded_bias, exponent)
+
+
+def _codes(values: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
+    return np.clip(np.floor(values + 0.5), -largest, largest)
+
+
+def _exponents(values: NDArray[np.float64], largest: int, group: int) -> NDArray[np.uint8]:
+    """u8 [O, G]: the smallest exponent of 0..4 with max|value of the group| <= largest 2^exponent; the last one otherwise."""
+    tops = np.maximum.reduceat(np.abs(values), np.arange(0, values.shape[1], group), axis=1)
+    exponent: NDArray[np.uint8] = (tops[..., None] > largest * 2.0 ** np.arange(MAX_EXPONENT)).sum(-1, dtype=np.uint8)
+    return exponent
 
 
 def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArray[np.int16], float]:

@@ -21,13 +21,13 @@ Integers = np.ndarray[Any, Any]
 
 
 class Reference:
-    """A program made ready to run: verified once, constants converted once."""
+    """A program made ready to run: verified, its weights unpacked and its constants converted once."""
 
     def __init__(self, program: Program, library: Literal["numpy", "torch"] = "numpy") -> None:
-        program.verify()
-        self.program = program
+        ready = program.unpacked()
+        self.program, self.ops = program, ready.ops
         self.kit = kit(library)
-        self.constants = {name: self.kit.asarray(array) for name, array in program.constants.items()}
+        self.constants = {name: self.kit.asarray(array) for name, array in ready.constants.items()}
         self.last_use = {name: i for i, op in enumerate(program.ops) for name in op.inputs()}
 
     def run(self, images: NDArray[np.uint8], visit: Callable[[str, Integers], None] | None = None) -> Integers:
@@ -46,7 +46,7 @@ class Reference:
         def get(name: str) -> Array:
             return values[name] if name in values else self.constants[name]
 
-        for i, op in enumerate(self.program.ops):
+        for i, op in enumerate(self.ops):
             values[op.y] = op.run(self.kit, get)
             if visit is not None:
                 visit(op.y, self.kit.numpy(values[op.y]))
