@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 
 import fqvit
+from fqvit.models.device import keep_freed_memory
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.progress import track
+from fqvit.quant.recipe import with_bits
 from fqvit.runtime.reference import Reference
 
 FIELDS = (
@@ -42,13 +44,15 @@ def main() -> None:
     parser.add_argument("--weights", required=True)
     parser.add_argument("--calib", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--recipes", default="fq-vit")
+    parser.add_argument("--recipes", default="fq-vit", help="names with commas between, each with bits if need be: fqvit@8/8/8")
     parser.add_argument("--limit", type=int)
     arguments = parser.parse_args()
+    keep_freed_memory()
     model = fqvit.load_model(arguments.model, arguments.weights)
     graph = trace(model.module)
     for name in arguments.recipes.split(","):
-        recipe = fqvit.load_recipe(name)
+        plain, _, bits = name.partition("@")
+        recipe = with_bits(fqvit.load_recipe(plain), bits) if bits else fqvit.load_recipe(plain)
         calib = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess).limit(recipe.images)
         seen = track((batch.images for batch in calib.batches()), len(calib) // 16, f"{name}: calibration")
         calibration = fqvit.calibrate(model, seen, recipe)

@@ -20,7 +20,8 @@ from fqvit.models.load import FloatModel
 from fqvit.models.swin import Swin
 from fqvit.models.vit import ViT
 from fqvit.preprocess import Preprocess
-from fqvit.quant.calibrate import Calibration, calibrate
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe, load_recipe
 from fqvit.runtime.reference import Reference
 

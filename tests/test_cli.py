@@ -85,7 +85,7 @@ def test_quantize_alone_writes_the_embedded_default_here(tmp_path: Path, monkeyp
     assert done.code == 0, done.err
     assert sorted(os.listdir(tmp_path)) == ["calibration.json", "fmnist_vit.fqvit"]
     assert "0 floating-point ops" in done.out and done.err == ""
-    from fqvit.quant.calibrate import Calibration
+    from fqvit.quant.calibration import Calibration
 
     assert Calibration.from_json(Path("calibration.json").read_text()).images == 8
     assert fqvit("eval", "fmnist_vit.fqvit", "--limit", 10, "--json").json["images"] == 10

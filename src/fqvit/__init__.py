@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from fqvit.models.load import FloatModel as FloatModel
     from fqvit.models.load import load_model as load_model
     from fqvit.preprocess import Preprocess as Preprocess
-    from fqvit.quant.calibrate import Calibration as Calibration
     from fqvit.quant.calibrate import calibrate as calibrate
+    from fqvit.quant.calibration import Calibration as Calibration
     from fqvit.quant.recipe import Recipe as Recipe
     from fqvit.quant.recipe import load_recipe as load_recipe
     from fqvit.quant.simulate import Simulation as Simulation
 
 _HOMES = {
-    "Calibration": "fqvit.quant.calibrate",
+    "Calibration": "fqvit.quant.calibration",
     "FloatModel": "fqvit.models.load",
     "ImageFolder": "fqvit.images",
     "Preprocess": "fqvit.preprocess",

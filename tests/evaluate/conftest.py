@@ -13,7 +13,8 @@ from fqvit.ir.program import Program
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.load import FloatModel, build
 from fqvit.preprocess import Preprocess
-from fqvit.quant.calibrate import Calibration, calibrate
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe
 
 VIT = ViTConfig(image=(16, 16), patch=4, channels=3, classes=7, width=24, depth=2, heads=3, hidden=48)

@@ -15,7 +15,8 @@ from fqvit.ir.lower import lower
 from fqvit.models.graph import trace
 from fqvit.models.layers import gelu
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import Calibration, SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, trim_gelu_inputs
+from fqvit.quant.calibrate import SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, trim_gelu_inputs
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
 from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import RECIPES, SiteRule

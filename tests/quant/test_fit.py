@@ -9,7 +9,8 @@ from fqvit.ir.lower import lower
 from fqvit.models.config import ViTConfig
 from fqvit.models.load import FloatModel, build
 from fqvit.preprocess import Preprocess
-from fqvit.quant.calibrate import Calibration, calibrate
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe
 from tests.factories import images_for
 

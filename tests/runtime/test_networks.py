@@ -17,7 +17,7 @@ from fqvit.ir.program import Program
 from fqvit.models.graph import IMAGES, run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import Calibration
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.reference import Reference, run
 from tests.factories import GROUPED, MODELS, assert_same, buffers_of, calibration_of, float_model, images_for

@@ -47,7 +47,8 @@ def run(
     inputs.require_torch("quantize")
     from fqvit.ir.lower import lower
     from fqvit.models.device import device_of
-    from fqvit.quant.calibrate import Calibration, calibrate
+    from fqvit.quant.calibrate import calibrate
+    from fqvit.quant.calibration import Calibration
 
     device_of(device)
     model = inputs.float_model(model_name, weights, classes)

@@ -22,7 +22,7 @@ from fqvit.ir.program import Program, Site
 from fqvit.models.graph import Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import Calibration
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe

@@ -15,7 +15,7 @@ from fqvit.ir.ops import Zero
 from fqvit.ir.program import AnyOp, Site
 from fqvit.ir.value import Constant
 from fqvit.models.graph import Graph
-from fqvit.quant.calibrate import Calibration
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.qparams import STEP_GRID, QParams
 
 G_BITS = 22  # LayerNorm's gamma: 2^-22 of itself is far below a code, and t * g stays inside 2^53

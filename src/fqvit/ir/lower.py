@@ -18,7 +18,7 @@ from fqvit.ir.rules import Lowering, rule
 from fqvit.models import layers
 from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
-from fqvit.quant.calibrate import Calibration
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
 
 

@@ -82,7 +82,8 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     emit, name, q_x = low.emit, low.name, x.codes()
     outputs, inputs = weight.shape
     bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
-    quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group)
+    chosen = emit.calibration.weights.get(name)
+    quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group) if chosen is None else chosen
     if quantized.exponent is None:
         emit.constant(f"{name}.w", quantized.w)
     else:

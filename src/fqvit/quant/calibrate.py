@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,70 +21,15 @@ from fqvit.models.layers import Context, Gelu, Heads, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant import channels
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange
+from fqvit.quant.compensate import compensate
 from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, joined, log2, relative
 from fqvit.quant.recipe import Recipe
 
-
-class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A QParams as JSON."""
-
-    bits: Annotated[int, msgspec.Meta(ge=1, le=16)]
-    scale: list[Annotated[float, msgspec.Meta(gt=0)]]
-    zero: list[Annotated[int, msgspec.Meta(ge=0, le=65535)]]
-    alpha: list[Annotated[int, msgspec.Meta(ge=0, le=15)]] | None
-    log2: bool
-    zero_code: bool
-    levels: list[Annotated[int, msgspec.Meta(ge=0, le=2**15)]] = []
-
-    def __post_init__(self) -> None:
-        if not self.scale or len(self.scale) != len(self.zero):
-            raise ValueError("scale and zero must have one value a group of channels")
-
-    def qparams(self) -> QParams:
-        alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
-        scale, zero = np.array(self.scale), np.array(self.zero, np.int64)
-        return QParams(self.bits, scale, zero, alpha, self.log2, self.zero_code, tuple(self.levels))
-
-    @staticmethod
-    def of(q: QParams) -> SavedSite:
-        alpha = None if q.alpha is None else q.alpha.tolist()
-        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code, list(q.levels))
-
-
-class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON file of a Calibration."""
-
-    recipe: Recipe
-    features: Features
-    images: Annotated[int, msgspec.Meta(ge=1)]
-    sites: dict[str, SavedSite]
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What lowering needs: the parameters of every quantized site, and where they came from."""
-
-    recipe: Recipe
-    features: Features
-    images: int
-    sites: Mapping[str, QParams]
-
-    def to_json(self) -> str:
-        sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
-        saved = SavedCalibration(self.recipe, self.features, self.images, sites)
-        return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
-
-    @staticmethod
-    def from_json(text: str) -> Calibration:
-        try:
-            saved = msgspec.json.decode(text, type=SavedCalibration)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise FqvitError(f"calibration: not readable ({error}). Calibrate again.") from None
-        sites = {name: site.qparams() for name, site in saved.sites.items()}
-        return Calibration(saved.recipe, saved.features, saved.images, sites)
+WALK_IMAGES = 128  # that compensated rounding looks at
 
 
 class SiteObserver:
@@ -133,6 +75,27 @@ class SiteObserver:
             found = first.result()
             return QParams(site.bits, np.array([found.scale]), np.array([found.zero], np.int64), found.alpha.astype(np.uint8))
         return joined([affine(*part.range(), site.bits) for part in self.parts if isinstance(part, RangeObserver)])
+
+
+class Sample:
+    """A random choice of at most `size` of all images seen, the same for the same sequence (reservoir sampling)."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.seen = size, 0
+        self.kept: list[NDArray[np.uint8]] = []
+        self.random = np.random.default_rng(0)
+
+    def add(self, batch: NDArray[np.uint8]) -> None:
+        for image in batch:
+            self.seen += 1
+            if len(self.kept) < self.size:
+                self.kept.append(image)
+            elif (place := int(self.random.integers(self.seen))) < self.size:
+                self.kept[place] = image
+
+    def images(self) -> NDArray[np.uint8]:
+        """uint8 [n, H, W, C]"""
+        return np.stack(self.kept)
 
 
 def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
@@ -184,17 +147,23 @@ def calibrate(
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
     graph = trace(module, features)
     observers = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
+    sample = Sample(WALK_IMAGES)
     seen = 0
     p = model.preprocess
     for batch in rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images):
         observe_batch(graph, observers, normalise(batch, model.preprocess).to(where))
         seen += len(batch)
+        if recipe.rounding == "compensated":
+            sample.add(batch)
     if seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
     found: dict[str, QParams] = {}
     for name, observer in observers.items():
         found[name] = observer.qparams(value_of(graph, graph.node(name), found))
-    return Calibration(recipe, features, seen, trim_gelu_inputs(graph, found, plan(graph, recipe)))
+    calibration = Calibration(recipe, features, seen, trim_gelu_inputs(graph, found, plan(graph, recipe)))
+    if recipe.rounding == "nearest":
+        return calibration
+    return compensate(model, calibration, sample.images())
 
 
 def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams | None:

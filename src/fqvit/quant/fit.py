@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node
+from fqvit.models.layers import Linear
 from fqvit.preprocess import Preprocess
-from fqvit.quant.calibrate import Calibration
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
 
 
@@ -25,9 +26,16 @@ def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, mo
         if name not in wanted:
             raise FqvitError(f"{name}: calibrated, but {model} does not have such a site. Calibrate this model again.")
     shapes = site_shapes(graph, preprocess)
+    linear = {node.name: tuple(node.leaf.weight.shape) for node in graph.nodes if isinstance(node.leaf, Linear)}
+    for name, weights in calibration.weights.items():
+        if linear.get(name) != weights.w.shape:
+            raise FqvitError(
+                f"{name}: weights of {list(weights.w.shape)}, which {model} does not have. Calibrate this model again."
+            )
     for name, q in found.items():
         site, channels = wanted[name], shapes[name][-1]
-        if (q.bits, q.log2, q.alpha is not None) != (site.bits, site.kind == "log2", site.kind == "ptf"):
+        found_kind = (q.bits, q.log2, q.alpha is not None, bool(q.levels))
+        if found_kind != (site.bits, site.kind == "log2", site.kind == "ptf", site.kind == "relative"):
             raise FqvitError(
                 f"{name}: calibrated for other codes than recipe {calibration.recipe.name} asks for. Calibrate again."
             )
@@ -37,6 +45,10 @@ def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, mo
             )
         if site.kind == "range" and len(q.scale) != site.groups:
             raise FqvitError(f"{name}: calibrated with {len(q.scale)} scales, expected {site.groups}. Calibrate again.")
+        if site.kind == "channels" and len(q.scale) not in (1, channels):
+            raise FqvitError(f"{name}: calibrated for {len(q.scale)} channels, {model} has {channels} there. Calibrate again.")
+        if q.levels and len(q.levels) != q.last + 1:
+            raise FqvitError(f"{name}: {len(q.levels)} levels for {q.bits} bits. Calibrate again.")
         if q.zero.max() > q.last:
             raise FqvitError(f"{name}: zero point {q.zero.max()}, but {q.bits} bits end at {q.last}. Calibrate again.")
 

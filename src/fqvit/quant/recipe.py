@@ -43,6 +43,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     weight_bits: Bits = 8
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights that share an exponent, at 4 bits or less; 0: none
+    # The nearest code, or codes and biases that make up for the errors of what is quantized before (compensate.py).
+    rounding: Literal["nearest", "compensated"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
@@ -74,9 +76,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 _PLAIN: dict[str, Any] = {"residual": "tensor", "attention": "uniform", "attention_bits": 8}
 
+# Only what a matrix product reads needs 8 bits: the residual stream and GELU's inputs are wider.
+_OURS: dict[str, Any] = {
+    "residual": "tensor",
+    "attention": "relative",
+    "channels": True,
+    "k": 4,
+    "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
+}
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
+        Recipe(name="fqvit", **_OURS),
+        Recipe(name="w4", weight_bits=4, weight_group=32, rounding="compensated", **_OURS),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
         Recipe(

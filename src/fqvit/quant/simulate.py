@@ -19,9 +19,9 @@ from fqvit.models import layers
 from fqvit.models.graph import Graph, Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import Calibration
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions
+from fqvit.quant.weights import QuantizedLinear, bits_and_group, pixel_linear, quantize_linear, quantize_positions
 
 
 class Simulation:
@@ -75,12 +75,21 @@ class Simulation:
             offset = found.bias * found.scale - rounded @ (zero / 255 - np.tile(p.mean, squares))
             rounded = (rounded * np.tile(p.std, squares)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
             return torch.from_numpy(rounded.copy()).float(), torch.from_numpy(offset).float()
+        steps = self.input_steps(node)
+        chosen = self.calibration.weights.get(node.name)
+        if chosen is None:
+            chosen = quantize_linear(weight, bias, np.ones(1) if steps is None else steps, bits, group=group)
+        return _as_real(chosen, steps)
+
+    def use(self, node: Node, found: QuantizedLinear) -> None:
+        """Other integers for a linear map from now on."""
+        self.weights[node.name] = _as_real(found, self.input_steps(node))
+
+    def input_steps(self, node: Node) -> NDArray[np.float64] | None:
+        """The steps [K] of the codes that a linear map reads; None if it reads no codes."""
         q = self._input_q(node)
-        steps = np.ones(1) if q is None else q.steps(weight.shape[1])
-        found = quantize_linear(weight, bias, steps, bits, group=group)
-        return torch.from_numpy(found.w * found.scale[:, None] / steps).float(), torch.from_numpy(
-            found.bias * found.scale
-        ).float()
+        assert isinstance(node.leaf, layers.Linear)
+        return None if q is None else q.steps(node.leaf.weight.shape[1])
 
     def call(self, node: Node, inputs: list[Tensor]) -> Tensor:
         """What the node computes, in float with rounded weights; no encoding of the result yet."""
@@ -121,3 +130,8 @@ class Simulation:
     def run(self, images: NDArray[np.uint8]) -> Tensor:
         """uint8 [N, H, W, C] -> float logits [N, classes] (or features)."""
         return self.graph.run(normalise(images, self.model.preprocess), self.visit, self.call)
+
+
+def _as_real(found: QuantizedLinear, steps: NDArray[np.float64] | None) -> tuple[Tensor, Tensor]:
+    weight = found.w * found.scale[:, None] / (1.0 if steps is None else steps)
+    return torch.from_numpy(weight).float(), torch.from_numpy(found.bias * found.scale).float()

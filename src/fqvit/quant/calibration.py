@@ -1,0 +1,105 @@
+"""What calibration found, as a frozen value and as a JSON file. Made by calibrate.py; read by lowering and simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from fqvit.errors import FqvitError
+from fqvit.models.graph import Features
+from fqvit.quant.qparams import QParams
+from fqvit.quant.recipe import Recipe
+from fqvit.quant.weights import QuantizedLinear
+
+
+class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A QParams as JSON."""
+
+    bits: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    scale: list[Annotated[float, msgspec.Meta(gt=0)]]
+    zero: list[Annotated[int, msgspec.Meta(ge=0, le=65535)]]
+    alpha: list[Annotated[int, msgspec.Meta(ge=0, le=15)]] | None
+    log2: bool
+    zero_code: bool
+    levels: list[Annotated[int, msgspec.Meta(ge=0, le=2**15)]] = []
+
+    def __post_init__(self) -> None:
+        if not self.scale or len(self.scale) != len(self.zero):
+            raise ValueError("scale and zero must have one value a group of channels")
+
+    def qparams(self) -> QParams:
+        alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
+        scale, zero = np.array(self.scale), np.array(self.zero, np.int64)
+        return QParams(self.bits, scale, zero, alpha, self.log2, self.zero_code, tuple(self.levels))
+
+    @staticmethod
+    def of(q: QParams) -> SavedSite:
+        alpha = None if q.alpha is None else q.alpha.tolist()
+        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code, list(q.levels))
+
+
+class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A QuantizedLinear as JSON: int8 [O, K] and u8 [O, G] as bytes (base64)."""
+
+    w: bytes
+    scale: list[Annotated[float, msgspec.Meta(gt=0)]]
+    bias: list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]]
+    exponent: bytes | None
+
+    def __post_init__(self) -> None:
+        rows = len(self.scale)
+        if not rows or len(self.bias) != rows or any(len(part) % rows for part in (self.w, self.exponent or b"")):
+            raise ValueError("w, scale, bias and exponent must have one row an output")
+
+    def weights(self) -> QuantizedLinear:
+        rows = len(self.scale)
+        exponent = None if self.exponent is None else np.frombuffer(self.exponent, np.uint8).reshape(rows, -1)
+        w = np.frombuffer(self.w, np.int8).reshape(rows, -1)
+        return QuantizedLinear(w, np.array(self.scale), np.array(self.bias, np.int64), exponent)
+
+    @staticmethod
+    def of(found: QuantizedLinear) -> SavedWeights:
+        exponent = None if found.exponent is None else found.exponent.tobytes()
+        return SavedWeights(found.w.tobytes(), found.scale.tolist(), found.bias.tolist(), exponent)
+
+
+class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON file of a Calibration."""
+
+    recipe: Recipe
+    features: Features
+    images: Annotated[int, msgspec.Meta(ge=1)]
+    sites: dict[str, SavedSite]
+    weights: dict[str, SavedWeights] = {}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What lowering needs: the parameters of every quantized site, and where they came from."""
+
+    recipe: Recipe
+    features: Features
+    images: int
+    sites: Mapping[str, QParams]
+    # Of linear maps whose weights are not just rounded (compensate.py).
+    weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
+        weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
+        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights)
+        return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
+
+    @staticmethod
+    def from_json(text: str) -> Calibration:
+        try:
+            saved = msgspec.json.decode(text, type=SavedCalibration)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise FqvitError(f"calibration: not readable ({error}). Calibrate again.") from None
+        sites = {name: site.qparams() for name, site in saved.sites.items()}
+        weights = {name: found.weights() for name, found in saved.weights.items()}
+        return Calibration(saved.recipe, saved.features, saved.images, sites, weights)
