@@ -70,7 +70,7 @@ def main() -> None:
         def work() -> None:
             observers = {site: SiteObserver(sites[site], recipe) for site in sites}
             for batch in batches:
-                observe_batch(graph, observers, batch)
+                observe_batch(graph, batch, observers)
 
         return work
 

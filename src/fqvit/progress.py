@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Progress(Protocol):
+    """`track`, or something like it: hands the items on and shows how far it is."""
+
+    def __call__(self, iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]: ...
 
 
 def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "batches") -> Iterator[T]:

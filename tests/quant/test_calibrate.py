@@ -87,7 +87,7 @@ def test_images_are_not_kept() -> None:
     sizes = []
     for start in range(0, 20, 4):
         with torch.no_grad():
-            observe_batch(graph, observers, normalise(PICTURES[start : start + 4], MODEL.preprocess))
+            observe_batch(graph, normalise(PICTURES[start : start + 4], MODEL.preprocess), observers)
         sizes.append(size())
     assert sizes[-1] <= 1.5 * sizes[0] + 1000
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fqvit.commands import inputs
-from fqvit.commands.output import facts, say, say_json, size
+from fqvit.commands.output import facts, say, say_json, size, table
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import Recipe, load_recipe, with_bits
+from fqvit.progress import track
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe, with_bits
 
-DEFAULT = "fq-vit"
+if TYPE_CHECKING:
+    from fqvit.quant.calibration import Choice, Measure
 
 
 def run(
@@ -26,6 +29,7 @@ def run(
     features: str | None,
     images: int | None,
     k: int | None,
+    max_loss: float | None,
     classes: Path | None,
     save_calibration: Path | None,
     calibration_file: Path | None,
@@ -33,9 +37,17 @@ def run(
     as_json: bool,
 ) -> None:
     if calibration_file is None:
-        recipe = recipe_of(recipe_name or DEFAULT, bits, images, k)
+        recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss)
     else:
-        given = {"calib": calib, "recipe": recipe_name, "bits": bits, "features": features, "images": images, "k": k}
+        given = {
+            "calib": calib,
+            "recipe": recipe_name,
+            "bits": bits,
+            "features": features,
+            "images": images,
+            "k": k,
+            "max-loss": max_loss,
+        }
         extra = next((f"--{option}" for option, value in given.items() if value is not None), None)
         if extra is not None:
             raise FqvitError(f"{calibration_file}: says this already. Leave out {extra}, or --calibration.")
@@ -62,7 +74,7 @@ def run(
         pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, recipe.batch)
         batches = pictures.batches(recipe.batch, "calibrating")
         pixels = (batch.images for batch in batches)
-        calibration = calibrate(model, pixels, recipe, device=device, features=features or "logits")  # type: ignore[arg-type]
+        calibration = calibrate(model, pixels, recipe, device=device, features=features or "logits", progress=track)  # type: ignore[arg-type]
         for _ in batches:  # so that the pass ends and unreadable images are reported
             pass
         where, skipped = pictures.where, pictures.skipped
@@ -94,6 +106,7 @@ def run(
         "fingerprint": program.fingerprint(),
         "seconds": round(lowered - start, 3),
         "calibration_seconds": round(calibrated - start, 3),
+        "choice": None if calibration.choice is None else msgspec.to_builtins(calibration.choice),
     }
     if as_json:
         say_json(result)
@@ -107,6 +120,8 @@ def run(
         ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its weights)"),
         ("fingerprint", program.fingerprint()),
     ]
+    if calibration.choice is not None:
+        say(account(calibration.choice) + "\n")
     say(facts(rows))
 
 
@@ -119,7 +134,7 @@ def _text_of(path: Path) -> str:
         raise FqvitError(f"{path}: not UTF-8 text. Pass what --save-calibration wrote.") from None
 
 
-def recipe_of(name: str, bits: str | None, images: int | None, k: int | None) -> Recipe:
+def recipe_of(name: str, bits: str | None, images: int | None, k: int | None, max_loss: float | None) -> Recipe:
     recipe = load_recipe(name)
     if bits is not None:
         recipe = with_bits(recipe, bits)
@@ -131,7 +146,36 @@ def recipe_of(name: str, bits: str | None, images: int | None, k: int | None) ->
         if not 0 <= k <= 8:
             raise FqvitError(f"--k {k}: expected 0 to 8, the largest Power-of-Two Factor.")
         recipe = msgspec.structs.replace(recipe, k=k)
+    if max_loss is not None:
+        if recipe.max_loss is None:
+            raise FqvitError(f"--max-loss {max_loss:g}: recipe {recipe.name} does not look at losses. Use --recipe auto.")
+        if not 0 <= max_loss <= 100:
+            raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100, points of top-1.")
+        recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
     return recipe
+
+
+def account(choice: Choice) -> str:
+    """What recipe auto did: a row for each part that was raised."""
+    start, end = choice.start, choice.end
+    rows = [("start", "", "", "", *_measure(start))]
+    rows += [
+        (raised.unit, raised.role, str(raised.sites), f"{raised.before} -> {raised.after}", f"-{raised.gain:.4f}", "", "")
+        for raised in choice.raised
+    ]
+    rows.append(("end", "", "", "", *_measure(end)))
+    heads = ("part", "role", "sites", "bits", "KL", "agreement", "expected loss")
+    raised_parts = f"{len(choice.raised)} of {choice.units} parts raised"
+    verdict = (
+        f"{raised_parts}; expected loss {end.loss:.2f} points of top-1 (asked: {choice.max_loss:g}), on {choice.images} images"
+    )
+    if not choice.reached:
+        verdict += ". This is the least that auto can do; try --bits 8/8/8 or a larger --max-loss"
+    return f"{table(heads, rows, left=2)}\n{verdict}"
+
+
+def _measure(m: Measure) -> tuple[str, str, str]:
+    return f"{m.kl:.4f}", f"{m.agreement:.1f} %", f"{m.loss:.2f}"
 
 
 def bits_of(recipe: Recipe) -> str:

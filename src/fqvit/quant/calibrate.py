@@ -20,7 +20,8 @@ from fqvit.models.graph import Features, Graph, Node, trace
 from fqvit.models.layers import Context, Gelu, Heads, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.quant import channels
+from fqvit.progress import Progress
+from fqvit.quant import auto, channels
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.compensate import compensate
@@ -29,7 +30,7 @@ from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, joined, log2, relative
 from fqvit.quant.recipe import Recipe
 
-WALK_IMAGES = 128  # that compensated rounding looks at
+SAMPLE_IMAGES = 128  # that compensated rounding and `auto` look at
 
 
 class SiteObserver:
@@ -114,7 +115,8 @@ def rebatch(
     """Single images of `shape` [H, W, C] or batches [n, H, W, C] of any size -> batches of `size`, `limit` images at most."""
     held: list[NDArray[np.uint8]] = []
     total = 0
-    for item in images:
+    iter_images = iter(images)
+    for item in iter_images:
         if not isinstance(item, np.ndarray) or item.dtype != np.uint8 or item.shape[-3:] != shape or item.ndim not in (3, 4):
             found = f"{item.dtype} {list(item.shape)}" if isinstance(item, np.ndarray) else type(item).__name__
             raise FqvitError(f"calibration image: {found}, expected uint8 {list(shape)}. Use preprocess.apply on each image.")
@@ -128,6 +130,7 @@ def rebatch(
                 held = []
         if total == limit:
             break
+    next(iter_images, None)  # lets a bar around the images end, and says which of them could not be read
     if held:
         yield np.stack(held)
 
@@ -140,30 +143,45 @@ def calibrate(
     *,
     device: str = "cpu",
     features: Features = "logits",
+    progress: Progress | None = None,
 ) -> Calibration:
-    """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them."""
+    """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them.
+
+    progress(items, count, label): wraps what comes after the images, if it takes long; fqvit.progress.track is one.
+    """
     # Tracing captures parameters, so the model must be where it will run before that.
     where = device_of(device)
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
     graph = trace(module, features)
-    observers = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
-    sample = Sample(WALK_IMAGES)
+    recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
+    observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
+    sample = Sample(SAMPLE_IMAGES)
     seen = 0
     p = model.preprocess
     for batch in rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images):
-        observe_batch(graph, observers, normalise(batch, model.preprocess).to(where))
+        observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers)
         seen += len(batch)
-        if recipe.rounding == "compensated":
+        if recipe.max_loss is not None or recipe.rounding == "compensated":
             sample.add(batch)
     if seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
+    found = [
+        Calibration(each, features, seen, _site_parameters(graph, each, observed))
+        for each, observed in zip(recipes, observers, strict=True)
+    ]
+    calibration = found[0]
+    if recipe.max_loss is not None:
+        calibration = auto.choose(model, found[0], found[1], sample.images(), progress)
+    if recipe.rounding == "compensated":
+        calibration = compensate(model, calibration, sample.images(), progress)
+    return calibration
+
+
+def _site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteObserver]) -> dict[str, QParams]:
     found: dict[str, QParams] = {}
     for name, observer in observers.items():
         found[name] = observer.qparams(value_of(graph, graph.node(name), found))
-    calibration = Calibration(recipe, features, seen, trim_gelu_inputs(graph, found, plan(graph, recipe)))
-    if recipe.rounding == "nearest":
-        return calibration
-    return compensate(model, calibration, sample.images())
+    return trim_gelu_inputs(graph, found, plan(graph, recipe))
 
 
 def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams | None:
@@ -203,13 +221,15 @@ def gelu_foot(least: float) -> float:
     return low
 
 
-def observe_batch(graph: Graph, observers: Mapping[str, SiteObserver], images: Tensor) -> None:
+def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver]) -> None:
+    """One float pass; each mapping has the observers of one recipe."""
     places = observed_places(graph)
 
     def visit(node: Node, y: Tensor) -> Tensor:
         site = places.get(node.name)
-        if site is not None and site in observers:
-            observers[site].observe(y)
+        for observed in observers:
+            if site is not None and site in observed:
+                observed[site].observe(y)
         return y
 
     graph.run(images, visit)

@@ -16,6 +16,41 @@ from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import QuantizedLinear
 
 
+class Measure(msgspec.Struct, frozen=True):
+    """Against the float model. kl: mean Kullback-Leibler divergence, nats; agreement: percent of equal best classes.
+
+    loss: expected points of top-1 lost, 100 mean(p(best class of float) - p(best class of quantized)), p the float model's
+    probabilities: what a wrong answer costs if the float model knows how sure it is. No labels needed.
+    """
+
+    kl: float
+    agreement: float
+    loss: float
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """One unit: how many sites, their bits before and after, and the divergence that raising it alone took away."""
+
+    unit: str
+    role: str
+    sites: int
+    before: int
+    after: int
+    gain: float
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What `auto` did. start: nothing raised; end: what was chosen; reached: whether end is within max_loss."""
+
+    max_loss: float
+    images: int
+    start: Measure
+    end: Measure
+    reached: bool
+    units: int
+    raised: list[Raised]
+
+
 class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A QParams as JSON."""
 
@@ -87,6 +122,7 @@ class Calibration:
     sites: Mapping[str, QParams]
     # Of linear maps whose weights are not just rounded (compensate.py).
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
+    choice: Choice | None = None  # of recipe `auto`
 
     def to_json(self) -> str:
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}

@@ -9,7 +9,8 @@ Neighbours: simulate.py (the walk's other half), weights.py (plain rounding).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,14 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.models import layers
-from fqvit.models.graph import IMAGES, Node
+from fqvit.models.graph import IMAGES
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
+from fqvit.progress import Progress
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.fit import site_shapes
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear
 
-MAX_ELEMENTS = 2**26  # of one site over all images of the walk: bounds its memory to a few times 256 MB
+MAX_ELEMENTS = 2**27  # of one site over all images of the walk: bounds its memory to a few times 512 MB
 DAMPING = 0.01  # of the mean square of the inputs, added to all: columns that never move must not take errors
 BLOCK = 64  # columns whose errors are carried over together
 
@@ -60,17 +63,19 @@ def compensate(
     model: FloatModel,
     calibration: Calibration,
     images: NDArray[np.uint8],
-    progress: Callable[[Sequence[Node]], Sequence[Node]] | None = None,
+    progress: Progress | None = None,
 ) -> Calibration:
     """`calibration` with the weights of every linear map behind a quantized site, from uint8 images [n, H, W, C]."""
     simulation = Simulation(model, calibration)
     graph = simulation.graph
+    largest = max(math.prod(shape) for shape in site_shapes(graph, model.preprocess).values())
+    images = images[: max(1, MAX_ELEMENTS // largest)]
     chosen: dict[str, QuantizedLinear] = {}
     batches = [normalise(images[i : i + 16], model.preprocess) for i in range(0, len(images), 16)]
     exact: dict[str, list[Tensor]] = {IMAGES: batches}
     simulated: dict[str, list[Tensor]] = {IMAGES: batches}
     last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
-    nodes = graph.nodes if progress is None else progress(graph.nodes)
+    nodes = graph.nodes if progress is None else progress(graph.nodes, len(graph.nodes), "rounding weights")
     for i, node in enumerate(nodes):
         columns = [exact[name] for name in node.inputs]
         simulated_columns = [simulated[name] for name in node.inputs]
@@ -88,12 +93,6 @@ def compensate(
             if last_use[name] == i:
                 del exact[name], simulated[name]
     return replace(calibration, weights=chosen)
-
-
-def images_for(model: FloatModel, shapes: dict[str, tuple[int, ...]], wanted: int) -> int:
-    """How many images the walk may hold."""
-    largest = max(int(np.prod(shape)) for shape in shapes.values())
-    return max(1, min(wanted, MAX_ELEMENTS // largest))
 
 
 def fit(leaf: layers.Linear, moments: Moments, steps: NDArray[np.float64], calibration: Calibration) -> QuantizedLinear:

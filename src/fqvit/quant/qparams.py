@@ -130,14 +130,16 @@ def log2(bits: int, zero_code: bool) -> QParams:
 
 
 def relative(bits: int, tokens: int) -> QParams:
-    """Attention beside the largest of its row: powers of two down to 0 for 4 bits or fewer, else evenly spaced.
+    """Attention beside the largest of its row. More than 4 bits: evenly spaced. Else powers of two, from 2^15 down, and 0; with
+    4 bits also the three halves between the largest four: a sum of two shifts each.
 
-    The levels start at 2^15, or lower where a row of `tokens` 8-bit values would pass 31 bits.
+    They start lower than 2^15 where a row of `tokens` 8-bit values would pass 31 bits.
     """
     last = 2**bits - 1
-    if bits > 4:
-        levels = range(last + 1)
-    else:
-        top = min(15, (2**31 // (255 * tokens)).bit_length() - 1)
-        levels = [*(2**top >> code for code in range(last)), 0]  # type: ignore[assignment]
+    levels = list(range(last + 1))
+    if bits <= 4:
+        top = 2 ** min(15, (2**31 // (255 * tokens)).bit_length() - 1)
+        halves = [3 * top >> k for k in (2, 3, 4)] if bits == 4 else []
+        powers = [top >> k for k in range(last - len(halves))]
+        levels = [*sorted(powers + halves, reverse=True), 0]
     return QParams(bits, np.ones(1), np.zeros(1, np.int64), levels=tuple(levels))

@@ -64,6 +64,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     images: Annotated[int, msgspec.Meta(ge=1)] = 1000
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
+    # `auto`: sites are raised to more bits until the expected loss of top-1, judged without labels, is at most this.
+    max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
 
     def __post_init__(self) -> None:
         if 0 < self.weight_group < 8:
@@ -90,6 +92,7 @@ RECIPES = {
     for recipe in (
         Recipe(name="fqvit", **_OURS),
         Recipe(name="w4", weight_bits=4, weight_group=32, rounding="compensated", **_OURS),
+        Recipe(name="auto", attention="relative", channels=True, k=4, max_loss=0.5),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
         Recipe(
@@ -108,7 +111,7 @@ RECIPES = {
         Recipe(name="omse", observer="omse", **_PLAIN),
     )
 }
-DEFAULT_RECIPE = "fq-vit"
+DEFAULT_RECIPE = "fqvit"
 
 
 def load_recipe(name: str | Path) -> Recipe:
