@@ -1,0 +1,100 @@
+"""What each part of recipe `fqvit` brings, and what did not help: one change at a time, in simulation, without labels.
+
+Calibrates on some of the calibration images and compares with the float model on others: agreement of the best class,
+Kullback-Leibler divergence, and the expected loss of top-1 (quant/auto.py). The integer program's accuracy on test images is
+measured by accuracy.py; settings are chosen here, so that those images stay unseen.
+
+    .venv/bin/python benchmarks/ideas.py vit_tiny --weights F.safetensors --calib DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+import fqvit
+from fqvit.models.device import keep_freed_memory
+from fqvit.models.graph import run_float, trace
+from fqvit.models.pixels import normalise
+from fqvit.progress import track
+from fqvit.quant.auto import measure
+from fqvit.quant.recipe import Recipe, SiteRule
+
+BATCH = 16
+
+
+def with_site(recipe: Recipe, role: str, **rule: object) -> Recipe:
+    return replace(recipe, sites={**recipe.sites, role: SiteRule(**rule)})  # type: ignore[arg-type]
+
+
+def variants() -> dict[str, Recipe]:
+    ours, paper, w4 = (fqvit.load_recipe(name) for name in ("fqvit", "fq-vit", "w4"))
+    without_residual = {role: rule for role, rule in ours.sites.items() if role != "residual"}
+    return {
+        "fqvit": ours,
+        "residual stream: 8 bits with PTF": replace(ours, residual="ptf", sites=without_residual),
+        "attention: 4-bit LIS as in the paper": replace(ours, attention="log2"),
+        "attention: 8 bits beside the row's largest": replace(ours, attention_bits=8),
+        "attention: 8 bits, uniform": replace(ours, attention="uniform", attention_bits=8),
+        "one step for all channels of norms": with_site(ours, "norm", observer="minmax"),
+        "one step for all channels of GELU": with_site(ours, "gelu", observer="minmax"),
+        "one step for all channels of V and context": with_site(
+            with_site(ours, "qkv", observer="minmax"), "context", observer="minmax"
+        ),
+        "GELU: steps within a factor 2^3": replace(ours, k=3),
+        "GELU: steps within a factor 2^6": replace(ours, k=6),
+        "fc1 outputs: 8 bits": with_site(ours, "hidden", bits=8),
+        "fc1 outputs: 12 bits": with_site(ours, "hidden", bits=12),
+        "scores: 10 bits": with_site(ours, "scores", bits=10),
+        "branch outputs: 8-bit codes": replace(ours, branches="codes"),
+        "fc1 outputs and scores: OMSE": with_site(
+            with_site(ours, "hidden", bits=10, observer="omse"), "scores", observer="omse"
+        ),
+        "weights: error-compensated": replace(ours, rounding="compensated"),
+        "w4": w4,
+        "w4: groups of 64": replace(w4, weight_group=64),
+        "w4: groups of 16": replace(w4, weight_group=16),
+        "w4: rounded to the nearest": replace(w4, rounding="nearest"),
+        "w4: no groups": replace(w4, weight_group=0),
+        "fq-vit": paper,
+    }
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--calib", required=True)
+    parser.add_argument("--images", type=int, default=512, help="half to calibrate with, half to compare on")
+    parser.add_argument("--only", help="rows whose name has this in it")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    model = fqvit.load_model(arguments.model, arguments.weights)
+    folder = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess).limit(arguments.images)
+    pixels = np.concatenate([batch.images for batch in track(folder.batches(), len(folder) // BATCH, "reading")])
+    seen, kept = pixels[0::2], pixels[1::2]
+    unseen = [kept[i : i + BATCH] for i in range(0, len(kept), BATCH)]
+    graph = trace(model.module)
+    exact = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in unseen])
+    print(f"{model.name}: calibrated on {len(seen)} images, compared on {len(kept)} others")
+    print("| | agreement, % | KL divergence | expected loss of top-1 | seconds to calibrate |\n|---|---|---|---|---|")
+    for name, recipe in variants().items():
+        if arguments.only and arguments.only not in name:
+            continue
+        start = time.perf_counter()
+        calibration = fqvit.calibrate(model, [seen], recipe)
+        seconds = time.perf_counter() - start
+        simulation = fqvit.Simulation(model, calibration)
+        found = measure(exact, torch.cat([simulation.run(batch) for batch in unseen]))
+        print(f"| {name} | {found.agreement:.1f} | {found.kl:.4f} | {found.loss:.2f} | {seconds:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
