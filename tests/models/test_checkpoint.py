@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -335,45 +334,6 @@ def test_truncated_and_garbage_files_are_one_line(tmp_path: Path) -> None:
             with pytest.raises(FqvitError, match="Download it again") as caught:
                 load_model("vit_one", path)
             assert "\n" not in str(caught.value)
-
-
-def test_torchscript_is_named_and_not_run(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would rather have torch.export
-        torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(tmp_path / "w.pt")
-    with pytest.raises(FqvitError, match=r"w\.pt: a TorchScript program.*Save model\.state_dict\(\) instead"):
-        load_model("vit_one", tmp_path / "w.pt")
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you"),
-            "more memory than",
-        ),
-        (MemoryError(), "more memory than"),
-        (OSError(12, "Cannot allocate memory"), "more memory than"),
-        (OSError(5, "Input/output error"), r"cannot be read \(Input/output error\)"),
-        (RuntimeError("file with version 99, but the maximum supported version for reading is 10."), "newer torch than"),
-        (
-            RuntimeError("PytorchStreamReader failed:\n" + 99 * "x"),
-            r"damaged or cut short \(PytorchStreamReader failed: x+\.\.\.\)",
-        ),
-        (EOFError(), r"damaged or cut short \(EOFError\)"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_not_always_damaged(
-    error: Exception, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*_: object, **__: object) -> None:
-        raise error
-
-    torch.save(random_state(VIT), tmp_path / "w.pth")
-    monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(FqvitError, match=message) as caught:
-        load_model("vit_one", tmp_path / "w.pth")
-    assert "\n" not in str(caught.value) and ("Download it again" in str(caught.value)) == ("damaged" in str(caught.value))
 
 
 def test_a_file_under_a_wrong_extension_is_told_its_right_one(tmp_path: Path) -> None:
