@@ -22,11 +22,11 @@ lint: .venv/.dev
 bench: .venv/.run
 	$(BIN)/python benchmarks/calibration.py
 
-# timm is compared with in tests, which skip without it. No dependencies: torchvision would ask for its own torch.
+# timm is compared with in tests, which skip without it: an install that fails is no failure, and is tried again next time.
+# No dependencies: torchvision would ask for its own torch.
 oracles: .venv/.oracles
 .venv/.oracles: .venv/.dev
-	-$(PIP) install -q --no-deps timm torchvision && $(PIP) install -q huggingface_hub pyyaml
-	@touch $@
+	-$(PIP) install -q --no-deps timm torchvision && $(PIP) install -q huggingface_hub pyyaml && touch $@
 
 # The larger install serves the smaller one too, so that a fresh `make test` compiles once.
 .venv/.dev: .venv/.torch $(SOURCES)
@@ -37,10 +37,10 @@ oracles: .venv/.oracles
 	$(INSTALL) -e '.[quantize]'
 	@touch $@
 
-# First and alone, so that what follows finds a torch and takes no other.
+# First and alone, so that what follows finds a torch and takes no other. One that is there already stays.
 .venv/.torch: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -q -c constraints.txt torch || $(PIP) install -q torch
+	$(PIP) show -q torch 2>/dev/null || $(PIP) install -q -c constraints.txt torch || $(PIP) install -q torch
 	@touch $@
 
 clean:

@@ -187,11 +187,12 @@ def test_compare_warns_of_other_weights(program: Path, tmp_path: Path) -> None:
 
 
 def test_class_names_are_read_from_pairs_and_from_lines(tmp_path: Path) -> None:
-    from fqvit.commands.inputs import class_names
+    from fqvit.commands.inputs import Classes, read_classes
 
     (tmp_path / "pairs.json").write_text('[["n01", "tench"], ["n02", "goldfish"]]')
     (tmp_path / "lines.txt").write_text("tench\r\ngoldfish\n")
-    assert class_names(tmp_path / "pairs.json") == class_names(tmp_path / "lines.txt") == ["tench", "goldfish"]
+    assert read_classes(tmp_path / "pairs.json") == Classes(["tench", "goldfish"], ["n01", "n02"])
+    assert read_classes(tmp_path / "lines.txt") == Classes(["tench", "goldfish"], [])
 
 
 # What it says of mistakes

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
-from fqvit.models import embedded
+from fqvit.models import embedded, zoo
 from fqvit.models.load import build
 from tests.command_line import fqvit, refused
 
@@ -55,6 +57,38 @@ def test_embedded_images_are_not_for_models_with_other_classes(program: Path, fi
 def test_embedded_images_are_not_for_models_of_another_size(large: Path) -> None:
     refused(fqvit("eval", "fmnist_vit", "--weights", large), "32x32x1", "28x28x1", "--data")
     refused(fqvit("quantize", "--weights", large), "32x32x1", "28x28x1", "--calib")
+
+
+def test_weights_named_like_a_model_with_other_preprocessing_are_warned_of(
+    five: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = zoo.find("fmnist_vit")
+    shown = replace(row, name="fmnist_vit_dark", preprocess=msgspec.structs.replace(row.preprocess, mean=(0.1,)))
+    for other in (shown, replace(row, name="fmnist_vit_twin")):
+        monkeypatch.setitem(zoo.BY_NAME, other.name, other)
+        weights = tmp_path / f"{other.name}.safetensors"
+        weights.write_bytes(five.read_bytes())
+        words = ("quantize", "fmnist_vit", "--weights", weights, "--images", 2, "-o", tmp_path / "x.fqvit")
+        done = fqvit(*words)
+        assert done.code == 0
+        if other is shown:
+            said = f"fqvit: warning: {weights.name} is named like {other.name}, but is loaded as fmnist_vit"
+            assert done.err.startswith(said) and len(done.err.splitlines()) == 1 and f"pass {other.name} as" in done.err
+        else:
+            assert done.err == ""
+
+
+def test_a_folder_of_some_classes_is_understood_by_ids(program: Path, five: Path, tmp_path: Path) -> None:
+    for id in ("n03", "n08"):
+        (tmp_path / "val" / id).mkdir(parents=True)
+        Image.new("L", (28, 28)).save(tmp_path / "val" / id / "0.png")
+    refused(fqvit("eval", program, "--data", tmp_path / "val"), "2 class sub-folders", "'n03'", "--classes")
+    names = tmp_path / "classes.json"
+    names.write_text('[["n01", "a"], ["n03", "b"]]')
+    refused(fqvit("eval", program, "--data", tmp_path / "val", "--classes", names), "2 classes", "has 5")
+    names.write_text('[["n01", "a"], ["n03", "b"], ["n05", "c"], ["n08", "d"], ["n09", "e"]]')
+    for target in ((program,), ("fmnist_vit", "--weights", five)):
+        assert fqvit("eval", *target, "--data", tmp_path / "val", "--classes", names, "--json").json["images"] == 2
 
 
 def test_compare_refuses_weights_of_other_sizes(program: Path, large: Path, tmp_path: Path) -> None:

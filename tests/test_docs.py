@@ -195,6 +195,13 @@ def test_every_room_is_listed_in_the_architecture() -> None:
     assert [f for f in files if f"`{f}`" not in text and f"`{Path(f).parent}/`" not in text] == []
 
 
+def test_names_of_models_that_are_not_listed_are_taken() -> None:
+    from fqvit.models.zoo import BY_NAME, lookup
+
+    names = re.findall(r"`(\w+_\w+_\d+[\w.]*)`", section(page("docs/architecture.md"), "Names of models"))
+    assert len(names) == 4 and all(lookup(name) is not None and name not in BY_NAME for name in names)
+
+
 def test_no_placeholder_is_left() -> None:
     left = {named(path): re.findall(r"@@\w+@@", path.read_text(encoding="utf-8")) for path in PAGES}
     assert {name: found for name, found in left.items() if found} == {}

@@ -82,6 +82,17 @@ def test_class_folders_find_their_class(folders: list[str], classes: list[str] |
     assert list(class_indices("data", folders, classes).values()) == expected
 
 
+def test_class_folders_find_their_class_by_id_where_ids_are_known() -> None:
+    names, ids = ["tench", "crane", "crane", "cock"], ["n01", "n02", "n09", "n03"]
+    for folders, expected in ((["n03", "n09"], [3, 2]), (["cock", "tench"], [3, 0]), (["3"], [3])):
+        assert list(class_indices("data", folders, names, ids).values()) == expected
+    assert class_indices("data", ["n03"], 4, ids) == {"n03": 3}
+    with pytest.raises(FqvitError, match="'n04' is neither a class id or name nor"):
+        class_indices("data", ["n03", "n04"], names, ids)
+    with pytest.raises(FqvitError, match=r"'n03' is neither a class name nor.*--classes"):
+        class_indices("data", ["n03", "n09"], names)
+
+
 @pytest.mark.parametrize(
     ("folders", "classes"),
     [(["a", "b"], 3), (["cat", "dig"], ["cat", "dog", "cow"]), (["1", "10", "2"], 3), (["cat", "CAT"], ["cat", "dog", "cow"])],

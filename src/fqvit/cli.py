@@ -42,6 +42,9 @@ class Features(StrEnum):
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", show_default=False)]
 Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint of the float model.")]
+Classes = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
+]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
 
 
@@ -107,7 +110,7 @@ def quantize(
     images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
     k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor.")] = None,
     max_loss: Annotated[float | None, typer.Option(metavar="X", help="Points of top-1 that recipe auto may lose.")] = None,
-    classes: Annotated[Path | None, typer.Option(metavar="FILE", help="Class names: JSON list, or one a line.")] = None,
+    classes: Classes = None,
     save_calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration.")] = None,
     calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="A saved one, with its recipe.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.fqvit", help="Default: MODEL.fqvit here.")] = None,
@@ -140,6 +143,7 @@ def evaluate(
     target: Annotated[str, typer.Argument(metavar="FILE.fqvit|MODEL", show_default=False)],
     weights: Weights = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images, one sub-folder a class.")] = None,
+    classes: Classes = None,
     backend: Annotated[Backend | None, typer.Option(help="What runs a program; now: reference.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = None,
     device: Device = "cpu",
@@ -152,6 +156,7 @@ def evaluate(
         target,
         weights=weights,
         data=data,
+        classes=classes,
         backend=None if backend is None else backend.value,
         limit=limit,
         device=device,

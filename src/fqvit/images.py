@@ -53,8 +53,10 @@ class ImageFolder:
         return cls([root / name for name in image_names(root)], None, preprocess)
 
     @classmethod
-    def labelled(cls, folder: str | Path, preprocess: Preprocess, classes: Sequence[str] | int) -> ImageFolder:
-        """A sub-folder a class; `classes` are the model's class names, or their number. See `class_indices`."""
+    def labelled(
+        cls, folder: str | Path, preprocess: Preprocess, classes: Sequence[str] | int, ids: Sequence[str] = ()
+    ) -> ImageFolder:
+        """A sub-folder a class; `classes` are the model's class names, or their number; `ids` theirs. See `class_indices`."""
         root = existing_folder(folder)
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         names = image_names(root)
@@ -65,7 +67,7 @@ class ImageFolder:
             raise FqvitError(
                 f"{root}: {len(loose)} images outside the class sub-folders ({loose[0]} first). Move or remove them."
             )
-        indices = class_indices(str(root), folders, classes)
+        indices = class_indices(str(root), folders, classes, ids)
         return cls([root / name for name in names], [indices[name.split("/", 1)[0]] for name in names], preprocess)
 
     def limit(self, count: int) -> ImageFolder:
@@ -187,20 +189,21 @@ def image_names(root: Path) -> list[str]:
     return sorted(names)
 
 
-def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | int) -> dict[str, int]:
+def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | int, ids: Sequence[str] = ()) -> dict[str, int]:
     """{sub-folder: class index}. The first of these rules that fits all of the sorted folders:
 
-    1. each is the name of one class (case and punctuation do not matter);
+    1. each is the id of one class, or else each is the name of one (case and punctuation do not matter);
     2. each is a class index written as a number;
     3. there are as many as classes: the index is the folder's rank, as ImageNet's wnids have it.
+
+    `ids` are in the order of the classes; by rules 1 and 2 some classes may have no folder.
     """
     count = classes if isinstance(classes, int) else len(classes)
-    indices_of: dict[str, list[int]] = {}
-    for index, name in enumerate(() if isinstance(classes, int) else classes):
-        indices_of.setdefault(plain(name), []).append(index)
-    named = [indices_of.get(plain(folder), []) for folder in folders]
-    if all(len(found) == 1 for found in named) and len({found[0] for found in named}) == len(folders):
-        return {folder: found[0] for folder, found in zip(folders, named, strict=True)}
+    known = (ids, () if isinstance(classes, int) else classes)
+    named = [_indices_of(folders, names) for names in known]
+    for found in named:
+        if len({index for index in found if index is not None}) == len(folders):
+            return {folder: index for folder, index in zip(folders, found, strict=True) if index is not None}
 
     numbers = [int(folder) if folder.isascii() and folder.isdigit() else -1 for folder in folders]
     if all(0 <= number < count for number in numbers):
@@ -211,11 +214,21 @@ def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | i
     if len(folders) == count and not ambiguous:
         return {folder: rank for rank, folder in enumerate(folders)}
 
-    stray = next((f for f, found in zip(folders, named, strict=True) if len(found) != 1), folders[0])
+    kind, hint = ("id or name", "") if ids else ("name", ", or pass class ids (--classes with [id, name] pairs)")
+    stray = next((folder for folder, *found in zip(folders, *named, strict=True) if found == [None, None]), folders[0])
     raise FqvitError(
-        f"{where}: {len(folders)} class sub-folders for a model of {count} classes, and '{stray}' is neither a class name "
-        f"nor a number below {count}. Have one sub-folder a class, or name them by class name or by number from 0."
+        f"{where}: {len(folders)} class sub-folders for a model of {count} classes, and '{stray}' is neither a class {kind} "
+        f"nor a number below {count}. Have one sub-folder a class, or name them by class name or by number from 0{hint}."
     )
+
+
+def _indices_of(folders: Sequence[str], names: Sequence[str]) -> list[int | None]:
+    """Which class each folder names; None where it names none or several."""
+    indices: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        indices.setdefault(plain(name), []).append(index)
+    found = [indices.get(plain(folder), []) for folder in folders]
+    return [at[0] if len(at) == 1 else None for at in found]
 
 
 def plain(name: str) -> str:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fqvit.evaluate.inspect import inspect, kind_of
 from fqvit.ir.ops import Linear
+from fqvit.ir.program import CLASSES
 from tests.command_line import fqvit
 
 
@@ -14,7 +18,19 @@ def test_the_bytes_add_up_to_the_file(made: Any, tmp_path: Path) -> None:
     found = inspect(made.program, path)
     assert sum(found.bytes.values()) == found.total == path.stat().st_size
     assert found.weights == sum(a.nbytes for name, a in made.program.constants.items() if name.endswith(".w"))
-    assert found.overhead == 100 * (found.total - found.weights) / found.weights
+    assert found.overhead == 100 * (found.total - found.weights - found.bytes["class names"]) / found.weights
+
+
+def test_class_names_are_bytes_of_the_file_and_not_of_its_overhead(made: Any, tmp_path: Path) -> None:
+    found = []
+    for names in (["cat"] * 7, ["a very long name of a class" * 99] * 7):
+        text = "\n".join(names).encode()
+        program = replace(made.program, constants={**made.program.constants, CLASSES: np.frombuffer(text, np.uint8)})
+        program.save(tmp_path / "tiny.fqvit")
+        found.append(inspect(program, tmp_path / "tiny.fqvit"))
+        assert found[-1].names == found[-1].bytes["class names"] == len(text)
+    assert found[1].total - found[0].total > 10_000
+    assert abs(found[1].extra - found[0].extra) < 32  # the digits of offsets in the header, and its padding
 
 
 def test_ops_sites_and_proofs_are_all_listed(made: Any, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fqvit.errors import FqvitError
-from fqvit.models.device import device_of
+from fqvit.models.device import device_of, one_thread
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -23,3 +23,15 @@ def test_a_device_that_is_not_here_is_refused(name: str) -> None:
         pytest.skip("this machine has it")
     with pytest.raises(FqvitError, match="not available here"):
         device_of(name)
+
+
+def test_one_thread_is_for_a_while_only() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyError), one_thread():
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

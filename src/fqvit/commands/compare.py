@@ -18,14 +18,16 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, as_json:
     header = program.header
     inputs.require_torch("compare")
     from fqvit.evaluate.compare import Comparer
+    from fqvit.models.device import one_thread
 
     pictures = inputs.unlabelled(data, "--data", header.model, header.preprocess, limit, BATCH)
-    model = inputs.float_model(header.model, weights)
-    comparer = Comparer(program, model)  # refuses other shapes; other weights of the same shapes are compared, with a warning
-    if _hash(model.source) != _hash(header.source):
-        warn(f"these weights ({model.source}) are not those that {file} was made from ({header.source}).")
-    for batch in pictures.batches(BATCH, "comparing"):
-        comparer.add(batch.images)
+    with one_thread():
+        model = inputs.float_model(header.model, weights)
+        comparer = Comparer(program, model)  # refuses other shapes; other weights of the same are compared, with a warning
+        if _hash(model.source) != _hash(header.source):
+            warn(f"these weights ({model.source}) are not those that {file} was made from ({header.source}).")
+        for batch in pictures.batches(BATCH, "comparing"):
+            comparer.add(batch.images)
     found = comparer.result()
     if as_json:
         say_json(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fqvit.commands import inputs
@@ -21,6 +22,7 @@ def run(
     *,
     weights: str | None,
     data: Path | None,
+    classes: Path | None,
     backend: str | None,
     limit: int | None,
     device: str,
@@ -28,20 +30,27 @@ def run(
 ) -> None:
     if backend not in (None, "reference"):
         raise FqvitError(f"backend {backend!r}: not in this version of fqvit. Use --backend reference.")
+    given = inputs.read_classes(classes)
     path = Path(target)
     if not target.startswith("hf:") and (path.suffix in (".fqvit", *CHECKPOINTS) or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
         if device != "cpu":
             raise FqvitError(f"device {device!r}: programs run on the CPU. Use --device cpu.")
-        model, backend, (preprocess, classes, forward), size = *_program(path), PROGRAM_BATCH
+        model, backend, (preprocess, names, forward), size = *_program(path), PROGRAM_BATCH
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
         inputs.check_name(target)
         inputs.require_torch("eval of a float model")
-        model, backend, (preprocess, classes, forward), size = *_float(target, weights, device), FLOAT_BATCH
-    pictures = inputs.labelled(data, model, preprocess, classes, limit, size)
+        model, backend, (preprocess, names, forward), size = *_float(target, weights, device), FLOAT_BATCH
+    ids: list[str] = []
+    if given is not None:
+        count = names if isinstance(names, int) else len(names)
+        if len(given.names) != count:
+            raise FqvitError(f"{classes}: {len(given.names)} classes, but {target} has {count}. Give one a logit.")
+        names, ids = given.names, given.ids
+    pictures = inputs.labelled(data, model, preprocess, names, ids, limit, size)
     start = time.perf_counter()
     found = measure(forward, pictures.batches(size, "evaluating"))
     seconds = time.perf_counter() - start
@@ -66,7 +75,7 @@ def run(
     say(f"top-5 {found.top5:.2f} %")
 
 
-Ready = tuple[Preprocess, tuple[str, ...] | int, Run]
+Ready = tuple[Preprocess, Sequence[str] | int, Run]
 
 
 def _program(path: Path) -> tuple[str, str, Ready]:
@@ -88,6 +97,7 @@ def _float(name: str, weights: str | None, device: str) -> tuple[str, str, Ready
 
     where = device_of(device)
     model = inputs.float_model(name, weights)
+    inputs.warn_of_other_name(model, weights)
     module = model.module.to(where)
     graph = trace(module)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fqvit.commands.output import warn_of_skipped
+from fqvit.commands.output import warn, warn_of_skipped
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import arrays, spread
 from fqvit.images import Batch, ImageFolder
@@ -43,7 +43,13 @@ class Images:
 
 
 def labelled(
-    folder: Path | None, model: str, preprocess: Preprocess, classes: Sequence[str] | int, limit: int | None, size: int
+    folder: Path | None,
+    model: str,
+    preprocess: Preprocess,
+    classes: Sequence[str] | int,
+    ids: Sequence[str],
+    limit: int | None,
+    size: int,
 ) -> Images:
     """Test images with labels: --data, or for embedded models the test images of the package."""
     if folder is None:
@@ -59,7 +65,7 @@ def labelled(
             )
         chosen = spread(len(pixels), limit)
         return Images(arrays(pixels[chosen], labels[chosen], size), "embedded test images")
-    found = ImageFolder.labelled(folder, preprocess, classes)
+    found = ImageFolder.labelled(folder, preprocess, classes, ids)
     return Images(found if limit is None else found.limit(limit), str(folder))
 
 
@@ -85,7 +91,15 @@ def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[
         )
 
 
-def class_names(path: Path | None) -> list[str] | None:
+@dataclass(frozen=True)
+class Classes:
+    """ids: what ImageNet calls wnids, as folders are named; empty where the file has none."""
+
+    names: list[str]
+    ids: list[str]
+
+
+def read_classes(path: Path | None) -> Classes | None:
     """A JSON list of names or of (id, name) pairs, or text with a name a line."""
     if path is None:
         return None
@@ -96,7 +110,7 @@ def class_names(path: Path | None) -> list[str] | None:
     except UnicodeDecodeError:
         raise FqvitError(f"{path}: not UTF-8 text. Pass a JSON list of names, or a text file with one name a line.") from None
     if not text.lstrip().startswith(("[", "{")):
-        names: list[object] = list(text.rstrip("\n").split("\n"))
+        items: list[object] = list(text.rstrip("\n").split("\n"))
     else:
         try:
             found = json.loads(text)
@@ -104,13 +118,16 @@ def class_names(path: Path | None) -> list[str] | None:
             raise FqvitError(f"{path}: not JSON ({error}). Expected a list of names or of [id, name] pairs.") from None
         if not isinstance(found, list):
             raise FqvitError(f"{path}: a JSON {type(found).__name__}, expected a list of names or of [id, name] pairs.")
-        names = [item[1] if isinstance(item, list) and len(item) == 2 else item for item in found]
-    checked = []
-    for number, name in enumerate(names):
+        items = found
+    names, ids = [], []
+    for number, item in enumerate(items):
+        id, name = item if isinstance(item, list) and len(item) == 2 else (None, item)
         if not isinstance(name, str) or not name.strip() or "\n" in name.strip():
             raise FqvitError(f"{path}: class {number} is {name!r}, expected a name on one line.")
-        checked.append(name.strip())
-    return checked
+        names.append(name.strip())
+        if isinstance(id, str):
+            ids.append(id)
+    return Classes(names, ids if len(ids) == len(names) else [])
 
 
 def require_torch(command: str) -> None:
@@ -121,14 +138,32 @@ def require_torch(command: str) -> None:
 
 def float_model(name: str | None, weights: str | None, classes: Path | None = None) -> FloatModel:
     """The model of a zoo name or hf: address. Without a name: the hub's, or that of the checkpoint's file name."""
-    names = class_names(classes)
+    found = read_classes(classes)
     if name is None and weights is not None:
         name, weights = _name_from(weights)
     from fqvit.models.device import keep_freed_memory
     from fqvit.models.load import load_model
 
     keep_freed_memory()
-    return load_model(name or embedded.MODELS[0], weights, names)
+    return load_model(name or embedded.MODELS[0], weights, None if found is None else found.names)
+
+
+def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
+    """ViT and DeiT have the same shapes and other preprocessing, so a file of one loads as the other. Its name may tell."""
+    from fqvit.models.fold import Hints
+    from fqvit.models.load import preprocess_of
+    from fqvit.models.zoo import lookup
+
+    if weights is None or weights.startswith("hf:") or Path(weights).is_dir():
+        return
+    row = lookup(Path(weights).stem)
+    if row is None or row.name == model.name:
+        return
+    if preprocess_of(row, model.module.config, Hints(), row.name) != model.preprocess:  # type: ignore[arg-type]
+        warn(
+            f"{Path(weights).name} is named like {row.name}, but is loaded as {model.name}, which prepares images otherwise."
+            f" If the file is what its name says, pass {row.name} as the model."
+        )
 
 
 def check_name(name: str | None) -> None:

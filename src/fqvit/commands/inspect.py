@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from fqvit.commands.output import facts, say, say_json, size, table
-from fqvit.evaluate.inspect import Inspection, ProofRow, SiteRow, inspect
+from fqvit.evaluate.inspect import NAMES, Inspection, ProofRow, SiteRow, inspect
 from fqvit.ir.program import Program
 
 
@@ -88,9 +88,12 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         ("fingerprint", program.fingerprint()),
     ]
     weights = max(found.weights, 1)
-    sizes = [(kind, f"{count:,}", f"{100 * count / weights:.2f} %") for kind, count in found.bytes.items()]
-    others = found.total - found.weights
-    sizes += [("all but weights", f"{others:,}", f"{found.overhead:.2f} %"), ("file", f"{found.total:,}", size(found.total))]
+    inside = {kind: count for kind, count in found.bytes.items() if kind != NAMES}
+    sizes = [(kind, f"{count:,}", f"{100 * count / weights:.2f} %") for kind, count in inside.items()]
+    sizes.append(("all but weights", f"{found.extra:,}", f"{found.overhead:.2f} %"))
+    if found.names:
+        sizes.append((f"{NAMES} (not counted above)", f"{found.names:,}", f"{100 * found.names / weights:.2f} %"))
+    sizes.append(("file", f"{found.total:,}", size(found.total)))
     return "\n".join(
         (
             facts(rows),

@@ -64,6 +64,7 @@ def run(
 
     device_of(device)
     model = inputs.float_model(model_name, weights, classes)
+    inputs.warn_of_other_name(model, weights)
     target = Path(f"{model.name}.fqvit") if out is None else out
     inputs.check_output(target)
     start = time.perf_counter()
@@ -112,12 +113,13 @@ def run(
         say_json(result)
         return
     spent = f"calibrated in {calibrated - start:.1f} s, lowered and proved in {lowered - calibrated:.1f} s"
+    apart = f" and {size(found.names)} of class names" if found.names else ""
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
         ("images", f"{calibration.images} ({where}), {spent}"),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
-        ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its weights)"),
+        ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its weights{apart})"),
         ("fingerprint", program.fingerprint()),
     ]
     if calibration.choice is not None:

@@ -75,7 +75,7 @@ class Comparer:
         calibration = calibration_of(program)
         self.graph = trace(model.module, calibration.features)
         self._check(model)
-        self.reference = Reference(program)
+        self.reference = Reference(program, "torch")  # the same bits, in the threads that torch is given
         self.simulation = Simulation(self.model, calibration)
         self.qparams = dict(self.simulation.sites)
         self.logits = program.header.output.buffer if program.header.output.kind == "logits" else None

@@ -18,6 +18,7 @@ from fqvit.ir.ops import Linear
 from fqvit.ir.program import CLASSES, AnyOp, Program
 from fqvit.ir.value import Proof, Value
 
+OTHER, PROGRAM, NAMES = "indices", "program text", "class names"
 # The last part of a constant's name says what it is; shared constants are called kind.0, kind.1, ...
 KINDS = {
     "w": "weights",
@@ -32,9 +33,8 @@ KINDS = {
     "positions": "embeddings",
     "prefix": "embeddings",
     "alpha": "power-of-two factors",
-    CLASSES: "class names",
+    CLASSES: NAMES,
 }
-OTHER, PROGRAM = "indices", "program text"
 
 
 class OpRow(msgspec.Struct, frozen=True):
@@ -104,9 +104,18 @@ class Inspection:
         return sum(self.bytes.values())
 
     @property
+    def names(self) -> int:
+        return self.bytes.get(NAMES, 0)
+
+    @property
+    def extra(self) -> int:
+        """Bytes that the format adds to the weights. Not the class names, which are the user's: any length, or none."""
+        return self.total - self.weights - self.names
+
+    @property
     def overhead(self) -> float:
-        """Percent of the weights, as stored, that everything else in the file adds to them."""
-        return 100 * (self.total - self.weights) / max(self.weights, 1)
+        """The same in percent of the weights as they are stored."""
+        return 100 * self.extra / max(self.weights, 1)
 
     def tightest(self) -> list[ProofRow]:
         """Of every kind of accumulator (its op, and what it is there) the one with the least headroom."""

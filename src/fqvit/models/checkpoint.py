@@ -7,8 +7,10 @@ keymaps.py translates those.
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import pickle
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -38,6 +40,7 @@ SUFFIX: dict[Container, str] = {"safetensors": ".safetensors", "torch": ".pth", 
 # Where training scripts put the weights inside what they save, in order of preference, and what wrappers put before names.
 NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
+MEMORY = re.compile(r"(allocate|out of) memory|not enough memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,11 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
 
-# What the three readers raise on damaged files.
-DAMAGE = (
+# What the three readers raise on files that they cannot read: damaged ones mostly, see _unreadable.
+UNREADABLE = (
     SafetensorError,
     RuntimeError,
+    MemoryError,
     EOFError,
     ValueError,
     LookupError,
@@ -74,6 +78,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     found = _sniff(path)
     if found is None:
         raise FqvitError(f"{path.name}: not a {expected} file, or cut short. Download it again.")
+    if found == "torch script":
+        raise FqvitError(f"{path.name}: a TorchScript program, which is code and is not run. Save model.state_dict() instead.")
     if found != expected:
         raise FqvitError(f"{path.name}: is a {found} file, not a {expected} one. Rename it to {path.stem}{SUFFIX[found]}.")
     content = _read(path, found)
@@ -118,16 +124,20 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _sniff(path: Path) -> Container | None:
+def _sniff(path: Path) -> Container | Literal["torch script"] | None:
     """The container by its first bytes; None if it is none of them or its directory is cut off."""
     with path.open("rb") as file:
         start = file.read(9)
     if start[:2] == b"PK":
         try:
             with zipfile.ZipFile(path) as archive:
-                return "npz" if all(name.endswith(".npy") for name in archive.namelist()) else "torch"
+                names = archive.namelist()
         except zipfile.BadZipFile:
             return None
+        if all(name.endswith(".npy") for name in names):
+            return "npz"
+        script = any(name.endswith("/constants.pkl") for name in names) and any("/code/" in name for name in names)
+        return "torch script" if script else "torch"
     if start[8:9] == b"{":
         return "safetensors"
     return "torch" if start[:1] == b"\x80" else None
@@ -146,9 +156,9 @@ def _read(path: Path, container: Container) -> object:
         if "global" in str(error).lower() or "Unsupported" in str(error):
             said = f"{path.name}: holds code or foreign objects beside its tensors, which are not run"
             raise FqvitError(f"{said}. Save model.state_dict() alone.") from error
-        raise _damaged(path) from error
-    except DAMAGE as error:
-        raise _damaged(path) from error
+        raise _unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from error
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
@@ -162,8 +172,19 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _damaged(path: Path) -> FqvitError:
-    return FqvitError(f"{path.name}: damaged or cut short. Download it again.")
+def _unreadable(path: Path, error: Exception) -> FqvitError:
+    """The readers raise their errors of memory, of versions and of damage as the same types: their words tell which."""
+    said = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, MemoryError) or MEMORY.search(said):
+        said = f"{path.name}: reading this file of {path.stat().st_size / 1e6:,.1f} MB takes more memory than there is"
+        return FqvitError(f"{said}. Free some, or, if the model is small, download it again.")
+    if "maximum supported version" in said:
+        remedy = "Install a newer torch, or save it as .safetensors"
+        return FqvitError(f"{path.name}: written by a newer torch than {torch.__version__}. {remedy}.")
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a seek beyond where it was cut
+        return FqvitError(f"{path.name}: cannot be read ({error.strerror}). Check the disk and the file's permissions.")
+    words = said if len(said) <= 100 else f"{said[:97]}..."
+    return FqvitError(f"{path.name}: damaged or cut short ({words or type(error).__name__}). Download it again.")
 
 
 def _few(keys: Mapping[str, object]) -> str:

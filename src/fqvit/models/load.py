@@ -66,7 +66,7 @@ def load_model(
     if names is not None and len(names) != config.classes:
         said = f"{len(names)} class names for {config.classes} logits in {found.label}"
         raise FqvitError(f"{row.name}: {said}. Give one name a logit.")
-    return FloatModel(row.name, module.eval(), _preprocess(row, config, hints, found.label), names, found.source)
+    return FloatModel(row.name, module.eval(), preprocess_of(row, config, hints, found.label), names, found.source)
 
 
 def build(config: ViTConfig | SwinConfig) -> ViT | Swin:
@@ -110,7 +110,7 @@ def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
     return row
 
 
-def _preprocess(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, label: str) -> Preprocess:
+def preprocess_of(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, label: str) -> Preprocess:
     """The row's preprocessing at the checkpoint's image size and channels, with what the files beside the weights change."""
     p = row.preprocess
     height, width = config.image
