@@ -74,7 +74,7 @@ def test_packed_weights_count_as_they_are_stored(grouped: Any, tmp_path: Path) -
         a.nbytes for name, a in grouped.program.constants.items() if "exponent" in name
     )
     assert sum(found.bytes.values()) == found.total == path.stat().st_size
-    assert found.overhead == 100 * (found.total - found.weights) / found.weights and found.floats == 0
+    assert found.overhead == 100 * found.extra / found.weights and found.floats == 0
     text = fqvit("inspect", path).out
     assert f"{found.weights_by_bits[4]:,} 4-bit codes in groups of 16" in text and "weight exponents" in text
     assert fqvit("inspect", path, "--json").json["weights_by_bits"] == {"4": found.weights_by_bits[4], "8": plain}
