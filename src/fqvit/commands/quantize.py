@@ -160,7 +160,7 @@ def account(choice: Choice) -> str:
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
     rows += [
-        (raised.unit, raised.role, str(raised.sites), f"{raised.before} -> {raised.after}", f"-{raised.gain:.4f}", "", "")
+        (raised.unit, raised.role, str(raised.sites), f"{raised.before} -> {raised.after}", f"{-raised.gain:+.4f}", "", "")
         for raised in choice.raised
     ]
     rows.append(("end", "", "", "", *_measure(end)))

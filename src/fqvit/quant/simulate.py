@@ -38,7 +38,7 @@ class Simulation:
             node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, layers.Linear | layers.Patches)
         }
 
-    def _input_q(self, node: Node) -> QParams | None:
+    def input_q(self, node: Node) -> QParams | None:
         """The parameters of the codes that feed a node, through moves of rows."""
         name = node.inputs[0]
         times = 1
@@ -61,11 +61,9 @@ class Simulation:
         """The rounded weights and bias of a linear map, as real numbers."""
         leaf = node.leaf
         assert isinstance(leaf, layers.Linear | layers.Patches)
-        bits, group = bits_and_group(self.calibration.recipe, leaf)
-        weight = leaf.weight.detach().cpu().double().numpy()
-        bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
         if isinstance(leaf, layers.Patches):
-            assert bias is not None
+            bits, group = bits_and_group(self.calibration.recipe, leaf)
+            weight, bias = (part.detach().cpu().double().numpy() for part in (leaf.weight, leaf.bias))
             p = self.model.preprocess
             flat, offset, zero = pixel_linear(weight, bias, p)
             found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group)
@@ -78,8 +76,17 @@ class Simulation:
         steps = self.input_steps(node)
         chosen = self.calibration.weights.get(node.name)
         if chosen is None:
-            chosen = quantize_linear(weight, bias, np.ones(1) if steps is None else steps, bits, group=group)
+            chosen = self.plain_weights(node, np.ones(1) if steps is None else steps)
         return _as_real(chosen, steps)
+
+    def plain_weights(self, node: Node, steps: NDArray[np.float64]) -> QuantizedLinear:
+        """A linear map's weights, each rounded to the nearest code."""
+        leaf = node.leaf
+        assert isinstance(leaf, layers.Linear)
+        bits, group = bits_and_group(self.calibration.recipe, leaf)
+        weight = leaf.weight.detach().cpu().double().numpy()
+        bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
+        return quantize_linear(weight, bias, steps, bits, group=group)
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
         """Other integers for a linear map from now on."""
@@ -87,7 +94,7 @@ class Simulation:
 
     def input_steps(self, node: Node) -> NDArray[np.float64] | None:
         """The steps [K] of the codes that a linear map reads; None if it reads no codes."""
-        q = self._input_q(node)
+        q = self.input_q(node)
         assert isinstance(node.leaf, layers.Linear)
         return None if q is None else q.steps(node.leaf.weight.shape[1])
 
