@@ -83,7 +83,11 @@ def test_buffers_have_the_types_shapes_and_bounds_that_verify_found(kind: str) -
 
 def decoded(wire: Wire, codes: np.ndarray[Any, Any]) -> Tensor:
     x = torch.from_numpy(codes.astype(np.float64))
-    return wire.q.decode(x) if wire.q is not None else x * torch.from_numpy(wire.unit)
+    if wire.q is None:
+        return x * torch.from_numpy(wire.unit)
+    if len(wire.q.scale) > x.shape[-1]:  # V in heads, [..., H, T, D], with a step for each of H D channels
+        return wire.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
+    return wire.q.decode(x)
 
 
 @every_pair

@@ -115,8 +115,7 @@ def rebatch(
     """Single images of `shape` [H, W, C] or batches [n, H, W, C] of any size -> batches of `size`, `limit` images at most."""
     held: list[NDArray[np.uint8]] = []
     total = 0
-    iter_images = iter(images)
-    for item in iter_images:
+    for item in images:
         if not isinstance(item, np.ndarray) or item.dtype != np.uint8 or item.shape[-3:] != shape or item.ndim not in (3, 4):
             found = f"{item.dtype} {list(item.shape)}" if isinstance(item, np.ndarray) else type(item).__name__
             raise FqvitError(f"calibration image: {found}, expected uint8 {list(shape)}. Use preprocess.apply on each image.")
@@ -130,7 +129,6 @@ def rebatch(
                 held = []
         if total == limit:
             break
-    next(iter_images, None)  # lets a bar around the images end, and says which of them could not be read
     if held:
         yield np.stack(held)
 
