@@ -238,7 +238,7 @@ def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObs
 def _tokens(chosen: Node, y: Tensor) -> Tensor:
     """Joined tokens apart again, so that every channel of their site is seen as one: [N, T C] -> [N, T, C]."""
     assert isinstance(chosen.leaf, Take)
-    return y.unflatten(-1, (len(chosen.leaf.index), -1))
+    return y.reshape(len(y), len(chosen.leaf.index), -1)
 
 
 def observed_places(graph: Graph) -> dict[str, str]:

@@ -148,7 +148,8 @@ def _factor(square: Tensor, mean: float) -> Tensor:
     while True:
         lower, failed = torch.linalg.cholesky_ex(square + damping * torch.eye(len(square), dtype=torch.float64))
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            factor: Tensor
+            factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
-                return upper
+                return factor
         damping *= 10

@@ -1,7 +1,7 @@
 """Float simulation: the same walk as calibration, with decode(encode(x)) at every site and rounded weights.
 
 It exists to search methods quickly and to see where accuracy is lost; the integer program is the product. From equal
-inputs it gives the program's codes in nearly every place (tests hold it to 99.9 %).
+inputs it gives the program's codes in nearly every place (tests hold it to 99.9 %, of 16-bit codes to 99.2 %).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Simulation:
         self.sites = {
             name: dataclasses.replace(q, zero_code=q.zero_code or (q.log2 and masked)) for name, q in calibration.sites.items()
         }
+        self.patch_units: dict[str, Tensor] = {}  # float64 [C], what an accumulator unit of a patch embedding is worth
         self.weights = {
             node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, layers.Linear | layers.Patches)
         }
@@ -67,6 +68,7 @@ class Simulation:
             p = self.model.preprocess
             flat, offset, zero = pixel_linear(weight, bias, p)
             found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group)
+            self.patch_units[node.name] = torch.from_numpy(found.scale)
             rounded = found.w * found.scale[:, None] * 255
             # The walk's images are normalised already: take the part of the offset that stands for that back out.
             squares = leaf.patch**2
@@ -110,7 +112,11 @@ class Simulation:
             prefix, positions = node.params
             rounded, unit = quantize_positions(positions.cpu().double().numpy(), self.calibration.recipe.position_bits)
             q = self.sites.get(node.inputs[0])
-            prefix = prefix if q is None else q.decode(q.encode(prefix))
+            if q is None:
+                units = self.patch_units[node.inputs[0]]
+                prefix = (prefix.cpu().double() / units + 0.5).floor().mul(units).to(inputs[0].dtype)
+            else:
+                prefix = q.decode(q.encode(prefix))
             return leaf(inputs[0], prefix, torch.from_numpy(rounded * unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
         if isinstance(leaf, layers.BiasedScores):
             unit = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
