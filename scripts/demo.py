@@ -22,6 +22,7 @@ from fqvit.models.embedded import MODELS, calibration_images, test_images
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.progress import track
+from fqvit.quant.recipe import DEFAULT_RECIPE
 from fqvit.runtime.reference import Reference
 
 FOLDER = Path("build") / "demo"
@@ -45,7 +46,7 @@ Done in {time.perf_counter() - start:.0f} s."""
 
 def row(name: str) -> tuple[str, ...]:
     model = fqvit.load_model(name)
-    calibration = fqvit.calibrate(model, calibration_images(), fqvit.load_recipe("fq-vit"))
+    calibration = fqvit.calibrate(model, calibration_images(), fqvit.load_recipe(DEFAULT_RECIPE))
     program = fqvit.lower(model, calibration)
     path = FOLDER / f"{name}.fqvit"
     program.save(path)

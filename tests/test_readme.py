@@ -14,6 +14,7 @@ import fqvit
 from fqvit.models import embedded
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
+from fqvit.quant.recipe import DEFAULT_RECIPE
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.reference import Reference
 from tests.command_line import fqvit as command
@@ -50,11 +51,12 @@ def test_the_commands_with_deit_tiny_run(shared_data: Path, tmp_path: Path, monk
         assert done.code == 0, f"{line}: {done.err}"
 
 
+@pytest.mark.parametrize("recipe", ["fq-vit", DEFAULT_RECIPE])
 @pytest.mark.parametrize("name", embedded.MODELS)
-def test_integers_and_simulation_keep_the_accuracy_of_the_embedded_models(name: str) -> None:
-    """fq-vit, 1,000 test images: integers within 0.5 points of float, the simulation within 0.3 points of the integers."""
+def test_integers_and_simulation_keep_the_accuracy_of_the_embedded_models(name: str, recipe: str) -> None:
+    """1,000 test images: integers within 0.5 points of float, the simulation within 0.3 points of the integers."""
     model = fqvit.load_model(name)
-    calibration = fqvit.calibrate(model, [embedded.calibration_images()], fqvit.load_recipe("fq-vit"))
+    calibration = fqvit.calibrate(model, [embedded.calibration_images()], fqvit.load_recipe(recipe))
     program = fqvit.lower(model, calibration)
     images, labels = embedded.test_images()
 

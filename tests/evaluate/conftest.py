@@ -15,7 +15,7 @@ from fqvit.models.load import FloatModel, build
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.recipe import Recipe
+from fqvit.quant.recipe import RECIPES, Recipe
 
 VIT = ViTConfig(image=(16, 16), patch=4, channels=3, classes=7, width=24, depth=2, heads=3, hidden=48)
 SWIN = SwinConfig(image=(16, 16), patch=2, channels=3, classes=7, width=16, depths=(2, 2), heads=(2, 4), window=4)
@@ -52,6 +52,11 @@ def made(request: pytest.FixtureRequest) -> Made:
 @pytest.fixture(scope="session")
 def features() -> Made:
     return make(VIT, Recipe(name="fq-vit"), "pooled")
+
+
+@pytest.fixture(scope="session", params=["vit", "swin"])
+def compensated(request: pytest.FixtureRequest) -> Made:
+    return make(VIT if request.param == "vit" else SWIN, RECIPES["w4"])
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fqvit.errors import FqvitError
-from fqvit.evaluate.compare import calibration_of, compare
+from fqvit.evaluate.compare import Comparer, calibration_of, compare
 from fqvit.models.config import ViTConfig
 from fqvit.models.load import build
 from fqvit.quant.simulate import Simulation
@@ -26,6 +26,18 @@ def test_the_simulation_of_a_program_is_that_of_its_calibration(made: Any) -> No
         np.testing.assert_array_equal(q.alpha, wanted.alpha)
     mine, theirs = (Simulation(made.model, c).run(made.images[:4]) for c in (rebuilt, made.calibration))
     torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))
+
+
+def test_compensated_weights_are_simulated_as_they_are_in_the_program(compensated: Any) -> None:
+    """They cannot be made again without the calibration images."""
+    mine = Comparer(compensated.program, compensated.model).simulation
+    theirs = Simulation(compensated.model, compensated.calibration)
+    for name, (weight, bias) in theirs.weights.items():
+        torch.testing.assert_close(mine.weights[name][0], weight, rtol=1e-5, atol=0, msg=name)
+        torch.testing.assert_close(mine.weights[name][1], bias, rtol=1e-5, atol=1e-9, msg=name)
+    for name, q in compensated.calibration.sites.items():
+        np.testing.assert_allclose(mine.sites[name].scale, q.scale, rtol=1e-8)
+        np.testing.assert_array_equal(mine.sites[name].zeros(len(q.zero)), q.zero)
 
 
 def test_every_site_and_the_logits_are_compared_worst_first(made: Any) -> None:

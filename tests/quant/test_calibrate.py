@@ -15,7 +15,7 @@ from fqvit.ir.lower import lower
 from fqvit.models.graph import trace
 from fqvit.models.layers import gelu
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, trim_gelu_inputs
+from fqvit.quant.calibrate import Sample, SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, trim_gelu_inputs
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
 from fqvit.quant.qparams import affine
@@ -172,6 +172,18 @@ BROKEN = {
     "other features": edited(lambda w: w.update(features="boxes")),
     "images in words": edited(lambda w: w.update(images="many")),
     "a scale of 0": edited(lambda w: w["sites"]["embed"].update(scale=[0.0])),
+    "levels that weigh nothing": edited(lambda w: w["sites"]["embed"].update(levels=[0] * 256)),
+    "a level below 0": edited(lambda w: w["sites"]["embed"].update(levels=[-1] * 256)),
+    "weights without rows": edited(lambda w: w.update(weights={"head": {"w": "", "scale": [], "bias": [], "exponent": None}})),
+    "weights without columns": edited(
+        lambda w: w.update(weights={"head": {"w": "", "scale": [1], "bias": [1], "exponent": None}})
+    ),
+    "ragged weights": edited(
+        lambda w: w.update(weights={"head": {"w": "AAAA", "scale": [1, 1], "bias": [1, 1], "exponent": None}})
+    ),
+    "weights that are no base64": edited(
+        lambda w: w.update(weights={"head": {"w": "!", "scale": [1], "bias": [1], "exponent": None}})
+    ),
     "a scale that is no number": edited(lambda w: w["sites"]["embed"].update(scale=[float("nan")])),
 }
 
@@ -236,3 +248,55 @@ def test_the_last_norm_is_observed_on_the_class_token_only() -> None:
     for features, seen in (("logits", token), ("pooled", token), ("tokens", tokens)):
         q = calibrate(MODEL, [PICTURES], minmax, features=features).sites["norm"]  # type: ignore[arg-type]
         assert np.isclose(q.scale[0], affine(float(seen.min()), float(seen.max()), 8).scale[0], rtol=1e-5)
+
+
+def test_the_same_sequence_gives_the_same_sample_however_it_is_cut() -> None:
+    pictures = np.arange(90, dtype=np.uint8).reshape(90, 1, 1, 1)
+
+    def sampled(cuts: list[int], size: int = 8) -> list[int]:
+        sample = Sample(size)
+        for part in np.split(pictures, cuts):
+            sample.add(part)
+        assert sample.seen == 90
+        return sample.images()[:, 0, 0, 0].tolist()  # type: ignore[no-any-return]
+
+    whole = sampled([])
+    assert whole == sampled([1, 2, 50]) == sampled(list(range(90))) and len(set(whole)) == 8
+    assert max(whole) > 8  # not just the first
+    assert sampled([40], 90) == sampled([], 200) == list(range(90))
+
+
+def test_a_sample_does_not_keep_the_batches_it_was_taken_from() -> None:
+    sample = Sample(3)
+    for start in range(0, 20, 4):
+        sample.add(PICTURES[start : start + 4])
+    assert all(image.base is None for image in sample.kept)
+
+
+def test_every_image_has_the_same_chance_to_be_in_the_sample() -> None:
+    seen = np.zeros(20)
+    for seed in range(2000):
+        sample = Sample(5)
+        sample.random = np.random.default_rng(seed)
+        sample.add(np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1))
+        seen[sample.images().ravel()] += 1
+    assert (np.abs(seen / 2000 - 0.25) < 0.05).all()
+
+
+def test_the_channels_of_two_class_tokens_are_the_same_channels() -> None:
+    """A distilled head reads two tokens side by side; the norm before it has the channels of one."""
+    model = float_model("distilled")
+    calibration = calibration_of(model, "fqvit")
+    assert len(calibration.sites["norm"].scale) == 16
+    lower(model, calibration)
+
+
+def test_a_block_that_is_switched_off_is_calibrated() -> None:
+    """Weights of zeros give sites that are always 0: any step will do, but it must fit."""
+    model = float_model("vit")
+    with torch.no_grad():
+        for leaf in (model.module.blocks[0].attn.qkv, model.module.blocks[1].mlp.fc1, model.module.blocks[1].norm1):  # type: ignore[index, union-attr]
+            leaf.weight.zero_()
+            leaf.bias.zero_()
+    for recipe in ("fqvit", "w4"):
+        lower(model, calibration_of(model, recipe))

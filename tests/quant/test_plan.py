@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import trace
+from fqvit.models.graph import Graph, trace
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.recipe import RECIPES, SiteRule
 from tests.factories import MODELS, float_model
@@ -18,6 +18,12 @@ def planned(
     recipe: str = "fq-vit", kind: str = "vit", sites: dict[str, SiteRule] | None = None, **changes: Any
 ) -> dict[str, SitePlan]:
     return plan(GRAPHS[kind], msgspec.structs.replace(RECIPES[recipe], sites=sites or {}, **changes))
+
+
+def with_channels(graph: Graph, **changes: Any) -> set[str]:
+    """The sites that have a step for each channel."""
+    sites = plan(graph, msgspec.structs.replace(RECIPES["fqvit"], **changes))
+    return {name for name, site in sites.items() if site.kind == "channels"}
 
 
 def test_the_papers_method_site_by_site() -> None:
@@ -70,7 +76,7 @@ def test_a_site_is_overridden_by_name_by_glob_and_by_role() -> None:
         }
     )
     assert sites["blocks.0.mlp.act"].bits == 6 and sites["blocks.0.mlp.act"].observer == "minmax"
-    assert sites["blocks.1.mlp.act"] == SitePlan("blocks.1.mlp.act", "range", 5, "omse")
+    assert sites["blocks.1.mlp.act"] == SitePlan("blocks.1.mlp.act", "range", 5, "gelu", "omse")
     assert sites["blocks.0.attn.scores"].fixed == (-4.0, 4.0) and sites["blocks.1.attn.scores"].fixed is None
     assert (sites["blocks.1.add1"].k, sites["blocks.1.add2"].k) == (1, 3)
 
@@ -95,9 +101,9 @@ def test_residuals_can_be_moved_to_and_from_power_of_two_factors() -> None:
 
 def test_attention_of_more_than_four_bits_is_uniform() -> None:
     assert planned(attention_bits=8)["blocks.0.attn.softmax"].kind == "range"
-    assert planned(attention_bits=2)["blocks.0.attn.softmax"] == SitePlan("blocks.0.attn.softmax", "log2", 2)
+    assert planned(attention_bits=2)["blocks.0.attn.softmax"] == SitePlan("blocks.0.attn.softmax", "log2", 2, "attention")
     assert planned(sites={"attention": SiteRule(bits=8)})["blocks.0.attn.softmax"] == SitePlan(
-        "blocks.0.attn.softmax", "range", 8
+        "blocks.0.attn.softmax", "range", 8, "attention"
     )
 
 
@@ -115,3 +121,90 @@ def test_a_site_without_codes_cannot_be_overridden(site: str) -> None:
 def test_power_of_two_factors_are_for_residuals_only() -> None:
     with pytest.raises(FqvitError, match=r"blocks\.0\.mlp\.act: ptf is for LayerNorm inputs only"):
         planned(sites={"gelu": SiteRule(observer="ptf")})
+
+
+def test_ours_site_by_site() -> None:
+    sites = plan(GRAPHS["vit"], RECIPES["fqvit"])
+    kinds = {name.removeprefix("blocks.0."): (site.kind, site.bits) for name, site in sites.items() if "blocks.0" in name}
+    assert kinds == {
+        "norm1": ("channels", 8),
+        "attn.qkv": ("channels", 8),
+        "attn.scores": ("range", 8),
+        "attn.softmax": ("relative", 4),
+        "attn.context": ("channels", 8),
+        "add1": ("range", 16),
+        "norm2": ("channels", 8),
+        "mlp.fc1": ("range", 10),
+        "mlp.act": ("channels", 8),
+        "add2": ("range", 16),
+    }
+    assert sites["blocks.0.mlp.act"].k == 4 and sites["norm"].kind == "channels"
+
+
+@pytest.mark.parametrize("bits", [5, 8])
+def test_relative_attention_stays_relative_with_more_bits(bits: int) -> None:
+    found = planned("fqvit", attention_bits=bits)["blocks.0.attn.softmax"]
+    assert found == SitePlan("blocks.0.attn.softmax", "relative", bits, "attention")
+
+
+@pytest.mark.parametrize("role", ["norm", "qkv", "context", "gelu"])
+def test_more_than_8_bits_are_refused_where_a_matrix_product_reads(role: str) -> None:
+    name = next(node.name for node in GRAPHS["vit"].nodes if node.leaf.role == role)
+    with pytest.raises(FqvitError, match=rf"^{name}: 9 bits, but what a matrix product reads has 8 at most \(this is {role}\)"):
+        planned(sites={role: SiteRule(bits=9)})
+    assert planned(sites={role: SiteRule(bits=8)})[name].bits == 8
+
+
+def test_more_than_8_bits_are_refused_for_attention_pools_and_branches() -> None:
+    with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.softmax: 16 bits, but attention codes have 8 at most"):
+        planned(sites={"attention": SiteRule(bits=16)})
+    with pytest.raises(FqvitError, match=r"^pool: 9 bits"):
+        planned(kind="swin", sites={"pooled": SiteRule(bits=9)})
+    with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.proj: 12 bits"):
+        planned("fq-vit-original", sites={"branch": SiteRule(bits=12)})
+
+
+@pytest.mark.parametrize("role", ["residual", "hidden", "scores"])
+@pytest.mark.parametrize("recipe", ["fq-vit", "fqvit", "minmax"])
+def test_sums_tables_and_scores_take_16_bits(role: str, recipe: str) -> None:
+    assert {site.bits for site in planned(recipe, sites={role: SiteRule(bits=16)}).values() if site.role == role} == {16}
+
+
+def test_channels_are_for_sites_that_linear_maps_read() -> None:
+    """Swin's norms reach them through windows; its last norm is averaged, which needs one step for all."""
+    block = {"norm1", "attn.qkv", "attn.context", "norm2", "mlp.act"}
+    vit = with_channels(GRAPHS["vit"])
+    assert vit == {f"blocks.{i}.{name}" for i in (0, 1) for name in block} | {"norm"}
+    swin = with_channels(GRAPHS["swin"])
+    blocks = [f"layers.{stage}.blocks.{i}" for stage, i in ((0, 0), (0, 1), (1, 0))]
+    assert swin == {f"{place}.{name}" for place in blocks for name in block} | {"layers.1.downsample.norm"}
+    assert "norm" not in with_channels(GRAPHS["no class token"])  # norm, then mean
+    assert "fc_norm" in with_channels(GRAPHS["mean"])  # mean, then norm
+
+
+@pytest.mark.parametrize("features", ["tokens", "pooled"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_features_have_one_step_for_all_channels(kind: str, features: Any) -> None:
+    graph = trace(float_model(kind).module, features)
+    assert not {"norm", "fc_norm"} & with_channels(graph)
+    assert graph.output not in with_channels(graph)
+
+
+def test_a_site_with_an_observer_or_range_of_its_own_has_one_step() -> None:
+    for rule in (SiteRule(observer="omse"), SiteRule(range=(-1.0, 1.0))):
+        assert with_channels(GRAPHS["vit"], sites={"gelu": rule}) == {
+            name for name in with_channels(GRAPHS["vit"]) if not name.endswith("act")
+        }
+    assert "blocks.0.mlp.act" in with_channels(GRAPHS["vit"], sites={"gelu": SiteRule(bits=6, k=2)})
+
+
+def test_values_have_steps_for_each_channel_only_with_attention_times_v() -> None:
+    """Attention times V is requantized by one number, which must be the ratio of the two sites in every channel."""
+    sites = plan(
+        GRAPHS["vit"],
+        msgspec.structs.replace(RECIPES["fqvit"], sites={"blocks.0.attn.context": SiteRule(observer="omse")}),
+    )
+    qkv = {name: (site.kind, site.groups) for name, site in sites.items() if site.role == "qkv"}
+    assert qkv == {"blocks.0.attn.qkv": ("range", 3), "blocks.1.attn.qkv": ("channels", 1)}
+    other_way = with_channels(GRAPHS["vit"], sites={"qkv": SiteRule(observer="omse")})
+    assert "blocks.0.attn.context" in other_way and "blocks.0.attn.qkv" not in other_way

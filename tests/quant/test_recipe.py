@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe, with_bits
+from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, SiteRule, load_recipe, with_bits
 
 
 def written(folder: Path, text: str) -> Path:
@@ -15,13 +15,18 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_named_recipes_are_the_ones_of_the_paper_and_its_baselines() -> None:
-    assert list(RECIPES) == ["fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "ema", "percentile", "omse"]
+def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
+    baselines, paper = ["minmax", "ema", "percentile", "omse"], ["fq-vit", "fq-vit-8", "fq-vit-original"]
+    assert list(RECIPES) == ["fqvit", "w4", "auto", *paper, *baselines] and DEFAULT_RECIPE == "fqvit"
     bits = {name: (r.weight_bits, r.activation_bits, r.attention_bits) for name, r in RECIPES.items()}
-    assert bits.pop("fq-vit") == bits.pop("fq-vit-original") == (8, 8, 4)
-    assert set(bits.values()) == {(8, 8, 8)}
-    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["fq-vit", "fq-vit-8", "fq-vit-original"]
+    assert bits["fqvit"] == bits["auto"] == bits["fq-vit"] == bits["fq-vit-original"] == (8, 8, 4) and bits["w4"] == (4, 8, 4)
+    assert {bits[name] for name in ["fq-vit-8", *baselines]} == {(8, 8, 8)}
+    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["auto", *paper]
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
+    assert [name for name, r in RECIPES.items() if r.channels] == ["fqvit", "w4", "auto"]
+    assert [name for name, r in RECIPES.items() if r.attention == "relative"] == ["fqvit", "w4", "auto"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4"]
+    assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
     assert RECIPES["fq-vit-original"].momentum == 0.01
 
@@ -86,6 +91,13 @@ WRONG = {
     "a range that is no number": ("[sites.qkv]\nrange = [nan, 1.0]", "range"),
     "an endless range": ("[sites.qkv]\nrange = [0.0, inf]", "range"),
     "a range without a width": ("[sites.qkv]\nrange = [2.0, 1.0]", "range"),
+    "a site of 17 bits": ("[sites.residual]\nbits = 17", "<= 16.*sites"),
+    "a negative loss": ("max_loss = -0.1", ">= 0.*max_loss"),
+    "a loss of more than all": ("max_loss = 101", "<= 100.*max_loss"),
+    "a loss that is no number": ("max_loss = nan", "max_loss"),
+    "an unknown rounding": ('rounding = "up"', "rounding"),
+    "an unknown attention": ('attention = "linear"', "attention"),
+    "channels in words": ('channels = "yes"', "channels"),
     "positions at 4 bits": ("position_bits = 4", "position_bits"),
     "an unknown base": ('base = "fq-vti"', "base 'fq-vti' is not a recipe"),
     "a base that is a number": ("base = 3", "base 3 is not a recipe"),
@@ -119,8 +131,8 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(FqvitError, match="recipe 'fqvit': no such recipe. Use one of fq-vit, fq-vit-8,"):
-        load_recipe("fqvit")
+    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, auto, fq-vit,"):
+        load_recipe("fq_vit")
 
 
 def test_bits_are_set_together() -> None:
@@ -140,3 +152,20 @@ def test_more_bits_leave_groups_without_meaning(tmp_path: Path) -> None:
 def test_other_spellings_of_bits_are_refused(bits: str) -> None:
     with pytest.raises(FqvitError, match="expected W/A/ATTN"):
         with_bits(RECIPES["fq-vit"], bits)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("bits", ["8/8/8", "4/8/4", "8/6/3"])
+def test_other_bits_change_nothing_else(name: str, bits: str) -> None:
+    recipe = RECIPES[name]
+    weight, activation, attention = map(int, bits.split("/"))
+    assert with_bits(recipe, bits) == msgspec.structs.replace(
+        recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention
+    )
+
+
+def test_a_file_based_on_ours_keeps_its_sites_unless_it_names_some(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, 'base = "fqvit"\nk = 2'))
+    assert recipe == msgspec.structs.replace(RECIPES["fqvit"], name="mine", k=2)
+    recipe = load_recipe(written(tmp_path, 'base = "fqvit"\n[sites.scores]\nbits = 10'))
+    assert recipe.sites == {**RECIPES["fqvit"].sites, "scores": SiteRule(bits=10)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,25 +19,38 @@ from fqvit.models.graph import IMAGES, run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.recipe import RECIPES as ALL
+from fqvit.quant.recipe import load_recipe, with_bits
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.reference import Reference, run
 from tests.factories import GROUPED, MODELS, assert_same, buffers_of, calibration_of, float_model, images_for
 
-RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "grouped")
+NAMED = {
+    "grouped": GROUPED,
+    "fqvit 8/8/8": with_bits(load_recipe("fqvit"), "8/8/8"),
+    # Nothing is lost at no loss: as much as auto can is raised.
+    "auto": msgspec.structs.replace(load_recipe("auto"), max_loss=0.0),
+}
+RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "fqvit", "w4", *NAMED)
 
 
 @cache
 def lowered(kind: str, recipe: str, features: Any = "logits") -> tuple[FloatModel, Calibration, Program, dict[str, Wire]]:
     model = float_model(kind)
-    calibration = calibration_of(model, GROUPED if recipe == "grouped" else recipe, features=features)
+    calibration = calibration_of(model, NAMED.get(recipe, recipe), features=features)
     return model, calibration, *lower_with_wires(model, calibration)
 
 
 every_model = pytest.mark.parametrize("kind", MODELS)
-# Every model by the paper's method, one ViT and one Swin by all.
+# Every model by the paper's method and by ours, one ViT and one Swin by all.
 every_pair = pytest.mark.parametrize(
     "kind, recipe",
-    [(kind, recipe) for kind in MODELS for recipe in RECIPES if recipe == "fq-vit" or kind in ("vit", "padded swin")],
+    [
+        (kind, recipe)
+        for kind in MODELS
+        for recipe in RECIPES
+        if recipe in ("fq-vit", "fqvit") or kind in ("vit", "padded swin")
+    ],
 )
 
 
@@ -69,7 +83,11 @@ def test_buffers_have_the_types_shapes_and_bounds_that_verify_found(kind: str) -
 
 def decoded(wire: Wire, codes: np.ndarray[Any, Any]) -> Tensor:
     x = torch.from_numpy(codes.astype(np.float64))
-    return wire.q.decode(x) if wire.q is not None else x * torch.from_numpy(wire.unit)
+    if wire.q is None:
+        return x * torch.from_numpy(wire.unit)
+    if len(wire.q.scale) > x.shape[-1]:  # V in heads, [..., H, T, D], with a step for each of H D channels
+        return wire.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
+    return wire.q.decode(x)
 
 
 @every_pair
@@ -90,11 +108,33 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
         with torch.no_grad():
             codes = q.encode(simulation.call(node, inputs)).numpy()
         wrong = codes != buffers[wires[node.name].buffer]
-        # A site of a few hundred places may differ in one of them.
-        if wrong.sum() > max(1, 0.001 * wrong.size):
+        # A site of a few hundred places may differ in one of them; float32 decides few ties of 16-bit codes as integers do.
+        if wrong.sum() > max(1, 0.001 * max(1, 2 ** (q.bits - 13)) * wrong.size):
             faults.append(f"{node.name}: {wrong.sum()} of {wrong.size} codes")
         assert np.abs(codes - buffers[wires[node.name].buffer]).max() <= 1, node.name
     assert not faults, f"{kind}, {recipe}: " + "; ".join(faults)
+
+
+@pytest.mark.parametrize("bits", ["8/8/8", "4/8/4", "8/6/3"])
+@pytest.mark.parametrize("recipe", ALL)
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+def test_every_recipe_runs_at_other_bits(kind: str, recipe: str, bits: str) -> None:
+    model = float_model(kind)
+    program = lower(model, calibration_of(model, with_bits(ALL[recipe], bits), count=4))
+    logits = run(program, images_for(model.preprocess, 2))
+    assert logits.dtype == np.int32 and len(np.unique(logits)) > 2
+
+
+@pytest.mark.parametrize("recipe", ["fqvit", "w4"])
+@pytest.mark.parametrize("features", ["tokens", "pooled"])
+@every_model
+def test_our_features_are_near_the_float_ones(kind: str, features: Any, recipe: str) -> None:
+    model, _, program, _ = lowered(kind, recipe, features)
+    images = images_for(model.preprocess, 8, 8)
+    output = program.header.output
+    real = (run(program, images).astype(np.float64) - output.zero) * output.scale
+    exact = run_float(trace(model.module, features), normalise(images, model.preprocess)).numpy()
+    assert real.shape == exact.shape and np.corrcoef(real.ravel(), exact.ravel())[0, 1] > (0.97 if recipe == "fqvit" else 0.9)
 
 
 @every_model

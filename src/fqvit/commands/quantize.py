@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from fqvit.progress import track
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe, with_bits
 
 if TYPE_CHECKING:
+    from fqvit.images import Batch
     from fqvit.quant.calibration import Choice, Measure
 
 
@@ -74,10 +76,8 @@ def run(
     else:
         pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, recipe.batch)
         batches = pictures.batches(recipe.batch, "calibrating")
-        pixels = (batch.images for batch in batches)
+        pixels = (batch.images for batch in _ahead(batches))
         calibration = calibrate(model, pixels, recipe, device=device, features=features or "logits", progress=track)  # type: ignore[arg-type]
-        for _ in batches:  # so that the pass ends and unreadable images are reported
-            pass
         where, skipped = pictures.where, pictures.skipped
     calibrated = time.perf_counter()
     program = lower(model, calibration)
@@ -127,6 +127,16 @@ def run(
     say(facts(rows))
 
 
+def _ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same, each held until the next is read: calibration stops at its last batch, and by then the pass has ended, its bar
+    is gone and unreadable images are reported."""
+    held: list[Batch] = []
+    for batch in batches:
+        yield from held
+        held = [batch]
+    yield from held
+
+
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -162,7 +172,7 @@ def account(choice: Choice) -> str:
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
     rows += [
-        (raised.unit, raised.role, str(raised.sites), f"{raised.before} -> {raised.after}", f"-{raised.gain:.4f}", "", "")
+        (raised.unit, raised.role, str(raised.sites), f"{raised.before} -> {raised.after}", f"{-raised.gain:+.4f}", "", "")
         for raised in choice.raised
     ]
     rows.append(("end", "", "", "", *_measure(end)))

@@ -20,6 +20,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program, Site
 from fqvit.models.graph import Node, trace
+from fqvit.models.layers import Linear
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
@@ -27,6 +28,7 @@ from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
+from fqvit.quant.weights import QuantizedLinear
 from fqvit.runtime.reference import Integers, Reference
 
 
@@ -77,10 +79,25 @@ class Comparer:
         self._check(model)
         self.reference = Reference(program, "torch")  # the same bits, in the threads that torch is given
         self.simulation = Simulation(self.model, calibration)
+        if calibration.recipe.rounding == "compensated":
+            self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
         self.logits = program.header.output.buffer if program.header.output.kind == "logits" else None
         self.power = {name: _Power() for name in (*self.qparams, *([self.logits] if self.logits else []))}
         self.images = self.integer_agrees = self.simulated_agrees = 0
+
+    def _use_weights_of_program(self) -> None:
+        """Compensated weights are in the program only. The scales they count in are those of plain rounding."""
+        constants = self.program.unpacked().constants
+        for node in self.graph.nodes:
+            if not isinstance(node.leaf, Linear) or (q := self.simulation.input_q(node)) is None:
+                continue
+            w, bias = (constants.get(f"{node.name}.{part}", np.zeros(0, np.int8)).astype(np.int64) for part in ("w", "bias"))
+            outputs, inputs = node.leaf.weight.shape
+            if w.shape != (outputs, inputs) or bias.shape != (outputs,):
+                raise FqvitError(f"{node.name}: no such linear map in the program. Quantize again with these weights.")
+            plain = self.simulation.plain_weights(node, q.steps(inputs))
+            self.simulation.use(node, QuantizedLinear(w.astype(np.int8), plain.scale, bias + w @ q.zeros(inputs)))
 
     def _check(self, model: FloatModel) -> None:
         """Refuses a float model whose images, sites or shapes are not the program's."""

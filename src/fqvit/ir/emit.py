@@ -126,18 +126,20 @@ class Emitter:
             elif q.levels:
                 found[node.name] = Site(role, q.bits, levels=q.levels)
             elif len(q.scale) > 3:
-                unit, steps = self.steps(q)
+                units, steps = self.steps(q, 3 if role == "qkv" else 1)
                 zero = self.zero(q)
-                found[node.name] = Site(role, q.bits, (unit,), (zero,) if isinstance(zero, int) else zero, steps=steps)
+                found[node.name] = Site(role, q.bits, units, (zero,) if isinstance(zero, int) else zero, steps=steps)
             else:
                 scales = tuple(_short(scale) for scale in q.scale)
                 found[node.name] = Site(role, q.bits, scales, tuple(q.zero.tolist()), self.alpha(q))
         return found
 
-    def steps(self, q: QParams) -> tuple[float, str]:
-        """A step for each channel as a unit and the name of a u16 [C] constant: how many units each step is."""
-        unit = float(q.scale.max()) / STEP_GRID
-        return _short(unit), self.shared("steps", np.rint(q.scale / unit).astype(np.uint16))
+    def steps(self, q: QParams, groups: int) -> tuple[tuple[float, ...], str]:
+        """A step for each channel as a unit for each group and the name of a u16 [C] constant: how many units each step is."""
+        scale = q.scale.reshape(groups, -1)
+        units = scale.max(1) / STEP_GRID
+        counts = np.rint(scale / units[:, None]).astype(np.uint16)
+        return tuple(_short(unit) for unit in units.tolist()), self.shared("steps", counts.ravel())
 
 
 def _short(scale: float) -> float:

@@ -41,8 +41,9 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     levels[code] over the sum of its row.
 
     Information for people and for `compare`; running never looks at it. scale is one number, or one a group of channels of
-    equal size (Q, K and V have three), and so is zero. alpha names a u8 [C] constant. steps names a u16 [C] constant, then
-    there is one scale and zero may name a u8 or u16 [C] constant. zero_code: the last log2 code means 0.
+    equal size (Q, K and V have three), and so is zero. alpha names a u8 [C] constant. steps names a u16 [C] constant: how
+    many times the scale of its group a channel's step is; then zero may name a u8 or u16 [C] constant. zero_code: the last log2
+    code means 0.
     """
 
     role: str
@@ -61,7 +62,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         scale = np.array(self.scale, np.float64)
         if self.steps is not None:
             steps = constants[self.steps]
-            scale, zero = steps * scale[0], np.repeat(zero, len(steps) // len(zero))
+            scale, zero = steps * np.repeat(scale, len(steps) // len(scale)), np.repeat(zero, len(steps) // len(zero))
         return scale, zero.astype(np.int64)
 
     def check(self, scope: Scope, codes: Value) -> None:
@@ -73,7 +74,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         elif self.steps is not None:
             scope.constant(self.steps, ("u16",), (codes.channels,))
             scope.zero(self.zero, codes.channels)
-            scope.check(groups == 1, f"{groups} scales beside steps")
+            scope.check(groups in (1, 3) and codes.channels % groups == 0, f"{groups} scales beside steps")
         elif not self.log2:
             scope.check(groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
             scope.check(groups > 0 and codes.channels % groups == 0, f"{groups} scales for {codes.channels} channels")

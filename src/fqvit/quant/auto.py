@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import run_float, trace
+from fqvit.models.graph import Features, run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
 from fqvit.quant.calibration import Calibration, Choice, Measure, Raised
+from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.recipe import Recipe, SiteRule
 from fqvit.quant.simulate import Simulation
 
@@ -39,10 +40,17 @@ class _Unit:
 
 
 def wide(recipe: Recipe) -> Recipe:
-    """The recipe with every site that may be raised raised, and nothing else changed."""
-    rules = {role: SiteRule(bits=bits) for role, bits in WIDER.items() if role != "attention"}
+    """The recipe with every site that may be raised raised, but where its own rules say how many bits; nothing else changed."""
+    sites = {role: SiteRule(bits=bits) for role, bits in WIDER.items() if role != "attention" and role not in recipe.sites}
+    for pattern, rule in recipe.sites.items():
+        sites[pattern] = msgspec.structs.replace(rule, bits=rule.bits or WIDER.get(pattern))
     own = {"attention_bits": WIDER["attention"], "residual": "tensor", "max_loss": None}
-    return msgspec.structs.replace(recipe, sites={**rules, **recipe.sites}, **own)
+    return msgspec.structs.replace(recipe, sites=sites, **own)
+
+
+def check(features: Features) -> None:
+    if features != "logits":
+        raise FqvitError("recipe auto: judges by class scores, so it cannot make features. Use --recipe fqvit for them.")
 
 
 def choose(
@@ -53,17 +61,17 @@ def choose(
     progress: Progress | None = None,
 ) -> Calibration:
     """The calibration with some sites of `wider` in place of those of `narrow`, and with the account of it."""
-    if narrow.features != "logits":
-        raise FqvitError("recipe auto: judges by class scores, so it cannot make features. Use --recipe fqvit for them.")
+    check(narrow.features)
     limit = narrow.recipe.max_loss
     assert limit is not None
     graph = trace(model.module)
+    raised_sites = plan(graph, wider.recipe)
     float_logits = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in _batches(images)])
 
     def mixed(units: Sequence[_Unit]) -> Calibration:
         names = [site for unit in units for site in unit.sites]
         sites = {**narrow.sites, **{name: wider.sites[name] for name in names}}
-        rules = {site: _rule(unit.role) for unit in units for site in unit.sites}
+        rules = {name: _rule(raised_sites[name], narrow.recipe.sites.get(name, SiteRule())) for name in names}
         recipe = msgspec.structs.replace(narrow.recipe, max_loss=None, sites={**narrow.recipe.sites, **rules})
         return replace(narrow, recipe=recipe, sites=sites)
 
@@ -98,15 +106,18 @@ def choose(
 
 def measure(float_logits: Tensor, logits: Tensor) -> Measure:
     """Both [N, classes]."""
-    exact, other = float_logits.log_softmax(1).double(), logits.log_softmax(1).double()
+    exact, other = float_logits.double().log_softmax(1), logits.double().log_softmax(1)
     best, chosen = exact.argmax(1, keepdim=True), other.argmax(1, keepdim=True)
     kl = float((exact.exp() * (exact - other)).sum(1).mean())
     loss = float((exact.gather(1, best).exp() - exact.gather(1, chosen).exp()).mean())
     return Measure(kl, 100 * float((best == chosen).double().mean()), 100 * loss)
 
 
-def _rule(role: str) -> SiteRule:
-    return SiteRule(bits=WIDER[role], observer="minmax" if role == "residual" else None)
+def _rule(site: SitePlan, own: SiteRule) -> SiteRule:
+    """The site's own rule, raised. Names the observer of a residual site, which would otherwise be the narrow recipe's: PTF."""
+    if site.role != "residual":
+        return msgspec.structs.replace(own, bits=site.bits)
+    return msgspec.structs.replace(own, bits=site.bits, observer="ptf" if site.kind == "ptf" else site.observer)
 
 
 def _units(model: FloatModel, narrow: Calibration, wider: Calibration) -> list[_Unit]:

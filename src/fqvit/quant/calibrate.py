@@ -90,9 +90,9 @@ class Sample:
         for image in batch:
             self.seen += 1
             if len(self.kept) < self.size:
-                self.kept.append(image)
+                self.kept.append(image.copy())  # a view would keep its whole batch
             elif (place := int(self.random.integers(self.seen))) < self.size:
-                self.kept[place] = image
+                self.kept[place] = image.copy()
 
     def images(self) -> NDArray[np.uint8]:
         """uint8 [n, H, W, C]"""
@@ -115,8 +115,7 @@ def rebatch(
     """Single images of `shape` [H, W, C] or batches [n, H, W, C] of any size -> batches of `size`, `limit` images at most."""
     held: list[NDArray[np.uint8]] = []
     total = 0
-    iter_images = iter(images)
-    for item in iter_images:
+    for item in images:
         if not isinstance(item, np.ndarray) or item.dtype != np.uint8 or item.shape[-3:] != shape or item.ndim not in (3, 4):
             found = f"{item.dtype} {list(item.shape)}" if isinstance(item, np.ndarray) else type(item).__name__
             raise FqvitError(f"calibration image: {found}, expected uint8 {list(shape)}. Use preprocess.apply on each image.")
@@ -130,7 +129,6 @@ def rebatch(
                 held = []
         if total == limit:
             break
-    next(iter_images, None)  # lets a bar around the images end, and says which of them could not be read
     if held:
         yield np.stack(held)
 
@@ -153,6 +151,8 @@ def calibrate(
     where = device_of(device)
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
     graph = trace(module, features)
+    if recipe.max_loss is not None:
+        auto.check(features)
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
     sample = Sample(SAMPLE_IMAGES)
@@ -229,10 +229,16 @@ def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObs
         site = places.get(node.name)
         for observed in observers:
             if site is not None and site in observed:
-                observed[site].observe(y)
+                observed[site].observe(y if site == node.name else _tokens(node, y))
         return y
 
     graph.run(images, visit)
+
+
+def _tokens(chosen: Node, y: Tensor) -> Tensor:
+    """Joined tokens apart again, so that every channel of their site is seen as one: [N, T C] -> [N, T, C]."""
+    assert isinstance(chosen.leaf, Take)
+    return y.reshape(len(y), len(chosen.leaf.index), -1)
 
 
 def observed_places(graph: Graph) -> dict[str, str]:

@@ -65,6 +65,8 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.scale or len(self.scale) != len(self.zero):
             raise ValueError("scale and zero must have one value a group of channels")
+        if self.levels and max(self.levels) == 0:
+            raise ValueError("levels must have one above 0")
 
     def qparams(self) -> QParams:
         alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
@@ -87,7 +89,7 @@ class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         rows = len(self.scale)
-        if not rows or len(self.bias) != rows or any(len(part) % rows for part in (self.w, self.exponent or b"")):
+        if not rows or not self.w or len(self.bias) != rows or any(len(part) % rows for part in (self.w, self.exponent or b"")):
             raise ValueError("w, scale, bias and exponent must have one row an output")
 
     def weights(self) -> QuantizedLinear:

@@ -76,7 +76,7 @@ def on_grid(steps: Floats) -> Floats:
 def symmetric(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> QParams:
     """A step for each channel around one zero point in the middle of the codes."""
     reach = np.maximum(-low, high)
-    reach = np.maximum(reach, max(narrowest * float(reach.max()), 1e-30))
+    reach = np.maximum(reach, _least(reach, max(narrowest, 1 / STEP_GRID)))
     middle = 2 ** (bits - 1)
     return QParams(bits, on_grid(reach / (middle - 1)), np.full(len(reach), middle, np.int64))
 
@@ -85,8 +85,13 @@ def asymmetric(low: Floats, high: Floats, bits: int) -> QParams:
     """A step and a zero point for each channel."""
     last = 2**bits - 1
     span = high - low
-    scale = on_grid(np.maximum(span, max(float(span.max()) / STEP_GRID, 1e-30)) / last)
+    scale = on_grid(np.maximum(span, _least(span, 1 / STEP_GRID)) / last)
     return QParams(bits, scale, np.clip(np.rint(-low / scale), 0, last).astype(np.int64))
+
+
+def _least(widths: Floats, share: float) -> float:
+    """A share of the widest; where all are 0, what gives steps of a usual size: they matter to nobody, but must fit."""
+    return share * float(widths.max()) or 1.0
 
 
 def qkv(low: Floats, high: Floats, bits: int) -> QParams:
@@ -113,4 +118,5 @@ def gelu(low: Floats, high: Floats, bits: int, k: int) -> QParams:
     widest = float(high.max()) + GELU_LEAST
     j = np.clip(np.floor(np.log2(widest / (high + GELU_LEAST))), 0, k)
     scale = widest / (2**bits - 1) / np.exp2(j)
-    return QParams(bits, scale, np.ceil(GELU_LEAST / scale).astype(np.int64))
+    # A channel that is never above 0 fills all codes with GELU's own range, and the quotient may end a bit above the last.
+    return QParams(bits, scale, np.minimum(np.ceil(GELU_LEAST / scale), 2**bits - 1).astype(np.int64))

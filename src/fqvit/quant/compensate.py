@@ -45,17 +45,19 @@ class Moments:
     def of(exact: Sequence[Tensor], simulated: Sequence[Tensor]) -> Moments:
         """Of batches [..., K]."""
         size = exact[0].shape[-1]
+        # Counted from about the middle, so that float32 products keep the digits of small movements around large means.
+        middle = simulated[0].reshape(-1, size).mean(0)
         square = torch.zeros(size, size, dtype=torch.float64)
         simulated_sum, float_sum = torch.zeros(2, size, dtype=torch.float64)
         count = 0
         for x, y in zip(exact, simulated, strict=True):
-            rows = y.reshape(-1, size)
+            rows = y.reshape(-1, size) - middle
             square += rows.T @ rows
             simulated_sum += rows.sum(0)
             float_sum += x.reshape(-1, size).sum(0)
             count += len(rows)
         mean = simulated_sum / count
-        return Moments(square / count - torch.outer(mean, mean), mean, float_sum / count)
+        return Moments(square / count - torch.outer(mean, mean), mean + middle, float_sum / count)
 
 
 @torch.no_grad()
@@ -125,8 +127,7 @@ def round_in_turn(values: Tensor, square: Tensor, units: Tensor, largest: int) -
     if mean <= 0:
         return (values / units + 0.5).floor().clamp(-largest, largest) * units
     order = torch.argsort(square.diagonal(), descending=True, stable=True)
-    damped = square[order][:, order] + DAMPING * mean * torch.eye(size, dtype=torch.float64)
-    factor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
+    factor = _factor(square[order][:, order], mean)
     left, unit, rounded = values[:, order].clone(), units[:, order], torch.empty_like(values)
     for first in range(0, size, BLOCK):
         last = min(first + BLOCK, size)
@@ -139,3 +140,16 @@ def round_in_turn(values: Tensor, square: Tensor, units: Tensor, largest: int) -
             block[:, k + 1 :] -= torch.outer(errors[:, k], inner[k, k + 1 :])
         left[:, last:] -= errors @ factor[first:last, last:]
     return rounded[:, torch.argsort(order)]
+
+
+def _factor(square: Tensor, mean: float) -> Tensor:
+    """Upper Cholesky factor of the inverse, damped as far as it takes: a covariance of next to nothing is rounding noise."""
+    damping = DAMPING * mean
+    while True:
+        lower, failed = torch.linalg.cholesky_ex(square + damping * torch.eye(len(square), dtype=torch.float64))
+        if not failed:
+            factor: Tensor
+            factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not failed:
+                return factor
+        damping *= 10

@@ -14,6 +14,7 @@ from fqvit.models.layers import Linear
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
+from fqvit.quant.weights import bits_and_group, fits_groups
 
 
 def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, model: str) -> None:
@@ -31,6 +32,10 @@ def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, mo
         if linear.get(name) != weights.w.shape:
             raise FqvitError(
                 f"{name}: weights of {list(weights.w.shape)}, which {model} does not have. Calibrate this model again."
+            )
+        if not fits_groups(weights, *bits_and_group(calibration.recipe, graph.node(name).leaf)):
+            raise FqvitError(
+                f"{name}: weights that are not of the bits and groups of recipe {calibration.recipe.name}. Calibrate again."
             )
     for name, q in found.items():
         site, channels = wanted[name], shapes[name][-1]

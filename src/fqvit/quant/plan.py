@@ -66,7 +66,7 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
         if role != "residual":
             raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is {role}).")
         return SitePlan(node.name, "ptf", bits, role, k=recipe.k if rule.k is None else rule.k)
-    if recipe.channels and rule.range is None and rule.observer is None and _takes_channels(graph, node):
+    if _has_channels(graph, node, recipe, rule):
         return SitePlan(node.name, "channels", bits, role, k=recipe.k if rule.k is None else rule.k)
     groups = 3 if role == "qkv" and recipe.qkv == "separate" else 1
     return SitePlan(node.name, "range", bits, role, observer, groups=groups, fixed=rule.range)  # type: ignore[arg-type]
@@ -89,9 +89,16 @@ def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     return SitePlan(node.name, "range", bits, "attention", observer, fixed=rule.range)
 
 
-def _takes_channels(graph: Graph, node: Node) -> bool:
-    """Whether steps of its own for each channel can be folded: V's always, others' into the linear maps that read them."""
-    return node.leaf.role in CHANNELS and (node.leaf.role == "qkv" or _read_by_linear(graph, node.name))
+def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> bool:
+    """Whether each channel has its own step: it must be folded into the linear maps that read the site. V's steps stay in
+    attention times V, so that V has them only where that site has them too."""
+    if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
+        return False
+    if node.leaf.role != "qkv":
+        return _read_by_linear(graph, node.name)
+    heads = {reader.name for reader in graph.nodes if node.name in reader.inputs}
+    readers = [reader for reader in graph.nodes if reader.leaf.role == "context" and heads & set(reader.inputs)]
+    return all(_has_channels(graph, reader, recipe, _rule(reader, recipe)) for reader in readers)
 
 
 def _read_by_linear(graph: Graph, name: str) -> bool:

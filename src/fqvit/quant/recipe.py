@@ -133,10 +133,21 @@ def load_recipe(name: str | Path) -> Recipe:
     if base is not None and str(base) not in RECIPES:
         raise FqvitError(f"{path}: base {base!r} is not a recipe. Use one of {', '.join(RECIPES)}.")
     fields = msgspec.to_builtins(RECIPES[str(base)]) if base else {}
+    if isinstance(table.get("sites"), dict):
+        table["sites"] = _joined(fields.get("sites", {}), table["sites"])
     try:
         return msgspec.convert({**fields, "name": path.stem, **table}, Recipe)
     except msgspec.ValidationError as error:
         raise FqvitError(f"{path}: {str(error).replace('`', '')}. docs/recipes.md lists the fields.") from None
+
+
+def _joined(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The base's rules of sites, then the file's; fields of the same site or role are joined."""
+    joined = dict(base)
+    for pattern, rule in own.items():
+        before = joined.pop(pattern, {})
+        joined[pattern] = {**before, **rule} if isinstance(rule, dict) else rule
+    return joined
 
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:

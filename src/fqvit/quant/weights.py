@@ -63,6 +63,21 @@ def quantize_linear(
     return QuantizedLinear(w.astype(np.int8), scale, rounded_bias, exponent)
 
 
+def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:
+    """Whether the weights are codes of so many bits, times their groups' powers of two if there are groups."""
+    largest, w = 2 ** (bits - 1) - 1, found.w.astype(np.int64)
+    if group == 0:
+        return found.exponent is None and int(np.abs(w).max()) <= largest
+    if (
+        found.exponent is None
+        or found.exponent.shape != (len(w), -(-w.shape[1] // group))
+        or found.exponent.max() > MAX_EXPONENT
+    ):
+        return False
+    units = 1 << found.exponent[:, np.arange(w.shape[1]) // group].astype(np.int64)
+    return bool((w % units == 0).all() and (np.abs(w) <= largest * units).all())
+
+
 def _codes(values: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
     return np.clip(np.floor(values + 0.5), -largest, largest)
 

@@ -1,0 +1,192 @@
+"""Steps for each channel: what is remembered, and that the codes made from it cover what was seen."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fqvit.errors import FqvitError
+from fqvit.ir.emit import Emitter
+from fqvit.quant import channels
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.channels import ChannelRange, Floats
+from fqvit.quant.observers import Observer
+from fqvit.quant.plan import SitePlan
+from fqvit.quant.qparams import STEP_GRID, QParams
+from fqvit.quant.recipe import RECIPES
+from tests.factories import few, many
+
+SITE = "blocks.3.norm1"
+BITS = st.integers(2, 8)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def seen(*batches: torch.Tensor) -> ChannelRange:
+    observer = ChannelRange(SITE)
+    for batch in batches:
+        observer.observe(batch)
+    return observer
+
+
+def ranges(seed: int, count: int) -> tuple[Floats, Floats]:
+    """Ranges with 0 inside, of many sizes; some channels never move."""
+    rng = np.random.default_rng(seed)
+    width = np.exp2(rng.uniform(-20, 6, (2, count))) * (rng.random((2, count)) > 0.2)
+    return -width[0], width[1]
+
+
+def ends(q: QParams, count: int) -> tuple[Floats, Floats]:
+    """The least and greatest value that each channel's codes stand for."""
+    steps, zeros = q.steps(count), q.zeros(count)
+    return -zeros * steps, (q.last - zeros) * steps
+
+
+def covers(q: QParams, low: Floats, high: Floats, slack: float) -> bool:
+    """Whether every value seen is within so many steps of a code."""
+    first, last = ends(q, len(low))
+    room = slack * q.steps(len(low)) * (1 + 1e-9)
+    return bool((first - room <= low).all() and (high <= last + room).all())
+
+
+@few
+@given(SEEDS, st.integers(1, 6), st.integers(0, 6))
+def test_two_halves_merged_hold_what_one_observer_of_the_whole_does(seed: int, count: int, cut: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    batches = list(torch.randn(count, 2, 5, 7, generator=generator) * 4.0 ** torch.randint(-4, 5, (7,), generator=generator))
+    whole, merged = seen(*batches), seen(*batches[:cut])
+    later = Observer.from_state(pickle.loads(pickle.dumps(seen(*batches[cut:]).state())))
+    assert isinstance(later, ChannelRange)
+    merged.merge(later)
+    for a, b in zip(merged.ranges(), whole.ranges(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (merged.batches, merged.elements) == (whole.batches, whole.elements)
+
+
+def test_the_range_of_a_channel_is_that_of_all_its_values_and_0() -> None:
+    low, high = seen(torch.tensor([[1.0, -2.0, 3.0]]), torch.tensor([[2.0, -1.0, -3.0]])).ranges()
+    assert low.tolist() == [0, -2, -3] and high.tolist() == [2, 0, 3]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_refused_with_the_site(bad: float) -> None:
+    with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed NaN or infinite"):
+        seen(torch.ones(2, 3), torch.tensor([[0.0, bad, 1.0]]), torch.ones(2, 3)).ranges()
+
+
+def test_a_site_without_data_is_named() -> None:
+    with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed no data"):
+        ChannelRange(SITE).ranges()
+
+
+@many
+@given(SEEDS, st.integers(1, 9))
+def test_steps_lie_on_a_grid_that_a_file_holds_exactly(seed: int, count: int) -> None:
+    exact = np.exp2(np.random.default_rng(seed).uniform(-25, 5, count))
+    steps = channels.on_grid(exact)
+    unit = steps.max() / STEP_GRID
+    assert steps.max() == exact.max()
+    assert (steps >= exact * (1 - 1e-11)).all() and (steps <= exact + unit).all()  # rounded up, by less than a unit
+    np.testing.assert_array_equal(channels.on_grid(steps), steps)
+    read_back(QParams(8, steps, np.zeros(count, np.int64)))
+
+
+def read_back(q: QParams, groups: int = 1) -> None:
+    emitter = Emitter(Calibration(RECIPES["fqvit"], "logits", 1, {}), False)
+    units, name = emitter.steps(q, groups)
+    counts = emitter.constants[name]
+    assert counts.dtype == np.uint16 and counts.min() >= 1
+    # Units are written with nine digits.
+    np.testing.assert_allclose(counts * np.repeat(units, len(counts) // groups), q.scale, rtol=1e-8)
+
+
+@many
+@given(SEEDS, st.integers(1, 9), BITS)
+def test_symmetric_and_asymmetric_steps_cover_every_channel(seed: int, count: int, bits: int) -> None:
+    low, high = ranges(seed, count)
+    around = channels.symmetric(low, high, bits)
+    assert covers(around, low, high, 0) and set(around.zero.tolist()) == {2 ** (bits - 1)}
+    apart = channels.asymmetric(low, high, bits)
+    assert covers(apart, low, high, 0.5) and apart.zero.min() >= 0 and apart.zero.max() <= apart.last
+    for q in (around, apart):
+        read_back(q)
+    # No channel has steps much wider than it needs, but where the grid ends.
+    wide = np.maximum(high - low, (high - low).max() / STEP_GRID)
+    assert (apart.scale <= wide / apart.last * 2 + 1e-300).all() or not wide.any()
+
+
+@many
+@given(SEEDS, st.integers(1, 5), BITS)
+def test_q_and_k_have_one_step_and_v_one_for_each_channel(seed: int, size: int, bits: int) -> None:
+    low, high = ranges(seed, 3 * size)
+    q = channels.qkv(low, high, bits)
+    assert len(q.scale) == len(q.zero) == 3 * size
+    assert all(len(q.group(i).scale) == 1 for i in (0, 1)) and covers(q, low, high, 0.5)
+    v = q.scale[2 * size :]
+    assert v.min() >= v.max() * channels.NARROWEST * (1 - 1e-9)
+    read_back(q, 3)
+
+
+def test_narrow_values_beside_wide_queries_keep_their_steps_in_a_file() -> None:
+    """One grid for all three would round V's steps to 0."""
+    low, high = np.array([-1e4, -1e4, -1e-3, -1e-4]).repeat([2, 2, 1, 1]), np.ones(6)
+    high[4:] = 1e-3
+    read_back(channels.qkv(low, high, 8), 3)
+
+
+@many
+@given(SEEDS, st.integers(1, 5), BITS)
+def test_attention_times_v_keeps_vs_steps_times_one_number(seed: int, size: int, bits: int) -> None:
+    low, high = ranges(seed, size)
+    v = channels.qkv(*ranges(seed + 1, 3 * size), bits).group(2)
+    q = channels.context(low, high, v, bits)
+    ratio = q.scale / v.scale
+    assert np.allclose(ratio, ratio[0], rtol=1e-12) and covers(q, low, high, 1e-6)
+    assert len(q.scale) == len(v.scale) and set(q.zero.tolist()) == {2 ** (bits - 1)}
+
+
+@many
+@given(SEEDS, st.integers(1, 9), BITS, st.integers(0, 8))
+def test_gelu_outputs_have_few_kinds_of_steps_and_cover_their_channels(seed: int, count: int, bits: int, k: int) -> None:
+    high = ranges(seed, count)[1]
+    q = channels.gelu(np.full(count, -0.16), high, bits, k)
+    assert covers(q, np.full(count, -0.16), high, 1)
+    assert q.zero.min() >= 0 and q.zero.max() <= q.last
+    kinds = {}
+    for scale, zero in zip(q.scale.tolist(), q.zero.tolist(), strict=True):
+        assert kinds.setdefault(scale, zero) == zero  # channels of one step share a table
+    power = np.log2(q.scale.max() / q.scale)
+    assert np.array_equal(power, np.rint(power)) and power.max() <= k
+    read_back(q)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_a_gelu_that_is_never_above_0_has_its_zero_at_the_last_code(bits: int) -> None:
+    q = channels.gelu(np.full(2, -0.1), np.zeros(2), bits, 4)
+    assert q.zero.tolist() == [q.last] * 2
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_site_that_is_always_0_has_steps_of_a_usual_size(count: int) -> None:
+    nothing = np.zeros(count)
+    around, apart = channels.symmetric(nothing, nothing, 8), channels.asymmetric(nothing, nothing, 8)
+    triple = channels.qkv(np.zeros(3 * count), np.zeros(3 * count), 8)
+    after = channels.context(nothing, nothing, triple.group(2), 8)
+    for q in (around, apart, triple, after):
+        assert 1e-3 < q.scale.min() and q.scale.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("role", "same"), [("norm", channels.asymmetric), ("gelu", lambda low, high, bits: channels.gelu(low, high, bits, 2))]
+)
+def test_the_role_decides(role: Any, same: Any) -> None:
+    low, high = np.array([-0.1, -0.1, 0.0]), np.array([1.0, 2.0, 3.0])
+    q, wanted = channels.qparams(SitePlan(SITE, "channels", 6, role, k=2), low, high, None), same(low, high, 6)
+    np.testing.assert_array_equal(q.scale, wanted.scale)
+    np.testing.assert_array_equal(q.zero, wanted.zero)
