@@ -103,12 +103,13 @@ def fit(leaf: layers.Linear, moments: Moments, steps: NDArray[np.float64], calib
     bias = torch.zeros(len(weight), dtype=torch.float64) if leaf.bias is None else leaf.bias.detach().cpu().double()
     bits, group = bits_and_group(calibration.recipe, leaf)
     # Plain rounding settles scales and exponents; the codes are then chosen again, column by column.
-    plain = quantize_linear(weight.numpy(), bias.numpy(), steps, bits, group=group)
+    width = torch.from_numpy(np.broadcast_to(steps, weight.shape[1:]).copy())
+    square = moments.square / torch.outer(width, width)
+    importance = square.diagonal().numpy()
+    plain = quantize_linear(weight.numpy(), bias.numpy(), steps, bits, group=group, importance=importance)
     units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)
     if plain.exponent is not None:
         units = units * torch.from_numpy(2.0 ** plain.exponent[:, np.arange(weight.shape[1]) // group])
-    width = torch.from_numpy(np.broadcast_to(steps, weight.shape[1:]).copy())
-    square = moments.square / torch.outer(width, width)
     rounded = round_in_turn(weight * width, square, units, 2 ** (bits - 1) - 1)
     mean = bias + weight @ moments.mean_float - (rounded / width) @ moments.mean_simulated
     w = np.rint((rounded / torch.from_numpy(plain.scale)[:, None]).numpy()).astype(np.int8)

@@ -13,6 +13,9 @@ from fqvit.preprocess import Preprocess
 from fqvit.quant.recipe import Recipe
 
 
+SCALES_IN_AN_OCTAVE = 8  # tried for groups
+
+
 @dataclass(frozen=True)
 class QuantizedLinear:
     """w int8 [O, K]; scale float64 [O]: the value of one accumulator unit; bias int64 [O] in those units, input zeros apart.
@@ -39,28 +42,35 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
 
 
 def quantize_linear(
-    weight: NDArray[np.float64], bias: NDArray[np.float64] | None, steps: NDArray[np.float64], bits: int, *, group: int = 0
+    weight: NDArray[np.float64],
+    bias: NDArray[np.float64] | None,
+    steps: NDArray[np.float64],
+    bits: int,
+    *,
+    group: int = 0,
+    importance: NDArray[np.float64] | None = None,
 ) -> QuantizedLinear:
     """Round weight [O, K] times the inputs' steps [K] (or [1]): acc = sum codes w, worth `scale` each.
 
     scale = max(max|w|/(2^(bits-1) - 1), |b|/2^30), so that the bias of a channel whose weights are all (nearly) 0 fits too.
-    With groups the codes of a group count 2^exponent units each: the finest that holds them, 2^4 in the group with max|w|.
+    With groups the codes of a group count 2^exponent units each; scale and exponents are those of least squared error, each
+    weight's counted as often as `importance` [K] says (None: all alike).
     """
     b = np.zeros(len(weight)) if bias is None else bias
     effective = weight * steps
     largest = 2 ** (bits - 1) - 1
     coarsest = 2**MAX_EXPONENT if group else 1
-    scale = np.maximum(np.abs(effective).max(1) / (largest * coarsest), np.abs(b) / 2**30)
+    least = np.abs(b) / 2**30
+    scale = np.maximum(np.abs(effective).max(1) / (largest * coarsest), least)
     # A channel of zeros has any scale; the smallest of the others suits those that compare channels (the logits).
     live = scale[scale > np.finfo(np.float64).tiny]
     scale = np.maximum(scale, live.min() if live.size else 1.0)
-    rounded_bias = np.floor(b / scale + 0.5).astype(np.int64)
-    if group == 0:
-        return QuantizedLinear(_codes(effective / scale[:, None], largest).astype(np.int8), scale, rounded_bias)
-    exponent = _exponents(effective / scale[:, None], largest, group)
-    units = 2.0 ** exponent[:, np.arange(weight.shape[1]) // group]
+    exponent, units = None, np.ones(weight.shape)
+    if group:
+        scale, exponent = _least_error(effective, scale, least, largest, group, importance)
+        units = 2.0 ** exponent[:, np.arange(weight.shape[1]) // group]
     w = _codes(effective / (scale[:, None] * units), largest) * units
-    return QuantizedLinear(w.astype(np.int8), scale, rounded_bias, exponent)
+    return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
 
 
 def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:
@@ -82,11 +92,32 @@ def _codes(values: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
     return np.clip(np.floor(values + 0.5), -largest, largest)
 
 
-def _exponents(values: NDArray[np.float64], largest: int, group: int) -> NDArray[np.uint8]:
-    """u8 [O, G]: the smallest exponent of 0..4 with max|value of the group| <= largest 2^exponent; the last one otherwise."""
-    tops = np.maximum.reduceat(np.abs(values), np.arange(0, values.shape[1], group), axis=1)
-    exponent: NDArray[np.uint8] = (tops[..., None] > largest * 2.0 ** np.arange(MAX_EXPONENT)).sum(-1, dtype=np.uint8)
-    return exponent
+def _least_error(
+    values: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    least: NDArray[np.float64],
+    largest: int,
+    group: int,
+    importance: NDArray[np.float64] | None,
+) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """Scale [O] and exponents u8 [O, G]. Exponents are whole, so the scale is tried over an octave, down from the one that holds
+    the largest weight at exponent 4; what then does not fit is clipped, if that costs less than it saves."""
+    starts = np.arange(0, values.shape[1], group)
+    best_scale, best = scale, np.full(len(values), np.inf)
+    exponent = np.zeros((len(values), len(starts)), np.uint8)
+    for step in range(SCALES_IN_AN_OCTAVE):
+        tried = np.maximum(scale * 2 ** (-step / SCALES_IN_AN_OCTAVE), least)
+        errors = []
+        for e in range(MAX_EXPONENT + 1):
+            unit = tried[:, None] * 2.0**e
+            error = (values - _codes(values / unit, largest) * unit) ** 2
+            errors.append(np.add.reduceat(error if importance is None else error * importance, starts, axis=1))
+        found = np.stack(errors)
+        total = found.min(0).sum(1)
+        better = total < best
+        best, best_scale = np.where(better, total, best), np.where(better, tried, best_scale)
+        exponent = np.where(better[:, None], found.argmin(0), exponent).astype(np.uint8)
+    return best_scale, exponent
 
 
 def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArray[np.int16], float]:
