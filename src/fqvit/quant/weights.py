@@ -12,7 +12,6 @@ from fqvit.models import layers
 from fqvit.preprocess import Preprocess
 from fqvit.quant.recipe import Recipe
 
-
 SCALES_IN_AN_OCTAVE = 8  # tried for groups
 
 
@@ -65,10 +64,11 @@ def quantize_linear(
     # A channel of zeros has any scale; the smallest of the others suits those that compare channels (the logits).
     live = scale[scale > np.finfo(np.float64).tiny]
     scale = np.maximum(scale, live.min() if live.size else 1.0)
-    exponent, units = None, np.ones(weight.shape)
+    exponent: NDArray[np.uint8] | None = None
+    units: NDArray[np.float64] = np.ones((1, 1))
     if group:
         scale, exponent = _least_error(effective, scale, least, largest, group, importance)
-        units = 2.0 ** exponent[:, np.arange(weight.shape[1]) // group]
+        units = np.exp2(exponent[:, np.arange(weight.shape[1]) // group].astype(np.float64))
     w = _codes(effective / (scale[:, None] * units), largest) * units
     return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
 
@@ -100,8 +100,8 @@ def _least_error(
     group: int,
     importance: NDArray[np.float64] | None,
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Scale [O] and exponents u8 [O, G]. Exponents are whole, so the scale is tried over an octave, down from the one that holds
-    the largest weight at exponent 4; what then does not fit is clipped, if that costs less than it saves."""
+    """Scale [O] and exponents u8 [O, G]. Exponents are whole, so the scale is tried over an octave, down from the one that
+    holds the largest weight at exponent 4; what then does not fit is clipped, if that costs less than it saves."""
     starts = np.arange(0, values.shape[1], group)
     best_scale, best = scale, np.full(len(values), np.inf)
     exponent = np.zeros((len(values), len(starts)), np.uint8)
