@@ -196,7 +196,8 @@ def qparams_of(site: Site, program: Program) -> QParams:
     if site.levels:
         return QParams(site.bits, np.ones(1), np.zeros(1, np.int64), levels=site.levels)
     alpha = None if site.alpha is None else program.constants[site.alpha]
-    return QParams(site.bits, *site.scales_and_zeros(program.constants), alpha)
+    scale, zero = site.scales_and_zeros(program.constants)
+    return QParams(site.bits, scale, zero, alpha if len(scale) < len(alpha if alpha is not None else zero) else None)
 
 
 def _energy(x: Tensor) -> float:

@@ -20,6 +20,7 @@ from fqvit.quant.qparams import STEP_GRID, QParams
 
 G_BITS = 22  # LayerNorm's gamma: 2^-22 of itself is far below a code, and t * g stays inside 2^53
 B_FRACTION = 20
+SHORT = 15  # bits by which 16-bit multipliers are shorter
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,19 @@ class Emitter:
                 f"{name}: the ratio of its scales is {ratio:g}, which no multiplier holds. Check the checkpoint's values."
             ) from None
 
-    def requantizer(self, name: str, ratios: NDArray[np.float64]) -> None:
-        """The constants mult and shift of an op, one a channel."""
+    def requantizer(self, name: str, ratios: NDArray[np.float64], short: bool = False) -> None:
+        """The constants mult and shift of an op, one a channel.
+
+        short: 16 bits of mult, where the result is codes: 2^-17 of their range is far below one of them.
+        """
         pairs = np.array([self.encode(name, float(ratio)) for ratio in ratios])
-        self.constant(f"{name}.mult", pairs[:, 0].astype(np.int32))
-        self.constant(f"{name}.shift", pairs[:, 1].astype(np.uint8))
+        mult, shift = pairs[:, 0], pairs[:, 1]
+        if short and shift.min() > SHORT:
+            mult = (mult + (1 << (SHORT - 1))) >> SHORT
+            over = mult == 1 << 16
+            mult, shift = np.where(over, mult >> 1, mult), np.where(over, shift - 1, shift) - SHORT
+        self.constant(f"{name}.mult", mult.astype(np.uint16 if mult.max() < 1 << 16 else np.int32))
+        self.constant(f"{name}.shift", shift.astype(np.uint8))
 
     def shared_shift(self, name: str, ratios: Sequence[NDArray[np.float64]]) -> tuple[list[NDArray[np.int64]], int]:
         """Multipliers below 2^30 at one shift: ratio = mult / 2^shift. The shift leaves room for alpha up to 15."""
@@ -125,6 +134,9 @@ class Emitter:
                 found[node.name] = Site(role, q.bits, log2=True, zero_code=q.zero_code)
             elif q.levels:
                 found[node.name] = Site(role, q.bits, levels=q.levels)
+            elif len(q.scale) > 3 and role == "gelu":
+                finest, alpha, zeros = powers(q)
+                found[node.name] = Site(role, q.bits, (_short(finest),), zeros, self.shared("alpha", alpha))
             elif len(q.scale) > 3:
                 units, steps = self.steps(q, 3 if role == "qkv" else 1)
                 zero = self.zero(q)
@@ -135,11 +147,20 @@ class Emitter:
         return found
 
     def steps(self, q: QParams, groups: int) -> tuple[tuple[float, ...], str]:
-        """A step for each channel as a unit for each group and the name of a u16 [C] constant: how many units each step is."""
+        """A step for each channel as a unit and the name of a u16 [C] constant: how many units each step is. With three groups
+        Q and K have one step each, which is their unit, and the constant is of V's channels alone."""
         scale = q.scale.reshape(groups, -1)
-        units = scale.max(1) / STEP_GRID
-        counts = np.rint(scale / units[:, None]).astype(np.uint16)
-        return tuple(_short(unit) for unit in units.tolist()), self.shared("steps", counts.ravel())
+        unit = float(scale[-1].max()) / STEP_GRID
+        counts = np.rint(scale[-1] / unit).astype(np.uint16)
+        return tuple(_short(u) for u in (*scale[:-1, 0].tolist(), unit)), self.shared("steps", counts)
+
+
+def powers(q: QParams) -> tuple[float, NDArray[np.uint8], tuple[int, ...]]:
+    """Steps that are one step times powers of two, as that step, the powers u8 [C], and the zero point of each power."""
+    finest = float(q.scale.min())
+    alpha = np.rint(np.log2(q.scale / finest)).astype(np.uint8)
+    zeros = [int(q.zero[alpha == a][0]) if (alpha == a).any() else 0 for a in range(int(alpha.max()) + 1)]
+    return finest, alpha, tuple(zeros)
 
 
 def _short(scale: float) -> float:

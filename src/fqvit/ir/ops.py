@@ -77,28 +77,40 @@ def check_requantizer(scope: Scope, mult: Any, shift: Any, largest: int = 2**31)
 
 
 class Lookup(Op, frozen=True, tag="lookup"):
-    """y = table[x], or table[kind[c], x]
+    """y = table[x], or with alpha: y = clamp((table[x] + 2^alpha[c]) >> (alpha[c] + 1) + y_zero[alpha[c]], 0, 2^bits - 1)
 
-    x: u8 or u16 [..., C]   table: u8 or u16 [2^bits of x], or [R, 2^bits of x] with kind: u8 [C], below R
+    x: u8 or u16 [..., C]   table: u8 or u16 [2^bits of x]; with alpha i16 or i32: twice the value in steps of alpha 0, floored,
+    so that the shift rounds the value itself, once.   alpha: u8 [C]   y_zero: one zero point for each alpha
     """
 
     x: str
-    kind: str | None = None
+    alpha: str | None = None
+    y_zero: tuple[int, ...] = ()
+    bits: int = 8
     parts: ClassVar[tuple[str, ...]] = ("table",)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x)
-        rows: tuple[int | None, ...] = () if self.kind is None else (None,)
-        table = scope.constant(self.part("table"), CODES, (*rows, x.hi + 1))
-        if self.kind is not None:
-            kind = scope.constant(self.kind, ("u8",), (x.channels,))
-            scope.check(int(kind.max()) < table.shape[0], f"constant {self.kind!r} points outside {table.shape[0]} tables")
-        dtype = "u8" if table.dtype == np.uint8 else "u16"
-        return Value(dtype, x.shape, int(table.min()), int(table.max())), []
+        if self.alpha is None:
+            table = scope.constant(self.part("table"), CODES, (x.hi + 1,))
+            dtype = "u8" if table.dtype == np.uint8 else "u16"
+            return Value(dtype, x.shape, int(table.min()), int(table.max())), []
+        table = scope.constant(self.part("table"), ("i16", "i32"), (x.hi + 1,)).astype(np.int64)
+        alpha = scope.alpha(self.alpha, x.channels)
+        scope.check(len(self.y_zero) == alpha + 1, f"{len(self.y_zero)} zero points for shifts up to {alpha}")
+        scope.check(1 <= self.bits <= 16, f"bits is {self.bits}, expected 1 to 16")
+        ends = 0 <= min(self.y_zero) and max(self.y_zero) < 1 << self.bits
+        scope.check(ends, f"y_zero is outside 0..{(1 << self.bits) - 1}")
+        largest = int(np.abs(table).max()) + (1 << alpha) + (1 << self.bits)
+        return scope.codes(self.bits, x.shape), [self.proof("y before its clamp", largest, 31)]
 
     def run(self, kit: Kit, get: Get) -> Array:
         table, x = get(self.part("table")), kit.wide(get(self.x))
-        return table[x] if self.kind is None else table[kit.wide(get(self.kind)), x]
+        if self.alpha is None:
+            return table[x]
+        alpha = kit.wide(get(self.alpha))
+        zero = kit.asarray(np.array(self.y_zero, np.int64))[alpha]
+        return clamp(kit, round_shift(kit.wide(table[x]), alpha + 1), zero, self.bits)
 
 
 class Linear(Op, frozen=True, tag="linear"):
@@ -107,7 +119,7 @@ class Linear(Op, frozen=True, tag="linear"):
     out "codes": y = clamp(requantize(acc, mult[o], shift[o]) + y_zero, 0, 2^bits - 1)
     out "acc":   y = acc (no mult, no shift)          out "i32": y = requantize(acc, mult[o], shift[o])
 
-    x: u8 or u16 [..., K]   w: i8 [O, K]   bias: i32 [O]   mult: i32 [O]   shift: u8 [O]
+    x: u8 or u16 [..., K]   w: i8 [O, K]   bias: i32 [O]   mult: i32 or u16 [O]   shift: u8 [O]
     The input's zero point is inside the bias: bias = b / (s_x s_w) - sum_k x_zero w[o, k], exactly.
 
     group > 0: w is stored in 4 bits, w[o, k] = code[o, k] 2^exponent[o, k // group], exponents 0..4, two a byte:
@@ -140,7 +152,7 @@ class Linear(Op, frozen=True, tag="linear"):
         shape = (*x.shape[:-1], outputs)
         if self.out == "acc":
             return Value("i32", shape, int(lo.min()), int(hi.max())), proofs
-        mult = scope.constant(self.part("mult"), ("i32",), (outputs,)).astype(np.int64)
+        mult = scope.constant(self.part("mult"), ("i32", "u16"), (outputs,)).astype(np.int64)
         shift = scope.constant(self.part("shift"), ("u8",), (outputs,)).astype(np.int64)
         check_requantizer(scope, mult, shift)
         if self.out == "i32":

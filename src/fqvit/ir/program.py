@@ -36,14 +36,17 @@ Scale = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]  # finite, and so is a cod
 Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 
 
+FIRST_FIELDS = 7  # of a Site, in the first files of version 1
+
+
 class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to read the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]; log2 codes: 2^-code; with levels:
     levels[code] over the sum of its row.
 
     Information for people and for `compare`; running never looks at it. scale is one number, or one a group of channels of
-    equal size (Q, K and V have three), and so is zero. alpha names a u8 [C] constant. steps names a u16 [C] constant: how
-    many times the scale of its group a channel's step is; then zero may name a u8 or u16 [C] constant. zero_code: the last log2
-    code means 0.
+    equal size (Q, K and V have three), and so is zero, which may also have one number for each alpha. alpha names a u8 [C]
+    constant. steps names a u16 [C] constant: how many times the scale a channel's step is; beside three scales it has C / 3 entries,
+    for the last group. With steps zero may name a u8 or u16 [C] constant. zero_code: the last log2 code means 0.
     """
 
     role: str
@@ -57,26 +60,31 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     levels: tuple[Code, ...] = ()
 
     def scales_and_zeros(self, constants: Mapping[str, Constant]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """One number each a group of channels, or a channel where there are steps."""
-        zero = constants[self.zero] if isinstance(self.zero, str) else np.array(self.zero)
+        """One number each a group of channels; a channel where there are steps, or several zero points beside alpha."""
+        zero = (constants[self.zero] if isinstance(self.zero, str) else np.array(self.zero)).astype(np.int64)
         scale = np.array(self.scale, np.float64)
+        if self.alpha is not None and len(zero) > 1:
+            alpha = constants[self.alpha]
+            return scale[0] * np.exp2(alpha.astype(np.float64)), zero[alpha]
         if self.steps is not None:
-            steps = constants[self.steps]
-            scale, zero = steps * np.repeat(scale, len(steps) // len(scale)), np.repeat(zero, len(steps) // len(zero))
-        return scale, zero.astype(np.int64)
+            last = constants[self.steps] * scale[-1]
+            scale = np.concatenate([*(np.full(len(last), one) for one in scale[:-1]), last])
+            zero = np.repeat(zero, len(scale) // len(zero))
+        return scale, zero
 
     def check(self, scope: Scope, codes: Value) -> None:
         scope.check(codes.hi < 1 << self.bits, f"{self.bits} bits for codes up to {codes.hi}")
-        scope.alpha(self.alpha, codes.channels)
+        alpha = scope.alpha(self.alpha, codes.channels)
         groups = len(self.scale)
         if self.levels:
             scope.check(codes.hi < len(self.levels), f"{len(self.levels)} levels for codes up to {codes.hi}")
         elif self.steps is not None:
-            scope.constant(self.steps, ("u16",), (codes.channels,))
-            scope.zero(self.zero, codes.channels)
             scope.check(groups in (1, 3) and codes.channels % groups == 0, f"{groups} scales beside steps")
+            scope.constant(self.steps, ("u16",), (codes.channels // groups,))
+            scope.zero(self.zero, codes.channels)
         elif not self.log2:
-            scope.check(groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
+            several = self.alpha is not None and groups == 1 and len(self.zero) == alpha + 1
+            scope.check(several or groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
             scope.check(groups > 0 and codes.channels % groups == 0, f"{groups} scales for {codes.channels} channels")
 
 
@@ -217,7 +225,13 @@ def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
 
 
 def encode_header(header: Header) -> bytes:
-    return msgspec.json.encode(header, order="deterministic")
+    """The JSON of a file. Sites leave out what came later and is not used, so that older programs keep their fingerprints."""
+    text = msgspec.to_builtins(header)
+    later = [None, []]  # steps, levels
+    for site in text["sites"].values():
+        while later and len(site) > FIRST_FIELDS and site[-1] == later[len(site) - FIRST_FIELDS - 1]:
+            site.pop()
+    return msgspec.json.encode(text, order="deterministic")
 
 
 def fingerprint(text: bytes, constants: Mapping[str, Constant]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.ir.emit import Emitter, Wire
+from fqvit.ir.emit import Emitter, Wire, powers
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
 from fqvit.models import layers
@@ -102,7 +102,7 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     if low.q is None:
         emit.op(Linear(y=name, x=x.buffer, out="acc", group=group))
         return Wire(name, shape, unit=quantized.scale)
-    emit.requantizer(name, quantized.scale / low.q.steps(outputs))
+    emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=True)
     emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group))
     return Wire(name, shape, low.q)
 
@@ -179,17 +179,16 @@ def _(leaf: layers.Gelu, low: Lowering) -> Wire:
     (x,), q = low.inputs, low.codes()
     q_x = x.codes()
     values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
-    # A table for each kind of channel: those of equal step share one.
-    scales, first, kind = np.unique(q.scale, return_index=True, return_inverse=True)
-    codes = np.floor(values / scales[:, None] + 0.5) + q.zero[first][:, None]
-    tables = np.clip(codes, 0, q.last).astype(np.uint8)
-    if len(scales) == 1:
-        low.emit.constant(f"{low.name}.table", tables[0])
-        low.emit.op(Lookup(y=low.name, x=x.buffer))
-    else:
-        low.emit.constant(f"{low.name}.table", tables)
-        low.emit.op(Lookup(y=low.name, x=x.buffer, kind=low.emit.shared("kind", kind.astype(np.uint8))))
-    return Wire(low.name, x.shape, q)
+    emit, name = low.emit, low.name
+    if len(q.scale) == 1:
+        emit.constant(f"{name}.table", encode(values, q).astype(np.uint8))
+        emit.op(Lookup(y=name, x=x.buffer))
+        return Wire(name, x.shape, q)
+    finest, alpha, zeros = powers(q)
+    table = np.floor(2 * values / finest).astype(np.int64)
+    emit.constant(f"{name}.table", table.astype(np.int16 if np.abs(table).max() < 2**15 else np.int32))
+    emit.op(Lookup(y=name, x=x.buffer, alpha=emit.shared("alpha", alpha), y_zero=zeros, bits=q.bits))
+    return Wire(name, x.shape, q)
 
 
 @rule.register
