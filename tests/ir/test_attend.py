@@ -1,5 +1,5 @@
-"""Attention beside the largest of its row: what verify() refuses of RowCodes, Attend, Lookup.kind and their sites, and that what
-it proves of them is true."""
+"""Attention beside the largest of its row: what verify() refuses of RowCodes, Attend, Lookup.kind and their sites, and that
+what it proves of them is true."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     "levels of 0 only": (lambda: attention(levels=(0, 0, 0, 0)), r"y: levels must be in 0\.\.2\^15"),
     "a level above 2^15": (lambda: attention(levels=(2**15 + 1, 4, 2, 0)), r"y: levels must be in 0\.\.2\^15"),
     "a level of 10^40": (lambda: attention(levels=(10**40, 4, 2, 0)), r"y: levels must be in 0\.\.2\^15"),
-    "a largest level that rows may lack": (lambda: attention(levels=(4, 8, 2, 0)), "y: a row of 'a' may lack the largest weight"),
+    "a largest level that rows may lack": (
+        lambda: attention(levels=(4, 8, 2, 0)),
+        "y: a row of 'a' may lack the largest weight",
+    ),
     "a largest level that no code means": (lambda: attention(levels=(8, 4, 2, 0, 9)), "y: a row of 'a' may lack"),
     "a table that starts at another code": (lambda: attention([1, 0, 2, 3]), "y: a row of 'a' may lack the largest weight"),
     "codes that are not of row_codes": (lambda: attention(a="s", levels=()), "y: a row of 's' may lack the largest weight"),
@@ -80,9 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     "regions of another shape": (lambda: attention(region="a.table"), "a: constant 'a.table' has shape"),
     "row codes of tokens": (lambda: program_of([RowCodes(y="a", x="x")], CODES), "a: 'x' has shape"),
     "row codes read as powers of two of other bits": (
-        lambda: program_of(
-            [HEADS, SCORES, RowCodes(y="a", x="s"), ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1)], CODES
-        ),
+        lambda: program_of([HEADS, SCORES, RowCodes(y="a", x="s"), ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1)], CODES),
         "y: 'a' holds codes up to 3",
     ),
     "kinds past the tables": (lambda: lookup(TABLES, KIND * 2), "y: constant 'kind' points outside 2 tables"),
@@ -211,9 +212,7 @@ def test_the_longest_row_that_is_proved_reaches_the_proof_and_one_more_token_is_
 
 
 @few
-@given(
-    st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 9, 257]), st.sampled_from([0, 1, 2**28, 2**29 - 1]), st.booleans()
-)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 9, 257]), st.sampled_from([0, 1, 2**28, 2**29 - 1]), st.booleans())
 def test_what_attend_proves_holds_for_any_weights(seed: int, tokens: int, mult: int, extreme: bool) -> None:
     rng = np.random.default_rng(seed)
     levels = np.where(rng.random(256) < 0.5, rng.integers(0, 2**15 + 1, 256), 0)

@@ -23,6 +23,7 @@ from tests.factories import assert_same
 from tests.ir.draw import IMAGES, STYLES, Draw
 from tests.ir.slow_ops import SLOW
 
+
 def lookup(draw: Draw) -> AnyOp:
     bits, channels = draw.one(4, 8, 10, 16), 5
     draw.buffer("x", draw.one((channels,), (3, channels), (2, 3, channels)), bits)

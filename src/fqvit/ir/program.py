@@ -68,10 +68,15 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         scope.check(codes.hi < 1 << self.bits, f"{self.bits} bits for codes up to {codes.hi}")
         scope.alpha(self.alpha, codes.channels)
         groups = len(self.scale)
+        kinds = self.log2 + bool(self.levels) + (self.steps is not None)
+        scope.check(kinds <= 1, "more than one of log2, steps and levels")
+        scope.check(self.steps is not None or not isinstance(self.zero, str), "zero is a name, but there are no steps")
         if self.levels:
             scope.check(codes.hi < len(self.levels), f"{len(self.levels)} levels for codes up to {codes.hi}")
+            scope.check(max(self.levels) > 0, "no level above 0")
         elif self.steps is not None:
-            scope.constant(self.steps, ("u16",), (codes.channels,))
+            steps = scope.constant(self.steps, ("u16",), (codes.channels,))
+            scope.check(int(steps.min()) > 0, f"constant {self.steps!r} has a step of 0")
             scope.zero(self.zero, codes.channels)
             scope.check(groups == 1, f"{groups} scales beside steps")
         elif not self.log2:
@@ -216,7 +221,12 @@ def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
 
 
 def encode_header(header: Header) -> bytes:
-    return msgspec.json.encode(header, order="deterministic")
+    plain = msgspec.to_builtins(header, order="deterministic")
+    for site in plain["sites"].values():
+        # Sites had seven fields at first. Without empty ones after those, a file of that time keeps its fingerprint.
+        while len(site) > 7 and not site[-1]:
+            site.pop()
+    return msgspec.json.encode(plain)
 
 
 def fingerprint(text: bytes, constants: Mapping[str, Constant]) -> str:
