@@ -115,3 +115,11 @@ def test_a_site_without_codes_cannot_be_overridden(site: str) -> None:
 def test_power_of_two_factors_are_for_residuals_only() -> None:
     with pytest.raises(FqvitError, match=r"blocks\.0\.mlp\.act: ptf is for LayerNorm inputs only"):
         planned(sites={"gelu": SiteRule(observer="ptf")})
+
+
+@pytest.mark.parametrize("rule", [SiteRule(observer="omse"), SiteRule(range=(-1.0, 1.0))])
+def test_attention_times_v_has_the_steps_of_a_v_with_one_for_each_channel(rule: SiteRule) -> None:
+    with pytest.raises(FqvitError, match=r"blocks\.0\.attn\.context: its steps follow those of V"):
+        planned("fqvit", sites={"context": rule})
+    assert planned("fqvit", sites={"context": rule, "qkv": SiteRule(observer="omse")})["blocks.0.attn.context"].kind == "range"
+    assert planned("fqvit", sites={"context": SiteRule(bits=6)})["blocks.0.attn.context"].kind == "channels"

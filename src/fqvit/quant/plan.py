@@ -8,7 +8,7 @@ from typing import Literal
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node
-from fqvit.models.layers import Linear, Role
+from fqvit.models.layers import Context, Linear, Role
 from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 
 # More bits than a matrix product takes: codes that only norms, sums, tables and the softmax read.
@@ -41,6 +41,7 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
         site = _plan_site(graph, node, recipe, _rule(node, recipe))
         if site is not None:
             sites[node.name] = site
+    _check_contexts(graph, sites)
     for pattern in recipe.sites:
         if not any(_matches(pattern, node) for node in graph.nodes if node.name in sites):
             raise FqvitError(
@@ -99,6 +100,18 @@ def _read_by_linear(graph: Graph, name: str) -> bool:
     return name != graph.output and all(
         isinstance(node.leaf, Linear) or (node.leaf.role == "route" and _read_by_linear(graph, node.name)) for node in readers
     )
+
+
+def _check_contexts(graph: Graph, sites: dict[str, SitePlan]) -> None:
+    """Attention times V has one requantization, so V's steps by channel must go on in its own."""
+    for node in graph.nodes:
+        if isinstance(node.leaf, Context) and sites[node.name].kind != "channels":
+            qkv = graph.node(node.inputs[1]).inputs[0]
+            if sites[qkv].kind == "channels":
+                raise FqvitError(
+                    f"{node.name}: its steps follow those of V, which has one for each channel."
+                    f" Leave out its observer and range, or give {qkv} an observer too."
+                )
 
 
 def _matches(pattern: str, node: Node) -> bool:
