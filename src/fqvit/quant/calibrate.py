@@ -227,9 +227,12 @@ def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObs
 
     def visit(node: Node, y: Tensor) -> Tensor:
         site = places.get(node.name)
+        seen = y
+        if site != node.name and isinstance(node.leaf, Take):
+            seen = y.reshape(len(y), len(node.leaf.index), -1)  # class tokens side by side: one by one again, as the site is
         for observed in observers:
             if site is not None and site in observed:
-                observed[site].observe(y)
+                observed[site].observe(seen)
         return y
 
     graph.run(images, visit)
