@@ -17,10 +17,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
 from fqvit.ir.lower import lower  # noqa: E402
+from fqvit.models.config import SwinConfig  # noqa: E402
 from fqvit.runtime.reference import run  # noqa: E402
-from tests.factories import GROUPED, calibration_of, float_model, images_for  # noqa: E402
+from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
 
-# file -> model of factories.py, recipe, class names, features
+# 5 x 7 tokens in windows of 3, padded, shifted in the second block: masks in a small file.
+MASKED_SWIN = SwinConfig((10, 14), 2, 1, 4, 8, (2,), (2,), 3, hidden_ratio=2)
+# file -> model of factories.py or a configuration, recipe, class names, features
 FILES = {
     "tiny_v1": ("vit", "fq-vit", ("a", "b", "c", "d", "é"), "logits"),
     "swin_v1": ("padded swin", "fq-vit", None, "logits"),
@@ -28,6 +31,8 @@ FILES = {
     "uniform_v1": ("no class token", "minmax", None, "logits"),
     "tokens_v1": ("mean", "fq-vit", None, "tokens"),
     "grouped_v1": ("vit", GROUPED, None, "logits"),
+    "fqvit_v1": ("distilled", "fqvit", None, "logits"),
+    "fqvit_swin_v1": (MASKED_SWIN, "fqvit", None, "logits"),
 }
 
 
@@ -35,7 +40,7 @@ def make() -> None:
     for name, (kind, recipe, classes, features) in FILES.items():
         if (HERE / f"{name}.fqvit").exists():
             continue
-        model = float_model(kind, seed=11, classes=classes)
+        model = float_model(kind, 11, classes) if isinstance(kind, str) else model_of(kind, name, 11, classes)
         program = lower(model, calibration_of(model, recipe, features=features))
         images = images_for(model.preprocess, 6, 12)
         program.save(HERE / f"{name}.fqvit")

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from fqvit.ir.ops import Linear
+from fqvit.ir.attention import Attend, RowCodes
+from fqvit.ir.ops import Add, Linear, Lookup
 from fqvit.ir.program import AnyOp, Program
 from fqvit.runtime.reference import run
 from tests.factories import assert_same
@@ -28,7 +29,16 @@ def test_a_file_of_version_1_gives_the_same_bits(path: Path, library: Any) -> No
 
 
 def test_the_files_of_version_1_are_there_and_use_every_op() -> None:
-    assert [path.stem for path in FILES] == ["grouped_v1", "original_v1", "swin_v1", "tiny_v1", "tokens_v1", "uniform_v1"]
+    assert [path.stem for path in FILES] == [
+        "fqvit_swin_v1",
+        "fqvit_v1",
+        "grouped_v1",
+        "original_v1",
+        "swin_v1",
+        "tiny_v1",
+        "tokens_v1",
+        "uniform_v1",
+    ]
     used = {type(op) for path in FILES for op in Program.load(path).ops}
     assert not [op.__name__ for op in get_args(AnyOp) if op not in used]
 
@@ -37,9 +47,21 @@ def test_4_bit_weights_of_version_1_are_there() -> None:
     assert any(isinstance(op, Linear) and op.group for op in Program.load(HERE / "grouped_v1.fqvit").ops)
 
 
+def test_recipe_fqvit_of_version_1_is_there_with_all_its_fields() -> None:
+    ops = [op for name in ("fqvit_v1", "fqvit_swin_v1") for op in Program.load(HERE / f"{name}.fqvit").ops]
+    row_codes = [op for op in ops if isinstance(op, RowCodes)]
+    assert {op.region is None for op in row_codes} == {True, False}
+    assert any(isinstance(op, Attend) and len(op.levels) == 16 for op in ops)
+    assert any(isinstance(op, Lookup) and op.kind is not None for op in ops)
+    assert any(isinstance(op, Add) and op.bits == 16 for op in ops)
+    sites = Program.load(HERE / "fqvit_v1.fqvit").header.sites.values()
+    assert any(site.steps and isinstance(site.zero, str) for site in sites) and any(site.levels for site in sites)
+
+
 def test_class_names_of_version_1_are_read() -> None:
     assert Program.load(HERE / "tiny_v1.fqvit").classes == ("a", "b", "c", "d", "é")
 
 
 def test_golden_files_stay_small() -> None:
-    assert sum(path.stat().st_size for path in HERE.glob("*_v1.*")) < 150_000
+    # Every recipe that brings new ops or fields adds files; none ever goes.
+    assert sum(path.stat().st_size for path in HERE.glob("*_v1.*")) < 220_000

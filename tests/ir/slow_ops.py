@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
 
 Get = Callable[[str], np.ndarray[Any, Any]]
@@ -53,7 +53,15 @@ def alpha_of(get: Get, alpha: str | None, c: int) -> int:
 
 def lookup(op: Lookup, get: Get) -> Result:
     x, table = get(op.x), get(f"{op.y}.table")
-    return fill(x.shape, lambda i: int(table[int(x[i])]))
+    if op.alpha is None:
+        return fill(x.shape, lambda i: int(table[int(x[i])]))
+
+    def one(i: tuple[int, ...]) -> int:
+        alpha = alpha_of(get, op.alpha, i[-1])
+        rounded = math.floor(Fraction(int(table[int(x[i])]), 2 ** (alpha + 1)) + Fraction(1, 2))
+        return min(max(rounded + op.y_zero[alpha], 0), 2**op.bits - 1)
+
+    return fill(x.shape, one)
 
 
 def nibble(packed: np.ndarray[Any, Any], i: int) -> int:
@@ -184,13 +192,13 @@ def matmul(op: MatMul, get: Get) -> Result:
     return fill((*a.shape[:-1], b.shape[-1] if op.b_rows else b.shape[-2]), value)
 
 
-def exponentials(x: np.ndarray[Any, Any], row: tuple[int, ...], table: Any, region: Any) -> list[int]:
+def by_distance(x: np.ndarray[Any, Any], row: tuple[int, ...], table: Any, region: Any, elsewhere: int) -> list[int]:
     *lead, _, m = row
     tokens = x.shape[-1]
     codes = [int(v) for v in x[row]]
     seen = [region is None or region[lead[-1], m] == region[lead[-1], t] for t in range(tokens)]
     top = max(code for code, s in zip(codes, seen, strict=True) if s)
-    return [int(table[min(top - code, len(table) - 1)]) if s else 0 for code, s in zip(codes, seen, strict=True)]
+    return [int(table[min(top - code, len(table) - 1)]) if s else elsewhere for code, s in zip(codes, seen, strict=True)]
 
 
 def log_softmax(op: LogSoftmax, get: Get) -> Result:
@@ -199,7 +207,7 @@ def log_softmax(op: LogSoftmax, get: Get) -> Result:
     last = 2**op.bits - 1
     y = np.empty(x.shape, object)
     for row in places(x.shape[:-1]):
-        e = exponentials(x, row, table, region)
+        e = by_distance(x, row, table, region, 0)
         for t, part in enumerate(e):
             code = last
             if part > 0:
@@ -215,7 +223,7 @@ def softmax(op: Softmax, get: Get) -> Result:
     region = None if op.region is None else get(op.region)
     y = np.empty(x.shape, object)
     for row in places(x.shape[:-1]):
-        e = exponentials(x, row, table, region)
+        e = by_distance(x, row, table, region, 0)
         r = floor_half(op.mult, sum(e))
         for t, part in enumerate(e):
             y[(*row, t)] = clamp(floor_half(part * r, 2**op.shift), op.bits)
@@ -238,6 +246,30 @@ def shift_matmul(op: ShiftMatMul, get: Get) -> Result:
     return fill((*a.shape[:-1], v.shape[-1]), value)
 
 
+def row_codes(op: RowCodes, get: Get) -> Result:
+    x, table = get(op.x), get(f"{op.y}.table")
+    region = None if op.region is None else get(op.region)
+    y = np.empty(x.shape, object)
+    for row in places(x.shape[:-1]):
+        y[row] = by_distance(x, row, table, region, int(table[-1]))
+    return y
+
+
+def attend(op: Attend, get: Get) -> Result:
+    a, v = get(op.a), get(op.v)
+    levels = op.levels or range(256)
+
+    def value(i: tuple[int, ...]) -> int:
+        *lead, m, d = i
+        weights = [levels[int(code)] for code in a[(*lead, m)]]
+        acc = sum(w * (int(v[(*lead, t, d)]) - op.v_zero) for t, w in enumerate(weights))
+        mult = floor_half(op.mult * max(levels), sum(weights))
+        assert abs(acc) < 2**31 and 0 <= mult <= op.mult
+        return clamp(floor_half(acc * mult, 2**op.shift) + op.y_zero, op.bits)
+
+    return fill((*a.shape[:-1], v.shape[-1]), value)
+
+
 SLOW: dict[type, Callable[[Any, Get], Result]] = {
     Lookup: lookup,
     Linear: linear,
@@ -251,4 +283,6 @@ SLOW: dict[type, Callable[[Any, Get], Result]] = {
     LogSoftmax: log_softmax,
     Softmax: softmax,
     ShiftMatMul: shift_matmul,
+    RowCodes: row_codes,
+    Attend: attend,
 }

@@ -1,17 +1,23 @@
-"""exp as integers: the table is the rounded exponential, the polynomial the paper's, and the table is the better one."""
+"""exp as integers: the table is the rounded exponential, the polynomial the paper's, and the table is the better one; and as
+codes beside the largest of a row."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fqvit.ir.exptable import ONE_BITS, exp_table, one_bits, polynomial_table
-from tests.factories import many
+from fqvit.ir.attention import Attend
+from fqvit.ir.exptable import ONE_BITS, exp_table, level_table, one_bits, polynomial_table
+from fqvit.ir.value import Scope, Value
+from fqvit.quant.qparams import level_bounds, relative, relative_encode
+from tests.factories import assert_same, few, many
 
 SCALES = st.floats(1e-3, 2.0)
 
@@ -84,3 +90,70 @@ def test_extreme_scales_give_a_table_too(make: object, scale: float) -> None:
 def test_tables_end_at_the_first_of_their_last_entries() -> None:
     assert exp_table(5.0, 256, 197).tolist() == [2**20, 7065, 48, 0]
     assert len(exp_table(1e-12, 256, 197)) == 1
+
+
+TOKENS = [49, 197, 577, 2305]
+LEVELS = {(bits, tokens): relative(bits, tokens).levels for bits in range(2, 9) for tokens in TOKENS}
+BY_LEVELS = pytest.mark.parametrize("bits, tokens", LEVELS)
+
+
+@BY_LEVELS
+def test_levels_fall_to_0_and_a_row_of_them_is_proved(bits: int, tokens: int) -> None:
+    levels = LEVELS[bits, tokens]
+    assert len(levels) == 2**bits and min(levels) == 0 and max(levels) <= 2**15
+    if bits <= 4:
+        assert all(a > b for a, b in itertools.pairwise(levels)) and levels[-1] == 0
+        # A weight is one shift, or the sum of two.
+        assert all(level.bit_count() <= 2 for level in levels)
+    else:
+        assert levels == tuple(range(2**bits))
+    op = Attend(y="y", a="a", v="v", mult=2**29 - 1, shift=62, levels=levels, v_zero=255)
+    known = {"row_code": levels.index(max(levels)), "mask_code": levels.index(0)}
+    values = {
+        "a": Value("u8", (1, tokens, tokens), 0, 2**bits - 1, **known),
+        "v": Value("u8", (1, tokens, 64), 0, 255),
+    }
+    assert all(proof.holds for proof in op.infer(Scope(values, {}, "y"))[1])
+
+
+@BY_LEVELS
+@few
+@given(scale=st.floats(1e-5, 5.0), wide=st.booleans(), masked=st.booleans())
+def test_the_table_of_levels_is_the_code_of_exact_attention(
+    bits: int, tokens: int, scale: float, wide: bool, masked: bool
+) -> None:
+    """Every distance in one row: the same codes as the simulation finds for softmax, but where two levels are as near."""
+    levels = LEVELS[bits, tokens]
+    codes = 2**12 if wide else 256
+    table = level_table(scale, codes, levels, masked)
+    assert table.dtype == np.uint8 and (not masked or levels[int(table[-1])] == 0)
+    distance = torch.arange(codes, dtype=torch.float64)
+    expected = relative_encode(torch.softmax(-scale * distance, -1), levels).numpy()
+    share = np.exp(-scale * distance.numpy())
+    tie = np.abs(share[:, None] - level_bounds(levels)[1]).min(1) < 1e-12
+    assert_same(read(table, codes)[~tie], expected[~tie], f"scale {scale}, distances")
+    # And the nearest level it is.
+    errors = np.abs(share[:, None] - np.array(levels) / max(levels))
+    chosen = errors[np.arange(codes), read(table, codes)]
+    assert (chosen <= errors.min(1) + 1e-12).all()
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_a_table_of_levels_ends_in_weight_0_where_it_masks_even_if_no_distance_does(bits: int) -> None:
+    levels = relative(bits, 49).levels
+    flat = level_table(1e-9, 256, levels, False)
+    assert flat.tolist() == [levels.index(max(levels))]
+    masked = level_table(1e-9, 256, levels, True)
+    # Out of reach: 256 entries for 256 distances come before it.
+    assert len(masked) == 257 and levels[int(masked[-1])] == 0 and set(masked[:-1].tolist()) == set(flat.tolist())
+    steep = level_table(30.0, 256, levels, True)
+    assert steep.tolist() == [levels.index(max(levels)), levels.index(0)]
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("tokens", [1, 2, 50, 4112, 4113, 16383])
+def test_levels_of_rows_of_any_length_are_proved(bits: int, tokens: int) -> None:
+    levels = relative(bits, tokens).levels
+    assert len(levels) == 2**bits and 255 * tokens * max(levels) < 2**31
+    assert list(levels) == sorted(levels, reverse=bits <= 4)
+    assert bits > 4 or tokens > 4112 or len(set(levels)) == 2**bits  # beyond that, the smallest of 16 are 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import msgspec
@@ -160,6 +161,21 @@ def test_branches_stay_in_the_accumulator_unless_codes_are_asked_for() -> None:
         == "acc"
     )
     assert outs["fq-vit-original"]["blocks.0.attn.proj"] == "codes" and outs["fq-vit-original"]["head"] == "i32"
+
+
+@pytest.mark.parametrize("bits", [26, 28, 29, 31])
+def test_attention_times_v_at_steps_far_too_fine_lowers_or_is_refused_by_the_name_of_its_site(bits: int) -> None:
+    model = float_model("vit")
+    calibration = calibration_of(model, "fqvit")
+    name = "blocks.0.attn.context"
+    v, q = calibration.sites["blocks.0.attn.qkv"].group(2), calibration.sites[name]
+    # The ratio of V's steps to these over the largest level is 2^bits.
+    calibration.sites[name] = dataclasses.replace(q, scale=v.scale / 2.0 ** (bits + 15))
+    if bits < 28:
+        lower(model, calibration)
+        return
+    with pytest.raises(FqvitError, match=f"^{name}: the ratio of its scales is .* no multiplier holds"):
+        lower(model, calibration)
 
 
 def test_epsilon_of_layernorm_is_in_units_of_the_input() -> None:

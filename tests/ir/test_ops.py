@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import msgspec
@@ -13,88 +12,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.exptable import exp_table
 from fqvit.ir.kit import DTYPES, kit
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
 from fqvit.ir.program import AnyOp
-from fqvit.ir.value import Scope, Value
+from fqvit.ir.value import Scope
 from tests.factories import assert_same
+from tests.ir.draw import IMAGES, STYLES, Draw
 from tests.ir.slow_ops import SLOW
-
-IMAGES = 2
-STYLES = ("random", "lowest", "highest", "mixed")
-
-
-@dataclass
-class Draw:
-    """Random choices of one case, and what it has made so far. `style` decides the contents of the buffers."""
-
-    rng: np.random.Generator
-    style: str
-    buffers: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    values: dict[str, Value] = field(default_factory=dict)
-    constants: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-
-    def int(self, lo: int, hi: int) -> int:
-        return int(self.rng.integers(lo, hi, endpoint=True))
-
-    def one(self, *choices: Any) -> Any:
-        return choices[self.int(0, len(choices) - 1)]
-
-    def integers(self, lo: int, hi: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-        x = self.rng.integers(lo, hi, shape, endpoint=True)
-        if self.style == "lowest":
-            x = np.full(shape, lo)
-        elif self.style == "highest":
-            x = np.full(shape, hi)
-        elif self.style == "mixed":
-            x = np.where(self.rng.random(shape) < 0.5, lo, hi)
-        return x.astype(DTYPES[dtype])
-
-    def buffer(self, name: str, shape: tuple[int, ...], bits: int = 8, **known: Any) -> str:
-        dtype = "u8" if bits <= 8 else "u16"
-        self.buffers[name] = self.integers(0, 2**bits - 1, (IMAGES, *shape), dtype)
-        self.values[name] = Value(dtype, shape, 0, 2**bits - 1, **known)
-        return name
-
-    def accumulator(self, name: str, shape: tuple[int, ...], largest: int = 2**31 - 1) -> str:
-        self.buffers[name] = self.integers(-largest, largest, (IMAGES, *shape), "i32")
-        self.values[name] = Value("i32", shape, -largest, largest)
-        return name
-
-    def constant(self, name: str, lo: int, hi: int, shape: tuple[int, ...], dtype: str) -> str:
-        self.constants[name] = self.rng.integers(lo, hi, shape, endpoint=True).astype(DTYPES[dtype])
-        return name
-
-    def zero(self, name: str, channels: int, bits: int = 8) -> Any:
-        """0, the last code, any code, one a group, or a constant with one a channel."""
-        last, kind = 2**bits - 1, self.int(0, 4)
-        if kind < 3:
-            return (0, last, self.int(0, last))[kind]
-        if kind == 3:
-            groups = [g for g in (1, 2, 3) if channels % g == 0][-1]
-            return tuple(self.int(0, last) for _ in range(groups))
-        return self.constant(name, 0, last, (channels,), "u8" if bits <= 8 else "u16")
-
-    def alpha(self, name: str, channels: int, k: int = 3) -> str | None:
-        return self.one(None, self.constant(name, 0, k, (channels,), "u8"))  # type: ignore[no-any-return]
-
-    def requantizer(self, reach: int) -> tuple[int, int]:
-        """mult and shift that bring about `reach` to a code, sometimes the extremes."""
-        if self.int(0, 4) == 0:
-            return self.one(0, 1, 2**30, 2**31 - 1), self.one(1, 62)
-        shift = min(max(22 + max(reach, 1).bit_length(), 1), 62)
-        return self.int(2**30, 2**31 - 1), shift
 
 
 def lookup(draw: Draw) -> AnyOp:
-    bits = draw.one(4, 8, 10)
-    draw.buffer("x", (3, 5), bits)
-    wide = draw.one("u8", "u16")
-    draw.constant("y.table", 0, 255 if wide == "u8" else 65535, (2**bits,), wide)
-    return Lookup(y="y", x="x")
+    bits, channels = draw.one(4, 8, 10, 16), 5
+    draw.buffer("x", draw.one((channels,), (3, channels), (2, 3, channels)), bits)
+    wide, last = draw.one(("u8", 255), ("u16", 65535))
+    if draw.int(0, 1):
+        draw.constant("y.table", 0, last, (2**bits,), wide)
+        return Lookup(y="y", x="x")
+    signed, end = draw.one(("i16", 2**15 - 1), ("i32", 2**30))
+    draw.constant("y.table", -end, end, (2**bits,), signed)
+    alpha = draw.constant("alpha", 0, draw.one(0, 4, 15), (channels,), "u8")
+    y_bits = draw.one(1, 8, 16)
+    zeros = tuple(draw.int(0, 2**y_bits - 1) for _ in range(int(draw.constants["alpha"].max()) + 1))
+    return Lookup(y="y", x="x", alpha=alpha, y_zero=zeros, bits=y_bits)
 
 
 def linear(draw: Draw) -> AnyOp:
@@ -120,7 +62,7 @@ def linear(draw: Draw) -> AnyOp:
 
 
 def layernorm(draw: Draw) -> AnyOp:
-    channels, bits = draw.one(1, 2, 6, 33), draw.one(4, 8, 12)
+    channels, bits = draw.one(1, 2, 6, 33), draw.one(4, 8, 12, 16)
     draw.buffer("x", (4, channels), bits)
     if draw.int(0, 3) == 0:
         draw.buffers["x"][:, 1] = draw.int(0, 2**bits - 1)  # a constant row
@@ -138,7 +80,7 @@ def layernorm(draw: Draw) -> AnyOp:
         b_shift=max(shift - 20, 0),
         zero=zero,
         alpha=alpha,
-        bits=draw.one(3, 8),
+        bits=draw.one(3, 8, 16),
     )
 
 
@@ -159,9 +101,9 @@ def add(draw: Draw) -> AnyOp:
         draw.constants["b"] = draw.integers(-32767, 32767, shape if second == "constant" else (channels,), "i16")
         term = Term(x="b", mult=draw.int(0, 2**30 - 1))
     terms = (first, term) if draw.int(0, 1) else (term, first)
-    return Add(
-        y="y", terms=terms, shift=draw.one(1, 20, 40), y_zero=draw.zero("yz", channels), y_alpha=draw.alpha("ya", channels, 8)
-    )
+    y_bits = draw.one(8, 16)
+    y_zero, y_alpha = draw.zero("yz", channels, y_bits), draw.alpha("ya", channels, 8)
+    return Add(y="y", terms=terms, shift=draw.one(1, 20, 40), y_zero=y_zero, y_alpha=y_alpha, bits=y_bits)
 
 
 def take(draw: Draw) -> AnyOp:
@@ -225,7 +167,7 @@ def matmul(draw: Draw) -> AnyOp:
         index = draw.constant("index", 0, 8, (m, n), "u16")
     mult, shift = draw.requantizer(2**16 * inner)
     zeros = [draw.one(0, 255, draw.int(0, 255)) for _ in range(2)]
-    bits = draw.one(4, 8)
+    bits = draw.one(4, 8, 16)
     return MatMul(
         y="y",
         a="a",
@@ -242,8 +184,8 @@ def matmul(draw: Draw) -> AnyOp:
 
 
 def scores(draw: Draw) -> tuple[str | None, int]:
-    """Buffer x of scores, table y.table, and perhaps regions."""
-    tokens, heads, bits = draw.one(1, 2, 5, 17), draw.int(1, 2), draw.one(4, 8)
+    """Buffer x of scores, table y.table, and perhaps regions; also how many codes x can hold."""
+    tokens, heads, bits = draw.one(1, 2, 5, 17), draw.int(1, 2), draw.one(4, 8, 8, 12, 16)
     windows = draw.one(None, 3)
     region = None
     if windows is None:
@@ -252,7 +194,7 @@ def scores(draw: Draw) -> tuple[str | None, int]:
         draw.buffer("x", (windows, heads, tokens, tokens), bits)
         region = draw.one(None, draw.constant("region", 0, 2, (windows, tokens), "u8"))
     draw.constants["y.table"] = exp_table(draw.one(1e-4, 0.02, 0.1, 1.0, 30.0), 2**bits, tokens)
-    return region, tokens
+    return region, 2**bits
 
 
 def log_softmax(draw: Draw) -> AnyOp:
@@ -288,6 +230,45 @@ def shift_matmul(draw: Draw) -> AnyOp:
     )
 
 
+def row_codes(draw: Draw) -> AnyOp:
+    region, codes = scores(draw)
+    # The last entry is read by most distances, by the largest one alone, or by none.
+    draw.constant("y.table", 0, draw.one(15, 255), (draw.one(1, 3, codes, codes + 1),), "u8")
+    return RowCodes(y="y", x="x", region=region)
+
+
+def attend(draw: Draw) -> AnyOp:
+    rows, tokens, width, a_bits = draw.int(1, 4), draw.one(1, 3, 9), draw.int(1, 4), draw.one(2, 4, 8)
+    lead = draw.one((2,), (3, 2))
+    last = 2**a_bits - 1
+    largest = draw.one(1, 3, 255, 2**15)
+    levels = draw.rng.integers(0, largest, last + 1, endpoint=True)  # in any order, some of them twice
+    row_code, mask_code = draw.int(0, last), draw.one(None, draw.int(0, last))
+    if a_bits == 8 and draw.int(0, 1):
+        largest, levels, row_code, mask_code = 255, np.zeros(0, np.int64), 255, draw.one(None, 0)
+    elif mask_code == row_code:
+        mask_code = None
+    elif mask_code is not None:
+        levels[mask_code] = 0
+    levels[row_code : row_code + 1] = largest
+    draw.buffer("a", (*lead, rows, tokens), a_bits, row_code=row_code, mask_code=mask_code)
+    draw.buffers["a"][..., draw.int(0, tokens - 1)] = row_code  # what RowCodes promises
+    draw.buffer("v", (*lead, tokens, width), draw.one(4, 8))
+    y_bits = draw.one(4, 8, 16)
+    mult, shift = draw.one((draw.int(2**28, 2**29 - 1), 28 + largest.bit_length()), (0, 62), (2**29 - 1, 1), (1, 2))
+    return Attend(
+        y="y",
+        a="a",
+        v="v",
+        mult=mult,
+        shift=shift,
+        levels=tuple(levels.tolist()),
+        v_zero=draw.one(0, 128, 255),
+        y_zero=draw.one(0, 7, 2**y_bits - 1),
+        bits=y_bits,
+    )
+
+
 CASES: dict[type, Callable[[Draw], AnyOp]] = {
     Lookup: lookup,
     Linear: linear,
@@ -301,6 +282,8 @@ CASES: dict[type, Callable[[Draw], AnyOp]] = {
     LogSoftmax: log_softmax,
     Softmax: softmax,
     ShiftMatMul: shift_matmul,
+    RowCodes: row_codes,
+    Attend: attend,
 }
 
 

@@ -259,9 +259,9 @@ class Attend(Op, frozen=True, tag="attend"):
         _check_product(scope, a, v)
         check_requantizer(scope, self.mult, self.shift, 2**29)
         levels = self.levels or tuple(range(256))
-        scope.check(len(levels) > a.hi and min(levels) >= 0, f"{len(levels)} levels for codes up to {a.hi}")
+        scope.check(a.hi < len(levels) <= 256, f"{len(levels)} levels for codes up to {a.hi}")
         largest = max(levels)
-        scope.check(0 < largest <= 2**15, "the largest level must be in 1..2^15")
+        scope.check(min(levels) >= 0 and 0 < largest <= 2**15, "levels must be in 0..2^15, and one of them above 0")
         scope.check(
             a.row_code is not None and levels[a.row_code] == largest, f"a row of {self.a!r} may lack the largest weight"
         )

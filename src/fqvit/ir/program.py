@@ -36,17 +36,14 @@ Scale = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]  # finite, and so is a cod
 Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 
 
-FIRST_FIELDS = 7  # of a Site, in the first files of version 1
-
-
 class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to read the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]; log2 codes: 2^-code; with levels:
     levels[code] over the sum of its row.
 
     Information for people and for `compare`; running never looks at it. scale is one number, or one a group of channels of
     equal size (Q, K and V have three), and so is zero, which may also have one number for each alpha. alpha names a u8 [C]
-    constant. steps names a u16 [C] constant: how many times the scale a channel's step is; beside three scales it has C / 3 entries,
-    for the last group. With steps zero may name a u8 or u16 [C] constant. zero_code: the last log2 code means 0.
+    constant. steps names a u16 [C] constant: how many times the scale a channel's step is; beside three scales it has C / 3
+    entries, for the last group. With steps zero may name a u8 or u16 [C] constant. zero_code: the last log2 code means 0.
     """
 
     role: str
@@ -76,11 +73,16 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         scope.check(codes.hi < 1 << self.bits, f"{self.bits} bits for codes up to {codes.hi}")
         alpha = scope.alpha(self.alpha, codes.channels)
         groups = len(self.scale)
+        kinds = self.log2 + bool(self.levels) + (self.steps is not None)
+        scope.check(kinds <= 1, "more than one of log2, steps and levels")
+        scope.check(self.steps is not None or not isinstance(self.zero, str), "zero is a name, but there are no steps")
         if self.levels:
             scope.check(codes.hi < len(self.levels), f"{len(self.levels)} levels for codes up to {codes.hi}")
+            scope.check(max(self.levels) > 0, "no level above 0")
         elif self.steps is not None:
             scope.check(groups in (1, 3) and codes.channels % groups == 0, f"{groups} scales beside steps")
-            scope.constant(self.steps, ("u16",), (codes.channels // groups,))
+            steps = scope.constant(self.steps, ("u16",), (codes.channels // groups,))
+            scope.check(int(steps.min()) > 0, f"constant {self.steps!r} has a step of 0")
             scope.zero(self.zero, codes.channels)
         elif not self.log2:
             several = self.alpha is not None and groups == 1 and len(self.zero) == alpha + 1
@@ -225,13 +227,12 @@ def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
 
 
 def encode_header(header: Header) -> bytes:
-    """The JSON of a file. Sites leave out what came later and is not used, so that older programs keep their fingerprints."""
-    text = msgspec.to_builtins(header)
-    later = [None, []]  # steps, levels
-    for site in text["sites"].values():
-        while later and len(site) > FIRST_FIELDS and site[-1] == later[len(site) - FIRST_FIELDS - 1]:
+    plain = msgspec.to_builtins(header, order="deterministic")
+    for site in plain["sites"].values():
+        # Sites had seven fields at first. Without empty ones after those, a file of that time keeps its fingerprint.
+        while len(site) > 7 and not site[-1]:
             site.pop()
-    return msgspec.json.encode(text, order="deterministic")
+    return msgspec.json.encode(plain)
 
 
 def fingerprint(text: bytes, constants: Mapping[str, Constant]) -> str:
