@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     "wide shifts": (lambda: lookup(TABLE, ALPHA.astype(np.uint16)), "y: constant 'alpha' is uint16"),
     "shifts and codes": (lambda: lookup(TABLE.astype(np.uint8), ALPHA), "y: constant 'y.table' is uint8"),
     "shifts and a short table": (lambda: lookup(TABLE[:255], ALPHA), "y: constant 'y.table' has shape"),
-    "a zero point that is no code": (lambda: lookup(TABLE, ALPHA, (3, 256)), r"y: y_zero is outside 0\.\.255"),
+    "a zero point that is no code of it": (lambda: lookup(TABLE, ALPHA, (3, 256)), r"y: y_zero is outside 0\.\.255"),
     "a negative zero point": (lambda: lookup(TABLE, ALPHA, (-1, 3)), r"y: y_zero is outside 0\.\.255"),
     "codes of 17 bits": (lambda: lookup(TABLE, ALPHA, bits=17), "y: bits is 17"),
     "a table that could overflow": (
