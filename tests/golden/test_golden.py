@@ -52,7 +52,7 @@ def test_recipe_fqvit_of_version_1_is_there_with_all_its_fields() -> None:
     row_codes = [op for op in ops if isinstance(op, RowCodes)]
     assert {op.region is None for op in row_codes} == {True, False}
     assert any(isinstance(op, Attend) and len(op.levels) == 16 for op in ops)
-    assert any(isinstance(op, Lookup) and op.kind is not None for op in ops)
+    assert any(isinstance(op, Lookup) and op.alpha is not None for op in ops)
     assert any(isinstance(op, Add) and op.bits == 16 for op in ops)
     sites = Program.load(HERE / "fqvit_v1.fqvit").header.sites.values()
     assert any(site.steps and isinstance(site.zero, str) for site in sites) and any(site.levels for site in sites)

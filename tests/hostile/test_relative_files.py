@@ -150,5 +150,5 @@ def test_the_original_loads_and_has_all_that_is_changed(original: bytes, tmp_pat
     program = Program.load(path)
     tags = {str(type(op).__struct_config__.tag) for op in program.ops}
     assert {"row_codes", "attend", "lookup"} <= tags
-    assert "kind.0" in program.constants and "region.0" in program.constants
+    assert "alpha.0" in program.constants and "region.0" in program.constants
     assert {value.dtype for value in program.verify().buffers.values()} == {"u8", "u16", "i32"}

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
-from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 
 Get = Callable[[str], np.ndarray[Any, Any]]
 Result = np.ndarray[Any, Any]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, MatMul, RowCodes, ShiftMatMul
 from fqvit.ir.kit import NumpyKit, kit
-from fqvit.ir.ops import Lookup, Permute
+from fqvit.ir.moves import Permute
+from fqvit.ir.ops import Lookup
 from fqvit.ir.program import Program, Site
 from fqvit.ir.value import Proof, Scope, Value
 from tests.factories import assert_same, few, many

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fqvit.errors import FqvitError
+from fqvit.ir.moves import Concat
 from fqvit.ir.nibbles import pack, unpack
-from fqvit.ir.ops import Add, Concat, Linear, Term
+from fqvit.ir.ops import Add, Linear, Term
 from fqvit.ir.program import Program
 from fqvit.runtime.reference import Reference, run
 from tests.factories import assert_same, few, many

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.exptable import exp_table
 from fqvit.ir.kit import DTYPES, kit
+from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
-from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.program import AnyOp
 from fqvit.ir.value import Scope
 from tests.factories import assert_same

@@ -11,7 +11,8 @@ import pytest
 
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
-from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.program import Header, Output, Program, Site
 from fqvit.preprocess import Preprocess
 from fqvit.runtime.reference import Reference

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fqvit.errors import FqvitError
 from fqvit.ir.emit import Emitter
+from fqvit.ir.program import Site
 from fqvit.quant import channels
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange, Floats
@@ -51,7 +52,7 @@ def ends(q: QParams, count: int) -> tuple[Floats, Floats]:
 def covers(q: QParams, low: Floats, high: Floats, slack: float) -> bool:
     """Whether every value seen is within so many steps of a code."""
     first, last = ends(q, len(low))
-    room = slack * q.steps(len(low)) * (1 + 1e-9)
+    room = (slack + 1e-9) * q.steps(len(low))
     return bool((first - room <= low).all() and (high <= last + room).all())
 
 
@@ -101,9 +102,10 @@ def read_back(q: QParams, groups: int = 1) -> None:
     emitter = Emitter(Calibration(RECIPES["fqvit"], "logits", 1, {}), False)
     units, name = emitter.steps(q, groups)
     counts = emitter.constants[name]
-    assert counts.dtype == np.uint16 and counts.min() >= 1
+    assert counts.dtype == np.uint16 and counts.min() >= 1 and len(counts) == len(q.scale) // groups
     # Units are written with nine digits.
-    np.testing.assert_allclose(counts * np.repeat(units, len(counts) // groups), q.scale, rtol=1e-8)
+    site = Site("norm", q.bits, units, tuple([0] * groups), steps=name)
+    np.testing.assert_allclose(site.scales_and_zeros(emitter.constants)[0], q.scale, rtol=1e-8)
 
 
 @many

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.errors import FqvitError
+from fqvit.ir.ops import Add
+from fqvit.ir.ops import Linear as LinearOp
 from fqvit.ir.program import Program, Site
 from fqvit.models.graph import Node, trace
 from fqvit.models.layers import Linear
@@ -87,7 +89,7 @@ class Comparer:
         self.images = self.integer_agrees = self.simulated_agrees = 0
 
     def _use_weights_of_program(self) -> None:
-        """Compensated weights are in the program only. The scales they count in are those of plain rounding."""
+        """Compensated weights are in the program only."""
         constants = self.program.unpacked().constants
         for node in self.graph.nodes:
             if not isinstance(node.leaf, Linear) or (q := self.simulation.input_q(node)) is None:
@@ -96,8 +98,23 @@ class Comparer:
             outputs, inputs = node.leaf.weight.shape
             if w.shape != (outputs, inputs) or bias.shape != (outputs,):
                 raise FqvitError(f"{node.name}: no such linear map in the program. Quantize again with these weights.")
-            plain = self.simulation.plain_weights(node, q.steps(inputs))
-            self.simulation.use(node, QuantizedLinear(w.astype(np.int8), plain.scale, bias + w @ q.zeros(inputs)))
+            scale = self._scale_of(node.name, outputs)
+            self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ q.zeros(inputs)))
+
+    def _scale_of(self, name: str, outputs: int) -> NDArray[np.float64]:
+        """The value [O] of one unit of a linear map's accumulator, from what the program does with it."""
+        constants, sites = self.program.constants, self.simulation.sites
+        for op in self.program.ops:
+            if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
+                step = self.program.header.output.scale if op.out == "i32" else sites[name].steps(outputs)
+                shift = constants[op.part("shift")].astype(np.float64)
+                return np.ones(outputs) * step * constants[op.part("mult")] * np.exp2(-shift)
+            if isinstance(op, Add):
+                for term in op.terms:
+                    if term.x == name:
+                        mult = term.mult if isinstance(term.mult, int) else constants[term.mult]
+                        return np.full(outputs, float(sites[op.y].scale[0])) * mult / 2.0**op.shift
+        raise FqvitError(f"{name}: the program makes nothing of it. Quantize again with these weights.")
 
     def _check(self, model: FloatModel) -> None:
         """Refuses a float model whose images, sites or shapes are not the program's."""

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.ir.emit import Emitter, Wire, powers
+from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
-from fqvit.ir.ops import Add, Concat, LayerNorm, Linear, Lookup, Mean, Permute, Take, Term
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.preprocess import Preprocess
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions
+from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions, short_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,11 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     outputs, inputs = weight.shape
     bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
     chosen = emit.calibration.weights.get(name)
-    quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group) if chosen is None else chosen
+    quantized = (
+        quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short_steps(low.q, outputs))
+        if chosen is None
+        else chosen
+    )
     if quantized.exponent is None:
         emit.constant(f"{name}.w", quantized.w)
     else:
@@ -102,7 +107,7 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     if low.q is None:
         emit.op(Linear(y=name, x=x.buffer, out="acc", group=group))
         return Wire(name, shape, unit=quantized.scale)
-    emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=True)
+    emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=short_steps(low.q, outputs) is not None)
     emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group))
     return Wire(name, shape, low.q)
 

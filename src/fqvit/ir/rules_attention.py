@@ -12,7 +12,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.emit import Wire
 from fqvit.ir.exptable import exp_table, level_table, polynomial_table
-from fqvit.ir.ops import Permute
+from fqvit.ir.moves import Permute
 from fqvit.ir.rules import Lowering, double, rule
 from fqvit.models import layers
 

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.models import layers
-from fqvit.models.graph import IMAGES
+from fqvit.models.graph import IMAGES, Node
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import site_shapes
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear
+from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_steps
 
 MAX_ELEMENTS = 2**27  # of one site over all images of the walk: bounds its memory to a few times 512 MB
 DAMPING = 0.01  # of the mean square of the inputs, added to all: columns that never move must not take errors
@@ -85,7 +85,7 @@ def compensate(
         if steps is not None:
             assert isinstance(node.leaf, layers.Linear)
             moments = Moments.of(columns[0], simulated_columns[0])
-            chosen[node.name] = fit(node.leaf, moments, steps, calibration)
+            chosen[node.name] = fit(node, moments, steps, calibration)
             simulation.use(node, chosen[node.name])
         exact[node.name] = [node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)]
         simulated[node.name] = [
@@ -97,8 +97,10 @@ def compensate(
     return replace(calibration, weights=chosen)
 
 
-def fit(leaf: layers.Linear, moments: Moments, steps: NDArray[np.float64], calibration: Calibration) -> QuantizedLinear:
+def fit(node: Node, moments: Moments, steps: NDArray[np.float64], calibration: Calibration) -> QuantizedLinear:
     """The integers of one linear map. steps: float64 [K], of its inputs' codes."""
+    leaf = node.leaf
+    assert isinstance(leaf, layers.Linear)
     weight = leaf.weight.detach().cpu().double()
     bias = torch.zeros(len(weight), dtype=torch.float64) if leaf.bias is None else leaf.bias.detach().cpu().double()
     bits, group = bits_and_group(calibration.recipe, leaf)
@@ -106,7 +108,8 @@ def fit(leaf: layers.Linear, moments: Moments, steps: NDArray[np.float64], calib
     width = torch.from_numpy(np.broadcast_to(steps, weight.shape[1:]).copy())
     square = moments.square / torch.outer(width, width)
     importance = square.diagonal().numpy()
-    plain = quantize_linear(weight.numpy(), bias.numpy(), steps, bits, group=group, importance=importance)
+    outputs = short_steps(calibration.sites.get(node.name), len(weight))
+    plain = quantize_linear(weight.numpy(), bias.numpy(), steps, bits, group=group, importance=importance, outputs=outputs)
     units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)
     if plain.exponent is not None:
         units = units * torch.from_numpy(2.0 ** plain.exponent[:, np.arange(weight.shape[1]) // group])

@@ -21,7 +21,14 @@ from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import QuantizedLinear, bits_and_group, pixel_linear, quantize_linear, quantize_positions
+from fqvit.quant.weights import (
+    QuantizedLinear,
+    bits_and_group,
+    pixel_linear,
+    quantize_linear,
+    quantize_positions,
+    short_steps,
+)
 
 
 class Simulation:
@@ -67,7 +74,7 @@ class Simulation:
             weight, bias = (part.detach().cpu().double().numpy() for part in (leaf.weight, leaf.bias))
             p = self.model.preprocess
             flat, offset, zero = pixel_linear(weight, bias, p)
-            found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group)
+            found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group, outputs=self._short_steps(node))
             self.patch_units[node.name] = torch.from_numpy(found.scale)
             rounded = found.w * found.scale[:, None] * 255
             # The walk's images are normalised already: take the part of the offset that stands for that back out.
@@ -88,7 +95,11 @@ class Simulation:
         bits, group = bits_and_group(self.calibration.recipe, leaf)
         weight = leaf.weight.detach().cpu().double().numpy()
         bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
-        return quantize_linear(weight, bias, steps, bits, group=group)
+        return quantize_linear(weight, bias, steps, bits, group=group, outputs=self._short_steps(node))
+
+    def _short_steps(self, node: Node) -> NDArray[np.float64] | None:
+        assert isinstance(node.leaf, layers.Linear | layers.Patches)
+        return short_steps(self.sites.get(node.name), len(node.leaf.weight))
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
         """Other integers for a linear map from now on."""

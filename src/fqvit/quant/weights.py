@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 from fqvit.ir.nibbles import MAX_EXPONENT
 from fqvit.models import layers
 from fqvit.preprocess import Preprocess
+from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 
 SCALES_IN_AN_OCTAVE = 8  # tried for groups
+SHORT_BITS = 16  # of multipliers to codes of at most SHORT_CODES bits, where they lose nothing
+SHORT_CODES = 10
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     return recipe.weight_bits, recipe.weight_group
 
 
+def short_steps(q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
+    """The steps [O] of a linear map's own codes, where its multipliers have 16 bits; None elsewhere."""
+    return None if q is None or q.bits > SHORT_CODES else q.steps(outputs)
+
+
 def quantize_linear(
     weight: NDArray[np.float64],
     bias: NDArray[np.float64] | None,
@@ -48,12 +56,14 @@ def quantize_linear(
     *,
     group: int = 0,
     importance: NDArray[np.float64] | None = None,
+    outputs: NDArray[np.float64] | None = None,
 ) -> QuantizedLinear:
     """Round weight [O, K] times the inputs' steps [K] (or [1]): acc = sum codes w, worth `scale` each.
 
     scale = max(max|w|/(2^(bits-1) - 1), |b|/2^30), so that the bias of a channel whose weights are all (nearly) 0 fits too.
     With groups the codes of a group count 2^exponent units each; scale and exponents are those of least squared error, each
-    weight's counted as often as `importance` [K] says (None: all alike).
+    weight's counted as often as `importance` [K] says (None: all alike). Scales are rounded up to where a multiplier of 16 bits
+    leads from them to the steps `outputs` [O] exactly, if those are given.
     """
     b = np.zeros(len(weight)) if bias is None else bias
     effective = weight * steps
@@ -69,6 +79,9 @@ def quantize_linear(
     if group:
         scale, exponent = _least_error(effective, scale, least, largest, group, importance)
         units = np.exp2(exponent[:, np.arange(weight.shape[1]) // group].astype(np.float64))
+    if outputs is not None:
+        mantissa, power = np.frexp(scale / outputs)
+        scale = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * outputs
     w = _codes(effective / (scale[:, None] * units), largest) * units
     return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
 
