@@ -81,27 +81,26 @@ def choose(
         return measure(float_logits[:count], logits)
 
     units = _units(model, narrow, wider)
+    start = measured([], len(images))
+    if start.loss <= limit:
+        return replace(mixed([]), choice=Choice(limit, len(images), start, start, True, len(units), []))
     probes = min(PROBE_IMAGES, len(images))
     alone = measured([], probes).kl
     gains = {}
     for unit in progress(units, len(units), "probing sites") if progress else units:
         gains[unit] = alone - measured([unit], probes).kl
     order = sorted(units, key=lambda unit: -gains[unit])
-    start = measured([], len(images))
-    count, end, reached = 0, start, start.loss <= limit
     low, high = 0, len(order)  # `low` units are too few, `high` are enough or all there are
-    while not reached and high - low > 1:
+    while high - low > 1:
         middle = (low + high) // 2
         if measured(order[:middle], len(images)).loss <= limit:
             high = middle
         else:
             low = middle
-    if not reached:
-        count = high
-        end = measured(order[:count], len(images))
-        reached = end.loss <= limit
-    raised = [_account(unit, gains[unit], narrow, wider) for unit in order[:count]]
-    return replace(mixed(order[:count]), choice=Choice(limit, len(images), start, end, reached, len(units), raised))
+    end = measured(order[:high], len(images))
+    raised = [_account(unit, gains[unit], narrow, wider) for unit in order[:high]]
+    choice = Choice(limit, len(images), start, end, end.loss <= limit, len(units), raised)
+    return replace(mixed(order[:high]), choice=choice)
 
 
 def measure(float_logits: Tensor, logits: Tensor) -> Measure:
