@@ -171,14 +171,16 @@ def test_features_are_refused_before_any_image_is_looked_at(features: Any) -> No
         calibrate(float_model("vit"), images(), AUTO, features=features)
 
 
-def test_progress_is_told_of_every_unit() -> None:
+def test_progress_is_told_of_every_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fqvit.quant.auto.measure", Measures(loss=lambda calls: 1.0))
     model, told = float_model("vit"), []
+    unreachable = msgspec.structs.replace(AUTO, max_loss=0.0)
 
     def progress(items, total, label):  # type: ignore[no-untyped-def]
         told.append((total, label))
         return items
 
-    calibration = calibrate(model, [images_for(model.preprocess, 4)], AUTO, progress=progress)
+    calibration = calibrate(model, [images_for(model.preprocess, 4)], unreachable, progress=progress)
     assert calibration.choice is not None and told == [(calibration.choice.units, "probing sites")]
     # Of two blocks: residual sums, scores, attention and fc1 each; and the embedding.
     assert calibration.choice.units == 9

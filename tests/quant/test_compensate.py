@@ -13,7 +13,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.ir.lower import lower
 from fqvit.models import layers
-from fqvit.models.graph import run_float, trace
+from fqvit.models.graph import Node, run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.compensate import BLOCK, Moments, compensate, fit, round_in_turn
@@ -109,7 +109,7 @@ def test_the_bias_takes_the_mean_error_away(group: int, bias: bool) -> None:
     leaf = layers.Linear(20, 7, "branch", bias=bias)
     recipe = msgspec.structs.replace(W4, weight_group=group)
     steps = np.linspace(0.01, 0.1, 20)
-    found = fit(leaf, Moments.of([exact], [simulated]), steps, Calibration(recipe, "logits", 1, {}))
+    found = fit(Node("one", leaf, ("x",)), Moments.of([exact], [simulated]), steps, Calibration(recipe, "logits", 1, {}))
     assert fits_groups(found, 4, group)
     weight = torch.from_numpy(found.w * found.scale[:, None] / steps)
     ours = simulated.double() @ weight.T + torch.from_numpy(found.bias * found.scale)
