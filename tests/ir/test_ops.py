@@ -53,8 +53,9 @@ def linear(draw: Draw) -> AnyOp:
         draw.constants["y.w"] = draw.integers(-127, 127, (outputs, inner), "i8")
     draw.constant("y.bias", -(2**20), 2**20, (outputs,), "i32")
     pairs = [draw.requantizer(2**15 * inner) for _ in range(outputs)]
-    draw.constants["y.mult"] = np.array([m for m, _ in pairs], np.int32)
-    draw.constants["y.shift"] = np.array([s for _, s in pairs], np.uint8)
+    short = draw.int(0, 1)
+    draw.constants["y.mult"] = np.array([m >> 15 * short for m, _ in pairs], np.uint16 if short else np.int32)
+    draw.constants["y.shift"] = np.array([max(s - 15 * short, 1) for _, s in pairs], np.uint8)
     out = draw.one("codes", "codes", "acc", "i32")
     if out == "i32":
         draw.constants["y.shift"] = np.maximum(draw.constants["y.shift"], 31).astype(np.uint8)

@@ -6,10 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fqvit.ir.emit import Emitter
 from fqvit.models import layers
 from fqvit.models.graph import trace
 from fqvit.models.pixels import normalise
 from fqvit.preprocess import Preprocess
+from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions
 from tests.factories import few, float_model, images_for
@@ -131,3 +133,25 @@ def test_the_patch_embedding_of_raw_pixels_is_that_of_normalised_ones(channels: 
     x = normalise(images, preprocess).double()
     exact = torch.nn.functional.conv2d(x, torch.from_numpy(weight), torch.from_numpy(bias), 4).flatten(2).transpose(1, 2)
     np.testing.assert_allclose(got, exact.numpy(), atol=1e-5)
+
+
+@few
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 8]))
+def test_scales_lie_where_multipliers_of_16_bits_are_exact(seed: int, group: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight, steps = rng.normal(size=(6, 12)), rng.uniform(0.01, 2, 12)
+    outputs = np.exp2(rng.uniform(-12, 2, 6))
+    q = quantize_linear(weight, None, steps, 4, group=group, outputs=outputs)
+    plain = quantize_linear(weight, None, steps, 4, group=group)
+    assert (q.scale >= plain.scale * (1 - 1e-9)).all() and (q.scale <= plain.scale * (1 + 2.0**-15)).all()
+    emitter = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}), False)
+    emitter.requantizer("y", q.scale / outputs, short=True)
+    mult, shift = emitter.constants["y.mult"], emitter.constants["y.shift"]
+    assert mult.dtype == np.uint16 and mult.min() >= 2**15
+    np.testing.assert_allclose(mult / np.exp2(shift.astype(float)), q.scale / outputs, rtol=1e-12)
+
+
+def test_multipliers_stay_long_where_16_bits_have_no_shift_left() -> None:
+    emitter = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}), False)
+    emitter.requantizer("y", np.array([0.3, 2.0**17]), short=True)
+    assert emitter.constants["y.mult"].dtype == np.int32
