@@ -88,6 +88,22 @@ def test_compare_simulates_w4_with_the_weights_of_the_program(weights: Path, tmp
     assert abs(head["integer_db"] - head["simulated_db"]) < 1
 
 
+def test_compare_shows_the_gain_over_another_program(weights: Path, tmp_path: Path) -> None:
+    ours, paper = tmp_path / "ours.fqvit", tmp_path / "paper.fqvit"
+    words = ("quantize", "fmnist_swin", "--weights", weights, "--images", 8, "-o")
+    assert fqvit(*words, ours).code == fqvit(*words, paper, "--recipe", "fq-vit").code == 0
+    words = ("compare", ours, "--weights", weights, "--limit", 4)
+    lines = fqvit(*words, "--baseline", paper).out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.endswith("baseline  gain"))
+    integer, _, _, before, gain = map(float, lines[head + 2].split()[3:])
+    assert abs(gain - (integer - before)) < 0.11
+    found, alone = fqvit(*words, "--baseline", paper, "--json").json, fqvit("compare", paper, *words[2:], "--json").json
+    assert found["baseline_db"] == {row["site"]: row["integer_db"] for row in alone["sites"]}
+    other = tmp_path / "vit.fqvit"
+    assert fqvit("quantize", "--images", 2, "-o", other).code == 0
+    refused(fqvit(*words, "--baseline", other), "vit.fqvit", "Pass two programs of one model")
+
+
 def test_the_account_shows_signs_and_says_when_it_failed() -> None:
     good, bad = Measure(0.01, 99.0, 0.1), Measure(0.5, 70.0, 9.0)
     parts = [Raised("blocks.0", "residual", 2, 8, 16, 0.25), Raised("embed", "residual", 1, 8, 16, -0.001)]

@@ -196,9 +196,10 @@ def compare(
     weights: Weights = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images; no labels.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = 8,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also the gain over this program.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show site by site where a program departs from its float model."""
     from fqvit.commands import compare as compare_command
 
-    compare_command.run(file, weights, data, limit, as_json)
+    compare_command.run(file, weights, data, limit, baseline, as_json)
