@@ -83,12 +83,9 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     emit, name, q_x = low.emit, low.name, x.codes()
     outputs, inputs = weight.shape
     bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
+    short = short_steps(emit.calibration.recipe, low.q, outputs)
     chosen = emit.calibration.weights.get(name)
-    quantized = (
-        quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short_steps(low.q, outputs))
-        if chosen is None
-        else chosen
-    )
+    quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short) if chosen is None else chosen
     if quantized.exponent is None:
         emit.constant(f"{name}.w", quantized.w)
     else:
@@ -107,7 +104,7 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     if low.q is None:
         emit.op(Linear(y=name, x=x.buffer, out="acc", group=group))
         return Wire(name, shape, unit=quantized.scale)
-    emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=short_steps(low.q, outputs) is not None)
+    emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=short is not None)
     emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group))
     return Wire(name, shape, low.q)
 

@@ -1,7 +1,7 @@
 """Recipe `auto`: the fewest wide sites with which the quantized model stays as good as it must, judged without labels.
 
 Two calibrations of the same images, a narrow and a wide one, agree in everything but the bits of some sites. Units (the sites
-of one role in one block) are raised one by one to see what each brings, then together, the most helpful first, until the
+of one role in one block) are left narrow one by one to see what each costs, then raised, the costliest first, until the
 expected loss is small enough. Neighbours: calibrate.py (makes the two), simulate.py (measures).
 """
 
@@ -85,10 +85,11 @@ def choose(
     if start.loss <= limit:
         return replace(mixed([]), choice=Choice(limit, len(images), start, start, True, len(units), []))
     probes = min(PROBE_IMAGES, len(images))
-    alone = measured([], probes).kl
+    best = measured(units, probes).kl
     gains = {}
+    # Around the good end errors are small and add up; around the bad start they drown each other.
     for unit in progress(units, len(units), "probing sites") if progress else units:
-        gains[unit] = alone - measured([unit], probes).kl
+        gains[unit] = measured([other for other in units if other != unit], probes).kl - best
     order = sorted(units, key=lambda unit: -gains[unit])
     low, high = 0, len(order)  # `low` units are too few, `high` are enough or all there are
     while high - low > 1:

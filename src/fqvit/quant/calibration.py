@@ -29,7 +29,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """One unit: how many sites, their bits before and after, and the divergence that raising it alone took away."""
+    """One unit: how many sites, their bits before and after, and the divergence that it alone costs if it is not raised."""
 
     unit: str
     role: str

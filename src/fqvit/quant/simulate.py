@@ -99,7 +99,7 @@ class Simulation:
 
     def _short_steps(self, node: Node) -> NDArray[np.float64] | None:
         assert isinstance(node.leaf, layers.Linear | layers.Patches)
-        return short_steps(self.sites.get(node.name), len(node.leaf.weight))
+        return short_steps(self.calibration.recipe, self.sites.get(node.name), len(node.leaf.weight))
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
         """Other integers for a linear map from now on."""
