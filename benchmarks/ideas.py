@@ -57,7 +57,7 @@ def variants() -> dict[str, Recipe]:
         "weights: error-compensated": replace(ours, rounding="compensated"),
         "w4": w4,
         "w4: groups of 64": replace(w4, weight_group=64),
-        "w4: groups of 16": replace(w4, weight_group=16),
+        "w4: groups of 32": replace(w4, weight_group=32),
         "w4: rounded to the nearest": replace(w4, rounding="nearest"),
         "w4: no groups": replace(w4, weight_group=0),
         "fq-vit": paper,
