@@ -214,7 +214,7 @@ def qparams_of(site: Site, program: Program) -> QParams:
         return QParams(site.bits, np.ones(1), np.zeros(1, np.int64), levels=site.levels)
     alpha = None if site.alpha is None else program.constants[site.alpha]
     scale, zero = site.scales_and_zeros(program.constants)
-    return QParams(site.bits, scale, zero, alpha if len(scale) < len(alpha if alpha is not None else zero) else None)
+    return QParams(site.bits, scale, zero, alpha if len(scale) == 1 else None)  # otherwise alpha is in the scales already
 
 
 def _energy(x: Tensor) -> float:

@@ -1,7 +1,7 @@
 """Sites with a step for each channel: what is remembered of them, and how steps follow from it.
 
-The steps cost nothing when the program runs: those before a linear map go into its weights, those behind one into its
-requantization, LayerNorm's into its gain, and GELU has a table for each of a few steps. Attention times V keeps V's steps times
+The steps cost next to nothing when the program runs: those before a linear map go into its weights, those behind one into its
+requantization, LayerNorm's into its gain, and GELU has a shift for each. Attention times V keeps V's steps times
 one number, so that its requantization stays one number too. Neighbours: observers.py, calibrate.py.
 """
 
@@ -113,7 +113,7 @@ def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
 def gelu(low: Floats, high: Floats, bits: int, k: int) -> QParams:
     """GELU's outputs: the widest channel's step divided by 2^j, j in 0..k, as far as the channel still fits.
 
-    Every range starts at GELU's own least value, so that channels of one step share a table.
+    Every range starts at GELU's own least value, so that channels of one step share a zero point, too.
     """
     widest = float(high.max()) + GELU_LEAST
     j = np.clip(np.floor(np.log2(widest / (high + GELU_LEAST))), 0, k)

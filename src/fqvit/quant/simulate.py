@@ -85,10 +85,10 @@ class Simulation:
         steps = self.input_steps(node)
         chosen = self.calibration.weights.get(node.name)
         if chosen is None:
-            chosen = self.plain_weights(node, np.ones(1) if steps is None else steps)
+            chosen = self._nearest(node, np.ones(1) if steps is None else steps)
         return _as_real(chosen, steps)
 
-    def plain_weights(self, node: Node, steps: NDArray[np.float64]) -> QuantizedLinear:
+    def _nearest(self, node: Node, steps: NDArray[np.float64]) -> QuantizedLinear:
         """A linear map's weights, each rounded to the nearest code."""
         leaf = node.leaf
         assert isinstance(leaf, layers.Linear)
