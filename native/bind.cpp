@@ -1,12 +1,18 @@
 // fqvit._native: what Python sees of the compiled part. Only bindings live here; src/fqvit/_native.pyi describes them.
-// Kernels live beside this file, one header an op family (fixed.h, gemm_scalar, gemm_avx2, ...), never in it.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "cpu.h"
+#include "engine.h"
 
 namespace nb = nanobind;
 
 namespace {
+
+using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
 nb::dict features() {
     const fqvit::CpuFeatures found = fqvit::cpu_features();
@@ -20,10 +26,101 @@ nb::dict features() {
     return out;
 }
 
+fqvit::Array borrow(const AnyArray& array) {
+    fqvit::Array out;
+    const nb::dlpack::dtype type = array.dtype();
+    fqvit::need(type.lanes == 1, "a constant is of no integer type");
+    if (type == nb::dtype<std::uint8_t>()) out.dtype = fqvit::DType::u8;
+    else if (type == nb::dtype<std::int8_t>()) out.dtype = fqvit::DType::i8;
+    else if (type == nb::dtype<std::uint16_t>()) out.dtype = fqvit::DType::u16;
+    else if (type == nb::dtype<std::int16_t>()) out.dtype = fqvit::DType::i16;
+    else if (type == nb::dtype<std::int32_t>()) out.dtype = fqvit::DType::i32;
+    else if (type == nb::dtype<std::int64_t>()) out.dtype = fqvit::DType::i64;
+    else throw fqvit::BadProgram("a constant is of no integer type");
+    for (std::size_t i = 0; i < array.ndim(); ++i) out.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
+    out.data = array.data();
+    return out;
+}
+
+int add(fqvit::Engine& engine, const std::string& name, const std::string& tag, const std::vector<std::int64_t>& inputs,
+        const std::vector<std::int64_t>& ints, const std::vector<AnyArray>& arrays) {
+    fqvit::Record record{tag, inputs, ints, {}};
+    for (const AnyArray& array : arrays) record.arrays.push_back(borrow(array));
+    const nb::gil_scoped_release release;
+    return engine.add(name, record);
+}
+
+// A new numpy array of a value's type, with `first` as an extra leading axis where it is not negative.
+nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t*& data) {
+    std::vector<std::size_t> shape;
+    std::size_t bytes = static_cast<std::size_t>(value.bytes());
+    if (first >= 0) shape.push_back(static_cast<std::size_t>(first)), bytes *= static_cast<std::size_t>(first);
+    for (const std::int64_t size : value.shape) shape.push_back(static_cast<std::size_t>(size));
+    auto* memory = new std::uint8_t[bytes + 1];
+    const nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
+    data = memory;
+    const auto type = value.dtype == fqvit::DType::u8 ? nb::dtype<std::uint8_t>()
+                      : value.dtype == fqvit::DType::u16 ? nb::dtype<std::uint16_t>()
+                                                         : nb::dtype<std::int32_t>();
+    return nb::cast(nb::ndarray<nb::numpy>(memory, shape.size(), shape.data(), owner, nullptr, type));
+}
+
+void check_images(const fqvit::Engine& engine, const Images& images) {
+    fqvit::need(engine.finished(), "the program is not finished");
+    for (std::size_t i = 0; i < 3; ++i) {
+        fqvit::need(static_cast<std::int64_t>(images.shape(i + 1)) == engine.image().shape[i], "images of another shape");
+    }
+}
+
+nb::object run(fqvit::Engine& engine, const Images& images) {
+    check_images(engine, images);
+    std::uint8_t* y = nullptr;
+    const auto count = static_cast<std::int64_t>(images.shape(0));
+    nb::object out = new_array(engine.output(), count, y);
+    const nb::gil_scoped_release release;
+    engine.run(images.data(), count, y);
+    return out;
+}
+
+nb::list profile(fqvit::Engine& engine, const Images& images, int rounds) {
+    check_images(engine, images);
+    fqvit::need(images.shape(0) == 1 && rounds >= 1, "one image, one round or more");
+    std::vector<fqvit::OpTime> times;
+    {
+        const nb::gil_scoped_release release;
+        times = engine.profile(images.data(), rounds);
+    }
+    nb::list out;
+    for (const fqvit::OpTime& time : times) out.append(nb::make_tuple(time.name, time.tag, time.seconds, time.macs));
+    return out;
+}
+
+nb::object buffer(const fqvit::Engine& engine, int number) {
+    const std::uint8_t* from = engine.buffer(number);
+    std::uint8_t* to = nullptr;
+    nb::object out = new_array(engine.value(number), -1, to);
+    std::memcpy(to, from, static_cast<std::size_t>(engine.value(number).bytes()));
+    return out;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "The compiled part of fqvit.";
     m.attr("version") = FQVIT_VERSION;
     m.def("cpu_features", &features, "Integer instruction sets that this machine can run, by name.");
+    m.def("instruction_sets", &fqvit::instruction_sets, "Families of kernels that this build has and this CPU can run, best first.");
+    nb::exception<fqvit::BadProgram>(m, "BadProgram", PyExc_ValueError);
+    nb::class_<fqvit::Engine>(m, "Engine")
+        .def(nb::init<fqvit::Shape, const std::string&, int>(), nb::arg("image"), nb::arg("instruction_set"), nb::arg("threads"))
+        .def("constant", [](fqvit::Engine& e, const AnyArray& a) { return e.constant(borrow(a)); })
+        .def("add", &add, nb::arg("name"), nb::arg("tag"), nb::arg("inputs"), nb::arg("ints"), nb::arg("arrays"))
+        .def("finish", &fqvit::Engine::finish, nb::arg("output"), nb::arg("keep"))
+        .def("run", &run)
+        .def("profile", &profile, nb::arg("image"), nb::arg("rounds"))
+        .def("buffer", &buffer)
+        .def_prop_ro("instruction_set", [](const fqvit::Engine& e) { return e.machine().gemm->name; })
+        .def_prop_ro("threads", &fqvit::Engine::threads)
+        .def_prop_ro("arena_bytes", &fqvit::Engine::arena_bytes)
+        .def_prop_ro("constant_bytes", &fqvit::Engine::constant_bytes);
 }

@@ -1,0 +1,215 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "cpu.h"
+#include "fuse.h"
+
+namespace fqvit {
+namespace {
+
+struct Choice {
+    const char* name;
+    const Gemm* gemm;
+    const Kernels* kernels;
+};
+
+// What this build has and this CPU can run, best first.
+std::vector<Choice> choices() {
+    const CpuFeatures cpu = cpu_features();
+    const Choice all[] = {
+        {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
+        {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
+        {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
+        {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_scalar()},
+        {"scalar", gemm_scalar(), kernels_scalar()},
+    };
+    std::vector<Choice> found;
+    for (const Choice& choice : all) {
+        if (choice.gemm != nullptr && choice.kernels != nullptr) found.push_back(choice);
+    }
+    return found;
+}
+
+std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (const Choice& choice : choices()) names.emplace_back(choice.name);
+    return names;
+}
+
+Machine machine_of(const std::string& name) {
+    std::string known;
+    for (const Choice& choice : choices()) {
+        if (name.empty() || name == choice.name) return {choice.gemm, choice.kernels};
+        known += (known.empty() ? "" : ", ") + std::string(choice.name);
+    }
+    throw BadProgram("instruction set " + name + ": not in this build or not on this CPU; it has " + known);
+}
+
+Engine::Engine(Shape image, const std::string& instruction_set, int threads)
+    : machine_(machine_of(instruction_set)), pool_(std::clamp(threads, 1, 256)) {
+    need(image.size() == 3, "an image has three axes");
+    values_.push_back(Value{DType::u8, std::move(image), 0, 255});
+    values_.front().count();  // refuses what is too large
+    is_constant_.push_back(false), data_.emplace_back(), names_.emplace_back("pixels");
+}
+
+int Engine::constant(const Array& array) {
+    need(!finished(), "the program is finished");
+    need(!array.shape.empty() && array.shape.size() <= MAX_AXES && count_of(array) > 0, "a constant has an impossible shape");
+    need(array.dtype != DType::i8 && array.dtype != DType::i64, "a constant has another type than buffers");
+    const std::vector<std::int64_t> entries = integers(array, -(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1, "a constant");
+    const auto [lo, hi] = std::minmax_element(entries.begin(), entries.end());
+    values_.push_back(Value{array.dtype, array.shape, *lo, *hi});
+    const auto* bytes = static_cast<const std::uint8_t*>(array.data);
+    data_.emplace_back(bytes, bytes + values_.back().bytes());
+    is_constant_.push_back(true), names_.emplace_back();
+    return static_cast<int>(values_.size()) - 1;
+}
+
+int Engine::add(const std::string& name, const Record& record) {
+    need(!finished(), "the program is finished");
+    std::unique_ptr<Op> op = make_op(record, {values_, is_constant_, machine_});
+    op->output = static_cast<int>(values_.size());
+    values_.push_back(op->value);
+    is_constant_.push_back(false), data_.emplace_back(), names_.push_back(name);
+    ops_.push_back(std::move(op));
+    return static_cast<int>(values_.size()) - 1;
+}
+
+void Engine::finish(int output, bool keep) {
+    need(!finished(), "the program is finished");
+    need(output > 0 && output < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(output)],
+         "the output is no buffer that an op writes");
+    keep_ = keep;
+    if (!keep) fuse(ops_, output, machine_);
+    output_ = output;
+    plan();
+}
+
+// Places buffers in one arena: the largest first, each at the lowest place where nothing that lives at the same time lies.
+void Engine::plan() {
+    struct Life {
+        std::size_t value, size;
+        int begin, end;
+    };
+    std::vector<Life> lives;
+    const int last = static_cast<int>(ops_.size());
+    std::vector<int> begin(values_.size(), -1), end(values_.size(), -1);
+    begin[0] = 0, end[0] = 0;
+    for (int i = 0; i < last; ++i) {
+        const Op& op = *ops_[static_cast<std::size_t>(i)];
+        begin[static_cast<std::size_t>(op.output)] = i;
+        end[static_cast<std::size_t>(op.output)] = i;
+        for (const int in : op.inputs) end[static_cast<std::size_t>(in)] = i;
+        scratch_bytes_ = std::max(scratch_bytes_, op.scratch());
+    }
+    end[static_cast<std::size_t>(output_)] = last;
+    for (std::size_t v = 1; v < values_.size(); ++v) {  // pixels stay where the caller has them
+        if (is_constant_[v] || begin[v] < 0) continue;
+        lives.push_back({v, aligned(static_cast<std::size_t>(values_[v].bytes()) + 64), keep_ ? 0 : begin[v], keep_ ? last : end[v]});
+    }
+    std::stable_sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) { return a.size > b.size; });
+    offsets_.assign(values_.size(), 0);
+    std::vector<Life> placed;
+    for (const Life& life : lives) {
+        std::vector<std::pair<std::size_t, std::size_t>> taken;
+        for (const Life& other : placed) {
+            if (other.begin <= life.end && life.begin <= other.end) taken.emplace_back(offsets_[other.value], offsets_[other.value] + other.size);
+        }
+        std::sort(taken.begin(), taken.end());
+        std::size_t at = 0;
+        for (const auto& [from, to] : taken) {
+            if (at + life.size <= from) break;
+            at = std::max(at, to);
+        }
+        offsets_[life.value] = at;
+        arena_bytes_ = std::max(arena_bytes_, at + life.size);
+        placed.push_back(life);
+    }
+    scratch_bytes_ = aligned(scratch_bytes_ + 64);
+    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(scratch_bytes_);
+    lane(0);
+}
+
+Engine::Lane& Engine::lane(std::size_t i) {
+    while (lanes_.size() <= i) {
+        auto made = std::make_unique<Lane>();
+        made->arena.resize(arena_bytes_);
+        for (std::size_t v = 0; v < values_.size(); ++v) {
+            made->frame.push_back(is_constant_[v] ? data_[v].data() : made->arena.data() + offsets_[v]);
+        }
+        lanes_.push_back(std::move(made));
+    }
+    return *lanes_[i];
+}
+
+template <class Each>
+void Engine::run_image(Lane& lane, const std::uint8_t* image, std::uint8_t* y, const Each& each) const {
+    lane.frame[0] = const_cast<std::uint8_t*>(image);  // no op writes its input
+    for (const std::unique_ptr<Op>& op : ops_) each(*op, lane.frame.data());
+    std::memcpy(y, lane.frame[static_cast<std::size_t>(output_)], static_cast<std::size_t>(output().bytes()));
+}
+
+void Engine::run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y) {
+    need(finished(), "the program is not finished");
+    const std::lock_guard lock(running_);
+    const std::int64_t in = image().bytes(), out = output().bytes(), threads = pool_.threads();
+    // Whole images side by side as long as there is one for every thread; what is left, op by op on all of them.
+    const std::int64_t side_by_side = threads == 1 ? count : count / threads * threads;
+    if (side_by_side > 0) {
+        lane(static_cast<std::size_t>(threads) - 1);
+        pool_.run(side_by_side, 1, [&](int thread, std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                std::uint8_t* scratch = scratch_[static_cast<std::size_t>(thread)].data();
+                run_image(*lanes_[static_cast<std::size_t>(thread)], images + i * in, y + i * out,
+                          [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), scratch); });
+            }
+        });
+    }
+    for (std::int64_t i = side_by_side; i < count; ++i) {
+        run_image(lane(0), images + i * in, y + i * out, [&](const Op& op, Frame frame) {
+            const std::int64_t items = op.items();
+            pool_.run(items, std::max<std::int64_t>(1, items / (threads * 4)), [&](int thread, std::int64_t begin, std::int64_t end) {
+                op.run(frame, begin, end, scratch_[static_cast<std::size_t>(thread)].data());
+            });
+        });
+    }
+}
+
+std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
+    need(finished(), "the program is not finished");
+    const std::lock_guard lock(running_);
+    std::vector<OpTime> times;
+    for (const std::unique_ptr<Op>& op : ops_) times.push_back({names_[static_cast<std::size_t>(op->output)], op->tag, 0.0, op->macs()});
+    std::vector<std::uint8_t> y(static_cast<std::size_t>(output().bytes()));
+    for (int round = 0; round < rounds; ++round) {
+        std::size_t i = 0;
+        run_image(lane(0), image, y.data(), [&](const Op& op, Frame frame) {
+            const auto start = std::chrono::steady_clock::now();
+            op.run(frame, 0, op.items(), scratch_[0].data());
+            times[i++].seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / rounds;
+        });
+    }
+    return times;
+}
+
+const std::uint8_t* Engine::buffer(int number) const {
+    need(keep_ && number >= 0 && number < static_cast<int>(values_.size()), "this engine keeps no such buffer");
+    return lanes_.front()->frame[static_cast<std::size_t>(number)];
+}
+
+std::size_t Engine::constant_bytes() const {
+    std::size_t bytes = 0;
+    for (const std::unique_ptr<Op>& op : ops_) bytes += op->bytes();
+    for (const AlignedVector<std::uint8_t>& data : data_) bytes += data.size();
+    return bytes;
+}
+
+}  // namespace fqvit

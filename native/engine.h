@@ -1,0 +1,77 @@
+// An integer program made ready to run: ops added one by one, each checked and packed at once, then planned and run on images.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+#include "parallel.h"
+
+namespace fqvit {
+
+// Names: scalar, avx2, avx_vnni, avx512_vnni, neon_dotprod. All that this build has and this CPU can run, best first.
+std::vector<std::string> instruction_sets();
+Machine machine_of(const std::string& name);  // "" is the best; BadProgram where it cannot run here
+
+struct OpTime {
+    std::string name, tag;  // name: the buffer it writes
+    double seconds;
+    std::int64_t macs;
+};
+
+class Engine {
+public:
+    // Takes u8 images of that shape. threads >= 1.
+    Engine(Shape image, const std::string& instruction_set, int threads);
+
+    int constant(const Array& array);  // a constant that ops read as a buffer -> its number
+    int add(const std::string& name, const Record& record);
+    // No op can be added afterwards. keep: every buffer stays readable after a run (of one image), and nothing is fused.
+    void finish(int output, bool keep);
+
+    // images: u8 [N, *image]; y: [N, *output.shape]. Calls from several threads wait for each other.
+    void run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y);
+    std::vector<OpTime> profile(const std::uint8_t* image, int rounds);
+
+    const Value& value(int number) const { return values_.at(static_cast<std::size_t>(number)); }
+    const std::uint8_t* buffer(int number) const;  // after a run of an engine that keeps
+    const Value& output() const { return value(output_); }
+    const Value& image() const { return values_.front(); }
+    bool finished() const { return output_ >= 0; }
+    const Machine& machine() const { return machine_; }
+    int threads() const { return pool_.threads(); }
+    std::size_t arena_bytes() const { return arena_bytes_; }
+    std::size_t constant_bytes() const;
+
+private:
+    // Memory of one image on its way, and the pointers into it.
+    struct Lane {
+        AlignedVector<std::uint8_t> arena;
+        std::vector<std::uint8_t*> frame;
+    };
+
+    void plan();
+    Lane& lane(std::size_t i);
+    template <class Each>
+    void run_image(Lane& lane, const std::uint8_t* image, std::uint8_t* y, const Each& each) const;
+
+    Machine machine_;
+    Pool pool_;
+    std::vector<Value> values_;
+    std::vector<bool> is_constant_;
+    std::vector<AlignedVector<std::uint8_t>> data_;  // of constants; empty for buffers
+    std::vector<std::string> names_;                 // of buffers
+    std::vector<std::unique_ptr<Op>> ops_;
+    int output_ = -1;
+    bool keep_ = false;
+    std::vector<std::size_t> offsets_;
+    std::size_t arena_bytes_ = 0, scratch_bytes_ = 0;
+    std::vector<std::unique_ptr<Lane>> lanes_;
+    std::vector<AlignedVector<std::uint8_t>> scratch_;
+    std::mutex running_;
+};
+
+}  // namespace fqvit

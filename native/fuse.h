@@ -1,0 +1,14 @@
+// Ops joined where that keeps every bit: a linear map with the table or sum that follows it, and attention head by head.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ops.h"
+
+namespace fqvit {
+
+// `kept`: the value that a run returns, which must not vanish.
+void fuse(std::vector<std::unique_ptr<Op>>& ops, int kept, const Machine& machine);
+
+}  // namespace fqvit

@@ -1,0 +1,4 @@
+#include "gemm.h"
+namespace fqvit {
+const Gemm* gemm_neon_dotprod() { return nullptr; }
+}  // namespace fqvit

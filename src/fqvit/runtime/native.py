@@ -1,0 +1,191 @@
+"""The native engine: a program on the compiled kernels, bit for bit like the reference.
+
+Python reads and verifies the file; the compiled side checks everything again and keeps its own, packed copy of the weights.
+Constants go over op by op, so that no more than one is here and there at a time. Its slow neighbour is reference.py.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import singledispatchmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit import _native
+from fqvit.errors import FqvitError
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Zero
+from fqvit.ir.program import INPUT, Program
+from fqvit.ir.value import Constant, Value
+
+Integers = np.ndarray[Any, Any]
+NOTHING = np.zeros(0, np.uint8)
+OUTS = {"codes": 0, "acc": 1, "i32": 2}
+ISA = "FQVIT_ISA"  # environment variable: the instruction set, for tests and comparisons
+
+
+class Engine:
+    """A program made ready to run natively.
+
+    threads: None takes every core that this process may use. The bits are the same for every number of them.
+    """
+
+    def __init__(self, program: Program | str | Path, threads: int | None = None, *, isa: str | None = None, keep: bool = False):
+        self.program = program if isinstance(program, Program) else Program.load(program)
+        if threads is not None and threads < 1:
+            raise FqvitError(f"threads: {threads}, expected 1 or more.")
+        ready = self.program.unpacked()
+        self._loader = _Loader(ready, threads or available_cores(), isa or os.environ.get(ISA, ""), keep)
+        self._engine = self._loader.engine
+
+    @property
+    def isa(self) -> str:
+        return self._engine.instruction_set
+
+    @property
+    def threads(self) -> int:
+        return self._engine.threads
+
+    def run(self, images: NDArray[np.uint8]) -> Integers:
+        """uint8 [N, H, W, C] -> int32 logits [N, classes] (or the codes of features)."""
+        shape = self.program.input_shape
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
+            raise FqvitError(
+                f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}]."
+            )
+        return self._engine.run(np.ascontiguousarray(images))
+
+    def buffers(self, image: NDArray[np.uint8]) -> dict[str, Integers]:
+        """Every buffer of a run of one image, uint8 [H, W, C]. Only where the engine was made with keep=True."""
+        self.run(image[None])
+        return {op.y: self._engine.buffer(self._loader.numbers[op.y]) for op in self.program.ops}
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Loader:
+    """Hands a verified program to the compiled side, op by op."""
+
+    def __init__(self, program: Program, threads: int, isa: str, keep: bool) -> None:
+        self.constants = program.constants
+        self.values: dict[str, Value] = dict(program.verify().buffers)
+        try:
+            self.engine = _native.Engine(list(program.input_shape), isa, threads)
+        except _native.BadProgram as error:
+            raise FqvitError(f"{ISA}: {error}.") from None
+        self.numbers = {INPUT: 0}
+        for op in program.ops:
+            try:
+                self.numbers[op.y] = self.add(op)
+            except _native.BadProgram as error:
+                raise FqvitError(f"{op.y}: {error}. The file is damaged or was not written by fqvit.") from None
+        self.engine.finish(self.numbers[program.header.output.buffer], keep)
+
+    def send(self, op: Op, ints: list[int], arrays: list[Constant]) -> int:
+        inputs = [self.number(name) for name in op.inputs()]
+        tag: str = op.__struct_config__.tag  # type: ignore[assignment]
+        return self.engine.add(op.y, tag, inputs, ints, [np.ascontiguousarray(array) for array in arrays])
+
+    def number(self, name: str) -> int:
+        if name not in self.numbers:
+            self.numbers[name] = self.engine.constant(np.ascontiguousarray(self.constants[name]))
+        return self.numbers[name]
+
+    def part(self, op: Op, name: str) -> Constant:
+        return self.constants.get(op.part(name), NOTHING)
+
+    def named(self, name: str | None) -> Constant:
+        return NOTHING if name is None else self.constants[name]
+
+    def zero(self, zero: Zero, channels: int) -> Constant:
+        """One number, or one a channel: i32 [1] or [C]."""
+        if isinstance(zero, str):
+            return self.constants[zero].astype(np.int32)
+        if isinstance(zero, int):
+            return np.array([zero], np.int32)
+        return np.repeat(np.array(zero, np.int32), channels // len(zero))
+
+    def channels(self, name: str) -> int:
+        return self.values[name].channels
+
+    @singledispatchmethod
+    def add(self, op: Op) -> int:
+        """The op in the order of fields that docs/engine.md lists -> the number of its buffer."""
+        raise FqvitError(f"{op.y}: the native engine has no {type(op).__name__}.")
+
+    @add.register
+    def _(self, op: Lookup) -> int:
+        zeros = np.array(op.y_zero, np.int32)
+        return self.send(op, [op.bits], [self.part(op, "table"), self.named(op.alpha), zeros])
+
+    @add.register
+    def _(self, op: Linear) -> int:
+        w = self.part(op, "w")
+        mult, shift = self.part(op, "mult"), self.part(op, "shift")
+        arrays = [w, self.part(op, "bias"), mult, shift, self.zero(op.y_zero, len(w))]
+        return self.send(op, [OUTS[op.out], op.bits], arrays)
+
+    @add.register
+    def _(self, op: LayerNorm) -> int:
+        arrays = [self.part(op, "affine"), self.zero(op.zero, self.channels(op.x)), self.named(op.alpha)]
+        return self.send(op, [op.epsilon, op.shift, op.b_shift, op.bits], arrays)
+
+    @add.register
+    def _(self, op: Add) -> int:
+        channels, arrays = self.values[op.y].channels, []
+        for term in op.terms:
+            mult = np.array([term.mult], np.int32) if isinstance(term.mult, int) else self.constants[term.mult]
+            arrays += [mult, self.zero(term.zero, channels), self.named(term.alpha)]
+        return self.send(op, [op.shift, op.bits], [*arrays, self.zero(op.y_zero, channels), self.named(op.y_alpha)])
+
+    @add.register
+    def _(self, op: Mean) -> int:
+        arrays = [self.zero(op.zero, self.channels(op.x)), self.named(op.alpha)]
+        return self.send(op, [op.mult, op.shift, op.skip, op.y_zero, op.bits], arrays)
+
+    @add.register
+    def _(self, op: Take) -> int:
+        return self.send(op, [], [self.constants[op.index], self.zero(op.fill, self.channels(op.x))])
+
+    @add.register
+    def _(self, op: Permute) -> int:
+        lists = (op.view, op.perm, op.shape, op.select or ())
+        return self.send(op, [], [np.array(values, np.int64) for values in lists])
+
+    @add.register
+    def _(self, op: Concat) -> int:
+        return self.send(op, [], [])
+
+    @add.register
+    def _(self, op: MatMul) -> int:
+        index = self.named(op.index)
+        bias = self.part(op, "bias") if op.index is not None else NOTHING
+        ints = [op.mult, op.shift, op.a_zero, op.b_zero, int(op.b_rows), op.y_zero, op.bits]
+        return self.send(op, ints, [bias, index])
+
+    @add.register
+    def _(self, op: LogSoftmax) -> int:
+        return self.send(op, [op.bits], [self.part(op, "table"), self.named(op.region)])
+
+    @add.register
+    def _(self, op: Softmax) -> int:
+        return self.send(op, [op.mult, op.shift, op.bits], [self.part(op, "table"), self.named(op.region)])
+
+    @add.register
+    def _(self, op: RowCodes) -> int:
+        return self.send(op, [], [self.part(op, "table"), self.named(op.region)])
+
+    @add.register
+    def _(self, op: ShiftMatMul) -> int:
+        ints = [op.mult, op.shift, op.v_zero, op.a_bits, int(op.zero_code), op.y_zero, op.bits]
+        return self.send(op, ints, [])
+
+    @add.register
+    def _(self, op: Attend) -> int:
+        return self.send(op, [op.mult, op.shift, op.v_zero, op.y_zero, op.bits], [np.array(op.levels, np.int32)])
