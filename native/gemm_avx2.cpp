@@ -29,16 +29,14 @@
 namespace fqvit {
 namespace {
 
+using namespace avx2;
+
 constexpr int ROWS = 11, COLUMNS = 8;  // 11 accumulators, 2 of weights, the ones, 2 temporaries: 16 registers
 constexpr int CELL = 8;                // bytes of a quad of one row
 constexpr int QUAD = ROWS * CELL;      // bytes of a quad of all rows
 constexpr int BLOCK = 192;             // quads whose offsets fit 16 bits and whose cells fit the first cache
 constexpr int LIMIT = 128;             // 255 * 128 < 2^15
-#ifndef TARGET
-#define TARGET 128
-#define TRIGGER 0
-#endif
-constexpr int TRIES = 40;
+constexpr int TRIES = 40;              // partners that a quad asks before it stays alone
 
 constexpr int WAYS = 4;
 constexpr int OFFSETS[WAYS] = {0, 1, 3, 4};
@@ -114,77 +112,74 @@ constexpr Multiply BY_ROWS[ROWS + 1] = {nullptr,          multiply_block<1>, mul
 
 // The weights of a quad for 8 outputs, and for each way to pair its inputs what the lanes add up to.
 struct Quad {
-    __m256i sums[WAYS];  // bytes: 16 sums of positive weights (output c: lane 0 at c, lane 1 at c + 8), 16 of negative
-    std::int8_t w[4][COLUMNS];       // by input
-    std::int32_t size;               // squares of the weights: large ones look for a partner first
-    std::uint16_t number;            // in its stretch
-    std::uint8_t fits;               // bit p: way p
+    __m256i w;           // [8 outputs][4 inputs]
+    __m256i sums[WAYS];  // bytes: the 16 lanes' sums of positive weights and of negative ones
+    std::uint32_t size;  // sum of |w|: large ones look for a partner first
+    std::uint16_t number;  // in its stretch
+    std::uint8_t fits;     // bit p: way p
     bool used;
 };
 
-FQVIT_INLINE bool within_limit(__m256i sums) {
-    const __m256i limit = _mm256_set1_epi8(static_cast<char>(LIMIT));
-    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(sums, limit), limit)) == -1;
+// The four inputs of every output in the order of a way.
+FQVIT_INLINE __m256i ordered(__m256i w, int way) {
+    const int* o = ORDER[way];
+    const __m256i in_order = _mm256_set1_epi32(o[0] | o[1] << 8 | o[2] << 16 | o[3] << 24);
+    const __m256i outputs = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    return _mm256_shuffle_epi8(w, _mm256_add_epi8(in_order, outputs));
 }
 
-FQVIT_AVX2 void measure(Quad& quad) {
-    __m128i positive[4], negative[4];
-    __m128i squares = _mm_setzero_si128();
-    for (int i = 0; i < 4; ++i) {
-        const __m128i w = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(quad.w[i])));
-        positive[i] = _mm_max_epi16(w, _mm_setzero_si128());
-        negative[i] = _mm_max_epi16(_mm_sub_epi16(_mm_setzero_si128(), w), _mm_setzero_si128());
-        squares = _mm_add_epi32(squares, _mm_madd_epi16(w, w));
-    }
-    squares = _mm_add_epi32(squares, _mm_shuffle_epi32(squares, 0x4e));
-    squares = _mm_add_epi32(squares, _mm_shuffle_epi32(squares, 0xb1));
-    quad.size = _mm_cvtsi128_si32(squares);
+FQVIT_INLINE bool within_limit(__m256i sums) {
+    const __m256i over = _mm256_subs_epu8(sums, _mm256_set1_epi8(static_cast<char>(LIMIT)));
+    return _mm256_testz_si256(over, over) != 0;
+}
+
+FQVIT_INLINE void measure(Quad& quad) {
+    const __m256i none = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
     quad.fits = 0;
-    for (std::size_t p = 0; p < WAYS; ++p) {
-        const int* o = ORDER[p];
+    for (int way = 0; way < WAYS; ++way) {
+        const __m256i w = ordered(quad.w, way);
+        const __m256i up = _mm256_maddubs_epi16(ones, _mm256_max_epi8(w, none));
+        const __m256i down = _mm256_sub_epi16(none, _mm256_maddubs_epi16(ones, _mm256_min_epi8(w, none)));
         // Sums of two are at most 256; packing saturates at 255, which is over the limit, too.
-        const __m128i up = _mm_packus_epi16(_mm_add_epi16(positive[o[0]], positive[o[1]]), _mm_add_epi16(positive[o[2]], positive[o[3]]));
-        const __m128i down = _mm_packus_epi16(_mm_add_epi16(negative[o[0]], negative[o[1]]), _mm_add_epi16(negative[o[2]], negative[o[3]]));
-        quad.sums[p] = _mm256_set_m128i(down, up);
-        if (within_limit(quad.sums[p])) quad.fits |= static_cast<std::uint8_t>(1 << p);
+        quad.sums[way] = _mm256_packus_epi16(up, down);
+        if (within_limit(quad.sums[way])) quad.fits |= static_cast<std::uint8_t>(1 << way);
     }
+    const __m256i sizes = _mm256_sad_epu8(_mm256_abs_epi8(quad.w), none);
+    const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
+    quad.size = static_cast<std::uint32_t>(_mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2));
 }
 
 // The ways in which both quads can be added in int16, if there are any.
-FQVIT_AVX2 bool match(const Quad& a, const Quad& b, int& way_a, int& way_b) {
+FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& way_a, int& way_b) {
     for (int p = 0; p < WAYS; ++p) {
         if (!(a.fits >> p & 1)) continue;
         for (int q = 0; q < WAYS; ++q) {
-            if (!(b.fits >> q & 1)) continue;
-            if (within_limit(_mm256_adds_epu8(a.sums[static_cast<std::size_t>(p)], b.sums[static_cast<std::size_t>(q)]))) {
-                way_a = p, way_b = q;
-                return true;
-            }
+            if (!(b.fits >> q & 1) || !within_limit(_mm256_adds_epu8(a.sums[p], b.sums[q]))) continue;
+            way_a = p, way_b = q;
+            return true;
         }
     }
     return false;
 }
 
-// Takes from the weights of a quad that fits in no way what is over the limit in one of them, and returns that as a quad of its own.
-Quad cut(Quad& quad) {
-    Quad rest = quad;
-    std::memset(rest.w, 0, sizeof rest.w);
-    const int* order = ORDER[3];
+// Takes from a quad that fits in no way what is over the limit in the last one, and returns that as a quad of its own.
+FQVIT_AVX2 Quad cut(Quad& quad) {
+    alignas(32) std::int8_t w[COLUMNS][4], rest[COLUMNS][4] = {};
+    _mm256_store_si256(reinterpret_cast<__m256i*>(w), quad.w);
     for (int c = 0; c < COLUMNS; ++c) {
         for (int lane = 0; lane < 2; ++lane) {
-            std::int8_t& a = quad.w[order[2 * lane]][c];
-            std::int8_t& b = quad.w[order[2 * lane + 1]][c];
-            const int sum = a + b, over = (a < 0) != (b < 0) ? 0 : std::abs(sum) - TARGET;
-            if (over <= TRIGGER) continue;
-            const int i = order[2 * lane + (std::abs(a) >= std::abs(b) ? 0 : 1)];
-            const int sign = sum > 0 ? 1 : -1;
-            quad.w[i][c] = static_cast<std::int8_t>(quad.w[i][c] - sign * over);
-            rest.w[i][c] = static_cast<std::int8_t>(sign * over);
+            const int a = w[c][2 * lane], b = w[c][2 * lane + 1], sum = a + b;
+            if ((a < 0) != (b < 0) || std::abs(sum) <= LIMIT) continue;
+            const int over = sum > 0 ? sum - LIMIT : sum + LIMIT, larger = 2 * lane + (std::abs(a) >= std::abs(b) ? 0 : 1);
+            w[c][larger] = static_cast<std::int8_t>(w[c][larger] - over);
+            rest[c][larger] = static_cast<std::int8_t>(over);
         }
     }
+    Quad taken = quad;
+    quad.w = load(w), taken.w = load(rest);
     measure(quad);
-    measure(rest);
-    return rest;
+    measure(taken);
+    return taken;
 }
 
 class PackedAvx2 final : public Packed {
@@ -213,66 +208,70 @@ public:
     }
 
 private:
-    void pack_stretch(const std::int8_t* w, std::int64_t outputs, std::int64_t first, std::int64_t first_quad, int count) {
+    FQVIT_AVX2 void pack_stretch(const std::int8_t* w, std::int64_t outputs, std::int64_t first, std::int64_t first_quad, int count) {
         quads_.clear();
         const std::int64_t columns = std::min<std::int64_t>(COLUMNS, outputs - first);
         for (int number = 0; number < count; ++number) {
-            Quad quad{};
-            quad.number = static_cast<std::uint16_t>(number);
+            Quad quad;
+            quad.number = static_cast<std::uint16_t>(number), quad.used = false;
             const std::int64_t k = (first_quad + number) * 4, taken = std::min<std::int64_t>(4, inputs_ - k);
+            alignas(32) std::int8_t bytes[COLUMNS][4] = {};
             for (std::int64_t c = 0; c < columns; ++c) {
-                for (std::int64_t i = 0; i < taken; ++i) quad.w[i][c] = w[(first + c) * inputs_ + k + i];
+                const std::int8_t* from = w + (first + c) * inputs_ + k;
+                std::memcpy(bytes[c], from, taken == 4 ? 4 : static_cast<std::size_t>(taken));
             }
+            quad.w = load(bytes);
             measure(quad);
             if (quad.fits == 0) quads_.push_back(cut(quad));
             quads_.push_back(quad);
         }
-        order_.resize(quads_.size());
-        for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<std::uint16_t>(i);
-        std::sort(order_.begin(), order_.end(), [this](std::uint16_t a, std::uint16_t b) {
-            return quads_[a].size != quads_[b].size ? quads_[a].size > quads_[b].size : a < b;
-        });
+        order_.clear();  // by size, then place: one number to sort by
+        for (std::size_t i = 0; i < quads_.size(); ++i) order_.push_back(~quads_[i].size << 16 | static_cast<std::uint32_t>(i));
+        std::sort(order_.begin(), order_.end());
         Stretch stretch{0, 0, offsets_.size(), weights_.size()};
         alone_.clear();
         for (std::size_t i = 0; i < order_.size(); ++i) {
-            const Quad& quad = quads_[order_[i]];
+            Quad& quad = at(i);
             if (quad.used) continue;
             if (join(i)) {
                 ++stretch.doubles;
             } else {
-                alone_.push_back(order_[i]);
+                alone_.push_back(&quad);
             }
         }
-        for (const std::uint16_t i : alone_) {
+        for (const Quad* quad : alone_) {
             int way = 0;
-            while (!(quads_[i].fits >> way & 1)) ++way;
-            emit(quads_[i], way);
+            while (!(quad->fits >> way & 1)) ++way;
+            emit(*quad, way);
             ++stretch.singles;
         }
         list_.push_back(stretch);
     }
 
-    // Finds a partner of the quad at place i, from the small ones up: they fit many, so that few are tried.
-    bool join(std::size_t i) {
+    Quad& at(std::size_t place) { return quads_[order_[place] & 0xffff]; }
+
+    // Finds a partner of the quad at a place, from the small ones up: they fit many, so that few are tried.
+    FQVIT_AVX2 bool join(std::size_t place) {
         int tries = 0, way_a = 0, way_b = 0;
-        for (std::size_t j = order_.size() - 1; j > i && tries < TRIES; --j) {
-            Quad& other = quads_[order_[j]];
+        const Quad& quad = at(place);
+        while (order_.size() > place + 1 && at(order_.size() - 1).used) order_.pop_back();
+        for (std::size_t j = order_.size() - 1; j > place && tries < TRIES; --j) {
+            Quad& other = at(j);
             if (other.used) continue;
             ++tries;
-            if (!match(quads_[order_[i]], other, way_a, way_b)) continue;
+            if (!match(quad, other, way_a, way_b)) continue;
             other.used = true;
-            emit(quads_[order_[i]], way_a);
+            emit(quad, way_a);
             emit(other, way_b);
             return true;
         }
         return false;
     }
 
-    void emit(const Quad& quad, int way) {
+    FQVIT_AVX2 void emit(const Quad& quad, int way) {
         offsets_.push_back(static_cast<std::uint16_t>(quad.number * QUAD + OFFSETS[way]));
-        for (int c = 0; c < COLUMNS; ++c) {
-            for (int i = 0; i < 4; ++i) weights_.push_back(quad.w[ORDER[way][i]][c]);
-        }
+        weights_.resize(weights_.size() + sizeof(__m256i));
+        store(weights_.data() + weights_.size() - sizeof(__m256i), ordered(quad.w, way));
     }
 
     std::int64_t inputs_;
@@ -281,7 +280,8 @@ private:
     std::vector<std::uint16_t> offsets_;
     AlignedVector<std::int8_t> weights_;
     AlignedVector<Quad> quads_;
-    std::vector<std::uint16_t> order_, alone_;
+    std::vector<std::uint32_t> order_;
+    std::vector<const Quad*> alone_;
 };
 
 class Avx2 final : public Gemm {

@@ -34,10 +34,14 @@ Linear::Linear(const Record& record, const Scope& scope) : machine_(scope.machin
     std::int64_t lo = 0, hi = 0;
     for (std::int64_t o = 0; o < outputs_; ++o) {
         std::int64_t sum = 0, size = 0;
-        for (std::int64_t k = 0; k < inputs_; ++k) {
-            const int weight = weights[o * inputs_ + k];
-            sum += weight;
-            size += weight < 0 ? -weight : weight;
+        for (std::int64_t k = 0; k < inputs_;) {
+            std::int32_t part = 0, part_size = 0;  // 32 bits for a stretch, which compilers turn into vectors
+            for (const std::int64_t end = std::min(inputs_, k + 4096); k < end; ++k) {
+                const std::int32_t weight = weights[o * inputs_ + k];
+                part += weight;
+                part_size += weight < 0 ? -weight : weight;
+            }
+            sum += part, size += part_size;
         }
         const std::int64_t b = bias_data[o];
         highs.push_back((size + sum) / 2 * x.hi + std::max<std::int64_t>(b, 0));

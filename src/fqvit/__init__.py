@@ -5,7 +5,7 @@ Running a saved program needs numpy alone; load_model, calibrate and lower bring
     model = fqvit.load_model("deit_tiny", "deit_tiny.safetensors")
     program = fqvit.lower(model, fqvit.calibrate(model, images, fqvit.load_recipe("fq-vit")))
     program.save("deit_tiny.fqvit")
-    logits = fqvit.runtime.reference.run(fqvit.Program.load("deit_tiny.fqvit"), images)
+    logits = fqvit.Engine("deit_tiny.fqvit").run(images)
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from fqvit.quant.recipe import Recipe as Recipe
     from fqvit.quant.recipe import load_recipe as load_recipe
     from fqvit.quant.simulate import Simulation as Simulation
+    from fqvit.runtime.native import Engine as Engine
 
 _HOMES = {
     "Calibration": "fqvit.quant.calibration",
+    "Engine": "fqvit.runtime.native",
     "FloatModel": "fqvit.models.load",
     "ImageFolder": "fqvit.images",
     "Preprocess": "fqvit.preprocess",
@@ -45,6 +47,7 @@ _HOMES = {
 
 __all__ = [
     "Calibration",
+    "Engine",
     "FloatModel",
     "FqvitError",
     "ImageFolder",

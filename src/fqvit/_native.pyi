@@ -1,7 +1,37 @@
 """The compiled part, built from native/bind.cpp."""
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 version: str
 """Of the sources it was built from; differs from the package's only in a stale build."""
 
+class BadProgram(ValueError):
+    """A program that breaks a rule, or a machine that cannot run it."""
+
 def cpu_features() -> dict[str, bool]:
     """Integer instruction sets that this machine can run: avx2, avx_vnni, avx512_vnni, neon, neon_dotprod, neon_i8mm."""
+
+def instruction_sets() -> list[str]:
+    """Families of kernels that this build has and this CPU can run, best first."""
+
+class Engine:
+    """native/engine.h. Values are known by number: 0 are the pixels, the others as constant() and add() return them."""
+
+    def __init__(self, image: list[int], instruction_set: str, threads: int) -> None: ...
+    def constant(self, array: np.ndarray[Any, Any], /) -> int: ...
+    def add(self, name: str, tag: str, inputs: list[int], ints: list[int], arrays: list[np.ndarray[Any, Any]]) -> int: ...
+    def finish(self, output: int, keep: bool) -> None: ...
+    def run(self, images: NDArray[np.uint8], /) -> np.ndarray[Any, Any]: ...
+    def profile(self, image: NDArray[np.uint8], rounds: int) -> list[tuple[str, str, float, int]]: ...
+    def buffer(self, number: int, /) -> np.ndarray[Any, Any]: ...
+    @property
+    def instruction_set(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def constant_bytes(self) -> int: ...

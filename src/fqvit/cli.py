@@ -144,7 +144,7 @@ def evaluate(
     weights: Weights = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images, one sub-folder a class.")] = None,
     classes: Classes = None,
-    backend: Annotated[Backend | None, typer.Option(help="What runs a program; now: reference.")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="What runs a program; default native.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = None,
     device: Device = "cpu",
     as_json: Json = False,

@@ -11,41 +11,40 @@ from fqvit.commands.output import say, say_json, table, warn
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import top
 from fqvit.images import UnreadableImage, read_image
-from fqvit.ir.program import Program
 from fqvit.progress import track
-from fqvit.runtime.reference import Reference
+from fqvit.runtime.native import Engine
 
 BEST = 5
 
 
 def run(file: Path, images: list[Path], as_json: bool) -> None:
     """Images that cannot be read are named on stderr; the others are classified all the same, and the command fails."""
-    program = Program.load(file)
-    output = program.header.output
+    engine = Engine(file)
+    output = engine.header.output
     if output.kind != "logits":
         raise FqvitError(f"{file}: gives features ({output.kind}), not classes. Quantize without --features.")
-    reference, results, unreadable = Reference(program), [], 0
+    results, unreadable = [], 0
     for path in track(images, len(images), "classifying", "images"):
         try:
-            pixels = read_image(path, program.header.preprocess)
+            pixels = read_image(path, engine.header.preprocess)
         except UnreadableImage as error:
             unreadable += 1
             warn(str(error))
             continue
-        logits: np.ndarray[Any, Any] = reference.run(pixels[None])[0]
-        best = [_row(program, index, int(logits[index])) for index in top(logits, BEST)]
+        logits: np.ndarray[Any, Any] = engine.run(pixels[None])[0]
+        best = [_row(engine, index, int(logits[index])) for index in top(logits, BEST)]
         results.append({"image": str(path), "top": best})
     if as_json:
-        say_json({"file": str(file), "model": program.header.model, "results": results})
+        say_json({"file": str(file), "model": engine.header.model, "results": results})
     else:
         _print(results)
     if unreadable:
         raise FqvitError(f"{unreadable} of {len(images)} images cannot be read. Repair or remove them.")
 
 
-def _row(program: Program, index: int, code: int) -> dict[str, object]:
-    names = program.classes
-    logit = code * program.header.output.scale
+def _row(engine: Engine, index: int, code: int) -> dict[str, object]:
+    names = engine.classes
+    logit = code * engine.header.output.scale
     return {"class": index, "name": None if names is None else names[index], "logit": round(logit, 4)}
 
 

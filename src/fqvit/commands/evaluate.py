@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fqvit.commands import inputs
 from fqvit.commands.output import say, say_json
@@ -12,7 +15,10 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, Scores, measure
 from fqvit.preprocess import Preprocess
 
-PROGRAM_BATCH = 8  # the reference keeps int64 intermediates, so that 8 images are plenty
+if TYPE_CHECKING:
+    from fqvit.ir.program import Header
+
+PROGRAM_BATCH = 8  # the reference keeps int64 intermediates, so that 8 images are plenty; the engine gains nothing from more
 FLOAT_BATCH = 16
 CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
@@ -28,8 +34,8 @@ def run(
     device: str,
     as_json: bool,
 ) -> None:
-    if backend not in (None, "reference"):
-        raise FqvitError(f"backend {backend!r}: not in this version of fqvit. Use --backend reference.")
+    if backend == "onnx":
+        raise FqvitError("backend 'onnx': not in this version of fqvit. Use --backend native or reference.")
     given = inputs.read_classes(classes)
     path = Path(target)
     if not target.startswith("hf:") and (path.suffix in (".fqvit", *CHECKPOINTS) or path.is_file()):
@@ -37,7 +43,7 @@ def run(
             raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
         if device != "cpu":
             raise FqvitError(f"device {device!r}: programs run on the CPU. Use --device cpu.")
-        model, backend, (preprocess, names, forward), size = *_program(path), PROGRAM_BATCH
+        model, backend, (preprocess, names, forward), size = *_program(path, backend or "native"), PROGRAM_BATCH
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
@@ -78,16 +84,27 @@ def run(
 Ready = tuple[Preprocess, Sequence[str] | int, Run]
 
 
-def _program(path: Path) -> tuple[str, str, Ready]:
+def _program(path: Path, backend: str) -> tuple[str, str, Ready]:
+    header, classes, forward = _engine(path) if backend == "native" else _reference(path)
+    if header.output.kind != "logits":
+        raise FqvitError(f"{path}: gives features ({header.output.kind}), not classes. Quantize without --features.")
+    count = forward(np.zeros((0, *header.input_shape), np.uint8)).shape[-1]
+    return header.model, backend, (header.preprocess, classes or count, forward)
+
+
+def _engine(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
+    from fqvit.runtime.native import Engine
+
+    engine = Engine(path)
+    return engine.header, engine.classes, engine.run
+
+
+def _reference(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
     from fqvit.ir.program import Program
     from fqvit.runtime.reference import Reference
 
     program = Program.load(path)
-    header = program.header
-    if header.output.kind != "logits":
-        raise FqvitError(f"{path}: gives features ({header.output.kind}), not classes. Quantize without --features.")
-    count = program.verify().buffers[header.output.buffer].channels
-    return header.model, "reference", (header.preprocess, program.classes or count, Reference(program).run)
+    return program.header, program.classes, Reference(program).run
 
 
 def _float(name: str, weights: str | None, device: str) -> tuple[str, str, Ready]:

@@ -142,10 +142,12 @@ class Linear(Op, frozen=True, tag="linear"):
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x)
-        w = self.weights(scope).astype(np.int64)
+        w = self.weights(scope)
         outputs = w.shape[0]
         bias = scope.constant(self.part("bias"), ("i32",), (outputs,)).astype(np.int64)
-        ups, downs = np.maximum(w, 0).sum(1) * x.hi, np.minimum(w, 0).sum(1) * x.hi
+        # einsum because sum() first widens all of w; |-128| is 128 once its byte is read as unsigned.
+        total, size = (np.einsum("ok->o", part, dtype=np.int64) for part in (w, np.abs(w).view(np.uint8)))
+        ups, downs = (size + total) // 2 * x.hi, (total - size) // 2 * x.hi
         lo, hi = downs + np.minimum(bias, 0), ups + np.maximum(bias, 0)  # holds for partial sums in any order, too
         bound = int(max(hi.max(), -lo.min()))
         proofs = [self.proof("acc", bound, 31)]

@@ -126,6 +126,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     images: int  # calibration images seen
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the pixels."""
+        return self.preprocess.height, self.preprocess.width, self.preprocess.channels
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -146,8 +151,7 @@ class Program:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        p = self.header.preprocess
-        return p.height, p.width, p.channels
+        return self.header.input_shape
 
     @property
     def classes(self) -> tuple[str, ...] | None:

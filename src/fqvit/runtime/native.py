@@ -7,6 +7,7 @@ Constants go over op by op, so that no more than one is here and there at a time
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from fqvit import _native
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.file import opened
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Zero
-from fqvit.ir.program import INPUT, Program
-from fqvit.ir.value import Constant, Value
+from fqvit.ir.program import INPUT, Program, Verified
+from fqvit.ir.value import DAMAGED, Constant, Scope
 
 Integers = np.ndarray[Any, Any]
 NOTHING = np.zeros(0, np.uint8)
@@ -29,21 +31,35 @@ ISA = "FQVIT_ISA"  # environment variable: the instruction set, for tests and co
 
 
 class Engine:
-    """A program made ready to run natively.
+    """A program made ready to run natively, from a file or from memory.
 
     threads: None takes every core that this process may use. The bits are the same for every number of them.
+    Runs from several Python threads are safe and wait for each other; for runs side by side make an engine for each.
     """
 
-    def __init__(self, program: Program | str | Path, threads: int | None = None, *, isa: str | None = None, keep: bool = False):
-        self.program = program if isinstance(program, Program) else Program.load(program)
+    def __init__(
+        self, program: Program | str | Path, threads: int | None = None, *, isa: str | None = None, keep: bool = False
+    ) -> None:
+        """isa: one of `instruction_sets()`; None takes $FQVIT_ISA, or the best. keep: for `buffers`; slower."""
         if threads is not None and threads < 1:
             raise FqvitError(f"threads: {threads}, expected 1 or more.")
-        ready = self.program.unpacked()
-        self._loader = _Loader(ready, threads or available_cores(), isa or os.environ.get(ISA, ""), keep)
-        self._engine = self._loader.engine
+        options = threads or available_cores(), isa or os.environ.get(ISA, ""), keep
+        if isinstance(program, Program):
+            self._load(program, program.verify(), *options)
+        else:
+            with opened(Path(program)) as (source, verified):
+                self._load(source, verified, *options)
+
+    def _load(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool) -> None:
+        loader = _Loader(program, verified, threads, isa, keep)
+        self._engine, self._numbers = loader.engine, loader.numbers
+        self.header = program.header
+        self.classes = program.classes
+        self.input_shape = program.input_shape
 
     @property
     def isa(self) -> str:
+        """The family of kernels that multiplies."""
         return self._engine.instruction_set
 
     @property
@@ -52,17 +68,41 @@ class Engine:
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
         """uint8 [N, H, W, C] -> int32 logits [N, classes] (or the codes of features)."""
-        shape = self.program.input_shape
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
-            raise FqvitError(
-                f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}]."
-            )
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
+            takes = ", ".join(map(str, self.input_shape))
+            raise FqvitError(f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {takes}].")
         return self._engine.run(np.ascontiguousarray(images))
+
+    def classify(self, images: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """uint8 [N, H, W, C] -> the class with the highest score of each image, i64 [N]; of equal ones the first."""
+        if self.header.output.kind != "logits":
+            raise FqvitError(f"{self.header.model}: gives features ({self.header.output.kind}), not classes.")
+        best: NDArray[np.int64] = self.run(images).argmax(-1)
+        return best
 
     def buffers(self, image: NDArray[np.uint8]) -> dict[str, Integers]:
         """Every buffer of a run of one image, uint8 [H, W, C]. Only where the engine was made with keep=True."""
         self.run(image[None])
-        return {op.y: self._engine.buffer(self._loader.numbers[op.y]) for op in self.program.ops}
+        return {op.y: self._engine.buffer(self._numbers[op.y]) for op in self.header.ops}
+
+    def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
+        """The time of every op, as fused ones run, on one thread: of the fastest of `rounds` runs of uint8 [H, W, C]."""
+        return [OpTime(*row) for row in self._engine.profile(np.ascontiguousarray(image[None]), rounds)]
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """buffer: the one that the op writes. macs: multiply-accumulates of its matrix products."""
+
+    buffer: str
+    op: str
+    seconds: float
+    macs: int
+
+
+def instruction_sets() -> list[str]:
+    """What this build has and this CPU can run, best first."""
+    return _native.instruction_sets()
 
 
 def available_cores() -> int:
@@ -70,11 +110,11 @@ def available_cores() -> int:
 
 
 class _Loader:
-    """Hands a verified program to the compiled side, op by op."""
+    """Hands a program to the compiled side, op by op."""
 
-    def __init__(self, program: Program, threads: int, isa: str, keep: bool) -> None:
+    def __init__(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool) -> None:
         self.constants = program.constants
-        self.values: dict[str, Value] = dict(program.verify().buffers)
+        self.values = verified.buffers
         try:
             self.engine = _native.Engine(list(program.input_shape), isa, threads)
         except _native.BadProgram as error:
@@ -84,7 +124,7 @@ class _Loader:
             try:
                 self.numbers[op.y] = self.add(op)
             except _native.BadProgram as error:
-                raise FqvitError(f"{op.y}: {error}. The file is damaged or was not written by fqvit.") from None
+                raise FqvitError(f"{op.y}: {error}. {DAMAGED}") from None
         self.engine.finish(self.numbers[program.header.output.buffer], keep)
 
     def send(self, op: Op, ints: list[int], arrays: list[Constant]) -> int:
@@ -126,7 +166,7 @@ class _Loader:
 
     @add.register
     def _(self, op: Linear) -> int:
-        w = self.part(op, "w")
+        w = op.weights(Scope(self.values, self.constants, op.y))  # unpacked, if they are packed
         mult, shift = self.part(op, "mult"), self.part(op, "shift")
         arrays = [w, self.part(op, "bias"), mult, shift, self.zero(op.y_zero, len(w))]
         return self.send(op, [OUTS[op.out], op.bits], arrays)
