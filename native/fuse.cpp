@@ -69,13 +69,9 @@ public:
                 Linear* linear = producer<Linear>(lookup->inputs[0]);
                 if (linear != nullptr && linear->join(*lookup)) move_here(linear, i);
             } else if (const auto* add = dynamic_cast<Add*>(ops_[i].get())) {
-                for (const int in : add->inputs) {
-                    Linear* linear = producer<Linear>(in);
-                    if (linear != nullptr && linear->join(*add)) {
-                        move_here(linear, i);
-                        break;
-                    }
-                }
+                if (add->acc() < 0) continue;
+                Linear* linear = producer<Linear>(add->inputs[static_cast<std::size_t>(add->acc())]);
+                if (linear != nullptr && linear->join(ops_[i])) move_here(linear, i);
             }
         }
         std::erase_if(ops_, [](const std::unique_ptr<Op>& op) { return op == nullptr; });

@@ -19,14 +19,14 @@ struct Rescale {
     // For vectors, 8 channels at a time, padded; see rescale.h. `form` says which shifts occur.
     enum Form : std::uint8_t { ANY, HIGH } form;
     const std::int32_t* vector_mult;
-    const std::int64_t* vector_half;   // of channels 0 2 4 6, then 1 3 5 7 of every 8
+    const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift, of channels 0 2 4 6, then 1 3 5 7 of every 8
     const std::int32_t* vector_shift;  // beyond 32
 };
 
 // The second operand of a sum with an accumulator: ((x - zero[c]) << alpha[c]) * mult[c].
 struct Residual {
-    const void* x;  // codes, [rows, C]
-    bool wide;      // u16, else u8
+    const void* x;  // [rows, C]
+    enum Type : std::uint8_t { U8, U16, I16 } type;
     const std::int32_t* zero;
     const std::int32_t* alpha;
     const std::int32_t* mult;
@@ -38,15 +38,14 @@ struct Epilogue {
         ACC,     // y = acc + bias
         I32,     // y = round_shift((acc + bias) mult, shift)
         CODES,   // the rescale above
-        LOOKUP,  // y = tables[which[c]][code]
+        LOOKUP,  // y = tables[starts[c] + code]
         ADD,     // y = clamp(round_shift((acc + bias) mult + residual, shift) + zero), all shifts in `rescale`
     } kind;
     bool wide;  // the output is u16, else u8 (ACC and I32: i32)
     const std::int32_t* bias;
     Rescale rescale;
-    const void* tables;  // LOOKUP: u8 or u16 [.., length]
-    std::int64_t table_length;
-    const std::uint8_t* which;
+    const void* tables;         // LOOKUP: u8 or u16, and where that of each channel starts
+    const std::int32_t* starts;
     Residual residual;
     bool low;  // ADD: every shift is at most 32 and the shifted sum fits 32 bits
 };
@@ -69,6 +68,7 @@ struct Norm {
     const std::int32_t* g;
     const std::int64_t* b;  // b 2^b_shift + half
     bool narrow;            // every C v - M1 fits 32 bits, and shift is at least 32
+    bool plain;             // and every alpha is 0, so that zero points make no difference: v = x, less 2^15 where it is u16
 };
 
 // One head of attention: codes of Q, K, V -> codes of the context. All u8.
@@ -99,7 +99,7 @@ struct Attention {
 struct Kernels {
     const char* name;
     void (*finish)(const Epilogue&, const Tile&, void* y);
-    void (*normalize)(const Norm&, const void* x, void* y, std::int64_t rows, std::uint8_t* scratch);
+    void (*normalize)(const Norm&, const void* x, void* y, std::int64_t rows);
     // null: attention runs op by op. bias: i32 [T, T] or null; region: u8 [T] or null.
     void (*attend)(const Attention&, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v, const std::int32_t* bias,
                    const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);

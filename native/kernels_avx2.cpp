@@ -23,14 +23,15 @@ FQVIT_INLINE void put_codes(__m256i code, std::int32_t last, bool wide, void* y,
     }
 }
 
-// tables[which[c]][code] of 8 channels. Scalar loads: a gather is no faster, and these are bytes.
-template <class T>
-FQVIT_INLINE void put_looked_up(const Epilogue& e, __m256i code, std::int64_t channel, void* y, std::int64_t at) {
-    alignas(32) std::int32_t codes[LANES];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(codes), code);
-    T* out = static_cast<T*>(y) + at;
-    const T* tables = static_cast<const T*>(e.tables);
-    for (int i = 0; i < LANES; ++i) out[i] = tables[e.which[channel + i] * e.table_length + codes[i]];
+// tables[starts[c] + code] of 8 channels. Bytes by scalar loads, which are no slower than a gather.
+FQVIT_INLINE void put_looked_up(const Epilogue& e, __m256i at_table, void* y, std::int64_t at) {
+    alignas(32) std::uint32_t places[LANES];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(places), at_table);
+    if (e.wide) {
+        for (int i = 0; i < LANES; ++i) static_cast<std::uint16_t*>(y)[at + i] = static_cast<const std::uint16_t*>(e.tables)[places[i]];
+    } else {
+        for (int i = 0; i < LANES; ++i) static_cast<std::uint8_t*>(y)[at + i] = static_cast<const std::uint8_t*>(e.tables)[places[i]];
+    }
 }
 
 // A tile 8 columns wide, all of which exist.
@@ -39,26 +40,26 @@ FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::
     const __m256i mult = load(to.vector_mult + channel);
     const High rescale = {mult, _mm256_srli_epi64(mult, 32), load(to.vector_half + channel), load(to.vector_half + channel + 4),
                           load(to.vector_shift + channel)};
-    const __m256i bias = load(e.bias + channel), zero = load(to.zero + channel);
-    const __m256i none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last);
+    const __m256i bias = load(e.bias + channel), none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last);
     for (int r = 0; r < tile.rows; ++r) {
         const std::int64_t at = (tile.row + r) * tile.stride + channel;
-        const __m256i rounded = rescale(_mm256_add_epi32(load(acc + r * tile.columns), bias));
+        const __m256i code = rescale(_mm256_add_epi32(load(acc + r * tile.columns), bias));  // its zero point is in vector_half
         if (e.kind == Epilogue::I32) {
-            store(static_cast<std::int32_t*>(y) + at, rounded);
-            continue;
-        }
-        const __m256i code = _mm256_add_epi32(rounded, zero);
-        if (e.kind == Epilogue::CODES) {
+            store(static_cast<std::int32_t*>(y) + at, code);
+        } else if (e.kind == Epilogue::CODES) {
             put_codes(code, to.last, e.wide, y, at);
         } else {
             const __m256i clamped = _mm256_min_epi32(_mm256_max_epi32(code, none), last);
-            if (e.wide) {
-                put_looked_up<std::uint16_t>(e, clamped, channel, y, at);
-            } else {
-                put_looked_up<std::uint8_t>(e, clamped, channel, y, at);
-            }
+            put_looked_up(e, _mm256_add_epi32(clamped, load(e.starts + channel)), y, at);
         }
+    }
+}
+
+FQVIT_INLINE __m256i residual_of(const Residual& x, std::int64_t at) {
+    switch (x.type) {
+        case Residual::U8: return from_u8(static_cast<const std::uint8_t*>(x.x) + at);
+        case Residual::U16: return from_u16(static_cast<const std::uint16_t*>(x.x) + at);
+        default: return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::int16_t*>(x.x) + at)));
     }
 }
 
@@ -77,8 +78,7 @@ FQVIT_AVX2 void finish_sum(const Epilogue& e, const Tile& tile, const std::int32
     for (int r = 0; r < tile.rows; ++r) {
         const std::int64_t at = (tile.row + r) * tile.stride + channel;
         const __m256i a = _mm256_add_epi32(load(acc + r * tile.columns), bias);
-        const __m256i codes = x.wide ? from_u16(static_cast<const std::uint16_t*>(x.x) + at) : from_u8(static_cast<const std::uint8_t*>(x.x) + at);
-        const __m256i v = _mm256_sllv_epi32(_mm256_sub_epi32(codes, x_zero), alpha);
+        const __m256i v = _mm256_sllv_epi32(_mm256_sub_epi32(residual_of(x, at), x_zero), alpha);
         const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(a, mult), _mm256_mul_epi32(v, x_mult));
         const __m256i odd = _mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(a, 32), mult_odd),
                                              _mm256_mul_epi32(_mm256_srli_epi64(v, 32), x_mult_odd));
@@ -151,51 +151,117 @@ struct Divider {
     }
 };
 
-FQVIT_AVX2 void normalize_row(const Norm& norm, const void* x, void* y, std::int64_t first, std::int32_t* v_row) {
-    const std::int64_t channels = norm.channels;
+// Sums of a row.
+struct Moments {
+    std::int64_t sum, squares;
+};
+
+FQVIT_INLINE Moments moments_of(const Norm& norm, const void* x, std::int64_t first) {
     __m256i m1 = _mm256_setzero_si256(), m2 = m1;
-    for (std::int64_t c = 0; c < channels; c += LANES) {
-        const __m256i v = lifted(norm, x, first + c, c);
-        store(v_row + c, v);
-        const __m256i odd = _mm256_srli_epi64(v, 32);
+    for (std::int64_t c = 0; c < norm.channels; c += LANES) {
+        const __m256i v = lifted(norm, x, first + c, c), odd = _mm256_srli_epi64(v, 32);
         m1 = _mm256_add_epi32(m1, v);  // fits: C |v| < 2^31
         m2 = _mm256_add_epi64(m2, _mm256_add_epi64(_mm256_mul_epi32(v, v), _mm256_mul_epi32(odd, odd)));
     }
-    const __m256i m1_wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)), _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
-    const std::int64_t sum = sum_of(m1_wide), squares = sum_of(m2);
-    const std::int64_t big = channels * squares - sum * sum + norm.epsilon;
-    const int j = (61 - (63 - __builtin_clzll(static_cast<std::uint64_t>(big)))) >> 1, s = 24 + j, k = 61 - s;
-    const std::int64_t d = root_of_large(static_cast<std::uint64_t>(big) << 2 * j);
-    const std::int64_t exact = (std::int64_t{1} << 61) / d, rho = exact < 0x7fffffff ? exact : 0x7fffffff;
-    const std::int64_t top = std::int64_t{1} << 62, half = std::int64_t{1} << (k - 1);
-    // |n rho| < 2^62: raising by 2^62 is enough and does not wrap.
+    const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)), _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
+    return {sum_of(wide), sum_of(m2)};
+}
+
+// 16 codes as int16, u16 less 2^15.
+FQVIT_INLINE __m256i plain_codes(const Norm& norm, const void* x, std::int64_t at) {
+    if (norm.wide_in) return _mm256_xor_si256(load(static_cast<const std::uint16_t*>(x) + at), _mm256_set1_epi16(-32768));
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint8_t*>(x) + at)));
+}
+
+FQVIT_INLINE Moments plain_moments(const Norm& norm, const void* x, std::int64_t first) {
+    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi64x(0xffffffff);
+    __m256i m1 = _mm256_setzero_si256(), even = m1, odd = m1;
+    for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
+        const __m256i v = plain_codes(norm, x, first + c);
+        const __m256i squares = _mm256_madd_epi16(v, v);  // two of them: 2^31 at most, read as unsigned
+        m1 = _mm256_add_epi32(m1, _mm256_madd_epi16(v, ones));
+        even = _mm256_add_epi64(even, _mm256_and_si256(squares, low));
+        odd = _mm256_add_epi64(odd, _mm256_srli_epi64(squares, 32));
+    }
+    const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)), _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
+    return {sum_of(wide), sum_of(_mm256_add_epi64(even, odd))};
+}
+
+// What a row is divided by.
+struct RowScale {
+    std::int64_t sum, d, rho;
+    int j;
+};
+
+FQVIT_INLINE RowScale scale_of(const Norm& norm, Moments m) {
+    const std::int64_t big = norm.channels * m.squares - m.sum * m.sum + norm.epsilon;
+    const int j = (61 - (63 - __builtin_clzll(static_cast<std::uint64_t>(big)))) >> 1;
+    const std::int64_t d = root_of_large(static_cast<std::uint64_t>(big) << 2 * j), exact = (std::int64_t{1} << 61) / d;
+    return {m.sum, d, exact < 0x7fffffff ? exact : 0x7fffffff, j};
+}
+
+FQVIT_INLINE Divider divider_of(const RowScale& row) {
+    const int s = 24 + row.j, k = 61 - s;
+    const std::int64_t top = std::int64_t{1} << 62;  // |n rho| < 2^62: raising by 2^62 is enough and does not wrap
     Divider divide;
-    divide.rho = _mm256_set1_epi64x(rho);
-    divide.bias = _mm256_set1_epi64x(top + half);
+    divide.rho = _mm256_set1_epi64x(row.rho);
+    divide.bias = _mm256_set1_epi64x(top + (std::int64_t{1} << (k - 1)));
     divide.unbias = _mm256_set1_epi64x(top >> k);
-    divide.down = _mm256_set1_epi64x(d - 1);
-    divide.d = _mm256_set1_epi64x(d);
-    divide.d_half = _mm256_set1_epi64x(d / 2);
+    divide.down = _mm256_set1_epi64x(row.d - 1);
+    divide.d = _mm256_set1_epi64x(row.d);
+    divide.d_half = _mm256_set1_epi64x(row.d / 2);
     divide.down_count = _mm_cvtsi32_si128(k), divide.up_count = _mm_cvtsi32_si128(s);
-    const __m256i count = _mm256_set1_epi32(static_cast<int>(channels)), mean = _mm256_set1_epi32(static_cast<int>(sum));
-    const __m128i last_shift = _mm_cvtsi32_si128(norm.shift - 32);
-    for (std::int64_t c = 0; c < channels; c += LANES) {
-        const __m256i n = _mm256_sub_epi32(_mm256_mullo_epi32(load(v_row + c), count), mean);
-        const __m256i low = divide(_mm256_castsi256_si128(n), norm.g + c, norm.b + c);
-        const __m256i high = divide(_mm256_extracti128_si256(n, 1), norm.g + c + 4, norm.b + c + 4);
-        // Upper halves of 0..3 and 4..7 in order: interleaved by the blend, then put right.
-        const __m256i mixed = upper_halves(low, high);
-        const __m256i ordered = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-        put_codes(_mm256_sra_epi32(ordered, last_shift), static_cast<std::int32_t>(norm.last), norm.wide_out, y, first + c);
+    return divide;
+}
+
+FQVIT_INLINE void put_normalized(const Norm& norm, const Divider& divide, __m256i n, std::int64_t c, void* y, std::int64_t at) {
+    const __m256i low = divide(_mm256_castsi256_si128(n), norm.g + c, norm.b + c);
+    const __m256i high = divide(_mm256_extracti128_si256(n, 1), norm.g + c + 4, norm.b + c + 4);
+    // Upper halves of 0..3 and 4..7 in order: interleaved by the blend, then put right.
+    const __m256i ordered = _mm256_permutevar8x32_epi32(upper_halves(low, high), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+    put_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last), norm.wide_out, y, at);
+}
+
+FQVIT_AVX2 void normalize_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
+    const Divider divide = divider_of(row);
+    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)), sum = _mm256_set1_epi32(static_cast<int>(row.sum));
+    for (std::int64_t c = 0; c < norm.channels; c += LANES) {
+        const __m256i n = _mm256_sub_epi32(_mm256_mullo_epi32(lifted(norm, x, first + c, c), count), sum);
+        put_normalized(norm, divide, n, c, y, first + c);
     }
 }
 
-FQVIT_AVX2 void normalize(const Norm& norm, const void* x, void* y, std::int64_t rows, std::uint8_t* scratch) {
+FQVIT_AVX2 void normalize_plain_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
+    const Divider divide = divider_of(row);
+    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)), sum = _mm256_set1_epi32(static_cast<int>(row.sum));
+    for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
+        const __m256i v = plain_codes(norm, x, first + c);
+        // C fits 15 bits, so that a product with it is one vpmaddwd on the codes' low halves.
+        const __m256i left = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(v)), count);
+        const __m256i right = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(v, 1)), count);
+        put_normalized(norm, divide, _mm256_sub_epi32(left, sum), c, y, first + c);
+        put_normalized(norm, divide, _mm256_sub_epi32(right, sum), c + LANES, y, first + c + LANES);
+    }
+}
+
+FQVIT_AVX2 void normalize(const Norm& norm, const void* x, void* y, std::int64_t rows) {
     if (!norm.narrow || norm.channels % LANES != 0) {
-        kernels_scalar()->normalize(norm, x, y, rows, scratch);
+        kernels_scalar()->normalize(norm, x, y, rows);
         return;
     }
-    for (std::int64_t r = 0; r < rows; ++r) normalize_row(norm, x, y, r * norm.channels, reinterpret_cast<std::int32_t*>(scratch));
+    // Roots and divisions of several rows at a time, so that one does not wait for the other.
+    constexpr std::int64_t GROUP = 8;
+    for (std::int64_t r = 0; r < rows; r += GROUP) {
+        RowScale scales[GROUP];
+        const std::int64_t count = rows - r < GROUP ? rows - r : GROUP;
+        for (std::int64_t i = 0; i < count; ++i) {
+            const std::int64_t first = (r + i) * norm.channels;
+            scales[i] = scale_of(norm, norm.plain ? plain_moments(norm, x, first) : moments_of(norm, x, first));
+        }
+        for (std::int64_t i = 0; i < count; ++i) {
+            (norm.plain ? normalize_plain_row : normalize_row)(norm, scales[i], x, y, (r + i) * norm.channels);
+        }
+    }
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ void finish(const Epilogue& e, const Tile& tile, void* y) {
             if (e.kind == Epilogue::ADD) {
                 const Residual& x = e.residual;
                 // A multiplication, since shifting a negative number left has no meaning before C++20.
-                sum += (load(x.x, x.wide, at) - x.zero[channel]) * (std::int64_t{1} << x.alpha[channel]) * x.mult[channel];
+                const std::int64_t term = x.type == Residual::I16 ? static_cast<const std::int16_t*>(x.x)[at] : load(x.x, x.type == Residual::U16, at);
+                sum += (term - x.zero[channel]) * (std::int64_t{1} << x.alpha[channel]) * x.mult[channel];
             }
             const std::int64_t rounded = round_shift(sum, to.shift[channel]);
             if (e.kind == Epilogue::I32) {
@@ -40,14 +41,14 @@ void finish(const Epilogue& e, const Tile& tile, void* y) {
                 continue;
             }
             std::int64_t code = clamp(rounded + to.zero[channel], to.last);
-            if (e.kind == Epilogue::LOOKUP) code = load(e.tables, e.wide, e.which[channel] * e.table_length + code);
+            if (e.kind == Epilogue::LOOKUP) code = load(e.tables, e.wide, e.starts[channel] + code);
             store(y, e.wide, at, code);
         }
     }
 }
 
 // C <= 2^15 and |C v| < 2^31 are proved by D < 2^62.
-void normalize(const Norm& norm, const void* x, void* y, std::int64_t rows, std::uint8_t*) {
+void normalize(const Norm& norm, const void* x, void* y, std::int64_t rows) {
     const std::int64_t channels = norm.channels;
     for (std::int64_t r = 0; r < rows; ++r) {
         const auto lifted = [&](std::int64_t c) {

@@ -111,12 +111,8 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
     Epilogue epilogue = epilogue_;
     epilogue.bias = bias_.data();
     epilogue.rescale = rescale_.view();
-    epilogue.tables = tables_.data(), epilogue.which = which_.data();
-    if (residual_ >= 0) {
-        epilogue.residual.x = frame[residual_];
-        epilogue.residual.zero = residual_zero_.data(), epilogue.residual.alpha = residual_alpha_.data();
-        epilogue.residual.mult = residual_mult_.data();
-    }
+    epilogue.tables = tables_.data(), epilogue.starts = starts_.data();
+    if (add_ != nullptr) add_->view(epilogue, frame[residual_]);
     void* y = frame[output];
     if (wide_in_) {  // no recipe does this: one output after the other
         const scalar::Codes x{frame[inputs[0]], true};
@@ -156,9 +152,8 @@ bool Linear::join(const Lookup& lookup) {
     if (!gives_codes()) return false;
     epilogue_.kind = Epilogue::LOOKUP;
     epilogue_.wide = lookup.value.dtype == DType::u16;
-    epilogue_.table_length = lookup.length;
-    which_ = lookup.which;
-    which_.resize((which_.size() + 63) / 64 * 64);
+    for (const std::uint8_t which : lookup.which) starts_.push_back(static_cast<std::int32_t>(which * lookup.length));
+    starts_.resize((starts_.size() + 63) / 64 * 64);
     const std::size_t count = lookup.tables.size();
     tables_.resize(epilogue_.wide ? 2 * count : count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -172,25 +167,15 @@ bool Linear::join(const Lookup& lookup) {
     return true;
 }
 
-bool Linear::join(const Add& add) {
-    const std::size_t own = add.inputs[0] == output ? 0 : 1;
-    const Add::Term &acc = add.terms[own], &other = add.terms[1 - own];
-    const auto zeros = [](const std::vector<std::int32_t>& v) { return std::all_of(v.begin(), v.end(), [](auto i) { return i == 0; }); };
-    const bool is_codes = other.dtype == DType::u8 || other.dtype == DType::u16;
-    if (!gives_acc() || add.inputs[0] == add.inputs[1] || !is_codes || !zeros(acc.zero) || !zeros(acc.alpha)) return false;
-    if (other.count != add.value.count()) return false;  // a constant that is repeated
-    epilogue_.kind = Epilogue::ADD;
-    epilogue_.wide = add.value.dtype == DType::u16;
-    epilogue_.residual.wide = other.dtype == DType::u16;
-    residual_zero_ = other.zero, residual_alpha_ = other.alpha, residual_mult_ = other.mult;
-    for (auto* v : {&residual_zero_, &residual_alpha_, &residual_mult_}) v->resize((v->size() + 63) / 64 * 64);
-    rescale_ = RescaleConstants({acc.mult.begin(), acc.mult.end()}, add.shift, add.zero, add.value.hi);
-    const auto [least, most] = std::minmax_element(add.shift.begin(), add.shift.end());
-    epilogue_.low = *most <= 32 && (add.bound >> *least) < (std::int64_t{1} << 30);
-    for (const std::int32_t a : other.alpha) epilogue_.low = epilogue_.low && a <= 14;  // so that (x - zero) 2^alpha fits 32 bits
-    residual_ = add.inputs[1 - own];
+bool Linear::join(std::unique_ptr<Op>& op) {
+    const Add& add = dynamic_cast<const Add&>(*op);
+    if (!gives_acc() || add.acc() < 0 || add.inputs[static_cast<std::size_t>(add.acc())] != output) return false;
+    residual_ = add.inputs[static_cast<std::size_t>(1 - add.acc())];
     inputs.push_back(residual_);
+    epilogue_ = add.epilogue;
     output = add.output, value = add.value, tag = "linear + add";
+    add_ = &add;
+    add_owner_ = std::move(op);
     return true;
 }
 

@@ -124,10 +124,23 @@ public:
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
 
+    // Which of its terms is a plain accumulator, so that the sum can be the end of a linear map; -1: none.
+    int acc() const { return acc_; }
+    void view(Epilogue& e, const void* x) const;  // fills in where constants are; x: the other term
+
+    Epilogue epilogue{};  // where acc() is not negative
+
+private:
+    bool as_epilogue(std::size_t own);
+
+    const Kernels* kernels_;
     Term terms[2];
-    std::vector<std::uint8_t> shift;   // of every channel
+    std::vector<std::uint8_t> shift;  // of every channel
     std::vector<std::int32_t> zero;
-    std::int64_t bound;                // of the sum before its shift
+    std::int64_t bound;  // of the sum before its shift
+    int acc_;
+    RescaleConstants rescale_;
+    std::vector<std::int32_t> x_zero_, x_alpha_, x_mult_, no_bias_;
 };
 
 // A product with weights, and what follows it: codes, an accumulator, or (fused) a table or a sum.
@@ -142,7 +155,7 @@ public:
 
     // Take over what follows; false where this op cannot.
     bool join(const Lookup& lookup);
-    bool join(const Add& add);
+    bool join(std::unique_ptr<Op>& add);  // takes the op itself, which keeps the constants
     bool gives_codes() const { return epilogue_.kind == Epilogue::CODES; }
     bool gives_acc() const { return epilogue_.kind == Epilogue::ACC; }
 
@@ -158,8 +171,10 @@ private:
     AlignedVector<std::int32_t> bias_;
     RescaleConstants rescale_;
     Epilogue epilogue_{};
-    std::vector<std::uint8_t> which_, tables_;
-    std::vector<std::int32_t> residual_zero_, residual_alpha_, residual_mult_;
+    std::vector<std::int32_t> starts_;
+    std::vector<std::uint8_t> tables_;
+    std::unique_ptr<Op> add_owner_;
+    const Add* add_ = nullptr;
     int residual_ = -1;  // the value added
 };
 

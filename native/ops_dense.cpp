@@ -19,11 +19,13 @@ RescaleConstants::RescaleConstants(std::vector<std::uint32_t> mult, std::vector<
         std::uint32_t m = mult_[c];
         int s = shift_[c];
         while (s < 32 && m < (1u << 30)) m *= 2, ++s;
-        if (s < 32) form_ = Rescale::ANY;
+        // Adding zero 2^shift before the shift is adding zero after it. It must not overflow beside |acc mult| < 2^62.
+        if (s < 32 || (std::int64_t{zero_[c]} >> (60 - s > 0 ? 60 - s : 0)) > 0) form_ = Rescale::ANY;
         vector_mult_[c] = static_cast<std::int32_t>(m);
         vector_shift_[c] = std::max(s - 32, 0);
         const std::size_t lane = c % LANES;
-        vector_half_[c - lane + lane / 2 + (lane % 2) * (LANES / 2)] = std::int64_t{1} << (s - 1);
+        vector_half_[c - lane + lane / 2 + (lane % 2) * (LANES / 2)] =
+            (std::int64_t{1} << (s - 1)) + (form_ == Rescale::HIGH ? std::int64_t{zero_[c]} << s : 0);
     }
 }
 
@@ -108,7 +110,7 @@ void Lookup::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
     }
 }
 
-Add::Add(const Record& record, const Scope& scope) {
+Add::Add(const Record& record, const Scope& scope) : kernels_(scope.machine.kernels) {
     shape_of_record(record, 2, 2, 8);
     const Value* values[2];
     bool constant[2];
@@ -143,11 +145,22 @@ Add::Add(const Record& record, const Scope& scope) {
     bound = bound_add(total, std::int64_t{1} << (last_shift - 1));
     prove(bound, 63, "a sum");
     for (const std::int32_t a : alpha) shift.push_back(static_cast<std::uint8_t>(record.ints[0] + a));
+    acc_ = as_epilogue(0) ? 0 : as_epilogue(1) ? 1 : -1;
+    if (acc_ >= 0) no_bias_.assign(static_cast<std::size_t>(channels), 0);
 }
 
 void Add::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
     const std::int64_t channels = value.channels();
     const bool wide = value.dtype == DType::u16;
+    if (acc_ >= 0) {  // as if a linear map had just made the accumulators
+        Epilogue e = epilogue;
+        view(e, frame[inputs[static_cast<std::size_t>(1 - acc_)]]);
+        e.bias = no_bias_.data();
+        const auto* acc = reinterpret_cast<const std::int32_t*>(frame[inputs[static_cast<std::size_t>(acc_)]]) + begin * channels;
+        const int rows = static_cast<int>(end - begin), columns = static_cast<int>(channels);
+        kernels_->finish(e, {acc, rows, columns, columns, begin, 0, channels}, frame[output]);
+        return;
+    }
     for (std::int64_t r = begin; r < end; ++r) {
         for (std::int64_t c = 0; c < channels; ++c) {
             const auto at = static_cast<std::size_t>(c);
@@ -160,6 +173,29 @@ void Add::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) 
             scalar::put(frame[output], wide, r * channels + c, clamp(round_shift(sum, shift[at]) + zero[at], value.hi));
         }
     }
+}
+
+// Makes an epilogue of the sum, where one term is a plain accumulator and the other has one value for each of its own.
+bool Add::as_epilogue(std::size_t own) {
+    const Term &acc = terms[own], &other = terms[1 - own];
+    const auto zeros = [](const std::vector<std::int32_t>& v) { return std::all_of(v.begin(), v.end(), [](auto i) { return i == 0; }); };
+    if (acc.dtype != DType::i32 || acc.count != value.count() || !zeros(acc.zero) || !zeros(acc.alpha)) return false;
+    if (other.dtype == DType::i32 || other.count != value.count()) return false;
+    epilogue.kind = Epilogue::ADD;
+    epilogue.wide = value.dtype == DType::u16;
+    epilogue.residual.type = other.dtype == DType::u8 ? Residual::U8 : other.dtype == DType::u16 ? Residual::U16 : Residual::I16;
+    x_zero_ = other.zero, x_alpha_ = other.alpha, x_mult_ = other.mult;
+    rescale_ = RescaleConstants({acc.mult.begin(), acc.mult.end()}, shift, zero, value.hi);
+    const auto [least, most] = std::minmax_element(shift.begin(), shift.end());
+    // (x - zero) 2^alpha must fit 32 bits, too.
+    epilogue.low = *most <= 32 && (bound >> *least) < (std::int64_t{1} << 30) && largest_of(other.alpha) <= 14;
+    return true;
+}
+
+void Add::view(Epilogue& e, const void* x) const {
+    e.rescale = rescale_.view();
+    e.residual.x = x;
+    e.residual.zero = x_zero_.data(), e.residual.alpha = x_alpha_.data(), e.residual.mult = x_mult_.data();
 }
 
 namespace {
@@ -210,17 +246,17 @@ public:
                  alpha_.data(),
                  g_.data(),
                  b_.data(),
-                 narrow};
+                 narrow,
+                 narrow && channels % 16 == 0 && channels < 32768 && largest_of(alpha_) == 0};
     }
 
     std::int64_t items() const override { return value.rows(); }
-    std::size_t scratch() const override { return static_cast<std::size_t>(norm_.channels) * 4 + 256; }
     std::size_t bytes() const override { return g_.size() * (4 + 4 + 4 + 8); }
 
-    void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override {
+    void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const override {
         const std::int64_t from = begin * norm_.channels;
         const std::uint8_t* x = frame[inputs[0]] + from * (norm_.wide_in ? 2 : 1);
-        kernels_->normalize(norm_, x, frame[output] + from * (norm_.wide_out ? 2 : 1), end - begin, scratch);
+        kernels_->normalize(norm_, x, frame[output] + from * (norm_.wide_out ? 2 : 1), end - begin);
     }
 
 private:
