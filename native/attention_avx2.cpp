@@ -218,18 +218,11 @@ FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t token
 class RelativeRows {
 public:
     FQVIT_AVX2 explicit RelativeRows(const Attention& head) : head_(head) {
+        if (head.kind != Attention::RELATIVE) return;
         length_ = std::min<std::int64_t>(head.table_length, 256);
         blocks_ = static_cast<int>((length_ + 15) / 16);
-        alignas(16) std::uint8_t bytes[256] = {}, low[16] = {}, high[16] = {};
-        for (std::int64_t i = 0; i < length_; ++i) bytes[i] = static_cast<std::uint8_t>(head.table[i]);
-        for (int i = 0; i < blocks_; ++i) codes_[i] = twice(bytes + 16 * i);
-        small_ = true;
-        for (std::int64_t i = 0; i < length_; ++i) small_ = small_ && bytes[i] < 16;
-        for (int code = 0; code < std::min(head.codes, 16); ++code) {
-            low[code] = static_cast<std::uint8_t>(head.weight[code]);
-            high[code] = static_cast<std::uint8_t>(static_cast<std::uint16_t>(head.weight[code]) >> 8);
-        }
-        low_ = twice(low), high_ = twice(high);
+        for (int i = 0; i < blocks_; ++i) codes_[i] = twice(head.by_distance + 16 * i);
+        low_ = twice(head.weight_low), high_ = twice(head.weight_high);
     }
 
     // Returns the sum of the weights as they are stored.
@@ -245,7 +238,7 @@ public:
             __m256i keep = _mm256_set1_epi8(-1);
             if (region != nullptr) keep = _mm256_cmpeq_epi8(load(region + t), here);
             if (t + 32 > tokens) keep = _mm256_and_si256(keep, first_bytes(tokens - t));
-            if (small_) {
+            if (head_.sixteen) {
                 const __m256i low = _mm256_and_si256(_mm256_shuffle_epi8(low_, code), keep);
                 const __m256i high = _mm256_and_si256(_mm256_shuffle_epi8(high_, code), keep);
                 const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
@@ -286,9 +279,8 @@ private:
     }
 
     const Attention& head_;
-    std::int64_t length_;
-    int blocks_;
-    bool small_;
+    std::int64_t length_ = 1;
+    int blocks_ = 0;
     __m256i codes_[16], low_, high_;
 };
 

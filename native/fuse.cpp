@@ -16,6 +16,7 @@ public:
     std::vector<std::uint16_t> index;
     std::vector<std::uint8_t> region;
     std::vector<std::int16_t> weight;
+    std::uint8_t by_distance[256] = {}, weight_low[16] = {}, weight_high[16] = {};
     std::int64_t bias_rows = 0;
     const Kernels* kernels;
     std::int64_t macs_ = 0;
@@ -29,6 +30,7 @@ public:
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override {
         Attention one = attention;
         one.table = table.data(), one.weight = weight.data();
+        one.by_distance = by_distance, one.weight_low = weight_low, one.weight_high = weight_high;
         const std::int64_t tokens = one.tokens, width = one.width, channels = heads * width;
         auto* expanded = reinterpret_cast<std::int32_t*>(scratch);
         std::int64_t expanded_head = -1;
@@ -167,6 +169,17 @@ private:
         a.sign = *most == 32768 ? -1 : 1;
         for (const std::int32_t w : weight) fused->weight.push_back(static_cast<std::int16_t>(a.sign * w));
         a.codes = static_cast<std::int32_t>(weight.size());
+        if (a.kind == Attention::RELATIVE) {
+            a.sixteen = true;
+            for (std::size_t d = 0; d < std::min<std::size_t>(fused->table.size(), 256); ++d) {
+                fused->by_distance[d] = static_cast<std::uint8_t>(fused->table[d]);
+                a.sixteen = a.sixteen && fused->table[d] < 16;
+            }
+            for (std::size_t code = 0; code < std::min<std::size_t>(weight.size(), 16); ++code) {
+                const auto word = static_cast<std::uint16_t>(fused->weight[code]);
+                fused->weight_low[code] = static_cast<std::uint8_t>(word & 255), fused->weight_high[code] = static_cast<std::uint8_t>(word >> 8);
+            }
+        }
         a.masked_code = static_cast<std::int32_t>(a.kind == Attention::LOG ? softmax->last : a.kind == Attention::UNIFORM ? 0 : fused->table.back());
         fused->index = scores->index, fused->region = softmax->region;
         fused->windows = lead == 1 ? shape[0] : 1, fused->heads = heads;

@@ -19,7 +19,7 @@ struct Rescale {
     // For vectors, 8 channels at a time, padded; see rescale.h. `form` says which shifts occur.
     enum Form : std::uint8_t { ANY, HIGH } form;
     const std::int32_t* vector_mult;
-    const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift, of channels 0 2 4 6, then 1 3 5 7 of every 8
+    const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift + bias mult, of channels 0 2 4 6, then 1 3 5 7 of every 8
     const std::int32_t* vector_shift;  // beyond 32
 };
 
@@ -90,6 +90,11 @@ struct Attention {
     std::int32_t sign;
     std::int32_t codes;         // number of codes
     std::int32_t masked_code;   // of positions in other regions
+    // RELATIVE, for vectors: the code of each distance up to 255, and the weights of 16 codes in two bytes.
+    const std::uint8_t* by_distance;
+    const std::uint8_t* weight_low;
+    const std::uint8_t* weight_high;
+    bool sixteen;               // there are no more codes than that
     std::int64_t largest;       // weight: > 0 where each row is divided by its sum
     std::int32_t v_zero, y_zero, y_last;
     std::int64_t mult;

@@ -34,23 +34,49 @@ FQVIT_INLINE void put_looked_up(const Epilogue& e, __m256i at_table, void* y, st
     }
 }
 
-// A tile 8 columns wide, all of which exist.
+// Four rows of 8 codes, clamped to 0..last <= 255.
+FQVIT_INLINE void put_four_rows(const __m256i (&code)[4], std::int32_t last, std::uint8_t* y, std::int64_t stride) {
+    const __m256i words = _mm256_packus_epi16(_mm256_packs_epi32(code[0], code[1]), _mm256_packs_epi32(code[2], code[3]));
+    const __m256i bytes = _mm256_min_epu8(words, _mm256_set1_epi8(static_cast<char>(last)));
+    const __m256i rows = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m128i low = _mm256_castsi256_si128(rows), high = _mm256_extracti128_si256(rows, 1);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(y), low);
+    _mm_storeh_pd(reinterpret_cast<double*>(y + stride), _mm_castsi128_pd(low));  // moves 8 bytes; nothing is a float
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(y + 2 * stride), high);
+    _mm_storeh_pd(reinterpret_cast<double*>(y + 3 * stride), _mm_castsi128_pd(high));
+}
+
+// A tile 8 columns wide, all of which exist. Bias and zero points are in vector_half.
 FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
     const Rescale& to = e.rescale;
     const __m256i mult = load(to.vector_mult + channel);
     const High rescale = {mult, _mm256_srli_epi64(mult, 32), load(to.vector_half + channel), load(to.vector_half + channel + 4),
                           load(to.vector_shift + channel)};
-    const __m256i bias = load(e.bias + channel), none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last);
-    for (int r = 0; r < tile.rows; ++r) {
-        const std::int64_t at = (tile.row + r) * tile.stride + channel;
-        const __m256i code = rescale(_mm256_add_epi32(load(acc + r * tile.columns), bias));  // its zero point is in vector_half
+    const int rows = tile.rows;
+    const std::int64_t columns = tile.columns, stride = tile.stride;
+    std::int64_t at = tile.row * stride + channel;
+    int r = 0;
+    if (e.kind == Epilogue::CODES && !e.wide) {
+        for (; r + 4 <= rows; r += 4, at += 4 * stride) {
+            __m256i code[4];
+            for (int i = 0; i < 4; ++i) code[i] = rescale(load(acc + (r + i) * columns));
+            put_four_rows(code, to.last, static_cast<std::uint8_t*>(y) + at, stride);
+        }
+    }
+    if (e.kind == Epilogue::LOOKUP) {
+        const __m256i none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last), starts = load(e.starts + channel);
+        for (; r < rows; ++r, at += stride) {
+            const __m256i code = _mm256_min_epi32(_mm256_max_epi32(rescale(load(acc + r * columns)), none), last);
+            put_looked_up(e, _mm256_add_epi32(code, starts), y, at);
+        }
+        return;
+    }
+    for (; r < rows; ++r, at += stride) {
+        const __m256i code = rescale(load(acc + r * columns));
         if (e.kind == Epilogue::I32) {
             store(static_cast<std::int32_t*>(y) + at, code);
-        } else if (e.kind == Epilogue::CODES) {
-            put_codes(code, to.last, e.wide, y, at);
         } else {
-            const __m256i clamped = _mm256_min_epi32(_mm256_max_epi32(code, none), last);
-            put_looked_up(e, _mm256_add_epi32(clamped, load(e.starts + channel)), y, at);
+            put_codes(code, to.last, e.wide, y, at);
         }
     }
 }

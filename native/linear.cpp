@@ -76,7 +76,7 @@ Linear::Linear(const Record& record, const Scope& scope) : machine_(scope.machin
             value = Value{DType::i32, shape, -largest, largest};
             epilogue_.kind = Epilogue::I32;
         }
-        rescale_ = RescaleConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()}, std::move(zero), value.hi);
+        rescale_ = RescaleConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()}, std::move(zero), value.hi, bias_data);
     }
     epilogue_.wide = value.dtype == DType::u16;
     set_bias({bias_data, bias_data + outputs_});

@@ -85,7 +85,9 @@ std::int64_t count_of(const Array& array);
 class RescaleConstants {
 public:
     RescaleConstants() = default;
-    RescaleConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift, std::vector<std::int32_t> zero, std::int64_t last);
+    // bias: of the accumulators, one a channel; null where there is none.
+    RescaleConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift, std::vector<std::int32_t> zero, std::int64_t last,
+                     const std::int32_t* bias);
     Rescale view() const;
     std::size_t bytes() const;
 

@@ -8,7 +8,7 @@
 namespace fqvit {
 
 RescaleConstants::RescaleConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift, std::vector<std::int32_t> zero,
-                                   std::int64_t last)
+                                   std::int64_t last, const std::int32_t* bias)
     : mult_(std::move(mult)), shift_(std::move(shift)), zero_(std::move(zero)), last_(last), form_(Rescale::HIGH) {
     constexpr std::size_t LANES = 8;
     const std::size_t channels = mult_.size(), padded = (channels + LANES - 1) / LANES * LANES;
@@ -25,7 +25,7 @@ RescaleConstants::RescaleConstants(std::vector<std::uint32_t> mult, std::vector<
         vector_shift_[c] = std::max(s - 32, 0);
         const std::size_t lane = c % LANES;
         vector_half_[c - lane + lane / 2 + (lane % 2) * (LANES / 2)] =
-            (std::int64_t{1} << (s - 1)) + (form_ == Rescale::HIGH ? std::int64_t{zero_[c]} << s : 0);
+            (std::int64_t{1} << (s - 1)) + (form_ == Rescale::HIGH ? std::int64_t{zero_[c]} << s : 0) + (bias == nullptr ? 0 : std::int64_t{bias[c]} * m);
     }
 }
 
@@ -185,7 +185,7 @@ bool Add::as_epilogue(std::size_t own) {
     epilogue.wide = value.dtype == DType::u16;
     epilogue.residual.type = other.dtype == DType::u8 ? Residual::U8 : other.dtype == DType::u16 ? Residual::U16 : Residual::I16;
     x_zero_ = other.zero, x_alpha_ = other.alpha, x_mult_ = other.mult;
-    rescale_ = RescaleConstants({acc.mult.begin(), acc.mult.end()}, shift, zero, value.hi);
+    rescale_ = RescaleConstants({acc.mult.begin(), acc.mult.end()}, shift, zero, value.hi, nullptr);
     const auto [least, most] = std::minmax_element(shift.begin(), shift.end());
     // (x - zero) 2^alpha must fit 32 bits, too.
     epilogue.low = *most <= 32 && (bound >> *least) < (std::int64_t{1} << 30) && largest_of(other.alpha) <= 14;
