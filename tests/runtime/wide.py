@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
@@ -127,12 +128,13 @@ def linear_add(draw: Draw) -> Case:
 
 
 def layernorm(draw: Draw) -> Case:
-    channels, rows = size(draw, 1, 8, 16, 32, 48, 64, 100, 192, 384, 768, 1000), draw.one(1, 2, 5, 13)
+    channels, rows = size(draw, 1, 8, 16, 100, 192), draw.one(1, 2, 5, 13)
+    channels = draw.one(channels, 8, 16, 32, 48, 64, 104, 384, 768, 1000, 3960, 3968)
     bits = draw.one(1, 4, 8, 8, 8, 10, 12, 16)
     lead = draw.one((rows,), (2, rows))
     draw.buffer("x", (*lead, channels), bits)
     x = draw.buffers["x"].reshape(-1, channels)
-    for row in draw.rng.integers(0, len(x), draw.int(0, 3)):  # all equal, or one that is not
+    for row in draw.rng.integers(0, len(x), draw.int(0, 4)):  # all equal, or one that is not
         x[row] = draw.int(0, 2**bits - 1)
         if draw.int(0, 1):
             x[row, draw.int(0, channels - 1)] = draw.one(0, 2**bits - 1)
@@ -167,7 +169,7 @@ def heads(draw: Draw) -> Case:
     width, count = draw.one(1, 2, 3, 8, 16, 20, 24, 32, 32, 33, 64, 64), draw.int(1, 3)
     windows = draw.one(None, None, 1, 3)
     lead = () if windows is None else (windows,)
-    n, last = len(lead), 255
+    n = len(lead)
     draw.buffer("qkv", (*lead, tokens, 3 * count * width), draw.one(8, 8, 8, 6))
     if draw.int(0, 3) == 0:  # Q and K that differ little give scores that do
         draw.buffers["qkv"] = np.clip(draw.buffers["qkv"] // 16 + 120, 0, draw.values["qkv"].hi).astype(np.uint8)
@@ -178,7 +180,7 @@ def heads(draw: Draw) -> Case:
         most = draw.one(0, 2**10, 2**15, 2**30)
         draw.constants["s.bias"] = draw.integers(-most, most, (11, count), "i32")
         index = draw.constant("index", 0, 10, (tokens, tokens), "u16")
-    zeros = [draw.one(0, 255, *[127, 128, 129] * 2, draw.int(0, last)) for _ in range(3)]
+    zeros = [draw.one(0, 255, *[127, 128, 129] * 3, draw.int(0, 255), draw.one(256, 2**15, 2**16 - 1)) for _ in range(3)]
     score_bits = draw.one(*[8] * 6, 4, 1, 7, 10, 16)
     mult = draw.one(draw.int(2**30, 2**31 - 1), draw.int(2**30, 2**31 - 1), draw.int(1, 2**16), draw.one(1, 2**31 - 1))
     x = draw.buffers["qkv"].astype(np.int64).reshape(-1, tokens, 3, count, width)
@@ -202,7 +204,7 @@ def heads(draw: Draw) -> Case:
     region = None
     if windows is not None:
         region = draw.one(None, draw.constant("region", 0, draw.one(1, 3, 255), (windows, tokens), "u8"))
-    ops = SOFTMAXES[draw.int(0, len(SOFTMAXES) - 1)](draw, tokens, 2**score_bits, region, zeros[2])
+    ops = draw.one(*SOFTMAXES)(draw, tokens, 2**score_bits, region, zeros[2])
     y_shape = (*lead, tokens, count * width)
     back = Permute(y="y", x="c", view=(*lead, count, tokens, width), perm=perm, shape=y_shape)
     return (*parts, scores, *ops, back)
@@ -298,7 +300,26 @@ def relative(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: in
     )
 
 
-SOFTMAXES = (by_logarithm, by_logarithm, uniform, relative, relative)
+def crossed(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
+    """One softmax before the product of another: no recipe does that, but it has a meaning."""
+    ways = (by_logarithm, uniform, relative)
+    first, second = draw.rng.permutation(3)[:2]
+    _, times_v = ways[second % 2](draw, tokens, codes, None, v_zero)  # an attend follows row_codes only
+    softmax, _ = ways[first if first != second % 2 else 2](draw, tokens, codes, region, v_zero)
+    if isinstance(times_v, ShiftMatMul):  # it wants codes of that many bits
+        last = 2**times_v.a_bits - 1
+        times_v = msgspec.structs.replace(times_v, zero_code=bool(draw.int(0, 1)))
+        if isinstance(softmax, Softmax):
+            softmax = msgspec.structs.replace(softmax, bits=times_v.a_bits)
+        else:
+            table = draw.constants["a.table"]
+            draw.constants["a.table"] = np.where(
+                np.arange(len(table)) == draw.int(0, len(table) - 1), last, table % (last + 1)
+            ).astype(np.uint8)
+    return softmax, times_v
+
+
+SOFTMAXES = (by_logarithm, by_logarithm, uniform, relative, relative, crossed)
 WIDE: dict[str, Callable[[Draw], Case]] = {
     "linear": linear,
     "linear + lookup": linear_lookup,
