@@ -46,4 +46,4 @@ def test_most_wide_cases_are_ones_that_verify_accepts_and_use_many_codes(kind: s
             taken += 1
             program, images = program_with(draw, *ops)
             varied += len(np.unique(run(program, images))) > 2
-    assert taken >= 40 and varied >= 20, f"{taken} and {varied} of 60"
+    assert taken >= 40 and varied >= 15, f"{taken} and {varied} of 60"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -163,8 +164,8 @@ def layernorm(draw: Draw) -> Case:
     )
 
 
-def heads(draw: Draw) -> Case:
-    """qkv [W, T, 3 H D] -> context [W, T, H D] by every sort of softmax; W is not always there."""
+def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:
+    """qkv [W, T, 3 H D] -> context [W, T, H D]; W is not always there."""
     tokens = size(draw, 1, 4, 8, 16, 17, 32, 49, 50, 65)
     width, count = draw.one(1, 2, 3, 8, 16, 20, 24, 32, 32, 33, 64, 64), draw.int(1, 3)
     windows = draw.one(None, None, 1, 3)
@@ -204,20 +205,25 @@ def heads(draw: Draw) -> Case:
     region = None
     if windows is not None:
         region = draw.one(None, draw.constant("region", 0, draw.one(1, 3, 255), (windows, tokens), "u8"))
-    ops = draw.one(*SOFTMAXES)(draw, tokens, 2**score_bits, region, zeros[2])
+    ops = softmax(draw, tokens, 2**score_bits, region, zeros[2])
     y_shape = (*lead, tokens, count * width)
     back = Permute(y="y", x="c", view=(*lead, count, tokens, width), perm=perm, shape=y_shape)
     return (*parts, scores, *ops, back)
 
 
+def zero_beside(draw: Draw, v_zero: int, bits: int) -> int:
+    """The zero point of the context: mostly where that of V is in its range."""
+    return min(int(draw.one(*[v_zero / 255] * 4, 0, 0.5, 1) * (2**bits - 1)), 2**bits - 1)
+
+
 def exponentials(draw: Draw, codes: int, tokens: int) -> None:
     """A real table, or one that rises, is flat, short, long or mostly zero."""
-    real = exp_table(draw.one(1e-4, 0.01, 0.05, 0.2, 1.0, 30.0), codes, tokens)
+    real = exp_table(draw.one(1e-4, *[2 / codes, 6 / codes, 12 / codes, 30 / codes] * 2, 30.0), codes, tokens)
     most = min((2**31 - 1) // tokens, 2**30)
     length = draw.one(1, 2, codes, codes + 3)
     wild = draw.rng.integers(0, most, length, endpoint=True) * (draw.rng.random(length) < draw.one(0.2, 1))
     wild[0] = draw.one(1, most, max(wild[0], 1))
-    draw.constants["a.table"] = draw.one(real, real, real, wild, np.full(length, most)).astype(np.int32)
+    draw.constants["a.table"] = draw.one(*[real] * 5, wild, np.full(length, most)).astype(np.int32)
 
 
 def by_logarithm(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
@@ -236,7 +242,7 @@ def by_logarithm(draw: Draw, tokens: int, codes: int, region: str | None, v_zero
             v_zero=v_zero,
             a_bits=a_bits,
             zero_code=region is not None or bool(draw.int(0, 1)),
-            y_zero=draw.one(0, 2**bits - 1, 2 ** (bits - 1)),
+            y_zero=zero_beside(draw, v_zero, bits),
             bits=bits,
         ),
     )
@@ -258,7 +264,7 @@ def uniform(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int
             a_zero=draw.one(0, 0, 1, 2**a_bits - 1),
             b_zero=v_zero,
             b_rows=True,
-            y_zero=draw.one(0, 2**bits - 1, 2 ** (bits - 1)),
+            y_zero=zero_beside(draw, v_zero, bits),
             bits=bits,
         ),
     )
@@ -294,7 +300,7 @@ def relative(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: in
             shift=shift,
             levels=tuple(levels.tolist()),
             v_zero=v_zero,
-            y_zero=draw.one(0, 2**bits - 1, 2 ** (bits - 1)),
+            y_zero=zero_beside(draw, v_zero, bits),
             bits=bits,
         ),
     )
@@ -319,13 +325,15 @@ def crossed(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int
     return softmax, times_v
 
 
-SOFTMAXES = (by_logarithm, by_logarithm, uniform, relative, relative, crossed)
 WIDE: dict[str, Callable[[Draw], Case]] = {
     "linear": linear,
     "linear + lookup": linear_lookup,
     "linear + add": linear_add,
     "layernorm": layernorm,
-    "heads": heads,
+    "heads by logarithm": partial(heads, softmax=by_logarithm),
+    "heads, uniform": partial(heads, softmax=uniform),
+    "heads, relative": partial(heads, softmax=relative),
+    "heads, crossed": partial(heads, softmax=crossed),
 }
 
 
