@@ -203,7 +203,8 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
 }
 
 const std::uint8_t* Engine::buffer(int number) const {
-    need(keep_ && number >= 0 && number < static_cast<int>(values_.size()), "this engine keeps no such buffer");
+    need(keep_ && number > 0 && number < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(number)],
+         "this engine keeps no such buffer");
     return lanes_.front()->frame[static_cast<std::size_t>(number)];
 }
 

@@ -137,6 +137,9 @@ private:
         if (joined->view != back_view || joined->perm != perm || !joined->select.empty() || joined->value.shape != back_shape) return;
         const auto narrow = [](const Op* op) { return op->value.dtype == DType::u8; };
         if (!narrow(v) || !narrow(q) || !narrow(scores) || !narrow(softmax) || !narrow(times_v)) return;
+        // Kernels hold codes less their zero point in 16 bits; rows are divided by their sum after row_codes, and only there.
+        if (std::max({scores->a_zero, scores->b_zero, context != nullptr ? context->v_zero : uniform->b_zero}) > 255) return;
+        if ((softmax->kind == Attention::RELATIVE) != (context != nullptr && context->largest > 0)) return;
 
         auto fused = std::make_unique<Heads>();
         Attention& a = fused->attention;
@@ -149,6 +152,8 @@ private:
         fused->table = softmax->table;
         a.table_length = static_cast<std::int64_t>(fused->table.size());
         a.falling = std::is_sorted(fused->table.rbegin(), fused->table.rend());
+        // Kernels also multiply the entries of distances that are not in the row: at most its sum where the table falls.
+        if (a.kind == Attention::UNIFORM && !a.falling) return;
         a.softmax_mult = softmax->mult, a.softmax_shift = static_cast<int>(softmax->shift);
         a.softmax_last = static_cast<std::int32_t>(softmax->last);
         std::vector<std::int32_t> weight;

@@ -1,0 +1,66 @@
+"""Whether the native engine gives the reference's bits on a folder of real images: the logits of every image, file by file.
+
+    .venv/bin/python benchmarks/exactness.py deit_tiny.fqvit vit_tiny.fqvit --data DIR [--limit 50] [--isa avx2,scalar]
+
+Images come one batch at a time and the reference runs once for all instruction sets: about a quarter of a second an image for
+a tiny model. Ends with 1 if a single logit differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import numpy as np
+
+import fqvit
+from fqvit import _native
+from fqvit.progress import track
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
+
+BATCH = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE.fqvit")
+    parser.add_argument("--data", required=True, help="a folder of images, in sub-folders or not")
+    parser.add_argument("--limit", type=int, help="as many images, spread over the folder")
+    parser.add_argument("--isa", default=",".join(_native.instruction_sets()), help="names with commas between")
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    sets = arguments.isa.split(",")
+    wrong = [compare(path, sets, arguments.data, arguments.limit, arguments.threads) for path in arguments.files]
+    sys.exit(1 if any(wrong) else 0)
+
+
+def compare(path: str, sets: list[str], data: str, limit: int | None, threads: int | None) -> int:
+    """Prints a line for each instruction set and returns how many logits differ in all."""
+    program = fqvit.Program.load(path)
+    folder = fqvit.ImageFolder.unlabelled(data, program.header.preprocess)
+    folder = folder.limit(limit) if limit else folder
+    reference, engines = Reference(program), {isa: Engine(program, threads, isa=isa) for isa in sets}
+    images, logits, wrong, images_wrong = 0, 0, dict.fromkeys(sets, 0), dict.fromkeys(sets, 0)
+    seconds = dict.fromkeys(sets, 0.0)
+    for batch in track(folder.batches(BATCH), -(-len(folder) // BATCH), path):
+        expected = reference.run(batch.images)
+        images, logits = images + len(expected), logits + expected.size
+        for isa, engine in engines.items():
+            start = time.perf_counter()
+            differs = engine.run(batch.images) != expected
+            seconds[isa] += time.perf_counter() - start
+            wrong[isa] += int(np.count_nonzero(differs))
+            images_wrong[isa] += int(differs.any(axis=tuple(range(1, differs.ndim))).sum())
+    for isa in sets:
+        print(
+            f"{path}: {isa}: {images_wrong[isa]} of {images} images and {wrong[isa]} of {logits} logits differ;"
+            f" {1000 * seconds[isa] / max(images, 1):.1f} ms an image",
+            flush=True,
+        )
+    return sum(wrong.values())
+
+
+if __name__ == "__main__":
+    main()

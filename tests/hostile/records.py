@@ -1,0 +1,84 @@
+"""What Python hands to the compiled engine, as values: records that can be kept, altered and sent again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from fqvit import _native
+from fqvit.ir.program import Program
+from fqvit.runtime.native import Engine
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Record:
+    """One call of _native.Engine.add, or of .constant where the tag is empty and `arrays` has the one."""
+
+    tag: str
+    inputs: list[int] = field(default_factory=list)
+    ints: list[int] = field(default_factory=list)
+    arrays: list[Array] = field(default_factory=list)
+
+
+@dataclass
+class Recorded:
+    image: tuple[int, int, int]
+    records: list[Record]
+    output: int
+
+    def copy(self) -> Recorded:
+        return copy.deepcopy(self)
+
+    def build(self, isa: str, threads: int = 1, keep: bool = False) -> Any:
+        """A finished engine. The compiled side is alone here: nobody has verified anything."""
+        engine = _native.Engine(list(self.image), isa, threads)
+        for record in self.records:
+            send(engine, record)
+        engine.finish(self.output, keep)
+        return engine
+
+
+def send(engine: Any, record: Record) -> int:
+    if not record.tag:
+        return int(engine.constant(record.arrays[0]))
+    return int(engine.add("y", record.tag, record.inputs, record.ints, record.arrays))
+
+
+class _Recorder:
+    """In the place of the compiled engine: numbers values as it does and keeps what it is given."""
+
+    instruction_set, threads = "recorder", 1
+
+    def __init__(self, keep: Callable[[Record], int]) -> None:
+        self.keep = keep
+        self.output = 0
+
+    def constant(self, array: Array) -> int:
+        return self.keep(Record("", arrays=[array.copy()]))
+
+    def add(self, name: str, tag: str, inputs: list[int], ints: list[int], arrays: list[Array]) -> int:
+        return self.keep(Record(tag, list(inputs), list(ints), [array.copy() for array in arrays]))
+
+    def finish(self, output: int, keep: bool) -> None:
+        self.output = output
+
+
+def recorded(program: Program) -> Recorded:
+    """What an Engine of that program sends."""
+    records: list[Record] = []
+
+    def keep(record: Record) -> int:
+        records.append(record)
+        return len(records)
+
+    recorder = _Recorder(keep)
+    with patch.object(_native, "Engine", lambda *_: recorder):
+        Engine(program, 1)
+    return Recorded(program.input_shape, records, recorder.output)

@@ -1,0 +1,122 @@
+"""One op, or a few, as whole programs: an engine takes pixels alone, so the first ops make the wanted buffers from them.
+
+Codes of up to 16 bits: an element is a cell of four pixels, the low byte and three times the high one, that a linear map with
+the weights 1, 127, 127 and 2 puts together again. Accumulators are rows of a constant. Draws: tests/ir/draw.py and wide.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit import _native
+from fqvit.ir.attention import Attend, RowCodes
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Linear
+from fqvit.ir.program import INPUT, AnyOp, Header, Output, Program
+from fqvit.ir.value import Scope, Value
+from fqvit.preprocess import Preprocess
+from fqvit.runtime.native import Engine
+from tests.factories import assert_same, buffers_of
+from tests.ir.draw import IMAGES, Draw
+
+ISAS = tuple(_native.instruction_sets())
+CELLS = 64  # in a row of pixels
+PUT_TOGETHER = np.array([[1, 127, 127, 2]], np.int8)
+
+
+def program_with(draw: Draw, *ops: AnyOp) -> tuple[Program, NDArray[np.uint8]]:
+    """The ops, after others that bring the drawn buffers, and the images that hold these."""
+    constants, before, cells = dict(draw.constants), [], [np.zeros((IMAGES, 1), np.uint16)]
+    for name, codes in draw.buffers.items():
+        value = draw.values[name]
+        if value.dtype == "i32":
+            before += accumulator(name, codes[0], constants)
+        elif any(isinstance(op, Attend) and op.a == name for op in ops):
+            before += row_codes(name, codes, value, constants, cells)
+        else:
+            before += brought(name, codes, value, constants, cells)
+    values = np.concatenate(cells, 1)
+    height = -(-values.shape[1] // CELLS)
+    values = np.pad(values, ((0, 0), (0, height * CELLS - values.shape[1])))
+    low, high = values & 255, values >> 8
+    images = np.stack([low, high, high, high], -1).astype(np.uint8).reshape(IMAGES, height, 4 * CELLS, 1)
+    split = Permute(y="cells", x=INPUT, view=(height * CELLS, 4), perm=(0, 1))
+    return program_of((split, *before, *ops), constants, (height, 4 * CELLS, 1)), images
+
+
+def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int, int, int]) -> Program:
+    """What the last op writes is the output, flat."""
+    values = {INPUT: Value("u8", image, 0, 255)}
+    for op in ops:
+        values[op.y], _ = op.infer(Scope(values, constants, op.y))
+    last = values[ops[-1].y]
+    flat = Permute(y="flat", x=ops[-1].y, view=(math.prod(last.shape),), perm=(0,))
+    channels = image[2]
+    header = Header(
+        version=1,
+        model="test",
+        preprocess=Preprocess(*image, 1, "bicubic", (0.5,) * channels, (0.5,) * channels),  # type: ignore[arg-type]
+        ops=(*ops, flat),
+        output=Output("flat", "logits" if last.dtype == "i32" else "pooled", 1.0),
+        sites={},
+        recipe={},
+        source="",
+        images=1,
+    )
+    return Program(header, constants)
+
+
+def brought(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
+    n, first = math.prod(value.shape), sum(x.shape[1] for x in cells)
+    cells.append(codes.reshape(IMAGES, n).astype(np.uint16))
+    column = f"{name}.column"
+    constants[f"{name}.rows"] = np.arange(first, first + n, dtype=np.int32)
+    constants |= {f"{column}.w": PUT_TOGETHER, f"{column}.bias": np.zeros(1, np.int32)}
+    constants |= {f"{column}.mult": np.full(1, 2, np.int32), f"{column}.shift": np.ones(1, np.uint8)}
+    return [
+        Take(y=f"{name}.cells", x="cells", index=f"{name}.rows"),
+        Linear(y=column, x=f"{name}.cells", bits=value.hi.bit_length()),
+        Permute(y=name, x=column, view=(n,), perm=(0,), shape=value.shape),
+    ]
+
+
+def accumulator(name: str, x: Any, constants: dict[str, Any]) -> list[AnyOp]:
+    """The same for every image: rows of a constant, behind one that a linear map wrote."""
+    channels = x.shape[-1]
+    one, rows = f"{name}.one", x.size // channels
+    constants |= {f"{one}.w": np.zeros((channels, 4), np.int8), f"{one}.bias": np.zeros(channels, np.int32)}
+    constants |= {f"{name}.all": x.reshape(rows, channels), f"{name}.first": np.zeros(1, np.int32)}
+    constants[f"{name}.rows"] = np.arange(1, rows + 1, dtype=np.int32)
+    return [
+        Take(y=f"{name}.cell", x="cells", index=f"{name}.first"),
+        Linear(y=one, x=f"{name}.cell", out="acc"),
+        Concat(y=f"{name}.list", xs=(one, f"{name}.all")),
+        Take(y=f"{name}.taken", x=f"{name}.list", index=f"{name}.rows"),
+        Permute(y=name, x=f"{name}.taken", view=(x.size,), perm=(0,), shape=x.shape),
+    ]
+
+
+def row_codes(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
+    """An attend reads what a row_codes wrote, so the scores are made that give these codes."""
+    table = np.arange(value.hi + 1, dtype=np.uint8)
+    table[[0, value.row_code]] = table[[value.row_code, 0]]  # its own inverse
+    scores = Value("u8", value.shape, 0, 255)
+    constants[f"{name}.table"] = table
+    made = brought(f"{name}.scores", 255 - table[codes], scores, constants, cells)
+    return [*made, RowCodes(y=name, x=f"{name}.scores")]
+
+
+def compare_with_reference(program: Program, images: NDArray[np.uint8], name: str, threads: int = 1) -> None:
+    """Every buffer of every image op by op, then the output of all images where ops are joined; every instruction set."""
+    expected = buffers_of(program, images)
+    for isa in ISAS:
+        engine = Engine(program, threads, isa=isa, keep=True)
+        for i, image in enumerate(images):
+            assert_same(engine.buffers(image), {key: x[i] for key, x in expected.items()}, f"{name}: {isa} image {i},")
+        output = Engine(program, threads, isa=isa).run(images)
+        assert_same(output, expected[program.header.output.buffer], f"{name}: {isa}, joined ops")
+        assert output.dtype == expected[program.header.output.buffer].dtype

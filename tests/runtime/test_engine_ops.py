@@ -1,0 +1,49 @@
+"""Every op on the native engine: the reference's bits, on random inputs and on the extremes, with every instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fqvit.ir.value import Scope
+from fqvit.runtime.reference import run
+from tests.ir.draw import STYLES, Draw
+from tests.ir.test_ops import CASES
+from tests.runtime.programs import compare_with_reference, program_with
+from tests.runtime.wide import WIDE, accepted
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
+def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> None:
+    draw = Draw(np.random.default_rng(seed), style)
+    op = CASES[kind](draw)
+    if not all(proof.holds for proof in op.infer(Scope(draw.values, draw.constants, op.y))[1]):
+        return  # verify() refuses it, so it has no meaning
+    compare_with_reference(*program_with(draw, op), f"{op}", 1 + seed % 3)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
+def test_ops_as_wide_as_vectors_give_the_references_bits_alone_and_joined(kind: str, seed: int, style: str) -> None:
+    draw = Draw(np.random.default_rng(seed), style)
+    ops = WIDE[kind](draw)
+    if accepted(draw, ops):
+        compare_with_reference(*program_with(draw, *ops), f"{ops}", 1 + seed % 3)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_most_wide_cases_are_ones_that_verify_accepts_and_use_many_codes(kind: str) -> None:
+    taken, varied = 0, 0
+    for seed in range(60):
+        draw = Draw(np.random.default_rng(seed), "random")
+        ops = WIDE[kind](draw)
+        if accepted(draw, ops):
+            taken += 1
+            program, images = program_with(draw, *ops)
+            varied += len(np.unique(run(program, images))) > 2
+    assert taken >= 40 and varied >= 15, f"{taken} and {varied} of 60"
