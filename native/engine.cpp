@@ -187,14 +187,16 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
     need(finished(), "the program is not finished");
     const std::lock_guard lock(running_);
     std::vector<OpTime> times;
-    for (const std::unique_ptr<Op>& op : ops_) times.push_back({names_[static_cast<std::size_t>(op->output)], op->tag, 0.0, op->macs()});
+    for (const std::unique_ptr<Op>& op : ops_) times.push_back({names_[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
     std::vector<std::uint8_t> y(static_cast<std::size_t>(output().bytes()));
     for (int round = 0; round < rounds; ++round) {
         std::size_t i = 0;
         run_image(lane(0), image, y.data(), [&](const Op& op, Frame frame) {
             const auto start = std::chrono::steady_clock::now();
             op.run(frame, 0, op.items(), scratch_[0].data());
-            times[i++].seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / rounds;
+            const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+            times[i].seconds = std::min(times[i].seconds, seconds);  // the least disturbed round
+            ++i;
         });
     }
     return times;

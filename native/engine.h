@@ -18,7 +18,7 @@ Machine machine_of(const std::string& name);  // "" is the best; BadProgram wher
 
 struct OpTime {
     std::string name, tag;  // name: the buffer it writes
-    double seconds;
+    double seconds;         // of the fastest round
     std::int64_t macs;
 };
 

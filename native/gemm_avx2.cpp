@@ -14,7 +14,6 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include <immintrin.h>
 
 #include <algorithm>
 #include <cstring>
@@ -22,9 +21,10 @@
 #include <vector>
 
 #include "aligned.h"
+#include "avx2.h"
 
-#define FQVIT_AVX2 __attribute__((target("avx2")))
-#define FQVIT_INLINE __attribute__((target("avx2"), always_inline)) inline
+
+
 
 namespace fqvit {
 namespace {

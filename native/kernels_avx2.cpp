@@ -1,4 +1,216 @@
+// AVX2: what follows a product, and LayerNorm. Whatever does not fit the vector form goes to the scalar kernels.
 #include "kernels.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include "attention_avx2.h"
+#include "avx2.h"
+#include "fixed.h"
+
 namespace fqvit {
-const Kernels* kernels_avx2() { return kernels_scalar(); }
+namespace {
+
+using namespace avx2;
+
+constexpr int LANES = 8;
+
+FQVIT_INLINE void put_codes(__m256i code, std::int32_t last, bool wide, void* y, std::int64_t at) {
+    const __m256i clamped = _mm256_min_epi32(_mm256_max_epi32(code, _mm256_setzero_si256()), _mm256_set1_epi32(last));
+    if (wide) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<std::uint16_t*>(y) + at), to_u16(clamped));
+    } else {
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(static_cast<std::uint8_t*>(y) + at), to_u8(clamped));
+    }
+}
+
+// tables[which[c]][code] of 8 channels. Scalar loads: a gather is no faster, and these are bytes.
+template <class T>
+FQVIT_INLINE void put_looked_up(const Epilogue& e, __m256i code, std::int64_t channel, void* y, std::int64_t at) {
+    alignas(32) std::int32_t codes[LANES];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(codes), code);
+    T* out = static_cast<T*>(y) + at;
+    const T* tables = static_cast<const T*>(e.tables);
+    for (int i = 0; i < LANES; ++i) out[i] = tables[e.which[channel + i] * e.table_length + codes[i]];
+}
+
+// A tile 8 columns wide, all of which exist.
+FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
+    const Rescale& to = e.rescale;
+    const __m256i mult = load(to.vector_mult + channel);
+    const High rescale = {mult, _mm256_srli_epi64(mult, 32), load(to.vector_half + channel), load(to.vector_half + channel + 4),
+                          load(to.vector_shift + channel)};
+    const __m256i bias = load(e.bias + channel), zero = load(to.zero + channel);
+    const __m256i none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last);
+    for (int r = 0; r < tile.rows; ++r) {
+        const std::int64_t at = (tile.row + r) * tile.stride + channel;
+        const __m256i rounded = rescale(_mm256_add_epi32(load(acc + r * tile.columns), bias));
+        if (e.kind == Epilogue::I32) {
+            store(static_cast<std::int32_t*>(y) + at, rounded);
+            continue;
+        }
+        const __m256i code = _mm256_add_epi32(rounded, zero);
+        if (e.kind == Epilogue::CODES) {
+            put_codes(code, to.last, e.wide, y, at);
+        } else {
+            const __m256i clamped = _mm256_min_epi32(_mm256_max_epi32(code, none), last);
+            if (e.wide) {
+                put_looked_up<std::uint16_t>(e, clamped, channel, y, at);
+            } else {
+                put_looked_up<std::uint8_t>(e, clamped, channel, y, at);
+            }
+        }
+    }
+}
+
+// (acc + bias) mult + ((x - zero) << alpha) x_mult, rounded by a shift of at most 32: the result is the lower half of each sum.
+FQVIT_AVX2 void finish_sum(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
+    const Rescale& to = e.rescale;
+    const Residual& x = e.residual;
+    const __m256i bias = load(e.bias + channel), zero = load(to.zero + channel);
+    const __m256i mult = load(to.mult + channel), x_mult = load(x.mult + channel);
+    const __m256i x_zero = load(x.zero + channel), alpha = load(x.alpha + channel);
+    const __m256i shift = from_u8(to.shift + channel), low = _mm256_set1_epi64x(0xffffffff);
+    const __m256i shift_even = _mm256_and_si256(shift, low), shift_odd = _mm256_srli_epi64(shift, 32), one = _mm256_set1_epi64x(1);
+    const __m256i half_even = _mm256_sllv_epi64(one, _mm256_sub_epi64(shift_even, one));
+    const __m256i half_odd = _mm256_sllv_epi64(one, _mm256_sub_epi64(shift_odd, one));
+    const __m256i mult_odd = _mm256_srli_epi64(mult, 32), x_mult_odd = _mm256_srli_epi64(x_mult, 32);
+    for (int r = 0; r < tile.rows; ++r) {
+        const std::int64_t at = (tile.row + r) * tile.stride + channel;
+        const __m256i a = _mm256_add_epi32(load(acc + r * tile.columns), bias);
+        const __m256i codes = x.wide ? from_u16(static_cast<const std::uint16_t*>(x.x) + at) : from_u8(static_cast<const std::uint8_t*>(x.x) + at);
+        const __m256i v = _mm256_sllv_epi32(_mm256_sub_epi32(codes, x_zero), alpha);
+        const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(a, mult), _mm256_mul_epi32(v, x_mult));
+        const __m256i odd = _mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(a, 32), mult_odd),
+                                             _mm256_mul_epi32(_mm256_srli_epi64(v, 32), x_mult_odd));
+        const __m256i rounded = lower_halves(_mm256_srlv_epi64(_mm256_add_epi64(even, half_even), shift_even),
+                                             _mm256_srlv_epi64(_mm256_add_epi64(odd, half_odd), shift_odd));
+        put_codes(_mm256_add_epi32(rounded, zero), to.last, e.wide, y, at);
+    }
+}
+
+FQVIT_AVX2 void finish(const Epilogue& e, const Tile& tile, void* y) {
+    const bool rescaled = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) && e.rescale.form == Rescale::HIGH;
+    const bool summed = e.kind == Epilogue::ADD && e.low;
+    int c = 0;
+    if (rescaled || summed) {
+        for (; c + LANES <= tile.taken; c += LANES) {
+            (rescaled ? finish_rescaled : finish_sum)(e, tile, tile.acc + c, tile.channel + c, y);
+        }
+    }
+    if (c < tile.taken) {
+        kernels_scalar()->finish(e, {tile.acc + c, tile.rows, tile.columns, tile.taken - c, tile.row, tile.channel + c, tile.stride}, y);
+    }
+}
+
+// floor(sqrt(x)) for 2^60 <= x < 2^62: Newton's steps from a table, then to the exact one.
+std::int64_t root_of_large(std::uint64_t x) {
+    static constexpr struct Table {
+        std::uint32_t start[256] = {};
+        constexpr Table() {
+            for (std::uint64_t i = 64; i < 256; ++i) {
+                std::uint64_t root = 1u << 30;
+                while (root * root < (i + 1) << 54) root += 1u << 22;  // from above, within 2^-8
+                start[i] = static_cast<std::uint32_t>(root);
+            }
+        }
+    } table;
+    std::uint64_t root = table.start[x >> 54];
+    root = (root + x / root) / 2;  // never below the exact root, error squared
+    root = (root + x / root) / 2;
+    while (root * root > x) --root;
+    return static_cast<std::int64_t>(root);
+}
+
+// v = (x - zero) << alpha as i32
+FQVIT_INLINE __m256i lifted(const Norm& norm, const void* x, std::int64_t at, std::int64_t c) {
+    const __m256i codes = norm.wide_in ? from_u16(static_cast<const std::uint16_t*>(x) + at) : from_u8(static_cast<const std::uint8_t*>(x) + at);
+    return _mm256_sllv_epi32(_mm256_sub_epi32(codes, load(norm.zero + c)), load(norm.alpha + c));
+}
+
+FQVIT_INLINE std::int64_t sum_of(__m256i v) {
+    const __m128i both = _mm_add_epi64(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    return _mm_cvtsi128_si64(both) + _mm_extract_epi64(both, 1);
+}
+
+// Four channels of y before the clamp: t = round(n 2^s / d) exactly, then (t g + b) >> shift in the upper halves.
+// q = round(n rho / 2^(61 - s)) with rho = floor(2^61 / d) is off by at most one (|t| < 2^30), which the remainder n 2^s - q d tells.
+struct Divider {
+    __m256i rho, bias, unbias, down, d, d_half;
+    __m128i down_count, up_count;
+
+    FQVIT_INLINE __m256i operator()(__m128i four, const std::int32_t* g_at, const std::int64_t* b_at) const {
+        const __m256i n = _mm256_cvtepi32_epi64(four), b = load(b_at);
+        const __m256i g = _mm256_cvtepi32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(g_at)));
+        // An arithmetic shift of 64 bits: add 2^63, shift, take it away again.
+        const __m256i raised = _mm256_add_epi64(_mm256_mul_epi32(n, rho), bias);
+        __m256i q = _mm256_sub_epi64(_mm256_srl_epi64(raised, down_count), unbias);
+        const __m256i rest = _mm256_add_epi64(_mm256_sub_epi64(_mm256_sll_epi64(n, up_count), _mm256_mul_epi32(q, d)), d_half);
+        q = _mm256_add_epi64(q, _mm256_cmpgt_epi64(_mm256_setzero_si256(), rest));  // rest < 0: one less
+        q = _mm256_sub_epi64(q, _mm256_cmpgt_epi64(rest, down));                    // rest >= d: one more
+        return _mm256_add_epi64(_mm256_mul_epi32(q, g), b);
+    }
+};
+
+FQVIT_AVX2 void normalize_row(const Norm& norm, const void* x, void* y, std::int64_t first, std::int32_t* v_row) {
+    const std::int64_t channels = norm.channels;
+    __m256i m1 = _mm256_setzero_si256(), m2 = m1;
+    for (std::int64_t c = 0; c < channels; c += LANES) {
+        const __m256i v = lifted(norm, x, first + c, c);
+        store(v_row + c, v);
+        const __m256i odd = _mm256_srli_epi64(v, 32);
+        m1 = _mm256_add_epi32(m1, v);  // fits: C |v| < 2^31
+        m2 = _mm256_add_epi64(m2, _mm256_add_epi64(_mm256_mul_epi32(v, v), _mm256_mul_epi32(odd, odd)));
+    }
+    const __m256i m1_wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)), _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
+    const std::int64_t sum = sum_of(m1_wide), squares = sum_of(m2);
+    const std::int64_t big = channels * squares - sum * sum + norm.epsilon;
+    const int j = (61 - (63 - __builtin_clzll(static_cast<std::uint64_t>(big)))) >> 1, s = 24 + j, k = 61 - s;
+    const std::int64_t d = root_of_large(static_cast<std::uint64_t>(big) << 2 * j);
+    const std::int64_t exact = (std::int64_t{1} << 61) / d, rho = exact < 0x7fffffff ? exact : 0x7fffffff;
+    const std::int64_t top = std::int64_t{1} << 62, half = std::int64_t{1} << (k - 1);
+    // |n rho| < 2^62: raising by 2^62 is enough and does not wrap.
+    Divider divide;
+    divide.rho = _mm256_set1_epi64x(rho);
+    divide.bias = _mm256_set1_epi64x(top + half);
+    divide.unbias = _mm256_set1_epi64x(top >> k);
+    divide.down = _mm256_set1_epi64x(d - 1);
+    divide.d = _mm256_set1_epi64x(d);
+    divide.d_half = _mm256_set1_epi64x(d / 2);
+    divide.down_count = _mm_cvtsi32_si128(k), divide.up_count = _mm_cvtsi32_si128(s);
+    const __m256i count = _mm256_set1_epi32(static_cast<int>(channels)), mean = _mm256_set1_epi32(static_cast<int>(sum));
+    const __m128i last_shift = _mm_cvtsi32_si128(norm.shift - 32);
+    for (std::int64_t c = 0; c < channels; c += LANES) {
+        const __m256i n = _mm256_sub_epi32(_mm256_mullo_epi32(load(v_row + c), count), mean);
+        const __m256i low = divide(_mm256_castsi256_si128(n), norm.g + c, norm.b + c);
+        const __m256i high = divide(_mm256_extracti128_si256(n, 1), norm.g + c + 4, norm.b + c + 4);
+        // Upper halves of 0..3 and 4..7 in order: interleaved by the blend, then put right.
+        const __m256i mixed = upper_halves(low, high);
+        const __m256i ordered = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+        put_codes(_mm256_sra_epi32(ordered, last_shift), static_cast<std::int32_t>(norm.last), norm.wide_out, y, first + c);
+    }
+}
+
+FQVIT_AVX2 void normalize(const Norm& norm, const void* x, void* y, std::int64_t rows, std::uint8_t* scratch) {
+    if (!norm.narrow || norm.channels % LANES != 0) {
+        kernels_scalar()->normalize(norm, x, y, rows, scratch);
+        return;
+    }
+    for (std::int64_t r = 0; r < rows; ++r) normalize_row(norm, x, y, r * norm.channels, reinterpret_cast<std::int32_t*>(scratch));
+}
+
+}  // namespace
+
+const Kernels* kernels_avx2() {
+    static constexpr Kernels table = {"avx2", finish, normalize, attend_avx2, attend_scratch_avx2};
+    return &table;
+}
+
 }  // namespace fqvit
+
+#else
+
+namespace fqvit {
+const Kernels* kernels_avx2() { return nullptr; }
+}  // namespace fqvit
+
+#endif

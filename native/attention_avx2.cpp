@@ -1,0 +1,417 @@
+// Both products are int16 x int16 by vpmaddwd, 6 rows x 16 columns: codes less their zero point are 9 bits, weights 16.
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include "attention_avx2.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "avx2.h"
+#include "fixed.h"
+
+namespace fqvit {
+namespace {
+
+using namespace avx2;
+
+constexpr int ROWS = 6, COLUMNS = 16;
+constexpr std::int64_t MAX_WIDTH = 128, MAX_TOKENS = 1024;
+constexpr int Q_STRIDE = MAX_WIDTH * 2;             // bytes between rows of Q, as constants in the instructions
+constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;     // and of weights; no power of two, which would crowd the cache's sets
+constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;  // bytes between rows of scores
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+// Where things are in the scratch memory.
+struct Layout {
+    std::size_t keys, values, queries, scores, weights, tile, regions, end;
+
+    explicit Layout(const Attention& head) {
+        std::size_t at = 0;
+        const auto take = [&](std::int64_t bytes) { return std::exchange(at, at + static_cast<std::size_t>(round_up(bytes, 64))); };
+        keys = take(round_up(head.tokens, COLUMNS) * round_up(head.width, 16) * 2);
+        values = take(round_up(head.width, COLUMNS) * round_up(head.tokens, 2) * 2);
+        queries = take(ROWS * Q_STRIDE);
+        scores = take(ROWS * S_STRIDE);
+        weights = take(ROWS * W_STRIDE);
+        tile = take(ROWS * COLUMNS * 4);
+        regions = take(S_STRIDE);
+        end = at;
+    }
+};
+
+template <int r, int stride>
+FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a, __m256i b_left, __m256i b_right) {
+    __m256i t, u;
+    asm volatile(
+        "vpbroadcastd %c[o](%[a]), %[t]\n\t"
+        "vpmaddwd %[bl], %[t], %[u]\n\t"
+        "vpmaddwd %[br], %[t], %[t]\n\t"
+        "vpaddd %[u], %[l], %[l]\n\t"
+        "vpaddd %[t], %[r], %[r]"
+        : [l] "+x"(left), [r] "+x"(right), [t] "=&x"(t), [u] "=&x"(u)
+        : [a] "r"(a), [o] "i"(stride * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(*a));
+}
+
+// out[r][c] = sum over pairs of a[r] b[c]; b: [pairs][16][2]
+template <int stride, int... r>
+FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs,
+                                std::int32_t* out) {
+    __m256i left[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...}, right[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
+    for (; pairs > 0; --pairs, a += 4, b += 2 * COLUMNS) {
+        const __m256i b_left = load(b), b_right = load(b + COLUMNS);
+        (add_pair<r, stride>(left[r], right[r], a, b_left, b_right), ...);
+    }
+    ((store(out + COLUMNS * r, left[r]), store(out + COLUMNS * r + 8, right[r])), ...);
+}
+
+template <int stride, int rows>
+FQVIT_AVX2 void multiply_block(const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs, std::int32_t* out) {
+    multiply_rows<stride>(std::make_integer_sequence<int, rows>(), a, b, pairs, out);
+}
+
+using Multiply = void (*)(const std::uint8_t*, const std::int16_t*, std::int64_t, std::int32_t*);
+template <int stride>
+constexpr Multiply BY_ROWS[ROWS + 1] = {nullptr,
+                                        multiply_block<stride, 1>,
+                                        multiply_block<stride, 2>,
+                                        multiply_block<stride, 3>,
+                                        multiply_block<stride, 4>,
+                                        multiply_block<stride, 5>,
+                                        multiply_block<stride, 6>};
+
+// 16 codes from p, less zero, as int16. Reads past the row's end are kept inside memory by `taken` < 16.
+FQVIT_INLINE __m256i centred(const std::uint8_t* p, std::int64_t taken, __m256i zero) {
+    __m128i codes;
+    if (taken >= 16) {
+        codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    } else {
+        alignas(16) std::uint8_t copy[16] = {};
+        std::memcpy(copy, p, static_cast<std::size_t>(taken));
+        codes = _mm_load_si128(reinterpret_cast<const __m128i*>(copy));
+    }
+    return _mm256_sub_epi16(_mm256_cvtepu8_epi16(codes), zero);
+}
+
+FQVIT_INLINE __m256i first_words(__m256i v, std::int64_t taken) {
+    if (taken >= 16) return v;
+    const __m256i places = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm256_and_si256(v, _mm256_cmpgt_epi16(_mm256_set1_epi16(static_cast<short>(taken)), places));
+}
+
+// 8 rows of 8 pairs -> 8 pairs of 8 rows
+FQVIT_INLINE void transpose(__m256i (&m)[8]) {
+    __m256i t[8], u[8];
+    for (int i = 0; i < 4; ++i) {
+        t[2 * i] = _mm256_unpacklo_epi32(m[2 * i], m[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_epi32(m[2 * i], m[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i) {
+        u[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        u[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        u[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        u[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        m[i] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
+        m[i + 4] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
+    }
+}
+
+// K -> [T / 16][D / 2][16][2]; tokens and channels past the last are 0.
+FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, std::int16_t* out) {
+    const __m256i zero = _mm256_set1_epi16(static_cast<short>(head.k_zero));
+    const std::int64_t pairs = round_up(head.width, 16) / 2;
+    for (std::int64_t t = 0; t < round_up(head.tokens, COLUMNS); t += 8) {
+        std::int16_t* panel = out + t / COLUMNS * pairs * 2 * COLUMNS + t % COLUMNS * 2;
+        for (std::int64_t c = 0; c < head.width; c += 16) {
+            __m256i rows[8];
+            for (int i = 0; i < 8; ++i) {
+                const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
+                rows[i] = t + i < head.tokens ? first_words(centred(k + (t + i) * head.k_stride + c, taken, zero), taken) : _mm256_setzero_si256();
+            }
+            transpose(rows);
+            for (int i = 0; i < 8; ++i) store(panel + (c / 2 + i) * 2 * COLUMNS, rows[i]);
+        }
+    }
+}
+
+// V -> [D / 16][T / 2][16][2]
+FQVIT_AVX2 void pack_values(const Attention& head, const std::uint8_t* v, std::int16_t* out) {
+    const __m256i zero = _mm256_set1_epi16(static_cast<short>(head.v_zero));
+    const std::int64_t pairs = (head.tokens + 1) / 2;
+    for (std::int64_t c = 0; c < head.width; c += COLUMNS) {
+        const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
+        for (std::int64_t p = 0; p < pairs; ++p, out += 2 * COLUMNS) {
+            const __m256i a = centred(v + 2 * p * head.v_stride + c, taken, zero);
+            const __m256i b = 2 * p + 1 < head.tokens ? centred(v + (2 * p + 1) * head.v_stride + c, taken, zero) : _mm256_setzero_si256();
+            const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+            store(out, _mm256_permute2x128_si256(low, high, 0x20));
+            store(out + COLUMNS, _mm256_permute2x128_si256(low, high, 0x31));
+        }
+    }
+}
+
+// 16 x i32 -> 16 codes of 0..255
+FQVIT_INLINE __m128i to_codes(__m256i left, __m256i right) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(left, right), 0xd8);
+    return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+
+// (mult, shift) with a shift of 32 or more; false where there is none.
+bool as_high(std::int64_t& mult, int& shift, std::int64_t largest) {
+    while (shift < 32 && largest < std::int64_t{1} << 30) mult *= 2, largest *= 2, ++shift;
+    return shift >= 32;
+}
+
+FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std::uint8_t* queries, const std::int16_t* keys, int rows,
+                          const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {
+    const __m256i zero = _mm256_set1_epi32(head.score_zero);
+    const __m128i last = _mm_set1_epi8(static_cast<char>(head.score_last));
+    const std::int64_t pairs = round_up(head.width, 16) / 2;
+    for (std::int64_t t = 0; t < head.tokens; t += COLUMNS, keys += pairs * 2 * COLUMNS) {
+        BY_ROWS<Q_STRIDE>[rows](queries, keys, (head.width + 1) / 2, tile);
+        for (int r = 0; r < rows; ++r) {
+            __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
+            if (bias != nullptr) {
+                const std::int32_t* own = bias + r * head.tokens + t;
+                alignas(32) std::int32_t copy[COLUMNS] = {};
+                if (t + COLUMNS > head.tokens) {
+                    std::memcpy(copy, own, static_cast<std::size_t>(head.tokens - t) * 4);
+                    own = copy;
+                }
+                left = _mm256_add_epi32(left, load(own)), right = _mm256_add_epi32(right, load(own + 8));
+            }
+            const __m128i codes = to_codes(_mm256_add_epi32(rescale(left), zero), _mm256_add_epi32(rescale(right), zero));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(scores + r * S_STRIDE + t), _mm_min_epu8(codes, last));
+        }
+    }
+    for (int r = 0; r < rows; ++r) std::memset(scores + r * S_STRIDE + head.tokens, 0, 32);
+}
+
+FQVIT_INLINE std::uint8_t largest_of(__m256i v) {
+    __m128i m = _mm_max_epu8(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 8));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 4));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 2));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 1));
+    return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
+}
+
+// Scores of other regions become 0, which is no part of any maximum; then the row's largest. Tokens past the last are 0 already.
+FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t tokens, const std::uint8_t* region, std::uint8_t own) {
+    __m256i top = _mm256_setzero_si256();
+    const __m256i here = _mm256_set1_epi8(static_cast<char>(own));
+    for (std::int64_t t = 0; t < tokens; t += 32) {
+        __m256i x = load(row + t);
+        if (region != nullptr) {
+            x = _mm256_and_si256(x, _mm256_cmpeq_epi8(load(region + t), here));
+            store(row + t, x);
+        }
+        top = _mm256_max_epu8(top, x);
+    }
+    return largest_of(top);
+}
+
+// Weights of a row beside its largest: a table of codes by distance, then one of 16 weights by code, both in registers.
+class RelativeRows {
+public:
+    FQVIT_AVX2 explicit RelativeRows(const Attention& head) : head_(head) {
+        length_ = std::min<std::int64_t>(head.table_length, 256);
+        blocks_ = static_cast<int>((length_ + 15) / 16);
+        alignas(16) std::uint8_t bytes[256] = {}, low[16] = {}, high[16] = {};
+        for (std::int64_t i = 0; i < length_; ++i) bytes[i] = static_cast<std::uint8_t>(head.table[i]);
+        for (int i = 0; i < blocks_; ++i) codes_[i] = twice(bytes + 16 * i);
+        small_ = true;
+        for (std::int64_t i = 0; i < length_; ++i) small_ = small_ && bytes[i] < 16;
+        for (int code = 0; code < std::min(head.codes, 16); ++code) {
+            low[code] = static_cast<std::uint8_t>(head.weight[code]);
+            high[code] = static_cast<std::uint8_t>(static_cast<std::uint16_t>(head.weight[code]) >> 8);
+        }
+        low_ = twice(low), high_ = twice(high);
+    }
+
+    // Returns the sum of the weights as they are stored.
+    FQVIT_AVX2 std::int64_t operator()(const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region, std::uint8_t own,
+                                       std::int16_t* weights) const {
+        const std::int64_t tokens = head_.tokens;
+        const __m256i tops = _mm256_set1_epi8(static_cast<char>(top)), last = _mm256_set1_epi8(static_cast<char>(length_ - 1));
+        const __m256i here = _mm256_set1_epi8(static_cast<char>(own)), ones = _mm256_set1_epi16(1);
+        __m256i sum = _mm256_setzero_si256();
+        for (std::int64_t t = 0; t < tokens; t += 32) {
+            const __m256i distance = _mm256_min_epu8(_mm256_sub_epi8(tops, load(row + t)), last);
+            const __m256i code = look_up(distance);
+            __m256i keep = _mm256_set1_epi8(-1);
+            if (region != nullptr) keep = _mm256_cmpeq_epi8(load(region + t), here);
+            if (t + 32 > tokens) keep = _mm256_and_si256(keep, first_bytes(tokens - t));
+            if (small_) {
+                const __m256i low = _mm256_and_si256(_mm256_shuffle_epi8(low_, code), keep);
+                const __m256i high = _mm256_and_si256(_mm256_shuffle_epi8(high_, code), keep);
+                const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+                store(weights + t, _mm256_permute2x128_si256(a, b, 0x20));
+                store(weights + t + 16, _mm256_permute2x128_si256(a, b, 0x31));
+            } else {
+                alignas(32) std::uint8_t codes[32], kept[32];
+                store(codes, code), store(kept, keep);
+                for (int i = 0; i < 32; ++i) weights[t + i] = kept[i] != 0 ? head_.weight[codes[i]] : std::int16_t{0};
+            }
+            sum = _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(load(weights + t), ones), _mm256_madd_epi16(load(weights + t + 16), ones)));
+        }
+        alignas(32) std::int32_t parts[8];
+        store(parts, sum);
+        std::int64_t total = 0;
+        for (const std::int32_t part : parts) total += part;
+        return total;
+    }
+
+private:
+    FQVIT_INLINE static __m256i twice(const std::uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+
+    FQVIT_INLINE static __m256i first_bytes(std::int64_t taken) {
+        alignas(32) static constexpr std::uint8_t places[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                                                16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+        return _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(taken)), load(places));
+    }
+
+    // Bytes of blocks 16 i .. 16 i + 15: vpshufb gives 0 where bit 7 is set, and adding 0x70 sets it for all but 0..15.
+    FQVIT_INLINE __m256i look_up(__m256i distance) const {
+        const __m256i step = _mm256_set1_epi8(16), fence = _mm256_set1_epi8(0x70);
+        __m256i code = _mm256_shuffle_epi8(codes_[0], _mm256_adds_epu8(distance, fence));
+        for (int i = 1; i < blocks_; ++i) {
+            distance = _mm256_sub_epi8(distance, step);
+            code = _mm256_or_si256(code, _mm256_shuffle_epi8(codes_[i], _mm256_adds_epu8(distance, fence)));
+        }
+        return code;
+    }
+
+    const Attention& head_;
+    std::int64_t length_;
+    int blocks_;
+    bool small_;
+    __m256i codes_[16], low_, high_;
+};
+
+// Weights of a row by its sum (LOG, UNIFORM): what each distance becomes, then one look-up a token.
+FQVIT_AVX2 void summed_row(const Attention& head, const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region, std::uint8_t own,
+                           std::int16_t* weights) {
+    const std::int64_t last = std::min<std::int64_t>(head.table_length, 256) - 1;
+    std::int64_t sum = 0, farthest = 0;
+    for (std::int64_t t = 0; t < head.tokens; ++t) {
+        if (region != nullptr && region[t] != own) continue;
+        const std::int64_t distance = std::min<std::int64_t>(top - row[t], last);
+        farthest = std::max(farthest, distance);
+        sum += head.table[distance];
+    }
+    std::int16_t by_distance[256];
+    if (head.kind == Attention::LOG) {
+        const std::int64_t last_code = head.softmax_last;
+        std::int64_t code = 0;
+        for (std::int64_t d = 0; d <= farthest; ++d) {
+            const std::int64_t e = head.table[d];
+            // q = (sum + e / 2) / e has a code above c exactly if q >= 2 (c = 0) or q >= 3 2^(c - 1): no division.
+            if (!head.falling) code = 0;
+            while (code < last_code && (e == 0 || sum >= (code == 0 ? 2 : std::int64_t{3} << (code - 1)) * e - e / 2)) ++code;
+            by_distance[d] = head.weight[code];
+        }
+    } else {
+        const std::int64_t r = round_divide(head.softmax_mult, sum);
+        for (std::int64_t d = 0; d <= farthest; ++d) {
+            by_distance[d] = head.weight[clamp(round_shift(head.table[d] * r, head.softmax_shift), head.softmax_last)];
+        }
+    }
+    const std::int16_t elsewhere = head.weight[head.masked_code];
+    for (std::int64_t t = 0; t < head.tokens; ++t) {
+        const bool apart = region != nullptr && region[t] != own;
+        weights[t] = apart ? elsewhere : by_distance[std::min<std::int64_t>(top - row[t], last)];
+    }
+    for (std::int64_t t = head.tokens; t < round_up(head.tokens, 2); ++t) weights[t] = 0;
+}
+
+}  // namespace
+
+std::size_t attend_scratch_avx2(const Attention& head) {
+    std::int64_t score_mult = head.score_mult, mult = head.mult;
+    int score_shift = head.score_shift, shift = head.shift;
+    const bool fits = head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS && as_high(score_mult, score_shift, head.score_mult) &&
+                      as_high(mult, shift, head.mult);
+    return fits ? Layout(head).end : 0;
+}
+
+FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v, const std::int32_t* bias,
+                            const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch) {
+    const Layout at(head);
+    auto* keys = reinterpret_cast<std::int16_t*>(scratch + at.keys);
+    auto* values = reinterpret_cast<std::int16_t*>(scratch + at.values);
+    std::uint8_t *queries = scratch + at.queries, *scores = scratch + at.scores, *regions = scratch + at.regions;
+    auto* weights = reinterpret_cast<std::int16_t*>(scratch + at.weights);
+    auto* tile = reinterpret_cast<std::int32_t*>(scratch + at.tile);
+    pack_keys(head, k, keys);
+    pack_values(head, v, values);
+    if (region != nullptr) {
+        std::memcpy(regions, region, static_cast<std::size_t>(head.tokens));
+        std::memset(regions + head.tokens, 0, 32);
+        region = regions;
+    }
+    std::int64_t score_mult = head.score_mult, mult = head.mult, factor = 1;
+    int score_shift = head.score_shift, shift = head.shift;
+    as_high(score_mult, score_shift, score_mult);
+    as_high(mult, shift, mult);
+    for (int s = head.shift; s < shift; ++s) factor *= 2;
+    const High to_scores = High::of(score_mult, score_shift);
+    const RelativeRows relative(head);
+    const __m256i q_zero = _mm256_set1_epi16(static_cast<short>(head.q_zero)), y_zero = _mm256_set1_epi32(head.y_zero);
+    const __m128i y_last = _mm_set1_epi8(static_cast<char>(head.y_last));
+    const std::int64_t pairs = (head.tokens + 1) / 2;
+    for (std::int64_t first = 0; first < head.tokens; first += ROWS) {
+        const int rows = static_cast<int>(std::min<std::int64_t>(ROWS, head.tokens - first));
+        for (int r = 0; r < rows; ++r) {
+            auto* out = reinterpret_cast<std::int16_t*>(queries + r * Q_STRIDE);
+            for (std::int64_t c = 0; c < head.width; c += 16) {
+                const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
+                store(out + c, first_words(centred(q + (first + r) * head.q_stride + c, taken, q_zero), taken));
+            }
+        }
+        scores_of(head, to_scores, queries, keys, rows, bias == nullptr ? nullptr : bias + first * head.tokens, scores, tile);
+        High rescale[ROWS];
+        for (int r = 0; r < rows; ++r) {
+            std::uint8_t* row = scores + r * S_STRIDE;
+            auto* own_weights = weights + r * (W_STRIDE / 2);
+            const std::uint8_t own = region == nullptr ? 0 : region[first + r];
+            const std::uint8_t top = mask_and_maximum(row, head.tokens, region, own);
+            std::int64_t row_mult = mult;
+            if (head.kind == Attention::RELATIVE) {
+                const std::int64_t sum = relative(row, top, region, own, own_weights) * head.sign;
+                row_mult = round_divide(head.mult * head.largest, sum) * factor;
+            } else {
+                summed_row(head, row, top, region, own, own_weights);
+            }
+            rescale[r] = High::of(row_mult, shift);
+        }
+        const std::int16_t* panel = values;
+        for (std::int64_t c = 0; c < head.width; c += COLUMNS, panel += pairs * 2 * COLUMNS) {
+            BY_ROWS<W_STRIDE>[rows](reinterpret_cast<const std::uint8_t*>(weights), panel, pairs, tile);
+            const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
+            for (int r = 0; r < rows; ++r) {
+                __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
+                if (head.sign < 0) {
+                    left = _mm256_sub_epi32(_mm256_setzero_si256(), left), right = _mm256_sub_epi32(_mm256_setzero_si256(), right);
+                }
+                const __m128i wide = to_codes(_mm256_add_epi32(rescale[r](left), y_zero), _mm256_add_epi32(rescale[r](right), y_zero));
+                const __m128i codes = _mm_min_epu8(wide, y_last);
+                std::uint8_t* out = y + (first + r) * head.y_stride + c;
+                if (taken >= 16) {
+                    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), codes);
+                } else {
+                    alignas(16) std::uint8_t copy[16];
+                    _mm_store_si128(reinterpret_cast<__m128i*>(copy), codes);
+                    std::memcpy(out, copy, static_cast<std::size_t>(taken));
+                }
+            }
+        }
+    }
+}
+
+}  // namespace fqvit
+
+#endif
