@@ -8,6 +8,13 @@
 // and 12 x 32 (27 of 32). Ten or more independent sums hide the instruction's latency of 4 or 5 cycles at two a cycle.
 #include "gemm.h"
 
+#ifdef FQVIT_VNNI_SHIM
+#include "gemm_vnni_shim.h"
+#define FQVIT_VNNI_NAME(name) name##_shim
+#else
+#define FQVIT_VNNI_NAME(name) name
+#endif
+
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
@@ -18,9 +25,6 @@
 #include <utility>
 
 #include "aligned.h"
-#ifdef FQVIT_VNNI_SHIM
-#include "gemm_vnni_shim.h"
-#endif
 
 #define FQVIT_INLINE __attribute__((always_inline)) inline
 
@@ -145,7 +149,7 @@ public:
     }
 
 private:
-    // Two quads of two rows each. As integers: the instructions that store an upper half are named after doubles.
+    // Two quads of two rows each.
     static void store_pair(std::uint8_t* out, std::int64_t step, __m128i pair) {
         const std::int64_t first = _mm_cvtsi128_si64(pair), second = _mm_cvtsi128_si64(_mm_unpackhi_epi64(pair, pair));
         std::memcpy(out, &first, 8);
@@ -169,21 +173,16 @@ constexpr Vnni AVX512{"avx512_vnni", avx512::ROWS, avx512::COLUMNS, avx512::BY_R
 
 }  // namespace
 
-#ifdef FQVIT_VNNI_SHIM
-const Gemm* gemm_avx_vnni_shim() { return &AVX; }
-const Gemm* gemm_avx512_vnni_shim() { return &AVX512; }
-#else
-const Gemm* gemm_avx_vnni() { return &AVX; }
-const Gemm* gemm_avx512_vnni() { return &AVX512; }
-#endif
+const Gemm* FQVIT_VNNI_NAME(gemm_avx_vnni)() { return &AVX; }
+const Gemm* FQVIT_VNNI_NAME(gemm_avx512_vnni)() { return &AVX512; }
 
 }  // namespace fqvit
 
 #else
 
 namespace fqvit {
-const Gemm* gemm_avx_vnni() { return nullptr; }
-const Gemm* gemm_avx512_vnni() { return nullptr; }
+const Gemm* FQVIT_VNNI_NAME(gemm_avx_vnni)() { return nullptr; }
+const Gemm* FQVIT_VNNI_NAME(gemm_avx512_vnni)() { return nullptr; }
 }  // namespace fqvit
 
 #endif

@@ -5,6 +5,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "gemm.h"
+
+namespace fqvit {
+// The families with the shim in place of the instruction; null where there is no x86-64.
+const Gemm* gemm_avx_vnni_shim();
+const Gemm* gemm_avx512_vnni_shim();
+}  // namespace fqvit
+
 namespace fqvit::shim {
 
 template <int N>

@@ -11,13 +11,7 @@
 #include "../aligned.h"
 #include "../cpu.h"
 #include "../gemm.h"
-
-namespace fqvit {
-#if defined(__x86_64__) && defined(__GNUC__)
-const Gemm* gemm_avx_vnni_shim();
-const Gemm* gemm_avx512_vnni_shim();
-#endif
-}  // namespace fqvit
+#include "../gemm_vnni_shim.h"
 
 namespace {
 
@@ -177,10 +171,8 @@ int main(int argc, char** argv) {
         {"avx2", gemm_avx2(), cpu.avx2},
         {"avx_vnni", gemm_avx_vnni(), cpu.avx_vnni},
         {"avx512_vnni", gemm_avx512_vnni(), cpu.avx512_vnni},
-#if defined(__x86_64__) && defined(__GNUC__)
         {"avx_vnni_shim", gemm_avx_vnni_shim(), true},
         {"avx512_vnni_shim", gemm_avx512_vnni_shim(), true},
-#endif
         {"neon_dotprod", gemm_neon_dotprod(), cpu.neon_dotprod},
     };
     Tally all;
