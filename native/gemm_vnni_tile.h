@@ -1,0 +1,34 @@
+// The tile of gemm_vnni.cpp, read once for each width of vectors: a function's instruction set is an attribute, which no template
+// parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with its zero, load, broadcast, dot4 and store. No #pragma once.
+
+constexpr int LANES = static_cast<int>(sizeof(Vector) / 4), COLUMNS = 2 * LANES;
+
+FQVIT_TARGET FQVIT_INLINE void add_row(Vector& low, Vector& high, const std::uint8_t* x, const Vector& w_low, const Vector& w_high) {
+    const Vector quad = broadcast(x);
+    low = dot4(low, quad, w_low);
+    high = dot4(high, quad, w_high);
+}
+
+template <int... r>
+FQVIT_TARGET FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::int8_t* w, const std::uint8_t* x,
+                                             std::int64_t quads, std::int32_t* out) {
+    Vector low[sizeof...(r)] = {((void)r, zero())...}, high[sizeof...(r)] = {((void)r, zero())...};
+    for (; quads > 0; --quads, w += 4 * COLUMNS, x += 4 * ROWS) {
+        const Vector w_low = load(w), w_high = load(w + 4 * LANES);
+        (add_row(low[r], high[r], x + 4 * r, w_low, w_high), ...);
+    }
+    (store(out + COLUMNS * r, low[r]), ...);
+    (store(out + COLUMNS * r + LANES, high[r]), ...);
+}
+
+template <int rows>
+FQVIT_TARGET void multiply_tile(const std::int8_t* w, const std::uint8_t* x, std::int64_t quads, std::int32_t* out) {
+    multiply_rows(std::make_integer_sequence<int, rows>(), w, x, quads, out);
+}
+
+template <int... r>
+constexpr std::array<Multiply, ROWS> by_rows(std::integer_sequence<int, r...>) {
+    return {multiply_tile<r + 1>...};
+}
+
+constexpr std::array<Multiply, ROWS> BY_ROWS = by_rows(std::make_integer_sequence<int, ROWS>());

@@ -1,0 +1,191 @@
+// Every family of products against three plain loops: many shapes, weights that overflow what is narrower than int32, and every
+// number of rows. Prints one line a family and exits with 1 where one differs.
+//
+//   gemm_test [FAMILY]...      only these; without arguments all that this build has and this CPU can run
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../aligned.h"
+#include "../cpu.h"
+#include "../gemm.h"
+#include "../gemm_vnni_shim.h"
+
+namespace {
+
+using namespace fqvit;
+
+// xorshift64*: the same numbers on every machine.
+class Random {
+public:
+    std::uint32_t next() {
+        state_ ^= state_ >> 12, state_ ^= state_ << 25, state_ ^= state_ >> 27;
+        return static_cast<std::uint32_t>((state_ * 0x2545f4914f6cdd1dull) >> 32);
+    }
+    int within(int lo, int hi) { return lo + static_cast<int>(next() % static_cast<std::uint32_t>(hi - lo + 1)); }
+    // Nearly normal: twelve uniform numbers of variance 256^2 / 12 each.
+    int normal(int sigma) {
+        int sum = -12 * 128;
+        for (int i = 0; i < 12; ++i) sum += within(0, 256);
+        return sum * sigma / 256;
+    }
+
+private:
+    std::uint64_t state_ = 0x9e3779b97f4a7c15ull;
+};
+
+enum Weights { UNIFORM, HIGHEST, LOWEST, ALTERNATING, NORMAL, SPARSE, KINDS };
+constexpr const char* NAMES[KINDS] = {"uniform", "all 127", "all -128", "alternating", "normal", "sparse"};
+
+std::vector<std::int8_t> make_weights(Weights kind, std::int64_t outputs, std::int64_t inputs, Random& random) {
+    std::vector<std::int8_t> w(static_cast<std::size_t>(outputs * inputs));
+    for (std::size_t i = 0; i < w.size(); ++i) {
+        int value = 0;
+        switch (kind) {
+            case UNIFORM: value = random.within(-128, 127); break;
+            case HIGHEST: value = 127; break;
+            case LOWEST: value = -128; break;
+            case ALTERNATING: value = i % 2 == 0 ? 127 : -128; break;
+            case NORMAL: value = std::clamp(random.normal(42), -127, 127); break;  // as real checkpoints have them
+            default: value = random.within(0, 7) == 0 ? random.within(-128, 127) : 0;
+        }
+        w[i] = static_cast<std::int8_t>(value);
+    }
+    return w;
+}
+
+constexpr std::uint8_t POISON = 0xa5;
+constexpr std::int32_t POISON_ACC = 0x5a5a5a5a;
+
+struct Tally {
+    long passed = 0, failed = 0;
+};
+
+void report(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, int rows, const std::string& what, Tally& tally) {
+    if (++tally.failed > 20) return;
+    std::printf("%s: K %lld, O %lld, weights %s, %d rows: %s\n", gemm.name, static_cast<long long>(inputs),
+                static_cast<long long>(outputs), NAMES[kind], rows, what.c_str());
+}
+
+// One matrix of weights, and a few numbers of rows.
+void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, const std::vector<int>& counts, Random& random,
+           Tally& tally) {
+    const std::vector<std::int8_t> w = make_weights(kind, outputs, inputs, random);
+    // Rows of every kind in one block. No byte lies behind the last one, so that sanitizers see a read past it.
+    const std::int64_t stride = inputs + random.within(0, 3), rows = gemm.rows;
+    std::vector<std::uint8_t> x(static_cast<std::size_t>((rows - 1) * stride + inputs), POISON);
+    const int turn = random.within(0, 2);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const int which = static_cast<int>(r + turn) % 3;
+        for (std::int64_t k = 0; k < inputs; ++k) {
+            const int value = which == 0 ? random.within(0, 255) : which == 1 ? 255 : 0;
+            x[static_cast<std::size_t>(r * stride + k)] = static_cast<std::uint8_t>(value);
+        }
+    }
+    const std::int64_t panels = (outputs + gemm.columns - 1) / gemm.columns, padded = panels * gemm.columns;
+    std::vector<std::int32_t> expected(static_cast<std::size_t>(rows * padded));
+    for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t o = 0; o < outputs; ++o) {
+            std::int32_t sum = 0;
+            for (std::int64_t k = 0; k < inputs; ++k) {
+                sum += std::int32_t{x[static_cast<std::size_t>(r * stride + k)]} * w[static_cast<std::size_t>(o * inputs + k)];
+            }
+            expected[static_cast<std::size_t>(r * padded + o)] = sum;
+        }
+    }
+
+    const std::unique_ptr<Packed> packed = gemm.pack(w.data(), outputs, inputs);
+    const std::size_t bytes = gemm.block_bytes(inputs);
+    constexpr std::size_t GUARD = 64;
+    AlignedVector<std::uint8_t> block(bytes + GUARD);
+    AlignedVector<std::int32_t> acc(MAX_TILE + GUARD);
+    for (const int count : counts) {
+        std::fill(block.begin(), block.end(), POISON);
+        gemm.pack_rows(x.data(), stride, count, inputs, block.data());
+        if (std::any_of(block.begin() + static_cast<std::ptrdiff_t>(bytes), block.end(), [](std::uint8_t b) { return b != POISON; })) {
+            report(gemm, kind, outputs, inputs, count, "pack_rows wrote past block_bytes", tally);
+            continue;
+        }
+        std::string problem;
+        for (std::int64_t panel = 0; panel < panels && problem.empty(); ++panel) {
+            std::fill(acc.begin(), acc.end(), POISON_ACC);
+            packed->multiply(panel, block.data(), count, acc.data());
+            const std::int64_t tile = std::int64_t{count} * gemm.columns;
+            for (std::int64_t i = 0; i < tile && problem.empty(); ++i) {
+                const std::int64_t r = i / gemm.columns, c = panel * gemm.columns + i % gemm.columns;
+                const std::int32_t found = acc[static_cast<std::size_t>(i)], wanted = expected[static_cast<std::size_t>(r * padded + c)];
+                if (found == wanted) continue;
+                problem = "row " + std::to_string(r) + ", column " + std::to_string(c) + ": found " + std::to_string(found) +
+                          ", expected " + std::to_string(wanted);
+            }
+            if (problem.empty() && std::any_of(acc.begin() + tile, acc.end(), [](std::int32_t a) { return a != POISON_ACC; })) {
+                problem = "multiply wrote past its tile";
+            }
+        }
+        if (problem.empty()) {
+            ++tally.passed;
+        } else {
+            report(gemm, kind, outputs, inputs, count, problem, tally);
+        }
+    }
+}
+
+Tally check_family(const Gemm& gemm) {
+    Tally tally;
+    if (gemm.rows * gemm.columns > MAX_TILE) {
+        std::printf("%s: a tile is larger than MAX_TILE\n", gemm.name);
+        ++tally.failed;
+        return tally;
+    }
+    Random random;
+    std::vector<int> every, some = {1, 2, gemm.rows - 1, gemm.rows};
+    for (int count = 1; count <= gemm.rows; ++count) every.push_back(count);
+    some.erase(std::unique(some.begin(), some.end()), some.end());
+    std::vector<std::int64_t> outputs = {33, 64};
+    for (std::int64_t o = 1; o <= 20; ++o) outputs.push_back(o);
+    for (const std::int64_t o : outputs) {
+        for (int kind = 0; kind < KINDS; ++kind) {
+            for (std::int64_t k = 1; k <= 40; ++k) check(gemm, static_cast<Weights>(kind), o, k, every, random, tally);
+            for (const std::int64_t k : {63, 64, 192, 193, 768, 769, 1536, 3072, 3080}) {
+                check(gemm, static_cast<Weights>(kind), o, k, some, random, tally);
+            }
+        }
+    }
+    return tally;
+}
+
+struct Family {
+    const char* label;
+    const Gemm* gemm;
+    bool runs;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const CpuFeatures cpu = cpu_features();
+    const Family families[] = {
+        {"scalar", gemm_scalar(), true},
+        {"avx2", gemm_avx2(), cpu.avx2},
+        {"avx_vnni", gemm_avx_vnni(), cpu.avx_vnni},
+        {"avx512_vnni", gemm_avx512_vnni(), cpu.avx512_vnni},
+        {"avx_vnni_shim", gemm_avx_vnni_shim(), true},
+        {"avx512_vnni_shim", gemm_avx512_vnni_shim(), true},
+        {"neon_dotprod", gemm_neon_dotprod(), cpu.neon_dotprod},
+    };
+    Tally all;
+    for (const Family& family : families) {
+        if (argc > 1 && std::none_of(argv + 1, argv + argc, [&](const char* name) { return std::strcmp(name, family.label) == 0; })) continue;
+        if (family.gemm == nullptr || !family.runs) {
+            std::printf("%s: not run, %s\n", family.label, family.gemm == nullptr ? "not in this build" : "not on this CPU");
+            continue;
+        }
+        const Tally tally = check_family(*family.gemm);
+        std::printf("%s: %ld passed, %ld failed\n", family.label, tally.passed, tally.failed);
+        all.passed += tally.passed, all.failed += tally.failed;
+    }
+    std::printf("%ld passed, %ld failed\n", all.passed, all.failed);
+    return all.failed == 0 && all.passed > 0 ? 0 : 1;
+}

@@ -1,0 +1,57 @@
+"""Compiles parts of native/ for tests without CMake and Python headers, each file once a session."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NATIVE = ROOT / "native"
+STANDARD = ("-std=c++20", "-Wall", "-Wextra", "-Werror")
+
+
+def core() -> list[str]:
+    """The engine's sources, as CMake has them."""
+    found = re.search(r"set\(FQVIT_CORE ([^)]*)\)", (ROOT / "CMakeLists.txt").read_text())
+    assert found
+    return [Path(name).name for name in found.group(1).split()]
+
+
+def tool(*names: str) -> str:
+    """The first of these programs that there is; skips the test without one."""
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    pytest.skip(f"needs {' or '.join(names)}")
+
+
+def run(*command: str | Path, code: int = 0) -> str:
+    """What a program prints; fails with all of it where it ends with another code."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Compiler:
+    def __init__(self, command: str, folder: Path) -> None:
+        self.command = command
+        self.folder = folder
+
+    def object(self, source: str | Path, *flags: str) -> Path:
+        """A file of native/ (or any path), compiled."""
+        flags = flags or ("-O2",)
+        name = re.sub(r"\W+", "_", " ".join((str(source), *flags)))
+        to = self.folder / f"{name}.o"
+        if not to.exists():
+            run(self.command, *STANDARD, *flags, "-I", NATIVE, "-c", NATIVE / source, "-o", to)
+        return to
+
+    def program(self, *objects: Path) -> Path:
+        to = self.folder / objects[0].stem
+        if not to.exists():
+            run(self.command, *objects, "-pthread", "-o", to)
+        return to

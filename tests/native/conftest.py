@@ -1,0 +1,26 @@
+"""Compilers, and what they made, for all tests of a session."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from tests.native.compilers import Compiler, tool
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return Compiler(tool("g++", "c++"), tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="session")
+def x86_compiler(compiler: Compiler) -> Compiler:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("needs x86-64")
+    return compiler
+
+
+@pytest.fixture(scope="session")
+def arm_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return Compiler(tool("aarch64-linux-gnu-g++"), tmp_path_factory.mktemp("aarch64"))

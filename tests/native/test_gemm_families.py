@@ -1,0 +1,86 @@
+"""Every family of products against three plain loops: what this CPU runs, VNNI by a shim of its instruction, NEON by qemu."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from fqvit import _native
+from tests.native.compilers import Compiler, core, run, tool
+
+ARM_ROOT = Path("/usr/aarch64-linux-gnu")
+FAMILIES = ("gemm_scalar.cpp", "gemm_avx2.cpp", "gemm_vnni.cpp", "gemm_neon.cpp")
+
+
+def passed(output: str) -> dict[str, int]:
+    """Checks passed by each family that ran; none failed."""
+    assert re.search(r"^[1-9]\d* passed, 0 failed$", output, re.MULTILINE), output
+    return {name: int(count) for name, count in re.findall(r"^(\w+): (\d+) passed, 0 failed$", output, re.MULTILINE)}
+
+
+def emulated(program: Path) -> str:
+    if not ARM_ROOT.is_dir():
+        pytest.skip(f"needs the libraries of AArch64 in {ARM_ROOT}")
+    return run(tool("qemu-aarch64", "qemu-aarch64-static"), "-cpu", "max", "-L", ARM_ROOT, program)
+
+
+def gemm_test(compiler: Compiler) -> Path:
+    return compiler.program(
+        compiler.object("test/gemm_test.cpp", "-O1"),
+        compiler.object("test/gemm_vnni_shim.cpp", "-O1"),
+        *map(compiler.object, FAMILIES),
+    )
+
+
+def test_families_give_what_three_loops_give(compiler: Compiler) -> None:
+    counts = passed(run(gemm_test(compiler)))
+    wanted = {"scalar"}
+    if platform.machine() in ("x86_64", "AMD64"):
+        wanted |= {"avx_vnni_shim", "avx512_vnni_shim"}
+    features = _native.cpu_features()
+    wanted |= {name for name in ("avx2", "avx_vnni", "avx512_vnni") if features[name]}
+    assert wanted <= set(counts)
+    assert all(count > 10_000 for count in counts.values())
+
+
+def test_vnni_multiplies_unsigned_activations_by_signed_weights(x86_compiler: Compiler) -> None:
+    # What the shim cannot show: the order of the instruction's operands. The unsigned one must be what was broadcast.
+    listing = run(tool("objdump"), "-d", "--no-show-raw-insn", x86_compiler.object("gemm_vnni.cpp"))
+    writer: dict[str, str] = {}  # of each vector register: the instruction that wrote it last
+    found = {"ymm": 0, "zmm": 0}
+    for name, operands in re.findall(r"^ +[0-9a-f]+:\t(?:\{vex\} )?(\w+) +(.*)$", listing, re.MULTILINE):
+        target = re.search(r"(?:^|,)%([xyz]mm)(\d+)$", operands)  # AT&T: the last operand is written
+        if target is None:
+            continue
+        if name == "vpdpbusd":
+            weights, activations = operands.rsplit(",", 2)[:2]
+            assert writer[activations[4:]] == "vpbroadcastd", operands
+            assert "(" in weights or writer[weights[4:]].startswith("vmovdq"), operands
+            found[target.group(1)] += 1
+        writer[target.group(2)] = name
+    # Two vectors a row, in tiles of 1 to 6 and of 1 to 12 rows.
+    assert found["ymm"] >= 2 * sum(range(1, 7)) and found["zmm"] >= 2 * sum(range(1, 13))
+
+
+def test_vnni_tiles_stay_in_registers(x86_compiler: Compiler) -> None:
+    listing = run(tool("objdump"), "-d", "--no-show-raw-insn", x86_compiler.object("gemm_vnni.cpp"))
+    tiles = re.findall(r"<\w*multiply_tile\w*>:\n(.*?)\n\n", listing + "\n\n", re.DOTALL)
+    assert len(tiles) == 6 + 12
+    assert [line for tile in tiles for line in tile.splitlines() if re.search(r"mm\d+,.*\(%r[sb]p", line)] == []
+
+
+def test_neon_gives_what_three_loops_give(arm_compiler: Compiler) -> None:
+    assert set(passed(emulated(gemm_test(arm_compiler)))) == {"scalar", "neon_dotprod"}
+
+
+def test_the_whole_engine_runs_on_aarch64(arm_compiler: Compiler) -> None:
+    others = [arm_compiler.object(name, "-O1") for name in core() if name not in FAMILIES]
+    program = arm_compiler.program(
+        arm_compiler.object("test/engine_test.cpp", "-O1"), *others, *map(arm_compiler.object, FAMILIES)
+    )
+    output = emulated(program)
+    assert "neon_dotprod: as scalar" in output and "scalar: as scalar" in output
+    passed(output)

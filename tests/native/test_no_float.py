@@ -1,0 +1,72 @@
+"""No floating-point arithmetic in the kernels: compilers refuse it in scalar code, the disassembly shows none in SIMD code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.native.compilers import Compiler, core, run, tool
+
+SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
+# engine.cpp counts seconds in profile(), and runs nothing itself; NEON is not x86-64's.
+SCALAR = [name for name in core() if name not in (*SIMD, "engine.cpp", "gemm_neon.cpp")]
+
+# Named like floats, these only move, mix or mask bits, or compute with packed integers (vpmaxsd).
+HARMLESS = re.compile(r"v?(mov\w*|shuf|unpck[lh]|blendv?|broadcast|insert|extract|maskmov|andn?|or|xor)(ss|sd|ps|pd)|v?p\w+")
+PREFIXES = r"(?:\{\w+\} |(?:data16|rep|repz|repnz|lock|notrack|bnd|cs|ds) )*"
+
+
+def float_instructions(listing: str) -> set[str]:
+    """The instructions that compute with floats: x87, conversions, and what ends like one and is not harmless."""
+    names = set(re.findall(rf"^ +[0-9a-f]+:\t{PREFIXES}(\w+)", listing, re.MULTILINE))
+    assert names
+    floats = {name for name in names if re.fullmatch(r"f\w+|v?cvt\w+|\w+(ss|sd|ps|pd)|v\w+(ph|sh)", name)}
+    return {name for name in floats if not HARMLESS.fullmatch(name)}
+
+
+def disassembly(path: Path) -> str:
+    return run(tool("objdump"), "-d", "--no-show-raw-insn", path)
+
+
+@pytest.mark.parametrize("source", SIMD)
+def test_simd_kernels_compute_with_integers_only(source: str, x86_compiler: Compiler) -> None:
+    listing = disassembly(x86_compiler.object(source))
+    assert float_instructions(listing) == set()
+
+
+def test_float_arithmetic_would_be_found(x86_compiler: Compiler, tmp_path: Path) -> None:
+    path = tmp_path / "floats.cpp"
+    path.write_text(
+        "float sum(const float* x, int n) { float s = 0; for (int i = 0; i < n; ++i) s += x[i] * x[i]; return s; }\n"
+        "float root(float x) { return __builtin_sqrtf(x); }\n"
+        "int whole(double x) { return static_cast<int>(x); }\n"
+        "long double half(long double x) { return x / 2; }\n"
+    )
+    found = float_instructions(disassembly(x86_compiler.object(path)))
+    assert {"addss", "mulss", "sqrtss", "cvttsd2si"} <= found
+    assert any(name.startswith(("fmul", "fdiv")) for name in found)
+    wide = float_instructions(disassembly(x86_compiler.object(path, "-O3", "-ffast-math", "-mavx2", "-mfma")))
+    assert any(re.fullmatch(r"vfn?m(add|sub)\d+ps", name) for name in wide)
+
+
+@pytest.mark.parametrize("source", SCALAR)
+def test_scalar_code_compiles_without_float_registers(source: str, x86_compiler: Compiler) -> None:
+    x86_compiler.object(source, "-O1", "-mgeneral-regs-only")
+
+
+def test_every_scalar_op_of_attention_compiles_without_float_registers(x86_compiler: Compiler, tmp_path: Path) -> None:
+    path = tmp_path / "attention.cpp"
+    path.write_text('#include "attention_scalar.h"\n')
+    made = x86_compiler.object(path, "-O1", "-mgeneral-regs-only", "-fkeep-inline-functions")
+    names = run(tool("nm"), "-C", made)
+    for name in ("matmul_row", "log_softmax_row", "softmax_row", "row_codes_row", "context_row"):
+        assert f"::{name}(" in names
+
+
+def test_a_float_would_be_refused(x86_compiler: Compiler, tmp_path: Path) -> None:
+    path = tmp_path / "float.cpp"
+    path.write_text("double twice(double x) { return x + x; }\n")
+    run(x86_compiler.command, "-c", path, "-o", tmp_path / "float.o")
+    run(x86_compiler.command, "-c", "-mgeneral-regs-only", path, "-o", tmp_path / "float.o", code=1)
