@@ -15,7 +15,7 @@ from fqvit.ir.lower import lower
 from fqvit.models.graph import trace
 from fqvit.models.layers import gelu
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import Sample, SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, trim_gelu_inputs
+from fqvit.quant.calibrate import Sample, SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, shuffled, trim_gelu_inputs
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
 from fqvit.quant.qparams import affine
@@ -60,6 +60,31 @@ def test_only_the_asked_number_of_images_is_taken() -> None:
 
     recipe = msgspec.structs.replace(FQ, images=10)
     assert calibrate(MODEL, endless(), recipe).images == 10 and len(taken) == 10
+
+
+def test_shuffled_images_are_all_there_in_an_order_that_follows_from_seed_and_number() -> None:
+    def order(seed: int, parts: list[int], size: int = 6) -> list[int]:
+        found = list(shuffled(np.split(PICTURES, parts), size, seed))
+        assert [len(batch) for batch in found] == [6, 6, 6, 2]
+        return [next(i for i, picture in enumerate(PICTURES) if (picture == image).all()) for batch in found for image in batch]
+
+    assert sorted(order(0, [])) == list(range(20)) and order(0, []) == order(0, [1, 8, 9, 9])
+    assert list(range(20)) != order(0, []) != order(1, [])
+    assert list(shuffled([], 6, 0)) == []
+
+
+def test_the_seed_of_a_shuffle_decides_the_last_batch() -> None:
+    recipe = msgspec.structs.replace(RECIPES["fq-vit-original"], batch=4)
+
+    def sites(pictures: NDArray[np.uint8], seed: int | None) -> Any:
+        return json.loads(calibrate(MODEL, [pictures], msgspec.structs.replace(recipe, shuffle=seed)).to_json())["sites"]
+
+    a, b = sites(PICTURES, 0), sites(PICTURES, 1)
+    assert a == sites(PICTURES, 0) != b
+    for site in a:  # ranges are of all images, shifts of the last batch
+        np.testing.assert_allclose(a[site]["scale"], b[site]["scale"], rtol=1e-4)
+    assert any(a[site].get("alpha") != b[site].get("alpha") for site in a)
+    assert b == sites(np.concatenate(list(shuffled([PICTURES], 4, 1))), None)
 
 
 SHAPE = PICTURES.shape[1:]

@@ -1,7 +1,8 @@
 """Calibration: one float pass over the images, an observer a site, no labels. Gives {site: QParams}.
 
-Batches are fixed (recipe.batch images in the order given), so that the result does not depend on how images arrive.
-Memory is that of the observers and one batch. Neighbours: observers.py, plan.py.
+Batches are fixed (recipe.batch images in the order given, or in one that follows from recipe.shuffle), so that the result does
+not depend on how images arrive. Memory is that of the observers and one batch; shuffling holds all images, as bytes.
+Neighbours: observers.py, plan.py.
 """
 
 from __future__ import annotations
@@ -133,6 +134,14 @@ def rebatch(
         yield np.stack(held)
 
 
+def shuffled(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iterator[NDArray[np.uint8]]:
+    """All images of `batches` in another order, the same for the same number of images and seed, in batches of `size`."""
+    images = [image for batch in batches for image in batch]
+    order = np.random.default_rng(seed).permutation(len(images))
+    for start in range(0, len(images), size):
+        yield np.stack([images[place] for place in order[start : start + size]])
+
+
 @torch.no_grad()
 def calibrate(
     model: FloatModel,
@@ -158,7 +167,8 @@ def calibrate(
     sample = Sample(SAMPLE_IMAGES)
     seen = 0
     p = model.preprocess
-    for batch in rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images):
+    batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
+    for batch in batches if recipe.shuffle is None else shuffled(batches, recipe.batch, recipe.shuffle):
         observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers)
         seen += len(batch)
         if recipe.max_loss is not None or recipe.rounding == "compensated":
