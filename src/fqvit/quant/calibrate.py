@@ -8,7 +8,7 @@ Neighbours: observers.py, plan.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
-from fqvit.models.layers import Context, Gelu, Heads, Take, gelu
+from fqvit.models.layers import Context, Gelu, Heads, Softmax, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
@@ -30,6 +30,9 @@ from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, 
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, joined, log2, relative
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.simulate import table_softmax
+
+Call = Callable[[Node, list[Tensor]], Tensor]
 
 SAMPLE_IMAGES = 128  # that compensated rounding and `auto` look at
 
@@ -142,6 +145,17 @@ def shuffled(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iter
         yield np.stack([images[place] for place in order[start : start + size]])
 
 
+def marked(batches: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[NDArray[np.uint8], bool]]:
+    """Each batch, and whether it is the last."""
+    held = None
+    for batch in batches:
+        if held is not None:
+            yield held, False
+        held = batch
+    if held is not None:
+        yield held, True
+
+
 @torch.no_grad()
 def calibrate(
     model: FloatModel,
@@ -168,8 +182,11 @@ def calibrate(
     seen = 0
     p = model.preprocess
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
-    for batch in batches if recipe.shuffle is None else shuffled(batches, recipe.batch, recipe.shuffle):
-        observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers)
+    if recipe.shuffle is not None:
+        batches = shuffled(batches, recipe.batch, recipe.shuffle)
+    for batch, last in marked(batches):
+        call = coded_attention(recipe, observers[0]) if last and recipe.last_batch else None
+        observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers, call=call)
         seen += len(batch)
         if recipe.max_loss is not None or recipe.rounding == "compensated":
             sample.add(batch)
@@ -231,8 +248,23 @@ def gelu_foot(least: float) -> float:
     return low
 
 
-def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver]) -> None:
-    """One float pass; each mapping has the observers of one recipe."""
+def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Call:
+    """For the last batch of the original code: softmax as the log2 codes that follow from the scores observed until then, this
+    batch's included. Their rows do not sum to 1, and so the ranges and shifts of what comes after allow for that."""
+
+    def call(node: Node, inputs: list[Tensor]) -> Tensor:
+        site = observers.get(node.name)
+        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2":
+            q = site.qparams()
+            return q.decode(q.encode(table_softmax(node.leaf, inputs[0], observers[node.inputs[0]].qparams(), recipe.exp)))
+        y: Tensor = node.leaf(*inputs, *node.params)
+        return y
+
+    return call
+
+
+def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver], call: Call | None = None) -> None:
+    """One float pass; each mapping has the observers of one recipe. call: see Graph.run."""
     places = observed_places(graph)
 
     def visit(node: Node, y: Tensor) -> Tensor:
@@ -242,7 +274,7 @@ def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObs
                 observed[site].observe(y if site == node.name else _tokens(node, y))
         return y
 
-    graph.run(images, visit)
+    graph.run(images, visit, call)
 
 
 def _tokens(chosen: Node, y: Tensor) -> Tensor:

@@ -107,7 +107,6 @@ RECIPES = {
             logits="codes",
             weight_ends="halves",
             last_batch=True,
-            zero_code=False,
             batch=100,
             shuffle=0,
         ),

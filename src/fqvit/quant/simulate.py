@@ -135,19 +135,9 @@ class Simulation:
             unit = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
             return leaf(*inputs, (node.params[0].double() / unit + 0.5).floor().mul(unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Softmax) and self.calibration.recipe.exp != "table":
-            return self._table_softmax(node, leaf, inputs[0])
+            return table_softmax(leaf, inputs[0], self.sites[node.inputs[0]], self.calibration.recipe.exp)
         y: Tensor = leaf(*inputs, *node.params)
         return y
-
-    def _table_softmax(self, node: Node, leaf: layers.Softmax, scores: Tensor) -> Tensor:
-        q = self.sites[node.inputs[0]]
-        make = EXP_TABLES[self.calibration.recipe.exp]
-        table = torch.from_numpy(make(float(q.scale[0]), q.last + 1, scores.shape[-1])).to(scores.dtype)
-        if leaf.mask is not None:
-            scores = scores.masked_fill(~leaf.mask[:, None], float("-inf"))
-        distance = ((scores.amax(-1, keepdim=True) - scores) / float(q.scale[0])).round()
-        e = table[distance.clamp(max=len(table) - 1).long()] * torch.isfinite(distance)
-        return e / e.sum(-1, keepdim=True)
 
     def visit(self, node: Node, y: Tensor) -> Tensor:
         q = self.sites.get(node.name)
@@ -162,3 +152,14 @@ class Simulation:
 def _as_real(found: QuantizedLinear, steps: NDArray[np.float64] | None) -> tuple[Tensor, Tensor]:
     weight = found.w * found.scale[:, None] / (1.0 if steps is None else steps)
     return torch.from_numpy(weight).float(), torch.from_numpy(found.bias * found.scale).float()
+
+
+def table_softmax(leaf: layers.Softmax, scores: Tensor, q: QParams, exp: str) -> Tensor:
+    """Softmax of the codes of `scores`, with exponentials as a recipe's `exp` has them."""
+    scale = float(q.scale[0])
+    table = torch.from_numpy(EXP_TABLES[exp](scale, q.last + 1, scores.shape[-1])).to(scores.device, scores.dtype)
+    if leaf.mask is not None:
+        scores = scores.masked_fill(~leaf.mask[:, None], float("-inf"))
+    distance = ((scores.amax(-1, keepdim=True) - scores) / scale).round()
+    e = table[distance.clamp(max=len(table) - 1).long()] * torch.isfinite(distance)
+    return e / e.sum(-1, keepdim=True)
