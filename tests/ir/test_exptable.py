@@ -1,5 +1,5 @@
-"""exp as integers: the table is the rounded exponential, the polynomial the paper's, and the table is the better one; and as
-codes beside the largest of a row."""
+"""exp as integers: the table is the rounded exponential, the polynomial the paper's, the coarse one that of its code, and the
+table is the best one; and as codes beside the largest of a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fqvit.ir.attention import Attend
-from fqvit.ir.exptable import ONE_BITS, exp_table, level_table, one_bits, polynomial_table
+from fqvit.ir.exptable import ONE_BITS, coarse_table, exp_table, level_table, one_bits, polynomial_table
 from fqvit.ir.value import Scope, Value
 from fqvit.quant.qparams import level_bounds, relative, relative_encode
 from tests.factories import assert_same, few, many
@@ -73,13 +73,34 @@ def test_the_polynomial_is_the_papers_in_exact_integers(scale: float, tokens: in
         assert entry == math.floor(exact), (d, entry)
 
 
+@many
+@given(st.floats(1e-3, 1.6), st.integers(1, 1024))
+def test_the_coarse_polynomial_is_that_of_the_papers_code(scale: float, tokens: int) -> None:
+    """Written as the original has it: negative codes, floor(-0.6931 / s), n = 30; one distance at a time."""
+    ln2, b = math.floor(-0.6931 / scale), math.floor(0.96963238 / 0.35815147 / scale)
+    c = math.floor(1 / 0.35815147 / scale**2)
+    one = 2 ** one_bits(tokens)
+    for d, entry in enumerate(read(coarse_table(scale, 256, tokens))):
+        x = max(-d, 30 * ln2)
+        z = math.floor(Fraction(x, ln2))
+        r = x - ln2 * z
+        theirs = Fraction((r * (r + b) + c) * 2 ** (30 - z), c * 2**30)
+        assert theirs > 0 and 0 <= theirs * one - entry < 1 + Fraction(1, 2**z), (d, entry)
+
+
+def test_the_coarse_polynomial_is_off_by_what_the_step_of_the_scores_is() -> None:
+    found = {scale: round(log2_error(coarse_table(scale, 256, 197), scale), 1) for scale in (0.01, 0.1, 0.2, 0.5)}
+    assert found[0.01] <= 0.2 and found[0.1] <= 0.2 and 1.9 <= found[0.2] <= 2.2 and found[0.5] >= 4
+    assert all(log2_error(polynomial_table(scale, 256, 197), scale) < 0.1 for scale in found)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 49, 197, 577, 1024, 2**14, 2**20])
 def test_a_row_of_ones_fits_31_bits(tokens: int) -> None:
     assert tokens * 2 ** one_bits(tokens) < 2**31
     assert tokens > 1024 or one_bits(tokens) == ONE_BITS
 
 
-@pytest.mark.parametrize("make", [exp_table, polynomial_table])
+@pytest.mark.parametrize("make", [exp_table, polynomial_table, coarse_table])
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 5.0, 1e3, 1e9])
 def test_extreme_scales_give_a_table_too(make: object, scale: float) -> None:
     table = make(scale, 256, 197)  # type: ignore[operator]

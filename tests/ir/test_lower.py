@@ -13,7 +13,9 @@ import torch
 from fqvit.errors import FqvitError
 from fqvit.ir.lower import lower
 from fqvit.ir.ops import LayerNorm, Linear
+from fqvit.models.graph import run_float, trace
 from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
 from fqvit.models.vit import ViT
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, with_bits
@@ -161,6 +163,22 @@ def test_branches_stay_in_the_accumulator_unless_codes_are_asked_for() -> None:
         == "acc"
     )
     assert outs["fq-vit-original"]["blocks.0.attn.proj"] == "codes" and outs["fq-vit-original"]["head"] == "i32"
+
+
+def test_class_scores_that_are_a_site_come_in_its_steps() -> None:
+    model = float_model("vit")
+    images = images_for(model.preprocess, 16)
+    fine, coarse = (
+        lower(model, calibrate(model, [images], msgspec.structs.replace(RECIPES["fq-vit"], logits=logits)))
+        for logits in ("accumulator", "codes")
+    )
+    a, b = (run(program, images) * program.header.output.scale for program in (fine, coarse))
+    step = coarse.header.output.scale
+    with torch.no_grad():
+        exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    assert step == pytest.approx((max(float(exact.max()), 0) - min(float(exact.min()), 0)) / 255, rel=1e-6)
+    assert np.abs(a - b).max() <= step / 2 + 2 * fine.header.output.scale
+    assert run(coarse, images).dtype == np.int32 and "head" not in coarse.header.sites
 
 
 @pytest.mark.parametrize("bits", [26, 28, 29, 31])

@@ -12,10 +12,21 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.ir.lower import lower
-from fqvit.models.graph import trace
+from fqvit.models.graph import Node, trace
 from fqvit.models.layers import gelu
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibrate import Sample, SiteObserver, calibrate, gelu_foot, observe_batch, rebatch, trim_gelu_inputs
+from fqvit.quant.calibrate import (
+    Sample,
+    SiteObserver,
+    calibrate,
+    coded_attention,
+    gelu_foot,
+    marked,
+    observe_batch,
+    rebatch,
+    shuffled,
+    trim_gelu_inputs,
+)
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
 from fqvit.quant.qparams import affine
@@ -60,6 +71,69 @@ def test_only_the_asked_number_of_images_is_taken() -> None:
 
     recipe = msgspec.structs.replace(FQ, images=10)
     assert calibrate(MODEL, endless(), recipe).images == 10 and len(taken) == 10
+
+
+def test_shuffled_images_are_all_there_in_an_order_that_follows_from_seed_and_number() -> None:
+    def order(seed: int, parts: list[int], size: int = 6) -> list[int]:
+        found = list(shuffled(np.split(PICTURES, parts), size, seed))
+        assert [len(batch) for batch in found] == [6, 6, 6, 2]
+        return [next(i for i, picture in enumerate(PICTURES) if (picture == image).all()) for batch in found for image in batch]
+
+    assert sorted(order(0, [])) == list(range(20)) and order(0, []) == order(0, [1, 8, 9, 9])
+    assert list(range(20)) != order(0, []) != order(1, [])
+    assert list(shuffled([], 6, 0)) == []
+
+
+def test_the_seed_of_a_shuffle_decides_the_last_batch() -> None:
+    recipe = msgspec.structs.replace(RECIPES["fq-vit-original"], batch=4)
+
+    def sites(pictures: NDArray[np.uint8], seed: int | None) -> Any:
+        return json.loads(calibrate(MODEL, [pictures], msgspec.structs.replace(recipe, shuffle=seed)).to_json())["sites"]
+
+    a, b = sites(PICTURES, 0), sites(PICTURES, 1)
+    assert a == sites(PICTURES, 0) != b
+    np.testing.assert_allclose(a["embed"]["scale"], b["embed"]["scale"], rtol=1e-4)  # ranges are of all images
+    assert any(a[site].get("alpha") != b[site].get("alpha") for site in a)
+    assert b == sites(np.concatenate(list(shuffled([PICTURES], 4, 1))), None)
+
+
+def test_the_last_batch_of_the_original_sees_attention_in_codes() -> None:
+    recipe = msgspec.structs.replace(RECIPES["fq-vit-original"], batch=4, shuffle=None)
+    graph = trace(MODEL.module)
+    observers = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
+    call = coded_attention(recipe, observers)
+    seen = {}
+
+    def visit(node: Node, y: torch.Tensor) -> torch.Tensor:
+        if node.name in observers:
+            observers[node.name].observe(y)
+        seen[node.name] = y
+        return y
+
+    with torch.no_grad():
+        for start in range(0, 20, 4):
+            pixels = normalise(PICTURES[start : start + 4], MODEL.preprocess)
+            graph.run(pixels, visit, call if start == 16 else None)
+    attention = seen["blocks.0.attn.softmax"]
+    assert set(attention.unique().tolist()) <= {0.0, *(2.0**-code for code in range(15))}
+    exact = seen["blocks.0.attn.scores"].softmax(-1)
+    assert bool((attention <= 2 * exact).all() and (attention >= exact / 2).all())
+    found = calibrate(MODEL, [PICTURES], recipe)
+    for name, observer in observers.items():
+        if name in ("blocks.0.attn.context", "blocks.1.add2", "blocks.1.attn.scores"):
+            assert observer.qparams().scale == found.sites[name].scale, name
+    plain = calibrate(MODEL, [PICTURES], msgspec.structs.replace(recipe, last_batch=False))
+    assert plain.sites["blocks.0.attn.scores"].scale == found.sites["blocks.0.attn.scores"].scale
+    assert plain.sites["blocks.1.add2"].scale != found.sites["blocks.1.add2"].scale
+
+
+def test_only_the_last_batch_is_marked() -> None:
+    assert list(marked([])) == []
+    assert [(len(batch), last) for batch, last in marked([PICTURES[:3], PICTURES[:2], PICTURES])] == [
+        (3, False),
+        (2, False),
+        (20, True),
+    ]
 
 
 SHAPE = PICTURES.shape[1:]

@@ -50,6 +50,7 @@ def test_the_original_keeps_codes_at_branches_and_one_scale_for_qkv() -> None:
     sites = planned("fq-vit-original")
     assert {"patch_embed.proj", "blocks.0.attn.proj", "blocks.1.mlp.fc2"} <= set(sites)
     assert sites["blocks.0.attn.qkv"].groups == 1
+    assert (sites["head"].kind, sites["head"].bits, sites["head"].role) == ("range", 8, "logits")
 
 
 @pytest.mark.parametrize("name", ["minmax", "ema", "percentile", "omse"])
@@ -63,7 +64,8 @@ def test_a_baseline_has_one_observer_everywhere(name: str) -> None:
 def test_every_site_is_a_node_in_the_order_of_the_graph(kind: str, recipe: str) -> None:
     sites = list(planned(recipe, kind))
     names = [node.name for node in GRAPHS[kind].nodes]
-    assert sites == sorted(sites, key=names.index) and GRAPHS[kind].output not in sites
+    assert sites == sorted(sites, key=names.index)
+    assert (GRAPHS[kind].output in sites) == (RECIPES[recipe].logits == "codes")
 
 
 def test_a_site_is_overridden_by_name_by_glob_and_by_role() -> None:

@@ -28,6 +28,8 @@ def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
     assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
+    assert [name for name, r in RECIPES.items() if r.logits == "codes" or r.weight_ends == "halves"] == ["fq-vit-original"]
+    assert {name: r.shuffle for name, r in RECIPES.items() if r.shuffle is not None} == {"fq-vit-original": 0}
     assert RECIPES["fq-vit-original"].momentum == 0.01
 
 
@@ -84,6 +86,8 @@ WRONG = {
     "a quantile of a half": ("quantile = 0.5", "quantile"),
     "no images": ("images = 0", ">= 1.*images"),
     "a batch of 0": ("batch = 0", ">= 1.*batch"),
+    "a negative seed": ("shuffle = -1", ">= 0.*shuffle"),
+    "a shuffle that is no seed": ("shuffle = true", "shuffle"),
     "K of 9": ("k = 9", "<= 8.*k"),
     "an unknown observer": ('observer = "median"', "observer"),
     "an unknown field of a site": ("[sites.qkv]\nbit = 4", "unknown field bit"),

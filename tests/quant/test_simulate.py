@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from fqvit.models import layers
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
+from fqvit.quant.recipe import RECIPES
 from fqvit.quant.simulate import Simulation
 from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
@@ -42,12 +44,11 @@ def test_simulated_sites_hold_only_values_of_their_codes() -> None:
 
 def test_masked_models_have_a_zero_code_everywhere() -> None:
     model = float_model("swin")
-    simulation = Simulation(model, calibration_of(model, "fq-vit-original"))
+    recipe = msgspec.structs.replace(RECIPES["fq-vit"], zero_code=False)
+    simulation = Simulation(model, calibration_of(model, recipe))
     assert {q.zero_code for q in simulation.sites.values() if q.log2} == {True}
     plain = float_model("vit")
-    assert {q.zero_code for q in Simulation(plain, calibration_of(plain, "fq-vit-original")).sites.values() if q.log2} == {
-        False
-    }
+    assert {q.zero_code for q in Simulation(plain, calibration_of(plain, recipe)).sites.values() if q.log2} == {False}
 
 
 def test_rounded_weights_are_within_half_a_step() -> None:

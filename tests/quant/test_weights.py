@@ -31,6 +31,18 @@ def test_weights_are_symmetric_codes_with_a_scale_for_each_output(seed: int, bit
     assert np.abs(q.bias * q.scale - bias).max() <= q.scale.max() / 2 * (1 + 1e-9)
 
 
+@few
+@given(st.integers(0, 2**32 - 1), st.integers(2, 8))
+def test_with_halves_the_largest_weight_is_half_a_code_beyond_the_last(seed: int, bits: int) -> None:
+    weight = np.random.default_rng(seed).normal(size=(5, 9))
+    q = quantize_linear(weight, None, np.ones(1), bits, halves=True)
+    np.testing.assert_allclose(q.scale, np.abs(weight).max(1) / (2 ** (bits - 1) - 0.5))
+    assert np.abs(q.w.astype(int)).max(1).tolist() == [2 ** (bits - 1) - 1] * 5
+    assert (np.abs(q.w * q.scale[:, None] - weight).max(1) <= q.scale / 2 * (1 + 1e-9)).all()
+    groups = [quantize_linear(weight, None, np.ones(1), 4, group=8, halves=halves) for halves in (False, True)]
+    assert (groups[0].w == groups[1].w).all() and (groups[0].scale == groups[1].scale).all()
+
+
 @pytest.mark.parametrize("weight", [0.0, 1e-30, 1e-310, 5e-324])
 @pytest.mark.parametrize("bias", [0.0, 1.0, -3e5])
 def test_the_bias_of_a_dead_channel_fits(weight: float, bias: float) -> None:
@@ -114,7 +126,11 @@ def test_a_missing_bias_is_0() -> None:
 def test_positions_share_one_scale(bits: int) -> None:
     positions = np.random.default_rng(0).normal(size=(1, 7, 5))
     codes, unit = quantize_positions(positions, bits)
-    assert codes.dtype == np.int16 and np.abs(codes.astype(int)).max() == 2 ** (bits - 1) - 1
+    assert codes.dtype == np.int16
+    if bits == 16:
+        assert np.abs(codes.astype(int)).max() == 2**15 - 1
+    else:  # all 256 codes, around a zero point
+        assert int(codes.max()) - int(codes.min()) == 255 and codes.min() < 0 < codes.max()
     assert np.abs(codes * unit - positions).max() <= unit / 2 * (1 + 1e-9)
     assert quantize_positions(np.zeros((1, 2, 3)), bits)[0].tolist() == [[[0] * 3] * 2]
 

@@ -1,7 +1,7 @@
 """exp as a table: with 8-bit scores at a known scale, max - x has 256 values, so exp is 256 integers made while lowering.
 
-"table" rounds the true exponential; "polynomial" evaluates the paper's I-Exp in integers at those 256 points, so that
-both run as the same op.
+"table" rounds the true exponential; "polynomial" evaluates the paper's I-Exp in integers at those 256 points, and "coarse" the
+I-Exp of the paper's code, so that all run as the same op.
 """
 
 from __future__ import annotations
@@ -46,6 +46,24 @@ def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]
         ((int(p_) + q_b) ** 2 + q_c) * 2 ** one_bits(tokens) // unit >> min(int(z_), 62) for p_, z_ in zip(p, z, strict=True)
     ]
     return _trimmed(np.array(values, np.int32))
+
+
+def coarse_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
+    """I-Exp as the paper's code evaluates it: in codes, so that ln 2 and the coefficients are whole steps of the scores.
+
+    exp(-p) = L(p') 2^-z with L(p) = 0.35815147 p^2 + 0.96963238 p + 1; floor(-0.6931 / scale) is -ceil(ln 2 / scale).
+    """
+    a, b, c = 0.35815147, 0.96963238, 1.0
+    q_ln2, q_b = -math.floor(-0.6931 / scale), math.floor(b / a / scale)
+    q_c = max(1, math.floor(c / a / scale**2))  # it is L at p = 0, and 0 from a scale of 1.68 on, where the code gives NaN
+    values = []
+    for d in range(codes):
+        z, left = divmod(d, q_ln2)
+        values.append(max(0, left * (left - q_b) + q_c) * 2 ** one_bits(tokens) // q_c >> min(z, 62))
+    return _trimmed(np.array(values, np.int32))
+
+
+EXP_TABLES = {"table": exp_table, "polynomial": polynomial_table, "coarse": coarse_table}  # by a recipe's `exp`
 
 
 def level_table(scale: float, codes: int, levels: tuple[int, ...], masked: bool) -> NDArray[np.uint8]:

@@ -85,7 +85,10 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
     short = short_steps(emit.calibration.recipe, low.q, outputs)
     chosen = emit.calibration.weights.get(name)
-    quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short) if chosen is None else chosen
+    quantized = chosen
+    if quantized is None:
+        halves = emit.calibration.recipe.weight_ends == "halves"
+        quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short, halves=halves)
     if quantized.exponent is None:
         emit.constant(f"{name}.w", quantized.w)
     else:
@@ -96,8 +99,9 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
     emit.constant(f"{name}.bias", emit.int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
     if logits:
-        # One scale for all classes, the coarsest, so that no ratio passes 1 and the scores stay within the accumulator's bound.
-        unit = float(quantized.scale.max())
+        # One scale for all classes, at least the coarsest, so that no ratio passes 1 and scores stay within the accumulator's
+        # bound. Scores that are a site have its step; they are i32 all the same, with no zero point and nothing clipped.
+        unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group))
         return Wire(name, shape, unit=np.array([unit]))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.emit import Wire
-from fqvit.ir.exptable import exp_table, level_table, polynomial_table
+from fqvit.ir.exptable import EXP_TABLES, level_table
 from fqvit.ir.moves import Permute
 from fqvit.ir.rules import Lowering, double, rule
 from fqvit.models import layers
@@ -86,7 +86,7 @@ def _(leaf: layers.Softmax, low: Lowering) -> Wire:
         emit.constant(f"{low.name}.table", level_table(float(q_x.scale[0]), q_x.last + 1, q.levels, leaf.mask is not None))
         emit.op(RowCodes(y=low.name, x=x.buffer, region=region))
         return Wire(low.name, x.shape, q)
-    make = exp_table if emit.calibration.recipe.exp == "table" else polynomial_table
+    make = EXP_TABLES[emit.calibration.recipe.exp]
     emit.constant(f"{low.name}.table", make(float(q_x.scale[0]), q_x.last + 1, tokens))
     if q.log2:
         emit.op(LogSoftmax(y=low.name, x=x.buffer, bits=q.bits, region=region))

@@ -1,13 +1,14 @@
 """Calibration: one float pass over the images, an observer a site, no labels. Gives {site: QParams}.
 
-Batches are fixed (recipe.batch images in the order given), so that the result does not depend on how images arrive.
-Memory is that of the observers and one batch. Neighbours: observers.py, plan.py.
+Batches are fixed (recipe.batch images in the order given, or in one that follows from recipe.shuffle), so that the result does
+not depend on how images arrive. Memory is that of the observers and one batch; shuffling holds all images, as bytes.
+Neighbours: observers.py, plan.py.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
-from fqvit.models.layers import Context, Gelu, Heads, Take, gelu
+from fqvit.models.layers import Context, Gelu, Heads, Softmax, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
@@ -29,6 +30,9 @@ from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, 
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, joined, log2, relative
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.simulate import table_softmax
+
+Call = Callable[[Node, list[Tensor]], Tensor]
 
 SAMPLE_IMAGES = 128  # that compensated rounding and `auto` look at
 
@@ -133,6 +137,25 @@ def rebatch(
         yield np.stack(held)
 
 
+def shuffled(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iterator[NDArray[np.uint8]]:
+    """All images of `batches` in another order, the same for the same number of images and seed, in batches of `size`."""
+    images = [image for batch in batches for image in batch]
+    order = np.random.default_rng(seed).permutation(len(images))
+    for start in range(0, len(images), size):
+        yield np.stack([images[place] for place in order[start : start + size]])
+
+
+def marked(batches: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[NDArray[np.uint8], bool]]:
+    """Each batch, and whether it is the last."""
+    held = None
+    for batch in batches:
+        if held is not None:
+            yield held, False
+        held = batch
+    if held is not None:
+        yield held, True
+
+
 @torch.no_grad()
 def calibrate(
     model: FloatModel,
@@ -158,8 +181,12 @@ def calibrate(
     sample = Sample(SAMPLE_IMAGES)
     seen = 0
     p = model.preprocess
-    for batch in rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images):
-        observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers)
+    batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
+    if recipe.shuffle is not None:
+        batches = shuffled(batches, recipe.batch, recipe.shuffle)
+    for batch, last in marked(batches):
+        call = coded_attention(recipe, observers[0]) if last and recipe.last_batch else None
+        observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers, call=call)
         seen += len(batch)
         if recipe.max_loss is not None or recipe.rounding == "compensated":
             sample.add(batch)
@@ -221,8 +248,23 @@ def gelu_foot(least: float) -> float:
     return low
 
 
-def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver]) -> None:
-    """One float pass; each mapping has the observers of one recipe."""
+def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Call:
+    """For the last batch of the original code: softmax as the log2 codes that follow from the scores observed until then, this
+    batch's included. Their rows do not sum to 1, and so the ranges and shifts of what comes after allow for that."""
+
+    def call(node: Node, inputs: list[Tensor]) -> Tensor:
+        site = observers.get(node.name)
+        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2":
+            q = site.qparams()
+            return q.decode(q.encode(table_softmax(node.leaf, inputs[0], observers[node.inputs[0]].qparams(), recipe.exp)))
+        y: Tensor = node.leaf(*inputs, *node.params)
+        return y
+
+    return call
+
+
+def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver], call: Call | None = None) -> None:
+    """One float pass; each mapping has the observers of one recipe. call: see Graph.run."""
     places = observed_places(graph)
 
     def visit(node: Node, y: Tensor) -> Tensor:
@@ -232,7 +274,7 @@ def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObs
                 observed[site].observe(y if site == node.name else _tokens(node, y))
         return y
 
-    graph.run(images, visit)
+    graph.run(images, visit, call)
 
 
 def _tokens(chosen: Node, y: Tensor) -> Tensor:

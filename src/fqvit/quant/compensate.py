@@ -108,8 +108,16 @@ def fit(node: Node, moments: Moments, steps: NDArray[np.float64], calibration: C
     width = torch.from_numpy(np.broadcast_to(steps, weight.shape[1:]).copy())
     square = moments.square / torch.outer(width, width)
     importance = square.diagonal().numpy()
-    outputs = short_steps(calibration.recipe, calibration.sites.get(node.name), len(weight))
-    plain = quantize_linear(weight.numpy(), bias.numpy(), steps, bits, group=group, importance=importance, outputs=outputs)
+    plain = quantize_linear(
+        weight.numpy(),
+        bias.numpy(),
+        steps,
+        bits,
+        group=group,
+        importance=importance,
+        outputs=short_steps(calibration.recipe, calibration.sites.get(node.name), len(weight)),
+        halves=calibration.recipe.weight_ends == "halves",
+    )
     units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)
     if plain.exponent is not None:
         units = units * torch.from_numpy(2.0 ** plain.exponent[:, np.arange(weight.shape[1]) // group])

@@ -51,7 +51,9 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
 
 def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
     role = node.leaf.role
-    if role in ("route", "logits") or (role in BRANCHES and recipe.branches == "accumulator"):
+    if role == "route" or (role == "logits" and recipe.logits == "accumulator"):
+        return None
+    if role in BRANCHES and recipe.branches == "accumulator":
         return None
     if role == "attention":
         return _plan_attention(node, recipe, rule)

@@ -43,6 +43,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     weight_bits: Bits = 8
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights that share an exponent, at 4 bits or less; 0: none
+    weight_ends: Literal["codes", "halves"] = "codes"  # max|w| is 127 codes, or 127.5 of which the half is clipped
     # The nearest code, or codes and biases that make up for the errors of what is quantized before (compensate.py).
     rounding: Literal["nearest", "compensated"] = "nearest"
     activation_bits: Bits = 8
@@ -53,15 +54,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Log-Int-Softmax (more than 4 bits are always uniform); uniform; or beside the largest of the row, each row rescaled.
     attention: Literal["log2", "uniform", "relative"] = "log2"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
-    exp: Literal["table", "polynomial"] = "table"  # polynomial: the paper's I-Exp
+    exp: Literal["table", "polynomial", "coarse"] = "table"  # the paper's I-Exp: as printed, or as its code evaluates it
     branches: Literal["accumulator", "codes"] = "accumulator"  # proj, fc2 and the patch embedding before they are added
     qkv: Literal["separate", "joint"] = "separate"
     channels: bool = False  # a step for each channel of norms, V, attention times V and GELU, folded into the next weights
     position_bits: Literal[8, 16] = 16
+    logits: Literal["accumulator", "codes"] = "accumulator"  # class scores in fine steps, or in those of an 8-bit site
     momentum: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.01  # ema and percentile
     quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # percentile
     last_batch: bool = False  # ptf and omse look at the last batch only, as the original code does
     images: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None  # seed of the order of calibration images; None: as they come
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
     # `auto`: sites are raised to more bits until the expected loss of top-1, judged without labels, is at most this.
@@ -97,13 +100,15 @@ RECIPES = {
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
         Recipe(
             name="fq-vit-original",
-            exp="polynomial",
+            exp="coarse",
             branches="codes",
             qkv="joint",
             position_bits=8,
+            logits="codes",
+            weight_ends="halves",
             last_batch=True,
-            zero_code=False,
             batch=100,
+            shuffle=0,
         ),
         Recipe(name="minmax", **_PLAIN),
         Recipe(name="ema", observer="ema", **_PLAIN),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.ir.exptable import polynomial_table
+from fqvit.ir.exptable import EXP_TABLES
 from fqvit.models import layers
 from fqvit.models.graph import Graph, Node, trace
 from fqvit.models.load import FloatModel
@@ -74,7 +74,8 @@ class Simulation:
             weight, bias = (part.detach().cpu().double().numpy() for part in (leaf.weight, leaf.bias))
             p = self.model.preprocess
             flat, offset, zero = pixel_linear(weight, bias, p)
-            found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group, outputs=self._short_steps(node))
+            short, halves = self._short_steps(node), self.calibration.recipe.weight_ends == "halves"
+            found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group, outputs=short, halves=halves)
             self.patch_units[node.name] = torch.from_numpy(found.scale)
             rounded = found.w * found.scale[:, None] * 255
             # The walk's images are normalised already: take the part of the offset that stands for that back out.
@@ -95,7 +96,8 @@ class Simulation:
         bits, group = bits_and_group(self.calibration.recipe, leaf)
         weight = leaf.weight.detach().cpu().double().numpy()
         bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
-        return quantize_linear(weight, bias, steps, bits, group=group, outputs=self._short_steps(node))
+        short, halves = self._short_steps(node), self.calibration.recipe.weight_ends == "halves"
+        return quantize_linear(weight, bias, steps, bits, group=group, outputs=short, halves=halves)
 
     def _short_steps(self, node: Node) -> NDArray[np.float64] | None:
         assert isinstance(node.leaf, layers.Linear | layers.Patches)
@@ -132,19 +134,10 @@ class Simulation:
         if isinstance(leaf, layers.BiasedScores):
             unit = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
             return leaf(*inputs, (node.params[0].double() / unit + 0.5).floor().mul(unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
-        if isinstance(leaf, layers.Softmax) and self.calibration.recipe.exp == "polynomial":
-            return self._polynomial_softmax(node, leaf, inputs[0])
+        if isinstance(leaf, layers.Softmax) and self.calibration.recipe.exp != "table":
+            return table_softmax(leaf, inputs[0], self.sites[node.inputs[0]], self.calibration.recipe.exp)
         y: Tensor = leaf(*inputs, *node.params)
         return y
-
-    def _polynomial_softmax(self, node: Node, leaf: layers.Softmax, scores: Tensor) -> Tensor:
-        q = self.sites[node.inputs[0]]
-        table = torch.from_numpy(polynomial_table(float(q.scale[0]), q.last + 1, scores.shape[-1])).to(scores.dtype)
-        if leaf.mask is not None:
-            scores = scores.masked_fill(~leaf.mask[:, None], float("-inf"))
-        distance = ((scores.amax(-1, keepdim=True) - scores) / float(q.scale[0])).round()
-        e = table[distance.clamp(max=len(table) - 1).long()] * torch.isfinite(distance)
-        return e / e.sum(-1, keepdim=True)
 
     def visit(self, node: Node, y: Tensor) -> Tensor:
         q = self.sites.get(node.name)
@@ -159,3 +152,14 @@ class Simulation:
 def _as_real(found: QuantizedLinear, steps: NDArray[np.float64] | None) -> tuple[Tensor, Tensor]:
     weight = found.w * found.scale[:, None] / (1.0 if steps is None else steps)
     return torch.from_numpy(weight).float(), torch.from_numpy(found.bias * found.scale).float()
+
+
+def table_softmax(leaf: layers.Softmax, scores: Tensor, q: QParams, exp: str) -> Tensor:
+    """Softmax of the codes of `scores`, with exponentials as a recipe's `exp` has them."""
+    scale = float(q.scale[0])
+    table = torch.from_numpy(EXP_TABLES[exp](scale, q.last + 1, scores.shape[-1])).to(scores.device, scores.dtype)
+    if leaf.mask is not None:
+        scores = scores.masked_fill(~leaf.mask[:, None], float("-inf"))
+    distance = ((scores.amax(-1, keepdim=True) - scores) / scale).round()
+    e = table[distance.clamp(max=len(table) - 1).long()] * torch.isfinite(distance)
+    return e / e.sum(-1, keepdim=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fqvit.ir.nibbles import MAX_EXPONENT
 from fqvit.models import layers
 from fqvit.preprocess import Preprocess
-from fqvit.quant.qparams import QParams
+from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
 
 SCALES_IN_AN_OCTAVE = 8  # tried for groups
@@ -60,20 +60,23 @@ def quantize_linear(
     group: int = 0,
     importance: NDArray[np.float64] | None = None,
     outputs: NDArray[np.float64] | None = None,
+    halves: bool = False,
 ) -> QuantizedLinear:
     """Round weight [O, K] times the inputs' steps [K] (or [1]): acc = sum codes w, worth `scale` each.
 
     scale = max(max|w|/(2^(bits-1) - 1), |b|/2^30), so that the bias of a channel whose weights are all (nearly) 0 fits too.
     With groups the codes of a group count 2^exponent units each; scale and exponents are those of least squared error, each
     weight's counted as often as `importance` [K] says (None: all alike). Scales are rounded up to where a multiplier of 16 bits
-    leads from them to the steps `outputs` [O] exactly, if those are given.
+    leads from them to the steps `outputs` [O] exactly, if those are given. halves: without groups max|w| is
+    2^(bits-1) - 1/2 units, and the half beyond the last code is clipped.
     """
     b = np.zeros(len(weight)) if bias is None else bias
     effective = weight * steps
     largest = 2 ** (bits - 1) - 1
     coarsest = 2**MAX_EXPONENT if group else 1
     least = np.abs(b) / 2**30
-    scale = np.maximum(np.abs(effective).max(1) / (largest * coarsest), least)
+    ends = largest * coarsest if group or not halves else largest + 0.5
+    scale = np.maximum(np.abs(effective).max(1) / ends, least)
     # A channel of zeros has any scale; the smallest of the others suits those that compare channels (the logits).
     live = scale[scale > np.finfo(np.float64).tiny]
     scale = np.maximum(scale, live.min() if live.size else 1.0)
@@ -137,9 +140,16 @@ def _least_error(
 
 
 def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArray[np.int16], float]:
-    """Position embeddings as symmetric codes of at most 16 bits, and the value of one: one scale for all."""
-    unit = float(np.abs(positions).max()) / (2 ** (bits - 1) - 1) or 1.0
-    return np.floor(positions / unit + 0.5).astype(np.int16), unit
+    """Position embeddings as whole numbers of one unit, and the value of it.
+
+    16 bits: symmetric. 8: 256 codes from the least to the greatest, 0 inside, less their zero point: the original code's.
+    """
+    if bits == 16:
+        unit = float(np.abs(positions).max()) / (2**15 - 1) or 1.0
+        return np.floor(positions / unit + 0.5).astype(np.int16), unit
+    q = affine(float(positions.min()), float(positions.max()), bits)
+    codes = np.clip(np.floor(positions / q.scale[0] + 0.5) + q.zero[0], 0, q.last) - q.zero[0]
+    return codes.astype(np.int16), float(q.scale[0])
 
 
 def pixel_linear(
