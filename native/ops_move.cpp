@@ -25,7 +25,7 @@ public:
         const Value& x = movable(record, scope, 0);
         need(x.shape.size() >= 2, "an input has too few axes");
         const Array& index = record.arrays[0];
-        need(index.dtype == DType::i32 && !index.shape.empty() && count_of(index) > 0, "index must be i32");
+        need(index.dtype == DType::i32 && index.shape.size() < MAX_AXES && count_of(index) > 0, "index must be i32");
         for (const std::int64_t i : integers(index, -1, x.rows() - 1, "index")) index_.push_back(static_cast<std::int32_t>(i));
         const std::vector<std::int32_t> fill = channels_of(record.arrays[1], x.channels(), x.lo, x.hi, "fill");
         fill_.resize(static_cast<std::size_t>(x.channels() * size_of(x.dtype)));

@@ -95,6 +95,7 @@ RECIPES = {
     for recipe in (
         Recipe(name="fqvit", **_OURS),
         Recipe(name="w4", weight_bits=4, weight_group=16, rounding="compensated", **_OURS),
+        Recipe(name="fast", weight_bits=7, **_OURS),
         Recipe(name="auto", attention="relative", channels=True, k=4, max_loss=0.5),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),

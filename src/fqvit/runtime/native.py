@@ -109,6 +109,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _contiguous(array: Constant) -> Constant:
+    """As the compiled side wants it; numpy's own function would give an array without axes one."""
+    return array if array.flags.c_contiguous else array.copy()
+
+
 class _Loader:
     """Hands a program to the compiled side, op by op."""
 
@@ -130,11 +135,11 @@ class _Loader:
     def send(self, op: Op, ints: list[int], arrays: list[Constant]) -> int:
         inputs = [self.number(name) for name in op.inputs()]
         tag: str = op.__struct_config__.tag  # type: ignore[assignment]
-        return self.engine.add(op.y, tag, inputs, ints, [np.ascontiguousarray(array) for array in arrays])
+        return self.engine.add(op.y, tag, inputs, ints, [_contiguous(array) for array in arrays])
 
     def number(self, name: str) -> int:
         if name not in self.numbers:
-            self.numbers[name] = self.engine.constant(np.ascontiguousarray(self.constants[name]))
+            self.numbers[name] = self.engine.constant(_contiguous(self.constants[name]))
         return self.numbers[name]
 
     def part(self, op: Op, name: str) -> Constant:
