@@ -39,7 +39,7 @@ def main() -> None:
     print(
         f"""
 1,000 Fashion-MNIST test images each. agreement: both give the same class. Times are of one image on one core, in batches
-of {BATCH}: float by torch, integer by the native engine ({", ".join(instruction_sets()[:1])}), whose every logit was compared with the reference.
+of {BATCH}: float by torch, integer by the native engine ({instruction_sets()[0]}). Every logit is equal to the reference's.
 The integer programs are in {FOLDER}. Look into one: fqvit inspect {FOLDER / MODELS[0]}.fqvit
 Done in {time.perf_counter() - start:.0f} s."""
     )
