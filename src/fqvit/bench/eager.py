@@ -33,7 +33,7 @@ def quicken(module: nn.Module) -> nn.Module:
 
 def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
     """[..., T, 3 H D] -> Q, K and V [..., H, T, D]"""
-    return qkv.unflatten(-1, (3, heads, -1)).movedim(-3, 0).transpose(-2, -3).unbind(0)
+    return qkv.reshape(*qkv.shape[:-1], 3, heads, -1).movedim(-3, 0).transpose(-2, -3).unbind(0)
 
 
 def _attention(part: Attention) -> Callable[[Tensor], Tensor]:
@@ -59,7 +59,7 @@ def _window_attention(part: WindowAttention) -> Callable[[Tensor], Tensor]:
             repeated[images] = bias.repeat(images, 1, 1, 1)
         q, k, v = _split(part.qkv(part.windows(x)).flatten(0, 1), part.q.heads)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=repeated[images])
-        y = y.transpose(-2, -3).flatten(-2).unflatten(0, (images, -1))
+        y = y.transpose(-2, -3).reshape(images, len(bias), *y.shape[2:3], -1)
         return part.proj(part.tokens(y))  # type: ignore[no-any-return]
 
     return forward
@@ -69,7 +69,7 @@ def _take(part: Take) -> Callable[[Tensor], Tensor]:
     rows, shape = part.index.flatten(), part.index.shape
 
     def forward(x: Tensor) -> Tensor:
-        y = x.flatten(1, -2).index_select(1, rows).unflatten(1, shape)
+        y = x.flatten(1, -2).index_select(1, rows).view(len(x), *shape, -1)
         return y.flatten(-2) if part.join else y
 
     return forward

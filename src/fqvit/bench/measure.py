@@ -6,14 +6,18 @@ Neighbours: peers.py (who), prepare.py (their files), rounds.py (the race), repo
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit import _native
 from fqvit.bench.peers import PEERS, Peer, Skipped, choose
 from fqvit.bench.rounds import Contestant, Timing, ask_once, race, unlike
 from fqvit.errors import FqvitError
@@ -22,6 +26,7 @@ from fqvit.ir.program import Program
 from fqvit.models import embedded
 from fqvit.preprocess import Preprocess
 from fqvit.progress import Progress
+from fqvit.runtime.native import ISA
 
 CALIBRATION = 8  # images: times do not depend on the steps that are found
 Pixels = NDArray[np.uint8]
@@ -62,7 +67,7 @@ def measure(
     peers, skipped = choose(libraries)
     found = Measured(skipped=skipped)
     for name in loaded:
-        found.notes[name] = Note(True, "uint8 pixels in, integers throughout")
+        found.notes[name] = Note(True, f"{instruction_set()} kernels, uint8 pixels in, integers throughout")
     with tempfile.TemporaryDirectory(prefix="fqvit-bench-") as place:
         folder = Path(place)
         files = _prepare(program, peers, weights, folder, found) if peers else {}
@@ -70,7 +75,8 @@ def measure(
             pixels, floats = folder / f"pixels{batch}.npy", folder / f"floats{batch}.npy"
             _save_images(program, batch, pixels, floats)
             contestants = [Contestant(name, "fqvit", path, pixels) for name, path in programs.items()]
-            contestants += [Contestant(peer.name, peer.library, files[peer.name], floats) for peer in peers if peer.name in files]
+            made = [peer for peer in peers if peer.name in files]
+            contestants += [Contestant(peer.name, peer.library, files[peer.name], floats) for peer in made]
             timings = race(contestants, threads, batch, rounds, track)
             _judge(timings, programs, found)
             found.timings.append([timing for timing in timings if timing.failure is None])
@@ -86,7 +92,7 @@ def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folde
     patch = math.isqrt(program.unpacked().constants[first.part("w")].shape[1] // channels)
     output = program.header.output
     shape = program.verify().buffers[output.buffer].shape
-    question = {
+    question: dict[str, object] = {
         "model": program.header.model,
         "weights": weights,
         "image": [height, width, channels],
@@ -112,8 +118,15 @@ def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folde
             found.skipped.append(Skipped(name, made["error"]))
         else:
             files[name] = Path(made["file"])
-            found.notes[name] = Note(made["exact"], made["note"])
+            library = next(peer.library for peer in peers if peer.name == name)
+            found.notes[name] = Note(made["exact"], f"{version(library)}, {made['note']}")
     return files
+
+
+def instruction_set() -> str:
+    """What engines of this process and of its children take by default."""
+    native: Any = _native
+    return os.environ.get(ISA) or str(native.instruction_sets()[0])
 
 
 def _judge(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measured) -> None:

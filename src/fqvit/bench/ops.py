@@ -48,9 +48,7 @@ def by_tag(times: Sequence[OpTime]) -> list[OpTime]:
     kinds: dict[str, list[OpTime]] = {}
     for time in times:
         kinds.setdefault(time.tag, []).append(time)
-    sums = [
-        OpTime(str(len(ops)), tag, sum(op.seconds for op in ops), sum(op.macs for op in ops)) for tag, ops in kinds.items()
-    ]
+    sums = [OpTime(str(len(ops)), tag, sum(op.seconds for op in ops), sum(op.macs for op in ops)) for tag, ops in kinds.items()]
     return sorted(sums, key=lambda op: -op.seconds)
 
 

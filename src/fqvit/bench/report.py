@@ -79,7 +79,7 @@ def text(found: Measured) -> str:
     if found.source is not None:
         about.append(f"The peers' weights: {found.source}.")
     about += [f"Skipped {skipped.peer}: {skipped.reason}" for skipped in found.skipped]
-    legend = "Median and least of all timed runs, after imports and loading; the peak is of the whole process. Ratio: times the first."
+    legend = "Median and least of all timed runs, after loading; the peak is of the whole process. Ratio: times the first."
     return "\n\n".join([*parts, "\n".join([legend, *about])])
 
 

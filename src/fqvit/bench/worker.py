@@ -39,7 +39,8 @@ def torch(file: str, x: Batch, threads: int) -> Runner:
 
     def run() -> Batch:
         with torch.inference_mode():
-            return module(images).numpy()  # type: ignore[no-any-return]
+            y: Batch = module(images).numpy()
+            return y
 
     return run
 
@@ -52,7 +53,12 @@ def onnxruntime(file: str, x: Batch, threads: int) -> Runner:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.add_free_dimension_override_by_name("batch", len(x))  # so that every shape is known before the first run
     session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {"images": x})[0]  # type: ignore[no-any-return]
+
+    def run() -> Batch:
+        y: Batch = session.run(None, {"images": x})[0]
+        return y
+
+    return run
 
 
 def openvino(file: str, x: Batch, threads: int) -> Runner:
@@ -69,7 +75,12 @@ def openvino(file: str, x: Batch, threads: int) -> Runner:
         "ENABLE_CPU_PINNING": False,  # a neighbour may have the core
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return lambda: next(iter(request.infer([x], share_inputs=True, share_outputs=True).values()))  # type: ignore[no-any-return]
+
+    def run() -> Batch:
+        y: Batch = request.infer([x], share_inputs=True, share_outputs=True)[0]
+        return y
+
+    return run
 
 
 KINDS = {"fqvit": fqvit, "torch": torch, "onnxruntime": onnxruntime, "openvino": openvino}

@@ -29,7 +29,12 @@ def run(
         warn(warning)
     times = ops.profile(file) if by_op else []
     if as_json:
-        about: dict[str, object] = {"file": str(file), "model": header.model, "recipe": header.recipe.get("name"), "rounds": rounds}
+        about: dict[str, object] = {
+            "file": str(file),
+            "model": header.model,
+            "recipe": header.recipe.get("name"),
+            "rounds": rounds,
+        }
         say_json({**about, **report.summary(found), **({"by_op": ops.summary(times)} if by_op else {})})
         return
     machine = report.machine()
