@@ -52,7 +52,7 @@ FIELDS = (
     "ratio",
     "exact",
     "rounds",
-    "version",
+    "version or kernels",
     "cpu",
     "has",
     "commit",

@@ -96,7 +96,7 @@ class Worker:
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else f"ended with code {code} and without a word"
+        return said[-1].removeprefix("fqvit.errors.FqvitError: ") if said else f"ended with code {code} and without a word"
 
     def stop(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None

@@ -23,6 +23,8 @@ def run(
     settings = [(t, b) for t in numbers("--threads", threads) for b in numbers("--batch", batches)]
     if not 1 <= rounds <= 10_000:
         raise FqvitError(f"--rounds {rounds}: expected 1 to 10000.")
+    if weights is not None and not weights.startswith("hf:") and not Path(weights).exists():
+        raise FqvitError(f"{weights}: there is no such file. Pass the checkpoint of the float model (--weights FILE).")
     header = Program.load(file).header
     found = measure({OURS: file}, libraries, weights, settings, rounds, track)
     for warning in found.warnings:
