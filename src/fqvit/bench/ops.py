@@ -6,6 +6,7 @@ are known to reach here. It is no peak of the hardware.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,13 @@ def profile(file: Path, rounds: int = PROFILE_ROUNDS) -> list[OpTime]:
 
     engine: Any = Engine(file, 1)
     image = pictures(engine.program, 1)
-    return [OpTime(*entry) for entry in engine._engine.profile(image, rounds)]
+    engine.run(image)
+    # Round by round: the engine gives means of wall time, which one interruption spoils.
+    found = [engine._engine.profile(image, 1) for _ in range(rounds)]
+    return [
+        OpTime(name, tag, statistics.median(each[i][2] for each in found), macs)
+        for i, (name, tag, _, macs) in enumerate(found[0])
+    ]
 
 
 def by_tag(times: Sequence[OpTime]) -> list[OpTime]:
