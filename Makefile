@@ -21,6 +21,7 @@ lint: .venv/.dev
 
 bench: .venv/.run
 	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/speed.py --quick
 
 # timm is compared with in tests, which skip without it: an install that fails is no failure, and is tried again next time.
 # No dependencies: torchvision would ask for its own torch.

@@ -203,3 +203,24 @@ def compare(
     from fqvit.commands import compare as compare_command
 
     compare_command.run(file, weights, data, limit, baseline, as_json)
+
+
+@command("bench")
+def bench(
+    file: Program,
+    against: Annotated[str, typer.Option(metavar="NAMES", help="Peers, with commas between; or none.")] = (
+        "torch,onnxruntime,openvino"
+    ),
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Images at once.")] = "1",
+    threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of each.")] = "1",
+    rounds: Annotated[int, typer.Option(metavar="N", help="How often each has its turn.")] = 10,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint for the peers; default: random weights.")
+    ] = None,
+    ops: Annotated[bool, typer.Option("--ops", help="Also the engine's time by op.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure time and memory of a program beside other runtimes."""
+    from fqvit.commands import bench as bench_command
+
+    bench_command.run(file, against, batch, threads, rounds, weights, ops, as_json)

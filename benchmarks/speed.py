@@ -1,0 +1,199 @@
+"""Time and memory of the engine beside other runtimes, model by model: `fqvit bench` for a whole table, kept in a CSV file.
+
+DeiT-Tiny has its real weights where there is a folder of them; other models have normal weights clipped at 3 sigma, as real
+checkpoints are: kernels choose by the weights that they are given. Programs of recipe fqvit and of fq-vit run in the same
+rounds, and the ratios are over the first.
+
+    .venv/bin/python benchmarks/speed.py                                # the table: one thread, batches 1 and 8
+    .venv/bin/python benchmarks/speed.py --models deit_tiny,deit_small --settings 1x8,2x8 --against none
+    .venv/bin/python benchmarks/speed.py --models vit_tiny_384,vit_small_384 --settings 1x1
+    .venv/bin/python benchmarks/speed.py --quick                        # what `make bench` runs; adds nothing to the CSV
+
+Checkpoints and programs are kept in build/speed; delete it after a change of recipes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+import fqvit
+from fqvit.bench import report
+from fqvit.bench.measure import Measured, measure, smooth_pictures
+from fqvit.bench.peers import LIBRARIES, parse
+from fqvit.commands.bench import numbers
+from fqvit.models import zoo
+from fqvit.models.device import keep_freed_memory
+from fqvit.models.load import build
+from fqvit.progress import track
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "speed.csv"
+FIELDS = (
+    "model",
+    "weights",
+    "batch",
+    "threads",
+    "peer",
+    "CPU ms",
+    "CPU ms least",
+    "wall ms",
+    "wall ms least",
+    "peak MB",
+    "load s",
+    "ratio",
+    "exact",
+    "rounds",
+    "version or kernels",
+    "cpu",
+    "has",
+    "commit",
+)
+TABLE = ("deit_tiny", "deit_small", "vit_base", "swin_tiny")
+RECIPES = ("fqvit", "fq-vit")
+IMAGES = 16  # for calibration: times do not depend on how well the steps fit
+
+
+@torch.no_grad()
+def clipped_weights(name: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A checkpoint of zoo model `name`: normal weights of variance 1 / fan-in clipped at 3 sigma, norms near 1, small rest."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(shape: torch.Size, sigma: float) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).clamp(-3, 3) * sigma
+
+    state = {}
+    for key, value in build(zoo.find(name).config).state_dict().items():
+        if "bias_table" in key or key in ("cls_token", "pos_embed"):
+            state[key] = normal(value.shape, 0.2)
+        elif value.ndim > 1:
+            state[key] = normal(value.shape, value[0].numel() ** -0.5)
+        elif "norm" in key and key.endswith("weight"):
+            state[key] = 1 + normal(value.shape, 0.1)
+        else:
+            state[key] = normal(value.shape, 0.02)
+    return state
+
+
+def checkpoint(name: str, data: Path, folder: Path) -> tuple[Path, str]:
+    """The real weights where there are some, else those above; and which of them."""
+    real = data / "weights" / f"{zoo.find(name).name}.safetensors"
+    if real.is_file():
+        return real, "real"
+    path = folder / f"{name}.safetensors"
+    if not path.is_file():
+        save_file(clipped_weights(name), path)
+    return path, "normal, 3 sigma"
+
+
+def pixels(model: fqvit.FloatModel, data: Path, kind: str) -> Iterator[NDArray[np.uint8]]:
+    if kind == "real" and (data / "imagenet" / "calib").is_dir():
+        photos = fqvit.ImageFolder.unlabelled(data / "imagenet" / "calib", model.preprocess).limit(IMAGES)
+        yield from (batch.images for batch in photos.batches())
+        return
+    p = model.preprocess
+    yield smooth_pictures((IMAGES, p.height, p.width, p.channels), 2)
+
+
+def programs(name: str, weights: Path, kind: str, recipes: tuple[str, ...], data: Path, folder: Path) -> dict[str, Path]:
+    """Recipe -> its program, made where it is not there already."""
+    paths = {recipe: folder / f"{name}.{recipe}.fqvit" for recipe in recipes}
+    missing = [recipe for recipe, path in paths.items() if not path.is_file()]
+    model = fqvit.load_model(name, weights) if missing else None
+    for recipe in missing:
+        assert model is not None
+        print(f"{name}: quantizing, recipe {recipe}", flush=True)
+        found = fqvit.calibrate(model, pixels(model, data, kind), fqvit.load_recipe(recipe))
+        fqvit.lower(model, found).save(paths[recipe])
+    return paths
+
+
+def append(name: str, kind: str, recipes: tuple[str, ...], rounds: int, found: Measured) -> None:
+    machine, fresh = report.machine(), not RESULTS.is_file()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if fresh:
+            writer.writerow(FIELDS)
+        for timings in found.timings:
+            for row in report.rows(timings):
+                note = found.notes[row.name]
+                ours = row.name in recipes
+                times = (row.cpu_median, row.cpu_min, row.wall_median, row.wall_min)
+                writer.writerow(
+                    (
+                        zoo.find(name).name,
+                        kind,
+                        row.batch,
+                        row.threads,
+                        f"recipe {row.name}" if ours else row.name,
+                        *(f"{value:.2f}" for value in times),
+                        f"{row.peak_mb:.0f}",
+                        f"{row.load_s:.2f}",
+                        f"{row.ratio:.3f}",
+                        {True: "yes", False: "no", None: ""}[note.exact],
+                        rounds,
+                        note.text.split(",")[0],
+                        machine["cpu"],
+                        " ".join(machine["has"]),  # type: ignore[arg-type]
+                        commit(),
+                    )
+                )
+
+
+def commit() -> str:
+    """With a plus sign where the sources are not the commit's."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "native")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def setting(words: str) -> tuple[int, int]:
+    """1x8 -> one thread, batch 8"""
+    threads, _, batch = words.partition("x")
+    return numbers("--threads", threads)[0], numbers("--batch", batch)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(TABLE), help="names of the zoo with commas between")
+    parser.add_argument("--settings", default="1x1,1x8", help="threads x batch, with commas between: 1x1,1x8,2x8")
+    parser.add_argument("--recipes", default=",".join(RECIPES), help="the ratios are over the first")
+    parser.add_argument("--against", default=",".join(LIBRARIES))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--dry", action="store_true", help="print, and leave the CSV file alone")
+    parser.add_argument("--quick", action="store_true", help="DeiT-Tiny at batch 1, five rounds, dry")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.models, arguments.settings, arguments.recipes = "deit_tiny", "1x1", "fqvit"
+        arguments.rounds, arguments.dry = 5, True
+    keep_freed_memory()
+    folder = ROOT / "build" / "speed"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = [setting(words) for words in arguments.settings.split(",")]
+    recipes = tuple(arguments.recipes.split(","))
+    for name in arguments.models.split(","):
+        weights, kind = checkpoint(name, arguments.data_root, folder)
+        files = programs(name, weights, kind, recipes, arguments.data_root, folder)
+        found = measure(files, parse(arguments.against), str(weights), settings, arguments.rounds, track)
+        print(f"\n{name}, weights: {kind}\n\n{report.text(found)}", *found.warnings, sep="\n", flush=True)
+        if not arguments.dry:
+            append(name, kind, recipes, arguments.rounds, found)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except fqvit.FqvitError as error:
+        raise SystemExit(f"speed.py: {error}") from None

@@ -1,0 +1,75 @@
+"""The float model the way PyTorch runs it fastest: fused attention, rows by index_select. The same values, to rounding.
+
+The model's own leaf modules are written for tracing; a comparison with them would flatter the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fqvit.models.layers import Take
+from fqvit.models.swin import WindowAttention
+from fqvit.models.vit import Attention
+
+
+def quicken(module: nn.Module) -> nn.Module:
+    """Changes the forward of attentions and gathers in place; the module can no longer be traced or saved."""
+    for part in module.modules():
+        faster: Callable[[Tensor], Tensor] | None = None
+        if isinstance(part, Attention):
+            faster = _attention(part)
+        elif isinstance(part, WindowAttention):
+            faster = _window_attention(part)
+        elif isinstance(part, Take) and not bool((part.index < 0).any()):
+            faster = _take(part)
+        if faster is not None:
+            part.forward = faster
+    return module
+
+
+def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """[..., T, 3 H D] -> Q, K and V [..., H, T, D]"""
+    return qkv.reshape(*qkv.shape[:-1], 3, heads, -1).movedim(-3, 0).transpose(-2, -3).unbind(0)
+
+
+def _attention(part: Attention) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        q, k, v = _split(part.qkv(x), part.q.heads)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return part.proj(y.transpose(-2, -3).flatten(-2))  # type: ignore[no-any-return]
+
+    return forward
+
+
+def _window_attention(part: WindowAttention) -> Callable[[Tensor], Tensor]:
+    with torch.no_grad():
+        bias = part.relative_position_bias_table[part.scores.index].permute(2, 0, 1)[None]
+        if part.softmax.mask is not None:
+            bias = bias.masked_fill(~part.softmax.mask[:, None], float("-inf"))
+    bias = bias.expand(len(part.windows.index), -1, -1, -1).contiguous()  # [W, H, T, T]
+    repeated: dict[int, Tensor] = {}  # by the number of images: made in the first run, outside the timing
+
+    def forward(x: Tensor) -> Tensor:
+        images = len(x)
+        if images not in repeated:
+            repeated[images] = bias.repeat(images, 1, 1, 1)
+        q, k, v = _split(part.qkv(part.windows(x)).flatten(0, 1), part.q.heads)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=repeated[images])
+        y = y.transpose(-2, -3).reshape(images, len(bias), *y.shape[2:3], -1)
+        return part.proj(part.tokens(y))  # type: ignore[no-any-return]
+
+    return forward
+
+
+def _take(part: Take) -> Callable[[Tensor], Tensor]:
+    rows, shape = part.index.flatten(), part.index.shape
+
+    def forward(x: Tensor) -> Tensor:
+        y = x.flatten(1, -2).index_select(1, rows).view(len(x), *shape, -1)
+        return y.flatten(-2) if part.join else y
+
+    return forward

@@ -1,0 +1,173 @@
+"""Programs of one model beside the peers: prepares the peers' files, then races all of them in every setting.
+
+Neighbours: peers.py (who), prepare.py (their files), rounds.py (the race), report.py (tables).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit import _native
+from fqvit.bench.peers import PEERS, Peer, Skipped, choose
+from fqvit.bench.rounds import Contestant, Timing, ask_once, race, unlike
+from fqvit.errors import FqvitError
+from fqvit.ir.ops import Linear
+from fqvit.ir.program import Program
+from fqvit.models import embedded
+from fqvit.preprocess import Preprocess
+from fqvit.progress import Progress
+from fqvit.runtime.native import ISA
+
+CALIBRATION = 8  # images: times do not depend on the steps that are found
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Note:
+    """exact: whether integer products are; None where that is no question, or not known."""
+
+    exact: bool | None
+    text: str
+
+
+@dataclass
+class Measured:
+    """timings: one list a setting, the programs first   source: of the peers' weights, None without peers"""
+
+    timings: list[list[Timing]] = field(default_factory=list)
+    notes: dict[str, Note] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    source: str | None = None
+
+
+def measure(
+    programs: Mapping[str, Path],
+    libraries: Sequence[str],
+    weights: str | None,
+    settings: Sequence[tuple[int, int]],
+    rounds: int,
+    track: Progress,
+) -> Measured:
+    """programs: of one model, by the names that they shall have in the table   settings: (threads, batch)"""
+    loaded = {name: Program.load(path) for name, path in programs.items()}
+    program = next(iter(loaded.values()))
+    if any(other.input_shape != program.input_shape for other in loaded.values()):
+        raise FqvitError("programs for images of different sizes cannot run in one race.")
+    peers, skipped = choose(libraries)
+    found = Measured(skipped=skipped)
+    for name in loaded:
+        found.notes[name] = Note(True, f"{instruction_set()} kernels, uint8 pixels in, integers throughout")
+    with tempfile.TemporaryDirectory(prefix="fqvit-bench-") as place:
+        folder = Path(place)
+        files = _prepare(program, peers, weights, folder, found) if peers else {}
+        for threads, batch in settings:
+            pixels, floats = folder / f"pixels{batch}.npy", folder / f"floats{batch}.npy"
+            _save_images(program, batch, pixels, floats)
+            contestants = [Contestant(name, "fqvit", path, pixels) for name, path in programs.items()]
+            made = [peer for peer in peers if peer.name in files]
+            contestants += [Contestant(peer.name, peer.library, files[peer.name], floats) for peer in made]
+            timings = race(contestants, threads, batch, rounds, track)
+            _judge(timings, programs, found)
+            found.timings.append([timing for timing in timings if timing.failure is None])
+    return found
+
+
+def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folder: Path, found: Measured) -> dict[str, Path]:
+    """The peers' files by name; what was learned on the way goes into `found`."""
+    calibration = folder / "calibration.npy"
+    np.save(calibration, normalised(pictures(program, CALIBRATION, seed=1), program.header.preprocess))
+    first = next(op for op in program.ops if isinstance(op, Linear))
+    height, width, channels = program.input_shape
+    patch = math.isqrt(program.unpacked().constants[first.part("w")].shape[1] // channels)
+    output = program.header.output
+    shape = program.verify().buffers[output.buffer].shape
+    question: dict[str, object] = {
+        "model": program.header.model,
+        "weights": weights,
+        "image": [height, width, channels],
+        "patch": patch,
+        "classes": shape[-1] if output.kind == "logits" else None,
+        "peers": [peer.name for peer in peers],
+        "folder": str(folder),
+        "calibration": str(calibration),
+    }
+    answer = ask_once("fqvit.bench.prepare", question)
+    if "mistake" in answer:
+        raise FqvitError(answer["mistake"])
+    found.source = answer["source"]
+    ours = sum(program.unpacked().constants[op.part("w")].size for op in program.ops if isinstance(op, Linear))
+    if output.kind == "logits" and abs(answer["weights"] / ours - 1) > 0.02:
+        found.warnings.append(
+            f"the peers' model has {answer['weights']:,} weights, the program {ours:,}: not the same shapes."
+            " Pass the checkpoint that the program was made from (--weights FILE)."
+        )
+    files = {}
+    for name, made in answer["peers"].items():
+        if "error" in made:
+            found.skipped.append(Skipped(name, made["error"]))
+        else:
+            files[name] = Path(made["file"])
+            library = next(peer.library for peer in peers if peer.name == name)
+            found.notes[name] = Note(made["exact"], f"{version(library)}, {made['note']}")
+    return files
+
+
+def instruction_set() -> str:
+    """What engines of this process and of its children take by default."""
+    native: Any = _native
+    return os.environ.get(ISA) or str(native.instruction_sets()[0])
+
+
+def _judge(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measured) -> None:
+    """A program that does not run is an error, a peer that does not is skipped; float peers must agree with each other."""
+    for timing in timings:
+        if timing.failure is not None and timing.name in programs:
+            raise FqvitError(f"{programs[timing.name]}: {timing.failure}")
+        if timing.failure is not None:
+            found.skipped.append(Skipped(timing.name, timing.failure))
+    for name, off in unlike(timings, [peer.name for peer in PEERS if not peer.integer]).items():
+        found.warnings.append(f"{name}: its logits differ from those of the other float peers by {100 * off:.1f} %.")
+
+
+def pictures(program: Program, count: int, seed: int = 0) -> Pixels:
+    """Images to run: the package's own for its models, else smooth random ones. uint8 [count, H, W, C]"""
+    shape = (count, *program.input_shape)
+    if program.header.model in embedded.MODELS:
+        inside, _ = embedded.test_images()
+        if inside.shape[1:] == program.input_shape:
+            return np.resize(inside[seed:], shape)
+    return smooth_pictures(shape, seed)
+
+
+def smooth_pictures(shape: tuple[int, ...], seed: int) -> Pixels:
+    """Waves of a random direction and phase in every channel, with some noise: uint8 [N, H, W, C]."""
+    rng = np.random.default_rng(seed)
+    out = np.empty(shape, np.uint8)
+    y, x = np.mgrid[0 : shape[1], 0 : shape[2]][..., None]
+    for picture in out:  # one at a time: float copies of a batch are large
+        a, b, phase = rng.normal(size=(3, shape[3])) * [[0.1], [0.1], [2.0]]
+        picture[...] = np.clip(128 + 110 * np.sin(a * y + b * x + phase) + rng.normal(0, 12, shape[1:]), 0, 255)
+    return out
+
+
+def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
+    """What float models take: float32 [N, C, H, W]. As models/pixels.py, without torch."""
+    x = (pixels.astype(np.float32) / 255 - np.array(p.mean, np.float32)) / np.array(p.std, np.float32)
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32)
+
+
+def _save_images(program: Program, batch: int, pixels: Path, floats: Path) -> None:
+    images = pictures(program, batch)
+    np.save(pixels, images)
+    np.save(floats, normalised(images, program.header.preprocess))

@@ -1,0 +1,102 @@
+"""Where the engine's time goes: by kind of op, and the ops that take most.
+
+The unit of comparison is the fastest op of the same program, in multiply-accumulates a second: a speed that these kernels
+are known to reach here. It is no peak of the hardware.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fqvit.bench.measure import pictures
+from fqvit.commands.output import table
+
+PROFILE_ROUNDS = 20
+TOP = 12
+LARGE = 0.01  # share of all MACs: speeds of smaller ops are no yardstick
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """name: of the buffer that it writes; for a kind of op, how many there are"""
+
+    name: str
+    tag: str
+    seconds: float
+    macs: int
+
+    @property
+    def gmacs(self) -> float:
+        """10^9 multiply-accumulates a second."""
+        return self.macs / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+def profile(file: Path, rounds: int = PROFILE_ROUNDS) -> list[OpTime]:
+    """One image, one thread: the median time of every op as the engine runs them, fused."""
+    from fqvit.runtime.native import Engine
+
+    engine: Any = Engine(file, 1)
+    image = pictures(engine.program, 1)
+    engine.run(image)
+    # Round by round: the engine gives means of wall time, which one interruption spoils.
+    found = [engine._engine.profile(image, 1) for _ in range(rounds)]
+    return [
+        OpTime(name, tag, statistics.median(each[i][2] for each in found), macs)
+        for i, (name, tag, _, macs) in enumerate(found[0])
+    ]
+
+
+def by_tag(times: Sequence[OpTime]) -> list[OpTime]:
+    """Sums by kind of op, slowest first."""
+    kinds: dict[str, list[OpTime]] = {}
+    for time in times:
+        kinds.setdefault(time.tag, []).append(time)
+    sums = [OpTime(str(len(ops)), tag, sum(op.seconds for op in ops), sum(op.macs for op in ops)) for tag, ops in kinds.items()]
+    return sorted(sums, key=lambda op: -op.seconds)
+
+
+def yardstick(times: Sequence[OpTime]) -> OpTime | None:
+    total = sum(time.macs for time in times)
+    return max((time for time in times if total and time.macs >= LARGE * total), key=lambda op: op.gmacs, default=None)
+
+
+def text(times: Sequence[OpTime]) -> str:
+    total = sum(time.seconds for time in times)
+    fastest = yardstick(times)
+    head = ("ops", "kind", "ms", "share", "MMAC", "GMAC/s", "of fastest")
+    kinds = [_cells(time, total, fastest) for time in by_tag(times)]
+    kinds.append(_cells(OpTime(str(len(times)), "all", total, sum(time.macs for time in times)), total, fastest))
+    top = [_cells(time, total, fastest) for time in sorted(times, key=lambda op: -op.seconds)[:TOP]]
+    known = "" if fastest is None else f" 100 % is {fastest.name}, {fastest.gmacs:.1f} GMAC/s: not a peak of the hardware."
+    return "\n\n".join(
+        (
+            f"Time by op, one image, one thread.{known}",
+            table(head, kinds, left=2),
+            f"The {len(top)} ops that take most",
+            table(("writes", *head[1:]), top, left=2),
+        )
+    )
+
+
+def summary(times: Sequence[OpTime]) -> dict[str, object]:
+    """For --json."""
+    fastest = yardstick(times)
+
+    def plain(time: OpTime) -> dict[str, object]:
+        return {**vars(time), "gmacs": round(time.gmacs, 3)}
+
+    return {
+        "kinds": [{**plain(time), "name": time.tag, "count": int(time.name)} for time in by_tag(times)],
+        "ops": [plain(time) for time in times],
+        "fastest": None if fastest is None else plain(fastest),
+    }
+
+
+def _cells(time: OpTime, total: float, fastest: OpTime | None) -> tuple[str, ...]:
+    speed = (f"{time.macs / 1e6:,.1f}", f"{time.gmacs:.1f}") if time.macs else ("", "")
+    share = f"{100 * time.gmacs / fastest.gmacs:.0f} %" if fastest is not None and time.macs else ""
+    return (time.name, time.tag, f"{1000 * time.seconds:.3f}", f"{100 * time.seconds / total:.1f} %", *speed, share)

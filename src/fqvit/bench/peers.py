@@ -1,0 +1,70 @@
+"""Whom the engine is compared with, what each needs, and which of them are here. Imports none of them.
+
+prepare.py makes their files, worker.py runs them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fqvit.errors import FqvitError
+
+
+@dataclass(frozen=True)
+class Peer:
+    """library: the word of --against   needs: modules; the float model is torch's, so that each needs torch"""
+
+    name: str
+    library: str
+    needs: tuple[str, ...]
+    integer: bool = False
+
+
+ONNX = ("torch", "onnx")
+PEERS = (
+    Peer("torch fp32", "torch", ("torch",)),
+    Peer("onnxruntime fp32", "onnxruntime", (*ONNX, "onnxruntime")),
+    Peer("onnxruntime int8", "onnxruntime", (*ONNX, "onnxruntime"), True),
+    Peer("onnxruntime int8 u8xu8", "onnxruntime", (*ONNX, "onnxruntime"), True),
+    Peer("openvino fp32", "openvino", (*ONNX, "openvino")),
+    Peer("openvino int8", "openvino", (*ONNX, "openvino", "nncf"), True),
+)
+LIBRARIES = tuple(dict.fromkeys(peer.library for peer in PEERS))
+
+
+@dataclass(frozen=True)
+class Skipped:
+    peer: str
+    reason: str
+
+
+def parse(against: str) -> tuple[str, ...]:
+    """The libraries of --against: names with commas between, or none."""
+    words = tuple(dict.fromkeys(word.strip() for word in against.split(",")))
+    if words == ("none",):
+        return ()
+    for word in words:
+        if word not in LIBRARIES:
+            raise FqvitError(f"--against {against}: no peer {word!r}, expected some of {','.join(LIBRARIES)}, or none.")
+    return words
+
+
+def choose(libraries: Sequence[str]) -> tuple[list[Peer], list[Skipped]]:
+    """The peers of these libraries that can run here, and those that cannot, with the command that installs them."""
+    chosen, skipped = [], []
+    for peer in PEERS:
+        if peer.library not in libraries:
+            continue
+        missing = [module for module in peer.needs if not installed(module)]
+        if missing:
+            reason = f"{' and '.join(missing)} not installed: pip install {' '.join(missing)}"
+            skipped.append(Skipped(peer.name, reason))
+        else:
+            chosen.append(peer)
+    return chosen, skipped
+
+
+def installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,226 @@
+"""The files that the peers run, from one float model: python -m fqvit.bench.prepare, a question and an answer of JSON.
+
+A process of its own: it needs torch and every peer at once, and nothing of that may be in the memory of a worker. What fails
+for one peer is that peer's failure; the others are made all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.errors import FqvitError
+
+if TYPE_CHECKING:
+    from fqvit.models.load import FloatModel
+
+Floats = NDArray[np.float32]
+OPSET = 20  # has Gelu and LayerNormalization as single ops
+
+
+def float_model(name: str, weights: str | None, image: list[int], patch: int, classes: int | None) -> FloatModel:
+    """The float model of a program: of these weights, or with random ones of the same shapes."""
+    from fqvit.models import embedded, zoo
+    from fqvit.models.load import FloatModel, build, load_model
+
+    row = zoo.find(name)
+    height, width, channels = image
+    sizes = replace(row.config, image=(height, width), channels=channels, patch=patch, classes=classes or row.config.classes)
+    if weights is None and not (name in embedded.MODELS and sizes == row.config):
+        return FloatModel(name, build(sizes).eval(), row.preprocess, None, "random weights")
+    model = load_model(name, weights)
+    p = model.preprocess
+    if [p.height, p.width, p.channels] != image:
+        shown = "x".join(map(str, image))
+        raise FqvitError(f"{weights}: for images of {p.height}x{p.width}x{p.channels}, the program takes {shown}.")
+    return model
+
+
+def save_torch(model: FloatModel, folder: Path) -> Path:
+    import torch
+
+    path = folder / "model.pt"
+    torch.save(model.module, path)
+    return path
+
+
+def export(model: FloatModel, folder: Path) -> Path:
+    """ONNX with the batch left open. The exporter by tracing: its graphs are the ones that runtimes know how to fuse."""
+    import torch
+
+    path = folder / "model.onnx"
+    c: Any = model.module.config
+    images = torch.zeros(1, c.channels, *c.image)
+    names, open_axes = {"input_names": ["images"], "output_names": ["logits"]}, {0: "batch"}
+    torch.onnx.export(
+        model.module,
+        (images,),
+        path,
+        opset_version=OPSET,
+        dynamo=False,
+        dynamic_axes={"images": open_axes, "logits": open_axes},
+        **names,  # type: ignore[arg-type]
+    )
+    return path
+
+
+def quantize(onnx_file: Path, out: Path, images: Floats, weights: str) -> Path:
+    """ONNX Runtime's static quantization with its defaults, a step for each output of a weight; u8 activations."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Images(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(images)
+
+        def get_next(self) -> dict[str, Floats] | None:
+            image = next(self.left, None)
+            return None if image is None else {"images": image[None]}
+
+    ready = onnx_file.with_suffix(".ready.onnx")
+    if not ready.exists():
+        quant_pre_process(onnx_file, ready, skip_symbolic_shape=True)
+    quantize_static(
+        ready,
+        out,
+        Images(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8 if weights == "s8" else QuantType.QUInt8,
+    )
+    return out
+
+
+def quantize_openvino(onnx_file: Path, out: Path, images: Floats) -> Path:
+    import nncf
+    import openvino as ov
+
+    model = ov.Core().read_model(onnx_file)
+    dataset = nncf.Dataset([image[None] for image in images])
+    quantized = nncf.quantize(model, dataset, subset_size=len(images), model_type=nncf.ModelType.TRANSFORMER)
+    ov.save_model(quantized, out, compress_to_fp16=False)
+    return out
+
+
+def probe(weights: str) -> bytes:
+    """A quantized product that saturates where one can: 255 times the largest weight, over 64, as QDQ with steps of 1.
+
+    An exact runtime gives LARGEST.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    kind = KINDS[weights]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "one", "x zero"], ["x codes"]),
+        helper.make_node("DequantizeLinear", ["x codes", "one", "x zero"], ["x values"]),
+        helper.make_node("DequantizeLinear", ["w", "one", "w zero"], ["w values"]),
+        helper.make_node("MatMul", ["x values", "w values"], ["y"]),
+    ]
+    constants = {
+        "one": np.float32(1),
+        "x zero": np.uint8(0),
+        "w zero": kind(0),
+        "w": np.full((PROBE, PROBE), np.iinfo(kind).max, kind),
+    }
+    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [PROBE, PROBE])] for name in "xy")
+    initial = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "probe", inputs, outputs, initial)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+PROBE = 64
+KINDS: dict[str, Any] = {"s8": np.int8, "u8": np.uint8}
+LARGEST = {"s8": PROBE * 255 * 127, "u8": PROBE * 255 * 255}
+
+
+def run_onnxruntime(model: bytes, x: Floats) -> Floats:
+    import onnxruntime as ort
+
+    y: Floats = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    return y
+
+
+def run_openvino(model: bytes, x: Floats) -> Floats:
+    import openvino as ov
+
+    core = ov.Core()
+    y: Floats = core.compile_model(core.read_model(model), "CPU")([x])[0]
+    return y
+
+
+def exactness(run: Callable[[bytes, Floats], Floats], weights: str) -> tuple[bool, str]:
+    """Whether a runtime's product of u8 codes with such weights is exact on this CPU: tried, not assumed."""
+    got = int(run(probe(weights), np.full((PROBE, PROBE), 255, np.float32))[0, 0])
+    if got == LARGEST[weights]:
+        return True, f"its u8 x {weights} product is exact on this CPU"
+    said = f"its u8 x {weights} product saturates ({LARGEST[weights]:,} came out as {got:,})"
+    return False, f"inexact on this CPU: {said}"
+
+
+def prepare(asked: dict[str, Any]) -> dict[str, Any]:
+    """{"peers": {name: {"file", "exact", "note"} or {"error"}}, "source": where the weights are from, "weights": how many}"""
+    model = float_model(asked["model"], asked["weights"], asked["image"], asked["patch"], asked["classes"])
+    folder, wanted = Path(asked["folder"]), asked["peers"]
+    images: Floats = np.load(asked["calibration"])
+    made: dict[str, dict[str, Any]] = {}
+
+    def attempt(name: str, make: Callable[[], tuple[Path, bool | None, str]]) -> None:
+        if name not in wanted:
+            return
+        try:
+            file, exact, note = make()
+            made[name] = {"file": str(file), "exact": exact, "note": note}
+        except Exception as error:  # any library may raise anything; the other peers are not to suffer
+            said = str(error).strip().split("\n")[0]
+            made[name] = {"error": f"{type(error).__name__}: {said}"}
+
+    exported: list[Path] = []
+
+    def onnx_file() -> Path:
+        if not exported:
+            exported.append(export(model, folder))
+        return exported[0]
+
+    def static(weights: str) -> tuple[Path, bool | None, str]:
+        exact, note = exactness(run_onnxruntime, weights)
+        return quantize(onnx_file(), folder / f"model.{weights}.onnx", images, weights), exact, f"static QDQ; {note}"
+
+    def by_nncf() -> tuple[Path, bool | None, str]:
+        exact, note = exactness(run_openvino, "s8")
+        return quantize_openvino(onnx_file(), folder / "model.xml", images), exact, f"by NNCF; {note}"
+
+    attempt("torch fp32", lambda: (save_torch(model, folder), None, "eager, scaled_dot_product_attention"))
+    attempt("onnxruntime fp32", lambda: (onnx_file(), None, "all graph optimizations"))
+    attempt("onnxruntime int8", lambda: static("s8"))
+    attempt("onnxruntime int8 u8xu8", lambda: static("u8"))
+    attempt("openvino fp32", lambda: (onnx_file(), None, "latency hint, one stream"))
+    attempt("openvino int8", by_nncf)
+    weights = sum(p.numel() for p in model.module.parameters() if p.ndim in (2, 4))
+    return {"peers": made, "source": model.source, "weights": weights}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print; see worker.py
+    warnings.simplefilter("ignore")
+    try:
+        result = prepare(json.loads(sys.stdin.readline()))
+    except FqvitError as error:
+        result = {"mistake": str(error)}
+    answers.write(json.dumps(result) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Interleaved rounds: every contestant is loaded in its own process, then they take turns, one at a time.
+
+A busy moment of the machine so falls on all alike, and no contestant warms or fills another's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from fqvit.errors import FqvitError
+from fqvit.progress import Progress
+
+TURN = 0.2  # seconds: a turn has as many runs as fit into it, one at least
+RUNS = 50  # and no more than these
+PAUSE = 0.25  # seconds for the last one's threads to stop spinning, where there are several
+MILLI = 1000
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """kind: of worker.py   images: .npy file of one batch in the form that this kind takes"""
+
+    name: str
+    kind: str
+    file: Path
+    images: Path
+
+
+@dataclass
+class Timing:
+    """Seconds a batch of every timed run; bytes; seconds from the file to the first result, after imports of ours."""
+
+    name: str
+    threads: int
+    batch: int
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    memory: int = 0
+    load: float = 0.0
+    first: list[float] = field(default_factory=list)
+    failure: str | None = None
+
+    def median(self, clock: str) -> float:
+        """Milliseconds an image, of all timed runs. clock: cpu or wall"""
+        return MILLI * statistics.median(self.seconds(clock)) / self.batch
+
+    def least(self, clock: str) -> float:
+        return MILLI * min(self.seconds(clock)) / self.batch
+
+    def seconds(self, clock: str) -> list[float]:
+        return self.cpu if clock == "cpu" else self.wall
+
+
+class Failed(Exception):
+    """A worker ended; the message is the last line that it wrote."""
+
+
+class Worker:
+    def __init__(self, module: str, threads: int) -> None:
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
+            text=True,
+        )
+
+    def ask(self, question: dict[str, object]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; what it wrote last says why
+        line = self.process.stdout.readline()
+        if not line:
+            raise Failed(self.last_words())
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def last_words(self) -> str:
+        code = self.process.wait()
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1].removeprefix("fqvit.errors.FqvitError: ") if said else f"ended with code {code} and without a word"
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+
+# Some libraries make their threads when they are loaded, before anybody can tell them how many.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def race(contestants: Sequence[Contestant], threads: int, batch: int, rounds: int, track: Progress) -> list[Timing]:
+    """Timings in the order of the contestants. One that fails says so in its timing; the others go on."""
+    timings = [Timing(each.name, threads, batch) for each in contestants]
+    running: list[tuple[Timing, Worker, int]] = []
+    try:
+        for each, timing in zip(contestants, timings):
+            worker = Worker("fqvit.bench.worker", threads)
+            running.append((timing, worker, 0))
+            with _recorded(timing):
+                question = {"kind": each.kind, "file": str(each.file), "images": str(each.images), "threads": threads}
+                ready = worker.ask(question)
+                timing.load, timing.first = ready["load"], ready["first"]
+                once = worker.ask({"runs": 1})["cpu"][0] / threads  # wall time would count the neighbours, too
+                running[-1] = timing, worker, max(1, min(RUNS, round(TURN / once)))
+        for number in track(range(rounds), rounds, f"{threads} threads, batch {batch}"):
+            for timing, worker, runs in _rotated(running, number):
+                if timing.failure is None:
+                    with _recorded(timing):
+                        done = worker.ask({"runs": runs})
+                        timing.cpu += done["cpu"]
+                        timing.wall += done["wall"]
+                        timing.memory = done["memory"]
+                    if threads > 1:
+                        time.sleep(PAUSE)
+    finally:
+        for _, worker, _ in running:
+            worker.stop()
+    return timings
+
+
+@contextlib.contextmanager
+def _recorded(timing: Timing) -> Any:
+    try:
+        yield
+    except Failed as failed:
+        timing.failure = str(failed)
+
+
+def _rotated(items: Sequence[Any], by: int) -> Iterable[Any]:
+    """Another order each round, so that nobody always follows the same one."""
+    start = by % len(items)
+    return [*items[start:], *items[:start]]
+
+
+def unlike(timings: Sequence[Timing], names: Iterable[str], tolerance: float = 1e-2) -> dict[str, float]:
+    """Of contestants that should compute the same: those whose first logits are not the first one's, and how far off."""
+    alike = [timing for timing in timings if timing.name in set(names) and timing.first and timing.failure is None]
+    found: dict[str, float] = {}
+    for timing in alike[1:]:
+        expected = alike[0].first
+        size = max(map(abs, expected))
+        off = max((abs(a - b) for a, b in zip(expected, timing.first)), default=math.inf) / (size or 1.0)
+        if len(timing.first) != len(expected) or off > tolerance:
+            found[timing.name] = off
+    return found
+
+
+def ask_once(module: str, question: dict[str, object]) -> dict[str, Any]:
+    """One question to a process of its own."""
+    worker = Worker(module, os.cpu_count() or 1)
+    try:
+        return worker.ask(question)
+    except Failed as failed:
+        raise FqvitError(f"preparing the peers failed: {failed}") from None
+    finally:
+        worker.stop()

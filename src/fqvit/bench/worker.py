@@ -1,0 +1,132 @@
+"""One contestant in a process of its own: python -m fqvit.bench.worker.
+
+A line of JSON in is a line of JSON out. The first says what to run; then {"runs": n} runs the batch once untimed and n times
+timed. Imports only what its contestant needs, so that the peak memory is that of a process which runs nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Batch = np.ndarray[Any, Any]
+Runner = Callable[[], Batch]
+
+
+def fqvit(file: str, x: Batch, threads: int) -> Runner:
+    from fqvit.runtime.native import Engine
+
+    engine = Engine(file, threads)
+    return lambda: engine.run(x)
+
+
+def torch(file: str, x: Batch, threads: int) -> Runner:
+    import torch
+
+    from fqvit.bench.eager import quicken
+    from fqvit.models.device import keep_freed_memory
+
+    keep_freed_memory()  # otherwise batches of 8 spend a tenth of their time in page faults
+    torch.set_num_threads(threads)
+    module = quicken(torch.load(file, mmap=True, weights_only=False))  # prepare.py wrote it, a moment ago
+    images = torch.from_numpy(x)
+
+    def run() -> Batch:
+        with torch.inference_mode():
+            y: Batch = module(images).numpy()
+            return y
+
+    return run
+
+
+def onnxruntime(file: str, x: Batch, threads: int) -> Runner:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_free_dimension_override_by_name("batch", len(x))  # so that every shape is known before the first run
+    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    def run() -> Batch:
+        y: Batch = session.run(None, {"images": x})[0]
+        return y
+
+    return run
+
+
+def openvino(file: str, x: Batch, threads: int) -> Runner:
+    import openvino as ov
+
+    core = ov.Core()
+    model = core.read_model(file)
+    model.reshape(list(x.shape))
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",  # fp32 is to mean fp32 also where the CPU has bf16
+        "ENABLE_CPU_PINNING": False,  # a neighbour may have the core
+    }
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+
+    def run() -> Batch:
+        y: Batch = request.infer([x], share_inputs=True, share_outputs=True)[0]
+        return y
+
+    return run
+
+
+KINDS = {"fqvit": fqvit, "torch": torch, "onnxruntime": onnxruntime, "openvino": openvino}
+
+
+def timed(run: Runner, runs: int) -> dict[str, object]:
+    """Seconds of each run, after one that warms the caches which other contestants have used since."""
+    run()
+    cpu, wall = [], []
+    for _ in range(runs):
+        c, w = time.process_time(), time.perf_counter()
+        run()
+        cpu.append(time.process_time() - c)
+        wall.append(time.perf_counter() - w)
+    return {"cpu": cpu, "wall": wall, "memory": peak_memory()}
+
+
+def peak_memory() -> int:
+    """Bytes. Linux counts what the parent had before exec in ru_maxrss, so its own figure comes first."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) * 1024
+    except (OSError, StopIteration):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def main() -> None:
+    # Libraries may print: their stdout becomes stderr, and the pipe to the parent keeps to the protocol.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(result: dict[str, object]) -> None:
+        answers.write(json.dumps(result) + "\n")
+        answers.flush()
+
+    asked = json.loads(sys.stdin.readline())
+    start = time.perf_counter()
+    run = KINDS[asked["kind"]](asked["file"], np.load(asked["images"]), asked["threads"])
+    first = run()
+    answer({"load": time.perf_counter() - start, "first": first[0].astype(float).ravel()[:1000].tolist()})
+    for line in sys.stdin:
+        answer(timed(run, json.loads(line)["runs"]))
+
+
+if __name__ == "__main__":
+    main()

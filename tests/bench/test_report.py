@@ -1,0 +1,120 @@
+"""Tables and rows from timings that nobody measured."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fqvit.bench import ops, report
+from fqvit.bench.measure import Measured, Note
+from fqvit.bench.ops import OpTime
+from fqvit.bench.peers import Skipped
+from fqvit.bench.rounds import Timing, unlike
+
+
+def timing(name: str, threads: int = 1, batch: int = 2, cpu: float = 0.004, wall: float = 0.002) -> Timing:
+    return Timing(name, threads, batch, [cpu * 3, cpu, cpu * 0.5], [wall * 3, wall, wall * 0.5], 50_000_000, 0.1)
+
+
+@pytest.fixture
+def found() -> Measured:
+    one = [timing("fqvit"), timing("torch fp32", cpu=0.008, wall=0.02)]
+    two = [timing("fqvit", threads=2), timing("torch fp32", threads=2, cpu=0.008, wall=0.02)]
+    notes = {"fqvit": Note(True, "avx2 kernels"), "torch fp32": Note(None, "2.13, eager")}
+    return Measured([one, two], notes, [Skipped("openvino fp32", "pip install openvino")], [], "random weights")
+
+
+def test_times_are_of_an_image_and_ratios_by_the_clock_of_the_setting(found: Measured) -> None:
+    one, two = (report.rows(timings) for timings in found.timings)
+    assert (one[0].cpu_median, one[0].cpu_min, one[0].wall_median, one[0].wall_min) == (2.0, 1.0, 1.0, 0.5)
+    assert [row.ratio for row in one] == [1.0, 2.0]  # CPU time with one thread
+    assert [row.ratio for row in two] == [1.0, 10.0]  # wall time with more
+    assert one[0].peak_mb == 50.0 and one[0].runs == 3
+
+
+def test_the_text_has_a_table_a_setting_and_says_what_was_skipped(found: Measured) -> None:
+    text = report.text(found)
+    assert "1 thread, batch 2\n" in text and "2 threads, batch 2\n" in text
+    assert "CPU ratio" in text and "wall ratio" in text
+    assert "torch fp32: 2.13, eager." in text and "Skipped openvino fp32: pip install openvino" in text
+    assert "random weights" in text
+
+
+def test_the_summary_is_json_with_the_same_figures(found: Measured) -> None:
+    result = json.loads(json.dumps(report.summary(found), allow_nan=False))
+    assert [(s["threads"], s["batch"], s["ratio_of"]) for s in result["settings"]] == [(1, 2, "cpu"), (2, 2, "wall")]
+    ours, peer = result["settings"][0]["results"]
+    assert ours["name"] == "fqvit" and ours["exact"] is True and peer["exact"] is None and peer["ratio"] == 2.0
+    assert result["skipped"] == [{"peer": "openvino fp32", "reason": "pip install openvino"}]
+    assert isinstance(result["machine"]["cpu"], str)
+
+
+def test_float_peers_with_other_logits_are_found() -> None:
+    timings = [timing(name) for name in "abcd"]
+    for each, first in zip(timings, ([1.0, -2.0], [1.001, -2.0], [1.5, -2.0], [9.0, 9.0])):
+        each.first = first
+    assert unlike(timings, ["a", "b", "c"]) == {"c": pytest.approx(0.25)}
+    timings[1].first = [1.0]
+    assert set(unlike(timings, ["a", "b"])) == {"b"}
+
+
+TIMES = [
+    OpTime("patch", "linear", 0.002, 20_000_000),
+    OpTime("norm", "layernorm", 0.001, 0),
+    OpTime("fc1", "linear", 0.001, 30_000_000),
+    OpTime("tiny", "matmul", 1e-9, 1000),
+]
+
+
+def test_ops_are_summed_by_kind_slowest_first() -> None:
+    assert [(op.tag, op.name, op.macs) for op in ops.by_tag(TIMES)] == [
+        ("linear", "2", 50_000_000),
+        ("layernorm", "1", 0),
+        ("matmul", "1", 1000),
+    ]
+
+
+def test_the_fastest_large_op_is_the_yardstick() -> None:
+    fastest = ops.yardstick(TIMES)
+    assert fastest is not None and fastest.name == "fc1" and fastest.gmacs == pytest.approx(30.0)
+    assert ops.yardstick([TIMES[1]]) is None
+    text = ops.text(TIMES)
+    assert "100 % is fc1, 30.0 GMAC/s" in text and "33 %" in text
+    assert "layernorm" in ops.text([TIMES[1]])
+
+
+@pytest.fixture
+def speed() -> ModuleType:
+    pytest.importorskip("torch")
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "speed.py"
+    spec = importlib.util.spec_from_file_location("speed", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_results_are_appended_under_one_heading(
+    speed: ModuleType, found: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "RESULTS", tmp_path / "speed.csv")
+    for _ in range(2):
+        speed.append("deit_tiny", "real", ("fqvit",), 3, found)
+    with (tmp_path / "speed.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 8 and tuple(lines[0]) == speed.FIELDS
+    assert [line["peer"] for line in lines[:2]] == ["recipe fqvit", "torch fp32"]
+    assert lines[1]["ratio"] == "2.000" and lines[3]["ratio"] == "10.000" and lines[0]["model"] == "deit_tiny_patch16_224"
+
+
+def test_random_checkpoints_are_the_same_each_time_and_within_three_sigma(speed: ModuleType) -> None:
+    first, second = (speed.clipped_weights("fmnist_swin") for _ in range(2))
+    assert all((first[key] == second[key]).all() for key in first)
+    weight = first["layers.0.blocks.0.mlp.fc1.weight"]
+    assert float(weight.abs().max()) <= 3.001 * weight.shape[1] ** -0.5
+    assert abs(float(first["norm.weight"].mean()) - 1) < 0.1
