@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from tests.native.compilers import Compiler, tool
+from tests.native.compilers import Compiler, run, tool
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,13 @@ def x86_compiler(compiler: Compiler) -> Compiler:
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("needs x86-64")
     return compiler
+
+
+@pytest.fixture(scope="session")
+def gcc(x86_compiler: Compiler) -> Compiler:
+    if "Free Software Foundation" not in run(x86_compiler.command, "--version"):
+        pytest.skip("needs GCC, whose -mgeneral-regs-only refuses floats; clang's stops at standard headers")
+    return x86_compiler
 
 
 @pytest.fixture(scope="session")

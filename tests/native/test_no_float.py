@@ -52,21 +52,21 @@ def test_float_arithmetic_would_be_found(x86_compiler: Compiler, tmp_path: Path)
 
 
 @pytest.mark.parametrize("source", SCALAR)
-def test_scalar_code_compiles_without_float_registers(source: str, x86_compiler: Compiler) -> None:
-    x86_compiler.object(source, "-O1", "-mgeneral-regs-only")
+def test_scalar_code_compiles_without_float_registers(source: str, gcc: Compiler) -> None:
+    gcc.object(source, "-O1", "-mgeneral-regs-only")
 
 
-def test_every_scalar_op_of_attention_compiles_without_float_registers(x86_compiler: Compiler, tmp_path: Path) -> None:
+def test_every_scalar_op_of_attention_compiles_without_float_registers(gcc: Compiler, tmp_path: Path) -> None:
     path = tmp_path / "attention.cpp"
     path.write_text('#include "attention_scalar.h"\n')
-    made = x86_compiler.object(path, "-O1", "-mgeneral-regs-only", "-fkeep-inline-functions")
+    made = gcc.object(path, "-O1", "-mgeneral-regs-only", "-fkeep-inline-functions")
     names = run(tool("nm"), "-C", made)
     for name in ("matmul_row", "log_softmax_row", "softmax_row", "row_codes_row", "context_row"):
         assert f"::{name}(" in names
 
 
-def test_a_float_would_be_refused(x86_compiler: Compiler, tmp_path: Path) -> None:
+def test_a_float_would_be_refused(gcc: Compiler, tmp_path: Path) -> None:
     path = tmp_path / "float.cpp"
     path.write_text("double twice(double x) { return x + x; }\n")
-    run(x86_compiler.command, "-c", path, "-o", tmp_path / "float.o")
-    run(x86_compiler.command, "-c", "-mgeneral-regs-only", path, "-o", tmp_path / "float.o", code=1)
+    run(gcc.command, "-c", path, "-o", tmp_path / "float.o")
+    run(gcc.command, "-c", "-mgeneral-regs-only", path, "-o", tmp_path / "float.o", code=1)
