@@ -1,11 +1,11 @@
-# make demo | test | lint | bench | clean. Each makes .venv and installs what it needs, once.
+# make demo | test | lint | bench | sanitize | fuzz-engine | clean. Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench oracles clean
+.PHONY: demo test lint bench sanitize fuzz-engine oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -22,6 +22,39 @@ lint: .venv/.dev
 bench: .venv/.run
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/speed.py --quick
+
+# The engine without Python under three sanitizers, on programs that Python wrote: several engines and callers at once.
+CORE := $(filter-out native/bind.cpp,$(wildcard native/*.cpp))
+HEADERS := $(wildcard native/*.h native/fuzz/*.h)
+SANITIZE_CXX ?= $(shell command -v clang++ || echo g++)
+CHECKED := $(SANITIZE_CXX) -std=c++20 -O2 -g -fno-sanitize-recover=all -pthread
+
+sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs
+	build/sanitize/address native/fuzz/seeds build/sanitize/programs
+	build/sanitize/thread native/fuzz/seeds build/sanitize/programs
+
+build/sanitize/address: native/test/programs_test.cpp $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	$(CHECKED) -fsanitize=address,undefined native/test/programs_test.cpp $(CORE) -o $@
+
+build/sanitize/thread: native/test/programs_test.cpp $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	$(CHECKED) -fsanitize=thread native/test/programs_test.cpp $(CORE) -o $@
+
+build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/runtime/*.py tests/hostile/*.py)
+	rm -rf $@
+	$(BIN)/python native/fuzz/make_seeds.py --networks $@
+
+# libFuzzer, hence clang (Debian: clang libclang-rt-14-dev). What it finds is kept in build/fuzz and the run fails.
+FUZZ_SECONDS ?= 60
+fuzz-engine: build/fuzz/engine
+	@mkdir -p build/fuzz/corpus
+	build/fuzz/engine -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 -max_len=4096 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus native/fuzz/seeds
+
+build/fuzz/engine: native/fuzz/engine_fuzz.cpp $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	clang++ -std=c++20 -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
 
 # timm is compared with in tests, which skip without it: an install that fails is no failure, and is tried again next time.
 # No dependencies: torchvision would ask for its own torch.

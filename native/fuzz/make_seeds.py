@@ -1,0 +1,110 @@
+"""Writes programs in the byte format of program.h: small ones to start the fuzzer from, or larger ones for the sanitizers.
+
+python native/fuzz/make_seeds.py native/fuzz/seeds            # an op or two each; these are committed
+python native/fuzz/make_seeds.py --networks build/seeds       # wide ops, whole networks and the golden files as well
+"""
+
+from __future__ import annotations
+
+import argparse
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fqvit.ir.program import Program  # noqa: E402
+from tests.hostile.records import Recorded, recorded  # noqa: E402
+from tests.hostile.test_native_engine import BEFORE, IMAGE, VALID  # noqa: E402
+from tests.ir.draw import STYLES, Draw  # noqa: E402
+from tests.runtime.programs import program_with  # noqa: E402
+from tests.runtime.wide import WIDE, accepted  # noqa: E402
+
+TAGS = ["", "lookup", "linear", "layernorm", "add", "mean", "take", "permute", "concat"]
+TAGS += ["matmul", "log_softmax", "softmax", "shift_matmul", "row_codes", "attend"]
+DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64"]
+SHORT = {-1: 252, 2**30: 253, 2**31 - 1: 254, 2**62: 255}
+SMALL = 3000  # bytes of a seed: the fuzzer alters small ones faster
+
+
+def integer(value: int) -> bytes:
+    if 0 <= value < 248:
+        return bytes([value])
+    if value in SHORT:
+        return bytes([SHORT[value]])
+    for kind, (code, bits) in enumerate((("b", 7), ("<h", 15), ("<i", 31), ("<q", 63))):
+        if -(2**bits) <= value < 2**bits:
+            return bytes([248 + kind]) + struct.pack(code, value)
+    raise AssertionError(value)
+
+
+def integers(values: Any) -> bytes:
+    return integer(len(values)) + b"".join(integer(int(value)) for value in values)
+
+
+def array(x: Any) -> bytes:
+    return bytes([DTYPES.index(x.dtype.name)]) + integers(x.shape) + np.ascontiguousarray(x).tobytes()
+
+
+def encoded(program: Recorded, style: int = 0) -> bytes:
+    out = bytes([style]) + b"".join(map(integer, program.image)) + integer(program.output)
+    for record in program.records:
+        out += bytes([TAGS.index(record.tag)])
+        if record.tag:
+            out += integers(record.inputs) + integers(record.ints) + integer(len(record.arrays))
+        out += b"".join(map(array, record.arrays))
+    return out
+
+
+def single_ops() -> dict[str, bytes]:
+    """Every op behind the few that make its inputs; and with a second one that it can be joined with."""
+    found = {}
+    for style, (tag, record) in enumerate(VALID.items()):
+        found[tag] = encoded(Recorded(IMAGE, [*BEFORE, record], len(BEFORE) + 1), style % 4)
+    return found
+
+
+def wide_ops(count: int, largest: int, styles: int) -> dict[str, bytes]:
+    """The first few of every kind that are not too large."""
+    found = {}
+    for kind, case in WIDE.items():
+        taken = 0
+        for seed in range(4000):
+            draw = Draw(np.random.default_rng(seed), STYLES[seed % 4])
+            ops = case(draw)
+            if not accepted(draw, ops) or sum(x.nbytes for x in draw.buffers.values()) > largest:
+                continue
+            data = encoded(recorded(program_with(draw, *ops)[0]), seed % styles)
+            if len(data) <= largest:
+                found[f"{kind.replace(' ', '_').replace(',', '').replace('+', 'and')}_{taken}"] = data
+                taken += 1
+            if taken == count:
+                break
+    return found
+
+
+def networks() -> dict[str, bytes]:
+    golden = {path.stem: path for path in sorted((ROOT / "tests" / "golden").glob("*_v1.fqvit"))}
+    return {name: encoded(recorded(Program.load(path))) for name, path in golden.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--networks", action="store_true")
+    arguments = parser.parse_args()
+    seeds = single_ops() | wide_ops(3, SMALL, 4)
+    if arguments.networks:
+        seeds |= {f"large_{name}": data for name, data in wide_ops(25, 2**18, 1).items()} | networks()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for name, data in seeds.items():
+        (arguments.folder / name).write_bytes(data)
+    sys.stdout.write(f"{len(seeds)} programs, {sum(map(len, seeds.values()))} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

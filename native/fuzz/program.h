@@ -1,0 +1,190 @@
+// Bytes -> records, for the fuzzer and the tests under sanitizers. make_seeds.py writes the same format.
+//
+// Any bytes mean something: past the end all are 0.
+//   program: byte style of the image, 3 ints height width channels, int output, then records up to the end
+//   record:  byte tag; a constant (tag 0) has one array, an op: int count and inputs, int count and ints, int count and arrays
+//   array:   byte dtype, int rank, ints of the shape, then the elements, little-endian
+//   int:     a byte below 248 is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed; 252..255: -1, 2^30, 2^31 - 1, 2^62
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../engine.h"
+
+namespace fqvit::fuzz {
+
+inline const char* const TAGS[] = {"",        "lookup", "linear",      "layernorm", "add",          "mean",      "take",  "permute",
+                                   "concat",  "matmul", "log_softmax", "softmax",   "shift_matmul", "row_codes", "attend"};
+constexpr std::size_t TAG_COUNT = sizeof TAGS / sizeof *TAGS;
+
+// So that a run takes milliseconds: records, elements of an array, of all buffers, and products of one op.
+constexpr std::size_t MAX_RECORDS = 400, MAX_FIELDS = 32;
+constexpr std::int64_t MAX_ARRAY = 1 << 20, MAX_VALUES = 1 << 24, MAX_WORK = 1 << 26;
+
+struct Owned {  // an array and its elements
+    DType dtype;
+    Shape shape;
+    std::vector<std::uint8_t> data;
+    Array view() const { return {dtype, shape, data.data()}; }
+};
+
+struct OwnedRecord {
+    std::string tag;  // empty: a constant
+    std::vector<std::int64_t> inputs, ints;
+    std::vector<Owned> arrays;
+};
+
+struct Limits {
+    std::int64_t values = MAX_VALUES, work = MAX_WORK;
+};
+
+struct Program {
+    std::uint8_t style = 0;
+    Shape image;
+    std::int64_t output = 0;
+    std::vector<OwnedRecord> records;
+    bool too_large = false;
+};
+
+class Reader {
+public:
+    Reader(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+    bool empty() const { return at_ >= size_; }
+    std::uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
+
+    std::int64_t integer() {
+        const std::uint8_t first = byte();
+        switch (first) {
+            case 248: return static_cast<std::int8_t>(little(1));
+            case 249: return static_cast<std::int16_t>(little(2));
+            case 250: return static_cast<std::int32_t>(little(4));
+            case 251: return static_cast<std::int64_t>(little(8));
+            case 252: return -1;
+            case 253: return std::int64_t{1} << 30;
+            case 254: return (std::int64_t{1} << 31) - 1;
+            case 255: return std::int64_t{1} << 62;
+            default: return first;
+        }
+    }
+
+    std::vector<std::int64_t> integers() {
+        std::vector<std::int64_t> out(static_cast<std::size_t>(std::clamp<std::int64_t>(integer(), 0, MAX_FIELDS)));
+        for (std::int64_t& i : out) i = integer();
+        return out;
+    }
+
+    Owned array(bool& too_large) {
+        Owned out;
+        out.dtype = static_cast<DType>(byte() % 6);
+        out.shape = integers();
+        std::int64_t count = 1;
+        bool possible = true;  // a shape that no array has must be refused before its elements are looked at
+        for (const std::int64_t size : out.shape) {
+            possible = possible && size >= 0 && size <= MAX_ELEMENTS && (size == 0 || count <= MAX_ELEMENTS / size);
+            count = possible ? count * size : 0;
+        }
+        too_large = too_large || count > MAX_ARRAY;
+        if (count > MAX_ARRAY) count = 0;
+        out.data.resize(static_cast<std::size_t>(count * size_of(out.dtype)));
+        const std::size_t taken = std::min(out.data.size(), size_ - at_);
+        if (taken > 0) std::memcpy(out.data.data(), data_ + at_, taken);
+        at_ += taken;
+        out.data.shrink_to_fit();  // so that ASan sees the end
+        return out;
+    }
+
+private:
+    std::uint64_t little(int bytes) {
+        std::uint64_t value = 0;
+        for (int i = 0; i < bytes; ++i) value |= std::uint64_t{byte()} << (8 * i);
+        return value;
+    }
+
+    const std::uint8_t* data_;
+    std::size_t size_, at_ = 0;
+};
+
+inline Program decode(const std::uint8_t* data, std::size_t size) {
+    Reader reader(data, size);
+    Program program;
+    program.style = reader.byte();
+    for (int i = 0; i < 3; ++i) program.image.push_back(reader.integer());
+    program.output = reader.integer();
+    while (!reader.empty() && program.records.size() < MAX_RECORDS) {
+        OwnedRecord record;
+        record.tag = TAGS[reader.byte() % TAG_COUNT];
+        std::int64_t arrays = 1;
+        if (!record.tag.empty()) {
+            record.inputs = reader.integers();
+            record.ints = reader.integers();
+            arrays = std::clamp<std::int64_t>(reader.integer(), 0, MAX_FIELDS);
+        }
+        for (std::int64_t i = 0; i < arrays; ++i) record.arrays.push_back(reader.array(program.too_large));
+        program.records.push_back(std::move(record));
+    }
+    return program;
+}
+
+// An engine that took the whole program; null where it would be too much work. BadProgram where the engine refuses.
+inline std::unique_ptr<Engine> build(const Program& program, const std::string& isa, int threads, bool keep, Limits limits = {}) {
+    auto engine = std::make_unique<Engine>(program.image, isa, threads);
+    std::int64_t all = engine->value(0).count();
+    for (const OwnedRecord& owned : program.records) {
+        int number = 0;
+        std::int64_t longest = 1;
+        if (owned.tag.empty()) {
+            number = engine->constant(owned.arrays.front().view());
+        } else {
+            Record record{owned.tag, owned.inputs, owned.ints, {}};
+            for (const Owned& array : owned.arrays) record.arrays.push_back(array.view());
+            number = engine->add("y", record);
+            for (const std::int64_t in : owned.inputs) longest = std::max(longest, engine->value(static_cast<int>(in)).channels());
+        }
+        all += engine->value(number).count();
+        if (all > limits.values || engine->value(number).count() > limits.work / longest) return nullptr;
+    }
+    // Python hands over an int: what does not fit is refused there.
+    if (program.output < -(std::int64_t{1} << 31) || program.output >= std::int64_t{1} << 31) throw BadProgram("output");
+    engine->finish(static_cast<int>(program.output), keep);
+    return engine;
+}
+
+// Random pixels, or all the least or the greatest, or these two mixed.
+inline std::vector<std::uint8_t> image_of(const Program& program, std::uint32_t seed) {
+    std::vector<std::uint8_t> pixels(static_cast<std::size_t>(elements(program.image)));
+    for (std::uint8_t& pixel : pixels) {
+        seed = static_cast<std::uint32_t>((std::uint64_t{seed} * 1664525 + 1013904223) & 0xffffffff);
+        const auto random = static_cast<std::uint8_t>(seed >> 24);
+        pixel = program.style % 4 == 1 ? 0 : program.style % 4 == 2 ? 255 : program.style % 4 == 3 ? (random & 1 ? 255 : 0) : random;
+    }
+    return pixels;
+}
+
+inline std::vector<std::uint8_t> run(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
+    std::vector<std::uint8_t> y(static_cast<std::size_t>(engine.output().bytes() * count));
+    engine.run(images.data(), count, y.data());
+    return y;
+}
+
+// Whether every element of a kept buffer lies in the bounds that the engine promised for it.
+inline bool inside(const Engine& engine, int number) {
+    const Value& value = engine.value(number);
+    const std::uint8_t* data = engine.buffer(number);
+    for (std::int64_t i = 0; i < value.count(); ++i) {
+        std::int64_t x = 0;
+        switch (value.dtype) {
+            case DType::u8: x = data[i]; break;
+            case DType::u16: x = reinterpret_cast<const std::uint16_t*>(data)[i]; break;
+            default: x = reinterpret_cast<const std::int32_t*>(data)[i];
+        }
+        if (x < value.lo || x > value.hi) return false;
+    }
+    return true;
+}
+
+}  // namespace fqvit::fuzz
