@@ -18,6 +18,12 @@ public:
     // `panel` (first = panel * columns; columns past O are 0). `block` was written by pack_rows.
     virtual void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const = 0;
     virtual std::size_t bytes() const = 0;
+    // The same in several passes over K, so that each finds its part of the block in the first cache: pass 0 writes acc, the
+    // others add to it.
+    virtual int passes() const { return 1; }
+    virtual void multiply_pass(int, std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const {
+        multiply(panel, block, rows, acc);
+    }
 };
 
 class Gemm {

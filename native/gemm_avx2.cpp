@@ -79,9 +79,10 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
 
 template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const Stretch* stretch, const Stretch* end, const std::uint8_t* block,
-                                const std::uint16_t* offsets, const std::int8_t* weights, std::int32_t* out) {
+                                const std::uint16_t* offsets, const std::int8_t* weights, bool add, std::int32_t* out) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
+    if (add) ((acc[r] = load(out + COLUMNS * r)), ...);
     for (; stretch != end; ++stretch, block += BLOCK * QUAD) {
         const std::uint16_t* o = offsets + stretch->offsets;
         const std::int8_t* w = weights + stretch->weights;
@@ -101,11 +102,11 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const Stretch*
 
 template <int rows>
 FQVIT_AVX2 void multiply_block(const Stretch* stretch, const Stretch* end, const std::uint8_t* block, const std::uint16_t* offsets,
-                               const std::int8_t* weights, std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, rows>(), stretch, end, block, offsets, weights, out);
+                               const std::int8_t* weights, bool add, std::int32_t* out) {
+    multiply_rows(std::make_integer_sequence<int, rows>(), stretch, end, block, offsets, weights, add, out);
 }
 
-using Multiply = void (*)(const Stretch*, const Stretch*, const std::uint8_t*, const std::uint16_t*, const std::int8_t*, std::int32_t*);
+using Multiply = void (*)(const Stretch*, const Stretch*, const std::uint8_t*, const std::uint16_t*, const std::int8_t*, bool, std::int32_t*);
 constexpr Multiply BY_ROWS[ROWS + 1] = {nullptr,          multiply_block<1>, multiply_block<2>, multiply_block<3>,
                                         multiply_block<4>, multiply_block<5>, multiply_block<6>, multiply_block<7>,
                                         multiply_block<8>, multiply_block<9>, multiply_block<10>, multiply_block<11>};
@@ -200,7 +201,14 @@ public:
 
     void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
         const Stretch* first = list_.data() + static_cast<std::size_t>(panel) * stretches_;
-        BY_ROWS[rows](first, first + stretches_, block, offsets_.data(), weights_.data(), acc);
+        BY_ROWS[rows](first, first + stretches_, block, offsets_.data(), weights_.data(), false, acc);
+    }
+
+    int passes() const override { return static_cast<int>(stretches_); }
+
+    void multiply_pass(int pass, std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
+        const Stretch* one = list_.data() + static_cast<std::size_t>(panel) * stretches_ + pass;
+        BY_ROWS[rows](one, one + 1, block + pass * BLOCK * QUAD, offsets_.data(), weights_.data(), pass > 0, acc);
     }
 
     std::size_t bytes() const override {

@@ -86,6 +86,7 @@ Linear::Linear(const Record& record, const Scope& scope) : machine_(scope.machin
         packed_ = machine_.gemm->pack(weights, outputs_, inputs_);
     }
     const Gemm& gemm = *machine_.gemm;
+    tile_ = (gemm.rows * gemm.columns + 15) / 16 * 16;  // each starts at a cache line
     row_blocks_ = (rows_ + gemm.rows - 1) / gemm.rows;
     panels_ = (outputs_ + gemm.columns - 1) / gemm.columns;
     // Few rows (the class token): threads share the outputs instead.
@@ -100,7 +101,8 @@ void Linear::set_bias(std::vector<std::int32_t> bias) {
 std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * panel_groups_; }
 
 std::size_t Linear::scratch() const {
-    return aligned(machine_.gemm->block_bytes(inputs_)) + MAX_TILE * sizeof(std::int32_t);
+    const std::int64_t tiles = packed_ != nullptr && packed_->passes() > 1 ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
+    return aligned(machine_.gemm->block_bytes(inputs_)) + static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t);
 }
 
 std::size_t Linear::bytes() const {
@@ -139,11 +141,17 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
             gemm.pack_rows(frame[inputs[0]] + row * inputs_, inputs_, count, inputs_, block);
             packed_block = number;
         }
-        for (std::int64_t panel = panels_ * group / panel_groups_; panel < panels_ * (group + 1) / panel_groups_; ++panel) {
-            packed_->multiply(panel, block, count, acc);
-            const std::int64_t channel = panel * gemm.columns;
-            const int taken = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
-            machine_.kernels->finish(epilogue, {acc, count, gemm.columns, taken, row, channel, outputs_}, y);
+        const std::int64_t first = panels_ * group / panel_groups_, last = panels_ * (group + 1) / panel_groups_;
+        const int passes = packed_->passes();
+        for (int pass = 0; pass < passes; ++pass) {
+            for (std::int64_t panel = first; panel < last; ++panel) {
+                std::int32_t* tile = passes == 1 ? acc : acc + (panel - first) * tile_;
+                packed_->multiply_pass(pass, panel, block, count, tile);
+                if (pass + 1 < passes) continue;
+                const std::int64_t channel = panel * gemm.columns;
+                const int taken = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
+                machine_.kernels->finish(epilogue, {tile, count, gemm.columns, taken, row, channel, outputs_}, y);
+            }
         }
     }
 }

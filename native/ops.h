@@ -167,7 +167,7 @@ private:
     const Machine machine_;
     std::int64_t rows_, inputs_, outputs_, bound_;
     bool wide_in_;
-    std::int64_t row_blocks_, panels_, panel_groups_;
+    std::int64_t row_blocks_, panels_, panel_groups_, tile_;
     std::unique_ptr<Packed> packed_;
     std::vector<std::int8_t> plain_;  // weights, where activations are u16
     AlignedVector<std::int32_t> bias_;
