@@ -21,7 +21,7 @@ from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.progress import track
 from fqvit.quant.recipe import with_bits
-from fqvit.runtime.reference import Reference
+from fqvit.runtime.native import Engine
 
 FIELDS = (
     "model",
@@ -56,7 +56,7 @@ def main() -> None:
         calib = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess).limit(recipe.images)
         seen = track((batch.images for batch in calib.batches()), len(calib) // 16, f"{name}: calibration")
         calibration = fqvit.calibrate(model, seen, recipe)
-        runner = Reference(fqvit.lower(model, calibration))
+        runner = Engine(fqvit.lower(model, calibration))  # the bits of the reference, sooner
         folder = fqvit.ImageFolder.labelled(arguments.data, model.preprocess, model.module.config.classes)
         folder = folder.limit(arguments.limit) if arguments.limit else folder
         exact, integer, labels = [], [], []

@@ -139,7 +139,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, auto, fq-vit,"):
+    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, fast, auto, fq-vit,"):
         load_recipe("fq_vit")
 
 
