@@ -247,7 +247,7 @@ public:
                  g_.data(),
                  b_.data(),
                  narrow,
-                 narrow && channels % 16 == 0 && channels < 32768 && largest_of(alpha_) == 0};
+                 narrow && channels % 16 == 0 && channels < 32768 && largest_of(alpha_) == 0 && smallest_of(zero_) == largest_of(zero_)};
     }
 
     std::int64_t items() const override { return value.rows(); }
