@@ -67,7 +67,7 @@ def linear_parts(draw: Draw, name: str, x: Any, outputs: int, bits: int) -> Any:
 
 def rows_and_sizes(draw: Draw) -> tuple[tuple[int, ...], int, int]:
     lead = draw.one((1,), (2,), (10,), (11,), (12,), (23,), (34,), (3, 7), (2, 2, 5), ())
-    return lead, size(draw, 1, 4, 8, 16, 33, 64, 100, 192, 770), size(draw, 1, 8, 16, 25, 33, 64, 100)
+    return lead, size(draw, 1, 4, 8, 16, 33, 64, 100, 192, 768, 1537, 2400), size(draw, 1, 8, 16, 25, 33, 64, 100)
 
 
 def linear(draw: Draw) -> Case:
