@@ -208,7 +208,7 @@ public:
 
     void multiply_pass(int pass, std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
         const Stretch* one = list_.data() + static_cast<std::size_t>(panel) * stretches_ + pass;
-        BY_ROWS[rows](one, one + 1, block + pass * BLOCK * QUAD, offsets_.data(), weights_.data(), pass > 0, acc);
+        BY_ROWS[rows](one, one + 1, block + std::int64_t{pass} * BLOCK * QUAD, offsets_.data(), weights_.data(), pass > 0, acc);
     }
 
     std::size_t bytes() const override {

@@ -80,7 +80,7 @@ def alter(rng: np.random.Generator, program: Recorded) -> None:
     elif what < 5 and record.inputs:
         record.inputs[rng.integers(len(record.inputs))] = int(rng.integers(-1, len(program.records) + 2))
     elif what == 5:
-        record.tag = str(rng.choice([r.tag for r in program.records]))
+        record.tag = str(rng.choice([r.tag for r in program.records if r.tag]))
     elif record.arrays:
         i = rng.integers(len(record.arrays))
         record.arrays[i] = altered(rng, record.arrays[i])

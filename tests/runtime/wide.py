@@ -67,7 +67,7 @@ def linear_parts(draw: Draw, name: str, x: Any, outputs: int, bits: int) -> Any:
 
 def rows_and_sizes(draw: Draw) -> tuple[tuple[int, ...], int, int]:
     lead = draw.one((1,), (2,), (10,), (11,), (12,), (23,), (34,), (3, 7), (2, 2, 5), ())
-    return lead, size(draw, 1, 4, 8, 16, 33, 64, 100, 192, 770), size(draw, 1, 8, 16, 25, 33, 64, 100)
+    return lead, size(draw, 1, 4, 8, 16, 33, 64, 100, 192, 768, 1537, 2400), size(draw, 1, 8, 16, 25, 33, 64, 100)
 
 
 def linear(draw: Draw) -> Case:
@@ -111,9 +111,11 @@ def linear_add(draw: Draw) -> Case:
     bits, r_most, k = draw.one(4, 8, 16), draw.one(2**8, 2**16, 2**29), draw.one(0, 3, 14, 15)
     rm = draw.constant("rm", 0, r_most, (outputs,), "i32")
     alpha = draw.one(None, draw.constant("ra", 0, k, (outputs,), "u8"))
-    residual = draw.one("buffer", "buffer", "constant", "row")
+    residual = draw.one("buffer", "buffer", "constant", "positions", "row")
     if residual == "buffer":
         draw.buffer("r", shape, bits)
+    elif residual == "positions":
+        draw.constants["r"] = draw.integers(-(2**15), 2**15 - 1, shape, "i16")
     else:
         given = shape if residual == "constant" else (outputs,)
         draw.constants["r"] = draw.integers(0, 2**bits - 1, given, "u8" if bits <= 8 else "u16")
