@@ -68,11 +68,7 @@ struct Norm {
     const std::int32_t* g;
     const std::int64_t* b;  // b 2^b_shift + half
     bool narrow;            // every C v - M1 fits 32 bits, and shift is at least 32
-<<<<<<< HEAD
     bool plain;             // and there is no alpha and one zero point, which makes no difference: v = x, less 2^15 where it is u16
-=======
-    bool plain;             // and every alpha is 0 and one zero point for all, which makes no difference: v = x, less 2^15 where it is u16
->>>>>>> enginetests
 };
 
 // One head of attention: codes of Q, K, V -> codes of the context. All u8.
