@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
+from fqvit.ir.file import opened
 from fqvit.ir.lower import lower
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Program
@@ -85,6 +86,28 @@ def test_loading_leaves_nothing_open(tiny: Program, tmp_path: Path) -> None:
     loaded = Program.load(path)
     path.write_bytes(b"\0" * path.stat().st_size)
     assert loaded.fingerprint() == tiny.fingerprint()
+
+
+def test_an_opened_file_reads_constants_when_asked(tiny: Program, tmp_path: Path) -> None:
+    tiny.save(tmp_path / "p.fqvit")
+    with opened(tmp_path / "p.fqvit") as (program, verified):
+        (tmp_path / "p.fqvit").unlink()  # it stays open
+        assert verified.buffers == tiny.verify().buffers and program.header == tiny.header
+        assert set(program.constants) == set(tiny.constants) and len(program.constants) == len(tiny.constants)
+        for name, array in tiny.constants.items():
+            assert program.constants[name].dtype == array.dtype
+            assert_same(program.constants[name], array, name)
+        with pytest.raises(KeyError):
+            program.constants["nothing"]
+
+
+def test_a_file_that_is_cut_while_it_is_open_is_named(tiny: Program, tmp_path: Path) -> None:
+    path = tmp_path / "p.fqvit"
+    tiny.save(path)
+    with opened(path) as (program, _), path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 8)
+        with pytest.raises(FqvitError, match="cut short"):
+            dict(program.constants.items())
 
 
 def test_every_constant_is_in_the_fingerprint(tiny: Program) -> None:
