@@ -5,57 +5,59 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
 
 namespace fqvit {
 
 class Pool {
 public:
-    explicit Pool(int threads) {
-        for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    explicit Pool(int threads) : state_(std::make_unique<State>()), process_(process()) {
+        for (int i = 1; i < threads; ++i) state_->workers.emplace_back([state = state_.get(), i] { state->work(i); });
     }
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     ~Pool() {
-        {
-            const std::lock_guard lock(mutex_);
-            stopping_ = true;
-            generation_.fetch_add(1, std::memory_order_release);
+        if (forked()) {  // the threads are the parent's: nobody here can wake or join them
+            static_cast<void>(state_.release());
+            return;
         }
-        wake_.notify_all();
-        for (std::thread& worker : workers_) worker.join();
+        state_->stopping.store(true);
+        state_->next_generation();
+        for (std::thread& worker : state_->workers) worker.join();
     }
 
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
     // Calls task(thread, begin, end) for chunks of at most `grain` that cover 0..items, from this and the pool's threads, and
     // returns when all are done. One caller at a time; tasks do not throw.
     template <class Task>
     void run(std::int64_t items, std::int64_t grain, const Task& task) {
-        if (workers_.empty() || items <= grain) {
+        State& s = *state_;
+        if (s.workers.empty() || items <= grain || forked()) {
             if (items > 0) task(0, std::int64_t{0}, items);
             return;
         }
-        call_ = [](const void* t, int thread, std::int64_t begin, std::int64_t end) { (*static_cast<const Task*>(t))(thread, begin, end); };
-        task_ = &task;
-        items_ = items, grain_ = grain;
-        next_.store(0, std::memory_order_relaxed);
-        busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-        {
-            const std::lock_guard lock(mutex_);
-            generation_.fetch_add(1, std::memory_order_release);
-        }
-        wake_.notify_all();
-        take(0);
-        for (int spins = 0; busy_.load(std::memory_order_acquire) != 0; ++spins) {
+        s.call = [](const void* t, int thread, std::int64_t begin, std::int64_t end) { (*static_cast<const Task*>(t))(thread, begin, end); };
+        s.task = &task;
+        s.items = items, s.grain = grain;
+        s.next.store(0, std::memory_order_relaxed);
+        s.busy.store(static_cast<int>(s.workers.size()), std::memory_order_relaxed);
+        s.next_generation();
+        s.take(0);
+        for (int spins = 0; s.busy.load(std::memory_order_acquire) != 0; ++spins) {
             if (spins < SPINS) {
                 relax();
             } else {
-                std::unique_lock lock(mutex_);
-                done_.wait(lock, [this] { return busy_.load(std::memory_order_acquire) == 0; });
+                std::unique_lock lock(s.mutex);
+                s.done.wait(lock, [&s] { return s.busy.load(std::memory_order_acquire) == 0; });
             }
         }
     }
@@ -71,46 +73,70 @@ private:
 #endif
     }
 
-    void take(int thread) {
-        for (;;) {
-            const std::int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
-            if (begin >= items_) return;
-            call_(task_, thread, begin, begin + grain_ < items_ ? begin + grain_ : items_);
-        }
+    static long process() {
+#if defined(__unix__) || defined(__APPLE__)
+        return static_cast<long>(getpid());
+#else
+        return 0;
+#endif
     }
 
-    void work(int thread) {
-        std::uint64_t seen = 0;
-        for (;;) {
-            int spins = 0;
-            while (generation_.load(std::memory_order_acquire) == seen) {
-                if (++spins < SPINS) {
-                    relax();
-                } else {
-                    std::unique_lock lock(mutex_);
-                    wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+    // In a child process that copied this pool, there are no workers.
+    bool forked() const { return process() != process_; }
+
+    struct State {
+        std::vector<std::thread> workers;
+        std::mutex mutex;
+        std::condition_variable wake, done;
+        std::atomic<std::uint64_t> generation{0};
+        std::atomic<bool> stopping{false};
+        std::atomic<std::int64_t> next{0};
+        std::atomic<int> busy{0};
+        std::int64_t items = 0, grain = 1;
+        const void* task = nullptr;
+        void (*call)(const void*, int, std::int64_t, std::int64_t) = nullptr;
+
+        void next_generation() {
+            {
+                const std::lock_guard lock(mutex);
+                generation.fetch_add(1, std::memory_order_release);
+            }
+            wake.notify_all();
+        }
+
+        void take(int thread) {
+            for (;;) {
+                const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+                if (begin >= items) return;
+                call(task, thread, begin, begin + grain < items ? begin + grain : items);
+            }
+        }
+
+        void work(int thread) {
+            std::uint64_t seen = 0;
+            for (;;) {
+                int spins = 0;
+                while (generation.load(std::memory_order_acquire) == seen) {
+                    if (++spins < SPINS) {
+                        relax();
+                    } else {
+                        std::unique_lock lock(mutex);
+                        wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
+                    }
+                }
+                seen = generation.load(std::memory_order_acquire);
+                if (stopping.load()) return;
+                take(thread);
+                if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+                    const std::lock_guard lock(mutex);
+                    done.notify_one();
                 }
             }
-            seen = generation_.load(std::memory_order_acquire);
-            if (stopping_.load()) return;
-            take(thread);
-            if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-                const std::lock_guard lock(mutex_);
-                done_.notify_one();
-            }
         }
-    }
+    };
 
-    std::vector<std::thread> workers_;
-    std::mutex mutex_;
-    std::condition_variable wake_, done_;
-    std::atomic<std::uint64_t> generation_{0};
-    std::atomic<bool> stopping_{false};
-    std::atomic<std::int64_t> next_{0};
-    std::atomic<int> busy_{0};
-    std::int64_t items_ = 0, grain_ = 1;
-    const void* task_ = nullptr;
-    void (*call_)(const void*, int, std::int64_t, std::int64_t) = nullptr;
+    std::unique_ptr<State> state_;
+    long process_;
 };
 
 }  // namespace fqvit

@@ -5,6 +5,7 @@ test_engine_ops.py has the ops one by one, tests/hostile/test_native_engine.py w
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,24 @@ def test_python_goes_on_while_the_engine_runs() -> None:
     finally:
         sys.setswitchinterval(before)
     assert len(runs) < 2000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_can_run_the_engine_of_its_parent() -> None:
+    program, images, expected = wider("50 tokens of 64", "fqvit")
+    engine = Engine(program, threads=3)
+    engine.run(images)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if (engine.run(images) == expected).all() else 1
+            del engine
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_same(engine.run(images), expected, "the parent's")
 
 
 def test_engines_come_and_go_without_being_run() -> None:
