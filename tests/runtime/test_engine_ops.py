@@ -36,7 +36,7 @@ def test_ops_as_wide_as_vectors_give_the_references_bits_alone_and_joined(kind: 
         compare_with_reference(*program_with(draw, *ops), f"{ops}", 1 + seed % 3)
 
 
-@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize("kind", [kind for kind in WIDE if "last bits" not in kind])
 def test_most_wide_cases_are_ones_that_verify_accepts_and_use_many_codes(kind: str) -> None:
     taken, varied = 0, 0
     for seed in range(60):

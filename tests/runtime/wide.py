@@ -166,6 +166,35 @@ def layernorm(draw: Draw) -> Case:
     )
 
 
+def last_bits(draw: Draw) -> Case:
+    """LayerNorm with g and b such that every code is t / 2 around its middle: a quotient that is off by one is seen."""
+    channels, bits = draw.one(7, 8, 16, 64, 192, 200, 384, 768, 1000, 3960, 3968), draw.one(1, 8, 8, 12, 16)
+    room = max(30 - math.ceil(math.log2(channels)) - bits, 0)
+    draw.buffer("x", (1, channels), bits)
+    x = draw.buffers["x"]
+    if draw.int(0, 1):  # all but a few alike: the largest quotients there are
+        x[:] = x[..., :1]
+        for _ in range(draw.int(1, 4)):
+            x[..., draw.int(0, channels - 1)] = draw.int(0, 2**bits - 1)
+    x[1] = x[0]
+    alpha = draw.alpha("alpha", channels, min(draw.one(3, room), room, 15))
+    zero = draw.one(0, draw.int(0, 2**bits - 1), draw.constant("z", 0, 2**bits - 1, (channels,), "u8" if bits <= 8 else "u16"))
+    v = x[0, 0].astype(np.int64) - (draw.constants["z"].astype(np.int64) if zero == "z" else zero)
+    v = [int(c) for c in (v << draw.constants["alpha"].astype(np.int64) if alpha else v)]
+    total = sum(v)
+    d = channels * sum(c * c for c in v) - total * total
+    square = (math.isqrt(d) + draw.int(2, 9)) ** 2  # roots just below and just above an integer
+    epsilon = draw.one(1, 2**20, 2**40, *[square - d - 1] * 3, square - d)
+    d += epsilon
+    j = (62 - d.bit_length()) >> 1
+    root = math.isqrt(d << 2 * j)
+    t = [(((channels * c - total) << 24 + j) + root // 2) // root for c in v]
+    g = [draw.one(1, -1) * draw.one(2**31 - 1, draw.int(2**30, 2**31 - 1)) for _ in t]
+    b = [2**15 - (q * f >> 32) for q, f in zip(t, g)]
+    draw.constants["y.affine"] = np.array([g, b]).astype(np.int32)
+    return (LayerNorm(y="y", x="x", epsilon=epsilon, shift=32, b_shift=32, zero=zero, alpha=alpha, bits=16),)
+
+
 def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:
     """qkv [W, T, 3 H D] -> context [W, T, H D]; W is not always there."""
     tokens = size(draw, 1, 4, 8, 16, 17, 32, 49, 50, 65)
@@ -332,6 +361,7 @@ WIDE: dict[str, Callable[[Draw], Case]] = {
     "linear + lookup": linear_lookup,
     "linear + add": linear_add,
     "layernorm": layernorm,
+    "layernorm, last bits": last_bits,
     "heads by logarithm": partial(heads, softmax=by_logarithm),
     "heads, uniform": partial(heads, softmax=uniform),
     "heads, relative": partial(heads, softmax=relative),
