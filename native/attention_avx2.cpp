@@ -176,12 +176,7 @@ FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std:
         for (int r = 0; r < rows; ++r) {
             __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
             if (bias != nullptr) {
-                const std::int32_t* own = bias + r * head.tokens + t;
-                alignas(32) std::int32_t copy[COLUMNS] = {};
-                if (t + COLUMNS > head.tokens) {
-                    std::memcpy(copy, own, static_cast<std::size_t>(head.tokens - t) * 4);
-                    own = copy;
-                }
+                const std::int32_t* own = bias + r * round_up(head.tokens, COLUMNS) + t;
                 left = _mm256_add_epi32(left, load(own)), right = _mm256_add_epi32(right, load(own + 8));
             }
             const __m128i codes = to_codes(_mm256_add_epi32(rescale(left), zero), _mm256_add_epi32(rescale(right), zero));
@@ -235,7 +230,7 @@ FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const 
                 store(out + c, first_words(centred(q + (first + r) * head.q_stride + c, taken, q_zero), taken));
             }
         }
-        scores_of(head, to_scores, queries, keys, rows, bias == nullptr ? nullptr : bias + first * head.tokens, scores, tile);
+        scores_of(head, to_scores, queries, keys, rows, bias == nullptr ? nullptr : bias + first * round_up(head.tokens, COLUMNS), scores, tile);
         High rescale[ROWS];
         for (int r = 0; r < rows; ++r) {
             std::uint8_t* row = scores + r * S_STRIDE;

@@ -34,12 +34,15 @@ public:
         const std::int64_t tokens = one.tokens, width = one.width, channels = heads * width;
         auto* expanded = reinterpret_cast<std::int32_t*>(scratch);
         std::int64_t expanded_head = -1;
+        if (!bias.empty()) std::memset(expanded, 0, bias_bytes());
         // Windows in turn, so that a head's bias is laid out once for all of them.
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t head = item / windows, window = item % windows;
             if (!bias.empty() && head != expanded_head) {
                 const std::int32_t* own = bias.data() + head * bias_rows;
-                for (std::size_t i = 0; i < index.size(); ++i) expanded[i] = own[index[i]];
+                for (std::int64_t m = 0; m < tokens; ++m) {
+                    for (std::int64_t t = 0; t < tokens; ++t) expanded[m * bias_stride() + t] = own[index[static_cast<std::size_t>(m * tokens + t)]];
+                }
                 expanded_head = head;
             }
             const std::uint8_t* q = frame[inputs[0]] + window * tokens * 3 * channels + head * width;
@@ -50,7 +53,9 @@ public:
     }
 
 private:
-    std::size_t bias_bytes() const { return bias.empty() ? 0 : (index.size() * 4 + 64 + 63) / 64 * 64; }
+    // Rows as long as kernels read them.
+    std::int64_t bias_stride() const { return (attention.tokens + 15) / 16 * 16; }
+    std::size_t bias_bytes() const { return bias.empty() ? 0 : static_cast<std::size_t>(attention.tokens * bias_stride()) * 4; }
 };
 
 class Fuser {

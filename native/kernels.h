@@ -105,7 +105,7 @@ struct Kernels {
     const char* name;
     void (*finish)(const Epilogue&, const Tile&, void* y);
     void (*normalize)(const Norm&, const void* x, void* y, std::int64_t rows);
-    // null: attention runs op by op. bias: i32 [T, T] or null; region: u8 [T] or null.
+    // null: attention runs op by op. bias: i32 [T, T up to a multiple of 16] or null; region: u8 [T] or null.
     void (*attend)(const Attention&, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v, const std::int32_t* bias,
                    const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
     // Bytes of scratch for `attend`, or 0 where it cannot run such a head.
