@@ -123,6 +123,11 @@ def linear_add(draw: Draw) -> Case:
     y_bits, y_k = draw.one(1, 8, 8, 12, 16), draw.one(0, 4)
     y_zero, y_alpha = draw.zero("yz", outputs, y_bits), draw.one(None, draw.constant("ya", 0, y_k, (outputs,), "u8"))
     shift = shift_to(draw, acc * (draw.constants["am"] / 2).astype(np.int64), y_bits, 62 - y_k)
+    if draw.int(0, 4) == 0:  # the residual alone, as large as 32 bits can or just cannot hold
+        k, mult = draw.int(13, 15), draw.int(1, 40)
+        draw.constants["ra"] = np.full(outputs, k, np.uint8)
+        own, other = Term(x="acc", mult=0), Term(x="r", mult=mult, zero=draw.one(0, 2**bits - 1), alpha="ra")
+        shift, y_alpha = draw.int(1, 5), None
     terms = (own, other) if draw.int(0, 1) else (other, own)
     return (
         Linear(y="acc", x="x", out="acc"),
@@ -179,6 +184,10 @@ def last_bits(draw: Draw) -> Case:
     x[1] = x[0]
     alpha = draw.alpha("alpha", channels, min(draw.one(3, room), room, 15))
     zero = draw.one(0, draw.int(0, 2**bits - 1), draw.constant("z", 0, 2**bits - 1, (channels,), "u8" if bits <= 8 else "u16"))
+    if draw.int(0, 3) == 0:  # C v - M1 as large as 32 bits can or just cannot hold
+        x[:], alpha, zero = draw.one(0, 2**bits - 1), "alpha", 2 ** (bits - 1)
+        x[..., draw.int(0, channels - 1)] ^= 2**bits - 1
+        draw.constants["alpha"] = np.full(channels, min(room + draw.int(0, 2), 15), np.uint8)
     v = x[0, 0].astype(np.int64) - (draw.constants["z"].astype(np.int64) if zero == "z" else zero)
     v = [int(c) for c in (v << draw.constants["alpha"].astype(np.int64) if alpha else v)]
     total = sum(v)
