@@ -1,0 +1,145 @@
+"""Fixed-point primitives as ONNX nodes: shifts that floor, requantization, clamping, tables, sums, square roots.
+
+Each is exact by the bounds it is given, which are those that verify proves. What ONNX Runtime gets wrong is not used:
+no Max, Min, Clip or ReduceSum on 64 bits, no Div of a negative number, no BitShift of a signed one (docs/export.md).
+Bounds are Python integers, so that nothing here can overflow unnoticed. Neighbour: ir/fixed.py, whose meaning this has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fqvit.export.onnx_graph import Graph
+
+I31, I63 = 1 << 31, 1 << 63
+Ints = Any  # a number or an array of Python integers, which have no width: numpy's dtype object
+
+
+def exact(x: Any) -> Ints:
+    """As Python integers."""
+    return np.asarray(x).astype(object)
+
+
+def lowest(x: Ints) -> int:
+    return int(np.min(exact(x)))
+
+
+def highest(x: Ints) -> int:
+    return int(np.max(exact(x)))
+
+
+def type_for(lo: int, hi: int) -> str:
+    """The narrower signed type that holds lo..hi."""
+    assert max(-lo, hi) < I63, f"{lo}..{hi} does not fit 64 bits"
+    return "i32" if max(-lo, hi) < I31 else "i64"
+
+
+def half(shift: Ints) -> Ints:
+    return exact(1) << (exact(shift) - 1)
+
+
+def floor_shift(g: Graph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints) -> tuple[str, str]:
+    """floor((p + add) / 2^shift) + zero, and its type; p: i64, lo <= p + add <= hi.
+
+    BitShift takes unsigned numbers, so a multiple of 2^shift is added that makes all of them positive, and what it has become
+    is taken away again, together with the zero point.
+    """
+    shift, zero = exact(shift), exact(zero)
+    above = -(-max(-lo, 0) // (exact(1) << shift))
+    raised = exact(add) + (above << shift)
+    if hi + highest(above << shift) < I63 and -I63 <= lowest(raised) and highest(raised) < I63:
+        if np.any(raised):
+            p = g.node("Add", [p, g.constant(raised, "i64", "half")], "raised")
+        p = g.cast(p, "u64", "unsigned")
+    else:  # the sum needs the 64th bit
+        assert hi + highest(above << shift) < 2 * I63
+        p = g.cast(p, "u64", "unsigned")
+        p = g.node("Add", [p, g.constant(raised % (2 * I63), "u64", "half")], "raised")
+    p = g.node("BitShift", [p, g.constant(shift, "u64", "shift")], "shifted", direction="RIGHT")
+    down = above - zero
+    far = highest(abs(exact(down)))
+    dtype = type_for(-far, highest((hi + (above << shift)) >> shift) + far)
+    p = g.cast(p, dtype)
+    return g.node("Sub", [p, g.constant(down, dtype, "zero")], "quotient") if np.any(down) else p, dtype
+
+
+def clamp(g: Graph, x: str, dtype: str, bits: int) -> str:
+    """Codes of so many bits, from i32 or i64."""
+    last = (1 << bits) - 1
+    zero, top = g.constant(0, dtype, "lo"), g.constant(last, dtype, "hi")
+    if dtype == "i32":
+        x = g.node("Clip", [x, zero, top], "clipped")
+    else:
+        x = g.node("Where", [g.node("Less", [x, zero], "below"), zero, x], "not below")
+        x = g.node("Where", [g.node("Less", [top, x], "above"), top, x], "clipped")
+    return g.cast(x, "u8" if bits <= 8 else "u16", "codes")
+
+
+def one_shift(shift: Ints, reach: Ints) -> Ints:
+    """What factor[c] brings all channels to the largest shift, if |reach[c]| * factor[c] stays small; else 1 for all.
+
+    (p + half) >> s is (p 2^k + half 2^k) >> (s + k), and one shift for all is faster than one a channel.
+    """
+    factor = exact(1) << (highest(shift) - exact(shift))
+    return factor if highest(exact(reach) * factor) < 1 << 61 else 1
+
+
+def requantize(
+    g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0, zero: Ints = 0
+) -> tuple[str, str]:
+    """round_shift((acc + offset) * mult, shift) + zero, and its type; lo <= acc <= hi, i32 or i64.
+
+    Everything but acc is a constant or one a channel; offset * mult goes into the constant that rounds.
+    """
+    lo, hi, mult, shift, offset = (exact(x) for x in (lo, hi, mult, shift, offset))
+    reach = np.maximum(np.maximum(abs(lo), abs(hi)), np.maximum(abs(lo + offset), abs(hi + offset))) * mult
+    factor = one_shift(shift, reach + half(shift))
+    if highest(factor) > 1 or lowest(shift) == highest(shift):
+        mult, shift = mult * factor, highest(shift)
+    p = g.node("Mul", [g.cast(acc, "i64", "wide"), g.constant(mult, "i64", "mult")], "product")
+    add = offset * mult + half(shift)
+    return floor_shift(g, p, lowest(lo * mult + add), highest(hi * mult + add), add, shift, zero)
+
+
+def lookup(g: Graph, index: str, table: Any, dtype: str, shape: tuple[int, ...], what: str = "looked up") -> str:
+    """table[index]; index: i32 [N, *shape].
+
+    GatherElements on a flat list is Gather, and ten times faster in ONNX Runtime, which copies one element at a time there.
+    """
+    flat = g.reshape(index, [-1], "flat")
+    taken = g.node("GatherElements", [g.constant(table, dtype, "table"), flat], f"{what}, flat", axis=0)
+    return g.reshape(taken, [-1, *shape], what)
+
+
+def row_sum(g: Graph, x: str, length: int, dtype: str, what: str) -> str:
+    """The sum over the last axis, which stays with length 1, as a product with ones: ReduceSum is slow, and wrong from 2^50."""
+    ones = g.common(np.ones((length, 1), np.int64), dtype, f"ones.{length}.{dtype}")
+    return g.node("MatMul", [x, ones], what)
+
+
+def half_of(g: Graph, x: str, dtype: str) -> str:
+    """x / 2 for x >= 0."""
+    return g.node("Div", [x, g.constant(2, dtype, "two")], "half of it")
+
+
+def round_quotient(g: Graph, number: int, x: str, what: str) -> str:
+    """round_divide(number, x) for x: i64 > 0."""
+    sum_ = g.node("Add", [half_of(g, x, "i64"), g.constant(number, "i64", "numerator")], "numerator")
+    return g.node("Div", [sum_, x], what)
+
+
+def isqrt(g: Graph, x: str) -> str:
+    """floor(sqrt(x)) for i64 2^60 <= x < 2^62.
+
+    Three steps of Newton's method from a chord, (x / 2^60 + 2) / 3 in units of 2^30, which is off by at most 5.8 %: then by
+    0.17 %, 1.5e-6 and 1.1e-12 times 2^31, upwards only. So the result is the root or one more.
+    """
+    root = g.node("Div", [x, g.constant(3 << 30, "i64", "slope")], "root start")
+    root = g.node("Add", [root, g.constant((2 << 30) // 3, "i64", "start")], "root 0")
+    for step in (1, 2, 3):
+        other = g.node("Div", [x, root], f"root {step} other side")
+        root = half_of(g, g.node("Add", [root, other], f"root {step} twice"), "i64")
+    over = g.node("Less", [x, g.node("Mul", [root, root], "root squared")], "root is one more")
+    return g.node("Sub", [root, g.cast(over, "i64", "one more")], "root")
