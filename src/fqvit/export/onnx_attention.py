@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fqvit.export.onnx_fixed import I31, clamp, floor_shift, half, half_of, lookup, requantize, round_quotient, row_sum
+from fqvit.export.onnx_fixed import I31, codes, half, half_of, lookup, requantizer, round_quotient, row_sum
 from fqvit.export.onnx_graph import Graph
 from fqvit.export.onnx_ops import weighted_sum
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
@@ -45,8 +45,7 @@ def matmul(g: Graph, op: MatMul) -> str:
         index = g.common(g.constants[op.index], "i32", op.index)
         taken = g.node("Gather", [g.common(bias, "i32", op.part("bias")), index], "bias by place")  # [M, N, H]
         acc = g.node("Add", [acc, g.node("Transpose", [taken], "bias by head", perm=[2, 0, 1])], "acc")
-    quotient, dtype = requantize(g, acc, -reach, reach, op.mult, op.shift, 0, op.y_zero)
-    return clamp(g, quotient, dtype, op.bits)
+    return codes(g, *requantizer(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
 
 
 def by_distance(g: Graph, x: str, table: Any, dtype: str, region: str | None, elsewhere: int) -> str:
@@ -81,8 +80,7 @@ def softmax(g: Graph, op: Softmax) -> str:
     r = round_quotient(g, op.mult, total, "r")
     p = g.node("Mul", [g.cast(e, "i64"), r], "e r")
     most = op.mult + 2 * int(table.max()) + int(half(op.shift))
-    quotient, dtype = floor_shift(g, p, 0, most, half(op.shift), op.shift, 0)
-    return clamp(g, quotient, dtype, op.bits)
+    return codes(g, p, 0, most, half(op.shift), op.shift, 0, op.bits)
 
 
 def log_softmax(g: Graph, op: LogSoftmax) -> str:
@@ -132,8 +130,7 @@ def shift_matmul(g: Graph, op: ShiftMatMul) -> str:
     acc, _ = weigh(g, op.a, weights, op.v, op.v_zero)
     row = a.row_sum if a.row_sum is not None else a.channels << a.hi
     reach = magnitude(v.lo, v.hi, op.v_zero, op.v_zero) * row
-    quotient, dtype = requantize(g, acc, -reach, reach, op.mult, op.shift, 0, op.y_zero)
-    return clamp(g, quotient, dtype, op.bits)
+    return codes(g, *requantizer(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
 
 
 def attend(g: Graph, op: Attend) -> str:
@@ -146,5 +143,4 @@ def attend(g: Graph, op: Attend) -> str:
     m = round_quotient(g, op.mult * largest, g.cast(total, "i64", "W"), "M")
     p = g.node("Mul", [g.cast(acc, "i64", "wide"), m], "acc M")
     far = magnitude(v.lo, v.hi, op.v_zero, op.v_zero) * (op.mult * largest + a.channels * largest) + int(half(op.shift))
-    quotient, dtype = floor_shift(g, p, -far, far, half(op.shift), op.shift, op.y_zero)
-    return clamp(g, quotient, dtype, op.bits)
+    return codes(g, p, -far, far, half(op.shift), op.shift, op.y_zero, op.bits)

@@ -14,6 +14,7 @@ import numpy as np
 from fqvit.export.onnx_graph import Graph
 
 I31, I63 = 1 << 31, 1 << 63
+Shifting = tuple[str, int, int, Any, Any]  # what floor_shift and codes take: p, lo, hi, add, shift
 Ints = Any  # a number or an array of Python integers, which have no width: numpy's dtype object
 
 
@@ -40,41 +41,59 @@ def half(shift: Ints) -> Ints:
     return exact(1) << (exact(shift) - 1)
 
 
-def floor_shift(g: Graph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints) -> tuple[str, str]:
-    """floor((p + add) / 2^shift) + zero, and its type; p: i64, lo <= p + add <= hi.
+def floor_shift(g: Graph, p: str, lo: int, hi: int, add: Ints, shift: Ints) -> str:
+    """floor((p + add) / 2^shift), i32; p: i64, lo <= p + add <= hi."""
+    above = raising(lo, shift)
+    quotient, dtype = shifted(g, p, hi, add, shift, above)
+    if np.any(above):
+        quotient = g.node("Sub", [quotient, g.constant(above, dtype, "raise")], "quotient")
+    return quotient if dtype == "i32" else g.cast(quotient, "i32")
 
-    BitShift takes unsigned numbers, so a multiple of 2^shift is added that makes all of them positive, and what it has become
-    is taken away again, together with the zero point.
+
+def codes(g: Graph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints, bits: int) -> str:
+    """clamp(floor((p + add) / 2^shift) + zero): codes; p: i64, lo <= p + add <= hi.
+
+    Quotients are raised to zero + a multiple of 2^16, which Cast drops with all other bits above a code's.
     """
-    shift, zero = exact(shift), exact(zero)
-    above = -(-max(-lo, 0) // (exact(1) << shift))
-    raised = exact(add) + (above << shift)
-    if hi + highest(above << shift) < I63 and -I63 <= lowest(raised) and highest(raised) < I63:
+    zero = exact(zero)
+    last, step = (1 << bits) - 1, 1 << 16
+    below = -(-highest(raising(lo, shift) - zero) // step) * step
+    if below >= I31 or hi + highest((zero + below) << exact(shift)) >= 2 * I63:  # no room to raise them so far
+        quotient, dtype = shifted(g, p, hi, add, shift, above := raising(lo, shift))
+        quotient = g.node("Sub", [quotient, g.constant(above - zero, dtype, "raise")], "quotient")
+        below = 0
+    else:
+        quotient, dtype = shifted(g, p, hi, add, shift, zero + below)
+    ends = [g.constant(end, dtype, "end") for end in (below, below + last)]
+    if dtype == "i32":
+        quotient = g.node("Clip", [quotient, *ends], "clipped")
+    else:
+        quotient = g.node("Where", [g.node("Less", [quotient, ends[0]], "below"), ends[0], quotient], "not below")
+        quotient = g.node("Where", [g.node("Less", [ends[1], quotient], "above"), ends[1], quotient], "clipped")
+    return g.cast(quotient, "u8" if bits <= 8 else "u16", "codes")
+
+
+def raising(lo: int, shift: Ints) -> Ints:
+    """The least n with lo + n 2^shift >= 0."""
+    return exact(-(-max(-lo, 0) // (exact(1) << exact(shift))))
+
+
+def shifted(g: Graph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) -> tuple[str, str]:
+    """floor((p + add) / 2^shift) + above, and its type; above is so large that this is positive: BitShift is of unsigned
+    numbers."""
+    up = exact(above) << exact(shift)
+    raised = exact(add) + up
+    if hi + highest(up) < I63 and -I63 <= lowest(raised) and highest(raised) < I63:
         if np.any(raised):
             p = g.node("Add", [p, g.constant(raised, "i64", "half")], "raised")
         p = g.cast(p, "u64", "unsigned")
     else:  # the sum needs the 64th bit
-        assert hi + highest(above << shift) < 2 * I63
+        assert hi + highest(up) < 2 * I63
         p = g.cast(p, "u64", "unsigned")
         p = g.node("Add", [p, g.constant(raised % (2 * I63), "u64", "half")], "raised")
     p = g.node("BitShift", [p, g.constant(shift, "u64", "shift")], "shifted", direction="RIGHT")
-    down = above - zero
-    far = highest(abs(exact(down)))
-    dtype = type_for(-far, highest((hi + (above << shift)) >> shift) + far)
-    p = g.cast(p, dtype)
-    return g.node("Sub", [p, g.constant(down, dtype, "zero")], "quotient") if np.any(down) else p, dtype
-
-
-def clamp(g: Graph, x: str, dtype: str, bits: int) -> str:
-    """Codes of so many bits, from i32 or i64."""
-    last = (1 << bits) - 1
-    zero, top = g.constant(0, dtype, "lo"), g.constant(last, dtype, "hi")
-    if dtype == "i32":
-        x = g.node("Clip", [x, zero, top], "clipped")
-    else:
-        x = g.node("Where", [g.node("Less", [x, zero], "below"), zero, x], "not below")
-        x = g.node("Where", [g.node("Less", [top, x], "above"), top, x], "clipped")
-    return g.cast(x, "u8" if bits <= 8 else "u16", "codes")
+    dtype = "i32" if highest((hi + up) >> exact(shift)) < I31 else "i64"
+    return g.cast(p, dtype), dtype
 
 
 def one_shift(shift: Ints, reach: Ints) -> Ints:
@@ -86,10 +105,8 @@ def one_shift(shift: Ints, reach: Ints) -> Ints:
     return factor if highest(exact(reach) * factor) < 1 << 61 else 1
 
 
-def requantize(
-    g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0, zero: Ints = 0
-) -> tuple[str, str]:
-    """round_shift((acc + offset) * mult, shift) + zero, and its type; lo <= acc <= hi, i32 or i64.
+def requantizer(g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0) -> Shifting:
+    """What shifts round_shift((acc + offset) * mult, shift); lo <= acc <= hi, i32 or i64.
 
     Everything but acc is a constant or one a channel; offset * mult goes into the constant that rounds.
     """
@@ -100,7 +117,7 @@ def requantize(
         mult, shift = mult * factor, highest(shift)
     p = g.node("Mul", [g.cast(acc, "i64", "wide"), g.constant(mult, "i64", "mult")], "product")
     add = offset * mult + half(shift)
-    return floor_shift(g, p, lowest(lo * mult + add), highest(hi * mult + add), add, shift, zero)
+    return p, lowest(lo * mult + add), highest(hi * mult + add), add, shift
 
 
 def lookup(g: Graph, index: str, table: Any, dtype: str, shape: tuple[int, ...], what: str = "looked up") -> str:

@@ -10,7 +10,7 @@ from fqvit.errors import FqvitError
 from fqvit.export.onnx_fixed import (
     I31,
     I63,
-    clamp,
+    codes,
     exact,
     floor_shift,
     half,
@@ -20,7 +20,7 @@ from fqvit.export.onnx_fixed import (
     lookup,
     lowest,
     one_shift,
-    requantize,
+    requantizer,
     row_sum,
     type_for,
 )
@@ -78,11 +78,10 @@ def linear(g: Graph, op: Linear) -> str:
         return g.node("Add", [acc, g.common(bias, "i32", op.part("bias"))], "acc") if np.any(bias) else acc
     lo, hi = np.minimum(w, 0).sum(1) * x.hi, np.maximum(w, 0).sum(1) * x.hi
     mult, shift = g.constants[op.part("mult")], g.constants[op.part("shift")]
-    zero = 0 if op.out == "i32" else g.zero(op.y_zero, y.channels)
-    quotient, dtype = requantize(g, acc, lo, hi, mult, shift, bias, zero)
+    shifting = requantizer(g, acc, lo, hi, mult, shift, bias)
     if op.out == "i32":
-        return quotient if dtype == "i32" else g.cast(quotient, "i32", "i32")
-    return clamp(g, quotient, dtype, op.bits)
+        return floor_shift(g, *shifting)
+    return codes(g, *shifting, g.zero(op.y_zero, y.channels), op.bits)
 
 
 def lifted(g: Graph, x: str, zero: Constant, scale: Constant, dtype: str) -> str:
@@ -132,8 +131,7 @@ def layernorm(g: Graph, op: LayerNorm) -> str:
         t = g.node("Sub", [t, g.constant(k, "i64", "K")], "t")
     p = g.node("Mul", [t, g.constant(gain, "i64", "gain")], "t g")
     far = min(2 * reach + highest(abs(add)), I63 - 1)
-    quotient, kind = floor_shift(g, p, -far, far, add, op.shift, 0)
-    return clamp(g, quotient, kind, op.bits)
+    return codes(g, p, -far, far, add, op.shift, 0, op.bits)
 
 
 def normaliser(g: Graph, d: str, least: int, most: int) -> tuple[str, str]:
@@ -179,8 +177,7 @@ def add(g: Graph, op: Add) -> str:
         products.append(g.node("Mul", [x, g.constant(mult, "i64", "mult")], "product"))
     p = products[0] if len(products) == 1 else g.node("Add", products, "sum")
     far = highest(reach)
-    quotient, dtype = floor_shift(g, p, -far, far, constant, shift, g.zero(op.y_zero, y.channels))
-    return clamp(g, quotient, dtype, op.bits)
+    return codes(g, p, -far, far, constant, shift, g.zero(op.y_zero, y.channels), op.bits)
 
 
 def mean(g: Graph, op: Mean) -> str:
@@ -193,5 +190,4 @@ def mean(g: Graph, op: Mean) -> str:
     acc = g.reshape(acc, [0, x.channels], "sum")
     scale = exact(g.alpha(op.alpha))
     offset = -rows * exact(g.zero(op.zero, x.channels))
-    quotient, kind = requantize(g, acc, 0, rows * x.hi, scale * op.mult, op.shift, offset, op.y_zero)
-    return clamp(g, quotient, kind, op.bits)
+    return codes(g, *requantizer(g, acc, 0, rows * x.hi, scale * op.mult, op.shift, offset), op.y_zero, op.bits)
