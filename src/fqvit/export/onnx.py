@@ -42,16 +42,20 @@ EMITTERS = {
 }
 
 
-def export(program: Program, path: str | Path) -> None:
+def export(program: Program, path: str | Path, plain_tables: bool = False) -> None:
     """Writes the file, whole or not at all."""
-    data = model(program).SerializeToString()
+    data = model(program, plain_tables=plain_tables).SerializeToString()
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
-def model(program: Program, buffers: bool = False) -> onnx.ModelProto:
-    """buffers: every buffer is an output, in the order of the ops, in place of the program's one."""
+def model(program: Program, buffers: bool = False, plain_tables: bool = False) -> onnx.ModelProto:
+    """buffers: every buffer is an output, in the order of the ops, in place of the program's one.
+
+    plain_tables: tables are read by Gather, in place of GatherElements: for runtimes that lack the one (onnx's own evaluator
+    takes no more than 64 entries). ONNX Runtime is slower with it.
+    """
     ready = program.unpacked()
-    graph = Graph(ready, verified := ready.verify())
+    graph = Graph(ready, verified := ready.verify(), plain_tables)
     for op in ready.ops:
         graph.op = op.y
         graph.finish(EMITTERS[type(op)](graph, op), op.y)  # type: ignore[operator]

@@ -112,7 +112,7 @@ def requantizer(g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints,
     """
     lo, hi, mult, shift, offset = (exact(x) for x in (lo, hi, mult, shift, offset))
     reach = np.maximum(np.maximum(abs(lo), abs(hi)), np.maximum(abs(lo + offset), abs(hi + offset))) * mult
-    factor = one_shift(shift, reach + half(shift))
+    factor = one_shift(shift, reach + mult + half(shift))
     if highest(factor) > 1 or lowest(shift) == highest(shift):
         mult, shift = mult * factor, highest(shift)
     p = g.node("Mul", [g.cast(acc, "i64", "wide"), g.constant(mult, "i64", "mult")], "product")
@@ -125,6 +125,8 @@ def lookup(g: Graph, index: str, table: Any, dtype: str, shape: tuple[int, ...],
 
     GatherElements on a flat list is Gather, and ten times faster in ONNX Runtime, which copies one element at a time there.
     """
+    if g.plain_tables:
+        return g.node("Gather", [g.constant(table, dtype, "table"), index], what, axis=0)
     flat = g.reshape(index, [-1], "flat")
     taken = g.node("GatherElements", [g.constant(table, dtype, "table"), flat], f"{what}, flat", axis=0)
     return g.reshape(taken, [-1, *shape], what)

@@ -42,9 +42,13 @@ NUMPY: Mapping[str, Any] = {
 
 
 class Graph:
-    """What emitters write to. `op` is the buffer being written; values and constants are those of the verified program."""
+    """What emitters write to. `op` is the buffer being written; values and constants are those of the verified program.
 
-    def __init__(self, program: Program, verified: Verified) -> None:
+    plain_tables: Gather in place of GatherElements, which is slow in ONNX Runtime but all that some other runtimes have.
+    """
+
+    def __init__(self, program: Program, verified: Verified, plain_tables: bool = False) -> None:
+        self.plain_tables = plain_tables
         self.constants = program.constants
         self.values = verified.buffers
         self.op = ""

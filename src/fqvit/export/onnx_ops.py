@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from fqvit.errors import FqvitError
 from fqvit.export.onnx_fixed import (
     I31,
     I63,
@@ -96,8 +95,6 @@ def layernorm(g: Graph, op: LayerNorm) -> str:
     x = g.value(op.x)
     channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
     steps = math.isqrt(channels) + 1
-    if steps >= 127:
-        raise FqvitError(f"{op.y}: a layernorm of {channels} channels has no room to be exported. At most 15,875.")
     if op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
         zero = np.array(0, np.int64)  # neither D nor C v - M1 changes with it
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
@@ -117,7 +114,8 @@ def layernorm(g: Graph, op: LayerNorm) -> str:
     by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon)
     root = isqrt(g, g.node("Mul", [d, by_4], "D 4^j"))
 
-    # t + K = (u 2^(24 + j) + d / 2 + K d) / d, K so large that the numerator is positive, where Div floors.
+    # t + K = (u 2^(24 + j) + d / 2 + K d) / d, K so large that the numerator is positive, where Div floors. It has room:
+    # verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(24 + j)| < K d.
     k = steps << Q24
     above = g.node("Add", [half_of(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
     wide = u if dtype == "i64" else g.cast(u, "i64")
@@ -160,7 +158,7 @@ def add(g: Graph, op: Add) -> str:
         x = exact(g.constants[term.x]) if term.x not in g.values else exact([g.value(term.x).lo, g.value(term.x).hi])
         ends.append((max(abs(lowest(x)), abs(highest(x))), magnitude(lowest(x), highest(x), lowest(zero), highest(zero))))
     reach = sum(far * mult for (_, far), mult in zip(ends, mults)) + half(shift)
-    factor = one_shift(shift, reach)
+    factor = one_shift(shift, reach + sum(mults))
     if highest(factor) > 1 or lowest(shift) == highest(shift):
         mults, shift, reach = [mult * factor for mult in mults], highest(shift), reach * factor
     folded = all((plain + far) * highest(mult) < 1 << 60 for (plain, far), mult in zip(ends, mults))
