@@ -133,9 +133,7 @@ def test_the_walk_sees_a_float_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize(("kind", "recipe"), [("vit", "fq-vit"), ("padded swin", "fqvit")])
-def test_the_evaluator_of_onnx_gives_the_same_bits(
-    programs: dict[tuple[str, str], Program], kind: str, recipe: str
-) -> None:
+def test_the_evaluator_of_onnx_gives_the_same_bits(programs: dict[tuple[str, str], Program], kind: str, recipe: str) -> None:
     from onnx.reference import ReferenceEvaluator
 
     program = programs[kind, recipe]
@@ -155,9 +153,7 @@ def test_buffers_keep_their_names_and_shapes(programs: dict[tuple[str, str], Pro
     assert {op.y for op in program.ops} <= {info.name for info in graph.value_info}
 
 
-def test_a_file_is_written_whole_and_small_beside_its_weights(
-    programs: dict[tuple[str, str], Program], tmp_path: Path
-) -> None:
+def test_a_file_is_written_whole_and_small_beside_its_weights(programs: dict[tuple[str, str], Program], tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     export(programs["vit", "fqvit"], path)
     proto = onnx.load(path)

@@ -1,4 +1,4 @@
-"""The ops that move values, as ONNX nodes: Reshape, Transpose, Gather, Concat. Neighbour: ir/moves.py, whose meaning this has."""
+"""The ops that move values, as ONNX nodes. Neighbour: ir/moves.py, whose meaning this has."""
 
 from __future__ import annotations
 

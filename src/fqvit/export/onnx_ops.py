@@ -69,9 +69,7 @@ def linear(g: Graph, op: Linear) -> str:
     w, bias = g.constants[op.part("w")].astype(np.int64), g.constants[op.part("bias")].astype(np.int64)
     weights = g.common((w + 128).T, "u8", op.part("w"))
     middle = g.constant(128, "u8", "middle")
-    sums = [
-        (g.node("MatMulInteger", [part, weights, "", middle], "sum"), factor) for part, factor in byte_parts(g, op.x)
-    ]
+    sums = [(g.node("MatMulInteger", [part, weights, "", middle], "sum"), factor) for part, factor in byte_parts(g, op.x)]
     acc = weighted_sum(g, sums)
     if op.out == "acc":
         return g.node("Add", [acc, g.common(bias, "i32", op.part("bias"))], "acc") if np.any(bias) else acc
