@@ -123,12 +123,15 @@ def requantizer(g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints,
 def lookup(g: Graph, index: str, table: Any, dtype: str, shape: tuple[int, ...], what: str = "looked up") -> str:
     """table[index]; index: i32 [N, *shape].
 
-    GatherElements on a flat list is Gather, and ten times faster in ONNX Runtime, which copies one element at a time there.
+    GatherElements on a flat list is Gather, and twenty times faster in ONNX Runtime, which copies one element at a time there.
+    Bytes are looked up as u16, which is faster, too.
     """
     if g.plain_tables:
         return g.node("Gather", [g.constant(table, dtype, "table"), index], what, axis=0)
-    flat = g.reshape(index, [-1], "flat")
-    taken = g.node("GatherElements", [g.constant(table, dtype, "table"), flat], f"{what}, flat", axis=0)
+    entries = g.constant(table, "u16" if dtype == "u8" else dtype, "table")
+    taken = g.node("GatherElements", [entries, g.reshape(index, [-1], "flat")], f"{what}, flat", axis=0)
+    if dtype == "u8":
+        taken = g.cast(taken, "u8", f"{what}, bytes")
     return g.reshape(taken, [-1, *shape], what)
 
 
