@@ -61,7 +61,7 @@ def test_every_op_has_an_emitter() -> None:
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
 def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
@@ -71,7 +71,7 @@ def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> N
 
 
 @pytest.mark.parametrize("kind", WIDE)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
 def test_wide_ops_give_the_references_bits(kind: str, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
