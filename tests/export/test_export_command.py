@@ -70,6 +70,7 @@ def test_a_session_gives_the_references_logits_and_knows_the_program(exported: P
     assert session.output == program.header.output and session.output_shape == (5,)
     images = images_for(session.preprocess, 3)
     assert np.array_equal(session.run(images), run(program, images))
+    assert session.run(images[:0]).shape == (0, 5)
     with pytest.raises(FqvitError, match="this program takes uint8"):
         session.run(images[:, :3])
 

@@ -29,6 +29,7 @@ from tests.runtime.wide import WIDE, accepted  # noqa: E402
 INTEGERS = {"BOOL", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "UINT64"}
 RECIPES = ("fq-vit", "fq-vit-8", "fqvit", "w4", "minmax")
 NETWORKS = [(kind, recipe) for kind in ("vit", "padded swin") for recipe in RECIPES]
+NETWORKS += [("distilled", "fq-vit"), ("mean", "fqvit"), ("no class token", "fq-vit"), ("swin", "fqvit")]
 
 
 def session(proto: Any) -> Any:
@@ -91,6 +92,18 @@ def test_networks_give_the_references_bits_in_every_buffer_for_any_batch(
     for count in (1, 3):
         (logits,) = run.run(["logits"], {"pixels": images[:count]})
         assert_same(logits, buffers_of(program, images[:count])[program.header.output.buffer], f"{kind} {recipe}")
+
+
+@pytest.mark.parametrize("features", ["tokens", "pooled"])
+@pytest.mark.parametrize("recipe", ["fq-vit", "fqvit"])
+def test_features_come_out_as_codes_under_their_kind(features: str, recipe: str) -> None:
+    source = float_model("vit")
+    program = lower(source, calibration_of(source, recipe, features=features))
+    images = images_for(program.header.preprocess, 2)
+    (codes,) = session(model(program)).run([features], {"pixels": images})
+    expected = buffers_of(program, images)[program.header.output.buffer]
+    assert_same(codes, expected, f"{features} {recipe}")
+    assert codes.dtype == expected.dtype
 
 
 def element_types(proto: Any) -> list[tuple[str, str]]:

@@ -59,6 +59,8 @@ class Session:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
             takes = ", ".join(map(str, self.input_shape))
             raise FqvitError(f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {takes}].")
+        if len(images) == 0:  # a graph has shapes to infer and cannot from nothing
+            return self.run(np.zeros((1, *self.input_shape), np.uint8))[:0]
         result: Integers = self._session.run(None, {INPUT: images})[0]
         return result
 
