@@ -285,7 +285,6 @@ def test_class_names_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) 
 
 
 def test_backends_and_devices_that_are_not_here(program: Path, weights: Path) -> None:
-    refused(fqvit("eval", program, "--backend", "onnx"), "not in this version", "--backend native")
     refused(fqvit("eval", "fmnist_vit", "--weights", weights, "--backend", "reference"), "float model")
     refused(fqvit("eval", program, "--weights", weights), "Leave out --weights")
     refused(fqvit("eval", program, "--device", "cuda"), "run on the CPU")

@@ -34,6 +34,13 @@ class Backend(StrEnum):
     onnx = "onnx"
 
 
+class Kind(StrEnum):
+    onnx = "onnx"
+    qdq = "qdq"
+    c = "c"
+    vectors = "vectors"
+
+
 class Features(StrEnum):
     tokens = "tokens"
     pooled = "pooled"
@@ -140,7 +147,7 @@ def quantize(
 
 @command("eval")
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="FILE.fqvit|MODEL", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="FILE.fqvit|FILE.onnx|MODEL", show_default=False)],
     weights: Weights = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images, one sub-folder a class.")] = None,
     classes: Classes = None,
@@ -224,3 +231,16 @@ def bench(
     from fqvit.commands import bench as bench_command
 
     bench_command.run(file, against, batch, threads, rounds, weights, ops, as_json)
+
+
+@command("export")
+def export(
+    file: Program,
+    to: Annotated[Kind, typer.Option(help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse. c: C99. vectors: .npy.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="PATH", help="Default: named like FILE, here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a program for other runtimes, with the same bits."""
+    from fqvit.commands import export as export_command
+
+    export_command.run(file, to.value, out, as_json)

@@ -1,4 +1,4 @@
-"""`fqvit eval`: top-1 and top-5 of a program, or of a float model, on a folder with one sub-folder a class."""
+"""`fqvit eval`: top-1 and top-5 of a program, an exported one, or a float model, on a folder with one sub-folder a class."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ def run(
     device: str,
     as_json: bool,
 ) -> None:
-    if backend == "onnx":
-        raise FqvitError("backend 'onnx': not in this version of fqvit. Use --backend native or reference.")
     given = inputs.read_classes(classes)
     path = Path(target)
-    if not target.startswith("hf:") and (path.suffix in (".fqvit", *CHECKPOINTS) or path.is_file()):
+    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *CHECKPOINTS) or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
         if device != "cpu":
             raise FqvitError(f"device {device!r}: programs run on the CPU. Use --device cpu.")
-        model, backend, (preprocess, names, forward), size = *_program(path, backend or "native"), PROGRAM_BATCH
+        if path.suffix == ".onnx" or backend == "onnx":
+            model, backend, (preprocess, names, forward), size = *_onnx(path, backend), PROGRAM_BATCH
+        else:
+            model, backend, (preprocess, names, forward), size = *_program(path, backend or "native"), PROGRAM_BATCH
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
@@ -90,6 +91,18 @@ def _program(path: Path, backend: str) -> tuple[str, str, Ready]:
         raise FqvitError(f"{path}: gives features ({header.output.kind}), not classes. Quantize without --features.")
     count = forward(np.zeros((0, *header.input_shape), np.uint8)).shape[-1]
     return header.model, backend, (header.preprocess, classes or count, forward)
+
+
+def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
+    """An exported file, or a program that is exported on the way."""
+    from fqvit.runtime.onnx import Session, session_of
+
+    if backend not in (None, "onnx"):
+        raise FqvitError(f"{path}: an ONNX file, which runs with --backend onnx alone. Leave out --backend.")
+    session = Session(path) if path.suffix == ".onnx" else session_of(path)
+    if session.output.kind != "logits":
+        raise FqvitError(f"{path}: gives features ({session.output.kind}), not classes. Quantize without --features.")
+    return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
 
 
 def _engine(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:

@@ -1,0 +1,41 @@
+"""`fqvit export`: a program as a file or folder for other runtimes, with the same bits. Each kind is a module of export/."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from fqvit.commands import inputs
+from fqvit.commands.output import say, say_json, size
+from fqvit.errors import FqvitError
+from fqvit.ir.program import Program
+from fqvit.runtime.onnx import INSTALL
+
+# Module of export/, and how the default name of what it writes ends; a folder where that has no dot.
+KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
+
+
+def run(file: Path, to: str, out: Path | None, as_json: bool) -> None:
+    module, ending = KINDS[to]
+    target = out or Path(f"{file.stem}{ending}")
+    if "." in ending:
+        inputs.check_output(target)
+    name = f"fqvit.export.{module}"
+    try:
+        writer = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise FqvitError(f"--to {to}: not in this version of fqvit. Use --to onnx.") from None
+        if error.name == "onnx":
+            raise FqvitError(f"--to {to}: needs onnx, {INSTALL}") from None
+        raise
+    program = Program.load(file)
+    writer.export(program, target)
+    files = [target] if target.is_file() else [path for path in sorted(target.rglob("*")) if path.is_file()]
+    written = sum(path.stat().st_size for path in files)
+    if as_json:
+        result = {"file": str(file), "to": to, "out": str(target), "files": len(files), "bytes": written}
+        say_json(result | {"fingerprint": program.fingerprint()})
+        return
+    many = f"{len(files)} files, " if len(files) > 1 else ""
+    say(f"{target}: {many}{size(written)}, from {file} ({program.header.model})")
