@@ -52,6 +52,10 @@ def readme(program: Program, emitter: Emitter) -> str:
     output = program.header.output
     shape = " x ".join(map(str, emitter.values[output.buffer].shape))
     preprocess = program.header.preprocess
+    meaning = f"Scores times {output.scale:.6g} are the float model's logits."
+    if output.kind != "logits":
+        meaning = f"Outputs are codes: value = (code - {output.zero}) * {output.scale:.6g}"
+        meaning += "." if output.alpha is None else ", times 2^alpha of its channel."
     return f"""\
 {comment(program.header.model)} as C99, without floats. Written by fqvit from program
 {program.fingerprint()}.
@@ -60,14 +64,14 @@ def readme(program: Program, emitter: Emitter) -> str:
     ./classify image.rgb        one integer a line: {output.kind}, {shape}
     ./classify --sizes
 
-image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels, {channels} byte(s) a pixel, upright, 0 is black. Resize and crop as
-for training: the shorter side to {preprocess.resize} ({preprocess.interpolation}), then the middle. Nothing is to be subtracted or divided: that is
-inside the weights.
+image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels, {channels} byte(s) a pixel, upright, 0 is black.
+Resize the shorter side to {preprocess.resize} ({preprocess.interpolation}), then cut out the middle. Mean and standard
+deviation are inside the weights: nothing is to be subtracted or divided.
 
 RAM    {emitter.plan.arena_bytes:>9,} bytes of arena (FQVIT_ARENA_BYTES), the image, the outputs, and less than 1 kB of stack
 flash  {emitter.arrays.bytes:>9,} bytes of constants, and some 10 kB of code and descriptions of ops
 
 To link it into a firmware: every .c file but main.c, and model_run() of model.h. It needs <stdint.h> and <stddef.h> alone.
 
-Scores times {output.scale:.6g} are the float model's logits.
+{meaning}
 """

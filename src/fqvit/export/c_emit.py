@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from fqvit.export.c_ops import Structs
 from fqvit.export.c_plan import BYTES, Plan, Stage, row_bytes, rows_of
-from fqvit.export.c_text import DTYPES, Arrays, Names, comment
+from fqvit.export.c_text import Arrays, Names, comment
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add
 from fqvit.ir.program import INPUT, AnyOp, Program, Verified
+from fqvit.ir.value import NAMES
 
 
 class Emitter:
@@ -33,8 +34,8 @@ class Emitter:
             "/* ---- where buffers lie in the arena; a row or slice of some is all there is at a time ---- */\n"
             f"{''.join(self.offsets())}\n/* ---- the ops and their constants ---- */\n\n{structs}"
             f"/* ---- stages: all ops of one for row 0, then for row 1, and so on ---- */\n\n{''.join(stages)}"
-            "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{\n    uint32_t i;\n"
-            f"{runs}    for (i = 0; i < FQVIT_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
+            "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{\n"
+            f"{runs}    for (uint32_t i = 0; i < FQVIT_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
         )
 
     def call(self, number: int, text: str) -> str:
@@ -68,7 +69,7 @@ class Emitter:
             body = "".join(f"    {line}\n" for op in stage.ops for line in self.lines(op, "0"))
         else:
             lines = "".join(f"        {line}\n" for op in stage.ops for line in self.lines(op, "row"))
-            body = f"    uint32_t row;\n    for (row = 0; row < {stage.rows}; ++row) {{\n{lines}    }}\n"
+            body = f"    for (uint32_t row = 0; row < {stage.rows}; ++row) {{\n{lines}    }}\n"
         pixels = "const uint8_t *pixels, " if "pixels" in body else ""
         first, last = stage.ops[0].y, stage.ops[-1].y
         what = comment(f"{first} .. {last}" if first != last else first)
@@ -135,7 +136,7 @@ class Emitter:
             to = f"{self.at(op.y)} + {offset}u"
             if name not in self.values:
                 x = self.program.constants[name]
-                kind = f"FQVIT_{DTYPES[x.dtype].upper()}"
+                kind = f"FQVIT_{NAMES[x.dtype].upper()}"
                 yield f"fqvit_copy_constant({self.arrays.add(name, x)}, {kind}, {x.size}u, {to}); /* {comment(name)} */"
                 offset += x.nbytes
                 continue
@@ -158,8 +159,8 @@ class Emitter:
             f"#define FQVIT_OUTPUTS {outputs} /* {output.kind} */\n"
             f"#define FQVIT_ARENA_BYTES {self.plan.arena_bytes} /* memory that a run needs */\n"
             f"#define FQVIT_CONSTANT_BYTES {self.arrays.bytes} /* weights and tables, read only */\n\n"
-            "/* pixels [FQVIT_PIXELS] -> output [FQVIT_OUTPUTS]. arena [FQVIT_ARENA_BYTES] may hold anything before and after. Keeps no\n"
-            " * state: runs with arenas of their own may go side by side. */\n"
+            "/* pixels [FQVIT_PIXELS] -> output [FQVIT_OUTPUTS]. arena [FQVIT_ARENA_BYTES] may hold anything before.\n"
+            " * Keeps no state: runs with arenas of their own may go side by side. */\n"
             "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output);\n\n#endif\n"
         )
 

@@ -7,12 +7,12 @@ from functools import singledispatchmethod
 
 import numpy as np
 
-from fqvit.export.c_text import DTYPES, Arrays
+from fqvit.export.c_text import Arrays
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Term, Zero
 from fqvit.ir.program import Program, Verified
-from fqvit.ir.value import Constant
+from fqvit.ir.value import NAMES, Constant
 
 OUTS = {"codes": "FQVIT_CODES", "acc": "FQVIT_ACC", "i32": "FQVIT_INTEGERS"}
 STRUCTS = {
@@ -64,7 +64,7 @@ class Structs:
     def _(self, op: Lookup) -> Fields:
         fields: Fields = {"x": self.type(op.x), "y": self.type(op.y), "channels": self.channels(op.y)}
         table = op.part("table")
-        fields |= {"table": self.constant(table), "entry": f"FQVIT_{DTYPES[self.constants[table].dtype].upper()}"}
+        fields |= {"table": self.constant(table), "entry": f"FQVIT_{NAMES[self.constants[table].dtype].upper()}"}
         if op.alpha is not None:
             zeros = self.arrays.add(op.part("y_zero"), np.array(op.y_zero, np.uint16))
             fields |= {"alpha": self.constant(op.alpha), "y_zero": zeros, "last": (1 << op.bits) - 1}
@@ -115,7 +115,7 @@ class Structs:
             x = self.constants[term.x]
             if x.ndim == 0:
                 x = np.repeat(x, channels)
-            fields |= {"type": f"FQVIT_{DTYPES[x.dtype].upper()}", "constant": self.arrays.add(term.x, x)}
+            fields |= {"type": f"FQVIT_{NAMES[x.dtype].upper()}", "constant": self.arrays.add(term.x, x)}
             fields["rows"] = x.size // channels
         fields["mult" if isinstance(term.mult, int) else "mults"] = (
             term.mult if isinstance(term.mult, int) else self.constant(term.mult)

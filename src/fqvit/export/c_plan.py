@@ -1,7 +1,7 @@
 """Where every buffer of a C export lies, and in which order its ops run: row by row, so that most buffers are one row long.
 
-Ops that turn row r of their inputs into row r of their output (linear, layernorm, add, a row of attention ...) join a stage: one
-loop over rows, in which a buffer that nobody else reads is a single row. An op that needs all rows of an input, or another
+Ops that turn row r of their inputs into row r of their output (linear, layernorm, add, softmax ...) join a stage: one loop over
+rows, in which a buffer that nobody else reads is a single row. An op that needs all rows of an input, or another
 number of rows, begins a later stage. K and V are made a slice (one head of one window) at a time. Nothing here knows of C.
 Neighbours: c_emit.py (writes the calls), native/engine.cpp (the same arena plan for whole buffers).
 """
@@ -80,7 +80,7 @@ def accesses(op: AnyOp) -> Iterator[tuple[str, Access]]:
 
 
 def plan(program: Program, verified: Verified) -> Plan:
-    """Order and places for a program without packed parts in its shapes; the bits do not depend on it."""
+    """Order and places; the bits do not depend on them."""
     return _Planner(program, verified).plan()
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fqvit.ir.value import NAMES
+
 Array = np.ndarray[Any, Any]
 C_TYPES = {"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t", "i32": "int32_t"}
-DTYPES = {np.dtype(kind): name for kind, name in ((np.uint8, "u8"), (np.int8, "i8"), (np.uint16, "u16"))} | {
-    np.dtype(kind): name for kind, name in ((np.int16, "i16"), (np.int32, "i32"))
-}
 NUMBERS_A_LINE = 64
 NUMBERS_A_FILE = 1 << 20  # compilers take a few hundred bytes of memory for each
 MAX_NAME = 80
@@ -52,8 +51,8 @@ class Arrays:
 
     def add(self, name: str, array: Array) -> str:
         """-> the identifier of a constant of its own type."""
-        assert array.dtype in DTYPES, array.dtype
-        identifier = f"model_{self._names(f'{name} {DTYPES[array.dtype]}')}"
+        assert NAMES[array.dtype] in C_TYPES, array.dtype
+        identifier = f"model_{self._names(f'{name} {NAMES[array.dtype]}')}"
         self._arrays[identifier] = array
         return identifier
 
@@ -63,7 +62,7 @@ class Arrays:
 
     def declarations(self) -> Iterator[str]:
         for identifier, array in self._arrays.items():
-            yield f"extern const {C_TYPES[DTYPES[array.dtype]]} {identifier}[{array.size}];\n"
+            yield f"extern const {C_TYPES[NAMES[array.dtype]]} {identifier}[{array.size}];\n"
 
     def files(self) -> Iterator[list[str]]:
         """The definitions, in as many parts as files are wanted."""
@@ -75,7 +74,7 @@ class Arrays:
                 part, numbers = [], 0
             numbers += array.size
             shape = ", ".join(map(str, array.shape)) or "1"
-            part.append(f"\nconst {C_TYPES[DTYPES[array.dtype]]} {identifier}[{array.size}] = {{ /* [{shape}] */\n")
+            part.append(f"\nconst {C_TYPES[NAMES[array.dtype]]} {identifier}[{array.size}] = {{ /* [{shape}] */\n")
             flat = array.reshape(-1).tolist()
             for i in range(0, len(flat), NUMBERS_A_LINE):
                 part.append(",".join(map(str, flat[i : i + NUMBERS_A_LINE])) + ",\n")

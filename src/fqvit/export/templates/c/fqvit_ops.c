@@ -15,6 +15,7 @@ static int64_t round_shift(int64_t x, unsigned shift)
     return floor_shift(x + ((int64_t)1 << (shift - 1)), shift);
 }
 
+/* floor(acc mult / 2^shift + 1/2) */
 static int64_t requantize(int32_t acc, int32_t mult, unsigned shift)
 {
     return round_shift((int64_t)acc * mult, shift);
@@ -35,8 +36,8 @@ static int64_t round_divide(int64_t a, int64_t b)
 /* The index of the highest set bit of x >= 1 */
 static unsigned ilog2(uint64_t x)
 {
-    unsigned index = 0, step;
-    for (step = 32; step > 0; step /= 2) {
+    unsigned index = 0;
+    for (unsigned step = 32; step > 0; step /= 2) {
         if (x >> step) {
             index += step;
             x >>= step;
@@ -55,8 +56,8 @@ static unsigned ilog2_round(uint64_t x)
 /* floor(sqrt(x)), 0 <= x < 2^62, one binary digit at a time */
 static int64_t isqrt(int64_t x)
 {
-    int64_t root = 0, bit;
-    for (bit = (int64_t)1 << 30; bit > 0; bit /= 2) {
+    int64_t root = 0;
+    for (int64_t bit = (int64_t)1 << 30; bit > 0; bit /= 2) {
         if ((root + bit) * (root + bit) <= x) root += bit;
     }
     return root;
@@ -124,8 +125,7 @@ static int64_t lifted(int32_t x, const fqvit_zero *zero, const uint8_t *alpha, u
 
 void fqvit_lookup(const fqvit_lookup_op *op, const uint8_t *x, uint8_t *y)
 {
-    uint32_t c;
-    for (c = 0; c < op->channels; ++c) {
+    for (uint32_t c = 0; c < op->channels; ++c) {
         int32_t code = constant(op->table, op->entry, (uint32_t)fqvit_load(x, op->x, c));
         if (op->alpha) code = clamp(round_shift(code, op->alpha[c] + 1u) + op->y_zero[op->alpha[c]], op->last);
         fqvit_store(y, op->y, c, code);
@@ -135,11 +135,10 @@ void fqvit_lookup(const fqvit_lookup_op *op, const uint8_t *x, uint8_t *y)
 static int32_t dot(const int8_t *w, const uint8_t *x, fqvit_type type, uint32_t inputs)
 {
     int32_t acc = 0;
-    uint32_t k;
     if (type == FQVIT_U8) {
-        for (k = 0; k < inputs; ++k) acc += (int32_t)x[k] * w[k];
+        for (uint32_t k = 0; k < inputs; ++k) acc += (int32_t)x[k] * w[k];
     } else {
-        for (k = 0; k < inputs; ++k) acc += load_u16(x, k) * w[k];
+        for (uint32_t k = 0; k < inputs; ++k) acc += load_u16(x, k) * w[k];
     }
     return acc;
 }
@@ -147,12 +146,12 @@ static int32_t dot(const int8_t *w, const uint8_t *x, fqvit_type type, uint32_t 
 /* A group's sum is multiplied by its power of two: exact, and inside the bound of the weights that these stand for. */
 static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t o)
 {
-    const uint32_t groups = (op->inputs + op->group - 1) / op->group;
+    const uint32_t groups = (op->inputs + op->group - 1) / op->group; /* the last may be shorter */
     const uint8_t *codes = op->packed + (size_t)o * ((op->inputs + 1) / 2);
     const uint8_t *exponent = op->exponent + (size_t)o * ((groups + 1) / 2);
     int32_t acc = 0;
-    uint32_t g, k = 0;
-    for (g = 0; g < groups; ++g) {
+    uint32_t k = 0;
+    for (uint32_t g = 0; g < groups; ++g) {
         const uint32_t end = op->inputs - k < op->group ? op->inputs : k + op->group;
         int32_t part = 0;
         for (; k < end; ++k) {
@@ -166,8 +165,7 @@ static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t 
 
 void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y)
 {
-    uint32_t o;
-    for (o = 0; o < op->outputs; ++o) {
+    for (uint32_t o = 0; o < op->outputs; ++o) {
         const int32_t acc =
             op->bias[o] + (op->w ? dot(op->w + (size_t)o * op->inputs, x, op->x, op->inputs) : dot_packed(op, x, o));
         if (op->out == FQVIT_ACC) {
@@ -185,8 +183,7 @@ void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y)
     const int64_t channels = op->channels;
     int64_t m1 = 0, m2 = 0, d, root, unit;
     unsigned j;
-    uint32_t c;
-    for (c = 0; c < op->channels; ++c) {
+    for (uint32_t c = 0; c < op->channels; ++c) {
         const int64_t v = lifted(fqvit_load(x, op->x, c), &op->zero, op->alpha, c);
         m1 += v;
         m2 += v * v;
@@ -195,7 +192,7 @@ void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y)
     j = (61 - ilog2((uint64_t)d)) / 2;
     root = isqrt(d * ((int64_t)1 << 2 * j));
     unit = (int64_t)1 << (24 + j);
-    for (c = 0; c < op->channels; ++c) {
+    for (uint32_t c = 0; c < op->channels; ++c) {
         const int64_t v = lifted(fqvit_load(x, op->x, c), &op->zero, op->alpha, c);
         const int64_t t = round_divide((channels * v - m1) * unit, root);
         const int64_t b = op->affine[op->channels + c] * ((int64_t)1 << op->b_shift);
@@ -211,8 +208,7 @@ static int64_t term(const fqvit_term *op, const uint8_t *x, uint32_t row, uint32
 
 void fqvit_add(const fqvit_add_op *op, const uint8_t *x0, const uint8_t *x1, uint8_t *y, uint32_t row)
 {
-    uint32_t c;
-    for (c = 0; c < op->channels; ++c) {
+    for (uint32_t c = 0; c < op->channels; ++c) {
         const int64_t sum = term(&op->terms[0], x0, row, c, op->channels) + term(&op->terms[1], x1, row, c, op->channels);
         const unsigned shift = op->shift + (op->y_alpha ? (unsigned)op->y_alpha[c] : 0u);
         fqvit_store(y, op->y, c, clamp(round_shift(sum, shift) + zero_of(&op->y_zero, c), op->last));
@@ -221,10 +217,9 @@ void fqvit_add(const fqvit_add_op *op, const uint8_t *x0, const uint8_t *x1, uin
 
 void fqvit_mean(const fqvit_mean_op *op, const uint8_t *x, uint8_t *y)
 {
-    uint32_t c, t;
-    for (c = 0; c < op->channels; ++c) {
+    for (uint32_t c = 0; c < op->channels; ++c) {
         int64_t acc = 0;
-        for (t = op->skip; t < op->rows; ++t) {
+        for (uint32_t t = op->skip; t < op->rows; ++t) {
             acc += lifted(fqvit_load(x, op->x, t * op->channels + c), &op->zero, op->alpha, c);
         }
         fqvit_store(y, op->y, c, clamp(requantize((int32_t)acc, op->mult, op->shift) + op->y_zero, op->last));
@@ -234,8 +229,7 @@ void fqvit_mean(const fqvit_mean_op *op, const uint8_t *x, uint8_t *y)
 void fqvit_take(const fqvit_take_op *op, const uint8_t *x, uint8_t *y, uint32_t row)
 {
     const int32_t from = op->index[row];
-    uint32_t c;
-    for (c = 0; c < op->channels; ++c) {
+    for (uint32_t c = 0; c < op->channels; ++c) {
         const int32_t value = from < 0 ? zero_of(&op->fill, c) : fqvit_load(x, op->x, (uint32_t)from * op->channels + c);
         fqvit_store(y, op->x, c, value);
     }
@@ -243,14 +237,14 @@ void fqvit_take(const fqvit_take_op *op, const uint8_t *x, uint8_t *y, uint32_t 
 
 void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uint32_t first, uint32_t count)
 {
-    uint32_t at[8], from = op->offset, axis, i, b;
-    for (axis = op->axes; axis-- > 0; first /= op->size[axis]) {
+    uint32_t at[8], from = op->offset;
+    for (uint32_t axis = op->axes; axis-- > 0; first /= op->size[axis]) {
         at[axis] = first % op->size[axis];
         from += at[axis] * op->stride[axis];
     }
-    for (i = 0; i < count; ++i) {
-        for (b = 0; b < op->bytes; ++b) *y++ = x[(size_t)from * op->bytes + b];
-        for (axis = op->axes; axis-- > 0;) { /* the next place: the last axis first */
+    for (uint32_t i = 0; i < count; ++i) {
+        for (uint32_t b = 0; b < op->bytes; ++b) *y++ = x[(size_t)from * op->bytes + b];
+        for (uint32_t axis = op->axes; axis-- > 0;) { /* the next place: the last axis first */
             from += op->stride[axis];
             if (++at[axis] < op->size[axis]) break;
             from -= op->size[axis] * op->stride[axis];
@@ -261,14 +255,12 @@ void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uin
 
 void fqvit_copy_constant(const void *x, fqvit_type type, uint32_t count, uint8_t *y)
 {
-    uint32_t i;
-    for (i = 0; i < count; ++i) fqvit_store(y, type, i, constant(x, type, i));
+    for (uint32_t i = 0; i < count; ++i) fqvit_store(y, type, i, constant(x, type, i));
 }
 
 void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y)
 {
-    uint32_t i;
-    for (i = 0; i < bytes; ++i) y[i] = x[i];
+    for (uint32_t i = 0; i < bytes; ++i) y[i] = x[i];
 }
 
 /* ---- attention ---- */
@@ -276,14 +268,13 @@ void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y)
 void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y, uint32_t row)
 {
     const uint32_t m = row % op->rows, head = op->bias ? row / op->rows % op->heads : 0;
-    uint32_t n, k;
-    for (n = 0; n < op->columns; ++n) {
+    for (uint32_t n = 0; n < op->columns; ++n) {
         int32_t acc = 0;
         if (op->a == FQVIT_U8 && op->b == FQVIT_U8 && !op->b_rows) {
             const uint8_t *column = b + (size_t)n * op->inner;
-            for (k = 0; k < op->inner; ++k) acc += ((int32_t)a[k] - op->a_zero) * ((int32_t)column[k] - op->b_zero);
+            for (uint32_t k = 0; k < op->inner; ++k) acc += ((int32_t)a[k] - op->a_zero) * ((int32_t)column[k] - op->b_zero);
         } else {
-            for (k = 0; k < op->inner; ++k) {
+            for (uint32_t k = 0; k < op->inner; ++k) {
                 const uint32_t place = op->b_rows ? k * op->columns + n : n * op->inner + k;
                 acc += (fqvit_load(a, op->a, k) - op->a_zero) * (fqvit_load(b, op->b, place) - op->b_zero);
             }
@@ -303,8 +294,7 @@ static const uint8_t *regions(const fqvit_softmax_op *op, uint32_t row)
 static int32_t largest(const fqvit_softmax_op *op, const uint8_t *x, const uint8_t *region, uint32_t own)
 {
     int32_t top = 0;
-    uint32_t t;
-    for (t = 0; t < op->tokens; ++t) {
+    for (uint32_t t = 0; t < op->tokens; ++t) {
         const int32_t value = fqvit_load(x, op->x, t);
         if (value > top && (!region || region[t] == region[own])) top = value;
     }
@@ -331,9 +321,8 @@ void fqvit_log_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y,
     const uint8_t *region = regions(op, row);
     const int32_t top = largest(op, x, region, own);
     int32_t sum = 0;
-    uint32_t t;
-    for (t = 0; t < op->tokens; ++t) sum += exponential(op, x, region, own, top, t);
-    for (t = 0; t < op->tokens; ++t) {
+    for (uint32_t t = 0; t < op->tokens; ++t) sum += exponential(op, x, region, own, top, t);
+    for (uint32_t t = 0; t < op->tokens; ++t) {
         const int32_t e = exponential(op, x, region, own, top, t);
         y[t] = (uint8_t)(e == 0 ? op->last : clamp(ilog2_round((uint64_t)round_divide(sum, e)), op->last));
     }
@@ -345,10 +334,9 @@ void fqvit_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uin
     const uint8_t *region = regions(op, row);
     const int32_t top = largest(op, x, region, own);
     int64_t sum = 0, r;
-    uint32_t t;
-    for (t = 0; t < op->tokens; ++t) sum += exponential(op, x, region, own, top, t);
+    for (uint32_t t = 0; t < op->tokens; ++t) sum += exponential(op, x, region, own, top, t);
     r = round_divide(op->mult, sum);
-    for (t = 0; t < op->tokens; ++t) {
+    for (uint32_t t = 0; t < op->tokens; ++t) {
         const int64_t e = exponential(op, x, region, own, top, t);
         fqvit_store(y, op->y, t, clamp(round_shift(e * r, op->shift), op->last));
     }
@@ -359,8 +347,7 @@ void fqvit_row_codes(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, u
     const uint8_t *table = op->table, *region = regions(op, row);
     const uint32_t own = row % op->tokens;
     const int32_t top = largest(op, x, region, own);
-    uint32_t t;
-    for (t = 0; t < op->tokens; ++t) {
+    for (uint32_t t = 0; t < op->tokens; ++t) {
         y[t] = table[region && region[t] != region[own] ? op->length - 1 : place(op, x, top, t)];
     }
 }
@@ -369,15 +356,17 @@ enum { COLUMNS = 8 }; /* of V at a time, so that a weight is looked up once for 
 
 static void context(const fqvit_context_op *op, const uint8_t *a, const uint8_t *v, uint8_t *y, int64_t mult)
 {
-    uint32_t d, t, i;
-    for (d = 0; d < op->width; d += COLUMNS) {
+    for (uint32_t d = 0; d < op->width; d += COLUMNS) {
         const uint32_t taken = op->width - d < COLUMNS ? op->width - d : COLUMNS;
-        int32_t acc[COLUMNS] = {0};
-        for (t = 0; t < op->tokens; ++t) {
+        int32_t acc[COLUMNS];
+        for (uint32_t t = 0; t < op->tokens; ++t) {
             const int32_t weight = op->levels[a[t]];
-            for (i = 0; i < taken; ++i) acc[i] += weight * (fqvit_load(v, op->v, t * op->width + d + i) - op->v_zero);
+            for (uint32_t i = 0; i < taken; ++i) {
+                const int32_t part = weight * (fqvit_load(v, op->v, t * op->width + d + i) - op->v_zero);
+                acc[i] = t == 0 ? part : acc[i] + part; /* filling it with 0 first would call memset */
+            }
         }
-        for (i = 0; i < taken; ++i) {
+        for (uint32_t i = 0; i < taken; ++i) {
             fqvit_store(y, op->y, d + i, clamp(round_shift(acc[i] * mult, op->shift) + op->y_zero, op->last));
         }
     }
@@ -391,7 +380,6 @@ void fqvit_shift_matmul(const fqvit_context_op *op, const uint8_t *a, const uint
 void fqvit_attend(const fqvit_context_op *op, const uint8_t *a, const uint8_t *v, uint8_t *y)
 {
     int64_t sum = 0;
-    uint32_t t;
-    for (t = 0; t < op->tokens; ++t) sum += op->levels[a[t]];
+    for (uint32_t t = 0; t < op->tokens; ++t) sum += op->levels[a[t]];
     context(op, a, v, y, round_divide((int64_t)op->mult * op->largest, sum));
 }

@@ -13,7 +13,6 @@ int main(int argc, char **argv)
 {
     FILE *file;
     size_t size;
-    int i;
     if (argc != 2) {
         fprintf(stderr, "usage: %s IMAGE.rgb | --sizes\n", argc > 0 ? argv[0] : "classify");
         return 2;
@@ -38,6 +37,6 @@ int main(int argc, char **argv)
         return 2;
     }
     model_run(pixels, arena, output);
-    for (i = 0; i < FQVIT_OUTPUTS; ++i) printf("%ld\n", (long)output[i]);
+    for (int i = 0; i < FQVIT_OUTPUTS; ++i) printf("%ld\n", (long)output[i]);
     return 0;
 }
