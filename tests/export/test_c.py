@@ -122,7 +122,8 @@ def test_no_buffer_of_all_scores_or_of_the_hidden_layer_is_kept(fmnist_vit: Prog
     kinds = {name: place.kind for name, place in planned.places.items()}
     assert kinds["blocks.0.attn.scores"] == kinds["blocks.0.attn.softmax"] == kinds["blocks.0.mlp.fc1"] == "row"
     assert kinds["blocks.0.attn.k"] == kinds["blocks.0.attn.v"] == "slice"
-    assert planned.arena_bytes <= 48000
+    assert planned.places["embed"].offset == planned.places["blocks.3.add2"].offset  # one residual stream
+    assert planned.arena_bytes < 33000
 
 
 def test_large_constants_go_to_several_files(builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def readme(program: Program, emitter: Emitter) -> str:
     ./classify image.rgb        one integer a line: {output.kind}, {shape}
     ./classify --sizes
 
-image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels, {channels} byte(s) a pixel, upright, 0 is black.
+image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels, {channels} byte(s) each, upright, 0 is black.
 Resize the shorter side to {preprocess.resize} ({preprocess.interpolation}), then cut out the middle. Mean and standard
 deviation are inside the weights: nothing is to be subtracted or divided.
 

@@ -9,7 +9,7 @@ Neighbours: c_emit.py (writes the calls), native/engine.cpp (the same arena plan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,6 +103,9 @@ class _Planner:
                     self.readers[self.root(name)].append((op, name, access))
         self.sliced = frozenset(op.y for op in self.ops if self.is_sliced(op))
         self.container = {part: (op, offset) for op in self.ops for part, offset in self.parts_in_place(op)}
+        concats = {op.y for op in self.ops if isinstance(op, Concat)}
+        # A ViT's tokens as accumulators are its largest buffer: a stage ends with their reader, so that they live no longer.
+        self.last_of_stage = {op.y for op in self.ops if op.y in concats or any(self.root(x) in concats for x in op.inputs())}
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
@@ -146,7 +149,12 @@ class _Planner:
                 outer = self.container[op.y][0].y
                 lives[outer] = min(lives[op.y][0], lives[outer][0]), lives[outer][1]
         sizes = {name: self.bytes(name, kind) for name, kind in kinds.items()}
-        offsets, arena = arranged({name: (sizes[name], lives[name]) for name in kinds if name not in self.container})
+        over = dict(self.over(kinds, stage_of, step))
+        for name, holder in over.items():
+            lives[holder] = lives[holder][0], max(lives[holder][1], lives[name][1])
+        own_place = [name for name in kinds if name not in self.container and name not in over]
+        offsets, arena = arranged({name: (sizes[name], lives[name]) for name in own_place})
+        offsets |= {name: offsets[holder] for name, holder in over.items()}
         for op in reversed(self.ops):
             if op.y in self.container:
                 outer_op, offset = self.container[op.y]
@@ -154,6 +162,29 @@ class _Planner:
         places = {name: Place(kinds[name], sizes[name], offsets[name]) for name in kinds}
         inside = {name: offset for name, (_, offset) in self.container.items()}
         return Plan(tuple(stages), places, self.roots, self.sliced, inside, arena)
+
+    def over(self, kinds: Mapping[str, str], stage_of: dict[str, int], step: dict[str, int]) -> Iterator[tuple[str, str]]:
+        """Whole buffers that are written row by row over one that dies in the same stage, each row being read before: the
+        residual stream stays in one place. With each the buffer that had the place first."""
+        first: dict[str, str] = {}
+        fixed = {self.output, *self.container, *(op.y for op, _ in self.container.values())}
+        free = [op.y for op in self.ops if kinds[op.y] == "whole" and op.y not in fixed]  # not yet written over
+
+        def can_go(y: str, x: str) -> bool:
+            own = stage_of[y]
+            left = [reader for reader in self.readers[x] if stage_of[reader[0].y] >= own]
+            same = rows_of(self.values[x]) == rows_of(self.values[y]) and row_bytes(self.values[x]) == row_bytes(self.values[y])
+            return same and stage_of[x] < own and len(left) > 0 and all(
+                stage_of[op.y] == own and step[op.y] < step[y] and access == "row" and self.same_rows(name)
+                for op, name, access in left
+            )  # fmt: skip
+
+        for y in tuple(free):
+            x = next((x for x in free if can_go(y, x)), None)
+            if x is not None:
+                free.remove(x)
+                first[y] = first.get(x, x)
+                yield y, first[y]
 
     def stages(self) -> tuple[list[Stage], dict[str, int]]:
         """Every op in the first stage where its inputs are ready. Ops of one level and as many rows share a loop."""
@@ -186,9 +217,12 @@ class _Planner:
     def keeps_rows(self, name: str) -> bool:
         """Whether a row of this view is a row of what an op writes in a loop."""
         root = self.root(name)
-        if root == INPUT or any(op.y == root and isinstance(op, Concat) for op in self.ops):
+        if root == INPUT or root in self.last_of_stage:
             return False
-        view, own = self.values[name], self.values[root]
+        return self.same_rows(name)
+
+    def same_rows(self, name: str) -> bool:
+        view, own = self.values[name], self.values[self.root(name)]
         return rows_of(view) == rows_of(own) and view.channels == own.channels
 
     def bytes(self, name: str, kind: str) -> int:
@@ -202,11 +236,20 @@ class _Planner:
 
 
 def arranged(buffers: dict[str, tuple[int, tuple[int, int]]]) -> tuple[dict[str, int], int]:
-    """Bytes and lives -> offsets and the size of the arena: the largest first, each at the lowest place where nothing lies
-    that lives at the same time."""
+    """Bytes and lives -> offsets and the size of the arena: one after the other, each at the lowest place where nothing lies
+    that lives at the same time. No order is the best for every network, so that the best of three is taken."""
+    orders: list[Callable[[str], tuple[int, ...]]] = [
+        lambda name: (-buffers[name][0],),
+        lambda name: (buffers[name][1][0] - buffers[name][1][1], -buffers[name][0]),
+        lambda name: (buffers[name][1][0], -buffers[name][0]),
+    ]
+    return min((_arranged(buffers, sorted(buffers, key=key)) for key in orders), key=lambda found: found[1])
+
+
+def _arranged(buffers: dict[str, tuple[int, tuple[int, int]]], order: list[str]) -> tuple[dict[str, int], int]:
     offsets: dict[str, int] = {}
     end = 0
-    for name in sorted(buffers, key=lambda name: -buffers[name][0]):
+    for name in order:
         size, (begin, last) = buffers[name]
         taken = sorted(
             (offsets[other], offsets[other] + buffers[other][0])

@@ -143,6 +143,23 @@ static int32_t dot(const int8_t *w, const uint8_t *x, fqvit_type type, uint32_t 
     return acc;
 }
 
+/* 4-bit two's complement */
+static int32_t nibble(int32_t code)
+{
+    return (code ^ 8) - 8;
+}
+
+/* Both weights of a byte at a time, as far as there are two before `end` */
+static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t *k, uint32_t end)
+{
+    int32_t sum = 0;
+    for (; *k + 1 < end; *k += 2) {
+        const uint8_t both = codes[*k / 2];
+        sum += x[*k] * nibble(both & 15) + x[*k + 1] * nibble(both >> 4);
+    }
+    return sum;
+}
+
 /* A group's sum is multiplied by its power of two: exact, and inside the bound of the weights that these stand for. */
 static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t o)
 {
@@ -154,10 +171,8 @@ static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t 
     for (uint32_t g = 0; g < groups; ++g) {
         const uint32_t end = op->inputs - k < op->group ? op->inputs : k + op->group;
         int32_t part = 0;
-        for (; k < end; ++k) {
-            const int32_t code = (codes[k / 2] >> (k % 2 * 4) & 15) ^ 8; /* two's complement, + 8 */
-            part += fqvit_load(x, op->x, k) * (code - 8);
-        }
+        if (op->x == FQVIT_U8 && k % 2 == 0) part = dot_pairs(codes, x, &k, end);
+        for (; k < end; ++k) part += fqvit_load(x, op->x, k) * nibble(codes[k / 2] >> (k % 2 * 4) & 15);
         acc += part * ((int32_t)1 << (exponent[g / 2] >> (g % 2 * 4) & 15));
     }
     return acc;
@@ -168,13 +183,13 @@ void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y)
     for (uint32_t o = 0; o < op->outputs; ++o) {
         const int32_t acc =
             op->bias[o] + (op->w ? dot(op->w + (size_t)o * op->inputs, x, op->x, op->inputs) : dot_packed(op, x, o));
+        int64_t value;
         if (op->out == FQVIT_ACC) {
             fqvit_store(y, FQVIT_I32, o, acc);
-        } else {
-            const int64_t value = requantize(acc, op->mult[o], op->shift[o]);
-            const int32_t code = op->out == FQVIT_CODES ? clamp(value + zero_of(&op->y_zero, o), op->last) : (int32_t)value;
-            fqvit_store(y, op->y, o, code);
+            continue;
         }
+        value = requantize(acc, op->mult[o], op->shift[o]);
+        fqvit_store(y, op->y, o, op->out == FQVIT_CODES ? clamp(value + zero_of(&op->y_zero, o), op->last) : (int32_t)value);
     }
 }
 
