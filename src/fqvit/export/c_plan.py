@@ -1,0 +1,266 @@
+"""Where every buffer of a C export lies, and in which order its ops run: row by row, so that most buffers are one row long.
+
+Ops that turn row r of their inputs into row r of their output (linear, layernorm, add, softmax ...) join a stage: one loop over
+rows, in which a buffer that nobody else reads is a single row. An op that needs all rows of an input, or another
+number of rows, begins a later stage. K and V are made a slice (one head of one window) at a time. Nothing here knows of C.
+Neighbours: c_emit.py (writes the calls), native/engine.cpp (the same arena plan for whole buffers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Mean
+from fqvit.ir.program import INPUT, AnyOp, Program, Verified
+from fqvit.ir.value import Value
+
+BYTES = {"u8": 1, "u16": 2, "i32": 4}
+ALIGNMENT = 8  # of buffers in the arena: nothing needs it, some processors are faster
+
+Access = Literal["row", "slice", "all"]
+
+
+def rows_of(value: Value) -> int:
+    return math.prod(value.shape[:-1])
+
+
+def row_bytes(value: Value) -> int:
+    return value.channels * BYTES[value.dtype]
+
+
+def size_bytes(value: Value) -> int:
+    return math.prod(value.shape) * BYTES[value.dtype]
+
+
+@dataclass
+class Stage:
+    """Ops that run one after the other for row 0, then for row 1, and so on. A concat is a stage of its own."""
+
+    rows: int
+    ops: list[AnyOp] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A buffer in the arena: whole, one row of it, or one slice."""
+
+    kind: Literal["whole", "row", "slice"]
+    bytes: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    stages: tuple[Stage, ...]
+    places: dict[str, Place]  # by root: the buffer that really holds the values
+    roots: dict[str, str]  # of reshaped buffers
+    sliced: frozenset[str]  # permuted buffers that are made a slice at a time
+    inside: dict[str, int]  # parts of a concat that are written where they belong, and their byte offset in it
+    arena_bytes: int
+
+    def root(self, name: str) -> str:
+        return self.roots.get(name, name)
+
+
+def accesses(op: AnyOp) -> Iterator[tuple[str, Access]]:
+    """How an op reads its inputs to make one row."""
+    if isinstance(op, MatMul | ShiftMatMul | Attend):
+        first, second = op.inputs()
+        yield first, "row"
+        yield second, "slice"
+    else:
+        kind: Access = "all" if isinstance(op, Take | Permute | Mean | Concat) else "row"
+        for name in op.inputs():
+            yield name, kind
+
+
+def plan(program: Program, verified: Verified) -> Plan:
+    """Order and places; the bits do not depend on them."""
+    return _Planner(program, verified).plan()
+
+
+class _Planner:
+    def __init__(self, program: Program, verified: Verified) -> None:
+        self.values, self.constants = verified.buffers, program.constants
+        self.roots: dict[str, str] = {}
+        self.ops: list[AnyOp] = []
+        for op in program.ops:
+            if isinstance(op, Permute) and op.select is None and op.perm == tuple(range(len(op.perm))) and op.x != INPUT:
+                self.roots[op.y] = self.root(op.x)
+            else:
+                self.ops.append(op)
+        self.output = self.root(program.header.output.buffer)
+        self.readers: dict[str, list[tuple[AnyOp, str, Access]]] = {op.y: [] for op in self.ops}
+        self.readers[INPUT] = []
+        for op in self.ops:
+            for name, access in accesses(op):
+                if name in self.values:
+                    self.readers[self.root(name)].append((op, name, access))
+        self.sliced = frozenset(op.y for op in self.ops if self.is_sliced(op))
+        self.container = {part: (op, offset) for op in self.ops for part, offset in self.parts_in_place(op)}
+        concats = {op.y for op in self.ops if isinstance(op, Concat)}
+        # A ViT's tokens as accumulators are its largest buffer: a stage ends with their reader, so that they live no longer.
+        self.last_of_stage = {op.y for op in self.ops if op.y in concats or any(self.root(x) in concats for x in op.inputs())}
+
+    def root(self, name: str) -> str:
+        return self.roots.get(name, name)
+
+    def is_sliced(self, op: AnyOp) -> bool:
+        """Permuted, and read slice by slice by one op: K and V."""
+        readers = self.readers[op.y]
+        return isinstance(op, Permute) and [access for *_, access in readers] == ["slice"] and op.y != self.output
+
+    def parts_in_place(self, op: AnyOp) -> Iterator[tuple[str, int]]:
+        """Buffers that are read by a concat alone, and where they belong in its output."""
+        offset = 0
+        for name in op.inputs() if isinstance(op, Concat) else ():
+            if name in self.values:
+                root = self.root(name)
+                if len(self.readers[root]) == 1 and root not in (INPUT, self.output):
+                    yield root, offset
+                offset += size_bytes(self.values[name])
+            else:
+                offset += self.constants[name].nbytes
+
+    def plan(self) -> Plan:
+        stages, stage_of = self.stages()
+        step = {op.y: i for i, op in enumerate(op for stage in stages for op in stage.ops)}
+        spans = [(step[stage.ops[0].y], step[stage.ops[-1].y]) for stage in stages]
+        lives: dict[str, tuple[int, int]] = {}
+        kinds: dict[str, Literal["whole", "row", "slice"]] = {}
+        for op in self.ops:
+            own, name = stage_of[op.y], op.y
+            there = {stage_of[reader.y] for reader, *_ in self.readers[name]}
+            if name in self.sliced:
+                kinds[name], lives[name] = "slice", spans[own]
+            elif there == {own} and name != self.output:
+                kinds[name] = "row"
+                lives[name] = step[name], max(step[reader.y] for reader, *_ in self.readers[name])
+            else:
+                last = len(step) if name == self.output else spans[max(there, default=own)][1]
+                kinds[name], lives[name] = "whole", (spans[own][0], last)
+        for op in self.ops:  # a container comes after its parts, and may be a part itself
+            if op.y in self.container:
+                outer = self.container[op.y][0].y
+                lives[outer] = min(lives[op.y][0], lives[outer][0]), lives[outer][1]
+        sizes = {name: self.bytes(name, kind) for name, kind in kinds.items()}
+        over = dict(self.over(kinds, stage_of, step))
+        for name, holder in over.items():
+            lives[holder] = lives[holder][0], max(lives[holder][1], lives[name][1])
+        own_place = [name for name in kinds if name not in self.container and name not in over]
+        offsets, arena = arranged({name: (sizes[name], lives[name]) for name in own_place})
+        offsets |= {name: offsets[holder] for name, holder in over.items()}
+        for op in reversed(self.ops):
+            if op.y in self.container:
+                outer_op, offset = self.container[op.y]
+                offsets[op.y] = offsets[outer_op.y] + offset
+        places = {name: Place(kinds[name], sizes[name], offsets[name]) for name in kinds}
+        inside = {name: offset for name, (_, offset) in self.container.items()}
+        return Plan(tuple(stages), places, self.roots, self.sliced, inside, arena)
+
+    def over(self, kinds: Mapping[str, str], stage_of: dict[str, int], step: dict[str, int]) -> Iterator[tuple[str, str]]:
+        """Whole buffers that are written row by row over one that dies in the same stage, each row being read before: the
+        residual stream stays in one place. With each the buffer that had the place first."""
+        first: dict[str, str] = {}
+        fixed = {self.output, *self.container, *(op.y for op, _ in self.container.values())}
+        free = [op.y for op in self.ops if kinds[op.y] == "whole" and op.y not in fixed]  # not yet written over
+
+        def can_go(y: str, x: str) -> bool:
+            own = stage_of[y]
+            left = [reader for reader in self.readers[x] if stage_of[reader[0].y] >= own]
+            same = rows_of(self.values[x]) == rows_of(self.values[y]) and row_bytes(self.values[x]) == row_bytes(self.values[y])
+            return same and stage_of[x] < own and len(left) > 0 and all(
+                stage_of[op.y] == own and step[op.y] < step[y] and access == "row" and self.same_rows(name)
+                for op, name, access in left
+            )  # fmt: skip
+
+        for y in tuple(free):
+            x = next((x for x in free if can_go(y, x)), None)
+            if x is not None:
+                free.remove(x)
+                first[y] = first.get(x, x)
+                yield y, first[y]
+
+    def stages(self) -> tuple[list[Stage], dict[str, int]]:
+        """Every op in the first stage where its inputs are ready. Ops of one level and as many rows share a loop."""
+        level = {INPUT: -1}
+        groups: dict[tuple[int, int, str], Stage] = {}
+        keys = {}
+        reader_of = {name: self.readers[name][0][0] for name in self.sliced}
+        waiting: dict[str, list[AnyOp]] = {}
+        for op in self.ops:
+            if op.y in self.sliced:  # goes where its reader goes
+                waiting.setdefault(reader_of[op.y].y, []).append(op)
+                continue
+            first = 0
+            joining = waiting.pop(op.y, [])
+            for reader in (op, *joining):
+                for name, access in accesses(reader):
+                    root = self.root(name)
+                    if name in self.values and root not in self.sliced:
+                        first = max(first, level[root] + (0 if access == "row" and self.keeps_rows(name) else 1))
+            level[op.y] = first
+            keys[op.y] = first, rows_of(self.values[op.y]), op.y if isinstance(op, Concat) else ""
+            stage = groups.setdefault(keys[op.y], Stage(keys[op.y][1]))
+            for permute in joining:
+                keys[permute.y] = keys[op.y]
+            stage.ops += [*joining, op]
+        order = sorted(groups)
+        number = {key: i for i, key in enumerate(order)}
+        return [groups[key] for key in order], {name: number[key] for name, key in keys.items()}
+
+    def keeps_rows(self, name: str) -> bool:
+        """Whether a row of this view is a row of what an op writes in a loop."""
+        root = self.root(name)
+        if root == INPUT or root in self.last_of_stage:
+            return False
+        return self.same_rows(name)
+
+    def same_rows(self, name: str) -> bool:
+        view, own = self.values[name], self.values[self.root(name)]
+        return rows_of(view) == rows_of(own) and view.channels == own.channels
+
+    def bytes(self, name: str, kind: str) -> int:
+        value = self.values[name]
+        if kind == "row":
+            return row_bytes(value)
+        if kind == "slice":
+            view = self.values[self.readers[name][0][1]]
+            return math.prod(view.shape[-2:]) * BYTES[value.dtype]
+        return size_bytes(value)
+
+
+def arranged(buffers: dict[str, tuple[int, tuple[int, int]]]) -> tuple[dict[str, int], int]:
+    """Bytes and lives -> offsets and the size of the arena: one after the other, each at the lowest place where nothing lies
+    that lives at the same time. No order is the best for every network, so that the best of three is taken."""
+    orders: list[Callable[[str], tuple[int, ...]]] = [
+        lambda name: (-buffers[name][0],),
+        lambda name: (buffers[name][1][0] - buffers[name][1][1], -buffers[name][0]),
+        lambda name: (buffers[name][1][0], -buffers[name][0]),
+    ]
+    return min((_arranged(buffers, sorted(buffers, key=key)) for key in orders), key=lambda found: found[1])
+
+
+def _arranged(buffers: dict[str, tuple[int, tuple[int, int]]], order: list[str]) -> tuple[dict[str, int], int]:
+    offsets: dict[str, int] = {}
+    end = 0
+    for name in order:
+        size, (begin, last) = buffers[name]
+        taken = sorted(
+            (offsets[other], offsets[other] + buffers[other][0])
+            for other in offsets
+            if buffers[other][1][0] <= last and begin <= buffers[other][1][1]
+        )
+        at = 0
+        for first, after in taken:
+            if at + size <= first:
+                break
+            at = max(at, -(-after // ALIGNMENT) * ALIGNMENT)
+        offsets[name] = at
+        end = max(end, at + size)
+    return offsets, end

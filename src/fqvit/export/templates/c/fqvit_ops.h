@@ -1,0 +1,166 @@
+/* The integer ops of an fqvit program, one function a kind, one row of the output at a time. Written once, the same in every
+ * export; model.c has the calls. docs/format.md of fqvit has the formulas.
+ *
+ * C99 without float, libc or allocation. Needs 8-bit bytes and the exact-width types of <stdint.h>, nothing else: no shift of a
+ * negative number, no overflow (fqvit proved every bound for any image), no alignment, no byte order. Buffers are bytes, their
+ * values little-endian; constants are plain arrays.
+ *
+ * Letters: T tokens, C channels, D head width, K reduction. `row` counts over all leading axes of the output. */
+#ifndef FQVIT_OPS_H
+#define FQVIT_OPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FQVIT_U8, FQVIT_U16, FQVIT_I16, FQVIT_I32 }; /* the type of a value in a buffer or constant */
+typedef uint8_t fqvit_type;
+
+int32_t fqvit_load(const uint8_t *x, fqvit_type type, uint32_t i);
+void fqvit_store(uint8_t *y, fqvit_type type, uint32_t i, int32_t value);
+
+/* Zero points: one for all channels, or many, each for `group` channels in turn. */
+typedef struct {
+    uint16_t one;
+    const uint16_t *many; /* NULL: one */
+    uint32_t group;
+} fqvit_zero;
+
+/* y = table[x]; with alpha: clamp(round(table[x] / 2^(alpha[c] + 1)) + y_zero[alpha[c]]) */
+typedef struct {
+    fqvit_type x, y;
+    uint32_t channels;
+    const void *table;
+    fqvit_type entry;
+    const uint8_t *alpha; /* [C] or NULL */
+    const uint16_t *y_zero;
+    int32_t last; /* the largest code of y */
+} fqvit_lookup_op;
+void fqvit_lookup(const fqvit_lookup_op *op, const uint8_t *x, uint8_t *y);
+
+/* acc = sum_k x[k] w[o][k] + bias[o];  y = acc, requantize(acc), or a code of it */
+enum { FQVIT_CODES, FQVIT_ACC, FQVIT_INTEGERS };
+typedef struct {
+    fqvit_type x, y;
+    uint8_t out;
+    uint32_t inputs, outputs;
+    const int8_t *w;         /* [outputs][inputs], or NULL: */
+    const uint8_t *packed;   /* two 4-bit weights a byte, */
+    const uint8_t *exponent; /* to be multiplied by 2^exponent, one a group, two a byte */
+    uint32_t group;
+    const int32_t *bias, *mult;
+    const uint8_t *shift;
+    fqvit_zero y_zero;
+    int32_t last;
+} fqvit_linear_op;
+void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y);
+
+/* Log-Int LayerNorm with an integer square root; affine: g, then b */
+typedef struct {
+    fqvit_type x, y;
+    uint32_t channels;
+    int64_t epsilon;
+    uint8_t shift, b_shift;
+    fqvit_zero zero;
+    const uint8_t *alpha;
+    const int32_t *affine;
+    int32_t last;
+} fqvit_layernorm_op;
+void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y);
+
+/* y = clamp(round(sum of terms / 2^(shift + y_alpha[c])) + y_zero), a term being (x - zero) 2^alpha[c] mult[c] */
+typedef struct {
+    fqvit_type type;
+    const void *constant; /* NULL: a buffer */
+    uint32_t rows;        /* of the constant, which repeats */
+    int32_t mult;
+    const int32_t *mults; /* [C], or NULL: mult */
+    fqvit_zero zero;
+    const uint8_t *alpha;
+} fqvit_term;
+typedef struct {
+    fqvit_type y;
+    uint32_t channels;
+    fqvit_term terms[2];
+    uint8_t shift;
+    const uint8_t *y_alpha;
+    fqvit_zero y_zero;
+    int32_t last;
+} fqvit_add_op;
+void fqvit_add(const fqvit_add_op *op, const uint8_t *x0, const uint8_t *x1, uint8_t *y, uint32_t row);
+
+/* Mean of rows skip..rows of the whole x */
+typedef struct {
+    fqvit_type x, y;
+    uint32_t rows, skip, channels;
+    int32_t mult;
+    uint8_t shift;
+    fqvit_zero zero;
+    const uint8_t *alpha;
+    int32_t y_zero, last;
+} fqvit_mean_op;
+void fqvit_mean(const fqvit_mean_op *op, const uint8_t *x, uint8_t *y);
+
+/* y = row index[row] of the whole x; -1 gives fill */
+typedef struct {
+    fqvit_type x;
+    uint32_t channels;
+    const int32_t *index;
+    fqvit_zero fill;
+} fqvit_take_op;
+void fqvit_take(const fqvit_take_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
+
+/* `count` values from `first` on of the whole x in another order of axes */
+typedef struct {
+    uint32_t bytes; /* of a value */
+    uint32_t axes, offset, size[8], stride[8];
+} fqvit_permute_op;
+void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uint32_t first, uint32_t count);
+
+/* For concat: a constant, or bytes of a buffer */
+void fqvit_copy_constant(const void *x, fqvit_type type, uint32_t count, uint8_t *y);
+void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y);
+
+/* y[n] = clamp(requantize(sum_k (a[k] - a_zero) (b - b_zero) + bias[index[m][n]][h]) + y_zero); a is a row, b its slice */
+typedef struct {
+    fqvit_type a, b, y;
+    uint32_t rows, columns, inner, heads; /* rows of a slice */
+    uint8_t b_rows;                       /* b is [K][N], else [N][K] */
+    int32_t a_zero, b_zero, mult;
+    uint8_t shift;
+    const int32_t *bias;   /* [R][H] or NULL */
+    const uint16_t *index; /* [rows][columns] */
+    int32_t y_zero, last;
+} fqvit_matmul_op;
+void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y, uint32_t row);
+
+/* The three softmaxes: a row's values by their distance from its largest. Tokens of other regions are not seen. */
+typedef struct {
+    fqvit_type x, y;
+    uint32_t tokens;
+    const void *table; /* int32_t exponentials; uint8_t codes for row_codes */
+    uint32_t length;
+    const uint8_t *region; /* [windows][T] or NULL */
+    uint32_t window_rows;  /* H T */
+    int64_t mult;
+    uint8_t shift;
+    int32_t last;
+} fqvit_softmax_op;
+void fqvit_log_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
+void fqvit_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
+void fqvit_row_codes(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
+
+/* y[d] = clamp(round(sum_t level[a[t]] (v[t][d] - v_zero) M / 2^shift) + y_zero): M = mult for shift_matmul,
+ * M = round(mult largest / sum of the row's levels) for attend. v is the slice of the row. */
+typedef struct {
+    fqvit_type v, y;
+    uint32_t tokens, width;
+    const uint16_t *levels; /* a weight a code */
+    int32_t largest;
+    int32_t v_zero, mult;
+    uint8_t shift;
+    int32_t y_zero, last;
+} fqvit_context_op;
+void fqvit_shift_matmul(const fqvit_context_op *op, const uint8_t *a, const uint8_t *v, uint8_t *y);
+void fqvit_attend(const fqvit_context_op *op, const uint8_t *a, const uint8_t *v, uint8_t *y);
+
+#endif

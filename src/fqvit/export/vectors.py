@@ -1,0 +1,145 @@
+"""Golden vectors: every buffer of one run as .npy, with a manifest, for teams that build the same arithmetic elsewhere.
+
+The reference runtime makes them, so they are the definition of right. docs/export-c.md describes the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.errors import FqvitError
+from fqvit.export.folder import check_free, replacing_folder, write_manifest
+from fqvit.ir.program import INPUT, Program
+from fqvit.ir.value import NAMES
+from fqvit.preprocess import Preprocess
+from fqvit.runtime.reference import Reference
+
+FORMAT = "vectors 1"
+Integers = np.ndarray[Any, Any]
+
+
+def export(program: Program, path: str | Path, image: str | Path | NDArray[np.uint8] | None = None) -> None:
+    """Writes the folder `path`: buffers/, constants/ and manifest.json, all of one run of one image.
+
+    image: a file (resized and cropped as the program wants), uint8 pixels [H, W, C], or None for a picture that is always the
+    same. An earlier export at `path` is replaced, anything else refused.
+    """
+    check_free(Path(path))
+    pixels = _pixels(program.header.preprocess, image)
+    runner = Reference(program)
+    with replacing_folder(path) as folder:
+        writer = _Writer(folder)
+        buffers = {INPUT: writer.write("buffers", INPUT, pixels)}
+        runner.run(pixels[None], lambda name, codes: buffers.update({name: writer.write("buffers", name, codes[0])}))
+        constants = {name: writer.write("constants", name, array) for name, array in sorted(program.constants.items())}
+        output = program.header.output
+        content: dict[str, object] = {
+            "model": program.header.model,
+            "fingerprint": program.fingerprint(),
+            "image": Path(image).name if isinstance(image, str | Path) else "test picture" if image is None else "pixels",
+            "output": output.buffer,
+            "output_scale": output.scale,
+            "ops": [_op(program, i, buffers, constants) for i in range(len(program.ops))],
+            "buffers": buffers,
+            "constants": constants,
+            "sites": {name: _site(program, name) for name in program.header.sites},
+        }
+        write_manifest(folder, FORMAT, content)
+
+
+def test_picture(preprocess: Preprocess) -> NDArray[np.uint8]:
+    """uint8 [H, W, C]: a slope in both directions with a checked square in it, by integers alone, so that anybody can make it.
+
+    pixel[y, x, c] = (255 y // H + 255 x // W) // 2 + 31 c, modulo 256; 255 minus that where both y and x lie in the middle half
+    and (y // 3 + x // 3) is odd.
+    """
+    height, width, channels = preprocess.height, preprocess.width, preprocess.channels
+    y, x, c = np.ogrid[0:height, 0:width, 0:channels]
+    slope = ((255 * y // height + 255 * x // width) // 2 + 31 * c) % 256
+    middle = (height <= 4 * y) & (4 * y < 3 * height) & (width <= 4 * x) & (4 * x < 3 * width)
+    picture: NDArray[np.uint8] = np.where(middle & ((y // 3 + x // 3) % 2 == 1), 255 - slope, slope).astype(np.uint8)
+    return picture
+
+
+def _pixels(preprocess: Preprocess, image: str | Path | NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    if image is None:
+        return test_picture(preprocess)
+    if isinstance(image, str | Path):
+        from fqvit.images import read_image  # late: Pillow is only needed here
+
+        return read_image(image, preprocess)
+    shape = preprocess.height, preprocess.width, preprocess.channels
+    if image.dtype != np.uint8 or image.shape != shape:
+        raise FqvitError(f"image of {image.dtype} {list(image.shape)}: this program takes uint8 {list(shape)}.")
+    return image
+
+
+class _Writer:
+    """Arrays as files, and what the manifest says of each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.taken: set[str] = set()
+
+    def write(self, room: str, name: str, array: Integers) -> dict[str, object]:
+        (self.folder / room).mkdir(exist_ok=True)
+        base = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:100] or "_"
+        file, count = f"{room}/{base}.npy", 1
+        while file.lower() in self.taken:
+            count += 1
+            file = f"{room}/{base}.{count}.npy"
+        self.taken.add(file.lower())
+        little = np.ascontiguousarray(array).reshape(array.shape)
+        little = little.astype(little.dtype.newbyteorder("<"), copy=False)
+        with (self.folder / file).open("wb") as stream:
+            np.save(stream, little, allow_pickle=False)
+        digest = hashlib.sha256((self.folder / file).read_bytes()).hexdigest()
+        return {"file": file, "dtype": NAMES[array.dtype], "shape": list(array.shape), "sha256": digest}
+
+
+def _op(program: Program, number: int, buffers: dict[str, Any], constants: dict[str, Any]) -> dict[str, object]:
+    """An op with its fields as in the .fqvit file, what it reads, and the constants that it names."""
+    op = program.ops[number]
+    fields = _fields(op)
+    named = [op.part(part) for part in op.parts if op.part(part) in constants]
+    named += [text for text in _texts(fields) if text in constants]
+    return {
+        "number": number,
+        "op": op.__struct_config__.tag,
+        "inputs": list(op.inputs()),
+        "output": op.y,
+        "constants": list(dict.fromkeys(named)),
+        "fields": fields,
+    }
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    """All but `y`, defaults included: no table of them is needed to read the manifest."""
+    fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name != "y"}
+    return {
+        name: [_fields(item) for item in value] if name == "terms" else msgspec.to_builtins(value)
+        for name, value in fields.items()
+    }
+
+
+def _texts(value: object) -> list[str]:
+    """Every string in a field, in order."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    return [text for item in value for text in _texts(item)] if isinstance(value, list | tuple) else []
+
+
+def _site(program: Program, name: str) -> dict[str, object]:
+    """How codes are to be read; fields that say nothing are left out."""
+    site = program.header.sites[name]
+    fields = {field: getattr(site, field) for field in site.__struct_fields__}
+    return {field: value for field, value in fields.items() if value not in ((), None, False)}

@@ -1,0 +1,19 @@
+/* Images from stdin, one after the other, all in one arena that was full of something else: prints every output on a line. */
+#include <stdio.h>
+#include <string.h>
+
+#include "model.h"
+
+static uint8_t pixels[FQVIT_PIXELS];
+static uint8_t arena[FQVIT_ARENA_BYTES];
+static int32_t output[FQVIT_OUTPUTS];
+
+int main(void)
+{
+    memset(arena, 0xA5, sizeof arena);
+    while (fread(pixels, 1, sizeof pixels, stdin) == sizeof pixels) {
+        model_run(pixels, arena, output);
+        for (int i = 0; i < FQVIT_OUTPUTS; ++i) printf("%ld\n", (long)output[i]);
+    }
+    return 0;
+}

@@ -1,0 +1,202 @@
+"""Exports to C: compiled with every warning an error, they give the reference's bits. Other processors: test_c_targets.py."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.export import c, c_text
+from fqvit.export.c_plan import plan
+from fqvit.ir.program import Header, Program, encode_header
+from fqvit.ir.value import Scope
+from fqvit.models.embedded import test_images as embedded_images
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import run as reference
+from tests.export.compiled import MODEL, STRICT, Builder, sources
+from tests.factories import assert_same, images_for
+from tests.golden.test_golden import FILES
+from tests.ir.draw import STYLES, Draw
+from tests.ir.test_ops import CASES
+from tests.native.compilers import run, tool
+from tests.runtime.programs import program_with
+from tests.runtime.test_networks import lowered
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+@pytest.mark.parametrize("recipe", ["fq-vit", "fqvit", "minmax", "w4"])
+def test_small_networks_give_the_references_bits(kind: str, recipe: str, builder: Builder) -> None:
+    model, _, program, _ = lowered(kind, recipe)
+    images = images_for(model.preprocess, 4, 1)
+    assert_same(builder.outputs(program, images), reference(program, images), f"{kind}, {recipe}")
+
+
+@pytest.mark.parametrize("features", ["tokens", "pooled"])
+def test_features_give_the_references_bits(features: str, builder: Builder) -> None:
+    model, _, program, _ = lowered("distilled", "fqvit", features)
+    images = images_for(model.preprocess, 2, 1)
+    assert_same(builder.outputs(program, images), reference(program, images).reshape(2, -1), features)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_golden_files_give_their_bits(path: Path, builder: Builder) -> None:
+    expected = np.load(path.with_suffix(".npz"))
+    images = expected["images"]
+    output = builder.outputs(Program.load(path), images, *builder.sanitizers)
+    assert_same(output, expected["output"].reshape(len(images), -1), path.stem)
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_an_op_gives_the_references_bits_without_undefined_behaviour(kind: type, builder: Builder) -> None:
+    done = 0
+    for seed in range(20):
+        draw = Draw(np.random.default_rng(seed), STYLES[seed % len(STYLES)])
+        op = CASES[kind](draw)
+        if all(proof.holds for proof in op.infer(Scope(draw.values, draw.constants, op.y))[1]):
+            program, images = program_with(draw, op)
+            output = builder.outputs(program, images, *builder.sanitizers)
+            assert_same(output, reference(program, images).reshape(len(images), -1), f"{op}")
+            done += 1
+            if done == 3:
+                return
+    assert done > 0
+
+
+def test_make_builds_a_program_that_classifies_the_embedded_images(
+    fmnist_vit: Program, exported_vit: Path, builder: Builder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "c"
+    shutil.copytree(exported_vit, folder)
+    run(tool("make"), "-s", "-C", folder, f"CC={builder.command}", "CFLAGS=-O1")
+    images = embedded_images()[0][[0, 333, 999]]
+    expected = reference(fmnist_vit, images)
+    assert_same(Engine(fmnist_vit, 1).run(images), expected, "engine")
+    for i, image in enumerate(images):
+        (tmp_path / "image.rgb").write_bytes(image.tobytes())
+        printed = run(folder / "classify", tmp_path / "image.rgb")
+        assert printed == "".join(f"{score}\n" for score in expected[i])
+    sizes = dict(line.split() for line in run(folder / "classify", "--sizes").splitlines())
+    assert sizes["FQVIT_PIXELS"] == "784" and sizes["FQVIT_OUTPUTS"] == "10"
+    assert f"#define FQVIT_ARENA_BYTES {sizes['FQVIT_ARENA_BYTES']} " in (folder / "model.h").read_text()
+    for content in (b"", bytes(783), bytes(785)):
+        (tmp_path / "image.rgb").write_bytes(content)
+        assert run(folder / "classify", tmp_path / "image.rgb", code=2) == ""
+    c.export(fmnist_vit, folder)  # over what make left there
+    assert not (folder / "classify").exists()
+
+
+@pytest.mark.parametrize("flags", ["gcc", "clang", "gcc -mgeneral-regs-only"])
+def test_the_model_compiles_without_warnings_and_without_float_registers(flags: str, tmp_path: Path) -> None:
+    name, *more = flags.split()
+    command = tool(name)
+    if more and run(command, "-dumpmachine").split("-")[0] != "x86_64":
+        pytest.skip("needs x86-64")
+    for kind, recipe in (("vit", "fqvit"), ("padded swin", "w4")):
+        folder = tmp_path / kind
+        c.export(lowered(kind, recipe)[2], folder)
+        for source in sources(folder):
+            run(command, *STRICT, *more, "-O1", "-c", source, "-o", tmp_path / "out.o")
+
+
+def test_the_code_has_no_float_and_no_libc(exported_vit: Path) -> None:
+    for path in sources(exported_vit):
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        assert set(re.findall(r"#include <(\w+)\.h>", text)) <= {"stdint", "stddef"}
+        assert re.findall(r"\b(?:float|double|malloc|mem\w+|\d+\.\d+)\b", text) == []
+
+
+def test_the_code_names_its_sites_and_is_short_enough_to_read(exported_vit: Path, fmnist_vit: Program) -> None:
+    text = (exported_vit / "model.c").read_text()
+    assert [name for name in fmnist_vit.header.sites if name != "pool" and f"/* {name}: " not in text] == []
+    assert len(text.splitlines()) < 1200 and max(map(len, text.splitlines())) < 250
+
+
+def test_no_buffer_of_all_scores_or_of_the_hidden_layer_is_kept(fmnist_vit: Program) -> None:
+    planned = plan(fmnist_vit, fmnist_vit.verify())
+    kinds = {name: place.kind for name, place in planned.places.items()}
+    assert kinds["blocks.0.attn.scores"] == kinds["blocks.0.attn.softmax"] == kinds["blocks.0.mlp.fc1"] == "row"
+    assert kinds["blocks.0.attn.k"] == kinds["blocks.0.attn.v"] == "slice"
+    assert planned.places["embed"].offset == planned.places["blocks.3.add2"].offset  # one residual stream
+    assert planned.arena_bytes < 33000
+
+
+def test_large_constants_go_to_several_files(builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(c_text, "NUMBERS_A_FILE", 1000)
+    model, _, program, _ = lowered("vit", "fqvit")
+    c.export(program, tmp_path / "c")
+    assert len(list((tmp_path / "c").glob("weights*.c"))) > 5
+    images = images_for(model.preprocess, 1, 1)
+    assert_same(builder.outputs(program, images), reference(program, images), "many files")
+
+
+def renamed(program: Program, names: dict[str, str]) -> Program:
+    """The same program with other names for buffers, and for the constants that are parts of theirs."""
+
+    def new(text: str) -> str:
+        old = max((name for name in names if text == name or text.startswith(f"{name}.")), key=len, default=None)
+        return text if old is None else names[old] + text[len(old) :]
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, str):
+            return new(value)
+        if isinstance(value, dict):
+            return {(new(key) if isinstance(key, str) else key): walk(item) for key, item in value.items()}
+        return [walk(item) for item in value] if isinstance(value, list) else value
+
+    header = msgspec.json.decode(encode_header(program.header))
+    header |= {key: walk(header[key]) for key in ("ops", "output", "sites")}
+    constants = {new(name): array for name, array in program.constants.items()}
+    return Program(msgspec.convert(header, Header), constants)
+
+
+def test_names_cannot_break_out_of_comments_or_meet(builder: Builder) -> None:
+    model, _, program, _ = lowered("vit", "fqvit")
+    names = {"norm": "*/ #error x /*", "pool": "??/\n#error", "head": "int", "embed": "", "blocks.0.norm1": "a.b"}
+    names |= {"blocks.0.norm2": "a_b", "blocks.1.norm1": "A_B", "blocks.1.norm2": "é" * 300, "blocks.1.add1": "\\"}
+    other = renamed(called(program, "m */ \\\n#error"), names)
+    other.verify()
+    images = images_for(model.preprocess, 1, 1)
+    assert_same(builder.outputs(other, images), reference(program, images), "renamed")
+
+
+def called(program: Program, name: str) -> Program:
+    return Program(msgspec.structs.replace(program.header, model=name), program.constants)
+
+
+def test_two_exports_of_a_program_are_equal(fmnist_vit: Program, exported_vit: Path, tmp_path: Path) -> None:
+    c.export(fmnist_vit, tmp_path / "again")
+    for path in exported_vit.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+    assert {*MODEL, "model.h", "main.c", "Makefile", "README.txt"} <= {path.name for path in exported_vit.iterdir()}
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    program = lowered("vit", "fqvit")[2]
+    for name in ("notes.txt", "manifest.json"):
+        folder = tmp_path / name.replace(".", "_")
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        with pytest.raises(FqvitError, match="no export of fqvit"):
+            c.export(program, folder)
+        assert [path.name for path in folder.iterdir()] == [name]
+    c.export(program, tmp_path / "own")
+    (tmp_path / "own" / "mine.c").write_text("")
+    with pytest.raises(FqvitError, match=r"'mine\.c', which fqvit did not write"):
+        c.export(program, tmp_path / "own")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FqvitError, match="is a file"):
+        c.export(program, tmp_path / "file")
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = lowered("vit", "fqvit")[2]
+    monkeypatch.setattr(c, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        c.export(program, tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []

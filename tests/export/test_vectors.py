@@ -1,0 +1,103 @@
+"""Golden vectors: complete, equal to the reference's buffers, and enough to compute every op again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from fqvit.errors import FqvitError
+from fqvit.export import vectors
+from fqvit.ir.kit import DTYPES, kit
+from fqvit.ir.program import AnyOp, Program
+from tests.factories import assert_same, buffers_of, images_for
+from tests.golden.test_golden import HERE
+from tests.runtime.test_networks import lowered
+
+
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The manifest, the buffers and the constants, each file checked."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    arrays: list[dict[str, Any]] = []
+    for room in ("buffers", "constants"):
+        arrays.append({})
+        for name, entry in manifest[room].items():
+            path = folder / entry["file"]
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
+            array = np.load(path, allow_pickle=False)
+            assert array.dtype == DTYPES[entry["dtype"]] and list(array.shape) == entry["shape"]
+            arrays[-1][name] = array
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert there == {"manifest.json", *manifest["files"]}
+    return manifest, arrays[0], arrays[1]
+
+
+@pytest.mark.parametrize("kind, recipe", [("vit", "fqvit"), ("padded swin", "fq-vit"), ("vit", "w4")])
+def test_every_buffer_and_constant_is_there(kind: str, recipe: str, tmp_path: Path) -> None:
+    model, _, program, _ = lowered(kind, recipe)
+    image = images_for(model.preprocess, 1, 1)[0]
+    vectors.export(program, tmp_path / "v", image)
+    manifest, buffers, constants = read(tmp_path / "v")
+    expected = {"pixels": image} | {name: codes[0] for name, codes in buffers_of(program, image[None]).items()}
+    assert_same(buffers, expected, "buffers")
+    assert_same(constants, dict(sorted(program.constants.items())), "constants")
+    assert manifest["format"] == "fqvit vectors 1" and manifest["fingerprint"] == program.fingerprint()
+    assert [op["output"] for op in manifest["ops"]] == [op.y for op in program.ops]
+    assert manifest["output"] == program.header.output.buffer and manifest["image"] == "pixels"
+    assert set(manifest["sites"]) == set(program.header.sites)
+    for name, site in manifest["sites"].items():
+        assert site["bits"] == program.header.sites[name].bits
+
+
+@pytest.mark.parametrize("name", ["fqvit_swin_v1", "uniform_v1", "original_v1", "tiny_v1"])
+def test_an_op_can_be_computed_again_from_what_its_entry_names(name: str, tmp_path: Path) -> None:
+    program = Program.load(HERE / f"{name}.fqvit")
+    vectors.export(program, tmp_path / "v")
+    manifest, buffers, constants = read(tmp_path / "v")
+    kinds = {op.__struct_config__.tag: op for op in get_args(AnyOp)}
+    for entry in manifest["ops"]:
+        op = msgspec.convert({"op": entry["op"], "y": entry["output"], **entry["fields"]}, kinds[entry["op"]])
+        known = {key: constants[key] for key in entry["constants"]}
+        known |= {key: buffers[key][None] for key in entry["inputs"] if key in buffers}
+        assert_same(op.run(kit("numpy"), known.__getitem__)[0], buffers[op.y], f"{name} {op.y}")
+
+
+def test_the_test_picture_is_always_the_same() -> None:
+    preprocess = lowered("vit", "fqvit")[0].preprocess
+    picture = vectors.test_picture(preprocess)
+    assert picture.shape == (12, 12, 3) and picture.dtype == np.uint8
+    assert picture[0, 0].tolist() == [0, 31, 62] and picture[11, 11, 0] == 233 and picture[3, 6, 0] == 255 - 95
+    assert len(np.unique(picture)) > 60
+
+
+def test_an_image_file_is_resized_as_the_program_wants(tmp_path: Path) -> None:
+    model, _, program, _ = lowered("vit", "fqvit")
+    Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(tmp_path / "cat.png")
+    vectors.export(program, tmp_path / "v", tmp_path / "cat.png")
+    manifest, buffers, _ = read(tmp_path / "v")
+    with Image.open(tmp_path / "cat.png") as image:
+        assert_same(buffers["pixels"], model.preprocess.apply(image), "pixels")
+    assert manifest["image"] == "cat.png"
+
+
+def test_what_is_wrong_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    program = lowered("vit", "fqvit")[2]
+    with pytest.raises(FqvitError, match=r"takes uint8 \[12, 12, 3\]"):
+        vectors.export(program, tmp_path / "v", np.zeros((12, 12, 1), np.uint8))
+    with pytest.raises(FqvitError, match="no such file"):
+        vectors.export(program, tmp_path / "v", tmp_path / "nothing.png")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v" / "thesis.tex").write_text("")
+    with pytest.raises(FqvitError, match="no export of fqvit"):
+        vectors.export(program, tmp_path / "v")
+    (tmp_path / "v" / "thesis.tex").unlink()
+    for _ in range(2):  # into the empty folder, then over the first
+        vectors.export(program, tmp_path / "v")
+    assert [path.name for path in tmp_path.iterdir()] == ["v"]
