@@ -63,9 +63,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
 def _notes(graph: Graph, emulated: int, coarser: int, target: str) -> tuple[str, ...]:
     notes = [f"{graph.sites} sites with QuantizeLinear and DequantizeLinear, opset {graph.profile.opset}"]
     if graph.plain:
-        notes.append(
-            f"{len(graph.plain)} sites stay in float: {target} takes codes where matrix products read them, 8 bits wide"
-        )
+        notes.append(f"{len(graph.plain)} sites stay in float: {target} has 8-bit codes where matrix products read them")
     if emulated:
         notes.append(f"{emulated} softmaxes give the program's own codes by a table (Gather)")
     if coarser:
@@ -169,13 +167,13 @@ class _Export:
             unit = self.steps.unit(op.y, outputs)
             name = self._product(op.y, x, w, unit, bias * unit, op.y)
             return Wire(name, shape, unit, np.array([0]))
-        ratio = self.constants[op.part("mult")].astype(np.float64) / np.exp2(
-            self.constants[op.part("shift")].astype(np.float64)
-        )
+        mult, shift = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift"))
+        ratio = mult / np.exp2(shift)
         if op.out == "i32":
-            scale = self.program.header.output.scale if op.y == self.program.header.output.buffer else 1.0
-            name = self._product(op.y, x, w, ratio * scale, bias * ratio * scale, op.y)
-            return Wire(name, shape, np.array([scale]), np.array([0]))
+            output = self.program.header.output
+            unit = np.array([output.scale]) if op.y == output.buffer else self.steps.unit(op.y, outputs)
+            name = self._product(op.y, x, w, ratio * unit, bias * ratio * unit, op.y)
+            return Wire(name, shape, unit, np.array([0]))
         y_zero = spread(self.steps.zeros(op.y_zero), outputs)
         if not self.steps.thirds(op):
             step = self.steps.of(op.y, op.y_zero, op.bits)
@@ -323,9 +321,7 @@ class _Export:
         if len(values) == 1:
             return values
         if shape[-1] % len(values):
-            raise FqvitError(
-                f"{name}: splits channels that have a step each. QDQ export cannot follow; export to onnx instead."
-            )
+            raise FqvitError(f"{name}: splits channels that have a step each. Export to onnx instead.")
         return np.tile(values, shape[-1] // len(values))
 
     def _concat(self, op: Concat, shape: tuple[int, ...]) -> Wire:

@@ -51,8 +51,8 @@ class Profile:
     """What a target's runtime takes.
 
     wide: 16-bit codes. every_site: QDQ at sites that no matrix product reads, too. symmetric: int8 with zero point 0.
-    middle: added to weights, whose zero point it is. 128 makes them uint8: ONNX Runtime's products of uint8 with int8 saturate on
-    CPUs without VNNI, and those of uint8 with uint8 are exact everywhere.
+    middle: added to weights, whose zero point it is. 128 makes them uint8: ONNX Runtime's products of uint8 with int8 saturate
+    on CPUs without VNNI, and those of uint8 with uint8 are exact everywhere.
     """
 
     opset: int

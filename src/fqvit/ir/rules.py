@@ -134,10 +134,12 @@ def _(leaf: layers.Embed, low: Lowering) -> Wire:
         emit.op(Concat(y=stream, xs=(name, patches.buffer)))
     rounded, unit = quantize_positions(positions, emit.calibration.recipe.position_bits)
     fraction = emit.sum_unit(low.node.inputs[0])
-    if fraction is not None:
+    if fraction is None:
+        emit.constant(f"{low.name}.positions", rounded)
+    else:
         whole = np.floor(rounded * unit / fraction + 0.5).astype(np.int64)
-        rounded, unit = emit.int32(low.name, "positions", whole), fraction
-    emit.constant(f"{low.name}.positions", rounded)
+        unit = fraction
+        emit.constant(f"{low.name}.positions", emit.int32(low.name, "positions", whole))
     joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
     return _add(low, joined, Wire(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
 

@@ -163,8 +163,8 @@ def _joined(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:
-    """`recipe` for a kind of hardware. npu: symmetric int8 and 16-bit multipliers; sites lose what they have beyond 8 bits, and a
-    residual stream that had it takes the Power-of-Two Factor instead."""
+    """`recipe` for a kind of hardware. npu: symmetric int8 and 16-bit multipliers; sites lose what they have beyond 8 bits, and
+    a residual stream that had it takes the Power-of-Two Factor instead."""
     if profile != "npu":
         raise FqvitError(f"profile {profile!r}: expected npu.")
     wide = {pattern for pattern, rule in recipe.sites.items() if (rule.bits or 0) > 8}
