@@ -17,7 +17,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
     baselines, paper = ["minmax", "ema", "percentile", "omse"], ["fq-vit", "fq-vit-8", "fq-vit-original"]
-    assert list(RECIPES) == ["fqvit", "w4", "fast", "auto", *paper, *baselines] and DEFAULT_RECIPE == "fqvit"
+    assert list(RECIPES) == ["fqvit", "w4", "fast", "npu", "auto", *paper, *baselines] and DEFAULT_RECIPE == "fqvit"
     bits = {name: (r.weight_bits, r.activation_bits, r.attention_bits) for name, r in RECIPES.items()}
     assert (
         bits["fqvit"] == bits["auto"] == bits["fq-vit"] == bits["fq-vit-original"] == (8, 8, 4)

@@ -13,7 +13,7 @@ from fqvit.commands import inputs
 from fqvit.commands.output import facts, say, say_json, size, table
 from fqvit.errors import FqvitError
 from fqvit.progress import track
-from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe, with_bits
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe, with_bits, with_profile
 
 if TYPE_CHECKING:
     from fqvit.images import Batch
@@ -27,6 +27,7 @@ def run(
     calib: Path | None,
     recipe_name: str | None,
     bits: str | None,
+    profile: str | None,
     device: str,
     features: str | None,
     images: int | None,
@@ -39,12 +40,13 @@ def run(
     as_json: bool,
 ) -> None:
     if calibration_file is None:
-        recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss)
+        recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
     else:
         given = {
             "calib": calib,
             "recipe": recipe_name,
             "bits": bits,
+            "profile": profile,
             "features": features,
             "images": images,
             "k": k,
@@ -146,8 +148,12 @@ def _text_of(path: Path) -> str:
         raise FqvitError(f"{path}: not UTF-8 text. Pass what --save-calibration wrote.") from None
 
 
-def recipe_of(name: str, bits: str | None, images: int | None, k: int | None, max_loss: float | None) -> Recipe:
+def recipe_of(
+    name: str, bits: str | None, images: int | None, k: int | None, max_loss: float | None, profile: str | None = None
+) -> Recipe:
     recipe = load_recipe(name)
+    if profile is not None:
+        recipe = with_profile(recipe, profile)
     if bits is not None:
         recipe = with_bits(recipe, bits)
     if images is not None:

@@ -21,6 +21,7 @@ from fqvit.quant.qparams import STEP_GRID, QParams
 G_BITS = 22  # LayerNorm's gamma: 2^-22 of itself is far below a code, and t * g stays inside 2^53
 B_FRACTION = 20
 SHORT = 15  # bits by which 16-bit multipliers are shorter
+SUM_BITS = 16  # of what is added to a residual sum's codes where multipliers are short: the code's own and its fraction
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class Emitter:
 
     def __init__(self, calibration: Calibration, masked: bool) -> None:
         self.calibration = calibration
+        self.short = calibration.recipe.mult == "short"  # no multiplier has more than 16 bits
+        # The codes of the sum that reads a linear map, by that map's name.
+        self.sums: dict[str, QParams] = {}
         self.masked = masked  # some window is masked, so the last attention code means 0 everywhere
         self.wires: dict[str, Wire] = {}
         self.ops: list[AnyOp] = []
@@ -78,7 +82,7 @@ class Emitter:
 
     def encode(self, name: str, ratio: float) -> tuple[int, int]:
         try:
-            return multiplier(ratio)
+            return _shortened(*multiplier(ratio)) if self.short else multiplier(ratio)
         except (ValueError, OverflowError):
             raise FqvitError(
                 f"{name}: the ratio of its scales is {ratio:g}, which no multiplier holds. Check the checkpoint's values."
@@ -90,6 +94,7 @@ class Emitter:
         short: 16 bits of mult, where the result is codes: 2^-17 of their range is far below one of them.
         """
         pairs = np.array([self.encode(name, float(ratio)) for ratio in ratios])
+        short = short and not self.short  # those are short already
         mult, shift = pairs[:, 0], pairs[:, 1]
         if short and shift.min() > SHORT:
             mult = (mult + (1 << (SHORT - 1))) >> SHORT
@@ -99,14 +104,22 @@ class Emitter:
         self.constant(f"{name}.shift", shift.astype(np.uint8))
 
     def shared_shift(self, name: str, ratios: Sequence[NDArray[np.float64]]) -> tuple[list[NDArray[np.int64]], int]:
-        """Multipliers below 2^30 at one shift: ratio = mult / 2^shift. The shift leaves room for alpha up to 15."""
+        """Multipliers below 2^30 (16 bits if short) at one shift: ratio = mult / 2^shift. It leaves room for alpha up to 15."""
         largest = max(float(r.max()) for r in ratios)
-        shift = min(29 - math.frexp(largest)[1], 47)
+        shift = min((15 if self.short else 29) - math.frexp(largest)[1], 47)
         if shift < 1:
             raise FqvitError(
                 f"{name}: the ratio of its scales is {largest:g}, which no multiplier holds. Check the checkpoint's values."
             )
         return [np.floor(r * 2.0**shift + 0.5).astype(np.int64) for r in ratios], shift
+
+    def sum_unit(self, name: str) -> float | None:
+        """Where multipliers are short: the unit of what is added to a residual sum, a fraction of its step, so that the sum's
+        shift serves both its terms. None elsewhere."""
+        if not self.short or name not in self.sums:
+            return None
+        q = self.sums[name]
+        return float(q.scale[0]) / 2.0 ** max(SUM_BITS - q.bits, 2)
 
     def affine(self, name: str, gain: NDArray[np.float64], offset: NDArray[np.float64]) -> tuple[int, int]:
         """LayerNorm's constant [g, b] and (shift, b_shift): gain = g / 2^(shift - 24), offset = b / 2^(shift - b_shift)."""
@@ -153,6 +166,14 @@ class Emitter:
         unit = float(scale[-1].max()) / STEP_GRID
         counts = np.rint(scale[-1] / unit).astype(np.uint16)
         return tuple(_short(u) for u in (*scale[:-1, 0].tolist(), unit)), self.shared("steps", counts)
+
+
+def _shortened(mult: int, shift: int) -> tuple[int, int]:
+    """16 bits of a multiplier of 31, rounded; as it is where its shift has no room."""
+    if shift <= SHORT or mult < 1 << 16:
+        return mult, shift
+    short = (mult + (1 << (SHORT - 1))) >> SHORT
+    return (short >> 1, shift - SHORT - 1) if short == 1 << 16 else (short, shift - SHORT)
 
 
 def powers(q: QParams) -> tuple[float, NDArray[np.uint8], tuple[int, ...]]:

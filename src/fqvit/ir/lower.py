@@ -20,6 +20,9 @@ from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
+from fqvit.quant.recipe import Recipe
+
+LATER_FIELDS = ("symmetric", "mult")
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
@@ -33,6 +36,9 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
     check_fit(graph, calibration, model.preprocess, model.name)
     masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)
     emitter = Emitter(calibration, masked)
+    for node in graph.nodes:
+        if isinstance(node.leaf, layers.Add | layers.Embed) and node.name in calibration.sites:
+            emitter.sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
     emitter.wires[IMAGES] = Wire(INPUT, (model.preprocess.height, model.preprocess.width, model.preprocess.channels))
     for node in graph.nodes:
         lowering = Lowering(emitter, node, [emitter.wires[name] for name in node.inputs], model.preprocess)
@@ -46,7 +52,7 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
         output=_output(graph, emitter, calibration),
         sites=emitter.sites(graph),
         # With its defaults, so that the file still says what it was made with when they change.
-        recipe={name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(calibration.recipe).items()},
+        recipe=recorded(calibration.recipe),
         source=model.source,
         images=calibration.images,
     )
@@ -58,6 +64,14 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
     program = Program(header, emitter.constants)
     program.verify()
     return program, emitter.wires
+
+
+def recorded(recipe: Recipe) -> dict[str, object]:
+    """A recipe's fields as a file has them. Fields that came after the first files are left out where they change nothing, so
+    that a program of that time, made again, keeps its fingerprint."""
+    fields = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(recipe).items()}
+    plain = {field.name: field.default for field in msgspec.structs.fields(Recipe)}
+    return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != plain[name]}
 
 
 def _output(graph: Graph, emitter: Emitter, calibration: Calibration) -> Output:

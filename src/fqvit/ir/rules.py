@@ -105,6 +105,11 @@ def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None,
         emit.requantizer(name, quantized.scale / unit)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group))
         return Wire(name, shape, unit=np.array([unit]))
+    fraction = emit.sum_unit(name)
+    if low.q is None and fraction is not None:
+        emit.requantizer(name, quantized.scale / fraction)
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group))
+        return Wire(name, shape, unit=np.array([fraction]))
     if low.q is None:
         emit.op(Linear(y=name, x=x.buffer, out="acc", group=group))
         return Wire(name, shape, unit=quantized.scale)
@@ -128,7 +133,13 @@ def _(leaf: layers.Embed, low: Lowering) -> Wire:
         stream, tokens = f"{low.name}.tokens", tokens + len(prefix)
         emit.op(Concat(y=stream, xs=(name, patches.buffer)))
     rounded, unit = quantize_positions(positions, emit.calibration.recipe.position_bits)
-    emit.constant(f"{low.name}.positions", rounded)
+    fraction = emit.sum_unit(low.node.inputs[0])
+    if fraction is None:
+        emit.constant(f"{low.name}.positions", rounded)
+    else:
+        whole = np.floor(rounded * unit / fraction + 0.5).astype(np.int64)
+        unit = fraction
+        emit.constant(f"{low.name}.positions", emit.int32(low.name, "positions", whole))
     joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
     return _add(low, joined, Wire(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
 

@@ -122,7 +122,8 @@ def _(leaf: layers.Context, low: Lowering) -> Wire:
     if q_a.levels:
         # The largest level cancels; two bits fewer than elsewhere leave Attend room to multiply by it.
         mult, shift = emit.encode(low.name, 4 * ratio / max(q_a.levels))
-        mult = min((mult + 2) >> 2, 2**29 - 1)
+        mult = mult if emit.short else min((mult + 2) >> 2, 2**29 - 1)
+        shift = shift + 2 if emit.short else shift
         levels = () if q_a.levels == tuple(range(256)) else q_a.levels
         common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(Attend(y=heads, a=a.buffer, v=v.buffer, levels=levels, **common))

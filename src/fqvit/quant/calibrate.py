@@ -28,7 +28,7 @@ from fqvit.quant.channels import ChannelRange
 from fqvit.quant.compensate import compensate
 from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
-from fqvit.quant.qparams import QParams, affine, joined, log2, relative
+from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, relative
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import table_softmax
 
@@ -47,7 +47,7 @@ class SiteObserver:
         if site.kind == "channels":
             self.parts = [ChannelRange(site.site)]
         elif site.kind == "ptf":
-            self.parts = [Ptf(site.site, site.bits, site.k, recipe.last_batch)]
+            self.parts = [Ptf(site.site, site.bits, site.k, recipe.last_batch, site.symmetric)]
         elif site.kind == "range" and site.fixed is None:
             self.parts = [_range_observer(site, recipe) for _ in range(site.groups)]
 
@@ -67,19 +67,20 @@ class SiteObserver:
     def qparams(self, value: QParams | None = None) -> QParams:
         """value: V's parameters, for attention times V."""
         site = self.site
+        codes = balanced if site.symmetric else affine
         if site.kind == "log2":
             return log2(site.bits, self.recipe.zero_code)
         if site.kind == "relative":
             return relative(site.bits, self.tokens)
         if site.fixed is not None:
-            return affine(*site.fixed, site.bits)
+            return codes(*site.fixed, site.bits)
         first = self.parts[0]
         if isinstance(first, ChannelRange):
             return channels.qparams(site, *first.ranges(), value)
         if isinstance(first, Ptf):
             found = first.result()
             return QParams(site.bits, np.array([found.scale]), np.array([found.zero], np.int64), found.alpha.astype(np.uint8))
-        return joined([affine(*part.range(), site.bits) for part in self.parts if isinstance(part, RangeObserver)])
+        return joined([codes(*part.range(), site.bits) for part in self.parts if isinstance(part, RangeObserver)])
 
 
 class Sample:
@@ -233,7 +234,8 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
             foot = gelu_foot(float(found[node.name].scale.min()) / 2)
             # One step lower, so that code 0 lies below the foot however the zero point is rounded.
-            trimmed[x] = affine(max(low, foot - (high - foot) / (q.last - 1)), high, q.bits)
+            codes = balanced if sites[x].symmetric else affine
+            trimmed[x] = codes(max(low, foot - (high - foot) / (q.last - 1)), high, q.bits)
     return trimmed
 
 

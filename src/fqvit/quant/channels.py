@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fqvit.quant.observers import Observer
 from fqvit.quant.plan import SitePlan
-from fqvit.quant.qparams import STEP_GRID, QParams, affine, joined
+from fqvit.quant.qparams import STEP_GRID, QParams, affine, balanced, joined
 
 Floats = NDArray[np.float64]
 GELU_LEAST = 0.17  # -min GELU, rounded up
@@ -60,11 +60,13 @@ class ChannelRange(Observer):
 def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) -> QParams:
     """By the part that the site plays; `value` are V's parameters for attention times V."""
     if site.role == "qkv":
-        return qkv(low, high, site.bits)
+        return qkv(low, high, site.bits, site.symmetric)
     if site.role == "context":
         assert value is not None
         return context(low, high, value, site.bits)
-    return gelu(low, high, site.bits, site.k) if site.role == "gelu" else asymmetric(low, high, site.bits)
+    if site.role == "gelu":
+        return symmetric_gelu(high, site.bits, site.k) if site.symmetric else gelu(low, high, site.bits, site.k)
+    return symmetric(low, high, site.bits) if site.symmetric else asymmetric(low, high, site.bits)
 
 
 def on_grid(steps: Floats) -> Floats:
@@ -94,10 +96,14 @@ def _least(widths: Floats, share: float) -> float:
     return share * float(widths.max()) or 1.0
 
 
-def qkv(low: Floats, high: Floats, bits: int) -> QParams:
-    """Q and K: one step each, since their products are summed over channels. V: a step for each channel."""
+def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
+    """Q and K: one step each, since their products are summed over channels. V: a step for each channel.
+
+    middle: Q and K have their zero point there, as V always has.
+    """
     (q_low, k_low, v_low), (q_high, k_high, v_high) = np.split(low, 3), np.split(high, 3)
-    pair = [affine(float(a.min()), float(b.max()), bits) for a, b in ((q_low, q_high), (k_low, k_high))]
+    codes = balanced if middle else affine
+    pair = [codes(float(a.min()), float(b.max()), bits) for a, b in ((q_low, q_high), (k_low, k_high))]
     size = len(v_low)
     spread = [QParams(bits, np.repeat(q.scale, size), np.repeat(q.zero, size)) for q in pair]
     return joined([*spread, symmetric(v_low, v_high, bits, NARROWEST)])
@@ -120,3 +126,12 @@ def gelu(low: Floats, high: Floats, bits: int, k: int) -> QParams:
     scale = widest / (2**bits - 1) / np.exp2(j)
     # A channel that is never above 0 fills all codes with GELU's own range, and the quotient may end a bit above the last.
     return QParams(bits, scale, np.minimum(np.ceil(GELU_LEAST / scale), 2**bits - 1).astype(np.int64))
+
+
+def symmetric_gelu(high: Floats, bits: int, k: int) -> QParams:
+    """The same around the middle code: what lies below 0 fits wherever GELU's own least value does."""
+    middle = 2 ** (bits - 1)
+    reach = np.maximum(high, GELU_LEAST)
+    widest = float(reach.max())
+    scale = widest / (middle - 1) / np.exp2(np.clip(np.floor(np.log2(widest / reach)), 0, k))
+    return QParams(bits, scale, np.full(len(scale), middle, np.int64))

@@ -274,16 +274,18 @@ class Ptf(Observer):
 
     scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k scale))) from all batches, 0 forced inside;
     alpha minimises each channel's squared error with the clip and the zero point inside, from its histogram over every
-    element of all batches, or of the last batch only.
+    element of all batches, or of the last batch only. symmetric: zero is the middle code, and the greatest absolute value the
+    last.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("bits", "k", "last_batch")
+    settings: ClassVar[tuple[str, ...]] = ("bits", "k", "last_batch", "symmetric")
 
-    def __init__(self, site: str, bits: int = 8, k: int = 3, last_batch: bool = False) -> None:
+    def __init__(self, site: str, bits: int = 8, k: int = 3, last_batch: bool = False, symmetric: bool = False) -> None:
         super().__init__(site)
         self.bits = bits
         self.k = k
         self.last_batch = last_batch
+        self.symmetric = symmetric
         self._low, self._high = math.inf, -math.inf
         self._histogram: Histogram | None = None
 
@@ -308,6 +310,9 @@ class Ptf(Observer):
         levels = 2**self.bits - 1
         scale = (high - low) / levels / 2**self.k
         zero = min(max(round(-low / (2**self.k * scale)), 0), levels)
+        if self.symmetric:
+            zero = 2 ** (self.bits - 1)
+            scale = max(-low, high) / (zero - 1) / 2**self.k
         lower, upper, counts = self._histogram.edges()
         errors = [
             (counts * squared_error(lower, upper, scale * 2**alpha, -zero, levels - zero)).sum(1) for alpha in range(self.k + 1)

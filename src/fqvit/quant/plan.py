@@ -31,6 +31,7 @@ class SitePlan:
     observer: RangeObserver = "minmax"
     k: int = 0
     groups: int = 1
+    symmetric: bool = False  # around the middle code; attention has none below its zero point
     fixed: tuple[float, float] | None = None
 
 
@@ -67,17 +68,30 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
     if observer == "ptf":
         if role != "residual":
             raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is {role}).")
-        return SitePlan(node.name, "ptf", bits, role, k=recipe.k if rule.k is None else rule.k)
+        k = recipe.k if rule.k is None else rule.k
+        return SitePlan(node.name, "ptf", bits, role, k=k, symmetric=recipe.symmetric)
     if _has_channels(graph, node, recipe, rule):
-        return SitePlan(node.name, "channels", bits, role, k=recipe.k if rule.k is None else rule.k)
+        k = recipe.k if rule.k is None else rule.k
+        return SitePlan(node.name, "channels", bits, role, k=k, symmetric=recipe.symmetric)
     groups = 3 if role == "qkv" and recipe.qkv == "separate" else 1
-    return SitePlan(node.name, "range", bits, role, observer, groups=groups, fixed=rule.range)  # type: ignore[arg-type]
+    return SitePlan(
+        node.name,
+        "range",
+        bits,
+        role,
+        observer,  # type: ignore[arg-type]
+        groups=groups,
+        fixed=rule.range,
+        symmetric=recipe.symmetric,
+    )
 
 
 def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     bits = rule.bits or recipe.attention_bits
     if bits > 8:
         raise FqvitError(f"{node.name}: {bits} bits, but attention codes have 8 at most.")
+    if recipe.symmetric:
+        bits = min(bits, 7)  # attention is never negative: of an int8, the half that remains
     if recipe.attention == "relative":
         return SitePlan(node.name, "relative", bits, "attention")
     if recipe.log2_attention and bits <= 4:

@@ -58,6 +58,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     branches: Literal["accumulator", "codes"] = "accumulator"  # proj, fc2 and the patch embedding before they are added
     qkv: Literal["separate", "joint"] = "separate"
     channels: bool = False  # a step for each channel of norms, V, attention times V and GELU, folded into the next weights
+    symmetric: bool = False  # every zero point is the middle code: what int8 with zero point 0 is (pixels apart)
+    mult: Literal["full", "short"] = "full"  # constant multipliers between scales: up to 31 bits, or 16
     position_bits: Literal[8, 16] = 16
     logits: Literal["accumulator", "codes"] = "accumulator"  # class scores in fine steps, or in those of an 8-bit site
     momentum: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.01  # ema and percentile
@@ -90,12 +92,16 @@ _OURS: dict[str, Any] = {
     "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
 }
 
+# Chips with int8 of zero point 0 and 16-bit multipliers: no codes are wider, and so the residual stream needs its PTF.
+_NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="fqvit", **_OURS),
         Recipe(name="w4", weight_bits=4, weight_group=16, rounding="compensated", **_OURS),
         Recipe(name="fast", weight_bits=7, **_OURS),
+        Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
         Recipe(name="auto", attention="relative", channels=True, k=4, max_loss=0.5),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
@@ -154,6 +160,20 @@ def _joined(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         before = joined.pop(pattern, {})
         joined[pattern] = {**before, **rule} if isinstance(rule, dict) else rule
     return joined
+
+
+def with_profile(recipe: Recipe, profile: str) -> Recipe:
+    """`recipe` for a kind of hardware. npu: symmetric int8 and 16-bit multipliers; sites lose what they have beyond 8 bits, and
+    a residual stream that had it takes the Power-of-Two Factor instead."""
+    if profile != "npu":
+        raise FqvitError(f"profile {profile!r}: expected npu.")
+    wide = {pattern for pattern, rule in recipe.sites.items() if (rule.bits or 0) > 8}
+    sites = {
+        pattern: msgspec.structs.replace(rule, bits=None) if pattern in wide else rule for pattern, rule in recipe.sites.items()
+    }
+    sites = {pattern: rule for pattern, rule in sites.items() if rule != SiteRule()}
+    residual = "ptf" if "residual" in wide else recipe.residual
+    return msgspec.structs.replace(recipe, sites=sites, residual=residual, **_NPU)
 
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:

@@ -46,9 +46,11 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
 def short_steps(recipe: Recipe, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
     """The steps [O] of a linear map's own codes, where its multipliers have 16 bits; None elsewhere.
 
-    With steps by channel that makes room in the file for them. The paper's recipes keep the 31 bits of the contract.
+    With steps by channel that makes room in the file for them. The paper's recipes keep the 31 bits of the contract, unless
+    `mult` says otherwise.
     """
-    return None if q is None or q.bits > SHORT_CODES or not recipe.channels else q.steps(outputs)
+    short = recipe.channels or recipe.mult == "short"
+    return None if q is None or q.bits > SHORT_CODES or not short else q.steps(outputs)
 
 
 def quantize_linear(
