@@ -122,7 +122,7 @@ def test_no_buffer_of_all_scores_or_of_the_hidden_layer_is_kept(fmnist_vit: Prog
     kinds = {name: place.kind for name, place in planned.places.items()}
     assert kinds["blocks.0.attn.scores"] == kinds["blocks.0.attn.softmax"] == kinds["blocks.0.mlp.fc1"] == "row"
     assert kinds["blocks.0.attn.k"] == kinds["blocks.0.attn.v"] == "slice"
-    assert planned.places["embed"].offset == planned.places["blocks.3.add2"].offset  # one residual stream
+    assert planned.places["embed"].offset == planned.places["blocks.2.add2"].offset  # one residual stream
     assert planned.arena_bytes < 33000
 
 
@@ -192,6 +192,8 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(FqvitError, match="is a file"):
         c.export(program, tmp_path / "file")
+    with pytest.raises(FqvitError, match="Create the folder first"):
+        c.export(program, tmp_path / "nowhere" / "c")
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

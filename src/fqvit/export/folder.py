@@ -27,7 +27,6 @@ def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[P
     try:
         target = target.resolve()
         check_free(Path(path), also)
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent))
         try:
             yield temporary

@@ -149,14 +149,11 @@ static int32_t nibble(int32_t code)
     return (code ^ 8) - 8;
 }
 
-/* Both weights of a byte at a time, as far as there are two before `end` */
-static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t *k, uint32_t end)
+/* Both weights of a byte at a time */
+static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
 {
     int32_t sum = 0;
-    for (; *k + 1 < end; *k += 2) {
-        const uint8_t both = codes[*k / 2];
-        sum += x[*k] * nibble(both & 15) + x[*k + 1] * nibble(both >> 4);
-    }
+    for (uint32_t i = 0; i < pairs; ++i) sum += x[2 * i] * nibble(codes[i] & 15) + x[2 * i + 1] * nibble(codes[i] >> 4);
     return sum;
 }
 
@@ -171,7 +168,10 @@ static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t 
     for (uint32_t g = 0; g < groups; ++g) {
         const uint32_t end = op->inputs - k < op->group ? op->inputs : k + op->group;
         int32_t part = 0;
-        if (op->x == FQVIT_U8 && k % 2 == 0) part = dot_pairs(codes, x, &k, end);
+        if (op->x == FQVIT_U8 && k % 2 == 0) {
+            part = dot_pairs(codes + k / 2, x + k, (end - k) / 2);
+            k += (end - k) / 2 * 2;
+        }
         for (; k < end; ++k) part += fqvit_load(x, op->x, k) * nibble(codes[k / 2] >> (k % 2 * 4) & 15);
         acc += part * ((int32_t)1 << (exponent[g / 2] >> (g % 2 * 4) & 15));
     }
