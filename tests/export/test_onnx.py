@@ -17,7 +17,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
 from fqvit.errors import FqvitError  # noqa: E402
 from fqvit.export.onnx import EMITTERS, export, model  # noqa: E402
 from fqvit.ir.lower import lower  # noqa: E402
-from fqvit.ir.ops import LayerNorm  # noqa: E402
+from fqvit.ir.ops import LayerNorm, Mean  # noqa: E402
 from fqvit.ir.program import AnyOp, Program  # noqa: E402
 from fqvit.ir.value import Scope  # noqa: E402
 from tests.factories import assert_same, buffers_of, calibration_of, float_model, images_for, one_thread  # noqa: E402, F401
@@ -185,6 +185,15 @@ def test_the_widest_layernorm_that_is_proved_has_room() -> None:
     draw.buffers["x"][:, 2] = (np.arange(channels) % 2) * 15
     draw.constants["y.affine"] = np.stack([np.full(channels, 64), np.full(channels, 2**30)]).astype(np.int32)
     compare(*program_with(draw, op), "widest layernorm")
+
+
+def test_a_mean_near_the_largest_product_is_exact() -> None:
+    draw = Draw(np.random.default_rng(0), "mixed")
+    draw.buffer("x", (3, 3), 16)
+    draw.constants["alpha"] = np.full(3, 14, np.uint8)
+    for mult, shift, y_zero in ((2**31 - 1, 54, 128), (2**31 - 1, 62, 0), (2**30, 53, 255)):
+        op = Mean(y="y", x="x", mult=mult, shift=shift, zero=2**15, alpha="alpha", y_zero=y_zero)
+        compare(*program_with(draw, op), f"{op}")
 
 
 def test_isqrt_is_exact_around_squares() -> None:

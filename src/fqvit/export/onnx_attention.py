@@ -14,6 +14,7 @@ from fqvit.export.onnx_fixed import I31, codes, half, half_of, lookup, requantiz
 from fqvit.export.onnx_graph import Graph
 from fqvit.export.onnx_ops import weighted_sum
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.fixed import ilog2_round
 from fqvit.ir.value import magnitude
 
 
@@ -96,13 +97,12 @@ def log_softmax(g: Graph, op: LogSoftmax) -> str:
         e, total = g.cast(e, "i64"), g.cast(total, "i64")
     quotient = g.node("Div", [g.node("Add", [total, half_of(g, e, dtype)], "numerator"), e], "S / e")
     if dtype == "i64":
-        quotient = g.cast(quotient, "i32")  # at most S, and a half where e = 1
+        quotient = g.cast(quotient, "i32")  # at most S
     first = 3 << (last - 2)  # the least quotient with the last code
     quotient = g.node("Min", [quotient, g.constant(first, "i32", "last")], "quotient")
-    numbers = np.arange(first + 1)
-    top = np.floor(np.log2(np.maximum(numbers, 1))).astype(np.int64)
-    codes = lookup(g, quotient, top + (numbers * 2 >> top & 1) * (numbers > 0), "u8", x.shape, "logarithm")
-    return g.node("Where", [none, g.constant(last, "u8", "last"), codes], "codes")
+    logarithms = ilog2_round(np.maximum(np.arange(first + 1), 1))
+    found = lookup(g, quotient, logarithms, "u8", x.shape, "logarithm")
+    return g.node("Where", [none, g.constant(last, "u8", "last"), found], "codes")
 
 
 def weigh(g: Graph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:

@@ -115,6 +115,8 @@ def requantizer(g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints,
     factor = one_shift(shift, reach + mult + half(shift))
     if highest(factor) > 1 or lowest(shift) == highest(shift):
         mult, shift = mult * factor, highest(shift)
+    # acc without its offset is at most twice what verify proves to be below 2^31, and mult is below 2^31.
+    assert highest(np.maximum(abs(lo), abs(hi)) * mult) < I63
     p = g.node("Mul", [g.cast(acc, "i64", "wide"), g.constant(mult, "i64", "mult")], "product")
     add = offset * mult + half(shift)
     return p, lowest(lo * mult + add), highest(hi * mult + add), add, shift

@@ -57,13 +57,13 @@ class Graph:
         self._used = {*verified.buffers, *program.constants}
         self._shared: set[str] = set()
 
-    def node(self, kind: str, inputs: Sequence[str], what: str, **attributes: object) -> str:
+    def node(self, kind: str, inputs: Sequence[str], what: str, **attributes: Any) -> str:
         """Adds a node with one output -> its name."""
         name = self._fresh(f"{self.op}/{what}")
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
-    def shared(self, kind: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
+    def shared(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """A node that several ops use, written by the first of them."""
         if name not in self._shared:
             self._shared.add(name)
@@ -101,8 +101,9 @@ class Graph:
         if name in self.values:
             raise FqvitError(f"{name!r}: a buffer of this name is in the way of a constant. Rename it, then export.")
         typed = array.astype(NUMPY[dtype])
-        # Not only for safety: object arrays of Python integers come here, too.
-        assert np.all(typed.astype(object) == array.astype(object)), f"{name} does not fit {dtype}"
+        # Arrays of Python integers have refused by now to become too narrow; others come back the same or were.
+        kept = array.dtype == object or (typed.min() < 0) == (array.min() < 0)
+        assert kept and np.array_equal(typed.astype(array.dtype), array), f"{name} does not fit {dtype}"
         self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(typed).reshape(array.shape), name)
         return name
 

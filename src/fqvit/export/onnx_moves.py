@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fqvit.export.onnx_graph import NUMPY, Graph
+from fqvit.export.onnx_graph import NUMPY, TYPES, Graph
 from fqvit.ir.moves import Concat, Permute, Take
 
 
@@ -25,7 +25,7 @@ def take(g: Graph, op: Take) -> str:
         taken = g.cast(taken, dtype)
     # Like the index, without the batch and with one channel; i32, since a mask of bool is no integer tensor.
     outside = g.common((index < 0)[..., None], "i32", f"{op.index}/outside")
-    is_outside = g.shared("Cast", [outside], f"{op.index}/is outside", to=9)
+    is_outside = g.shared("Cast", [outside], f"{op.index}/is outside", to=TYPES["bool"])
     fill = g.constant(g.zero(op.fill, x.channels), dtype, "fill")
     filled = g.node("Where", [is_outside, fill, taken], "filled")
     return filled if dtype == y.dtype else g.cast(filled, y.dtype)

@@ -8,7 +8,6 @@ import numpy as np
 
 from fqvit.export.onnx_fixed import (
     I31,
-    I63,
     codes,
     exact,
     floor_shift,
@@ -121,12 +120,12 @@ def layernorm(g: Graph, op: LayerNorm) -> str:
     t = g.node("Div", [numerator, root], "t + K")
     gain, offset = exact(g.constants[op.part("affine")])
     reach, add = highest(abs(gain)) * k, (offset << op.b_shift) + half(op.shift)
-    if 2 * reach + highest(abs(add)) < 1 << 61:
+    far = reach + highest(abs(add))
+    if far + reach < 1 << 61:
         add = add - gain * k
     else:
         t = g.node("Sub", [t, g.constant(k, "i64", "K")], "t")
     p = g.node("Mul", [t, g.constant(gain, "i64", "gain")], "t g")
-    far = min(2 * reach + highest(abs(add)), I63 - 1)
     return codes(g, p, -far, far, add, op.shift, 0, op.bits)
 
 
