@@ -1,4 +1,4 @@
-"""Profile npu: every zero point is the middle code, no constant multiplier has more than 16 bits, and defaults change nothing."""
+"""Profile npu: zero points are the middle code, no constant multiplier has more than 16 bits; defaults change nothing."""
 
 from __future__ import annotations
 

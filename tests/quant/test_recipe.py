@@ -25,9 +25,9 @@ def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
         and bits["fast"] == (7, 8, 4)
     )
     assert {bits[name] for name in ["fq-vit-8", *baselines]} == {(8, 8, 8)}
-    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["auto", *paper]
+    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["npu", "auto", *paper]
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
-    assert [name for name, r in RECIPES.items() if r.channels] == ["fqvit", "w4", "fast", "auto"]
+    assert [name for name, r in RECIPES.items() if r.channels] == ["fqvit", "w4", "fast", "npu", "auto"]
     assert [name for name, r in RECIPES.items() if r.attention == "relative"] == ["fqvit", "w4", "fast", "auto"]
     assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
@@ -139,7 +139,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, fast, auto, fq-vit,"):
+    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, fast, npu, auto, fq-vit,"):
         load_recipe("fq_vit")
 
 

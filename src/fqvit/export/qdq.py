@@ -24,8 +24,8 @@ from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Zero
 from fqvit.ir.program import INPUT, AnyOp, Program
 
 PIXEL = 1 / 255
-# Measured on DeiT-Tiny (docs/export-qdq.md): percent of images with the class of the 8/8/8 and of the 8/8/4 program.
-TENSORRT_AGREEMENT = "@@AGREE@@"
+# docs/export-qdq.md has the measurement.
+COST = "with DeiT-Tiny 95.8 % of images keep the class of the 8/8/8 program, and 97.6 % with --target ort"
 
 
 def export(program: Program, path: str | Path, target: Target = "ort", attention: Attention = "auto") -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _notes(graph: Graph, emulated: int, coarser: int, target: str) -> tuple[str,
     if coarser:
         notes.append(f"{coarser} softmaxes are uniform with 8 bits rather than the program's codes; --attention log2 has those")
     if graph.recentred:
-        notes.append(f"{len(graph.recentred)} sites have coarser steps than the program, to be symmetric; {TENSORRT_AGREEMENT}")
+        notes.append(f"{len(graph.recentred)} sites have coarser steps than the program, to be symmetric: {COST}")
     return tuple(notes)
 
 
