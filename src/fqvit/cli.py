@@ -41,6 +41,17 @@ class Kind(StrEnum):
     vectors = "vectors"
 
 
+class QdqTarget(StrEnum):
+    ort = "ort"
+    openvino = "openvino"
+    tensorrt = "tensorrt"
+
+
+class QdqAttention(StrEnum):
+    log2 = "log2"
+    uniform = "uniform"
+
+
 class Features(StrEnum):
     tokens = "tokens"
     pooled = "pooled"
@@ -240,9 +251,14 @@ def export(
     file: Program,
     to: Annotated[Kind, typer.Option(help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse. c: C99. vectors: .npy.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="PATH", help="Default: named like FILE, here.")] = None,
+    target: Annotated[QdqTarget | None, typer.Option(help="qdq: the runtime it is for; default ort.")] = None,
+    attention: Annotated[QdqAttention | None, typer.Option(help="qdq: 4-bit codes emulated, or 8 bits.")] = None,
+    image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="vectors: what runs; default a test picture.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a program for other runtimes, with the same bits."""
     from fqvit.commands import export as export_command
 
-    export_command.run(file, to.value, out, as_json)
+    options: dict[str, object] = {"target": target, "attention": attention, "image": image}
+    given = {name: value for name, value in options.items() if value is not None}
+    export_command.run(file, to.value, out, given, as_json)

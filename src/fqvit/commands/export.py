@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from fqvit.commands import inputs
-from fqvit.commands.output import say, say_json, size
+from fqvit.commands.output import say, say_json, size, warn
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.runtime.onnx import INSTALL
 
 # Module of export/, and how the default name of what it writes ends; a folder where that has no dot.
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
+OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors"}  # and the kind that each belongs to
 
 
-def run(file: Path, to: str, out: Path | None, as_json: bool) -> None:
+def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as_json: bool) -> None:
+    for option in options:
+        if OPTIONS[option] != to:
+            raise FqvitError(f"--{option}: only with --to {OPTIONS[option]}. Leave it out.")
     module, ending = KINDS[to]
     target = out or Path(f"{file.stem}{ending}")
     if "." in ending:
@@ -30,7 +35,8 @@ def run(file: Path, to: str, out: Path | None, as_json: bool) -> None:
             raise FqvitError(f"--to {to}: needs onnx, {INSTALL}") from None
         raise
     program = Program.load(file)
-    writer.export(program, target)
+    for note in writer.export(program, target, **options) or ():
+        warn(note)
     files = [target] if target.is_file() else [path for path in sorted(target.rglob("*")) if path.is_file()]
     written = sum(path.stat().st_size for path in files)
     if as_json:
