@@ -32,6 +32,14 @@ def test_the_default_recipe_is_ours(weights: Path, tmp_path: Path) -> None:
     assert plain["choice"] is None
 
 
+def test_a_profile_is_applied_to_the_recipe(weights: Path, tmp_path: Path) -> None:
+    words = ("quantize", "fmnist_swin", "--weights", weights, "--images", 2, "--json", "-o", tmp_path / "a.fqvit")
+    fqvit(*words, "--recipe", "minmax", "--profile", "npu")
+    recipe = Program.load(tmp_path / "a.fqvit").header.recipe
+    assert recipe["name"] == "minmax" and recipe["symmetric"] is True and recipe["mult"] == "short"
+    refused(fqvit(*words, "--profile", "tpu"), "profile 'tpu': expected npu")
+
+
 def test_auto_prints_one_table_of_what_it_raised(tmp_path: Path) -> None:
     """On the embedded model, as a user would; its start is good enough for a loss of 100 points."""
     out = tmp_path / "auto.fqvit"

@@ -28,7 +28,7 @@ def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
     assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["npu", "auto", *paper]
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.channels] == ["fqvit", "w4", "fast", "npu", "auto"]
-    assert [name for name, r in RECIPES.items() if r.attention == "relative"] == ["fqvit", "w4", "fast", "auto"]
+    assert [name for name, r in RECIPES.items() if r.attention == "relative"] == ["fqvit", "w4", "fast", "npu", "auto"]
     assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]

@@ -41,8 +41,21 @@ def matmul(graph: Graph, op: MatMul, a: Wire, b: Wire, table: Any, step: Step, s
 
 def softmax(graph: Graph, op: Softmax, x: Wire, mask: Any, step: Step) -> Wire:
     """Uniform codes of the softmax itself, as the program has them."""
-    name = graph.op("Softmax", [_masked(graph, op.y, x, mask)], f"{op.y}.softmax", axis=-1)
+    scores = _masked(graph, op.y, x, mask)
+    if graph.profile.softmax:
+        name = graph.op("Softmax", [scores], f"{op.y}.softmax", axis=-1)
+    else:
+        e = graph.op("Exp", [_beside(graph, op.y, scores)], f"{op.y}.exp")
+        total = graph.op("ReduceSum", [e, graph.constant("axis.last", np.array([-1], np.int64))], f"{op.y}.total", keepdims=1)
+        name = graph.op("Div", [e, total], f"{op.y}.softmax")
     return graph.quantized(name, op.y, x.shape, step)
+
+
+def _beside(graph: Graph, y: str, scores: str) -> str:
+    """Scores less the largest of their row."""
+    axis = graph.constant("axis.last", np.array([-1], np.int64))
+    largest = graph.op("ReduceMax", [scores, axis], f"{y}.largest", keepdims=1)
+    return graph.op("Sub", [scores, largest], f"{y}.beside")
 
 
 def weights(
@@ -58,10 +71,7 @@ def weights(
     """What tokens count in a row, not all divided by its sum yet."""
     if reader is None:
         raise FqvitError(f"{op.y}: attention codes that nothing multiplies with V. QDQ export has no op for them.")
-    scores = _masked(graph, op.y, x, mask)
-    axis = graph.constant("axis.last", np.array([-1], np.int64))
-    largest = graph.op("ReduceMax", [scores, axis], f"{op.y}.largest", keepdims=1)
-    beside = graph.op("Sub", [scores, largest], f"{op.y}.beside")
+    beside = _beside(graph, op.y, _masked(graph, op.y, x, mask))
     if not emulate:
         name = graph.op("Exp", [beside], f"{op.y}.exp")
         step = Step(np.array([1 / (2.0**bits - 1)]), np.array([0]), bits)

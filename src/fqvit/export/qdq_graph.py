@@ -52,7 +52,8 @@ class Profile:
 
     wide: 16-bit codes. every_site: QDQ at sites that no matrix product reads, too. symmetric: int8 with zero point 0.
     middle: added to weights, whose zero point it is. 128 makes them uint8: ONNX Runtime's products of uint8 with int8 saturate
-    on CPUs without VNNI, and those of uint8 with uint8 are exact everywhere.
+    on CPUs without VNNI, and those of uint8 with uint8 are exact everywhere. softmax: the op itself between two sites; ONNX
+    Runtime has a kernel of codes for that, which is coarse.
     """
 
     opset: int
@@ -61,10 +62,11 @@ class Profile:
     every_site: bool
     symmetric: bool
     middle: int = 0
+    softmax: bool = True
 
 
 PROFILES: dict[str, Profile] = {
-    "ort": Profile(opset=21, ir=10, wide=True, every_site=True, symmetric=False, middle=128),
+    "ort": Profile(opset=21, ir=10, wide=True, every_site=True, symmetric=False, middle=128, softmax=False),
     "openvino": Profile(opset=20, ir=9, wide=False, every_site=True, symmetric=False),
     "tensorrt": Profile(opset=20, ir=9, wide=False, every_site=False, symmetric=True),
 }
