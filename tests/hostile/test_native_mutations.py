@@ -90,6 +90,7 @@ def alter(rng: np.random.Generator, program: Recorded) -> None:
 
 def altered(rng: np.random.Generator, array: Any) -> Any:
     what = rng.integers(0, 8)
+    array = np.atleast_1d(array)
     if array.size == 0:
         return np.zeros(rng.integers(1, 9), rng.choice(DTYPES)) if what < 4 else array
     if what == 0:

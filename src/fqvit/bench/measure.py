@@ -22,7 +22,7 @@ from fqvit.bench.peers import PEERS, Peer, Skipped, choose
 from fqvit.bench.rounds import Contestant, Timing, ask_once, race, unlike
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import Linear
-from fqvit.ir.program import Program
+from fqvit.ir.program import Header, Program
 from fqvit.models import embedded
 from fqvit.preprocess import Preprocess
 from fqvit.progress import Progress
@@ -86,7 +86,7 @@ def measure(
 def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folder: Path, found: Measured) -> dict[str, Path]:
     """The peers' files by name; what was learned on the way goes into `found`."""
     calibration = folder / "calibration.npy"
-    np.save(calibration, normalised(pictures(program, CALIBRATION, seed=1), program.header.preprocess))
+    np.save(calibration, normalised(pictures(program.header, CALIBRATION, seed=1), program.header.preprocess))
     first = next(op for op in program.ops if isinstance(op, Linear))
     height, width, channels = program.input_shape
     patch = math.isqrt(program.unpacked().constants[first.part("w")].shape[1] // channels)
@@ -140,12 +140,12 @@ def _judge(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measu
         found.warnings.append(f"{name}: its logits differ from those of the other float peers by {100 * off:.1f} %.")
 
 
-def pictures(program: Program, count: int, seed: int = 0) -> Pixels:
+def pictures(header: Header, count: int, seed: int = 0) -> Pixels:
     """Images to run: the package's own for its models, else smooth random ones. uint8 [count, H, W, C]"""
-    shape = (count, *program.input_shape)
-    if program.header.model in embedded.MODELS:
+    shape = (count, *header.input_shape)
+    if header.model in embedded.MODELS:
         inside, _ = embedded.test_images()
-        if inside.shape[1:] == program.input_shape:
+        if inside.shape[1:] == header.input_shape:
             return np.resize(inside[seed:], shape)
     return smooth_pictures(shape, seed)
 
@@ -168,6 +168,6 @@ def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
 
 
 def _save_images(program: Program, batch: int, pixels: Path, floats: Path) -> None:
-    images = pictures(program, batch)
+    images = pictures(program.header, batch)
     np.save(pixels, images)
     np.save(floats, normalised(images, program.header.preprocess))

@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fqvit.bench.measure import pictures
 from fqvit.commands.output import table
@@ -39,14 +38,13 @@ def profile(file: Path, rounds: int = PROFILE_ROUNDS) -> list[OpTime]:
     """One image, one thread: the median time of every op as the engine runs them, fused."""
     from fqvit.runtime.native import Engine
 
-    engine: Any = Engine(file, 1)
-    image = pictures(engine.program, 1)
+    engine = Engine(file, 1)
+    image = pictures(engine.header, 1)
     engine.run(image)
-    # Round by round: the engine gives means of wall time, which one interruption spoils.
-    found = [engine._engine.profile(image, 1) for _ in range(rounds)]
+    # Round by round: of several the engine gives the least, which is not what a user gets.
+    found = [engine.profile(image[0], 1) for _ in range(rounds)]
     return [
-        OpTime(name, tag, statistics.median(each[i][2] for each in found), macs)
-        for i, (name, tag, _, macs) in enumerate(found[0])
+        OpTime(op.buffer, op.op, statistics.median(each[i].seconds for each in found), op.macs) for i, op in enumerate(found[0])
     ]
 
 
