@@ -98,13 +98,13 @@ def altered(rng: np.random.Generator, array: Any) -> Any:
     if what == 1:
         return array.reshape(-1)[: rng.integers(0, array.size + 1)]
     if what == 2:
-        return array.reshape(*array.shape[::-1])
+        return array.reshape(array.shape[::-1])
     if what == 3:
-        return np.concatenate([array, array[:1]])
+        return np.concatenate([array, array[:1]]) if array.ndim else array.reshape(1)
     info = np.iinfo(array.dtype)
     array = array.copy()
     ends = [v for v in (*ENDS, *FAR, info.min, info.max) if info.min <= v <= info.max]
-    places = rng.random(array.shape) < rng.choice([0, 0.1, 1])
+    places = np.array(rng.random(array.shape) < rng.choice([0, 0.1, 1]))
     places.flat[rng.integers(array.size)] = True
     array[places] = rng.choice(ends) if what < 7 else rng.choice(ends, places.sum())
     return array
