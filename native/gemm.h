@@ -1,7 +1,7 @@
 // Products of u8 rows and constant i8 weights, exact: one family an instruction set.
 //
 // A family packs weights once, packs blocks of `rows` activations, and multiplies a block by a panel of `columns` outputs.
-// What follows (bias, requantization, tables, sums) is in epilogue.h and the same for all. Letters: M rows, K reduction, O outputs.
+// What follows (bias, requantization, tables, sums) is in kernels.h (Epilogue) and the same for all. Letters: M rows, K reduction, O outputs.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@ struct Rescale {
     const std::uint8_t* shift;
     const std::int32_t* zero;
     std::int32_t last;
-    // For vectors, 8 channels at a time, padded; see rescale.h. `form` says which shifts occur.
+    // For vectors, 8 channels at a time, padded; RescaleConstants in ops_dense.cpp makes them. `form` says which shifts occur.
     enum Form : std::uint8_t { ANY, HIGH } form;
     const std::int32_t* vector_mult;
     const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift + bias mult, of channels 0 2 4 6, then 1 3 5 7 of every 8

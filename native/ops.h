@@ -69,6 +69,8 @@ std::unique_ptr<Op> make_op(const Record& record, const Scope& scope);
 // ---- reading records: each refuses with a message ----
 
 void need(bool condition, const char* problem);
+const Value& any_input(const Record& record, const Scope& scope, std::size_t i);     // a buffer or a constant
+const Value& buffer_input(const Record& record, const Scope& scope, std::size_t i);  // a buffer of any type
 const Value& input(const Record& record, const Scope& scope, std::size_t i, std::size_t min_rank = 1);  // a buffer of codes
 void shape_of_record(const Record& record, std::size_t inputs, std::size_t ints, std::size_t arrays);
 std::int64_t within(std::int64_t value, std::int64_t lo, std::int64_t hi, const char* name);

@@ -115,10 +115,8 @@ Add::Add(const Record& record, const Scope& scope) : kernels_(scope.machine.kern
     const Value* values[2];
     bool constant[2];
     for (std::size_t i = 0; i < 2; ++i) {
-        const std::int64_t number = record.inputs[i];
-        need(number >= 0 && number < static_cast<std::int64_t>(scope.values.size()), "reads a value that no op wrote");
-        values[i] = &scope.values[static_cast<std::size_t>(number)];
-        constant[i] = scope.constant[static_cast<std::size_t>(number)];
+        values[i] = &any_input(record, scope, i);
+        constant[i] = scope.constant[static_cast<std::size_t>(record.inputs[i])];
         need(values[i]->dtype != DType::i8 && values[i]->dtype != DType::i64, "adds values of another type");
     }
     need(!constant[0] || !constant[1], "adds constants only");

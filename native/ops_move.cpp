@@ -7,14 +7,8 @@
 namespace fqvit {
 namespace {
 
-void need_movable(const Value& value) { need(value.is_codes() || value.dtype == DType::i32, "moves values of another type"); }
-
-const Value& movable(const Record& record, const Scope& scope, std::size_t i, bool constants = false) {
-    const std::int64_t number = record.inputs.at(i);
-    need(number >= 0 && number < static_cast<std::int64_t>(scope.values.size()), "reads a value that no op wrote");
-    need(constants || !scope.constant[static_cast<std::size_t>(number)], "reads a constant where a buffer is expected");
-    const Value& value = scope.values[static_cast<std::size_t>(number)];
-    need_movable(value);
+const Value& movable(const Value& value) {
+    need(value.is_codes() || value.dtype == DType::i32, "moves values of another type");
     return value;
 }
 
@@ -22,7 +16,7 @@ class Take final : public Op {
 public:
     Take(const Record& record, const Scope& scope) {
         shape_of_record(record, 1, 0, 2);
-        const Value& x = movable(record, scope, 0);
+        const Value& x = movable(buffer_input(record, scope, 0));
         need(x.shape.size() >= 2, "an input has too few axes");
         const Array& index = record.arrays[0];
         need(index.dtype == DType::i32 && index.shape.size() < MAX_AXES && count_of(index) > 0, "index must be i32");
@@ -71,7 +65,7 @@ public:
         need(!record.inputs.empty() && record.ints.empty() && record.arrays.empty(), "a field is missing");
         bool buffer = false;
         for (std::size_t i = 0; i < record.inputs.size(); ++i) {
-            const Value& x = movable(record, scope, i, true);
+            const Value& x = movable(any_input(record, scope, i));
             need(x.shape.size() == 2, "joins values that are not [T, C]");
             if (i == 0) {
                 value = x;
@@ -105,7 +99,7 @@ private:
 
 Permute::Permute(const Record& record, const Scope& scope) {
     shape_of_record(record, 1, 0, 4);
-    const Value& x = movable(record, scope, 0);
+    const Value& x = movable(buffer_input(record, scope, 0));
     const auto small = [&](std::size_t i) { return integers(record.arrays[i], 0, MAX_ELEMENTS, "permute"); };
     view = small(0), perm = small(1), select = small(3);
     Shape shape = small(2);

@@ -13,11 +13,20 @@ void shape_of_record(const Record& record, std::size_t inputs, std::size_t ints,
     need(record.inputs.size() == inputs && record.ints.size() == ints && record.arrays.size() == arrays, "a field is missing");
 }
 
-const Value& input(const Record& record, const Scope& scope, std::size_t i, std::size_t min_rank) {
+const Value& any_input(const Record& record, const Scope& scope, std::size_t i) {
     const std::int64_t number = record.inputs.at(i);
     need(number >= 0 && number < static_cast<std::int64_t>(scope.values.size()), "reads a value that no op wrote");
-    need(!scope.constant[static_cast<std::size_t>(number)], "reads a constant where a buffer is expected");
-    const Value& value = scope.values[static_cast<std::size_t>(number)];
+    return scope.values[static_cast<std::size_t>(number)];
+}
+
+const Value& buffer_input(const Record& record, const Scope& scope, std::size_t i) {
+    const Value& value = any_input(record, scope, i);
+    need(!scope.constant[static_cast<std::size_t>(record.inputs[i])], "reads a constant where a buffer is expected");
+    return value;
+}
+
+const Value& input(const Record& record, const Scope& scope, std::size_t i, std::size_t min_rank) {
+    const Value& value = buffer_input(record, scope, i);
     need(value.is_codes(), "reads accumulators where codes are expected");
     need(value.shape.size() >= min_rank, "an input has too few axes");
     return value;
