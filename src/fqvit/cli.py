@@ -63,6 +63,17 @@ Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="C
 Classes = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
 ]
+Calib = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Test images, one sub-folder a class.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
+Models = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints; default: the embedded ones.")
+]
+Written = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv or .json.")]
+CellCache = Annotated[
+    Path | None, typer.Option("--cache", metavar="DIR", help="Where finished cells are kept; default ~/.cache/fqvit/cells.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Do finished cells again.")]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
 
 
@@ -262,3 +273,87 @@ def export(
     options: dict[str, object] = {"target": target, "attention": attention, "image": image}
     given = {name: value for name, value in options.items() if value is not None}
     export_command.run(file, to.value, out, given, as_json)
+
+
+@command("table")
+def table(
+    models: Models = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files; default: the paper's, and ours.")
+    ] = None,
+    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN,...", help="Every method at each of these.")] = None,
+    calib: Calib = None,
+    data: Data = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
+    cache: CellCache = None,
+    fresh: Fresh = False,
+    device: Device = "cpu",
+    out: Written = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods on models: top-1 beside float and what was published. Finished cells are kept."""
+    from fqvit.commands import table as table_command
+    from fqvit.commands.study import Options
+
+    options = Options(calib, data, classes, limit, cache, fresh, device)
+    table_command.run(models or [], methods, bits, images, options, out or [], as_json)
+
+
+@command("ablate")
+def ablate(
+    models: Models = None,
+    calib: Calib = None,
+    data: Data = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    cache: CellCache = None,
+    fresh: Fresh = False,
+    device: Device = "cpu",
+    out: Written = None,
+    as_json: Json = False,
+) -> None:
+    """Show what each part of the paper's method brings and costs. Finished cells are kept."""
+    from fqvit.commands import ablate as ablate_command
+    from fqvit.commands.study import Options
+
+    ablate_command.run(models or [], Options(calib, data, classes, limit, cache, fresh, device), out or [], as_json)
+
+
+@command("sweep-k")
+def sweep_k(
+    models: Models = None,
+    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Whose K is changed.")] = "fq-vit",
+    largest: Annotated[int, typer.Option(metavar="K", help="K = 0 .. this.")] = 6,
+    calib: Calib = None,
+    data: Data = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    cache: CellCache = None,
+    fresh: Fresh = False,
+    device: Device = "cpu",
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv, .json, .svg.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure accuracy over the largest Power-of-Two Factor K. Finished cells are kept."""
+    from fqvit.commands import sweep as sweep_command
+    from fqvit.commands.study import Options
+
+    options = Options(calib, data, classes, limit, cache, fresh, device)
+    sweep_command.run(models or [], recipe, largest, options, out or [], as_json)
+
+
+@command("bitops")
+def bitops(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name; default fmnist_vit.")] = None,
+    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Also at these bits, in the usual convention.")] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Count bit operations for one image, in the paper's convention and in the usual one."""
+    from fqvit.commands import bitops as bitops_command
+
+    bitops_command.run(model, bits, layers, as_json)

@@ -5,6 +5,7 @@ No torch at import. Neighbours: images.py (folders), models/embedded.py (images 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -40,6 +41,21 @@ class Images:
             return
         yield from track(self.source.batches(size), -(-len(self.source) // size), label)
         self.skipped = warn_of_skipped(self.source)
+
+    def digest(self) -> str:
+        """Of what a pass would read: names, sizes and labels of files (not what is in them), or pixels in memory."""
+        digest = hashlib.sha256()
+        if isinstance(self.source, list):
+            for batch in self.source:
+                digest.update(batch.images.tobytes() + (b"" if batch.labels is None else batch.labels.tobytes()))
+            return digest.hexdigest()
+        paths = self.source.paths
+        root = os.path.commonpath([path.parent for path in paths])
+        for place, path in enumerate(paths):
+            size = path.stat().st_size if path.exists() else -1
+            label = None if self.source.labels is None else self.source.labels[place]
+            digest.update(f"{os.path.relpath(path, root)}\0{size}\0{label}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
 
 
 def labelled(

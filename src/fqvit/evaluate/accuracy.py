@@ -22,13 +22,17 @@ Run = Callable[[NDArray[np.uint8]], Scores]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """top1, top5: percent of `images`. seconds: in the model alone, reading of images excluded. predictions: i64 [images]."""
+    """top1, top5: percent of `images`. seconds: in the model alone, reading of images excluded.
+
+    predictions, ranks: i64 [images], the best class, and how many classes come before the right one.
+    """
 
     images: int
     top1: float
     top5: float
     seconds: float
     predictions: NDArray[np.int64]
+    ranks: NDArray[np.int64]
 
 
 def measure(run: Run, batches: Iterable[Batch]) -> Accuracy:
@@ -47,9 +51,8 @@ def measure(run: Run, batches: Iterable[Batch]) -> Accuracy:
     if not ranks:
         raise FqvitError("no images were read. Pass a folder with at least one readable image.")
     every = np.concatenate(ranks)
-    return Accuracy(
-        len(every), 100 * float((every < 1).mean()), 100 * float((every < 5).mean()), seconds, np.concatenate(predictions)
-    )
+    top1, top5 = (100 * float((every < count).mean()) for count in (1, 5))
+    return Accuracy(len(every), top1, top5, seconds, np.concatenate(predictions), every)
 
 
 def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:

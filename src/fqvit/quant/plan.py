@@ -94,7 +94,7 @@ def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
         bits = min(bits, 7)  # attention is never negative: of an int8, the half that remains
     if recipe.attention == "relative":
         return SitePlan(node.name, "relative", bits, "attention")
-    if recipe.log2_attention and bits <= 4:
+    if recipe.attention == "log2-wide" or (recipe.log2_attention and bits <= 4):
         return SitePlan(node.name, "log2", bits, "attention")
     if rule.range is not None and rule.range[0] < 0:
         low, high = rule.range

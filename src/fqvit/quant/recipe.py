@@ -51,8 +51,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     observer: RangeObserver = "minmax"
     residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one step for all channels
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] = 3
-    # Log-Int-Softmax (more than 4 bits are always uniform); uniform; or beside the largest of the row, each row rescaled.
-    attention: Literal["log2", "uniform", "relative"] = "log2"
+    # Log-Int-Softmax (more than 4 bits are always uniform; "log2-wide": log2 with any bits, simulated only); uniform; or beside
+    # the largest of the row, each row rescaled.
+    attention: Literal["log2", "log2-wide", "uniform", "relative"] = "log2"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
     exp: Literal["table", "polynomial", "coarse"] = "table"  # the paper's I-Exp: as printed, or as its code evaluates it
     branches: Literal["accumulator", "codes"] = "accumulator"  # proj, fc2 and the patch embedding before they are added
@@ -75,6 +76,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         if 0 < self.weight_group < 8:
             raise ValueError(f"weight_group {self.weight_group} must be 0 or 8 to 256")
+
+    @property
+    def integer(self) -> bool:
+        """Whether there is an integer program of it."""
+        return self.attention != "log2-wide"
 
     @property
     def log2_attention(self) -> bool:
