@@ -39,7 +39,10 @@ class ViTConfig:
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Everything that decides the shapes of a Swin. depths and heads: one number a stage; width doubles at each stage."""
+    """Everything that decides the shapes of a Swin. depths and heads: one number a stage; width doubles at each stage.
+
+    fixed_window: classifiers shrink windows to small grids and do not shift them there; detectors pad the grid and shift.
+    """
 
     image: tuple[int, int]
     patch: int
@@ -51,6 +54,7 @@ class SwinConfig:
     window: int
     hidden_ratio: int = 4
     eps: float = 1e-5
+    fixed_window: bool = False
 
     def grid(self, stage: int) -> tuple[int, int]:
         """Rows and columns of tokens in a stage."""
@@ -58,3 +62,28 @@ class SwinConfig:
         for _ in range(stage):
             height, width = -(-height // 2), -(-width // 2)
         return height, width
+
+
+@dataclass(frozen=True)
+class DetectorConfig:
+    """Everything that decides the shapes of a Mask R-CNN (stages = 1) or a Cascade Mask R-CNN (stages = 3) on Swin.
+
+    backbone: its `image` is the padded size, its `classes` are of no use   classes: without the background
+    channels: of the pyramid   anchors: a place   box_convs, box_fcs: shared layers of a box head, before its two outputs
+    agnostic: one box regression for all classes   box_side, mask_side: of what RoIAlign cuts out for the two heads
+    """
+
+    backbone: SwinConfig
+    classes: int
+    channels: int = 256
+    anchors: int = 3
+    stages: int = 1
+    box_convs: int = 0
+    box_channels: int = 256
+    box_fcs: int = 2
+    box_width: int = 1024
+    agnostic: bool = False
+    mask_convs: int = 4
+    mask_channels: int = 256
+    box_side: int = 7
+    mask_side: int = 14

@@ -5,6 +5,7 @@ Calibration and simulation are the same walk with another `visit`. Refuses model
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -34,8 +35,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
+    """output: the last site   others: further sites that are outputs, in the order that the model returns them before it"""
+
     nodes: tuple[Node, ...]
     output: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (*self.others, self.output)
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
@@ -59,7 +67,17 @@ class Graph:
 
         images: float [N, channels, height, width], normalised. `call` replaces a node's own computation.
         """
+        return self.run_all(images, visit, call)[-1]
+
+    def run_all(
+        self,
+        images: Tensor,
+        visit: Callable[[Node, Tensor], Tensor] | None = None,
+        call: Callable[[Node, list[Tensor]], Tensor] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """As run; the values of all outputs."""
         last_use = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
+        last_use.update(dict.fromkeys(self.outputs, len(self.nodes)))
         values: dict[str, Tensor] = {IMAGES: images}
         for i, node in enumerate(self.nodes):
             inputs = [values[name] for name in node.inputs]
@@ -68,7 +86,7 @@ class Graph:
             for name in node.inputs:
                 if last_use[name] == i:
                     values.pop(name, None)
-        return values[self.output]
+        return tuple(values[name] for name in self.outputs)
 
 
 class _Tracer(fx.Tracer):
@@ -77,12 +95,16 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module, features: Features = "logits") -> Graph:
-    """The graph of `model`, ending at its logits, its normalised tokens or its pooled feature vector."""
+    """The graph of `model`, ending at its logits, its normalised tokens or its pooled feature vector.
+
+    A leaf that is called again (a head shared by the levels of a pyramid) has a site each time: path, path@1, path@2, ...
+    """
     traced = _Tracer().trace(model)
     names: dict[fx.Node, str] = {}
     params: dict[fx.Node, Tensor] = {}
     nodes: list[Node] = []
-    output = ""
+    outputs: list[str] = []
+    calls: Counter[str] = Counter()
     for n in traced.nodes:
         if n.op == "placeholder":
             names[n] = IMAGES
@@ -94,20 +116,22 @@ def trace(model: nn.Module, features: Features = "logits") -> Graph:
                 raise FqvitError(
                     f"{n.target}: {type(leaf).__name__} is not a leaf module. Build the model from fqvit.models.layers."
                 )
+            path = str(n.target)
+            names[n] = f"{path}@{calls[path]}" if calls[path] else path
+            calls[path] += 1
             nodes.append(
                 Node(
-                    str(n.target),
+                    names[n],
                     leaf,
                     tuple(names[a] for a in n.args if a in names),
                     tuple(params[a].detach() for a in n.args if a in params),
                 )
             )
-            names[n] = str(n.target)
         elif n.op == "output":
-            output = names[n.args[0]]
+            fx.node.map_arg(n.args[0], lambda end: outputs.append(names[end]))
         else:
             raise FqvitError(f"{n.name}: a call outside the leaf modules. Build the model from fqvit.models.layers.")
-    graph = Graph(tuple(nodes), output)
+    graph = Graph(tuple(nodes), outputs[-1], tuple(outputs[:-1]))
     return graph if features == "logits" else graph.ending_at(_feature_site(graph, features))
 
 

@@ -5,7 +5,7 @@ and each has exactly one lowering rule (ir/lower.py). A leaf computes in float a
 its `role` only says what part its output plays, which is what recipes speak of.
 
 Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` is N for ViT and N, W inside Swin's
-attention.
+attention. Leaves of detectors, on maps of rows and columns, are in maps.py.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ Role = Literal[
     "gelu",
     "pooled",
     "logits",
+    "pyramid",  # feature maps of detectors: laterals, their sums, outputs
+    "inner",  # convolutions and linear maps before a ReLU
+    "relu",
+    "deltas",  # box regressions
     "route",  # moves values without changing them; has no site of its own
 ]
 
@@ -185,8 +189,8 @@ class Context(Leaf):
 class Add(Leaf):
     """The residual sum: stream + branch."""
 
-    def __init__(self) -> None:
-        super().__init__("residual")
+    def __init__(self, role: Role = "residual") -> None:
+        super().__init__(role)
 
     def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
         return stream + branch

@@ -105,8 +105,8 @@ class SwinBlock(nn.Module):
     def __init__(self, c: SwinConfig, stage: int, shifted: bool) -> None:
         super().__init__()
         width, grid = c.width * 2**stage, c.grid(stage)
-        window = min(c.window, *grid)
-        shift = window // 2 if shifted and min(grid) > window else 0
+        window = c.window if c.fixed_window else min(c.window, *grid)
+        shift = window // 2 if shifted and (c.fixed_window or min(grid) > window) else 0
         self.norm1 = LayerNorm(width, c.eps)
         self.attn = WindowAttention(width, c.heads[stage], window, grid, shift)
         self.add1 = Add()

@@ -1,0 +1,102 @@
+"""Leaf modules of detectors, on maps [N, height, width, C]: the rules of layers.py hold here.
+
+Channels come last, as in tokens, so that a 1x1 convolution is a Linear and a map is a list of tokens with its shape. None
+of these knows its size beforehand but Grid: the same weights serve maps of every size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fqvit.models.layers import Leaf, Role
+
+
+class Grid(Leaf):
+    """Tokens row by row as a map: [N, height width, C] -> [N, height, width, C]"""
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        super().__init__("route")
+        self.grid = grid
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.view(tokens.shape[0], *self.grid, tokens.shape[2])
+
+
+class Conv2d(Leaf):
+    """y[n, i, j, o] = sum_{a, b, c} x[n, i + a - 1, j + b - 1, c] weight[o, c, a, b] + bias[o], x = 0 beyond the edges.
+
+    A 3x3 convolution with a step of 1: [N, height, width, C] -> [N, height, width, O].
+    """
+
+    def __init__(self, inputs: int, outputs: int, role: Role) -> None:
+        super().__init__(role)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x.permute(0, 3, 1, 2), self.weight, self.bias, padding=1).permute(0, 2, 3, 1)
+
+
+class Deconv(Leaf):
+    """y[n, 2i + a, 2j + b, o] = sum_c x[n, i, j, c] weight[c, o, a, b] + bias[o]: [N, h, w, C] -> [N, 2h, 2w, O].
+
+    A transposed 2x2 convolution with a step of 2: no two inputs meet in an output, so each place is a linear map to four.
+    """
+
+    def __init__(self, inputs: int, outputs: int, role: Role) -> None:
+        super().__init__(role)
+        self.weight = nn.Parameter(torch.empty(inputs, outputs, 2, 2))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, height, width, channels = x.shape
+        four = x @ self.weight.permute(0, 2, 3, 1).reshape(channels, -1)  # [N, h, w, 2 2 O]
+        four = four.view(n, height, width, 2, 2, -1).transpose(2, 3)
+        return four.reshape(n, 2 * height, 2 * width, -1) + self.bias
+
+
+class Relu(Leaf):
+    """max(x, 0)"""
+
+    def __init__(self) -> None:
+        super().__init__("relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class Upsample(Leaf):
+    """The smaller map enlarged to the size of the other one: place i of an axis shows place floor(i small / large).
+
+    Sizes that are multiples of 32 make every level exactly twice the next, and each place is shown four times.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("route")
+
+    def forward(self, small: Tensor, large: Tensor) -> Tensor:
+        return F.interpolate(small.permute(0, 3, 1, 2), (large.shape[1], large.shape[2])).permute(0, 2, 3, 1)
+
+
+class Subsample(Leaf):
+    """Every second place of every second row: [N, h, w, C] -> [N, ceil(h / 2), ceil(w / 2), C] (max pooling of 1x1)."""
+
+    def __init__(self) -> None:
+        super().__init__("route")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, ::2, ::2]
+
+
+class Flatten(Leaf):
+    """[N, h, w, C] -> [N, h w C]"""
+
+    def __init__(self) -> None:
+        super().__init__("route")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
