@@ -5,11 +5,12 @@ The modules compute maps and numbers; what they mean as boxes is in fqvit.detect
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.models.config import DetectorConfig
 from fqvit.models.pyramid import Pyramid
@@ -27,6 +28,16 @@ class Detector(nn.Module):
         self.pyramid = Pyramid(config)
         self.box_heads = nn.ModuleList(BoxHead(config) for _ in range(config.stages))
         self.mask_heads = nn.ModuleList(MaskHead(config) for _ in range(config.stages))
+
+
+@dataclass(frozen=True)
+class FloatDetector:
+    """module: in eval mode   source: checkpoint's name and sha256"""
+
+    name: str
+    module: Detector
+    settings: DetectSettings
+    source: str
 
 
 def build_detector(config: DetectorConfig) -> Detector:

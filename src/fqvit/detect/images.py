@@ -1,0 +1,100 @@
+"""An image -> pixels of the network's input: upright, resized with its shape kept, then padded to the network's grid.
+
+Resizing is plain bilinear interpolation between pixel centres without smoothing, as released detectors were trained with
+(OpenCV's), up to its rounding. Neighbour: fqvit.preprocess, which is for classifiers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fqvit.detect.boxes import Floats
+from fqvit.detect.settings import DetectSettings
+from fqvit.errors import FqvitError
+from fqvit.preprocess import to_eight_bit, upright
+
+Pixels = NDArray[np.uint8]
+STRIDE = 32  # sides of network inputs are multiples of it
+
+
+@dataclass(frozen=True)
+class Input:
+    """pixels: u8 [height, width, 3], resized, not padded   height, width: of the image itself, before resizing"""
+
+    pixels: Pixels
+    height: int
+    width: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Height and width of what the network sees."""
+        return padded(self.pixels.shape[0]), padded(self.pixels.shape[1])
+
+    def back(self, boxes: Floats) -> Floats:
+        """Boxes of the network's input in pixels of the image."""
+        height, width = self.size
+        scaled: Floats = boxes * np.tile([self.width / width, self.height / height], 2)
+        return scaled
+
+
+def padded(side: int) -> int:
+    return -(-side // STRIDE) * STRIDE
+
+
+def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, int]:
+    """The largest size of the same shape with the short side at most `short` and the long one at most `long`.
+
+    Sides of images like 1 x 4000 do not fall below one pixel.
+    """
+    scale = min(long / max(height, width), short / min(height, width))
+    return max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1)
+
+
+def resize(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Bilinear, u8 [h, w, C] -> [height, width, C]; pixel i of n shows (i + 0.5) old / n - 0.5, within the image."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    y, y_next, y_share = _axis(pixels.shape[0], height)
+    x, x_next, x_share = _axis(pixels.shape[1], width)
+    out = np.empty((height, width, pixels.shape[2]), np.uint8)
+    # In bands of rows: a 4000 x 6000 image needs no float copy of itself.
+    for start in range(0, height, 64):
+        band = slice(start, start + 64)
+        share = y_share[band, None, None]
+        upper, lower = pixels[y[band]].astype(np.float32), pixels[y_next[band]].astype(np.float32)
+        rows = upper + (lower - upper) * share
+        left, right = rows[:, x], rows[:, x_next]
+        out[band] = (left + (right - left) * x_share[:, None] + 0.5).astype(np.uint8)
+    return out
+
+
+def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    first = place.astype(np.int64)
+    return first, np.minimum(first + 1, old - 1), (place - first).astype(np.float32)
+
+
+def prepare(image: Image.Image, s: DetectSettings) -> Input:
+    """The image as the network takes it; the image given is not changed."""
+    if 0 in image.size:
+        raise FqvitError(f"the image is {image.width} x {image.height}: it has no pixels. Remove it.")
+    pixels = np.asarray(to_eight_bit(upright(image), "RGB"), dtype=np.uint8)
+    height, width = pixels.shape[:2]
+    return Input(resize(pixels, *resized_size(height, width, s.short, s.long)), height, width)
+
+
+def normalise_and_pad(pixels: Pixels, s: DetectSettings) -> NDArray[np.float32]:
+    """(pixel / 255 - mean) / std, then zeros to the right and below: u8 [h, w, 3] -> [3, padded h, padded w]."""
+    height, width = pixels.shape[:2]
+    out = np.zeros((3, padded(height), padded(width)), np.float32)
+    mean, std = np.asarray(s.mean, np.float32), np.asarray(s.std, np.float32)
+    out[:, :height, :width] = ((pixels.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1)
+    return out

@@ -1,0 +1,89 @@
+"""Masks: from a square of probabilities in a box to pixels of an image, and to COCO's run lengths and back."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.boxes import Floats
+from fqvit.errors import FqvitError
+
+
+class Runs(TypedDict):
+    """A mask in COCO's compressed form. size: height, width   counts: run lengths, column by column, six bits a letter"""
+
+    size: list[int]
+    counts: str
+
+
+def _axis(low: float, high: float, first: int, last: int, side: int) -> Floats:
+    """[last - first, side]: how much of each place of the mask pixels first..last - 1 show; nothing comes in from outside."""
+    pixels = np.arange(first, last) + 0.5
+    # A box without width shows its middle, as released code does.
+    place = (pixels - low) / (high - low) * side - 0.5 if high > low else np.full(len(pixels), side / 2 - 0.5)
+    weights: Floats = np.maximum(1 - np.abs(place[:, None] - np.arange(side)), 0)
+    return weights
+
+
+def paste(probabilities: Floats, box: Floats, height: int, width: int, threshold: float) -> NDArray[np.bool_]:
+    """[side, side] in a box of an image -> [height, width]: interpolated, True from `threshold` on.
+
+    Pixels farther than one beside the box are False without looking.
+    """
+    mask = np.zeros((height, width), bool)
+    x1, y1, x2, y2 = (float(edge) for edge in box)
+    left, right = max(int(np.floor(x1)) - 1, 0), min(int(np.ceil(x2)) + 1, width)
+    top, bottom = max(int(np.floor(y1)) - 1, 0), min(int(np.ceil(y2)) + 1, height)
+    if left < right and top < bottom:
+        side = len(probabilities)
+        values = _axis(y1, y2, top, bottom, side) @ probabilities @ _axis(x1, x2, left, right, side).T
+        mask[top:bottom, left:right] = values >= threshold
+    return mask
+
+
+def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
+    """Lengths of the runs of False, True, False, ... column by column; the first may be 0."""
+    flat = mask.ravel(order="F").astype(np.int8)
+    changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0)))
+    return [int(n) for n in np.diff(np.concatenate([[0], changes, [flat.size]]))]
+
+
+def to_runs(mask: NDArray[np.bool_]) -> Runs:
+    """COCO's letters: each length (from the third on, its difference to the one two before) in groups of five bits, the
+    lowest first, the sixth bit saying that more follow, plus 48."""
+    lengths = run_lengths(mask)
+    letters = []
+    for i, length in enumerate(lengths):
+        value = length - lengths[i - 2] if i > 2 else length
+        more = True
+        while more:
+            group = value & 0x1F
+            value >>= 5
+            more = value != (-1 if group & 0x10 else 0)
+            letters.append(chr((group | 0x20 if more else group) + 48))
+    return Runs(size=[mask.shape[0], mask.shape[1]], counts="".join(letters))
+
+
+def from_runs(runs: Runs) -> NDArray[np.bool_]:
+    """The mask of to_runs."""
+    height, width = runs["size"]
+    lengths: list[int] = []
+    value = shift = 0
+    for letter in runs["counts"]:
+        group = ord(letter) - 48
+        if not 0 <= group < 64:
+            raise FqvitError(f"run lengths: {letter!r} is none of their letters. The annotation is damaged.")
+        value |= (group & 0x1F) << shift
+        shift += 5
+        if not group & 0x20:
+            if group & 0x10:
+                value -= 1 << shift
+            lengths.append(value + lengths[-2] if len(lengths) > 2 else value)
+            value = shift = 0
+    if shift or min(lengths, default=0) < 0 or sum(lengths) != height * width:
+        said = f"run lengths of {sum(lengths)} pixels for {height} x {width}"
+        raise FqvitError(f"{said}: the annotation is damaged.")
+    flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    return flat.reshape(width, height).T

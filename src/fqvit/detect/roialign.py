@@ -1,0 +1,77 @@
+"""RoIAlign: a fixed square of values cut out of the pyramid for each box, averages of interpolated samples.
+
+Interpolating in rows and columns are separate linear maps, and so is taking the mean of a bin's samples. A box is thus two
+small matrices, rows [side, height] and columns [side, width], and its square is rows . map . columns^T. Training takes the
+same matrices (axis_weights) to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.boxes import Floats, areas
+
+Singles = NDArray[np.float32]
+
+
+def level_of(boxes: Floats, finest: float, levels: int) -> NDArray[np.int64]:
+    """[n]: floor(log2(side / finest)) within 0..levels - 1, side the root of the area: each doubling is one level up."""
+    side = np.sqrt(areas(boxes))
+    return np.clip(np.floor(np.log2(side / finest + 1e-6)), 0, levels - 1).astype(np.int64)
+
+
+def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Singles:
+    """[n, bins, size]: what each cell of an axis gives to each bin of the intervals low..high (in cells; cell i is at i + 0.5).
+
+    A bin has ceil((high - low) / bins) samples, evenly spread, each interpolated between two cells. Samples more than a
+    cell's width beyond the middle of the outermost cells count as 0, nearer ones as the outermost cell.
+    """
+    weights = np.zeros((len(low), bins, size), np.float32)
+    if size == 0 or len(low) == 0:
+        return weights
+    length = high - low
+    samples = np.ceil(length / bins).astype(np.int64)
+    box, part = np.arange(len(low))[:, None], np.arange(bins)[None, :]
+    for i in range(int(samples.max())):
+        # In the units of cell numbers, hence - 0.5.
+        place = low[:, None] - 0.5 + (part + (i + 0.5) / np.maximum(samples, 1)[:, None]) * (length[:, None] / bins)
+        counts = (i < samples[:, None]) & (place >= -1) & (place <= size)
+        place = np.clip(place, 0, size - 1)
+        first = np.minimum(place.astype(np.int64), size - 1)
+        share = (counts / np.maximum(samples, 1)[:, None]).astype(np.float32)
+        toward = (place - first).astype(np.float32)
+        # Within one i each (box, part) writes one cell at a time, so += loses nothing.
+        weights[box, part, first] += share * (1 - toward)
+        weights[box, part, np.minimum(first + 1, size - 1)] += share * toward
+    return weights
+
+
+def roi_align(map_: Singles, boxes: Floats, stride: float, side: int) -> Singles:
+    """[h, w, C] and boxes [n, 4] in pixels -> [n, side, side, C]."""
+    height, width, channels = map_.shape
+    rows = axis_weights(boxes[:, 1] / stride, boxes[:, 3] / stride, side, height)
+    columns = axis_weights(boxes[:, 0] / stride, boxes[:, 2] / stride, side, width)
+    squares = np.zeros((len(boxes), side, side, channels), np.float32)
+    for n, (row, column) in enumerate(zip(rows, columns, strict=True)):
+        used_rows, used_columns = np.flatnonzero(row.any(0)), np.flatnonzero(column.any(0))
+        if len(used_rows) == 0 or len(used_columns) == 0:
+            continue
+        top, bottom = used_rows[0], used_rows[-1] + 1
+        left, right = used_columns[0], used_columns[-1] + 1
+        crop = map_[top:bottom, left:right].reshape(bottom - top, -1)
+        strips = (row[:, top:bottom] @ crop).reshape(side, right - left, channels)
+        squares[n] = column[:, left:right] @ strips
+    return squares
+
+
+def cut_out(levels: Sequence[Singles], boxes: Floats, side: int, finest: float, strides: Sequence[int]) -> Singles:
+    """Each box from the level of its size: levels of [h, w, C], boxes [n, 4] -> [n, side, side, C]."""
+    chosen = level_of(boxes, finest, len(levels))
+    squares = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.float32)
+    for level, map_ in enumerate(levels):
+        members = np.flatnonzero(chosen == level)
+        squares[members] = roi_align(map_, boxes[members], strides[level], side)
+    return squares

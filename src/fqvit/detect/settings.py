@@ -1,0 +1,47 @@
+"""What a detector's weights do not tell: image size, anchors, thresholds. The defaults are those of the Swin releases."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Stds = tuple[Positive, Positive, Positive, Positive]
+
+
+class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """short, long: images are resized until a side meets one of them, keeping their shape
+    mean, std: of pixels / 255, one a colour (red, green, blue)
+    anchor_scale: side of a square anchor over its level's stride   anchor_ratios: height over width
+    finest: boxes of less than twice this side (root of the area) are cut from the first level
+    proposals_a_level, proposals, proposal_iou: kept before suppression, after it, and its overlap
+    score, iou, detections: least score, overlap within a class, most detections an image   mask: least probability of a pixel
+    stds: of the deltas of each stage of the box heads; those of proposals are 1
+    classes: names in the order of the logits   categories: their COCO ids; without them 1, 2, 3, ...
+    """
+
+    short: Count = 800
+    long: Count = 1333
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    anchor_scale: Positive = 8.0
+    anchor_ratios: tuple[Positive, ...] = (0.5, 1.0, 2.0)
+    strides: tuple[Count, ...] = (4, 8, 16, 32, 64)
+    finest: Positive = 56.0
+    proposals_a_level: Count = 1000
+    proposals: Count = 1000
+    proposal_iou: Share = 0.7
+    score: Share = 0.05
+    iou: Share = 0.5
+    detections: Count = 100
+    mask: Share = 0.5
+    stds: tuple[Stds, ...] = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
+    classes: tuple[str, ...] = ()
+    categories: tuple[int, ...] = ()
+
+    def category(self, label: int) -> int:
+        """The COCO category id of a class number."""
+        return self.categories[label] if self.categories else label + 1

@@ -1,0 +1,212 @@
+"""Detector checkpoints of mmdetection 2.x and 3.x and of the first Swin detection release: their names and ours, both ways.
+
+The layouts differ in the backbone: the first release has the original Swin's names ("swin"), mmdetection its own, with the
+four parts of a patch merging in another order ("mmdetection"). Everything after the backbone has the same names. Here names
+and orders change, and batch norms are folded; detector_load.py builds the model, keymaps.py has the classifiers' layouts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+
+DetectorLayout = Literal["mmdetection", "swin"]
+
+# Buffers that can be computed again, and what training keeps beside weights.
+IGNORED = re.compile(r"relative_position_index$|attn_mask$|num_batches_tracked$|^data_preprocessor\.|^ema_")
+ABSURD = re.compile(r"\.\d{3,}\.")
+BATCH_NORM = re.compile(r"(.+)\.bn\.(weight|bias|running_mean|running_var)")
+BATCH_NORM_EPS = 1e-5
+
+# Their name, our name. {0}, {1}, {2}: numbers; {p}: weight or bias. Heads of one stage are written without a stage number.
+HEADS = (
+    ("neck.lateral_convs.{0}.conv.{p}", "pyramid.neck.lateral.{0}.{p}"),
+    ("neck.fpn_convs.{0}.conv.{p}", "pyramid.neck.output.{0}.{p}"),
+    ("rpn_head.rpn_conv.{p}", "pyramid.rpn_head.conv.{p}"),
+    ("rpn_head.rpn_cls.{p}", "pyramid.rpn_head.objectness.{p}"),
+    ("rpn_head.rpn_reg.{p}", "pyramid.rpn_head.deltas.{p}"),
+    ("roi_head.bbox_head.{0}.shared_convs.{1}.conv.{p}", "box_heads.{0}.convs.{1}.conv.{p}"),
+    ("roi_head.bbox_head.{0}.shared_fcs.{1}.{p}", "box_heads.{0}.fcs.{1}.linear.{p}"),
+    ("roi_head.bbox_head.{0}.fc_cls.{p}", "box_heads.{0}.classes.{p}"),
+    ("roi_head.bbox_head.{0}.fc_reg.{p}", "box_heads.{0}.deltas.{p}"),
+    ("roi_head.mask_head.{0}.convs.{1}.conv.{p}", "mask_heads.{0}.convs.{1}.conv.{p}"),
+    ("roi_head.mask_head.{0}.upsample.{p}", "mask_heads.{0}.upsample.{p}"),
+    ("roi_head.mask_head.{0}.conv_logits.{p}", "mask_heads.{0}.logits.{p}"),
+)
+_BLOCK = "pyramid.backbone.layers.{0}.blocks.{1}."
+_TABLE = "relative_position_bias_table"
+BACKBONES: dict[DetectorLayout, tuple[tuple[str, str], ...]] = {
+    "mmdetection": (
+        ("backbone.patch_embed.projection.{p}", "pyramid.backbone.patch_embed.proj.{p}"),
+        ("backbone.patch_embed.norm.{p}", "pyramid.backbone.patch_embed.norm.{p}"),
+        ("backbone.stages.{0}.blocks.{1}.norm{2}.{p}", _BLOCK + "norm{2}.{p}"),
+        ("backbone.stages.{0}.blocks.{1}.attn.w_msa.qkv.{p}", _BLOCK + "attn.qkv.{p}"),
+        ("backbone.stages.{0}.blocks.{1}.attn.w_msa.proj.{p}", _BLOCK + "attn.proj.{p}"),
+        ("backbone.stages.{0}.blocks.{1}.attn.w_msa." + _TABLE, _BLOCK + "attn." + _TABLE),
+        ("backbone.stages.{0}.blocks.{1}.ffn.layers.0.0.{p}", _BLOCK + "mlp.fc1.{p}"),
+        ("backbone.stages.{0}.blocks.{1}.ffn.layers.1.{p}", _BLOCK + "mlp.fc2.{p}"),
+        ("backbone.stages.{0}.downsample.norm.{p}", "pyramid.backbone.layers.{0}.downsample.norm.{p}"),
+        ("backbone.stages.{0}.downsample.reduction.{p}", "pyramid.backbone.layers.{0}.downsample.reduction.{p}"),
+        ("backbone.norm{0}.{p}", "pyramid.backbone.norm{0}.{p}"),
+    ),
+    "swin": (
+        ("backbone.patch_embed.proj.{p}", "pyramid.backbone.patch_embed.proj.{p}"),
+        ("backbone.patch_embed.norm.{p}", "pyramid.backbone.patch_embed.norm.{p}"),
+        ("backbone.layers.{0}.blocks.{1}.norm{2}.{p}", _BLOCK + "norm{2}.{p}"),
+        ("backbone.layers.{0}.blocks.{1}.attn.qkv.{p}", _BLOCK + "attn.qkv.{p}"),
+        ("backbone.layers.{0}.blocks.{1}.attn.proj.{p}", _BLOCK + "attn.proj.{p}"),
+        ("backbone.layers.{0}.blocks.{1}.attn." + _TABLE, _BLOCK + "attn." + _TABLE),
+        ("backbone.layers.{0}.blocks.{1}.mlp.fc1.{p}", _BLOCK + "mlp.fc1.{p}"),
+        ("backbone.layers.{0}.blocks.{1}.mlp.fc2.{p}", _BLOCK + "mlp.fc2.{p}"),
+        ("backbone.layers.{0}.downsample.norm.{p}", "pyramid.backbone.layers.{0}.downsample.norm.{p}"),
+        ("backbone.layers.{0}.downsample.reduction.{p}", "pyramid.backbone.layers.{0}.downsample.reduction.{p}"),
+        ("backbone.norm{0}.{p}", "pyramid.backbone.norm{0}.{p}"),
+    ),
+}
+OUR_MERGING = re.compile(r"pyramid\.backbone\.layers\.(\d+)\.downsample\.(norm|reduction)\.(?:weight|bias)")
+# 1x1 convolutions there, linear maps here.
+ONE_BY_ONE = re.compile(
+    r"pyramid\.neck\.lateral\.\d+\.weight|pyramid\.rpn_head\.(objectness|deltas)\.weight|mask_heads\.\d+\.logits\.weight"
+)
+FIRST_FC = re.compile(r"box_heads\.(\d+)\.fcs\.0\.linear\.weight")
+
+
+@dataclass(frozen=True)
+class Released:
+    """tensors: a checkpoint's own names, batch norms folded   state: the same under our names and in our order
+
+    cascade: box heads are numbered. Names no map knows are kept in both, for the errors that follow.
+    """
+
+    layout: DetectorLayout
+    cascade: bool
+    tensors: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+def from_release(tensors: dict[str, Tensor], label: str) -> Released:
+    """The weights of a checkpoint as our modules take them."""
+    kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
+    absurd = next((key for key in kept if ABSURD.search(key)), None)
+    if absurd is not None:
+        raise FqvitError(f"{label}: '{absurd[:80]}' numbers a layer above 99. The checkpoint is damaged.")
+    layout = layout_of(kept, label)
+    kept = _fold_batch_norms(kept, label)
+    renames = [_rename(theirs, ours) for theirs, ours in (*BACKBONES[layout], *HEADS)]
+    state: dict[str, Tensor] = {}
+    for key, value in kept.items():
+        name = re.sub(r"^(roi_head\.(?:bbox|mask)_head)\.(?!\d)", r"\1.0.", key)
+        ours = next((match.expand(new) for old, new in renames if (match := old.fullmatch(name))), key)
+        if merging := OUR_MERGING.fullmatch(ours):
+            # At the end of a stage there, at the start of the next one here.
+            ours = ours.replace(f"layers.{merging[1]}.", f"layers.{int(merging[1]) + 1}.", 1)
+            value = _merging_order(value, layout, key, label)
+        elif ONE_BY_ONE.fullmatch(ours) and value.ndim == 4:
+            value = value.flatten(1) if value.shape[2:] == (1, 1) else value
+        if ours in state:
+            raise FqvitError(f"{label}: '{key}' is there under two names. Remove one of them.")
+        state[ours] = value.float()
+    for key in [key for key in state if FIRST_FC.fullmatch(key)]:
+        state[key] = _channels_last(state[key], _channels_before(state, key))
+    cascade = any(key.startswith("roi_head.bbox_head.0.") for key in kept)
+    return Released(layout, cascade, kept, state)
+
+
+def to_release(state: dict[str, Tensor], layout: DetectorLayout) -> dict[str, Tensor]:
+    """Weights of a Detector under a release's names and in its order; the inverse of from_release."""
+    cascade = "box_heads.1.classes.weight" in state
+    released = {}
+    for key, value in state.items():
+        if OUR_MERGING.fullmatch(key) and layout == "mmdetection":
+            value = _their_merging_order(value)
+        elif ONE_BY_ONE.fullmatch(key):
+            value = value[:, :, None, None]
+        elif FIRST_FC.fullmatch(key):
+            channels = _channels_before(state, key)
+            value = value.view(len(value), -1, channels).transpose(1, 2).flatten(1)
+        released[released_name(key, layout, cascade)] = value.contiguous()
+    return released
+
+
+def released_name(key: str, layout: DetectorLayout, cascade: bool) -> str:
+    """What a release calls a parameter of ours."""
+    if merging := OUR_MERGING.fullmatch(key):
+        key = key.replace(f"layers.{merging[1]}.", f"layers.{int(merging[1]) - 1}.", 1)
+    renames = (_rename(ours, theirs) for theirs, ours in (*BACKBONES[layout], *HEADS))
+    theirs = next((match.expand(new) for old, new in renames if (match := old.fullmatch(key))), key)
+    return theirs if cascade else re.sub(r"^(roi_head\.(?:bbox|mask)_head)\.0\.", r"\1.", theirs)
+
+
+def layout_of(tensors: dict[str, Tensor], label: str) -> DetectorLayout:
+    if any(key.startswith("backbone.stages.") for key in tensors):
+        return "mmdetection"
+    if any(key.startswith("backbone.layers.") for key in tensors):
+        return "swin"
+    few = ", ".join(list(tensors)[:3])
+    raise FqvitError(f"{label}: not a detector on Swin (found {few}, ...), expected backbone.stages.0.blocks.0 and so on.")
+
+
+@cache
+def _rename(old: str, new: str) -> tuple[re.Pattern[str], str]:
+    """A pattern for names like `old`, and what its match expands to."""
+    pattern = re.sub(r"\\\{(\d)\\\}", r"(?P<n\1>\\d+)", re.escape(old)).replace(r"\{p\}", "(?P<p>weight|bias)")
+    return re.compile(pattern), re.sub(r"\{(\d)\}", r"\\g<n\1>", new).replace("{p}", r"\g<p>")
+
+
+def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tensor]:
+    """y = gamma (conv(x) - mean) / sqrt(var + eps) + beta is a convolution: weight gamma / sqrt(...), and a bias."""
+    out = {key: value for key, value in tensors.items() if not BATCH_NORM.fullmatch(key)}
+    for stem in {match[1] for key in tensors if (match := BATCH_NORM.fullmatch(key))}:
+        names = [f"{stem}.bn.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
+        missing = next((name for name in [f"{stem}.conv.weight", *names] if name not in tensors), None)
+        if missing is not None:
+            raise FqvitError(f"{label}: lacks '{missing}' beside '{stem}.bn'. The checkpoint is incomplete.")
+        weight, (gamma, beta, mean, var) = tensors[f"{stem}.conv.weight"].double(), (tensors[name].double() for name in names)
+        if weight.ndim != 4 or any(part.shape != weight.shape[:1] for part in (gamma, beta, mean, var)):
+            raise FqvitError(f"{label}: '{stem}.bn' does not fit '{stem}.conv.weight'. The checkpoint is damaged.")
+        bias = tensors.get(f"{stem}.conv.bias", torch.zeros_like(mean)).double()
+        factor = gamma / (var + BATCH_NORM_EPS).sqrt()
+        out[f"{stem}.conv.weight"] = weight * factor[:, None, None, None]
+        out[f"{stem}.conv.bias"] = (bias - mean) * factor + beta
+    return out
+
+
+def _merging_order(value: Tensor, layout: DetectorLayout, key: str, label: str) -> Tensor:
+    """mmdetection counts channels first, then the places (0, 0), (0, 1), (1, 0), (1, 1); Swin places first, rows before
+    columns swapped. Columns of the reduction and values of the norm, [..., 4 C]."""
+    if layout == "swin":
+        return value
+    if value.ndim == 0 or value.shape[-1] % 4:
+        raise FqvitError(
+            f"{label}: '{key}' is {list(value.shape)}, expected a multiple of four at the end. The file is damaged."
+        )
+    places = value.unflatten(-1, (value.shape[-1] // 4, 4)).transpose(-1, -2)  # type: ignore[no-untyped-call]
+    return places[..., [0, 2, 1, 3], :].flatten(-2)  # type: ignore[no-any-return]
+
+
+def _their_merging_order(value: Tensor) -> Tensor:
+    places = value.unflatten(-1, (4, value.shape[-1] // 4))[..., [0, 2, 1, 3], :]  # type: ignore[no-untyped-call]
+    return places.transpose(-1, -2).flatten(-2)  # type: ignore[no-any-return]
+
+
+def _channels_before(state: dict[str, Tensor], fc: str) -> int:
+    """The width of the map that a head's first linear layer reads; 0 where the state does not tell."""
+    match = FIRST_FC.fullmatch(fc)
+    assert match is not None
+    convs = [key for key in state if re.fullmatch(rf"box_heads\.{match[1]}\.convs\.\d+\.conv\.weight", key)]
+    last = max(convs, key=lambda key: int(key.split(".")[3]), default="pyramid.neck.output.0.weight")
+    return state[last].shape[0] if last in state and state[last].ndim else 0
+
+
+def _channels_last(weight: Tensor, channels: int) -> Tensor:
+    """Columns [C side side] -> [side side C]; left alone if they do not fit, for the errors that follow."""
+    if weight.ndim != 2 or channels == 0 or weight.shape[1] % channels:
+        return weight
+    return weight.view(len(weight), channels, -1).transpose(1, 2).flatten(1)
