@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import Floats, areas
+from fqvit.detect.boxes import Floats, overlaps
 
 Indices = NDArray[np.intp]
+BLOCK = 256
 
 
 def by_score(scores: Floats) -> Indices:
@@ -18,18 +19,18 @@ def by_score(scores: Floats) -> Indices:
 def suppress(boxes: Floats, scores: Floats, iou: float) -> Indices:
     """Numbers of the boxes that stay, best first: a box goes if one that stays before it overlaps it by more than `iou`."""
     order = by_score(scores)
-    x1, y1, x2, y2 = np.ascontiguousarray(boxes[order].T)
-    area = areas(boxes[order])
-    waiting, kept = np.arange(len(order)), []
-    while len(waiting):
-        first, rest = waiting[0], waiting[1:]
-        kept.append(first)
-        width = np.minimum(x2[first], x2[rest]) - np.maximum(x1[first], x1[rest])
-        height = np.minimum(y2[first], y2[rest]) - np.maximum(y1[first], y1[rest])
-        common = np.maximum(width, 0) * np.maximum(height, 0)
-        # Without a division, which boxes without area would spoil.
-        waiting = rest[~(common > iou * (area[first] + area[rest] - common))]
-    return order[np.array(kept, np.intp)]
+    kept = np.zeros(0, np.intp)
+    # In blocks, so that thousands of boxes need no matrix of all pairs.
+    for start in range(0, len(order), BLOCK):
+        block = order[start : start + BLOCK]
+        block = block[~(overlaps(boxes[block], boxes[kept]) > iou).any(1)]
+        too_near = overlaps(boxes[block], boxes[block]) > iou
+        stays = np.ones(len(block), bool)
+        for i in range(len(block)):
+            if stays[i]:
+                stays[i + 1 :] &= ~too_near[i, i + 1 :]
+        kept = np.concatenate([kept, block[stays]])
+    return kept
 
 
 def suppress_groups(boxes: Floats, scores: Floats, groups: NDArray[np.int64], iou: float) -> Indices:

@@ -1,0 +1,105 @@
+"""Boxes, anchors and suppression against slow definitions, one number at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fqvit.detect.anchors import anchors
+from fqvit.detect.boxes import areas, clip, decode, encode, overlaps
+from fqvit.detect.nms import BLOCK, suppress, suppress_groups
+
+STDS = (0.1, 0.1, 0.2, 0.2)
+
+
+def some_boxes(count: int, seed: int = 0, side: float = 100.0) -> NDArray[np.float64]:
+    rng = np.random.default_rng(seed)
+    start = rng.uniform(0, side, (count, 2))
+    return np.concatenate([start, start + rng.uniform(1, side / 2, (count, 2))], 1)
+
+
+def slow_overlap(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    width = max(min(a[2], b[2]) - max(a[0], b[0]), 0)
+    height = max(min(a[3], b[3]) - max(a[1], b[1]), 0)
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - width * height
+    return float(width * height / union) if union > 0 else 0.0
+
+
+def test_overlaps_are_those_of_pairs() -> None:
+    a, b = some_boxes(7), some_boxes(5, seed=1)
+    assert overlaps(a, b) == pytest.approx(np.array([[slow_overlap(x, y) for y in b] for x in a]))
+
+
+def test_boxes_without_area_overlap_nothing() -> None:
+    empty = np.array([[3.0, 3.0, 3.0, 8.0]])
+    assert areas(empty)[0] == 0
+    assert overlaps(empty, empty)[0, 0] == 0
+    assert areas(np.array([5.0, 5.0, 1.0, 1.0])) == 0, "turned inside out"
+
+
+def test_decoding_what_was_encoded_gives_the_target() -> None:
+    boxes, targets = some_boxes(20), some_boxes(20, seed=2)
+    assert decode(boxes, encode(boxes, targets, STDS), STDS, 1000, 1000) == pytest.approx(targets)
+
+
+def test_decoding_follows_its_formula() -> None:
+    box, delta = np.array([10.0, 20.0, 30.0, 60.0]), np.array([1.0, -2.0, 0.5, 1.0])
+    x, y = 20 + 1.0 * 0.1 * 20, 40 - 2.0 * 0.1 * 40
+    w, h = 20 * math.exp(0.5 * 0.2), 40 * math.exp(1.0 * 0.2)
+    assert decode(box, delta, STDS, 500, 500) == pytest.approx([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
+
+
+def test_sizes_grow_and_shrink_by_no_more_than_1000_sixteenths() -> None:
+    grown = decode(np.array([500.0, 500.0, 510.0, 510.0]), np.array([0, 0, 99.0, -99.0]), (1, 1, 1, 1), 2000, 2000)
+    assert grown[2] - grown[0] == pytest.approx(10 * 1000 / 16)
+    assert grown[3] - grown[1] == pytest.approx(10 * 16 / 1000)
+
+
+def test_clipping_keeps_edges_inside_width_and_height() -> None:
+    assert clip(np.array([[-5.0, -6.0, 700.0, 500.0]]), 480, 640).tolist() == [[0, 0, 640, 480]]
+
+
+def test_anchors_are_listed_by_place_and_ratio() -> None:
+    found = anchors((2, 3), 8, 4.0, (0.5, 1.0, 2.0))
+    assert found.shape == (2 * 3 * 3, 4)
+    place = (1 * 3 + 2) * 3  # row 1, column 2
+    assert found[place + 1].tolist() == [16 - 16, 8 - 16, 16 + 16, 8 + 16]
+    wide, tall = found[place], found[place + 2]
+    assert (wide[3] - wide[1]) / (wide[2] - wide[0]) == pytest.approx(0.5)
+    assert (tall[3] - tall[1]) / (tall[2] - tall[0]) == pytest.approx(2)
+    assert areas(found) == pytest.approx(np.full(18, 32.0 * 32.0))
+
+
+def slow_suppress(boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: float) -> list[int]:
+    waiting, kept = sorted(range(len(boxes)), key=lambda i: (-scores[i], i)), []
+    while waiting:
+        kept.append(waiting.pop(0))
+        waiting = [i for i in waiting if slow_overlap(boxes[kept[-1]], boxes[i]) <= iou]
+    return kept
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 2 * BLOCK + 17])
+@pytest.mark.parametrize("iou", [0.2, 0.5, 0.7])
+def test_suppression_is_the_greedy_one(count: int, iou: float) -> None:
+    boxes = some_boxes(count, side=250.0)
+    scores = np.random.default_rng(3).integers(0, 40, count) / 40.0  # with ties
+    assert suppress(boxes, scores, iou).tolist() == slow_suppress(boxes, scores, iou)
+
+
+def test_an_overlap_of_exactly_the_threshold_stays() -> None:
+    boxes = np.array([[0.0, 0, 10, 10], [0, 0, 10, 5]])
+    assert suppress(boxes, np.array([0.9, 0.8]), 0.5).tolist() == [0, 1]
+    assert suppress(boxes, np.array([0.9, 0.8]), 0.49).tolist() == [0]
+
+
+def test_groups_do_not_suppress_each_other_and_come_out_by_score() -> None:
+    boxes, scores = some_boxes(60), np.random.default_rng(4).uniform(size=60)
+    groups = np.arange(60) % 3
+    kept = suppress_groups(boxes, scores, groups, 0.3)
+    alone = [np.flatnonzero(groups == g)[slow_suppress(boxes[groups == g], scores[groups == g], 0.3)] for g in range(3)]
+    assert sorted(kept.tolist()) == sorted(np.concatenate(alone).tolist())
+    assert (np.diff(scores[kept]) <= 0).all()
+    assert suppress_groups(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), 0.5).tolist() == []

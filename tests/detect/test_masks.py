@@ -1,0 +1,68 @@
+"""Masks: pasting against torch's grid_sample, run lengths against pycocotools and against themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from numpy.typing import NDArray
+
+from fqvit.detect.masks import Runs, from_runs, paste, run_lengths, to_runs
+from fqvit.errors import FqvitError
+
+MASKS = arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=40))
+
+
+@pytest.mark.parametrize(
+    "box", [(3.2, 4.1, 20.7, 15.5), (-5.0, -4.0, 60.0, 50.0), (10.0, 10.0, 10.4, 10.3), (0.0, 0.0, 40.0, 30.0)]
+)
+def test_pasting_interpolates_as_grid_sample_does(box: tuple[float, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    probabilities = np.random.default_rng(0).uniform(size=(28, 28))
+    x1, y1, x2, y2 = box
+    x = ((torch.arange(40).double() + 0.5) - x1) / (x2 - x1) * 2 - 1
+    y = ((torch.arange(30).double() + 0.5) - y1) / (y2 - y1) * 2 - 1
+    grid = torch.stack(torch.broadcast_tensors(x[None, :], y[:, None]), -1)
+    sample = torch.nn.functional.grid_sample
+    expected = sample(torch.tensor(probabilities)[None, None], grid[None], align_corners=False)[0, 0].numpy()
+    sure = abs(expected - 0.5) > 1e-9
+    assert (paste(probabilities, np.array(box), 30, 40, 0.5) == (expected >= 0.5))[sure].all()
+
+
+def test_a_box_without_width_shows_its_middle_and_one_outside_nothing() -> None:
+    ones = np.ones((28, 28))
+    assert paste(ones, np.array([5.0, 5, 5, 9]), 20, 20, 0.5).sum() == 2 * 4
+    assert not paste(ones, np.array([50.0, 50, 60, 60]), 20, 20, 0.5).any()
+
+
+def test_run_lengths_go_down_the_columns_and_begin_with_false() -> None:
+    assert run_lengths(np.array([[1, 0], [1, 1]], bool)) == [0, 2, 1, 1]
+    assert run_lengths(np.zeros((3, 2), bool)) == [6]
+
+
+@given(MASKS)
+def test_run_lengths_give_the_mask_back(mask: NDArray[np.bool_]) -> None:
+    assert (from_runs(to_runs(mask)) == mask).all()
+
+
+@given(MASKS)
+def test_the_letters_are_those_of_pycocotools(mask: NDArray[np.bool_]) -> None:
+    tools = pytest.importorskip("pycocotools.mask")
+    expected = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert to_runs(mask) == {"size": list(mask.shape), "counts": expected["counts"].decode()}
+
+
+def test_long_runs_have_several_letters() -> None:
+    mask = np.zeros((300, 400), bool)
+    mask[100:250, 30:380] = True
+    assert (from_runs(to_runs(mask)) == mask).all()
+
+
+@given(st.text(alphabet=[chr(i) for i in range(40, 120)], max_size=12))
+def test_damaged_runs_are_refused_or_are_a_mask_of_that_size(counts: str) -> None:
+    try:
+        assert from_runs(Runs(size=[4, 5], counts=counts)).shape == (4, 5)
+    except FqvitError as error:
+        assert "damaged" in str(error)

@@ -1,0 +1,192 @@
+"""What a detector is trained on: boxes matched with the truth, sampled, and the losses of proposals, boxes and masks.
+
+After mmdetection's settings for Swin: proposals learn from 0.7 / 0.3 overlaps, box heads from 0.5 (0.6 and 0.7 in the later
+stages of a cascade), cross entropy for classes, L1 for deltas. Matching and coding are numpy's work, from fqvit.detect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from make_shapes import Scene
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from fqvit.detect.anchors import anchors
+from fqvit.detect.boxes import Floats, encode, overlaps
+from fqvit.detect.proposals import UNIT_STDS, propose, refine
+from fqvit.detect.roialign import axis_weights, level_of
+from fqvit.detect.settings import DetectSettings
+from fqvit.models.detector import Detector
+from fqvit.models.pyramid import PyramidOutputs, named
+
+STAGE_IOUS = (0.5, 0.6, 0.7)
+STAGE_WEIGHTS = (1.0, 0.5, 0.25)
+ANCHOR_SAMPLES, ANCHOR_POSITIVES = 256, 0.5
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Boxes that a stage learns from, of all images. image: [n]   label: [n], the number of classes for background
+    truth: [n], which shape of its image a positive box is; -1 for background"""
+
+    boxes: Floats
+    image: NDArray[np.int64]
+    label: NDArray[np.int64]
+    truth: NDArray[np.int64]
+
+
+def pick(rng: np.random.Generator, candidates: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    return candidates if len(candidates) <= most else rng.choice(candidates, most, replace=False)
+
+
+def match_anchors(start: Floats, truth: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sampled anchors, and the number of each one's shape, -1 for background. Every shape has at least its best anchor."""
+    if len(truth) == 0:
+        chosen = pick(rng, np.arange(len(start)), ANCHOR_SAMPLES)
+        return chosen, np.full(len(chosen), -1)
+    common = overlaps(start, truth)
+    best, whose = common.max(1), common.argmax(1)
+    positive = best >= 0.7
+    tops = common.max(0)
+    for shape in np.flatnonzero(tops >= 0.3):
+        low_quality = common[:, shape] >= tops[shape] - 1e-9
+        positive |= low_quality
+        whose[low_quality] = shape
+    positives = pick(rng, np.flatnonzero(positive), int(ANCHOR_SAMPLES * ANCHOR_POSITIVES))
+    negatives = pick(rng, np.flatnonzero(~positive & (best < 0.3)), ANCHOR_SAMPLES - len(positives))
+    return np.concatenate([positives, negatives]), np.concatenate([whose[positives], np.full(len(negatives), -1)])
+
+
+def proposal_losses(
+    outputs: PyramidOutputs, scenes: list[Scene], s: DetectSettings, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy of objectness and L1 of the deltas, both over the number of sampled anchors."""
+    start = np.concatenate(
+        [
+            anchors((x.shape[1], x.shape[2]), stride, s.anchor_scale, s.anchor_ratios)
+            for x, stride in zip(outputs.objectness, s.strides, strict=True)
+        ]
+    )
+    logits = torch.cat([x.flatten(1) for x in outputs.objectness], 1)
+    deltas = torch.cat([x.reshape(len(x), -1, 4) for x in outputs.deltas], 1)
+    image, place, target, move = [], [], [], []
+    for n, scene in enumerate(scenes):
+        chosen, whose = match_anchors(start, scene.boxes, rng)
+        image.append(np.full(len(chosen), n))
+        place.append(chosen)
+        target.append(whose >= 0)
+        positives = whose >= 0
+        moves = np.zeros((len(chosen), 4))
+        moves[positives] = encode(start[chosen[positives]], scene.boxes[whose[positives]], UNIT_STDS)
+        move.append(moves)
+    rows, columns = torch.from_numpy(np.concatenate(image)), torch.from_numpy(np.concatenate(place))
+    positive = torch.from_numpy(np.concatenate(target))
+    wanted = torch.from_numpy(np.concatenate(move)).float()
+    objectness = F.binary_cross_entropy_with_logits(logits[rows, columns], positive.float())
+    distance = F.l1_loss(deltas[rows[positive], columns[positive]], wanted[positive], reduction="sum")
+    return objectness, distance / len(positive)
+
+
+def sample_boxes(
+    proposals: list[Floats], scenes: list[Scene], iou: float, count: int, classes: int, rng: np.random.Generator
+) -> Samples:
+    """`count` boxes an image, at most a quarter of them on shapes; the true boxes are among the proposals."""
+    parts = []
+    for n, (boxes, scene) in enumerate(zip(proposals, scenes, strict=True)):
+        boxes = np.concatenate([scene.boxes, boxes])
+        common = overlaps(boxes, scene.boxes) if len(scene.labels) else np.zeros((len(boxes), 1))
+        positive = common.max(1) >= iou
+        positives = pick(rng, np.flatnonzero(positive), count // 4)
+        chosen = np.concatenate([positives, pick(rng, np.flatnonzero(~positive), count - len(positives))])
+        truth = np.where(positive, common.argmax(1), -1)[chosen]
+        label = np.full(len(chosen), classes)
+        label[truth >= 0] = scene.labels[truth[truth >= 0]]
+        parts.append((boxes[chosen], np.full(len(chosen), n), label, truth))
+    return Samples(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def squares(levels: tuple[Tensor, ...], samples: Samples, side: int, s: DetectSettings) -> Tensor:
+    """RoIAlign with gradients, [n, side, side, C]: the matrices of fqvit.detect.roialign, each image's boxes at once."""
+    level = level_of(samples.boxes, s.finest, len(levels))
+    parts, order = [], []
+    for number, map_ in enumerate(levels):
+        _, height, width, channels = map_.shape
+        for image in range(len(map_)):
+            members = np.flatnonzero((level == number) & (samples.image == image))
+            if len(members) == 0:
+                continue
+            boxes = samples.boxes[members] / s.strides[number]
+            rows = torch.from_numpy(axis_weights(boxes[:, 1], boxes[:, 3], side, height))
+            columns = torch.from_numpy(axis_weights(boxes[:, 0], boxes[:, 2], side, width))
+            strips = (rows.flatten(0, 1) @ map_[image].reshape(height, -1)).view(len(members), side, width, channels)
+            parts.append(columns[:, None] @ strips)
+            order.append(members)
+    back = np.argsort(np.concatenate(order))
+    return torch.cat(parts)[torch.from_numpy(back)]
+
+
+def mask_targets(samples: Samples, scenes: list[Scene], side: int) -> Tensor:
+    """[n, side, side]: the shapes as seen through the boxes, 1 where half of a cell is theirs."""
+    targets = np.zeros((len(samples.boxes), side, side), np.float32)
+    height, width = scenes[0].pixels.shape[:2]
+    rows = axis_weights(samples.boxes[:, 1], samples.boxes[:, 3], side, height)
+    columns = axis_weights(samples.boxes[:, 0], samples.boxes[:, 2], side, width)
+    for n, (image, truth) in enumerate(zip(samples.image, samples.truth, strict=True)):
+        targets[n] = rows[n] @ scenes[image].masks[truth].astype(np.float32) @ columns[n].T >= 0.5
+    return torch.from_numpy(targets)
+
+
+def on_shapes(samples: Samples, most: int) -> Samples:
+    """The positive boxes, at most `most`."""
+    chosen = np.flatnonzero(samples.truth >= 0)[:most]
+    return Samples(samples.boxes[chosen], samples.image[chosen], samples.label[chosen], samples.truth[chosen])
+
+
+def detector_losses(
+    detector: Detector,
+    images: Tensor,
+    scenes: list[Scene],
+    s: DetectSettings,
+    rng: np.random.Generator,
+    boxes_an_image: int,
+    masks_an_image: int,
+) -> dict[str, Tensor]:
+    """All losses of a batch. images: normalised [N, 3, h, w], and what is on them."""
+    outputs = named(detector.pyramid(images))
+    objectness, deltas = proposal_losses(outputs, scenes, s, rng)
+    losses = {"objectness": objectness, "proposals": deltas}
+    size = (images.shape[2], images.shape[3])
+    first = [[x.detach().double().numpy() for x in part] for part in (outputs.objectness, outputs.deltas)]
+    proposals = [propose([x[n] for x in first[0]], [x[n] for x in first[1]], size, s) for n in range(len(scenes))]
+    for stage, (box_head, mask_head) in enumerate(zip(detector.box_heads, detector.mask_heads, strict=True)):
+        weight = STAGE_WEIGHTS[stage]
+        classes = detector.config.classes
+        samples = sample_boxes(proposals, scenes, STAGE_IOUS[stage], boxes_an_image, classes, rng)
+        logits, moves = box_head(squares(outputs.levels, samples, detector.config.box_side, s))
+        label = torch.from_numpy(samples.label)
+        name = f" {stage + 1}" if detector.config.stages > 1 else ""
+        losses[f"classes{name}"] = weight * F.cross_entropy(logits, label)
+        positive = np.flatnonzero(samples.truth >= 0)
+        true_boxes = np.array([scenes[samples.image[i]].boxes[samples.truth[i]] for i in positive]).reshape(-1, 4)
+        wanted = torch.from_numpy(encode(samples.boxes[positive], true_boxes, s.stds[stage])).float()
+        of_class = moves.view(len(label), -1, 4)
+        column = label[positive] if of_class.shape[1] > 1 else torch.zeros(len(positive), dtype=torch.long)
+        distance = F.l1_loss(of_class[torch.from_numpy(positive), column], wanted, reduction="sum")
+        losses[f"boxes{name}"] = weight * distance / len(label)
+        seen = on_shapes(samples, masks_an_image * len(scenes))
+        if len(seen.boxes):
+            masks = mask_head(squares(outputs.levels, seen, detector.config.mask_side, s))
+            chosen = masks[torch.arange(len(seen.boxes)), :, :, torch.from_numpy(seen.label)]
+            target = mask_targets(seen, scenes, chosen.shape[1])
+            losses[f"masks{name}"] = weight * F.binary_cross_entropy_with_logits(chosen, target)
+        if stage + 1 < detector.config.stages:
+            moved = refine(
+                samples.boxes, logits.detach().double().numpy(), moves.detach().double().numpy(), s.stds[stage], size
+            )
+            solid = (moved[:, 2:] > moved[:, :2] + 1e-3).all(1)
+            proposals = [moved[solid & (samples.image == n)] for n in range(len(scenes))]
+    return losses

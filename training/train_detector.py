@@ -1,0 +1,244 @@
+"""Trains the small detectors on drawn shapes: `train_detector.py mask_rcnn -o FILE`, and the same for `cascade`.
+
+Training images are drawn as they are needed, the written validation split (make_shapes.py) is for reporting alone. All random
+numbers come from (seed, step), so a run that is stopped goes on from its state file as if nothing had happened.
+README.md has the commands, times and results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import math
+import multiprocessing
+import time
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from detector_losses import detector_losses
+from make_shapes import CLASSES, ON_THE_FLY, SIDE, VAL_SPLIT, Scene, scene, write_split
+from PIL import Image
+from torch import Tensor, nn
+
+from fqvit.detect.float import detect_float
+from fqvit.detect.images import normalise_and_pad
+from fqvit.detect.pipeline import coco_results
+from fqvit.detect.settings import DetectSettings
+from fqvit.files import replacing
+from fqvit.models.config import DetectorConfig, SwinConfig
+from fqvit.models.detector import Detector, FloatDetector, build_detector
+from fqvit.models.detector_load import load_detector, save_detector
+from fqvit.models.device import keep_freed_memory
+from fqvit.models.layers import Linear, Patches
+from fqvit.models.maps import Conv2d, Deconv
+from fqvit.models.swin import WindowAttention
+
+# Shapes are of 12 to 64 pixels: anchors of 16, 32, 64, ... and boxes from 28 pixels on are cut from the second level.
+SETTINGS = DetectSettings(
+    short=SIDE, long=SIDE, anchor_scale=4.0, finest=14.0, proposals_a_level=200, proposals=200, classes=CLASSES
+)
+SAVE_EVERY = 200  # steps
+BRANCH_GAIN = 1 / 3  # of what blocks add at the start, so that the residual stream keeps its size
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: DetectorConfig
+    steps: int
+    batch: int = 8
+    rate: float = 1.5e-3
+    decay: float = 0.05
+    warm_up: int = 200
+    average: float = 0.998  # of the weights that are kept, a step
+    boxes_an_image: int = 64
+    masks_an_image: int = 8
+    evaluate_every: int = 1500
+
+
+SWIN = SwinConfig((SIDE, SIDE), 4, 3, 0, 32, (2, 2, 2, 2), (2, 4, 8, 8), 4, fixed_window=True)
+SMALL = DetectorConfig(SWIN, len(CLASSES), channels=64, box_width=192, mask_channels=32)
+PLANS = {
+    "mask_rcnn": Plan(SMALL, steps=9000),
+    "cascade": Plan(replace(SMALL, stages=3, box_width=128, agnostic=True), steps=6000),
+}
+
+
+def build(config: DetectorConfig, seed: int) -> Detector:
+    """The untrained detector, started so that little training suffices: spread by inputs, neighbours near, outputs small."""
+    torch.manual_seed(seed)
+    detector = build_detector(config)
+    with torch.no_grad():
+        for name, module in detector.named_modules():
+            if isinstance(module, Linear | Patches | Conv2d):
+                relu = 2**0.5 if module.role == "inner" else 1.0
+                gain = BRANCH_GAIN if module.role == "branch" else 0.1 if module.role in ("logits", "deltas") else relu
+                nn.init.trunc_normal_(module.weight, std=gain * module.weight[0].numel() ** -0.5)
+            elif isinstance(module, Deconv):
+                nn.init.trunc_normal_(module.weight, std=(2 / len(module.weight)) ** 0.5)
+            elif isinstance(module, WindowAttention):
+                module.relative_position_bias_table.copy_(near(config.backbone.window, module.q.heads))
+            if name.endswith("objectness"):
+                nn.init.constant_(module.bias, -2.0)  # few anchors are on a shape
+    return detector
+
+
+def near(window: int, heads: int) -> Tensor:
+    """[(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
+    offset = torch.arange(1.0 - window, window)
+    distance = torch.hypot(offset[:, None], offset[None, :]).flatten()
+    return -distance[:, None] * 0.5 ** torch.arange(heads)
+
+
+def draw_batch(seed: int, step: int, count: int) -> list[Scene]:
+    """The training images of a step, half of them flipped."""
+    scenes = [scene((ON_THE_FLY, seed, step, i)) for i in range(count)]
+    return [one.flipped() if i % 2 else one for i, one in enumerate(scenes)]
+
+
+def optimiser_of(detector: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    """AdamW; norms, biases and tables do not decay."""
+    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for name, parameter in detector.named_parameters():
+        parts[parameter.ndim == 1 or "table" in name].append(parameter)
+    groups = [{"params": parts[0], "weight_decay": plan.decay}, {"params": parts[1], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98))
+
+
+def rate_at(step: int, plan: Plan) -> float:
+    """Of the full rate: up in a line, then half a wave down to 0."""
+    done = max(step - plan.warm_up, 0) / max(plan.steps - plan.warm_up, 1)
+    return min((step + 1) / plan.warm_up, 0.5 + 0.5 * math.cos(math.pi * done))
+
+
+def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
+    detector = build(plan.config, seed)
+    averaged = build(plan.config, seed).eval()
+    optimiser = optimiser_of(detector, plan)
+    settings = msgspec.structs.replace(SETTINGS, proposals_a_level=100, proposals=120)
+    state_file = output.with_suffix(".state")
+    first, seconds = 0, 0.0
+    if state_file.is_file():
+        state = torch.load(state_file, weights_only=True)
+        detector.load_state_dict(state["model"])
+        averaged.load_state_dict(state["average"])
+        optimiser.load_state_dict(state["optimiser"])
+        first, seconds = state["step"], state["seconds"]
+        print(f"{name}: goes on from step {first}, {seconds / 60:.1f} min", flush=True)
+
+    totals: dict[str, float] = {}
+    start, since = time.monotonic() - seconds, first
+    # One process draws ahead while this one computes.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        ahead = deque(pool.submit(draw_batch, seed, first + i, plan.batch) for i in range(3))
+        for step in range(first, plan.steps):
+            scenes = ahead.popleft().result()
+            ahead.append(pool.submit(draw_batch, seed, step + 3, plan.batch))
+            losses = train_step(detector, averaged, optimiser, scenes, settings, plan, step, seed)
+            for key, value in losses.items():
+                totals[key] = totals.get(key, 0.0) + value
+            done = step + 1
+            if done % SAVE_EVERY == 0 or done == plan.steps:
+                seconds = time.monotonic() - start
+                left = seconds / done * (plan.steps - done)
+                shown = ", ".join(f"{key} {value / (done - since):.3f}" for key, value in totals.items())
+                print(f"{name} {done}/{plan.steps}: {shown}; {seconds / 60:.1f} min, {left / 60:.0f} left", flush=True)
+                totals, since = {}, done
+                state = {"model": detector.state_dict(), "average": averaged.state_dict(), "optimiser": optimiser.state_dict()}
+                with replacing(state_file) as temporary:
+                    torch.save({**state, "step": done, "seconds": seconds}, temporary)
+            if done % plan.evaluate_every == 0 and done < plan.steps:
+                began = time.monotonic()
+                print(f"{name} {done}/{plan.steps}: {shown_ap(evaluate(averaged, data, 100))} (100 images)", flush=True)
+                start += time.monotonic() - began
+    save_detector(output, averaged, SETTINGS, half=True)
+    ap = shown_ap(evaluate(load_detector(output).module, data))
+    parameters = sum(p.numel() for p in averaged.parameters())
+    print(f"{name}: {parameters} parameters, {output.stat().st_size} bytes, {seconds / 60:.1f} min, {ap}, float16 weights")
+
+
+def train_step(
+    detector: Detector,
+    averaged: Detector,
+    optimiser: torch.optim.Optimizer,
+    scenes: list[Scene],
+    settings: DetectSettings,
+    plan: Plan,
+    step: int,
+    seed: int,
+) -> dict[str, float]:
+    images = torch.from_numpy(np.stack([normalise_and_pad(one.pixels, settings) for one in scenes]))
+    rng = np.random.default_rng((seed, step))
+    losses = detector_losses(detector, images, scenes, settings, rng, plan.boxes_an_image, plan.masks_an_image)
+    total = sum(losses.values(), torch.zeros(()))
+    optimiser.zero_grad()
+    total.backward()
+    nn.utils.clip_grad_norm_(detector.parameters(), 5.0)
+    for group in optimiser.param_groups:
+        group["lr"] = plan.rate * rate_at(step, plan)
+    optimiser.step()
+    # Young averages must forget the start sooner.
+    keep = min(plan.average, (step + 1) / (step + 10))
+    with torch.no_grad():
+        torch._foreach_lerp_(list(averaged.parameters()), list(detector.parameters()), 1 - keep)
+    return {key: value.item() for key, value in losses.items()}
+
+
+def evaluate(detector: Detector, data: Path, count: int | None = None) -> dict[str, float]:
+    """COCO's average precision over overlaps 0.5 to 0.95, and at 0.5, of boxes and masks, on the written validation split."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(data / "instances_val.json"))
+        numbers = sorted(truth.imgs)[:count]
+        files = [data / "val" / truth.imgs[number]["file_name"] for number in numbers]
+        whole = FloatDetector("", detector.eval(), SETTINGS, "")
+        found = detect_float(whole, (Image.open(file) for file in files))
+        results = [r for number, one in zip(numbers, found, strict=True) for r in coco_results(one, number, SETTINGS)]
+        precision = {}
+        for kind in ("bbox", "segm"):
+            precision[kind] = precision[f"{kind} 50"] = 0.0
+            if results:
+                evaluation = COCOeval(truth, truth.loadRes(results), kind)
+                evaluation.params.imgIds = numbers
+                evaluation.evaluate()
+                evaluation.accumulate()
+                evaluation.summarize()
+                precision[kind], precision[f"{kind} 50"] = (100 * float(value) for value in evaluation.stats[:2])
+    return precision
+
+
+def shown_ap(precision: dict[str, float]) -> str:
+    p = precision
+    return f"box AP {p['bbox']:.1f} ({p['bbox 50']:.1f} at 0.5), mask AP {p['segm']:.1f} ({p['segm 50']:.1f} at 0.5)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains the small detectors on drawn shapes.")
+    parser.add_argument("name", choices=list(PLANS))
+    parser.add_argument(
+        "--data", type=Path, default=Path("shapes"), help="folder of make_shapes.py; its val split is drawn if missing"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help=".safetensors file to write")
+    parser.add_argument("--steps", type=int, help="in place of the plan's; the rates fall to 0 at the last one")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    plan = PLANS[arguments.name]
+    if arguments.steps:
+        plan = replace(plan, steps=arguments.steps)
+    if not (arguments.data / "instances_val.json").is_file():
+        write_split(arguments.data, "val", 500, (VAL_SPLIT, 0))
+    train(arguments.name, arguments.data, arguments.output, plan, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
