@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ SETTINGS = DetectSettings(
     short=SIDE, long=SIDE, anchor_scale=4.0, finest=14.0, proposals_a_level=200, proposals=200, classes=CLASSES
 )
 SAVE_EVERY = 200  # steps
+AHEAD = 3  # batches
 BRANCH_GAIN = 1 / 3  # of what blocks add at the start, so that the residual stream keeps its size
 
 
@@ -101,6 +103,17 @@ def draw_batch(seed: int, step: int, count: int) -> list[Scene]:
     return [one.flipped() if i % 2 else one for i, one in enumerate(scenes)]
 
 
+def batches(seed: int, steps: range, count: int) -> Iterator[tuple[int, list[Scene]]]:
+    """The training images of each step; a process of its own draws them ahead."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        ahead = deque(pool.submit(draw_batch, seed, step, count) for step in steps[:AHEAD])
+        for step in steps:
+            scenes = ahead.popleft().result()
+            if step + AHEAD in steps:
+                ahead.append(pool.submit(draw_batch, seed, step + AHEAD, count))
+            yield step, scenes
+
+
 def optimiser_of(detector: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     """AdamW; norms, biases and tables do not decay."""
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -133,29 +146,24 @@ def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
 
     totals: dict[str, float] = {}
     start, since = time.monotonic() - seconds, first
-    # One process draws ahead while this one computes.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        ahead = deque(pool.submit(draw_batch, seed, first + i, plan.batch) for i in range(3))
-        for step in range(first, plan.steps):
-            scenes = ahead.popleft().result()
-            ahead.append(pool.submit(draw_batch, seed, step + 3, plan.batch))
-            losses = train_step(detector, averaged, optimiser, scenes, settings, plan, step, seed)
-            for key, value in losses.items():
-                totals[key] = totals.get(key, 0.0) + value
-            done = step + 1
-            if done % SAVE_EVERY == 0 or done == plan.steps:
-                seconds = time.monotonic() - start
-                left = seconds / done * (plan.steps - done)
-                shown = ", ".join(f"{key} {value / (done - since):.3f}" for key, value in totals.items())
-                print(f"{name} {done}/{plan.steps}: {shown}; {seconds / 60:.1f} min, {left / 60:.0f} left", flush=True)
-                totals, since = {}, done
-                state = {"model": detector.state_dict(), "average": averaged.state_dict(), "optimiser": optimiser.state_dict()}
-                with replacing(state_file) as temporary:
-                    torch.save({**state, "step": done, "seconds": seconds}, temporary)
-            if done % plan.evaluate_every == 0 and done < plan.steps:
-                began = time.monotonic()
-                print(f"{name} {done}/{plan.steps}: {shown_ap(evaluate(averaged, data, 100))} (100 images)", flush=True)
-                start += time.monotonic() - began
+    for step, scenes in batches(seed, range(first, plan.steps), plan.batch):
+        losses = train_step(detector, averaged, optimiser, scenes, settings, plan, step, seed)
+        for key, value in losses.items():
+            totals[key] = totals.get(key, 0.0) + value
+        done = step + 1
+        if done % SAVE_EVERY == 0 or done == plan.steps:
+            seconds = time.monotonic() - start
+            left = seconds / done * (plan.steps - done)
+            shown = ", ".join(f"{key} {value / (done - since):.3f}" for key, value in totals.items())
+            print(f"{name} {done}/{plan.steps}: {shown}; {seconds / 60:.1f} min, {left / 60:.0f} left", flush=True)
+            totals, since = {}, done
+            state = {"model": detector.state_dict(), "average": averaged.state_dict(), "optimiser": optimiser.state_dict()}
+            with replacing(state_file) as temporary:
+                torch.save({**state, "step": done, "seconds": seconds}, temporary)
+        if done % plan.evaluate_every == 0 and done < plan.steps:
+            began = time.monotonic()
+            print(f"{name} {done}/{plan.steps}: {shown_ap(evaluate(averaged, data, 100))} (100 images)", flush=True)
+            start += time.monotonic() - began
     save_detector(output, averaged, SETTINGS, half=True)
     ap = shown_ap(evaluate(load_detector(output).module, data))
     parameters = sum(p.numel() for p in averaged.parameters())
