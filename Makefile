@@ -1,11 +1,11 @@
-# make demo | test | lint | bench | sanitize | fuzz-engine | clean. Each makes .venv and installs what it needs, once.
+# make demo | test | lint | bench | detector | sanitize | fuzz-engine | clean. Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench sanitize fuzz-engine oracles clean
+.PHONY: demo test lint bench detector sanitize fuzz-engine oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -22,6 +22,16 @@ lint: .venv/.dev
 bench: .venv/.run
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/speed.py --quick
+
+# The small detectors of training/README.md, over an hour each; stopped and started again, it goes on.
+detector: build/detect/mask_rcnn.safetensors build/detect/cascade.safetensors
+
+build/detect/%.safetensors: .venv/.run build/detect/shapes/instances_val.json
+	$(PIP) show -q pycocotools 2>/dev/null || $(PIP) install -q 'pycocotools>=2.0.7'
+	$(BIN)/python training/train_detector.py $* --data build/detect/shapes -o $@
+
+build/detect/shapes/instances_val.json: .venv/.run training/make_shapes.py
+	$(BIN)/python training/make_shapes.py -o build/detect/shapes
 
 # The engine without Python under three sanitizers, on programs that Python wrote: several engines and callers at once.
 CORE := $(filter-out native/bind.cpp,$(wildcard native/*.cpp))

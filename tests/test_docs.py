@@ -24,7 +24,7 @@ from fqvit.runtime.reference import Reference
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 OPS: dict[str, Any] = {str(op.__struct_config__.tag): op for op in get_args(AnyOp)}
-ROOMS = r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export)"
+ROOMS = r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export|detect)"
 
 
 def page(name: str) -> str:

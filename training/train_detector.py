@@ -26,6 +26,7 @@ from detector_losses import detector_losses
 from make_shapes import CLASSES, ON_THE_FLY, SIDE, VAL_SPLIT, Scene, scene, write_split
 from PIL import Image
 from torch import Tensor, nn
+from train_fmnist import near
 
 from fqvit.detect.float import detect_float
 from fqvit.detect.images import normalise_and_pad
@@ -88,13 +89,6 @@ def build(config: DetectorConfig, seed: int) -> Detector:
             if name.endswith("objectness"):
                 nn.init.constant_(module.bias, -2.0)  # few anchors are on a shape
     return detector
-
-
-def near(window: int, heads: int) -> Tensor:
-    """[(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
-    offset = torch.arange(1.0 - window, window)
-    distance = torch.hypot(offset[:, None], offset[None, :]).flatten()
-    return -distance[:, None] * 0.5 ** torch.arange(heads)
 
 
 def draw_batch(seed: int, step: int, count: int) -> list[Scene]:
