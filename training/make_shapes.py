@@ -21,9 +21,9 @@ from fqvit.detect.masks import to_runs
 
 CLASSES = ("disc", "square", "triangle", "star", "ring", "cross", "crescent", "bar")
 SIDE = 128
-SMALLEST, LARGEST = 12.0, 64.0  # sizes of shapes in pixels, logarithms evenly spread
-MOST_SHAPES = 9
-LEAST_SEEN = 0.45  # of a shape; a new one that would hide more of another is not drawn
+SMALLEST, LARGEST = 16.0, 72.0  # sizes of shapes in pixels, logarithms evenly spread
+MOST_SHAPES = 7
+LEAST_SEEN = 0.5  # of a shape; a new one that would hide more of another is not drawn
 FEWEST_PIXELS = 24
 # First number of a seed: what the random numbers are for.
 TRAIN_SPLIT, VAL_SPLIT, ON_THE_FLY = 1, 2, 3
@@ -95,7 +95,7 @@ def inside(label: int, u: Colour, v: Colour) -> Mask:
 
 def texture(rng: np.random.Generator, u: Colour, v: Colour, colour: Colour) -> Colour:
     """[h, w, 3], around a colour: plain, shaded, striped, chequered or rough."""
-    other = np.clip(colour + rng.uniform(-70, 70, 3), 0, 255)
+    other = np.clip(colour + rng.uniform(-60, 60, 3), 0, 255)
     kind = rng.integers(5)
     if kind == 0:
         share = np.zeros_like(u)
@@ -166,7 +166,7 @@ def scene(seed: tuple[int, ...]) -> Scene:
             continue
         behind = canvas[here][shape].mean(0)
         colour = rng.uniform(0, 255, 3)
-        if np.abs(colour - behind).max() < 45:  # nobody could see it
+        if np.abs(colour - behind).max() < 55:  # nobody could see it
             colour = np.where(behind > 127, behind - 75, behind + 75)
         canvas[here] = np.where(shape[..., None], texture(rng, u, v, colour.astype(np.float32)), canvas[here])
         for mask in masks:
@@ -175,7 +175,7 @@ def scene(seed: tuple[int, ...]) -> Scene:
         masks[-1][here] = shape
         labels.append(label)
         whole.append(area)
-    canvas += rng.normal(0, rng.uniform(1, 9), canvas.shape)
+    canvas += rng.normal(0, rng.uniform(1, 7), canvas.shape)
     pixels = np.clip(canvas + 0.5, 0, 255).astype(np.uint8)
     stacked = np.stack(masks) if masks else np.zeros((0, SIDE, SIDE), bool)
     return Scene(pixels, np.array(labels, np.int64), stacked)

@@ -25,8 +25,8 @@ import torch
 from detector_losses import detector_losses
 from make_shapes import CLASSES, ON_THE_FLY, SIDE, VAL_SPLIT, Scene, scene, write_split
 from PIL import Image
-from torch import Tensor, nn
-from train_fmnist import near
+from torch import nn
+from train_fmnist import Muon, near
 
 from fqvit.detect.float import detect_float
 from fqvit.detect.images import normalise_and_pad
@@ -41,7 +41,7 @@ from fqvit.models.layers import Linear, Patches
 from fqvit.models.maps import Conv2d, Deconv
 from fqvit.models.swin import WindowAttention
 
-# Shapes are of 12 to 64 pixels: anchors of 16, 32, 64, ... and boxes from 28 pixels on are cut from the second level.
+# Shapes are of 16 to 72 pixels: anchors of 16, 32, 64, ... and boxes from 28 pixels on are cut from the second level.
 SETTINGS = DetectSettings(
     short=SIDE, long=SIDE, anchor_scale=4.0, finest=14.0, proposals_a_level=200, proposals=200, classes=CLASSES
 )
@@ -55,9 +55,9 @@ class Plan:
     config: DetectorConfig
     steps: int
     batch: int = 8
-    rate: float = 1.5e-3
-    decay: float = 0.05
-    warm_up: int = 200
+    matrix_rate: float = 0.01  # of Muon
+    other_rate: float = 1.5e-3  # of AdamW
+    warm_up: int = 100  # steps
     average: float = 0.998  # of the weights that are kept, a step
     boxes_an_image: int = 64
     masks_an_image: int = 8
@@ -108,17 +108,20 @@ def batches(seed: int, steps: range, count: int) -> Iterator[tuple[int, list[Sce
             yield step, scenes
 
 
-def optimiser_of(detector: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """AdamW; norms, biases and tables do not decay."""
-    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for name, parameter in detector.named_parameters():
-        parts[parameter.ndim == 1 or "table" in name].append(parameter)
-    groups = [{"params": parts[0], "weight_decay": plan.decay}, {"params": parts[1], "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98))
+def optimisers(detector: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside; AdamW, without decay, for the rest: first and last layers, biases, norms, tables."""
+    inside = [m for m in detector.modules() if isinstance(m, Linear | Conv2d) and m.role not in ("logits", "deltas")]
+    matrices = [m.weight for m in inside]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in detector.parameters() if id(p) not in chosen]
+    return [
+        Muon(matrices, plan.matrix_rate),
+        torch.optim.AdamW(others, lr=plan.other_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
 
 
 def rate_at(step: int, plan: Plan) -> float:
-    """Of the full rate: up in a line, then half a wave down to 0."""
+    """Of the full rates: up in a line, then half a wave down to 0."""
     done = max(step - plan.warm_up, 0) / max(plan.steps - plan.warm_up, 1)
     return min((step + 1) / plan.warm_up, 0.5 + 0.5 * math.cos(math.pi * done))
 
@@ -126,7 +129,7 @@ def rate_at(step: int, plan: Plan) -> float:
 def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
     detector = build(plan.config, seed)
     averaged = build(plan.config, seed).eval()
-    optimiser = optimiser_of(detector, plan)
+    parts = optimisers(detector, plan)
     settings = msgspec.structs.replace(SETTINGS, proposals_a_level=100, proposals=120)
     state_file = output.with_suffix(".state")
     first, seconds = 0, 0.0
@@ -134,14 +137,15 @@ def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
         state = torch.load(state_file, weights_only=True)
         detector.load_state_dict(state["model"])
         averaged.load_state_dict(state["average"])
-        optimiser.load_state_dict(state["optimiser"])
+        for part, saved in zip(parts, state["optimisers"], strict=True):
+            part.load_state_dict(saved)
         first, seconds = state["step"], state["seconds"]
         print(f"{name}: goes on from step {first}, {seconds / 60:.1f} min", flush=True)
 
     totals: dict[str, float] = {}
     start, since = time.monotonic() - seconds, first
     for step, scenes in batches(seed, range(first, plan.steps), plan.batch):
-        losses = train_step(detector, averaged, optimiser, scenes, settings, plan, step, seed)
+        losses = train_step(detector, averaged, parts, scenes, settings, plan, step, seed)
         for key, value in losses.items():
             totals[key] = totals.get(key, 0.0) + value
         done = step + 1
@@ -151,7 +155,11 @@ def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
             shown = ", ".join(f"{key} {value / (done - since):.3f}" for key, value in totals.items())
             print(f"{name} {done}/{plan.steps}: {shown}; {seconds / 60:.1f} min, {left / 60:.0f} left", flush=True)
             totals, since = {}, done
-            state = {"model": detector.state_dict(), "average": averaged.state_dict(), "optimiser": optimiser.state_dict()}
+            state = {
+                "model": detector.state_dict(),
+                "average": averaged.state_dict(),
+                "optimisers": [part.state_dict() for part in parts],
+            }
             with replacing(state_file) as temporary:
                 torch.save({**state, "step": done, "seconds": seconds}, temporary)
         if done % plan.evaluate_every == 0 and done < plan.steps:
@@ -167,7 +175,7 @@ def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
 def train_step(
     detector: Detector,
     averaged: Detector,
-    optimiser: torch.optim.Optimizer,
+    parts: list[torch.optim.Optimizer],
     scenes: list[Scene],
     settings: DetectSettings,
     plan: Plan,
@@ -178,12 +186,12 @@ def train_step(
     rng = np.random.default_rng((seed, step))
     losses = detector_losses(detector, images, scenes, settings, rng, plan.boxes_an_image, plan.masks_an_image)
     total = sum(losses.values(), torch.zeros(()))
-    optimiser.zero_grad()
+    detector.zero_grad()
     total.backward()
     nn.utils.clip_grad_norm_(detector.parameters(), 5.0)
-    for group in optimiser.param_groups:
-        group["lr"] = plan.rate * rate_at(step, plan)
-    optimiser.step()
+    for part, rate in zip(parts, (plan.matrix_rate, plan.other_rate), strict=True):
+        part.param_groups[0]["lr"] = rate * rate_at(step, plan)
+        part.step()
     # Young averages must forget the start sooner.
     keep = min(plan.average, (step + 1) / (step + 10))
     with torch.no_grad():

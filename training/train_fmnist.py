@@ -83,7 +83,10 @@ def near(window: int, heads: int) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices: momentum, then the step of the same singular vectors with all singular values near 1 (Jordan, 2024)."""
+    """For matrices: momentum, then the step of the same singular vectors with all singular values near 1 (Jordan, 2024).
+
+    Convolutions are matrices from all their inputs to their outputs.
+    """
 
     def __init__(self, matrices: list[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.01) -> None:
         super().__init__(matrices, {"lr": rate, "momentum": momentum, "decay": decay})
@@ -94,9 +97,9 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 mean = self.state[p].setdefault("mean", torch.zeros_like(p))
                 mean.lerp_(p.grad, 1 - group["momentum"])
-                update = even_out(p.grad.lerp(mean, group["momentum"]))
+                update = even_out(p.grad.lerp(mean, group["momentum"]).flatten(1))
                 p.mul_(1 - group["lr"] * group["decay"])
-                p.add_(update, alpha=-group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+                p.add_(update.view_as(p), alpha=-group["lr"] * max(1, update.shape[0] / update.shape[1]) ** 0.5)
 
 
 def even_out(matrix: Tensor) -> Tensor:

@@ -126,11 +126,11 @@ def test_a_mask_seen_through_its_own_box_fills_it(losses: ModuleType, shapes: Mo
 def test_losses_fall(trainer: ModuleType, name: str) -> None:
     plan = tiny_plan(trainer, name)
     detector, averaged = trainer.build(plan.config, 0), trainer.build(plan.config, 0)
-    optimiser, scenes = trainer.optimiser_of(detector, plan), trainer.draw_batch(0, 0, 2)
-    plan = replace(plan, steps=1000, warm_up=1, rate=3e-3)
+    parts, scenes = trainer.optimisers(detector, plan), trainer.draw_batch(0, 0, 2)
+    plan = replace(plan, steps=1000, warm_up=1)
     totals = []
     for step in range(16):
-        found = trainer.train_step(detector, averaged, optimiser, scenes, trainer.SETTINGS, plan, step, 0)
+        found = trainer.train_step(detector, averaged, parts, scenes, trainer.SETTINGS, plan, step, 0)
         assert len(found) == 2 + 3 * plan.config.stages
         totals.append(sum(found.values()))
     assert totals[-1] < 0.8 * totals[0]
