@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -87,6 +89,18 @@ def test_suppression_is_the_greedy_one(count: int, iou: float) -> None:
     boxes = some_boxes(count, side=250.0)
     scores = np.random.default_rng(3).integers(0, 40, count) / 40.0  # with ties
     assert suppress(boxes, scores, iou).tolist() == slow_suppress(boxes, scores, iou)
+
+
+def test_suppression_equals_torchvisions_where_that_imports() -> None:
+    torch = pytest.importorskip("torch")
+    boxes, scores = some_boxes(400, side=250.0), np.random.default_rng(5).permutation(400) / 400
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = importlib.import_module("torchvision.ops").nms(torch.tensor(boxes), torch.tensor(scores), 0.5)
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        pytest.skip(f"torchvision has no working operators: {error}")
+    assert suppress(boxes, scores, 0.5).tolist() == expected.tolist()
 
 
 def test_an_overlap_of_exactly_the_threshold_stays() -> None:
