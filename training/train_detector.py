@@ -12,6 +12,8 @@ import contextlib
 import io
 import math
 import multiprocessing
+import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -240,6 +242,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    # As an exception, so that the drawing process ends with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again to go on"))
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     plan = PLANS[arguments.name]
