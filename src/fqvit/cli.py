@@ -100,6 +100,8 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
                 where = f"{error.filename}: " if error.filename else ""
                 fail(f"{where}{error.strerror or error}.")
             except Exception as error:
+                if isinstance(error, MemoryError) or "allocate memory" in str(error):
+                    fail("there is not enough memory. Free some, use fewer workers on a machine, or a machine with more.")
                 if workers.joined() is None:
                     raise
                 traceback.print_exc()

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fqvit.errors import FqvitError
-from fqvit.watch import ARRIVE, Watch
+from fqvit.watch import ARRIVE, Handler, Watch
 from fqvit.workers import Foldable, Workers
 
 ARRAY = 1  # MessagePack's number for our kind of value
@@ -35,15 +35,15 @@ class Group(Workers):
         self.rank, self.size, self._watch = rank, size, watch
 
     @classmethod
-    def join(cls, size: int) -> Group:
-        """Meets the others at MASTER_ADDR; returns when all are there."""
+    def join(cls, size: int, handler: Handler) -> Group:
+        """Meets the others at MASTER_ADDR; returns when all are there. handler: SIGTERM's, for the time after `close`."""
         missing = next((name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
         if missing is not None:
             raise FqvitError(f"WORLD_SIZE is {size}, but {missing} is not set. Start with torchrun, or unset WORLD_SIZE.")
         rank = int(os.environ["RANK"])
         try:
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE)))
-            watch = Watch(PrefixStore("fqvit/watch", store.clone()), rank, size)
+            watch = Watch(PrefixStore("fqvit/watch", store.clone()), rank, size, handler)
             watch.arrive()
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fqvit import files
 from fqvit.errors import FqvitError
@@ -25,20 +26,23 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 BEAT = 0.5  # seconds
-LOST_AFTER = 60.0  # seconds without a beat: longer than a busy machine or a slow disk may hold a thread up
+# Seconds without a beat: longer than a busy machine or a slow disk may hold a thread up.
+LOST_AFTER = float(os.environ.get("FQVIT_LOST_AFTER", "60"))
 SILENT_AFTER = 2.0  # the same when something is known to be wrong, and the question is only who it was
 DECIDE = 5.0  # seconds to find that out; torchrun allows 30 between its SIGTERM and SIGKILL
 SPEAK = 3.0  # seconds for the first worker to say it, whose terminal people look at
 ARRIVE = 300.0  # seconds for all workers to start
 AGAIN = "No file was left unfinished; start again."
 
+Handler = Callable[[int, FrameType | None], Any] | int | None
 Known = dict[int, tuple[bytes, float]]  # of other workers: the latest beat, and when it was new
 
 
 class Watch:
-    """store: a connection of its own, since a store's calls wait for each other."""
+    """store: a connection of its own, since a store's calls wait for each other. handler: of SIGTERM, for the time after."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, handler: Handler) -> None:
+        self._handler = handler
         self._store, self.rank, self.size = store, rank, size
         self._beats = 0
         self._known: Known = {}
@@ -63,7 +67,7 @@ class Watch:
 
     def start(self) -> None:
         # The C handler rings the bell at once, whatever the main thread does; the Python handler keeps SIGTERM from ending us.
-        self._before = signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._run, name="fqvit-watch", daemon=True)
         self._thread.start()
@@ -76,7 +80,7 @@ class Watch:
     def stop(self) -> None:
         self._leaving = True
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, self._before)
+        signal.signal(signal.SIGTERM, self._handler)
         self._ringer.send(b"\0")
         self._thread.join()
 
@@ -166,6 +170,8 @@ class Watch:
             speaker = str(self.rank)
             if self._store.compare_set("said", "", speaker).decode() == speaker:
                 _say(reason)
+            if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                time.sleep(3 * BEAT)  # the store is in this process, and others must still read the news
         except RuntimeError:
             self._without_store()
         self._end(2)

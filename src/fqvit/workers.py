@@ -7,6 +7,7 @@ that the result is one worker's to the bit. No torch here: group.py, which many 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -44,9 +45,12 @@ class Workers:
             size = _number("WORLD_SIZE", os.environ)
             if size is None or size < 2:
                 return ALONE
+            # Torch's own words about lost connections are dozens of lines of C++; what matters is said in one of ours.
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+            before = signal.signal(signal.SIGTERM, _stopped_early)
             from fqvit.group import Group
 
-            Workers._joined = Group.join(size)
+            Workers._joined = Group.join(size, before)
         return Workers._joined
 
     @property
@@ -97,6 +101,13 @@ def leave() -> None:
     if Workers._joined is not None:
         Workers._joined.close()
         Workers._joined = None
+
+
+def _stopped_early(*_: object) -> NoReturn:
+    """While torch is imported and workers meet, seconds in which nobody can settle yet who speaks: the first does."""
+    if os.environ.get("RANK") == "0":
+        os.write(2, b"fqvit: a worker was lost while the workers started, or somebody stopped them. Start again.\n")
+    os._exit(2)
 
 
 def cores() -> int:

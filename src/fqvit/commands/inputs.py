@@ -116,6 +116,21 @@ def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[
         )
 
 
+def warn_of_unlike_machines(workers: Workers) -> None:
+    """Integer programs run alike everywhere; torch's float results are the same for one build and kind of processor only."""
+    if workers.size == 1:
+        return
+    import torch
+
+    kinds = workers.gather(f"torch {torch.__version__} on {torch.backends.cpu.get_cpu_capability()}")
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None and workers.first:
+        warn(
+            f"worker {other} runs {kinds[other]}, worker 0 {kinds[0]}: the program will be sound, but its fingerprint may"
+            " not be that of one machine."
+        )
+
+
 @dataclass(frozen=True)
 class Classes:
     """ids: what ImageNet calls wnids, as folders are named; empty where the file has none."""

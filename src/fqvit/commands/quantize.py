@@ -78,6 +78,7 @@ def run(
         recipe, where, skipped = calibration.recipe, str(calibration_file), 0
     else:
         pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, workers)
+        inputs.warn_of_unlike_machines(workers)
         kind: Any = features or "logits"
         calibration = calibrate(model, pictures.source, recipe, device=device, features=kind, progress=track, workers=workers)
         pictures.report()

@@ -213,6 +213,7 @@ def calibrate(
     graph = trace(module, features)
     if recipe.max_loss is not None:
         auto.check(features)
+    workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     found = Pass(model, graph, recipes, where)
     if isinstance(images, Source):

@@ -6,6 +6,7 @@ what. Its neighbour calibrate.py has what happens to a batch, and plain iterable
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -34,6 +35,9 @@ def observe(
 
     Gives a function for the first worker: the sample for rounding and `auto`, uint8 [n, H, W, C].
     """
+    rules = hashlib.sha256(msgspec.json.encode(recipe)).hexdigest()[:8]
+    workers.agree("calibration", f"recipe {recipe.name} ({rules})", "Start all workers with the same command.")
+    workers.agree("calibration images", f"{len(source)} of them", "Start all workers with the same command.")
     chosen = source.limit(recipe.images)
     if recipe.shuffle is not None:
         chosen = chosen.take(np.random.default_rng(recipe.shuffle).permutation(len(chosen)).tolist())
