@@ -112,14 +112,14 @@ def labelled(
 def are_shards(place: Path) -> bool:
     """Whether this names tar files: one, several with braces, or a folder of them."""
     if place.is_dir():
-        return any(entry.name.endswith(ENDINGS) and not entry.name.startswith(".") for entry in os.scandir(place))
+        return any(name.endswith(ENDINGS) and not name.startswith(".") for name in os.listdir(place))
     return place.name.endswith(ENDINGS)
 
 
 def shard_paths(place: Path) -> list[Path]:
     """The tar files of a folder, of a pattern such as val-{000..063}.tar, or the one that is named; sorted."""
     if place.is_dir():
-        names = [entry.name for entry in os.scandir(place) if not entry.name.startswith(".")]
+        names = [name for name in os.listdir(place) if not name.startswith(".")]
         paths = [place / name for name in names if name.endswith(ENDINGS)]
         other = next((name for name in sorted(names) if os.path.splitext(name)[1].lower() in EXTENSIONS), None)
         if other is not None:
