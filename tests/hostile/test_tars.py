@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fqvit import shards, tars
 from fqvit.errors import FqvitError
+from fqvit.shards import TarShards
 from fqvit.workers import Workers
 from tests.factories import many
 from tests.test_shards import GREY, pack, png, values
@@ -21,10 +22,10 @@ from tests.test_shards import GREY, pack, png, values
 PICTURE = {"0/a.png": png(1)}
 
 
-def look(path: Path, labels: bool = True) -> shards.TarShards:
+def look(path: Path, labels: bool = True) -> TarShards:
     if labels:
-        return shards.labelled(path, GREY, 2, [], Workers.alone())
-    return shards.unlabelled(path, GREY, Workers.alone())
+        return TarShards.labelled(path, GREY, 2, [], Workers.alone())
+    return TarShards.unlabelled(path, GREY, Workers.alone())
 
 
 def special(path: Path, *infos: tuple[str, bytes, int]) -> Path:
