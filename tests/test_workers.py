@@ -239,6 +239,8 @@ with replacing(sys.argv[1] + "/out") as temporary:
     Path(sys.argv[1], f"ready{workers.rank}").touch()
     if workers.first:
         time.sleep(100)
+    if workers.rank == 2:
+        workers.close()
     workers.broadcast("")
 """
 
@@ -249,6 +251,8 @@ def test_a_killed_worker_ends_all_with_one_line_and_nothing_half_written(tmp_pat
     until = time.monotonic() + 60
     while len(list(tmp_path.glob("ready*"))) < 3 and time.monotonic() < until:
         time.sleep(0.1)
+    time.sleep(4)  # longer than a worker may be silent: one that computes or waits is not
+    assert [process.poll() for process in processes] == [None] * 3
     processes[1].kill()
     killed = time.monotonic()
     found = ends(processes)

@@ -47,6 +47,7 @@ class Watch:
         self._beats = 0
         self._known: Known = {}
         self._leaving = False
+        self._stopped = threading.Event()
         self._ending = threading.Lock()
         self._stepped = time.monotonic()
         self._bell, self._ringer = socket.socketpair()
@@ -74,11 +75,11 @@ class Watch:
         threading.Thread(target=self._guard, name="fqvit-guard", daemon=True).start()
 
     def leave(self) -> None:
-        """From now on the store may vanish: all work is done."""
+        """All work is done but that of others, so that from now on the store may go with worker 0."""
         self._leaving = True
 
     def stop(self) -> None:
-        self._leaving = True
+        self._stopped.set()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, self._handler)
         self._ringer.send(b"\0")
@@ -106,7 +107,7 @@ class Watch:
         self._fail(f"{reason} {AGAIN}")
 
     def _run(self) -> None:
-        while not self._leaving:
+        while not self._stopped.is_set():
             ready, _, _ = select.select([self._bell], [], [], BEAT)
             rung = self._bell.recv(64) if ready else b""
             if signal.SIGINT in rung:
@@ -124,25 +125,22 @@ class Watch:
                 silent = self._silent(watched, LOST_AFTER, self._known)
                 news = self._obituary(silent[0]) if silent else ""
             except RuntimeError:
-                self._unless_leaving(self._without_store)
+                if not self._stopped.wait(SPEAK if self._leaving else 0.0):
+                    self._end_once()
+                    self._without_store()
                 return
-            if news:
-                self._unless_leaving(self._fail, news)
+            if news and not self._stopped.is_set():
+                self._end_once()
+                self._fail(news)
             self._stepped = time.monotonic()
-
-    def _unless_leaving(self, end: Callable[..., NoReturn], *words: str) -> None:
-        if not self._leaving:
-            self._end_once()
-            end(*words)
 
     def _guard(self) -> None:
         """A store on a machine that has vanished does not even fail."""
         late = 0
-        while not self._leaving:
-            time.sleep(5.0)
+        while not self._stopped.wait(5.0):
             # Twice, as a process that was held up as a whole is late here, too.
             late = late + 1 if time.monotonic() - self._stepped > LOST_AFTER + SPEAK + DECIDE else 0
-            if late > 1 and not self._leaving:
+            if late > 1:
                 self._without_store()
 
     def _beat(self) -> None:

@@ -77,14 +77,6 @@ def arrays(images: NDArray[np.uint8], labels: NDArray[np.int64] | None, size: in
     ]
 
 
-def spread(total: int, limit: int | None) -> NDArray[np.int64]:
-    """At most `limit` of the indices 0..total - 1, evenly over all of them, as ImageFolder.limit chooses files."""
-    if limit is not None and limit < 1:
-        raise FqvitError(f"image limit is {limit}: expected at least 1.")
-    count = total if limit is None else min(limit, total)
-    return np.arange(count, dtype=np.int64) * total // count
-
-
 def top(scores: Scores, count: int) -> list[int]:
     """The classes with the highest scores, best first; of equal scores the lower index first. scores: [classes]."""
     order = np.argsort(-scores.astype(np.float64), kind="stable")
