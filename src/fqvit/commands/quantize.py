@@ -13,7 +13,7 @@ from fqvit.commands import inputs
 from fqvit.commands.output import facts, say, say_json, size, table
 from fqvit.errors import FqvitError
 from fqvit.progress import track
-from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe, with_bits, with_profile
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, check_integer, load_recipe, with_bits, with_profile
 
 if TYPE_CHECKING:
     from fqvit.images import Batch
@@ -41,6 +41,7 @@ def run(
 ) -> None:
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
+        check_integer(recipe)
     else:
         given = {
             "calib": calib,

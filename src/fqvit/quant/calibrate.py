@@ -256,7 +256,7 @@ def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Ca
 
     def call(node: Node, inputs: list[Tensor]) -> Tensor:
         site = observers.get(node.name)
-        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2":
+        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2" and node.inputs[0] in observers:
             q = site.qparams()
             return q.decode(q.encode(table_softmax(node.leaf, inputs[0], observers[node.inputs[0]].qparams(), recipe.exp)))
         y: Tensor = node.leaf(*inputs, *node.params)

@@ -32,7 +32,9 @@ from fqvit.quant.weights import (
 
 
 class Simulation:
-    """A float model with quantized sites and weights, ready to run."""
+    """A float model with quantized sites and weights, ready to run.
+
+    Where a recipe leaves nonlinear operations in float, so are positions, prefix tokens, relative position biases and sums."""
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.calibration = model, calibration
@@ -75,7 +77,9 @@ class Simulation:
             p = self.model.preprocess
             flat, offset, zero = pixel_linear(weight, bias, p)
             short, halves = self._short_steps(node), self.calibration.recipe.weight_ends == "halves"
-            found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group, outputs=short, halves=halves)
+            found = self.calibration.weights.get(node.name) or quantize_linear(
+                flat, offset, np.array([1 / 255]), bits, group=group, outputs=short, halves=halves
+            )
             self.patch_units[node.name] = torch.from_numpy(found.scale)
             rounded = found.w * found.scale[:, None] * 255
             # The walk's images are normalised already: take the part of the offset that stands for that back out.
@@ -121,6 +125,8 @@ class Simulation:
             return F.conv2d(inputs[0], weight, bias, leaf.patch).flatten(2).transpose(1, 2)
         if isinstance(leaf, layers.Linear):
             return F.linear(inputs[0], *self.weights[node.name])
+        if self.calibration.recipe.nonlinear == "float":
+            return leaf(*inputs, *node.params)  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Embed):
             prefix, positions = node.params
             rounded, unit = quantize_positions(positions.cpu().double().numpy(), self.calibration.recipe.position_bits)
