@@ -101,12 +101,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def integer(self) -> bool:
         """Whether there is an integer program of it."""
-        return self.nonlinear == "integer"
-
-    @property
-    def integer(self) -> bool:
-        """Whether there is an integer program of it."""
-        return self.attention != "log2-wide"
+        return self.nonlinear == "integer" and self.attention != "log2-wide"
 
     @property
     def log2_attention(self) -> bool:
@@ -200,10 +195,8 @@ def _joined(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 def check_integer(recipe: Recipe) -> None:
     """Refuses recipes that there is no integer program of."""
     if not recipe.integer:
-        raise FqvitError(
-            f"recipe {recipe.name}: LayerNorm and Softmax stay float in it, so there is no integer program."
-            " `fqvit table` measures it."
-        )
+        why = "LayerNorm and Softmax stay float in it" if recipe.nonlinear == "float" else "its attention codes are simulated"
+        raise FqvitError(f"recipe {recipe.name}: {why}, so there is no integer program. `fqvit table` measures it.")
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:
