@@ -66,9 +66,11 @@ Classes = Annotated[
 Calib = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Test images, one sub-folder a class.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
+CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")]
 Models = Annotated[
     list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints; default: the embedded ones.")
 ]
+OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="One model; or several by --models.")]
 Written = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv or .json.")]
 CellCache = Annotated[
     Path | None, typer.Option("--cache", metavar="DIR", help="Where finished cells are kept; default ~/.cache/fqvit/cells.")
@@ -137,7 +139,7 @@ def quantize(
     profile: Annotated[str | None, typer.Option(metavar="npu", help="For chips with symmetric int8 only.")] = None,
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Stop at features instead of logits.")] = None,
-    images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
+    images: CalibrationImages = None,
     k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor.")] = None,
     max_loss: Annotated[float | None, typer.Option(metavar="X", help="Points of top-1 that recipe auto may lose.")] = None,
     classes: Classes = None,
@@ -278,6 +280,7 @@ def export(
 @command("table")
 def table(
     models: Models = None,
+    weights: Weights = None,
     methods: Annotated[
         str | None, typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files; default: the paper's, and ours.")
     ] = None,
@@ -286,7 +289,7 @@ def table(
     data: Data = None,
     classes: Classes = None,
     limit: Limit = None,
-    images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
+    images: CalibrationImages = None,
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
@@ -295,19 +298,22 @@ def table(
 ) -> None:
     """Compare methods on models: top-1 beside float and what was published. Finished cells are kept."""
     from fqvit.commands import table as table_command
-    from fqvit.commands.study import Options
+    from fqvit.commands.study import Options, named_models
 
-    options = Options(calib, data, classes, limit, cache, fresh, device)
-    table_command.run(models or [], methods, bits, images, options, out or [], as_json)
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    table_command.run(named_models(None, models, weights), methods, bits, options, out or [], as_json)
 
 
 @command("ablate")
 def ablate(
+    model: OneModel = None,
     models: Models = None,
+    weights: Weights = None,
     calib: Calib = None,
     data: Data = None,
     classes: Classes = None,
     limit: Limit = None,
+    images: CalibrationImages = None,
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
@@ -316,20 +322,24 @@ def ablate(
 ) -> None:
     """Show what each part of the paper's method brings and costs. Finished cells are kept."""
     from fqvit.commands import ablate as ablate_command
-    from fqvit.commands.study import Options
+    from fqvit.commands.study import Options, named_models
 
-    ablate_command.run(models or [], Options(calib, data, classes, limit, cache, fresh, device), out or [], as_json)
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    ablate_command.run(named_models(model, models, weights), options, out or [], as_json)
 
 
 @command("sweep-k")
 def sweep_k(
+    model: OneModel = None,
     models: Models = None,
+    weights: Weights = None,
     recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Whose K is changed.")] = "fq-vit",
     largest: Annotated[int, typer.Option(metavar="K", help="K = 0 .. this.")] = 6,
     calib: Calib = None,
     data: Data = None,
     classes: Classes = None,
     limit: Limit = None,
+    images: CalibrationImages = None,
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
@@ -340,10 +350,10 @@ def sweep_k(
 ) -> None:
     """Measure accuracy over the largest Power-of-Two Factor K. Finished cells are kept."""
     from fqvit.commands import sweep as sweep_command
-    from fqvit.commands.study import Options
+    from fqvit.commands.study import Options, named_models
 
-    options = Options(calib, data, classes, limit, cache, fresh, device)
-    sweep_command.run(models or [], recipe, largest, options, out or [], as_json)
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    sweep_command.run(named_models(model, models, weights), recipe, largest, options, out or [], as_json)
 
 
 @command("bitops")

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fqvit.commands.study import Named, named_models
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import load_recipe
 from fqvit.study.cells import Answers
-from fqvit.study.methods import DEFAULT, FLOAT, Method, parse
+from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
 from fqvit.study.published import MODELS, TOP1, published
 from fqvit.study.table import flat, markdown, row
 from tests.command_line import fqvit, refused
@@ -65,14 +66,14 @@ def test_markdown_has_an_overview_of_several_models_and_lines_up() -> None:
 
 
 def test_methods_are_named_with_bits_or_crossed_with_them() -> None:
-    assert [method.label for method in parse("minmax, fq-vit@8/8/8", "8/8/8,4/8/4", None)] == [
+    assert [method.label for method in parse("minmax, fq-vit@8/8/8", "8/8/8,4/8/4")] == [
         "minmax@8/8/8",
         "minmax@4/8/4",
         "fq-vit@8/8/8",
     ]
-    found = parse("fq-vit@4/8/4", None, 17)[0]
+    found = with_images(parse("fq-vit@4/8/4", None)[0], 17)
     assert found.bits == "4/8/4" and found.recipe is not None and found.recipe.images == 17
-    assert len(parse(DEFAULT, None, None)) == len(DEFAULT.split(","))
+    assert len(parse(DEFAULT, None)) == len(DEFAULT.split(","))
     for words, said in (
         ("", "none given"),
         ("minmax,minmax", "twice"),
@@ -80,7 +81,7 @@ def test_methods_are_named_with_bits_or_crossed_with_them() -> None:
         ("minmax@8", "W/A/ATTN"),
     ):
         with pytest.raises(FqvitError, match=said):
-            parse(words, None, None)
+            parse(words, None)
 
 
 def test_the_table_is_written_three_ways(tmp_path: Path) -> None:
@@ -116,6 +117,21 @@ def test_mistakes_come_before_any_work(tmp_path: Path) -> None:
     refused(fqvit("table", "--models", "fmnist_vit", "--images", 0, *cache), "--images 0")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
+
+
+def test_models_are_named_in_several_ways() -> None:
+    assert named_models("deit_tiny", None, "a.pth") == [Named("deit_tiny", "a.pth")]
+    assert named_models(None, ["deit_tiny=a.pth,vit_tiny=hf:o/n", "hf:o/m", "x/vit_tiny.safetensors", "fmnist_vit"], None) == [
+        Named("deit_tiny", "a.pth"),
+        Named("vit_tiny", "hf:o/n"),
+        Named(None, "hf:o/m"),
+        Named(None, "x/vit_tiny.safetensors"),
+        Named("fmnist_vit", None),
+    ]
+    assert named_models(None, None, "vit_tiny.safetensors") == [Named(None, "vit_tiny.safetensors")]
+    for models in (["a", "b"], ["a=b.pth"]):
+        with pytest.raises(FqvitError, match="of which model"):
+            named_models(None, models, "c.pth")
 
 
 def test_killed_and_started_again_it_redoes_nothing_finished(tmp_path: Path) -> None:

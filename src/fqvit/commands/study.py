@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fqvit.commands import inputs
+from fqvit.commands.evaluate import CHECKPOINTS
 from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
@@ -35,26 +36,46 @@ class Options:
     data: Path | None
     classes: Path | None
     limit: int | None
+    images: int | None  # at most so many for calibration
     cache: Path | None
     fresh: bool
     device: str
 
 
-def model_and_weights(word: str) -> tuple[str | None, str | None]:
-    """NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE that is named like its model."""
+@dataclass(frozen=True)
+class Named:
+    """A model as it was named: a name, a checkpoint, or both."""
+
+    name: str | None
+    weights: str | None
+
+
+def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[Named]:
+    """MODEL with --weights, or --models: NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE named like its model."""
+    words = [word for given in models or () for word in given.split(",") if word]
+    found = [_named(word) for word in (*([model] if model is not None else []), *words)]
+    if weights is None:
+        return found
+    if len(found) > 1 or (found and found[0].weights is not None):
+        raise FqvitError(f"--weights {weights}: of which model? Give each its own, such as --models deit_tiny=FILE.")
+    return [Named(found[0].name if found else None, weights)]
+
+
+def _named(word: str) -> Named:
     name, equals, weights = word.partition("=")
     if equals and weights:
-        return name, weights
-    if word.startswith("hf:") or "/" in word or Path(word).suffix:
-        return None, word
-    return word, None
+        return Named(name, weights)
+    if word.startswith("hf:") or "/" in word or Path(word).suffix in CHECKPOINTS:
+        return Named(None, word)
+    return Named(word, None)
 
 
-def benches(words: Sequence[str], options: Options, command: str) -> Iterator[Bench]:
+def benches(models: Sequence[Named], options: Options, command: str) -> Iterator[Bench]:
     """The models one after the other, so that one is in memory at a time."""
-    named = [model_and_weights(word) for given in words for word in given.split(",") if word]
-    for name, _ in named:
-        inputs.check_name(name)
+    if options.images is not None and options.images < 1:
+        raise FqvitError(f"--images {options.images}: expected at least 1.")
+    for named in models:
+        inputs.check_name(named.name)
     inputs.require_torch(command)
     given = inputs.read_classes(options.classes)
     from fqvit.models.device import device_of
@@ -62,9 +83,9 @@ def benches(words: Sequence[str], options: Options, command: str) -> Iterator[Be
 
     device_of(options.device)
     cache = Cache(options.cache or default_cache(), options.fresh)
-    for name, weights in named or [(model, None) for model in embedded.MODELS]:
-        model = inputs.float_model(name, weights)
-        inputs.warn_of_other_name(model, weights)
+    for named in models or [Named(model, None) for model in embedded.MODELS]:
+        model = inputs.float_model(named.name, named.weights)
+        inputs.warn_of_other_name(model, named.weights)
         ids = [] if given is None else given.ids
         count: int = model.module.config.classes  # type: ignore[assignment,union-attr]
         names = given.names if given is not None else model.classes or count
@@ -94,13 +115,15 @@ class Ran:
     configs: dict[str, ViTConfig | SwinConfig] = field(default_factory=dict)
 
 
-def run_cells(benches: Iterator[Bench], methods: Sequence[Method]) -> Ran:
+def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Options, command: str) -> Ran:
     """The float model and every method on every model."""
-    from fqvit.study.methods import FLOAT
+    from fqvit.study.methods import FLOAT, with_images
     from fqvit.study.table import row
 
     ran = Ran()
-    for bench in benches:
+    if options.images is not None:
+        methods = [with_images(method, options.images) for method in methods]
+    for bench in benches(models, options, command):
         ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
         exact, reused = bench.answers(FLOAT)
         ran.rows.append(row(bench.model.name, FLOAT, exact, exact))

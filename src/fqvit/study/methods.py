@@ -31,18 +31,22 @@ class Method:
         return "float" if self.recipe is None else "integer" if self.recipe.integer else "simulation"
 
 
+def with_images(method: Method, images: int) -> Method:
+    """Calibrated on at most so many images."""
+    recipe = method.recipe
+    return method if recipe is None else Method(method.label, msgspec.structs.replace(recipe, images=images))
+
+
 FLOAT = Method("float", None)
 
 
-def parse(text: str, bits: str | None, images: int | None) -> list[Method]:
+def parse(text: str, bits: str | None) -> list[Method]:
     """NAME|FILE.toml[@W/A/ATTN] with commas between. bits: W/A/ATTN with commas between, at each of which every method runs
     that names no bits itself; None: its own."""
     found: list[Method] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, _, own = word.partition("@")
         recipe = load_recipe(name)
-        if images is not None:
-            recipe = msgspec.structs.replace(recipe, images=images)
         for width in [own] if own else (bits or "").split(","):
             label = f"{recipe.name}@{width}" if width else recipe.name
             found.append(Method(label, with_bits(recipe, width) if width else recipe))
