@@ -9,6 +9,7 @@ import functools
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from enum import StrEnum
@@ -17,6 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fqvit import workers
 from fqvit.errors import FqvitError
 
 app = typer.Typer(
@@ -98,6 +100,7 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             try:
                 function(*args, **options)
                 sys.stdout.flush()  # here, so that a closed pipe is noticed here
+                workers.leave()
             except FqvitError as error:
                 fail(str(error))
             except KeyboardInterrupt:
@@ -109,6 +112,13 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             except OSError as error:
                 where = f"{error.filename}: " if error.filename else ""
                 fail(f"{where}{error.strerror or error}.")
+            except Exception as error:
+                if isinstance(error, MemoryError) or "allocate memory" in str(error):
+                    fail("there is not enough memory. Free some, use fewer workers on a machine, or a machine with more.")
+                if workers.joined() is None:
+                    raise
+                traceback.print_exc()
+                fail(f"{type(error).__name__}: {error}. This is not your mistake; please report it.")
 
         app.command(name)(guarded)
         return function
@@ -117,6 +127,8 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def fail(message: str) -> NoReturn:
+    if (together := workers.joined()) is not None:
+        together.fail(message)
     typer.echo(f"fqvit: {' '.join(message.split())}", err=True)
     raise SystemExit(2)
 
@@ -133,7 +145,9 @@ def models(as_json: Json = False) -> None:
 def quantize(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME; default fmnist_vit.")] = None,
     weights: Weights = None,
-    calib: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")] = None,
+    calib: Annotated[
+        Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration, a folder or tar shards; no labels.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="How to quantize; default fqvit.")] = None,
     bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")] = None,
     profile: Annotated[str | None, typer.Option(metavar="npu", help="For chips with symmetric int8 only.")] = None,
@@ -175,7 +189,7 @@ def quantize(
 def evaluate(
     target: Annotated[str, typer.Argument(metavar="FILE.fqvit|FILE.onnx|MODEL", show_default=False)],
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images, one sub-folder a class.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images, one sub-folder a class, or tar shards.")] = None,
     classes: Classes = None,
     backend: Annotated[Backend | None, typer.Option(help="What runs a program; default native.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = None,
@@ -227,7 +241,7 @@ def inspect(
 def compare(
     file: Program,
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images; no labels.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Folder of images, or tar shards; no labels.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = 8,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also the gain over this program.")] = None,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""`fqvit eval`: top-1 and top-5 of a program, an exported one, or a float model, on a folder with one sub-folder a class."""
+"""`fqvit eval`: top-1 and top-5 of a program, an exported one, or a float model, on labelled images."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fqvit.commands.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, Scores, measure
 from fqvit.preprocess import Preprocess
+from fqvit.workers import Workers, cores
 
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
@@ -34,6 +35,7 @@ def run(
     device: str,
     as_json: bool,
 ) -> None:
+    workers = Workers.from_environment()
     given = inputs.read_classes(classes)
     path = Path(target)
     if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *CHECKPOINTS) or path.is_file()):
@@ -50,17 +52,19 @@ def run(
             raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
         inputs.check_name(target)
         inputs.require_torch("eval of a float model")
-        model, backend, (preprocess, names, forward), size = *_float(target, weights, device), FLOAT_BATCH
+        model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
     ids: list[str] = []
     if given is not None:
         count = names if isinstance(names, int) else len(names)
         if len(given.names) != count:
             raise FqvitError(f"{classes}: {len(given.names)} classes, but {target} has {count}. Give one a logit.")
         names, ids = given.names, given.ids
-    pictures = inputs.labelled(data, model, preprocess, names, ids, limit, size)
+    pictures = inputs.labelled(data, model, preprocess, names, ids, limit, workers)
     start = time.perf_counter()
-    found = measure(forward, pictures.batches(size, "evaluating"))
+    found = measure(forward, pictures.batches(size, "evaluating"), workers)
     seconds = time.perf_counter() - start
+    if not workers.first:
+        return
     if as_json:
         say_json(
             {
@@ -71,6 +75,7 @@ def run(
                 "top5": round(found.top5, 4),
                 "images": found.images,
                 "skipped": pictures.skipped,
+                "workers": workers.size,
                 "seconds": round(seconds, 3),
                 "ms_per_image": round(1000 * found.seconds / found.images, 3),
             }
@@ -108,7 +113,7 @@ def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
 def _engine(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
     from fqvit.runtime.native import Engine
 
-    engine = Engine(path)
+    engine = Engine(path, threads=cores())
     return engine.header, engine.classes, engine.run
 
 
@@ -120,14 +125,15 @@ def _reference(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
     return program.header, program.classes, Reference(program).run
 
 
-def _float(name: str, weights: str | None, device: str) -> tuple[str, str, Ready]:
+def _float(name: str, weights: str | None, device: str, workers: Workers) -> tuple[str, str, Ready]:
     from fqvit.models.device import device_of
     from fqvit.models.graph import run_float, trace
     from fqvit.models.pixels import normalise
 
     where = device_of(device)
     model = inputs.float_model(name, weights)
-    inputs.warn_of_other_name(model, weights)
+    if workers.first:
+        inputs.warn_of_other_name(model, weights)
     module = model.module.to(where)
     graph = trace(module)
 

@@ -17,6 +17,7 @@ from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.workers import Workers
 
 if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fqvit.study.methods import Method
     from fqvit.study.table import Row
 
-BATCH = 16
 SUFFIXES = (".md", ".csv", ".json")
 
 
@@ -40,6 +40,7 @@ class Options:
     cache: Path | None
     fresh: bool
     device: str
+    workers: Workers = field(default_factory=Workers.from_environment)
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,22 @@ def benches(models: Sequence[Named], options: Options, command: str) -> Iterator
     from fqvit.study.cells import Bench, Cache
 
     device_of(options.device)
-    cache = Cache(options.cache or default_cache(), options.fresh)
+    workers = options.workers
+    cache = Cache(options.cache or default_cache(), options.fresh, workers)
+    inputs.warn_of_unlike_machines(workers)
     for named in models or [Named(model, None) for model in embedded.MODELS]:
         model = inputs.float_model(named.name, named.weights)
-        inputs.warn_of_other_name(model, named.weights)
+        if workers.first:
+            inputs.warn_of_other_name(model, named.weights)
         ids = [] if given is None else given.ids
         count: int = model.module.config.classes  # type: ignore[assignment,union-attr]
         names = given.names if given is not None else model.classes or count
         if not isinstance(names, int) and len(names) != count:
             raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Give one a logit.")
-        data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, BATCH)
+        data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, workers)
 
         def calib(limit: int, model: FloatModel = model) -> inputs.Images:
-            return inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, BATCH)
+            return inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
 
         calib(1)  # a folder that is not there should be noticed before an hour of work
         yield Bench(model, calib, data, cache, options.device)
@@ -132,6 +136,8 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Optio
             try:
                 answers, reused = bench.answers(method)
             except FqvitError as error:
+                if options.workers.size > 1:
+                    raise  # others may not have failed, and would wait for this one
                 ran.failed.append(f"{bench.model.name} {method.label}: {error}")
                 continue
             ran.rows.append(row(bench.model.name, method, answers, exact))
@@ -157,6 +163,8 @@ def finish(
     draw: Callable[[Path], object] | None = None,
 ) -> None:
     """Writes and prints the results, then names the cells that failed: the last of them is the command's error."""
+    if not Workers.from_environment().first:
+        return
     from fqvit.files import write_atomically
     from fqvit.study.table import as_csv
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.images import Batch
+from fqvit.workers import ALONE, Workers
 
 Scores = np.ndarray[Any, Any]
 Run = Callable[[NDArray[np.uint8]], Scores]
@@ -22,7 +23,7 @@ Run = Callable[[NDArray[np.uint8]], Scores]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """top1, top5: percent of `images`. seconds: in the model alone, reading of images excluded.
+    """top1, top5: percent of `images`. seconds: in the model alone, summed over workers.
 
     predictions, ranks: i64 [images], the best class, and how many classes come before the right one.
     """
@@ -35,8 +36,11 @@ class Accuracy:
     ranks: NDArray[np.int64]
 
 
-def measure(run: Run, batches: Iterable[Batch]) -> Accuracy:
-    """Runs every batch and ranks the labels; the batches must have labels."""
+def measure(run: Run, batches: Iterable[Batch], workers: Workers = ALONE) -> Accuracy:
+    """Runs every batch and ranks the labels; the batches must have labels.
+
+    workers: each passes its own batches, in order of workers, and gets the accuracy on all of them.
+    """
     ranks: list[NDArray[np.int64]] = []
     predictions: list[NDArray[np.int64]] = []
     seconds = 0.0
@@ -48,11 +52,14 @@ def measure(run: Run, batches: Iterable[Batch]) -> Accuracy:
         seconds += time.perf_counter() - start
         ranks.append(rank(scores, batch.labels))
         predictions.append(scores.argmax(-1))
-    if not ranks:
+    nothing = np.zeros(0, np.int64)
+    parts = workers.gather([np.concatenate([nothing, *ranks]), np.concatenate([nothing, *predictions]), seconds])
+    every, chosen = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    if not len(every):
         raise FqvitError("no images were read. Pass a folder with at least one readable image.")
-    every = np.concatenate(ranks)
+    spent = sum(part[2] for part in parts)
     top1, top5 = (100 * float((every < count).mean()) for count in (1, 5))
-    return Accuracy(len(every), top1, top5, seconds, np.concatenate(predictions), every)
+    return Accuracy(len(every), top1, top5, spent, chosen, every)
 
 
 def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:
