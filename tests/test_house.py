@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "PIL", "rich.progress", "matplotlib", "onnx", "onnxruntime")
+HEAVY = ("torch", "PIL", "rich.progress", "jinja2", "onnx", "onnxruntime")
 
 
 def tracked_files() -> list[Path]:

@@ -22,7 +22,7 @@ HEAT = np.array(  # inferno, thinned: dark to bright, told apart without colour 
 
 
 def jpeg(pixels: NDArray[np.uint8], size: int, quality: int = 82) -> str:
-    """u8 [H, W, 1 or 3] with its long side `size` pixels, as a data: address. Much smaller pictures keep their square pixels."""
+    """u8 [H, W, 1 or 3] with its long side `size` pixels, as a data: address. Far smaller pictures keep their square pixels."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     scale = size / max(image.size)
     target = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
@@ -61,7 +61,7 @@ def attention_maps(found: AttentionMaps) -> str:
     """The image and its float map at the left; then a row a method, a column a width. One brightness for all: float's."""
     size, gap, left, head = 150, 14, 196, 30
     canvas = Canvas(760, head + 3 * (size + 34) - 6)
-    largest = float(np.quantile(found.exact, 0.995))
+    largest = float(np.quantile(found.exact, 0.98))
 
     def cell(x: float, y: float, pixels: NDArray[np.uint8], words: str, kind: str, tip: str) -> None:
         height, width = pixels.shape[:2]
@@ -70,6 +70,11 @@ def attention_maps(found: AttentionMaps) -> str:
         canvas.text(kind, (x, y + size + 17), words)
 
     step = size + 34
+    scale = np.linspace(0, 1, 60, dtype=np.float32)[None] ** 2  # the square root is taken again when it is coloured
+    strip = overlay(np.zeros((1, 60, 1), np.uint8), scale, 1.0)
+    canvas.image((0, head + 2 * step + 8), (size, 10), jpeg(strip, CELL), "from no attention to the brightest of float")
+    canvas.text("tick", (0, head + 2 * step + 34), "0")
+    canvas.text("tick", (size, head + 2 * step + 34), f"{largest:.2g}", "end")
     cell(0, head, found.pixels, "image", "word", "the image as the model sees it")
     cell(0, head + step, overlay(found.pixels, found.exact, largest), "float", "strong", "attention in float")
     for column, bits in enumerate((8, 6, 4)):

@@ -16,7 +16,7 @@
   label();
 
   // The section being read is marked in the navigation.
-  const links = new Map([...document.querySelectorAll(".bar a")].map(a => [a.hash.slice(1), a]));
+  const links = new Map([...document.querySelectorAll(".nav a")].map(a => [a.hash.slice(1), a]));
   const sections = [...links.keys()].map(id => document.getElementById(id));
   const mark = () => {
     const line = innerHeight * 0.3;
@@ -33,7 +33,7 @@
   mark();
 
   // Tables: every head becomes a button. Numbers by value, a dash last in both directions.
-  const value = text => { const number = Number(text.replace(/[,\s%+]/g, "").replace("−", "-")); return text === "–" ? null : Number.isNaN(number) ? text.toLowerCase() : number; };
+  const value = text => { const number = Number(text.replace(/[,\s%+]/g, "").replaceAll("−", "-")); return text === "–" ? null : Number.isNaN(number) ? text.toLowerCase() : number; };
   for (const table of document.querySelectorAll("table.sortable")) {
     const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
     heads.forEach((head, column) => {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from fqvit.commands.inspect import BITS
 from fqvit.commands.output import size
 from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import SiteNoise
@@ -58,8 +59,8 @@ def pictures(report: Report) -> list[Picture]:
             "The paper’s integer exponential is a parabola on (−ln 2, 0], halved for every further ln 2. Its largest gap to exp"
             f" is {gaps['code']:.2e} with the coefficients of the paper’s code, which is the 1.9e-3 that the paper quotes, and"
             f" {gaps['paper']:.2e} with those that it prints. In integers, at this program’s median score step"
-            f" ({report.exp.step:.3g}), the gap is {tables['coarse']:.1e} computed as in that code, {tables['polynomial']:.1e} with"
-            f" more bits, and {tables['table']:.1e} for a table of exp itself."
+            f" ({report.exp.step:.3g}), the gap is {tables['coarse']:.1e} computed as in that code, {tables['polynomial']:.1e}"
+            f" with more bits, and {tables['table']:.1e} for a table of exp itself."
         )
         found.append(Picture("i-exp", "I-Exp against exp", caption, plots.exponentials(report.exp)))
     return found
@@ -78,7 +79,7 @@ def _norm_pictures(report: Report) -> list[Picture]:
     )
     second = (
         "Each box holds the middle half of the channels’ ranges, the line in it is their median, dots are channels beyond 1.5"
-        f" box lengths. On top: the widest range over the median one, {middle:.1f} in the middle norm, {ratios[-1]:.1f} at most."
+        f" box lengths. On top: widest range over median range, {middle:.1f} in the middle norm, {ratios[-1]:.1f} at most."
     )
     return [
         Picture("channel-ranges", f"Channels before {worst.norm}", first, plots.channel_ranges(worst)),
@@ -91,9 +92,9 @@ def _attention_pictures(report: Report) -> list[Picture]:
     if report.attention is not None:
         counts = report.attention
         caption = (
-            f"{counts.total:,} softmax outputs of {counts.images} images; {100 * counts.share_below:.1f} % are below 1/16. Of 16"
-            f" equal bins one has all of these, of 16 log2 codes {used(counts.below)} do: {entropy(counts.uniform):.1f} against"
-            f" {entropy(counts.log2):.1f} bits of information a value. Darker cells hold more values."
+            f"{counts.total:,} softmax outputs of {counts.images} images; {100 * counts.share_below:.1f} % are below 1/16. Of"
+            f" 16 equal bins one has all of these, of 16 log2 codes {used(counts.below)} have them: a value has"
+            f" {entropy(counts.uniform):.1f} bits of information against {entropy(counts.log2):.1f}. The stronger a cell’s colour, the more it holds."
         )
         found.append(Picture("attention-values", "Attention values", caption, plots.attention_values(counts)))
     for number, one in enumerate(report.maps, 1):
@@ -194,7 +195,7 @@ def _context(report: Report, about: About) -> dict[str, Any]:
 
 def _in_order(report: Report) -> list[SiteNoise]:
     """The comparison's sites in the order of the network, the output last."""
-    order = {name: i for i, name in enumerate(report.program.header.sites)}
+    order = {row.site: i for i, row in enumerate(report.inspection.sites)}
     return sorted(report.sites.sites, key=lambda row: order.get(row.site, len(order)))
 
 
@@ -222,6 +223,9 @@ def _cards(report: Report) -> list[Card]:
         cards.append(
             Card("agreement", f"{answers.agreement:.1f} %", f"same class as float; {apart} of {answers.images:,} differ")
         )
+    recipe = report.program.header.recipe
+    bits = "/".join(str(recipe.get(key, default)) for key, default in BITS)
+    cards.append(Card("bits", bits, "of weights, activations and attention"))
     floats = 4 * report.parameters
     cards.append(Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"))
     times = f"{speed.integer:.3g} ms an image; PyTorch {speed.exact:.3g} ms"
@@ -264,7 +268,8 @@ def _signed(value: float) -> str:
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
-        return "; ".join(f"{key}: {_plain(inside)}" for key, inside in value.items()) or "none"
+        rules = (f"{key}: {_plain(rule)}" if isinstance(rule, dict) else f"{key} {_plain(rule)}" for key, rule in value.items())
+        return "; ".join(rules) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(_plain, value)) or "none"
     return {True: "yes", False: "no", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)

@@ -44,7 +44,7 @@ def channel_ranges(found: ChannelRanges) -> str:
 
 def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
     """A box plot of channel ranges for each LayerNorm, in the order of the network, on a log axis; max/median above each."""
-    canvas = Canvas(WIDTH, 380)
+    canvas = Canvas(WIDTH, 360)
     boxes = [box(found.ranges[found.ranges > 0]) if (found.ranges > 0).any() else None for found in norms]
     every = np.concatenate([found.ranges[found.ranges > 0] for found in norms] or [np.ones(1)])
     y = Axis(float(every.min()) / 1.2, float(every.max()) * 1.2, 285, 46, log=True)
@@ -57,12 +57,16 @@ def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
         if own is not None:
             _draw_box(canvas, y, at, half, own)
         if len(norms) <= 32 or i % 2 == 0:
-            canvas.text("loss" if i == worst else "word", (at, 30), f"{found.ratio:.0f}", "middle")
+            canvas.text("loss" if i == worst else "word", (at, 30), _ratio(found.ratio), "middle")
         canvas.text("tick", (at + 4, 300), shorter(found.norm), "end", turn=-45)
-    canvas.text("tick", (LEFT - 44, 30), "max ÷", "start")
-    canvas.text("tick", (LEFT - 44, 44), "median", "start")
+    canvas.text("tick", (LEFT - 44, 12), "widest range ÷ median range")
     said = f"The widest channel is {norms[worst].ratio:.1f} times the median one before {norms[worst].norm}."
     return canvas.finish("Ranges of channels before each LayerNorm", said)
+
+
+def _ratio(value: float) -> str:
+    """Two figures."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
 
 
 def _draw_box(canvas: Canvas, y: Axis, at: float, half: float, own: Box) -> None:
@@ -75,8 +79,8 @@ def _draw_box(canvas: Canvas, y: Axis, at: float, half: float, own: Box) -> None
 
 
 def attention_values(found: AttentionCounts) -> str:
-    """A histogram over powers of two, and under it the 16 bins that 4 bits give: uniform and log2, darker where more values
-    are."""
+    """A histogram over powers of two, and under it the 16 bins that 4 bits give: uniform and log2, stronger where more
+    values are."""
     canvas = Canvas(WIDTH, 330)
     last = int(np.flatnonzero(found.fine).max()) if found.total else FINE
     octaves = min(-(-(last + 1) // FINE), 20)
@@ -157,15 +161,19 @@ def exponentials(found: ExpCurves) -> str:
 
 
 def site_errors(sites: Sequence[SiteNoise]) -> str:
-    """Signal to noise of every site in the order of the network: the integer program, and this site's rounding alone."""
+    """Signal to noise of every site in the order of the network: the integer program, and this site's rounding alone.
+
+    The axis is made for the first; rings beyond it, of 16-bit sites mostly, lie on its upper edge.
+    """
     canvas = Canvas(WIDTH, 330)
-    values = [v for row in sites for v in (row.integer_db, row.alone_db) if v is not None]
-    y = _around(min(values, default=0.0), max(values, default=1.0), 266, 30)
+    values = [row.integer_db for row in sites if row.integer_db is not None]
+    y = _around(min(values, default=0.0), max(values, default=1.0) + 6, 266, 24)
     canvas.rows(y, LEFT, RIGHT, [f"{label(tick)} dB" for tick in y.ticks()])
     x = Axis(-0.5, len(sites) - 0.5, LEFT, RIGHT)
     for i, row in enumerate(sites):
         if row.alone_db is not None:
-            canvas.circle("ring", (x(i), y(row.alone_db)), 3, f"{row.site}: alone {row.alone_db:.1f} dB")
+            height = y(min(row.alone_db, y.hi))
+            canvas.circle("ring", (x(i), height), 3, f"{row.site}: alone {row.alone_db:.1f} dB")
     for i, row in enumerate(sites):
         if row.integer_db is not None:
             canvas.circle("dot", (x(i), y(row.integer_db)), 3.4, f"{row.site}: integer {row.integer_db:.1f} dB")
@@ -181,7 +189,7 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
     canvas.circle("dot", (LEFT + 4, 316), 3.4)
     canvas.text("word", (LEFT + 14, 320), "integer program, all earlier errors included")
     canvas.circle("ring", (LEFT + 304, 316), 3)
-    canvas.text("word", (LEFT + 314, 320), "this site’s rounding alone")
+    canvas.text("word", (LEFT + 314, 320), "this site’s rounding alone (at the upper edge: beyond it)")
     said = f"The worst is {sites[min(known)[1]].site} with {min(known)[0]:.1f} decibels." if known else "Nothing differs."
     return canvas.finish("Signal to noise of each site", said)
 
@@ -208,7 +216,8 @@ def class_changes(rows: Sequence[tuple[ClassChange, str]], most: int = 24) -> st
     if not changed:
         return ""
     canvas = Canvas(WIDTH, 46 + 22 * len(changed))
-    x = Axis(0, 100, 268, RIGHT - 62)
+    left = 20 + 7.4 * max(len(_cut(name)) for _, name in changed)
+    x = Axis(0, 100, left, RIGHT - 68)
     bottom = canvas.height - 8
     for tick in (0, 25, 50, 75, 100):
         canvas.line("grid", (x(tick), 26), (x(tick), bottom))
@@ -217,12 +226,16 @@ def class_changes(rows: Sequence[tuple[ClassChange, str]], most: int = 24) -> st
         y = 42 + 22 * i
         before, after = 100 * row.exact / row.images, 100 * row.integer / row.images
         kind = "loss" if row.change < 0 else "blue"
-        canvas.text("word", (256, y + 4), name if len(name) <= 34 else name[:33] + "…", "end")
+        canvas.text("word", (left - 12, y + 4), _cut(name), "end")
         canvas.line("base", (x(before), y), (x(after), y))
         canvas.circle("ring", (x(before), y), 4, f"{name}: float {before:.1f} %")
         canvas.circle("dot-warm" if row.change < 0 else "dot", (x(after), y), 4.5, f"{name}: integer {after:.1f} %")
         canvas.text(kind, (WIDTH - 4, y + 4), f"{row.change:+.1f}".replace("-", "−"), "end")
     return canvas.finish("Top-1 by class, float and integer", f"{len(changed)} classes, those that changed most.")
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 34 else name[:33] + "…"
 
 
 def _around(lo: float, hi: float, start: float, end: float) -> Axis:

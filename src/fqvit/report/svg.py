@@ -42,7 +42,7 @@ class Axis:
             return [tick for tick in every if self.lo <= tick * (1 + 1e-9) and tick <= self.hi * (1 + 1e-9)]
         rough = (self.hi - self.lo) / count or 1.0
         power = 10.0 ** math.floor(math.log10(rough))
-        step = next((lead * power for lead in (1, 2, 5) if lead * power >= rough * 0.999), 10 * power)
+        step = next((lead * power for lead in (1, 2, 5) if lead * power >= 0.8 * rough), 10 * power)
         first, last = math.ceil(self.lo / step - 1e-9), math.floor(self.hi / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
 
@@ -97,7 +97,7 @@ class Canvas:
 
     def image(self, at: Point, size: Point, uri: str, tip: str, sharp: bool = False) -> None:
         kind = "sharp" if sharp else "photo"
-        self._shape("image", kind, tip, x=at[0], y=at[1], width=size[0], height=size[1], href=uri)
+        self._shape("image", kind, tip, x=at[0], y=at[1], width=size[0], height=size[1], preserveAspectRatio="none", href=uri)
 
     def rows(self, axis: Axis, left: float, right: float, words: Sequence[str] | None = None) -> None:
         """Horizontal grid lines at the ticks of a vertical axis, with their values at the left."""
