@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -46,6 +47,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     model = fqvit.load_model("fmnist_vit", classes=HOSTILE)
     recipe = with_bits(fqvit.load_recipe("minmax"), "4/5/4")
     program = fqvit.lower(model, fqvit.calibrate(model, embedded.calibration_images()[:32], recipe))
+    header = msgspec.structs.replace(
+        program.header,
+        model="<b>model</b>",
+        source="<script>window.broken = 4</script>",
+        recipe=program.header.recipe | {"name": "\"'><script>window.broken = 5</script>"},
+    )
+    program = fqvit.Program(header, program.constants)
     file = folder / "model.fqvit"
     program.save(file)
     pixels, labels = embedded.test_images()

@@ -37,7 +37,11 @@ class Reader(HTMLParser):
 def test_hostile_names_are_text(made: Made) -> None:
     read = Reader(made.page)
     kinds = {tag for tag, _ in read.tags}
-    assert [tag for tag, _ in read.tags].count("script") == 1 and not kinds & {"i", "u", "iframe", "object"}
+    assert (
+        [tag for tag, _ in read.tags].count("script") == 1
+        and not kinds & {"i", "u", "iframe", "object"}
+        and "<b>model</b>" in "".join(read.words)
+    )
     assert not [key for _, attributes in read.tags for key in attributes if key.startswith("on") or key == "style"]
     text = "".join(read.words)
     shown = {name for one in made.report.answers.disagreements for guess in one.exact for name in [HOSTILE[guess.label]]}  # type: ignore[union-attr]

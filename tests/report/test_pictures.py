@@ -37,7 +37,7 @@ def counts(*filled: int) -> AttentionCounts:
 
 @pytest.mark.parametrize("channels", [1, 2, 192])
 def test_channel_ranges(channels: int) -> None:
-    parsed(plots.channel_ranges(ranges(channels, BAD.replace("\x07", ""))))
+    parsed(plots.channel_ranges(ranges(channels, BAD)))
 
 
 @pytest.mark.parametrize("norms", [1, 25, 60])

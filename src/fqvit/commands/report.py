@@ -66,15 +66,15 @@ def run(
         warnings=warnings,
         skipped=images.skipped,
     )
-    page = render(found, about)
-    write_atomically(target, lambda path: path.write_text(page, encoding="utf-8"))
+    page = render(found, about).encode("utf-8", "replace")  # names of files need not be Unicode
+    write_atomically(target, lambda path: path.write_bytes(page))
     written = [] if pictures is None else _write_pictures(pictures, drawn(found, names))
-    result = summary(found) | {"file": str(file), "report": str(target), "bytes": len(page.encode()), "pictures": written}
+    result = summary(found) | {"file": str(file), "report": str(target), "bytes": len(page), "pictures": written}
     if as_json:
         say_json(result | {"skipped": images.skipped})
         return
     say(_text(found, images.where))
-    say(f"\nWritten: {target}, {size(len(page.encode()))}" + (f"; {len(written)} pictures in {pictures}" if written else ""))
+    say(f"\nWritten: {target}, {size(len(page))}" + (f"; {len(written)} pictures in {pictures}" if written else ""))
 
 
 def _names(program: Program, classes: Path | None, file: Path) -> tuple[tuple[str, ...], list[str]]:

@@ -83,10 +83,10 @@ def attention_maps(found: AttentionMaps) -> str:
         for row, method in enumerate(("uniform", "log2", "relative")):
             stored = _stored(found, method, bits)
             if stored is not None:
-                words = f"{method}, {_decibels(stored.decibels)}"
+                words = f"{method}{' (ours)' if method == 'relative' else ''}, {decibels(stored.decibels)}"
                 best = "blue" if method == "relative" else "word"
                 cell(x, head + row * step, overlay(found.pixels, stored.map, largest), words, best, words)
-    said = "; ".join(f"{one.method} {one.bits} bits {_decibels(one.decibels)}" for one in found.stored)
+    said = "; ".join(f"{one.method} {one.bits} bits {decibels(one.decibels)}" for one in found.stored)
     return canvas.finish(f"Attention of {found.site}, float and stored in few bits", f"Signal to noise: {said}")
 
 
@@ -94,5 +94,5 @@ def _stored(found: AttentionMaps, method: str, bits: int) -> QuantizedMap | None
     return next((one for one in found.stored if (one.method, one.bits) == (method, bits)), None)
 
 
-def _decibels(value: float) -> str:
+def decibels(value: float) -> str:
     return "exact" if np.isinf(value) else f"{value:.1f} dB"

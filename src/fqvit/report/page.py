@@ -94,17 +94,20 @@ def _attention_pictures(report: Report) -> list[Picture]:
         caption = (
             f"{counts.total:,} softmax outputs of {counts.images} images; {100 * counts.share_below:.1f} % are below 1/16. Of"
             f" 16 equal bins one has all of these, of 16 log2 codes {used(counts.below)} have them: a value has"
-            f" {entropy(counts.uniform):.1f} bits of information against {entropy(counts.log2):.1f}. The stronger a cell’s colour, the more it holds."
+            f" {entropy(counts.uniform):.1f} bits of information against {entropy(counts.log2):.1f}. The stronger"
+            " a cell’s colour, the more values it holds."
         )
         found.append(Picture("attention-values", "Attention values", caption, plots.attention_values(counts)))
     for number, one in enumerate(report.maps, 1):
         look = "What the class token looks at" if one.kind == "class token" else "How much each patch is looked at"
-        few = ", ".join(f"{stored.method} {stored.decibels:.1f} dB" for stored in one.stored if stored.bits == 4)
+        few = ", ".join(f"{stored.method} {maps.decibels(stored.decibels)}" for stored in one.stored if stored.bits == 4)
         caption = (
             f"{look} in the last attention ({one.site}), mean over heads, float’s brightness in every map. Uniform codes need"
             " all their bits, because small values fall to 0; log2 codes lose little from 8 bits to 4; relative codes count"
             f" from the largest of each row. With 4 bits: {few}, of the whole attention against float."
         )
+        if number > 1:
+            caption = f"The same for another image. With 4 bits: {few}."
         title = "Attention maps" if number == 1 else f"Attention maps, image {number}"
         found.append(Picture(f"attention-maps-{number}", title, caption, maps.attention_maps(one)))
     return found

@@ -4,13 +4,19 @@ file of its own, decides them; every text is escaped. Knows nothing of what is d
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 
 Point = tuple[float, float]
+
+
+def escape(words: str) -> str:
+    """For XML too, which has no place for control characters."""
+    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", words))
 
 
 def number(value: float) -> str:
