@@ -50,7 +50,6 @@ def column(page, number: int) -> list[str]:  # type: ignore[no-untyped-def]
 
 def test_it_loads_alone_and_without_complaint(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, seen = opened(browser, made)
-    page.evaluate("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
     page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
     assert seen.complaints == []
     assert [url for url in seen.requests if not url.startswith("data:")] == [made.path.as_uri()]

@@ -102,9 +102,9 @@ def _attention_pictures(report: Report) -> list[Picture]:
         look = "What the class token looks at" if one.kind == "class token" else "How much each patch is looked at"
         few = ", ".join(f"{stored.method} {maps.decibels(stored.decibels)}" for stored in one.stored if stored.bits == 4)
         caption = (
-            f"{look} in the last attention ({one.site}), mean over heads, float’s brightness in every map. Uniform codes need"
-            " all their bits, because small values fall to 0; log2 codes lose little from 8 bits to 4; relative codes count"
-            f" from the largest of each row. With 4 bits: {few}, of the whole attention against float."
+            f"{look} in the last attention ({one.site}), mean over heads, float’s brightness in every map. The fewer bits"
+            " uniform codes have, the more small values fall to 0; log2 codes are nearly as coarse with 8 bits as with 4;"
+            f" relative codes count from the largest of each row. With 4 bits: {few}, of the whole attention against float."
         )
         if number > 1:
             caption = f"The same for another image. With 4 bits: {few}."
