@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ import fqvit
 from fqvit.models import embedded
 from fqvit.models.graph import Node, trace
 from fqvit.models.layers import LayerNorm, Softmax
+from fqvit.models.load import build
 from fqvit.models.pixels import normalise
 from fqvit.report.collect import AttentionHistogram, NormRanges, as_map, attention_maps, count
 
@@ -89,6 +92,18 @@ def test_maps_of_a_vit_are_what_the_class_token_looks_at() -> None:
     assert found.stored[2].map == pytest.approx(uniform[0].mean(0)[0, 1:].reshape(7, 7).numpy(), abs=1e-6)
     noise = (uniform - kept[found.site]).double().square().sum() / kept[found.site].double().square().sum()
     assert found.stored[2].decibels == pytest.approx(-10 * float(torch.log10(noise)), abs=1e-6)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_prefix_tokens_are_no_patches(prefix: int) -> None:
+    """No class token: what patches receive, times their number; two (distilled): what the first of them looks at."""
+    config = dataclasses.replace(
+        embedded.FMNIST_VIT_CONFIG, prefix=prefix, **({} if prefix else {"pool": "mean", "norm_first": True})
+    )
+    model = fqvit.FloatModel("vit", build(config), embedded.FMNIST_PREPROCESS, None, "")
+    p = torch.rand(1, 3, prefix + 49, prefix + 49)
+    wanted = p[0].mean(0)[0, prefix:] if prefix else p[0].mean(0).mean(0) * 49
+    assert as_map(model, "blocks.0.attn.softmax", p) == pytest.approx(wanted.reshape(7, 7).numpy(), abs=1e-4)
 
 
 @pytest.mark.parametrize("site", ["layers.0.blocks.0.attn.softmax", "layers.0.blocks.1.attn.softmax"])

@@ -17,6 +17,7 @@ from fqvit.errors import FqvitError
 from fqvit.files import write_atomically
 from fqvit.ir.program import Program
 from fqvit.progress import track
+from fqvit.report import MISSING
 from fqvit.report.data import entropy, used
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def run(
     if pictures is not None and pictures.exists() and not pictures.is_dir():
         raise FqvitError(f"{pictures}: is a file. Choose a folder for the pictures.")
     if importlib.util.find_spec("jinja2") is None:
-        raise FqvitError("report: needs jinja2, which is not installed. Run `pip install 'fqvit[report]'`.")
+        raise FqvitError(MISSING)
     inputs.require_torch("report")
     from fqvit.report.gather import BATCH, gather
     from fqvit.report.page import About, render
@@ -100,10 +101,9 @@ def _images(
         try:
             return inputs.labelled(data, header.model, header.preprocess, names or count, ids, limit, size), warnings
         except FqvitError as error:
-            loose = data is not None and data.is_dir() and any(entry.is_dir() for entry in data.iterdir())
             if data is None or not data.is_dir():
                 raise
-            if loose:  # folders that may have been meant as classes
+            if any(entry.is_dir() for entry in data.iterdir()):  # they may have been meant as classes
                 warnings.append(f"read without labels, because of this: {error}")
     return inputs.unlabelled(data, "--data", header.model, header.preprocess, limit, size), warnings
 

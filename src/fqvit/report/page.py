@@ -18,10 +18,10 @@ from fqvit.commands.output import size
 from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import SiteNoise
 from fqvit.evaluate.inspect import SiteRow
-from fqvit.report import maps, plots
+from fqvit.report import MISSING, maps, plots
 from fqvit.report.answers import Disagreement, Guess
 from fqvit.report.data import entropy, used
-from fqvit.report.gather import COMPARED, Report
+from fqvit.report.gather import Report
 from fqvit.report.svg import asset
 
 THUMBNAIL = 160
@@ -128,17 +128,13 @@ def render(report: Report, about: About) -> str:
     try:
         import jinja2
     except ImportError:
-        raise missing() from None
+        raise FqvitError(MISSING) from None
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     style, script = asset("chart.css") + asset("page.css"), asset("page.js")
     context = _context(report, about)
     return environment.from_string(asset("template.html")).render(
         **context, style=_safe(style), script=_safe(script), policy=_policy(style, script)
     )
-
-
-def missing() -> FqvitError:
-    return FqvitError("report: needs jinja2, which is not installed. Run `pip install 'fqvit[report]'`.")
 
 
 def _safe(text: str) -> Any:
@@ -192,7 +188,6 @@ def _context(report: Report, about: About) -> dict[str, Any]:
         "versions": _versions(),
         "machine": _machine(report),
         "size": size,
-        "few": COMPARED,
     }
 
 

@@ -26,7 +26,7 @@ def channel_ranges(found: ChannelRanges) -> str:
     y = _around(float(found.lo.min()), float(found.hi.max()), 250, 20)
     canvas.rows(y, LEFT, RIGHT)
     spans = [((x(c), y(float(lo))), (x(c), y(float(hi)))) for c, (lo, hi) in enumerate(zip(found.lo, found.hi))]
-    canvas.strokes("span", spans)
+    canvas.strokes("span" if len(spans) <= 300 else "span-thin", spans)
     widest = int(found.ranges.argmax())
     high = float(found.hi[widest]) >= -float(found.lo[widest])
     tip = float((found.hi if high else found.lo)[widest])
@@ -55,8 +55,8 @@ def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
     for i, (found, own) in enumerate(zip(norms, boxes)):
         at = LEFT + slot * (i + 0.5)
         if own is not None:
-            _draw_box(canvas, y, at, half, own)
-        if len(norms) <= 32 or i % 2 == 0:
+            _draw_box(canvas, y, at, half, own, found.norm)
+        if slot >= 27 or i == worst or (i % 2 == 0 and abs(i - worst) > 1):
             canvas.text("loss" if i == worst else "word", (at, 30), _ratio(found.ratio), "middle")
         canvas.text("tick", (at + 4, 300), shorter(found.norm), "end", turn=-45)
     canvas.text("tick", (LEFT - 44, 12), "widest range ÷ median range")
@@ -69,9 +69,9 @@ def _ratio(value: float) -> str:
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
 
 
-def _draw_box(canvas: Canvas, y: Axis, at: float, half: float, own: Box) -> None:
+def _draw_box(canvas: Canvas, y: Axis, at: float, half: float, own: Box, norm: str) -> None:
     canvas.strokes("whisker", [((at, y(own.low)), (at, y(own.q1))), ((at, y(own.q3)), (at, y(own.high)))])
-    tip = f"median {own.median:.3g}, middle half {own.q1:.3g} to {own.q3:.3g}"
+    tip = f"{norm}: median {own.median:.3g}, middle half {own.q1:.3g} to {own.q3:.3g}"
     canvas.rect("box", (at - half, y(own.q1)), (at + half, y(own.q3)), tip)
     canvas.line("median", (at - half, y(own.median)), (at + half, y(own.median)))
     for value in own.outliers:
@@ -182,7 +182,8 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
         worst, i = min(known)
         side = "end" if x(i) > WIDTH / 2 else "start"
         canvas.circle("dot-warm", (x(i), y(worst)), 4, f"{sites[i].site}: integer {worst:.1f} dB")
-        canvas.text("loss", (x(i) + (-9 if side == "end" else 9), y(worst) + 14), f"{sites[i].site} {worst:.1f} dB", side)
+        under = 14 if y(worst) < 250 else -9  # not over the names of blocks
+        canvas.text("loss", (x(i) + (-9 if side == "end" else 9), y(worst) + under), f"{sites[i].site} {worst:.1f} dB", side)
     for start, name in _groups(sites):
         canvas.line("grid", (x(start - 0.5), 266), (x(start - 0.5), 274))
         canvas.text("tick", (x(start - 0.4), 287), name)
@@ -234,8 +235,8 @@ def class_changes(rows: Sequence[tuple[ClassChange, str]], most: int = 24) -> st
     return canvas.finish("Top-1 by class, float and integer", f"{len(changed)} classes, those that changed most.")
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= 34 else name[:33] + "…"
+def _cut(name: str, most: int = 34) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _around(lo: float, hi: float, start: float, end: float) -> Axis:
@@ -246,4 +247,6 @@ def _around(lo: float, hi: float, start: float, end: float) -> Axis:
 
 def shorter(name: str) -> str:
     """Names of sites as labels: blocks.3.norm1 -> 3.norm1, layers.2.blocks.1.norm1 -> 2.1.norm1"""
-    return ".".join(part for part in name.split(".") if part not in ("blocks", "layers")) or name
+    known = {"blocks": "", "layers": "", "patch_embed": "patch", "downsample": "down"}
+    parts = [known.get(part, part) for part in name.split(".")]
+    return _cut(".".join(part for part in parts if part) or name, 14)
