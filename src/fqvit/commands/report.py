@@ -54,9 +54,9 @@ def run(
     model = inputs.float_model(program.header.model, weights)
     if _hash(model.source) != _hash(program.header.source):
         warnings.append(f"these weights ({model.source}) are not those that {file} was made from ({program.header.source}).")
-    found = gather(program, file, model, images.batches(BATCH, "float and integer"), _total(images), track)
     for text in warnings:
         warn(text)
+    found = gather(program, file, model, images.batches(BATCH, "float and integer"), _total(images), track)
     date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     about = About(
         command=_command(file, weights, data, classes, limit, target, pictures),

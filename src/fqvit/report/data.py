@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.ir.exptable import EXP_TABLES, one_bits
-
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
@@ -176,12 +174,14 @@ def exp_curves(step: float, codes: int = 256, tokens: int = 197) -> ExpCurves:
     x = np.linspace(-4, 0, 401)
     dense = np.linspace(-math.log(2), 0, 200_001)  # later pieces are this one, halved again and again
     gaps = {kind: float(np.abs(i_exp(dense, kind) - np.exp(dense)).max()) for kind in POLYNOMIALS}
-    tables = {kind: table_gap(kind, step, codes, tokens) for kind in EXP_TABLES}
+    tables = {kind: table_gap(kind, step, codes, tokens) for kind in ("table", "polynomial", "coarse")}
     return ExpCurves(x, {kind: i_exp(x, kind) for kind in POLYNOMIALS}, gaps, step, tables)
 
 
 def table_gap(kind: str, step: float, codes: int, tokens: int) -> float:
     """The largest |entry / 2^one - exp(-step d)| over d = 0 .. codes - 1."""
+    from fqvit.ir.exptable import EXP_TABLES, one_bits  # late: it brings in torch
+
     table = EXP_TABLES[kind](step, codes, tokens)
     entries = table[np.minimum(np.arange(codes), len(table) - 1)] / 2.0 ** one_bits(tokens)
     return float(np.abs(entries - np.exp(-step * np.arange(codes))).max())

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fqvit.evaluate.compare import SiteNoise
 from fqvit.report.answers import ClassChange
 from fqvit.report.data import BINS, FINE, AttentionCounts, Box, ChannelRanges, ExpCurves, box, entropy, used
 from fqvit.report.svg import Axis, Canvas, label
+
+if TYPE_CHECKING:
+    from fqvit.evaluate.compare import SiteNoise
 
 WIDTH = 760
 LEFT, RIGHT = 52, 748
