@@ -252,6 +252,25 @@ def compare(
     compare_command.run(file, weights, data, limit, baseline, as_json)
 
 
+@command("report")
+def report(
+    file: Program,
+    weights: Weights = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images; labels from sub-folders, or none.")] = None,
+    classes: Classes = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, default 1000.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html", help="Default: named like FILE, here.")] = None,
+    pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also the pictures as SVG files.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page about a program, with pictures."""
+    from fqvit.commands import report as report_command
+
+    report_command.run(
+        file, weights=weights, data=data, classes=classes, limit=limit, out=out, pictures=pictures, as_json=as_json
+    )
+
+
 @command("bench")
 def bench(
     file: Program,

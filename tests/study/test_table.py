@@ -157,7 +157,6 @@ def test_killed_and_started_again_it_redoes_nothing_finished(tmp_path: Path) -> 
 
 
 def test_k_is_swept_and_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "k.svg"
     words = ("sweep-k", "--models", "fmnist_vit", "--limit", 32, "--largest", 2, "--cache", tmp_path / "cells", "-o", picture)
     done = fqvit(*words, "--json").json

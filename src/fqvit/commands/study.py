@@ -160,7 +160,7 @@ def finish(
     markdown: str,
     out: Sequence[Path],
     as_json: bool,
-    draw: Callable[[Path], object] | None = None,
+    draw: Callable[[], str] | None = None,
 ) -> None:
     """Writes and prints the results, then names the cells that failed: the last of them is the command's error."""
     if not Workers.from_environment().first:
@@ -170,10 +170,9 @@ def finish(
 
     told = {"rows": rows, "reused": ran.reused, "failed": ran.failed}
     texts = {".md": lambda: markdown, ".csv": lambda: as_csv(rows), ".json": lambda: json.dumps(told, indent=1) + "\n"}
+    if draw is not None:
+        texts[".svg"] = draw
     for path in out:
-        if path.suffix == ".svg" and draw is not None:
-            write_atomically(path, draw)
-            continue
         text = texts[path.suffix]()
         write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,9 +20,7 @@ def run(models: Sequence[Named], recipe_name: str, largest: int, options: Option
     if recipe.residual != "ptf":
         raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so that K changes nothing there. Use fq-vit.")
     study.check_outputs(out, drawn=True)
-    if any(path.suffix == ".svg" for path in out) and importlib.util.find_spec("matplotlib") is None:
-        raise FqvitError('sweep-k: a picture needs matplotlib. Run `pip install "fqvit[report]"`.')
     ran = study.run_cells(models, sweep(recipe, largest), options, "sweep-k")
     from fqvit.study.sweep import draw, markdown, rows
 
-    study.finish(ran, rows(ran.rows), markdown(ran.rows), out, as_json, lambda path: draw(ran.rows, path))
+    study.finish(ran, rows(ran.rows), markdown(ran.rows), out, as_json, lambda: draw(ran.rows))
