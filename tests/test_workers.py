@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -183,8 +184,6 @@ def test_workers_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_torchrun_gives_the_fingerprint_of_one_process(tmp_path: Path) -> None:
-    import subprocess
-
     alone = fqvit("quantize", "--recipe", "fq-vit", "--images", 100, "-o", tmp_path / "one.fqvit", "--json").json
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fqvit", "quantize"]
     words += ["--recipe", "fq-vit", "--images", "100", "-o", str(tmp_path / "two.fqvit"), "--json"]

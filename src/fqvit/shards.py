@@ -27,7 +27,7 @@ from fqvit.errors import FqvitError
 from fqvit.images import EXTENSIONS, Source, UnreadableImage, class_indices, decode
 from fqvit.preprocess import Preprocess
 from fqvit.tars import BLOCK, Member, members
-from fqvit.workers import Workers
+from fqvit.workers import ALONE, Workers
 
 LARGEST_IMAGE = 64 << 20  # bytes; ImageNet's largest has 15 MB
 LARGEST_LABEL = 1 << 16
@@ -44,6 +44,37 @@ class TarShards(Source):
     def __init__(self, paths: Sequence[Path], at: Ints, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
         super().__init__(labels, preprocess)
         self.paths, self.at = list(paths), at
+
+    @classmethod
+    def unlabelled(cls, place: str | Path, preprocess: Preprocess, workers: Workers = ALONE) -> TarShards:
+        """Every picture of the shards: a tar file, a pattern such as train-{0000..1023}.tar, or a folder of tar files.
+
+        workers: those who share the look at headers; every one of them must call this.
+        """
+        paths = shard_paths(Path(place))
+        return cls(paths, _index(Path(place), paths, False, workers).at, None, preprocess)
+
+    @classmethod
+    def labelled(
+        cls,
+        place: str | Path,
+        preprocess: Preprocess,
+        classes: Sequence[str] | int,
+        ids: Sequence[str] = (),
+        workers: Workers = ALONE,
+    ) -> TarShards:
+        """With the class of each; `classes` and `ids` as images.class_indices takes them."""
+        paths = shard_paths(Path(place))
+        found = _index(Path(place), paths, True, workers)
+        count = classes if isinstance(classes, int) else len(classes)
+        indices = class_indices(str(place), found.folders, classes, ids) if found.folders else {}
+        by_folder = np.array([indices[name] for name in found.folders], np.int64)
+        labels, named = found.labels.copy(), found.labels < 0
+        labels[named] = by_folder[-1 - labels[named]]
+        for wrong in np.flatnonzero(labels >= count)[:1]:
+            name = cls(paths, found.at, None, preprocess).name(int(wrong))
+            raise FqvitError(f"{name}: has class {labels[wrong]}, expected below {count}. Are these shards of another dataset?")
+        return cls(paths, found.at, labels.tolist(), preprocess)
 
     def __len__(self) -> int:
         return len(self.at)
@@ -88,42 +119,17 @@ class TarShards(Source):
         return f"{self.paths[shard]}/{member}"
 
 
-def unlabelled(place: Path, preprocess: Preprocess, workers: Workers) -> TarShards:
-    """Every picture of the shards."""
-    paths = shard_paths(place)
-    return TarShards(paths, _index(place, paths, False, workers).at, None, preprocess)
-
-
-def labelled(
-    place: Path, preprocess: Preprocess, classes: Sequence[str] | int, ids: Sequence[str], workers: Workers
-) -> TarShards:
-    """With the class of each; `classes` and `ids` as images.class_indices takes them."""
-    paths = shard_paths(place)
-    found = _index(place, paths, True, workers)
-    count = classes if isinstance(classes, int) else len(classes)
-    indices = class_indices(str(place), found.folders, classes, ids) if found.folders else {}
-    # Folders are numbered below 0, from -1 down.
-    by_folder = np.array([indices[name] for name in found.folders], np.int64)
-    own = found.labels >= 0
-    labels = found.labels.copy()
-    labels[~own] = by_folder[-1 - labels[~own]]
-    for wrong in np.flatnonzero(labels >= count)[:1]:
-        name = TarShards(paths, found.at, None, preprocess).name(int(wrong))
-        raise FqvitError(f"{name}: has class {labels[wrong]}, expected below {count}. Are these shards of another dataset?")
-    return TarShards(paths, found.at, labels.tolist(), preprocess)
-
-
 def are_shards(place: Path) -> bool:
     """Whether this names tar files: one, several with braces, or a folder of them."""
     if place.is_dir():
-        return any(entry.name.endswith(ENDINGS) and not entry.name.startswith(".") for entry in os.scandir(place))
+        return any(name.endswith(ENDINGS) and not name.startswith(".") for name in os.listdir(place))
     return place.name.endswith(ENDINGS)
 
 
 def shard_paths(place: Path) -> list[Path]:
     """The tar files of a folder, of a pattern such as val-{000..063}.tar, or the one that is named; sorted."""
     if place.is_dir():
-        names = [entry.name for entry in os.scandir(place) if not entry.name.startswith(".")]
+        names = [name for name in os.listdir(place) if not name.startswith(".")]
         paths = [place / name for name in names if name.endswith(ENDINGS)]
         other = next((name for name in sorted(names) if os.path.splitext(name)[1].lower() in EXTENSIONS), None)
         if other is not None:

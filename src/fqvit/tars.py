@@ -75,7 +75,7 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
             name, size = found.get("path", name), _size(path, found)
         elif header.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
             pass  # for all members, or the target of a link: neither says where pictures are
-        elif header.issparse():
+        elif header.type == tarfile.GNUTYPE_SPARSE:
             raise FqvitError(f"{path}: member {said!r} is sparse, which is not read. Pack it without --sparse.")
         else:
             if not header.isdir() and not said.endswith("/"):
@@ -107,7 +107,7 @@ def _pax(path: Path, data: bytes) -> dict[str, str]:
         length = int(digits) if digits.isdigit() and len(digits) < 8 else 0
         record = rest[: max(0, length - len(digits) - 1)]
         key, equals, value = record.partition(b"=")
-        if not equals or not record.endswith(b"\n"):
+        if not equals or not record.endswith(b"\n") or len(digits) + 1 + len(record) != length:
             raise FqvitError(f"{path}: an extended header that cannot be read. The file is damaged; copy it again.")
         if key.startswith(b"GNU.sparse"):
             raise FqvitError(f"{path}: has a sparse member, which is not read. Pack it without --sparse.")

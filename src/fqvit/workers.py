@@ -48,9 +48,13 @@ class Workers:
             # Torch's own words about lost connections are dozens of lines of C++; what matters is said in one of ours.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
             before = signal.signal(signal.SIGTERM, _stopped_early)
-            from fqvit.group import Group
+            try:
+                from fqvit.group import Group
 
-            Workers._joined = Group.join(size, before)
+                Workers._joined = Group.join(size, before)
+            except BaseException:
+                signal.signal(signal.SIGTERM, before)
+                raise
         return Workers._joined
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,8 @@ def run(
         if len(given.names) != count:
             raise FqvitError(f"{classes}: {len(given.names)} classes, but {target} has {count}. Give one a logit.")
         names, ids = given.names, given.ids
+    if workers.size > 1:
+        workers.agree(target, _identity(path, limit), "Every machine needs the same file, and the same command.")
     pictures = inputs.labelled(data, model, preprocess, names, ids, limit, workers)
     start = time.perf_counter()
     found = measure(forward, pictures.batches(size, "evaluating"), workers)
@@ -85,6 +88,12 @@ def run(
     say(f"{target} ({backend}) on {found.images} images ({pictures.where}): {each}")
     say(f"top-1 {found.top1:.2f} %")
     say(f"top-5 {found.top5:.2f} %")
+
+
+def _identity(path: Path, limit: int | None) -> str:
+    """What workers must have in common: the same file, if it is one, and the same number of images."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no file"
+    return f"{digest}, limit {limit}"
 
 
 Ready = tuple[Preprocess, Sequence[str] | int, Run]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fqvit import shards
 from fqvit.commands.output import warn, warn_of_skipped
 from fqvit.errors import FqvitError
 from fqvit.images import Batch, ImageArray, ImageFolder, Source
 from fqvit.models import embedded
 from fqvit.preprocess import Preprocess
 from fqvit.progress import track
+from fqvit.shards import TarShards, are_shards
 from fqvit.workers import ALONE, Workers
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def labelled(
             )
         inside = ImageArray(pixels, labels.tolist(), preprocess)
         return Images(inside if limit is None else inside.limit(limit), "embedded test images", workers)
-    if shards.are_shards(place):
-        found: Source = shards.labelled(place, preprocess, classes, ids, workers)
+    if are_shards(place):
+        found: Source = TarShards.labelled(place, preprocess, classes, ids, workers)
     else:
         found = ImageFolder.labelled(place, preprocess, classes, ids)
         _agree(found, place, workers)
@@ -92,8 +92,8 @@ def unlabelled(
         pixels = embedded.calibration_images()
         _check_shape(option, model, preprocess, pixels.shape[1:])
         return Images(ImageArray(pixels, None, preprocess).limit(limit), "embedded calibration images", workers)
-    if shards.are_shards(place):
-        return Images(shards.unlabelled(place, preprocess, workers).limit(limit), str(place), workers)
+    if are_shards(place):
+        return Images(TarShards.unlabelled(place, preprocess, workers).limit(limit), str(place), workers)
     found = ImageFolder.unlabelled(place, preprocess)
     _agree(found, place, workers)
     return Images(found.limit(limit), str(place), workers)
