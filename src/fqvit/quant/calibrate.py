@@ -23,6 +23,7 @@ from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
 from fqvit.quant import auto, channels
+from fqvit.quant.bitsplit import bit_split
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.compensate import compensate
@@ -34,7 +35,8 @@ from fqvit.quant.simulate import table_softmax
 
 Call = Callable[[Node, list[Tensor]], Tensor]
 
-SAMPLE_IMAGES = 128  # that compensated rounding and `auto` look at
+SAMPLE_IMAGES = 128  # that are looked at again
+FITTED_IMAGES = 256  # the same, where weights are fitted to outputs: fewer would be learnt by heart
 
 
 class SiteObserver:
@@ -102,6 +104,11 @@ class Sample:
     def images(self) -> NDArray[np.uint8]:
         """uint8 [n, H, W, C]"""
         return np.stack(self.kept)
+
+
+def looks_again(recipe: Recipe) -> bool:
+    """Whether some images are needed again after the pass over all of them."""
+    return recipe.max_loss is not None or recipe.rounding != "nearest" or recipe.intervals != "observed"
 
 
 def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
@@ -179,7 +186,7 @@ def calibrate(
         auto.check(features)
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
-    sample = Sample(SAMPLE_IMAGES)
+    sample = Sample(FITTED_IMAGES if recipe.rounding == "bit-split" else SAMPLE_IMAGES)
     seen = 0
     p = model.preprocess
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
@@ -189,7 +196,7 @@ def calibrate(
         call = coded_attention(recipe, observers[0]) if last and recipe.last_batch else None
         observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers, call=call)
         seen += len(batch)
-        if recipe.max_loss is not None or recipe.rounding == "compensated":
+        if looks_again(recipe):
             sample.add(batch)
     if seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
@@ -202,6 +209,8 @@ def calibrate(
         calibration = auto.choose(model, found[0], found[1], sample.images(), progress)
     if recipe.rounding == "compensated":
         calibration = compensate(model, calibration, sample.images(), progress)
+    if recipe.rounding == "bit-split":
+        calibration = bit_split(model, calibration, sample.images(), progress)
     return calibration
 
 
