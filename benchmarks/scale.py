@@ -1,4 +1,4 @@
-"""Rates of one core for docs/scale.md: reading pictures, looking at tar headers, calibrating, evaluating; and what follows.
+"""Rates of one core for docs/scale.md: reading pictures, looking at headers, calibrating, evaluating; what follows from them.
 
     .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
 

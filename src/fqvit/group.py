@@ -43,7 +43,9 @@ class Group(Workers):
         rank = int(os.environ["RANK"])
         try:
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE)))
-            watch = Watch(PrefixStore("fqvit/watch", store.clone()), rank, size, handler)
+            # torchrun's store outlives the workers that it starts again, and so would their bad news.
+            prefix = f"fqvit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            watch = Watch(PrefixStore(f"{prefix}/watch", store.clone()), rank, size, handler)
             watch.arrive()
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -52,7 +54,7 @@ class Group(Workers):
         watch.start()
         self = cls(rank, size, watch)
         with self._together():
-            mine = PrefixStore("fqvit/gloo", store)
+            mine = PrefixStore(f"{prefix}/gloo", store)
             dist.init_process_group("gloo", store=mine, rank=rank, world_size=size, timeout=NO_LIMIT)
         return self
 
