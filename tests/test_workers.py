@@ -88,7 +88,8 @@ def test_calibration_gives_the_same_program_for_every_number_of_workers(name: st
         for each in found:
             assert each.to_json() == alone.to_json()
             assert each.choice == alone.choice
-            assert lower(MODEL, each).fingerprint() == lower(MODEL, alone).fingerprint()
+            if recipe.integer:
+                assert lower(MODEL, each).fingerprint() == lower(MODEL, alone).fingerprint()
 
 
 def test_more_workers_than_batches_are_no_trouble() -> None:
@@ -186,7 +187,7 @@ def test_torchrun_gives_the_fingerprint_of_one_process(tmp_path: Path) -> None:
     alone = fqvit("quantize", "--recipe", "fq-vit", "--images", 100, "-o", tmp_path / "one.fqvit", "--json").json
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fqvit", "quantize"]
     words += ["--recipe", "fq-vit", "--images", "100", "-o", str(tmp_path / "two.fqvit"), "--json"]
-    done = subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True, timeout=120, env=quiet())
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=quiet(), check=False)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)

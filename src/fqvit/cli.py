@@ -65,6 +65,19 @@ Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="C
 Classes = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
 ]
+Calib = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Test images, one sub-folder a class.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
+CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")]
+Models = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints; default: the embedded ones.")
+]
+OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="One model; or several by --models.")]
+Written = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv or .json.")]
+CellCache = Annotated[
+    Path | None, typer.Option("--cache", metavar="DIR", help="Where finished cells are kept; default ~/.cache/fqvit/cells.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Do finished cells again.")]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
 
 
@@ -140,7 +153,7 @@ def quantize(
     profile: Annotated[str | None, typer.Option(metavar="npu", help="For chips with symmetric int8 only.")] = None,
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Stop at features instead of logits.")] = None,
-    images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
+    images: CalibrationImages = None,
     k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor.")] = None,
     max_loss: Annotated[float | None, typer.Option(metavar="X", help="Points of top-1 that recipe auto may lose.")] = None,
     classes: Classes = None,
@@ -239,6 +252,25 @@ def compare(
     compare_command.run(file, weights, data, limit, baseline, as_json)
 
 
+@command("report")
+def report(
+    file: Program,
+    weights: Weights = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images; labels from sub-folders, or none.")] = None,
+    classes: Classes = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, default 1000.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html", help="Default: named like FILE, here.")] = None,
+    pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also the pictures as SVG files.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page about a program, with pictures."""
+    from fqvit.commands import report as report_command
+
+    report_command.run(
+        file, weights=weights, data=data, classes=classes, limit=limit, out=out, pictures=pictures, as_json=as_json
+    )
+
+
 @command("bench")
 def bench(
     file: Program,
@@ -276,3 +308,95 @@ def export(
     options: dict[str, object] = {"target": target, "attention": attention, "image": image}
     given = {name: value for name, value in options.items() if value is not None}
     export_command.run(file, to.value, out, given, as_json)
+
+
+@command("table")
+def table(
+    models: Models = None,
+    weights: Weights = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files; default: the paper's, and ours.")
+    ] = None,
+    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN,...", help="Every method at each of these.")] = None,
+    calib: Calib = None,
+    data: Data = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    images: CalibrationImages = None,
+    cache: CellCache = None,
+    fresh: Fresh = False,
+    device: Device = "cpu",
+    out: Written = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods on models: top-1 beside float and what was published. Finished cells are kept."""
+    from fqvit.commands import table as table_command
+    from fqvit.commands.study import Options, named_models
+
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    table_command.run(named_models(None, models, weights), methods, bits, options, out or [], as_json)
+
+
+@command("ablate")
+def ablate(
+    model: OneModel = None,
+    models: Models = None,
+    weights: Weights = None,
+    calib: Calib = None,
+    data: Data = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    images: CalibrationImages = None,
+    cache: CellCache = None,
+    fresh: Fresh = False,
+    device: Device = "cpu",
+    out: Written = None,
+    as_json: Json = False,
+) -> None:
+    """Show what each part of the paper's method brings and costs. Finished cells are kept."""
+    from fqvit.commands import ablate as ablate_command
+    from fqvit.commands.study import Options, named_models
+
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    ablate_command.run(named_models(model, models, weights), options, out or [], as_json)
+
+
+@command("sweep-k")
+def sweep_k(
+    model: OneModel = None,
+    models: Models = None,
+    weights: Weights = None,
+    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Whose K is changed.")] = "fq-vit",
+    largest: Annotated[int, typer.Option(metavar="K", help="K = 0 .. this.")] = 6,
+    calib: Calib = None,
+    data: Data = None,
+    classes: Classes = None,
+    limit: Limit = None,
+    images: CalibrationImages = None,
+    cache: CellCache = None,
+    fresh: Fresh = False,
+    device: Device = "cpu",
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv, .json, .svg.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure accuracy over the largest Power-of-Two Factor K. Finished cells are kept."""
+    from fqvit.commands import sweep as sweep_command
+    from fqvit.commands.study import Options, named_models
+
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    sweep_command.run(named_models(model, models, weights), recipe, largest, options, out or [], as_json)
+
+
+@command("bitops")
+def bitops(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name; default fmnist_vit.")] = None,
+    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Also at these bits, in the usual convention.")] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Count bit operations for one image, in the paper's convention and in the usual one."""
+    from fqvit.commands import bitops as bitops_command
+
+    bitops_command.run(model, bits, layers, as_json)

@@ -8,6 +8,7 @@ business; images inside tar files are shards.py's.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
@@ -94,6 +95,17 @@ class Source(ABC):
         finally:
             pool.shutdown(cancel_futures=True)
 
+    @abstractmethod
+    def marks(self) -> Iterator[bytes]:
+        """What tells each image from others: name and size of its file, or its pixels."""
+
+    def digest(self) -> str:
+        """Of all that decides what a pass gives, as far as it is known without reading files."""
+        digest = hashlib.sha256(f"{self.labels}\n".encode())
+        for mark in self.marks():
+            digest.update(mark + b"\n")
+        return digest.hexdigest()
+
     def settle(self, workers: Workers) -> None:
         """After a pass that workers shared: `skipped` are then those of all of them, and too many are refused."""
         parts = workers.gather(self.skipped)
@@ -145,6 +157,9 @@ class ImageArray(Source):
         image: NDArray[np.uint8] = self.pixels[place]
         return image
 
+    def marks(self) -> Iterator[bytes]:
+        yield self.pixels.tobytes()
+
 
 class ImageFolder(Source):
     """The images of a folder."""
@@ -189,6 +204,12 @@ class ImageFolder(Source):
 
     def read(self, place: int) -> NDArray[np.uint8]:
         return read_image(self.paths[place], self.preprocess)
+
+    def marks(self) -> Iterator[bytes]:
+        root = os.path.commonpath([path.parent for path in self.paths])  # so that a folder may be moved
+        for path in self.paths:
+            size = path.stat().st_size if path.exists() else -1
+            yield f"{os.path.relpath(path, root)}\0{size}".encode(errors="surrogateescape")
 
 
 class UnreadableImage(FqvitError):

@@ -107,6 +107,10 @@ class TarShards(Source):
         except OSError as error:
             raise UnreadableImage(self.name(place), str(error.strerror or error).lower()) from error
 
+    def marks(self) -> Iterator[bytes]:
+        yield "\n".join(path.name for path in self.paths).encode(errors="surrogateescape")
+        yield self.at.tobytes()
+
     def _name(self, shard: int, offset: int, header: bytes) -> str:
         try:
             member = tarfile.TarInfo.frombuf(header, "utf-8", "replace").name

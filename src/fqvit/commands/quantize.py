@@ -12,7 +12,7 @@ from fqvit.commands import inputs
 from fqvit.commands.output import facts, say, say_json, size, table
 from fqvit.errors import FqvitError
 from fqvit.progress import track
-from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe, with_bits, with_profile
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, check_integer, load_recipe, with_bits, with_profile
 from fqvit.workers import Workers
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def run(
     workers = Workers.from_environment()
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
+        check_integer(recipe)
     else:
         given = {
             "calib": calib,

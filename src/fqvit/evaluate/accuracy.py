@@ -23,13 +23,17 @@ Run = Callable[[NDArray[np.uint8]], Scores]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """top1, top5: percent of `images`. seconds: in the model alone, summed over workers. predictions: i64 [images]."""
+    """top1, top5: percent of `images`. seconds: in the model alone, summed over workers.
+
+    predictions, ranks: i64 [images], the best class, and how many classes come before the right one.
+    """
 
     images: int
     top1: float
     top5: float
     seconds: float
     predictions: NDArray[np.int64]
+    ranks: NDArray[np.int64]
 
 
 def measure(run: Run, batches: Iterable[Batch], workers: Workers = ALONE) -> Accuracy:
@@ -54,7 +58,8 @@ def measure(run: Run, batches: Iterable[Batch], workers: Workers = ALONE) -> Acc
     if not len(every):
         raise FqvitError("no images were read. Pass a folder with at least one readable image.")
     spent = sum(part[2] for part in parts)
-    return Accuracy(len(every), 100 * float((every < 1).mean()), 100 * float((every < 5).mean()), spent, chosen)
+    top1, top5 = (100 * float((every < count).mean()) for count in (1, 5))
+    return Accuracy(len(every), top1, top5, spent, chosen, every)
 
 
 def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -25,6 +25,7 @@ from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
 from fqvit.quant import auto, channels, dealt
+from fqvit.quant.bitsplit import bit_split
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.compensate import compensate
@@ -36,8 +37,6 @@ from fqvit.quant.simulate import table_softmax
 from fqvit.workers import ALONE, Workers
 
 Call = Callable[[Node, list[Tensor]], Tensor]
-
-SAMPLE_IMAGES = dealt.SAMPLE_IMAGES
 
 
 class SiteObserver:
@@ -229,13 +228,14 @@ def calibrate(
 def _observe_given(found: Pass, images: Iterable[NDArray[np.uint8]], recipe: Recipe) -> Callable[[], NDArray[np.uint8]]:
     """Gives the sample for rounding and `auto`."""
     p = found.model.preprocess
-    sample = Sample(SAMPLE_IMAGES)
+    size = dealt.sample_size(recipe)
+    sample = Sample(size)
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
     if recipe.shuffle is not None:
         batches = shuffled(batches, recipe.batch, recipe.shuffle)
     for batch, last in marked(batches):
         found.observe(batch, last)
-        if recipe.max_loss is not None or recipe.rounding == "compensated":
+        if size:
             sample.add(batch)
     return sample.images
 
@@ -252,13 +252,15 @@ def _finish(
         for each, observed in zip(found.recipes, found.observers, strict=True)
     ]
     calibration = made[0]
-    if recipe.max_loss is None and recipe.rounding != "compensated":
+    if not dealt.sample_size(recipe):
         return calibration
     chosen = sample()
     if recipe.max_loss is not None:
         calibration = auto.choose(model, made[0], made[1], chosen, progress)
     if recipe.rounding == "compensated":
         calibration = compensate(model, calibration, chosen, progress)
+    if recipe.rounding == "bit-split":
+        calibration = bit_split(model, calibration, chosen, progress)
     return calibration
 
 
@@ -313,7 +315,7 @@ def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Ca
 
     def call(node: Node, inputs: list[Tensor]) -> Tensor:
         site = observers.get(node.name)
-        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2":
+        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2" and node.inputs[0] in observers:
             q = site.qparams()
             return q.decode(q.encode(table_softmax(node.leaf, inputs[0], observers[node.inputs[0]].qparams(), recipe.exp)))
         y: Tensor = node.leaf(*inputs, *node.params)

@@ -21,7 +21,8 @@ from fqvit.quant.calibration import Calibration, Choice
 from fqvit.quant.recipe import Recipe
 from fqvit.workers import Foldable, Workers
 
-SAMPLE_IMAGES = 128  # that compensated rounding and `auto` look at
+SAMPLE_IMAGES = 128  # that are looked at again
+FITTED_IMAGES = 256  # the same, where weights are fitted to outputs: fewer would be learnt by heart
 
 
 class Observing(Foldable, Protocol):
@@ -60,10 +61,18 @@ def observe(
 
     def sample() -> NDArray[np.uint8]:
         # Read again rather than kept: 128 pictures are soon decoded, and nobody has to send them.
-        part = chosen.take(sampled(len(chosen), SAMPLE_IMAGES))
+        part = chosen.take(sampled(len(chosen), sample_size(recipe)))
         return np.concatenate([batch.images for batch in part.batches(recipe.batch)])
 
     return sample
+
+
+def sample_size(recipe: Recipe) -> int:
+    """How many images a recipe looks at again when ranges are known; 0: none."""
+    if recipe.rounding == "bit-split":
+        return FITTED_IMAGES
+    again = recipe.max_loss is not None or recipe.rounding != "nearest" or recipe.intervals != "observed"
+    return SAMPLE_IMAGES if again else 0
 
 
 def sampled(total: int, size: int) -> list[int]:

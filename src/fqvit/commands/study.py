@@ -1,0 +1,186 @@
+"""What `table`, `ablate` and `sweep-k` share: models with their weights and images, cells run one after the other, results
+written. A cell that fails does not stop the others; it is named at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fqvit.commands import inputs
+from fqvit.commands.evaluate import CHECKPOINTS
+from fqvit.commands.output import say, say_json, warn
+from fqvit.errors import FqvitError
+from fqvit.models import embedded
+from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.workers import Workers
+
+if TYPE_CHECKING:
+    from fqvit.models.load import FloatModel
+    from fqvit.study.cells import Bench
+    from fqvit.study.methods import Method
+    from fqvit.study.table import Row
+
+SUFFIXES = (".md", ".csv", ".json")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the three commands are given alike."""
+
+    calib: Path | None
+    data: Path | None
+    classes: Path | None
+    limit: int | None
+    images: int | None  # at most so many for calibration
+    cache: Path | None
+    fresh: bool
+    device: str
+    workers: Workers = field(default_factory=Workers.from_environment)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model as it was named: a name, a checkpoint, or both."""
+
+    name: str | None
+    weights: str | None
+
+
+def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[Named]:
+    """MODEL with --weights, or --models: NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE named like its model."""
+    words = [word for given in models or () for word in given.split(",") if word]
+    found = [_named(word) for word in (*([model] if model is not None else []), *words)]
+    if weights is None:
+        return found
+    if len(found) > 1 or (found and found[0].weights is not None):
+        raise FqvitError(f"--weights {weights}: of which model? Give each its own, such as --models deit_tiny=FILE.")
+    return [Named(found[0].name if found else None, weights)]
+
+
+def _named(word: str) -> Named:
+    name, equals, weights = word.partition("=")
+    if equals and weights:
+        return Named(name, weights)
+    if word.startswith("hf:") or "/" in word or Path(word).suffix in CHECKPOINTS:
+        return Named(None, word)
+    return Named(word, None)
+
+
+def benches(models: Sequence[Named], options: Options, command: str) -> Iterator[Bench]:
+    """The models one after the other, so that one is in memory at a time."""
+    if options.images is not None and options.images < 1:
+        raise FqvitError(f"--images {options.images}: expected at least 1.")
+    for named in models:
+        inputs.check_name(named.name)
+    inputs.require_torch(command)
+    given = inputs.read_classes(options.classes)
+    from fqvit.models.device import device_of
+    from fqvit.study.cells import Bench, Cache
+
+    device_of(options.device)
+    workers = options.workers
+    cache = Cache(options.cache or default_cache(), options.fresh, workers)
+    inputs.warn_of_unlike_machines(workers)
+    for named in models or [Named(model, None) for model in embedded.MODELS]:
+        model = inputs.float_model(named.name, named.weights)
+        if workers.first:
+            inputs.warn_of_other_name(model, named.weights)
+        ids = [] if given is None else given.ids
+        count: int = model.module.config.classes  # type: ignore[assignment,union-attr]
+        names = given.names if given is not None else model.classes or count
+        if not isinstance(names, int) and len(names) != count:
+            raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Give one a logit.")
+        data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, workers)
+
+        def calib(limit: int, model: FloatModel = model) -> inputs.Images:
+            return inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
+
+        calib(1)  # a folder that is not there should be noticed before an hour of work
+        yield Bench(model, calib, data, cache, options.device)
+
+
+def default_cache() -> Path:
+    """Where other programs keep what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fqvit" / "cells"
+
+
+@dataclass
+class Ran:
+    """rows: finished cells; failed: why others are missing; reused: how many were finished before; configs: of the models."""
+
+    rows: list[Row] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    reused: int = 0
+    configs: dict[str, ViTConfig | SwinConfig] = field(default_factory=dict)
+
+
+def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Options, command: str) -> Ran:
+    """The float model and every method on every model."""
+    from fqvit.study.methods import FLOAT, with_images
+    from fqvit.study.table import row
+
+    ran = Ran()
+    if options.images is not None:
+        methods = [with_images(method, options.images) for method in methods]
+    for bench in benches(models, options, command):
+        ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
+        exact, reused = bench.answers(FLOAT)
+        ran.rows.append(row(bench.model.name, FLOAT, exact, exact))
+        ran.reused += reused
+        for method in methods:
+            try:
+                answers, reused = bench.answers(method)
+            except FqvitError as error:
+                if options.workers.size > 1:
+                    raise  # others may not have failed, and would wait for this one
+                ran.failed.append(f"{bench.model.name} {method.label}: {error}")
+                continue
+            ran.rows.append(row(bench.model.name, method, answers, exact))
+            ran.reused += reused
+    return ran
+
+
+def check_outputs(paths: Sequence[Path], drawn: bool = False) -> None:
+    """Before any work: results can be written there. drawn: as a picture, too."""
+    for path in paths:
+        kinds = (*SUFFIXES, ".svg") if drawn else SUFFIXES
+        if path.suffix not in kinds:
+            raise FqvitError(f"{path}: written as {', '.join(kinds[:-1])} or {kinds[-1]}. Choose a name that ends so.")
+        inputs.check_output(path)
+
+
+def finish(
+    ran: Ran,
+    rows: Sequence[Mapping[str, object]],
+    markdown: str,
+    out: Sequence[Path],
+    as_json: bool,
+    draw: Callable[[], str] | None = None,
+) -> None:
+    """Writes and prints the results, then names the cells that failed: the last of them is the command's error."""
+    if not Workers.from_environment().first:
+        return
+    from fqvit.files import write_atomically
+    from fqvit.study.table import as_csv
+
+    told = {"rows": rows, "reused": ran.reused, "failed": ran.failed}
+    texts = {".md": lambda: markdown, ".csv": lambda: as_csv(rows), ".json": lambda: json.dumps(told, indent=1) + "\n"}
+    if draw is not None:
+        texts[".svg"] = draw
+    for path in out:
+        text = texts[path.suffix]()
+        write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+    if as_json:
+        say_json(told)
+    else:
+        say(markdown.rstrip())
+    for failure in ran.failed[:-1]:
+        warn(failure)
+    if ran.failed:
+        count = "1 cell is" if len(ran.failed) == 1 else f"{len(ran.failed)} cells are"
+        raise FqvitError(f"{count} missing. {ran.failed[-1]}")

@@ -1,0 +1,226 @@
+"""One cell of a table: a model, a method, calibration images and test images -> every answer it gave, kept in a cache.
+
+A cell has two steps, calibrating and evaluating, and each is kept under a key of all that decides its result: checkpoint,
+recipe, images and the code of this package. A run that is killed redoes no step that was finished. Knows nothing of tables:
+that is table.py. Needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import fqvit
+from fqvit.errors import FqvitError
+from fqvit.evaluate.accuracy import Run, measure
+from fqvit.files import write_atomically
+from fqvit.images import Batch, Source
+from fqvit.ir.lower import lower
+from fqvit.ir.program import Program
+from fqvit.models.device import device_of
+from fqvit.models.graph import run_float, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.progress import Progress, T, track
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.recipe import Recipe
+from fqvit.quant.simulate import Simulation
+from fqvit.runtime.native import Engine
+from fqvit.study.methods import Method
+from fqvit.workers import ALONE, Workers
+
+BATCH = 16
+# What decides answers. Commands, reports, exports and kernels do not: kernels give the reference's bits.
+DECIDING = ("models", "quant", "ir", "images.py", "preprocess.py", "evaluate/accuracy.py", "study/cells.py")
+
+
+class Images(Protocol):
+    """Images that workers share, as commands/inputs.py has them: batches(size, label) are this worker's part of a pass."""
+
+    source: Source
+    workers: Workers
+
+    def batches(self, size: int, label: str) -> Iterable[Batch]: ...
+
+    def report(self) -> None: ...
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """predictions, ranks: int32 [images] as bytes: the best class, and how many classes came before the right one.
+
+    file_bytes and fingerprint: of the integer program; 0 and "" where there is none.
+    """
+
+    calibration_images: int
+    calibration_seconds: float
+    seconds: float
+    file_bytes: int
+    fingerprint: str
+    predictions: bytes
+    ranks: bytes
+
+    def predicted(self) -> NDArray[np.int32]:
+        return np.frombuffer(self.predictions, "<i4")
+
+    def ranked(self) -> NDArray[np.int32]:
+        return np.frombuffer(self.ranks, "<i4")
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A calibration as its JSON text, and what it took."""
+
+    seconds: float
+    calibration: str
+
+
+class Cache:
+    """A folder of finished steps, which the first worker reads and writes for all of them."""
+
+    def __init__(self, folder: Path, fresh: bool = False, workers: Workers = ALONE) -> None:
+        self.folder, self.fresh, self.workers = folder, fresh, workers
+        if workers.first:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise FqvitError(f"{folder}: cannot be made ({error.strerror}). Choose another folder (--cache DIR).") from None
+
+    def read(self, key: str) -> str:
+        """Empty where there is nothing; what is damaged counts as nothing, too."""
+        kept = ""
+        if self.workers.first and not self.fresh:
+            with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+                kept = self._path(key).read_text(encoding="utf-8")
+        found: str = self.workers.broadcast(kept)
+        return found
+
+    def write(self, key: str, value: bytes) -> None:
+        if self.workers.first:
+            write_atomically(self._path(key), lambda temporary: temporary.write_bytes(value))
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cells of one model share. calib(n): at most n calibration images."""
+
+    model: FloatModel
+    calib: Callable[[int], Images]
+    data: Images
+    cache: Cache
+    device: str = "cpu"
+
+    def answers(self, method: Method) -> tuple[Answers, bool]:
+        """The cell of a method, and whether it was finished before."""
+        calib = None if method.recipe is None else self.calib(method.recipe.images)
+        key = self._key("answers", method, calib, self.data)
+        try:
+            return msgspec.json.decode(self.cache.read(key), type=Answers), True
+        except msgspec.DecodeError:
+            pass  # not there, or damaged
+        found = self._evaluate(method)
+        self.cache.write(key, msgspec.json.encode(found))
+        return found, False
+
+    def _evaluate(self, method: Method) -> Answers:
+        run, images, spent, size, fingerprint = self._prepare(method)
+        label = f"{self.model.name} {method.label}: evaluating"
+        found = measure(run, self.data.batches(BATCH, label), self.data.workers)
+        predictions, ranks = (values.astype("<i4").tobytes() for values in (found.predictions, found.ranks))
+        return Answers(images, spent, found.seconds, size, fingerprint, predictions, ranks)
+
+    def _prepare(self, method: Method) -> tuple[Run, int, float, int, str]:
+        """What to run, the calibration's images and seconds, the program's bytes and fingerprint."""
+        if method.recipe is None:
+            return self._float(), 0, 0.0, 0, ""
+        calibration, spent = self._calibration(method, method.recipe)
+        if not method.recipe.integer:
+            simulation = Simulation(self.model, calibration)
+            return lambda images: simulation.run(images).numpy(), calibration.images, spent, 0, ""
+        program = lower(self.model, calibration)
+        return Engine(program).run, calibration.images, spent, file_size(program), program.fingerprint()
+
+    def _calibration(self, method: Method, recipe: Recipe) -> tuple[Calibration, float]:
+        """Also the seconds that it took when it was made."""
+        calib = self.calib(recipe.images)
+        key = self._key("calibration", method, calib)
+        try:
+            kept = msgspec.json.decode(self.cache.read(key), type=Kept)
+            return Calibration.from_json(kept.calibration), kept.seconds
+        except (msgspec.DecodeError, FqvitError):
+            pass  # not there, or damaged
+        start = time.perf_counter()
+        calibration = calibrate(
+            self.model, calib.source, recipe, device=self.device, progress=self._track(method), workers=calib.workers
+        )
+        calib.report()
+        spent = time.perf_counter() - start
+        self.cache.write(key, msgspec.json.encode(Kept(spent, calibration.to_json())))
+        return calibration, spent
+
+    def _track(self, method: Method) -> Progress:
+        """A bar that says of which cell it is."""
+
+        def told(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
+            return track(iterable, total, f"{self.model.name} {method.label}: {label}")
+
+        return told
+
+    def _float(self) -> Run:
+        where = device_of(self.device)
+        graph = trace(self.model.module.to(where))
+        preprocess = self.model.preprocess
+
+        def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+            logits: NDArray[np.float32] = run_float(graph, normalise(images, preprocess).to(where)).cpu().numpy()
+            return logits
+
+        return run
+
+    def _key(self, step: str, method: Method, *sources: Images | None) -> str:
+        recipe: dict[str, Any] | None = None
+        if method.recipe is not None:
+            recipe = msgspec.to_builtins(method.recipe)
+            del recipe["name"]  # a name decides nothing, so that two tables may share a cell
+        told = {
+            "step": step,
+            "model": self.model.name,
+            "weights": self.model.source.rsplit("sha256", 1)[-1],
+            "preprocess": msgspec.to_builtins(self.model.preprocess),
+            "recipe": recipe,
+            "images": [None if images is None else images.source.digest() for images in sources],
+            "code": code_digest(),
+        }
+        return f"{step}-{hashlib.sha256(msgspec.json.encode(told, order='deterministic')).hexdigest()[:32]}"
+
+
+def file_size(program: Program) -> int:
+    """Bytes of the file that a program would be saved to."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.fqvit"
+        program.save(path)
+        return path.stat().st_size
+
+
+def code_digest() -> str:
+    """Of the parts of this package that decide answers, so that a newer version does not show an older one's figures."""
+    root = Path(fqvit.__file__).parent
+    files = sorted(
+        path for part in DECIDING for path in ([root / part] if part.endswith(".py") else (root / part).glob("*.py"))
+    )
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,64 @@
+"""Which methods a table has: by name and bits, or one recipe with every K. No torch. Neighbour: ablation.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from fqvit.errors import FqvitError
+from fqvit.quant.recipe import Recipe, load_recipe, with_bits
+
+# The paper's Table 1, then ours.
+DEFAULT = "minmax,ema,percentile,omse,bit-split,ptq-vit,fq-vit-8,fq-vit,fqvit"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of a table. recipe: None is the float model."""
+
+    label: str
+    recipe: Recipe | None
+
+    @property
+    def bits(self) -> str:
+        r = self.recipe
+        return "32/32/32" if r is None else f"{r.weight_bits}/{r.activation_bits}/{r.attention_bits}"
+
+    @property
+    def runs(self) -> str:
+        """What runs it: "float", "simulation" (LayerNorm and Softmax in float) or "integer"."""
+        return "float" if self.recipe is None else "integer" if self.recipe.integer else "simulation"
+
+
+def with_images(method: Method, images: int) -> Method:
+    """Calibrated on at most so many images."""
+    recipe = method.recipe
+    return method if recipe is None else Method(method.label, msgspec.structs.replace(recipe, images=images))
+
+
+FLOAT = Method("float", None)
+
+
+def parse(text: str, bits: str | None) -> list[Method]:
+    """NAME|FILE.toml[@W/A/ATTN] with commas between. bits: W/A/ATTN with commas between, at each of which every method runs
+    that names no bits itself; None: its own."""
+    found: list[Method] = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, _, own = word.partition("@")
+        recipe = load_recipe(name)
+        for width in [own] if own else (bits or "").split(","):
+            label = f"{recipe.name}@{width}" if width else recipe.name
+            found.append(Method(label, with_bits(recipe, width) if width else recipe))
+    if not found:
+        raise FqvitError("--methods: none given. Name recipes with commas between, such as minmax,fq-vit.")
+    labels = [method.label for method in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise FqvitError(f"--methods: {twice} twice. Name each once, or at other bits (NAME@W/A/ATTN).")
+    return found
+
+
+def sweep(recipe: Recipe, largest: int) -> list[Method]:
+    """`recipe` with Power-of-Two Factors up to K, for K = 0 .. largest."""
+    return [Method(f"K = {k}", msgspec.structs.replace(recipe, k=k)) for k in range(largest + 1)]

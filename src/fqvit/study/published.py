@@ -1,0 +1,42 @@
+"""What was published: ImageNet top-1 in percent on 50,000 images, and the paper's ablation. Numbers only; nothing is computed.
+
+Sources: FQ-ViT (Lin et al., IJCAI 2022), tables 1 and 3, and what it quotes there of the methods marked partial.
+"""
+
+from __future__ import annotations
+
+MODELS = (
+    "deit_tiny_patch16_224",
+    "deit_small_patch16_224",
+    "deit_base_patch16_224",
+    "vit_base_patch16_224",
+    "vit_large_patch16_224",
+    "swin_tiny_patch4_window7_224",
+    "swin_small_patch4_window7_224",
+    "swin_base_patch4_window7_224",
+)
+
+# {(recipe, bits): a figure a model, in the order of MODELS}
+TOP1: dict[tuple[str, str], tuple[float | None, ...]] = {
+    ("float", "32/32/32"): (72.21, 79.85, 81.85, 84.53, 85.81, 81.35, 83.20, 83.60),
+    ("minmax", "8/8/8"): (70.94, 75.05, 78.02, 23.64, 3.37, 64.38, 74.37, 25.58),
+    ("ema", "8/8/8"): (71.17, 75.71, 78.82, 30.30, 3.53, 70.81, 75.05, 28.00),
+    ("percentile", "8/8/8"): (71.47, 76.57, 78.37, 46.69, 5.85, 78.78, 78.12, 40.93),
+    ("omse", "8/8/8"): (71.30, 75.03, 79.57, 73.39, 11.32, 79.30, 78.96, 48.55),
+    ("bit-split", "8/8/8"): (None, 77.06, 79.42, None, None, None, None, None),
+    ("ptq-vit", "8/8/8"): (None, 77.47, 80.48, None, None, None, None, None),
+    ("fq-vit", "8/8/8"): (71.61, 79.17, 81.20, 83.31, 85.03, 80.51, 82.71, 82.97),
+    ("fq-vit", "8/8/4"): (71.07, 78.40, 80.85, 82.68, 84.89, 80.04, 82.47, 82.38),
+}
+
+# Other names for the same row.
+SAME = {"fq-vit-8": "fq-vit", "fq-vit-original": "fq-vit"}
+
+# Table 3, ViT-B: {(Power-of-Two Factor, Log-Int-Softmax, bits of attention): top-1}
+ABLATION = {(False, False, 8): 23.64, (True, False, 8): 83.31, (True, False, 4): 7.96, (True, True, 4): 82.68}
+
+
+def published(model: str, recipe: str, bits: str) -> float | None:
+    """The published top-1 of a model of the zoo, as it is named there; None where there is none."""
+    figures = TOP1.get((SAME.get(recipe, recipe), bits))
+    return figures[MODELS.index(model)] if figures is not None and model in MODELS else None

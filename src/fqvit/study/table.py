@@ -1,0 +1,166 @@
+"""Rows of a table from cells, and the table as Markdown, CSV and JSON. Pure: cells are run elsewhere (cells.py)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from fqvit.study.cells import Answers
+from fqvit.study.methods import Method
+from fqvit.study.pairs import Pair, pair
+from fqvit.study.published import published
+
+NAMES = {
+    "float": "float",
+    "minmax": "MinMax",
+    "ema": "EMA",
+    "percentile": "Percentile",
+    "omse": "OMSE",
+    "partial": "MinMax, partial",
+    "bit-split": "Bit-Split",
+    "ptq-vit": "PTQ for ViT",
+    "fq-vit": "FQ-ViT",
+    "fq-vit-8": "FQ-ViT",
+    "fq-vit-original": "FQ-ViT, original code's choices",
+}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One cell. Percent, and points of top-1 against float on the same images with a 95 % interval.
+
+    runs: integer, simulation (LayerNorm and Softmax in float) or float. published: on 50,000 images.
+    """
+
+    model: str
+    method: str
+    bits: str
+    runs: str
+    calibration_images: int
+    images: int
+    top1: float
+    top5: float
+    agreement: float
+    against_float: Pair
+    published: float | None
+    file_bytes: int
+    fingerprint: str
+    calibration_seconds: float
+    seconds: float
+
+
+def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
+    """exact: the float model's cell."""
+    ranks = answers.ranked()
+    return Row(
+        model,
+        method.label,
+        method.bits,
+        method.runs,
+        answers.calibration_images,
+        len(ranks),
+        100 * float((ranks < 1).mean()),
+        100 * float((ranks < 5).mean()),
+        100 * float((answers.predicted() == exact.predicted()).mean()),
+        pair(exact.ranked() == 0, ranks == 0),
+        published(model, "float" if method.recipe is None else method.recipe.name, method.bits),
+        answers.file_bytes,
+        answers.fingerprint,
+        round(answers.calibration_seconds, 1),
+        round(answers.seconds, 1),
+    )
+
+
+def name_of(row: Row) -> str:
+    """How people call it, `fq-vit@8/8/8` without its bits: they have a column."""
+    stem = row.method.partition("@")[0]
+    name = NAMES.get(stem, stem)
+    return f"{name} *" if row.runs == "simulation" else name
+
+
+def difference(p: Pair) -> str:
+    return f"{p.difference:+.1f} [{p.low:+.1f}, {p.high:+.1f}]"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """One table a model, and before them one of all models where there are several."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    parts = [_overview(rows, models)] if len(models) > 1 else []
+    parts += [_model(model, [row for row in rows if row.model == model]) for model in models]
+    notes = [
+        "top-1 in percent; points against float with a 95 % interval, paired by image; agreement: same best class as float."
+    ]
+    if any(row.published is not None for row in rows):
+        notes.append("Published figures are of 50,000 images.")
+    if any(row.runs == "simulation" for row in rows):
+        notes.append("\\* simulated: LayerNorm and Softmax stay in float.")
+    return "\n\n".join([*parts, " ".join(notes)]) + "\n"
+
+
+def _overview(rows: Sequence[Row], models: list[str]) -> str:
+    methods = {row.method: row for row in rows}  # any of its rows: name and bits are the same in all
+    cells = {(row.method, row.model): row for row in rows}
+    told = []
+    for label, any_row in methods.items():
+        found = [cells.get((label, model)) for model in models]
+        told.append([name_of(any_row), any_row.bits, *("" if row is None else _with_published(row) for row in found)])
+    return grid(["top-1 (published)", "W/A/Attn", *models], told, 2)
+
+
+def _with_published(row: Row) -> str:
+    return f"{row.top1:.1f}" if row.published is None else f"{row.top1:.1f} ({row.published:.2f})"
+
+
+def _model(model: str, rows: Sequence[Row]) -> str:
+    known = any(row.published is not None for row in rows)
+    head = ["method", "W/A/Attn", "top-1", "against float", "agreement", "top-5", *(["published"] if known else [])]
+    told = []
+    for row in rows:
+        is_float = row.runs == "float"
+        cells = [name_of(row), row.bits, f"{row.top1:.1f}", "" if is_float else difference(row.against_float)]
+        cells += ["" if is_float else f"{row.agreement:.1f}", f"{row.top5:.1f}"]
+        if known:
+            cells.append("" if row.published is None else f"{row.published:.2f}")
+        told.append(cells)
+    return f"{title_of(rows)}\n\n{grid(head, told, 2)}"
+
+
+def title_of(rows: Sequence[Row]) -> str:
+    """The rows of one model: its name and how many images."""
+    calibrated = max(row.calibration_images for row in rows)
+    return f"**{rows[0].model}**, {rows[0].images:,} images" + (f", calibrated on {calibrated:,}" if calibrated else "")
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+    """A Markdown table whose columns also line up as plain text."""
+    every = [head, *rows]
+    widths = [max(3, *(len(row[i]) for row in every)) for i in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths)))
+        return f"| {' | '.join(padded)} |"
+
+    rule = "|".join("-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths))
+    return "\n".join([line(head), f"|{rule}|", *(line(row) for row in rows)])
+
+
+def flat(row: Row) -> dict[str, object]:
+    """One level of names and values, as CSV has it."""
+    told: dict[str, object] = msgspec.to_builtins(row)
+    pair = told.pop("against_float")
+    assert isinstance(pair, dict)
+    pair.pop("images")
+    return {**told, **pair}
+
+
+def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """All rows have the same names."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()} for row in rows
+    )
+    return text.getvalue()

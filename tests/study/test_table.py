@@ -1,0 +1,169 @@
+"""`fqvit table`: rows beside float and beside what was published, written three ways, and going on after a kill."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fqvit.commands.study import Named, named_models
+from fqvit.errors import FqvitError
+from fqvit.quant.recipe import load_recipe
+from fqvit.study.cells import Answers
+from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
+from fqvit.study.published import MODELS, TOP1, published
+from fqvit.study.table import flat, markdown, row
+from tests.command_line import fqvit, refused
+
+SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
+
+
+def answers(ranks: list[int], predictions: list[int]) -> Answers:
+    told = (np.array(values, "<i4").tobytes() for values in (predictions, ranks))
+    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *told)
+
+
+def rows_of(model: str, *methods: str) -> list[object]:
+    exact = answers([0, 0, 3, 9], [1, 2, 3, 4])
+    found = [row(model, FLOAT, exact, exact)]
+    return found + [row(model, Method(name, load_recipe(name)), answers([0, 1, 0, 7], [1, 5, 6, 4]), exact) for name in methods]
+
+
+def test_a_row_is_compared_with_float_image_by_image() -> None:
+    _, found = rows_of("deit_tiny_patch16_224", "fq-vit")
+    assert (found.top1, found.top5, found.agreement) == (50.0, 75.0, 50.0)
+    assert (found.against_float.lost, found.against_float.gained, found.against_float.difference) == (1, 1, 0.0)
+    assert (found.bits, found.published, found.runs) == ("8/8/4", 71.07, "integer")
+
+
+def test_every_published_row_has_a_figure_a_model_or_none() -> None:
+    assert {len(figures) for figures in TOP1.values()} == {len(MODELS)}
+    assert published("vit_base_patch16_224", "minmax", "8/8/8") == 23.64
+    assert published("vit_base_patch16_224", "fq-vit-8", "8/8/8") == 83.31
+    assert published("vit_base_patch16_224", "minmax", "4/8/8") is None
+    assert published("vit_tiny_patch16_224", "minmax", "8/8/8") is None
+    assert published("deit_tiny_patch16_224", "bit-split", "8/8/8") is None
+
+
+def test_markdown_has_an_overview_of_several_models_and_lines_up() -> None:
+    rows = rows_of("deit_tiny_patch16_224", "minmax", "fq-vit") + rows_of("fmnist_vit", "minmax")
+    text = markdown(rows)
+    first, *rest = text.split("\n\n")
+    assert "50.0 (71.07)" in first and "fmnist_vit" in first.splitlines()[0]
+    for part in (first, *rest):
+        lines = [line for line in part.splitlines() if line.startswith("|")]
+        assert len({len(line) for line in lines}) <= 1
+    assert "published" in text and "50,000" in text
+    assert "published" not in markdown(rows_of("fmnist_vit", "minmax")).partition("top-1 in percent")[0]
+
+
+def test_methods_are_named_with_bits_or_crossed_with_them() -> None:
+    assert [method.label for method in parse("minmax, fq-vit@8/8/8", "8/8/8,4/8/4")] == [
+        "minmax@8/8/8",
+        "minmax@4/8/4",
+        "fq-vit@8/8/8",
+    ]
+    found = with_images(parse("fq-vit@4/8/4", None)[0], 17)
+    assert found.bits == "4/8/4" and found.recipe is not None and found.recipe.images == 17
+    assert len(parse(DEFAULT, None)) == len(DEFAULT.split(","))
+    for words, said in (
+        ("", "none given"),
+        ("minmax,minmax", "twice"),
+        ("nonsense", "no such recipe"),
+        ("minmax@8", "W/A/ATTN"),
+    ):
+        with pytest.raises(FqvitError, match=said):
+            parse(words, None)
+
+
+def test_the_table_is_written_three_ways(tmp_path: Path) -> None:
+    out = [tmp_path / f"t{suffix}" for suffix in (".md", ".csv", ".json")]
+    words = [word for path in out for word in ("-o", path)]
+    done = fqvit(*SMALL, "--methods", "minmax", "--cache", tmp_path / "cells", *words)
+    assert done.code == 0 and done.out == out[0].read_text()
+    with out[1].open() as file:
+        rows = list(csv.DictReader(file))
+    saved = json.loads(out[2].read_text())
+    assert [row["method"] for row in rows] == ["float", "minmax"] == [row["method"] for row in saved["rows"]]
+    assert float(rows[1]["top1"]) == pytest.approx(saved["rows"][1]["top1"], abs=1e-3)
+    again = fqvit(*SMALL, "--methods", "minmax", "--cache", tmp_path / "cells", "--json").json
+    assert again["reused"] == 2 and again["rows"] == saved["rows"] and again["failed"] == []
+
+
+def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    recipe = tmp_path / "stray.toml"
+    recipe.write_text('base = "minmax"\n[sites."no.such.site"]\nbits = 8\n')
+    done = fqvit(*SMALL, "--methods", f"{recipe},minmax", "--cache", tmp_path / "cells")
+    assert done.code == 2 and "| MinMax" in done.out
+    assert len(done.err.splitlines()) == 1 and "1 cell is missing" in done.err and "no.such.site" in done.err
+
+
+def test_mistakes_come_before_any_work(tmp_path: Path) -> None:
+    cache = ("--cache", tmp_path / "cells")
+    refused(fqvit("table", "--models", "fmnist_vitt", *cache), "fmnist_vitt", "Did you mean")
+    refused(fqvit(*SMALL, "--methods", "fq-vitt", *cache), "fq-vitt", "no such recipe")
+    refused(fqvit(*SMALL, "-o", tmp_path / "t.xlsx", *cache), "t.xlsx", ".md, .csv or .json")
+    refused(fqvit(*SMALL, "-o", tmp_path / "no" / "t.md", *cache), "there is no folder")
+    refused(fqvit(*SMALL, "--calib", tmp_path / "none", *cache), "none: no such folder")
+    refused(fqvit("table", "--models", "deit_tiny", *cache), "deit_tiny", "no weights")
+    refused(fqvit("table", "--models", "fmnist_vit", "--images", 0, *cache), "--images 0")
+    refused(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
+    refused(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
+
+
+def test_models_are_named_in_several_ways() -> None:
+    assert named_models("deit_tiny", None, "a.pth") == [Named("deit_tiny", "a.pth")]
+    assert named_models(None, ["deit_tiny=a.pth,vit_tiny=hf:o/n", "hf:o/m", "x/vit_tiny.safetensors", "fmnist_vit"], None) == [
+        Named("deit_tiny", "a.pth"),
+        Named("vit_tiny", "hf:o/n"),
+        Named(None, "hf:o/m"),
+        Named(None, "x/vit_tiny.safetensors"),
+        Named("fmnist_vit", None),
+    ]
+    assert named_models(None, None, "vit_tiny.safetensors") == [Named(None, "vit_tiny.safetensors")]
+    for models in (["a", "b"], ["a=b.pth"]):
+        with pytest.raises(FqvitError, match="of which model"):
+            named_models(None, models, "c.pth")
+
+
+def test_killed_and_started_again_it_redoes_nothing_finished(tmp_path: Path) -> None:
+    words = [*map(str, SMALL), "--methods", "minmax,ema,percentile", "--cache", str(tmp_path / "cells"), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fqvit", *words], stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    deadline = time.monotonic() + 60
+    while len(list((tmp_path / "cells").glob("answers-*.json"))) < 2 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
+    resumed = fqvit(*words).json
+    whole = fqvit(*words[:-2], str(tmp_path / "other"), "--json").json
+    assert resumed["reused"] >= 2
+    for name, written in finished.items():
+        assert (tmp_path / "cells" / name).stat().st_mtime_ns == written, "a finished step was done again"
+    timed = ("seconds", "calibration_seconds")
+    for mine, theirs in zip(resumed["rows"], whole["rows"], strict=True):
+        assert {k: v for k, v in mine.items() if k not in timed} == {k: v for k, v in theirs.items() if k not in timed}
+
+
+def test_k_is_swept_and_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "k.svg"
+    words = ("sweep-k", "--models", "fmnist_vit", "--limit", 32, "--largest", 2, "--cache", tmp_path / "cells", "-o", picture)
+    done = fqvit(*words, "--json").json
+    assert [row["k"] for row in done["rows"]] == [None, 0, 1, 2]
+    assert picture.read_text().startswith("<?xml") and "Power-of-Two" in fqvit(*words).out
+
+
+def test_a_flat_row_has_no_level_below() -> None:
+    told = flat(rows_of("fmnist_vit", "minmax")[1])
+    assert all(not isinstance(value, dict | list) for value in told.values()) and told["images"] == 4
