@@ -15,7 +15,7 @@ from fqvit.commands.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, Scores, measure
 from fqvit.preprocess import Preprocess
-from fqvit.workers import Workers, cores
+from fqvit.workers import Workers, cores, joined
 
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
@@ -113,7 +113,8 @@ def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
 
     if backend not in (None, "onnx"):
         raise FqvitError(f"{path}: an ONNX file, which runs with --backend onnx alone. Leave out --backend.")
-    session = Session(path) if path.suffix == ".onnx" else session_of(path)
+    threads = None if joined() is None else cores()  # a worker alone leaves it to ONNX Runtime
+    session = Session(path, threads) if path.suffix == ".onnx" else session_of(path, threads)
     if session.output.kind != "logits":
         raise FqvitError(f"{path}: gives features ({session.output.kind}), not classes. Quantize without --features.")
     return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
