@@ -31,6 +31,7 @@ from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, 
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, relative
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.similarity import search_intervals
 from fqvit.quant.simulate import table_softmax
 
 Call = Callable[[Node, list[Tensor]], Tensor]
@@ -211,6 +212,8 @@ def calibrate(
         calibration = compensate(model, calibration, sample.images(), progress)
     if recipe.rounding == "bit-split":
         calibration = bit_split(model, calibration, sample.images(), progress)
+    if recipe.intervals == "similarity":
+        calibration = search_intervals(model, calibration, sample.images(), progress)
     return calibration
 
 
