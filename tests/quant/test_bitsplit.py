@@ -182,7 +182,7 @@ def test_it_beats_the_nearest_codes_at_3_bits(name: str) -> None:
     exact = run_float(trace(model.module), normalise(images, model.preprocess))
     error = {}
     for recipe in ("partial", "bit-split"):
-        calibration = calibrate(model, [embedded.calibration_images()[:96]], with_bits(RECIPES[recipe], "3/8/8"))
+        calibration = calibrate(model, [embedded.calibration_images()[:48]], with_bits(RECIPES[recipe], "3/8/8"))
         error[recipe] = float((Simulation(model, calibration).run(images) - exact).square().mean())
     assert error["bit-split"] < 0.6 * error["partial"]
 

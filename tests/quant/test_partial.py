@@ -18,6 +18,7 @@ from fqvit.models import embedded, layers
 from fqvit.models.graph import IMAGES, Node, run_float, trace
 from fqvit.models.load import FloatModel, load_model
 from fqvit.models.pixels import normalise
+from fqvit.quant import similarity
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
@@ -130,11 +131,13 @@ def test_features_stay_float(recipe: str, features: str, kind: str) -> None:
 
 @pytest.mark.parametrize("recipe", FLOATING)
 @pytest.mark.parametrize("name", embedded.MODELS)
-def test_embedded_models_stay_near_float_at_8_bits(recipe: str, name: str) -> None:
+def test_embedded_models_stay_near_float_at_8_bits(recipe: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "IMAGES", 6)
+    monkeypatch.setattr(similarity, "TOKENS", 8)
     model = load_model(name)
     images, labels = embedded.test_images()
     images, labels = images[::4], labels[::4]
-    calibration = calibrate(model, [embedded.calibration_images()[:64]], RECIPES[recipe])
+    calibration = calibrate(model, [embedded.calibration_images()[:48]], RECIPES[recipe])
     check_fit(trace(model.module), calibration, model.preprocess, model.name)
     exact = run_float(trace(model.module), normalise(images, model.preprocess)).argmax(1).numpy()
     found = Simulation(model, calibration).run(images).argmax(1).numpy()

@@ -33,6 +33,7 @@ from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, 
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, relative
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.similarity import search_intervals
 from fqvit.quant.simulate import table_softmax
 from fqvit.workers import ALONE, Workers
 
@@ -261,6 +262,8 @@ def _finish(
         calibration = compensate(model, calibration, chosen, progress)
     if recipe.rounding == "bit-split":
         calibration = bit_split(model, calibration, chosen, progress)
+    if recipe.intervals == "similarity":
+        calibration = search_intervals(model, calibration, chosen, progress)
     return calibration
 
 

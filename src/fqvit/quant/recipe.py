@@ -89,12 +89,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.nonlinear == "float"
             and self.symmetric
             and self.attention == "uniform"
+            and self.qkv == "separate"
             and self.rounding == "nearest"
             and not self.channels
             and not self.weight_group
         ):
             raise ValueError(
-                "intervals similarity is for nonlinear float, symmetric, uniform attention and nearest rounding,"
+                "intervals similarity is for nonlinear float, symmetric, uniform attention, separate qkv and nearest rounding,"
                 " without channels and weight_group"
             )
 
