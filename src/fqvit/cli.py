@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from enum import StrEnum
@@ -18,8 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit import workers
-from fqvit.errors import FqvitError
+from fqvit.commands.guard import one_line_errors
 
 app = typer.Typer(
     help="Vision transformers as integer-only programs.",
@@ -97,40 +94,13 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def guarded(*args: object, **options: object) -> None:
-            try:
+            with one_line_errors():
                 function(*args, **options)
-                sys.stdout.flush()  # here, so that a closed pipe is noticed here
-                workers.leave()
-            except FqvitError as error:
-                fail(str(error))
-            except KeyboardInterrupt:
-                raise SystemExit(130) from None
-            except BrokenPipeError:
-                # The reader has left. Python would complain once more when it flushes at exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                raise SystemExit(141) from None
-            except OSError as error:
-                where = f"{error.filename}: " if error.filename else ""
-                fail(f"{where}{error.strerror or error}.")
-            except Exception as error:
-                if isinstance(error, MemoryError) or "allocate memory" in str(error):
-                    fail("there is not enough memory. Free some, use fewer workers on a machine, or a machine with more.")
-                if workers.joined() is None:
-                    raise
-                traceback.print_exc()
-                fail(f"{type(error).__name__}: {error}. This is not your mistake; please report it.")
 
         app.command(name)(guarded)
         return function
 
     return register
-
-
-def fail(message: str) -> NoReturn:
-    if (together := workers.joined()) is not None:
-        together.fail(message)
-    typer.echo(f"fqvit: {' '.join(message.split())}", err=True)
-    raise SystemExit(2)
 
 
 @command("models")
