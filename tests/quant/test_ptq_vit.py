@@ -202,6 +202,7 @@ def test_a_range_of_the_recipe_is_kept() -> None:
 def test_it_beats_steps_from_extremes_at_5_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarity, "IMAGES", 6)
     monkeypatch.setattr(similarity, "TOKENS", 8)
+    monkeypatch.setattr(similarity, "FACTORS", FACTORS[::4])
     model = load_model(name)
     images = embedded.test_images()[0][::4]
     exact = run_float(trace(model.module), normalise(images, model.preprocess))
