@@ -8,6 +8,7 @@ that is table.py. Needs torch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import tempfile
 import time
@@ -214,6 +215,7 @@ def file_size(program: Program) -> int:
         return path.stat().st_size
 
 
+@functools.cache  # a run is of one code, whatever happens to its files meanwhile
 def code_digest() -> str:
     """Of the parts of this package that decide answers, so that a newer version does not show an older one's figures."""
     root = Path(fqvit.__file__).parent
