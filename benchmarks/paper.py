@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/paper.py --data-root DIR [--cache DIR] [--only table,ablate,sweep-k]
 
-DIR has weights/*.safetensors and imagenet/calib, imagenet/val. It runs `fqvit table`, `ablate` and `sweep-k`, whose finished cells
-are kept: started again it goes on. Machine and commit are added to every row.
+DIR has weights/*.safetensors and imagenet/calib, imagenet/val. It runs `fqvit table`, `ablate` and `sweep-k`, whose finished
+cells are kept: started again it goes on. Machine and commit are added to every row.
 """
 
 from __future__ import annotations
