@@ -36,7 +36,7 @@ ROUNDS = 20
 GAMMA = 0.1
 THETA = 0.2
 IMAGES = 32  # that steps are judged on
-TOKENS = 16  # of each image (and window) among them
+TOKENS = 32  # of each image (and window) among them
 WINDOWS = 4
 CHUNK = 2**18  # elements of an operand with several steps at a time
 
@@ -255,8 +255,10 @@ def search_intervals(
 
 
 def _choice(size: int, count: int) -> Tensor:
-    """At most `count` of 0 .. size-1, in order; always the same."""
-    return torch.randperm(size, generator=torch.Generator().manual_seed(0))[:count].sort().values
+    """At most `count` of 0 .. size-1, in order; always the same. 0 is among them: a class token is unlike the others, and what
+    is clipped there is lost to the answer."""
+    others = 1 + torch.randperm(size - 1, generator=torch.Generator().manual_seed(0))[: count - 1]
+    return torch.cat([torch.zeros(1, dtype=torch.long), others]).sort().values
 
 
 def _images(batches: Sequence[Tensor]) -> Tensor:
