@@ -62,8 +62,8 @@ Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="C
 Classes = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
 ]
-Calib = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Test images, one sub-folder a class.")]
+Calib = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration; no labels.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Test images, one sub-folder a class.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
 CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")]
 Models = Annotated[

@@ -20,7 +20,8 @@ from fqvit.quant.recipe import load_recipe
 from fqvit.study.cells import Answers
 from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
 from fqvit.study.published import MODELS, TOP1, published
-from fqvit.study.table import flat, markdown, row
+from fqvit.study.sweep import draw
+from fqvit.study.table import flat, grid, markdown, row
 from tests.command_line import fqvit, refused
 
 SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
@@ -115,8 +116,42 @@ def test_mistakes_come_before_any_work(tmp_path: Path) -> None:
     refused(fqvit(*SMALL, "--calib", tmp_path / "none", *cache), "none: no such folder")
     refused(fqvit("table", "--models", "deit_tiny", *cache), "deit_tiny", "no weights")
     refused(fqvit("table", "--models", "fmnist_vit", "--images", 0, *cache), "--images 0")
+    refused(fqvit("table", "--models", "fmnist_vit,deit_tiny", *cache), "deit_tiny", "no weights")
+    refused(fqvit("table", "--models", "fmnist_vit,fmnist_swin=no.pth", *cache), "no.pth: no such file")
+    refused(fqvit("table", "--models", "fmnist_vit,other.pth", *cache), "other.pth: which model")
+    refused(fqvit("table", "--models", "fmnist_vit,fmnist_vit", *cache), "fmnist_vit twice")
+    refused(fqvit("table", "--models", "", *cache), "--models: none given")
+    refused(fqvit(*SMALL, "--methods", "", *cache), "--methods: none given")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
+
+
+def test_a_recipe_of_ones_own_does_not_pass_for_a_published_one(tmp_path: Path) -> None:
+    for file, text in (("fq-vit.toml", ""), ("mine.toml", 'name = "fq-vit"\n')):
+        (tmp_path / file).write_text(f'{text}base = "minmax"\n')
+        with pytest.raises(FqvitError, match="calls itself fq-vit"):
+            parse(str(tmp_path / file), None)
+
+
+def test_names_of_files_may_have_any_letters(tmp_path: Path) -> None:
+    path = tmp_path / "a|b@c.toml"
+    path.write_text('base = "minmax"\n')
+    assert [method.label for method in parse(f"{path},{path}@4/8/8", None)] == ["a|b@c", "a|b@c@4/8/8"]
+    assert grid(["name"], [["a|b\nc"]], 1).splitlines()[-1] == "| a\\|b c |"
+
+
+def test_an_empty_word_among_bits_is_nothing() -> None:
+    assert [method.label for method in parse("minmax", "8/8/8,")] == ["minmax@8/8/8"]
+
+
+def test_cells_of_other_images_are_not_compared() -> None:
+    exact = answers([0, 0, 3], [1, 2, 3])
+    with pytest.raises(FqvitError, match="answered 4 images, the float model 3.*--fresh"):
+        row("fmnist_vit", Method("minmax", load_recipe("minmax")), answers([0, 1, 0, 7], [1, 5, 6, 4]), exact)
+
+
+def test_a_sweep_without_a_finished_cell_is_drawn_all_the_same() -> None:
+    assert "no K that could be measured" in draw(rows_of("fmnist_vit"))
 
 
 def test_models_are_named_in_several_ways() -> None:

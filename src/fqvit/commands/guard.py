@@ -23,7 +23,8 @@ def one_line_errors() -> Iterator[None]:
     """Around a whole command. Mistakes of the user have exit code 2; bugs keep their traceback."""
     try:
         yield
-        sys.stdout.flush()  # here, so that a closed pipe is noticed here
+        if sys.stdout is not None:  # None where it was closed before the start
+            sys.stdout.flush()  # here, so that a closed pipe is noticed here
         workers.leave()
     except FqvitError as error:
         fail(str(error))

@@ -25,6 +25,7 @@ from fqvit.workers import ALONE, Workers
 
 if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
+    from fqvit.models.zoo import Row
 
 
 @dataclass
@@ -214,6 +215,15 @@ def check_name(name: str | None) -> None:
         find(name)
 
 
+def row_of(name: str | None, weights: str | None) -> Row | None:
+    """The row of a model that is named, or whose checkpoint is named like it; None for an hf: address."""
+    from fqvit.models.zoo import find
+
+    if name is None and weights is not None:
+        name, _ = _name_from(weights)
+    return None if name is None or name.startswith("hf:") else find(name)
+
+
 def _name_from(weights: str) -> tuple[str, str | None]:
     if weights.startswith("hf:"):
         return weights, None
@@ -231,6 +241,6 @@ def check_output(path: Path) -> None:
     if not folder.is_dir():
         raise FqvitError(f"{path}: there is no folder {folder}. Create it first.")
     if path.is_dir():
-        raise FqvitError(f"{path}: is a folder. Choose a file name, such as {path / 'model.fqvit'}.")
+        raise FqvitError(f"{path}: is a folder. Choose a file name, in it or elsewhere.")
     if not os.access(folder, os.W_OK):
         raise FqvitError(f"{path}: the folder may not be written to. Choose another.")

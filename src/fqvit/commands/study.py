@@ -55,6 +55,8 @@ def named_models(model: str | None, models: Sequence[str] | None, weights: str |
     """MODEL with --weights, or --models: NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE named like its model."""
     words = [word for given in models or () for word in given.split(",") if word]
     found = [_named(word) for word in (*([model] if model is not None else []), *words)]
+    if models and not words:
+        raise FqvitError("--models: none given. Name models with commas between, such as deit_tiny=FILE,fmnist_vit.")
     if weights is None:
         return found
     if len(found) > 1 or (found and found[0].weights is not None):
@@ -75,8 +77,7 @@ def benches(models: Sequence[Named], options: Options, command: str) -> Iterator
     """The models one after the other, so that one is in memory at a time."""
     if options.images is not None and options.images < 1:
         raise FqvitError(f"--images {options.images}: expected at least 1.")
-    for named in models:
-        inputs.check_name(named.name)
+    _check_models(models)
     inputs.require_torch(command)
     given = inputs.read_classes(options.classes)
     from fqvit.models.device import device_of
@@ -102,6 +103,22 @@ def benches(models: Sequence[Named], options: Options, command: str) -> Iterator
 
         calib(1)  # a folder that is not there should be noticed before an hour of work
         yield Bench(model, calib, data, cache, options.device)
+
+
+def _check_models(models: Sequence[Named]) -> None:
+    """What can be known of all models before the first has run: their names, each once, and that there are weights."""
+    seen: set[str] = set()
+    for named in models:
+        row = inputs.row_of(named.name, named.weights)
+        if row is None:
+            continue  # which model an address has is known when it is read
+        if row.name in seen:
+            raise FqvitError(f"--models: {row.name} twice. A table has a model once; run one table for each checkpoint.")
+        seen.add(row.name)
+        if named.weights is None and not row.embedded:
+            raise FqvitError(f"{row.name}: no weights given. Pass a checkpoint file (--models {row.name}=FILE) or hf:ORG/NAME.")
+        if named.weights is not None and not named.weights.startswith("hf:") and not Path(named.weights).exists():
+            raise FqvitError(f"{named.weights}: no such file. Pass a checkpoint of {row.name}, or hf:ORG/NAME.")
 
 
 def default_cache() -> Path:
@@ -135,12 +152,13 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Optio
         for method in methods:
             try:
                 answers, reused = bench.answers(method)
+                found = row(bench.model.name, method, answers, exact)
             except FqvitError as error:
                 if options.workers.size > 1:
                     raise  # others may not have failed, and would wait for this one
                 ran.failed.append(f"{bench.model.name} {method.label}: {error}")
                 continue
-            ran.rows.append(row(bench.model.name, method, answers, exact))
+            ran.rows.append(found)
             ran.reused += reused
     return ran
 

@@ -19,7 +19,7 @@ def run(
 ) -> None:
     from fqvit.study.methods import DEFAULT, parse
 
-    chosen = parse(methods or DEFAULT, bits)
+    chosen = parse(DEFAULT if methods is None else methods, bits)
     study.check_outputs(out)
     ran = study.run_cells(models, chosen, options, "table")
     from fqvit.study.table import flat, markdown

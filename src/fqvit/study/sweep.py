@@ -57,7 +57,8 @@ def _panel(canvas: Canvas, model: str, cells: Sequence[Row], top: int) -> str:
     canvas.rows(y, LEFT, RIGHT)
     canvas.line("dashed", (LEFT, y(exact)), (RIGHT, y(exact)))
     canvas.strokes("whisker", [((x(i), y(a)), (x(i), y(b))) for i, (a, b) in enumerate(zip(lows, highs))])
-    canvas.path("curve", [(x(i), y(cell.top1)) for i, cell in enumerate(swept)])
+    if swept:
+        canvas.path("curve", [(x(i), y(cell.top1)) for i, cell in enumerate(swept)])
     for i, cell in enumerate(swept):
         tip = f"K = {_k(cell)}: {cell.top1:.1f} %, {difference(cell.against_float)} against float"
         canvas.circle("dot", (x(i), y(cell.top1)), 4, tip)
@@ -65,5 +66,7 @@ def _panel(canvas: Canvas, model: str, cells: Sequence[Row], top: int) -> str:
     canvas.text("strong", (LEFT, top + 18), model)
     canvas.text("tick", (RIGHT, top + 18), f"top-1 in %; dashed: float, {exact:.1f}", "end")
     canvas.text("tick", (RIGHT, top + PANEL - 6), "largest Power-of-Two Factor K", "end")
+    if not swept:
+        return f"{model}: float {exact:.1f} percent, and no K that could be measured."
     best = max(swept, key=lambda cell: cell.top1)
     return f"{model}: {swept[0].top1:.1f} percent at K = 0, at best {best.top1:.1f} at K = {_k(best)}, float {exact:.1f}."
