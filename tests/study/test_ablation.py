@@ -37,7 +37,7 @@ def test_settings_are_the_recipes_that_they_name() -> None:
 
 
 def test_vit_base_has_the_papers_figures_beside() -> None:
-    answers = Answers(1000, 1.0, 1.0, 1, "", *(np.array([0], "<i4").tobytes() for _ in range(2)))
+    answers = Answers(1000, 1.0, 1.0, 1, "", *(np.array([0], "<i4").tobytes() for _ in range(2)), [])
     model = "vit_base_patch16_224"
     cells = [row(model, method, answers, answers) for method in (FLOAT, *(s.method for s in settings()))]
     told = rows(cells, {model: find(model).config})

@@ -11,12 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from fqvit.commands.study import Named, named_models
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import load_recipe
+from fqvit.study import cells
 from fqvit.study.cells import Answers
 from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
 from fqvit.study.published import MODELS, TOP1, published
@@ -29,7 +31,7 @@ SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
 
 def answers(ranks: list[int], predictions: list[int]) -> Answers:
     told = (np.array(values, "<i4").tobytes() for values in (predictions, ranks))
-    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *told)
+    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *told, [])
 
 
 def rows_of(model: str, *methods: str) -> list[object]:
@@ -146,8 +148,19 @@ def test_an_empty_word_among_bits_is_nothing() -> None:
 
 def test_cells_of_other_images_are_not_compared() -> None:
     exact = answers([0, 0, 3], [1, 2, 3])
-    with pytest.raises(FqvitError, match="answered 4 images, the float model 3.*--fresh"):
-        row("fmnist_vit", Method("minmax", load_recipe("minmax")), answers([0, 1, 0, 7], [1, 5, 6, 4]), exact)
+    other = msgspec.structs.replace(exact, skipped=["a.png"])
+    with pytest.raises(FqvitError, match="1 images could not be read, 0 for the float model.*--fresh"):
+        row("fmnist_vit", Method("minmax", load_recipe("minmax")), other, exact)
+
+
+def test_a_cache_that_cannot_be_written_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, write: object) -> None:
+        raise FqvitError(f"{path}: cannot be written (No space left on device).")
+
+    monkeypatch.setattr(cells, "write_atomically", full)
+    done = fqvit(*SMALL, "--methods", "minmax,ema", "--cache", tmp_path / "cells")
+    refused(done, "No space left")
+    assert "missing" not in done.err
 
 
 def test_a_sweep_without_a_finished_cell_is_drawn_all_the_same() -> None:

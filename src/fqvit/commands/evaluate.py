@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PROGRAM_BATCH = 8  # the reference keeps int64 intermediates, so that 8 images are plenty; the engine gains nothing from more
 FLOAT_BATCH = 16
-CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
 def run(
@@ -39,7 +38,7 @@ def run(
     workers = Workers.from_environment()
     given = inputs.read_classes(classes)
     path = Path(target)
-    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *CHECKPOINTS) or path.is_file()):
+    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *inputs.CHECKPOINTS) or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
         if device != "cpu":
@@ -123,7 +122,7 @@ def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
 def _engine(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
     from fqvit.runtime.native import Engine
 
-    engine = Engine(path, threads=cores())
+    engine = Engine(path)
     return engine.header, engine.classes, engine.run
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
     from fqvit.models.zoo import Row
 
+CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+
 
 @dataclass
 class Images:

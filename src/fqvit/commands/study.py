@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fqvit.commands import inputs
-from fqvit.commands.evaluate import CHECKPOINTS
 from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
@@ -68,7 +67,7 @@ def _named(word: str) -> Named:
     name, equals, weights = word.partition("=")
     if equals and weights:
         return Named(name, weights)
-    if word.startswith("hf:") or "/" in word or Path(word).suffix in CHECKPOINTS:
+    if word.startswith("hf:") or "/" in word or Path(word).suffix in inputs.CHECKPOINTS:
         return Named(None, word)
     return Named(word, None)
 
@@ -138,6 +137,7 @@ class Ran:
 
 def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Options, command: str) -> Ran:
     """The float model and every method on every model."""
+    from fqvit.study.cells import CacheError
     from fqvit.study.methods import FLOAT, with_images
     from fqvit.study.table import row
 
@@ -154,8 +154,8 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Optio
                 answers, reused = bench.answers(method)
                 found = row(bench.model.name, method, answers, exact)
             except FqvitError as error:
-                if options.workers.size > 1:
-                    raise  # others may not have failed, and would wait for this one
+                if options.workers.size > 1 or isinstance(error, CacheError):
+                    raise  # other workers may not have failed, and would wait for this one
                 ran.failed.append(f"{bench.model.name} {method.label}: {error}")
                 continue
             ran.rows.append(found)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.evaluate.accuracy import rank, top
-from fqvit.study.pairs import Pair, pair
+from fqvit.evaluate.pairs import Pair, pair
 
 SHOWN = 5
 

@@ -8,6 +8,7 @@ that is table.py. Needs torch.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import tempfile
@@ -19,6 +20,8 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import PIL
+import torch
 from numpy.typing import NDArray
 
 import fqvit
@@ -60,7 +63,7 @@ class Images(Protocol):
 class Answers(msgspec.Struct, frozen=True):
     """predictions, ranks: int32 [images] as bytes: the best class, and how many classes came before the right one.
 
-    file_bytes and fingerprint: of the integer program; 0 and "" where there is none.
+    file_bytes and fingerprint: of the integer program; 0 and "" where there is none. skipped: images that could not be read.
     """
 
     calibration_images: int
@@ -70,6 +73,7 @@ class Answers(msgspec.Struct, frozen=True):
     fingerprint: str
     predictions: bytes
     ranks: bytes
+    skipped: list[str]
 
     def predicted(self) -> NDArray[np.int32]:
         return np.frombuffer(self.predictions, "<i4")
@@ -83,6 +87,10 @@ class Kept(msgspec.Struct, frozen=True):
 
     seconds: float
     calibration: str
+
+
+class CacheError(FqvitError):
+    """Nothing more can be kept: no cell's fault, and no use in going on to lose the next one, too."""
 
 
 class Cache:
@@ -107,7 +115,10 @@ class Cache:
 
     def write(self, key: str, value: bytes) -> None:
         if self.workers.first:
-            write_atomically(self._path(key), lambda temporary: temporary.write_bytes(value))
+            try:
+                write_atomically(self._path(key), lambda temporary: temporary.write_bytes(value))
+            except FqvitError as error:
+                raise CacheError(str(error)) from error
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -140,7 +151,8 @@ class Bench:
         label = f"{self.model.name} {method.label}: evaluating"
         found = measure(run, self.data.batches(BATCH, label), self.data.workers)
         predictions, ranks = (values.astype("<i4").tobytes() for values in (found.predictions, found.ranks))
-        return Answers(images, spent, found.seconds, size, fingerprint, predictions, ranks)
+        skipped = [name for name, _ in self.data.source.skipped]
+        return Answers(images, spent, found.seconds, size, fingerprint, predictions, ranks, skipped)
 
     def _prepare(self, method: Method) -> tuple[Run, int, float, int, str]:
         """What to run, the calibration's images and seconds, the program's bytes and fingerprint."""
@@ -181,7 +193,7 @@ class Bench:
 
     def _float(self) -> Run:
         where = device_of(self.device)
-        graph = trace(self.model.module.to(where))
+        graph = trace(self.model.module if self.device == "cpu" else copy.deepcopy(self.model.module).to(where))
         preprocess = self.model.preprocess
 
         def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -203,6 +215,8 @@ class Bench:
             "recipe": recipe,
             "images": [None if images is None else images.source.digest() for images in sources],
             "code": code_digest(),
+            # Programs run alike everywhere, but float sums and resized pixels are those of one build.
+            "built": [self.device, str(torch.__version__), PIL.__version__],
         }
         return f"{step}-{hashlib.sha256(msgspec.json.encode(told, order='deterministic')).hexdigest()[:32]}"
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from fqvit.errors import FqvitError
+from fqvit.evaluate.pairs import Pair, pair
 from fqvit.study.cells import Answers
 from fqvit.study.methods import Method
-from fqvit.study.pairs import Pair, pair
 from fqvit.study.published import published
 
 NAMES = {
@@ -55,9 +55,9 @@ class Row(msgspec.Struct, frozen=True):
 def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
     """exact: the float model's cell."""
     ranks = answers.ranked()
-    if len(ranks) != len(exact.ranked()):
+    if answers.skipped != exact.skipped:
         raise FqvitError(
-            f"answered {len(ranks):,} images, the float model {len(exact.ranked()):,}: some could not be read then or now."
+            f"{len(answers.skipped)} images could not be read, {len(exact.skipped)} for the float model, and not the same ones."
             " Do both again (--fresh)."
         )
     return Row(
