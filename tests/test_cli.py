@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -331,6 +332,11 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     said = process.stderr.read()
     process.stderr.close()
     assert process.wait() == 141 and said == b""
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    found = subprocess.run(f"{shlex.quote(sys.executable)} -m fqvit models >&-", shell=True, capture_output=True, check=False)
+    assert (found.returncode, found.stderr) == (0, b"")
 
 
 def test_programs_are_used_without_torch(program: Path, pictures: Path) -> None:

@@ -24,7 +24,11 @@ from fqvit.runtime.reference import Reference
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 OPS: dict[str, Any] = {str(op.__struct_config__.tag): op for op in get_args(AnyOp)}
-ROOMS = r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export|detect)"
+ROOMS = (
+    r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export|study|report"
+    r"|detect)"
+)
+COMMANDS = "quantize|eval|classify|inspect|compare|models|bench|export|table|ablate|sweep-k|bitops|report"
 
 
 def page(name: str) -> str:
@@ -153,9 +157,7 @@ def test_commands_use_options_that_exist(path: Path) -> None:
     options = {f"--{name}" for name in re.findall(r"\n    (\w+): ", page("src/fqvit/cli.py"))}
     options |= set(re.findall(r'"(--?[\w-]+)"', page("src/fqvit/cli.py"))) | {"--help"}
     options = {option.replace("_", "-") for option in options}
-    commands = re.findall(
-        r"\bfqvit (?:quantize|eval|classify|inspect|compare|models|bench|export)\b[^\n`]*", path.read_text(encoding="utf-8")
-    )
+    commands = re.findall(rf"\bfqvit (?:{COMMANDS})\b[^\n`]*", path.read_text(encoding="utf-8"))
     used = {option for command in commands for option in re.findall(r"(?<= )--?[a-z][\w-]*", command)}
     assert used - options == set()
 

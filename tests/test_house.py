@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "PIL", "rich.progress", "matplotlib", "onnx", "onnxruntime")
+HEAVY = ("torch", "PIL", "rich.progress", "jinja2", "onnx", "onnxruntime")
 
 
 def tracked_files() -> list[Path]:
@@ -40,6 +40,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_the_modules_for_running_a_model_need_no_torch() -> None:
     assert "torch" not in loaded_by("import fqvit.preprocess, fqvit.images, fqvit.progress, fqvit.files")
     assert "torch" not in loaded_by("import fqvit.detect.pipeline, fqvit.detect.coco")
+    assert "torch" not in loaded_by("import fqvit.report.answers, fqvit.report.plots, fqvit.report.maps, fqvit.commands.report")
 
 
 def test_the_package_is_typed_and_started_by_its_name() -> None:

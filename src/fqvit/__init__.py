@@ -17,6 +17,7 @@ from fqvit.errors import FqvitError as FqvitError
 
 if TYPE_CHECKING:
     from fqvit import runtime as runtime
+    from fqvit.evaluate.accuracy import measure as measure
     from fqvit.images import ImageFolder as ImageFolder
     from fqvit.ir.lower import lower as lower
     from fqvit.ir.program import Program as Program
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from fqvit.quant.recipe import load_recipe as load_recipe
     from fqvit.quant.simulate import Simulation as Simulation
     from fqvit.runtime.native import Engine as Engine
+    from fqvit.shards import TarShards as TarShards
+    from fqvit.workers import Workers as Workers
 
 _HOMES = {
     "Calibration": "fqvit.quant.calibration",
@@ -39,10 +42,13 @@ _HOMES = {
     "Program": "fqvit.ir.program",
     "Recipe": "fqvit.quant.recipe",
     "Simulation": "fqvit.quant.simulate",
+    "TarShards": "fqvit.shards",
+    "Workers": "fqvit.workers",
     "calibrate": "fqvit.quant.calibrate",
     "load_model": "fqvit.models.load",
     "load_recipe": "fqvit.quant.recipe",
     "lower": "fqvit.ir.lower",
+    "measure": "fqvit.evaluate.accuracy",
 }
 
 __all__ = [
@@ -55,11 +61,14 @@ __all__ = [
     "Program",
     "Recipe",
     "Simulation",
+    "TarShards",
+    "Workers",
     "__version__",
     "calibrate",
     "load_model",
     "load_recipe",
     "lower",
+    "measure",
     "runtime",
 ]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.errors import FqvitError
+from fqvit.commands.guard import one_line_errors
 
 app = typer.Typer(
     help="Vision transformers as integer-only programs.",
@@ -63,12 +62,14 @@ Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="C
 Classes = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
 ]
-Calib = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Test images, one sub-folder a class.")]
+Calib = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration; no labels.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Test images, one sub-folder a class.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
+CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")]
 Models = Annotated[
     list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints; default: the embedded ones.")
 ]
+OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="One model; or several by --models.")]
 Written = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv or .json.")]
 CellCache = Annotated[
     Path | None, typer.Option("--cache", metavar="DIR", help="Where finished cells are kept; default ~/.cache/fqvit/cells.")
@@ -93,30 +94,13 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def guarded(*args: object, **options: object) -> None:
-            try:
+            with one_line_errors():
                 function(*args, **options)
-                sys.stdout.flush()  # here, so that a closed pipe is noticed here
-            except FqvitError as error:
-                fail(str(error))
-            except KeyboardInterrupt:
-                raise SystemExit(130) from None
-            except BrokenPipeError:
-                # The reader has left. Python would complain once more when it flushes at exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                raise SystemExit(141) from None
-            except OSError as error:
-                where = f"{error.filename}: " if error.filename else ""
-                fail(f"{where}{error.strerror or error}.")
 
         app.command(name)(guarded)
         return function
 
     return register
-
-
-def fail(message: str) -> NoReturn:
-    typer.echo(f"fqvit: {' '.join(message.split())}", err=True)
-    raise SystemExit(2)
 
 
 @command("models")
@@ -131,13 +115,15 @@ def models(as_json: Json = False) -> None:
 def quantize(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME; default fmnist_vit.")] = None,
     weights: Weights = None,
-    calib: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images for calibration; no labels.")] = None,
+    calib: Annotated[
+        Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration, a folder or tar shards; no labels.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="How to quantize; default fqvit.")] = None,
     bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")] = None,
     profile: Annotated[str | None, typer.Option(metavar="npu", help="For chips with symmetric int8 only.")] = None,
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Stop at features instead of logits.")] = None,
-    images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
+    images: CalibrationImages = None,
     k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor.")] = None,
     max_loss: Annotated[float | None, typer.Option(metavar="X", help="Points of top-1 that recipe auto may lose.")] = None,
     classes: Classes = None,
@@ -173,7 +159,7 @@ def quantize(
 def evaluate(
     target: Annotated[str, typer.Argument(metavar="FILE.fqvit|FILE.onnx|MODEL", show_default=False)],
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images, one sub-folder a class.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images, one sub-folder a class, or tar shards.")] = None,
     classes: Classes = None,
     backend: Annotated[Backend | None, typer.Option(help="What runs a program; default native.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = None,
@@ -225,7 +211,7 @@ def inspect(
 def compare(
     file: Program,
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of images; no labels.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Folder of images, or tar shards; no labels.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = 8,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also the gain over this program.")] = None,
     as_json: Json = False,
@@ -234,6 +220,25 @@ def compare(
     from fqvit.commands import compare as compare_command
 
     compare_command.run(file, weights, data, limit, baseline, as_json)
+
+
+@command("report")
+def report(
+    file: Program,
+    weights: Weights = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images; labels from sub-folders, or none.")] = None,
+    classes: Classes = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, default 1000.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html", help="Default: named like FILE, here.")] = None,
+    pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also the pictures as SVG files.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page about a program, with pictures."""
+    from fqvit.commands import report as report_command
+
+    report_command.run(
+        file, weights=weights, data=data, classes=classes, limit=limit, out=out, pictures=pictures, as_json=as_json
+    )
 
 
 @command("bench")
@@ -278,6 +283,7 @@ def export(
 @command("table")
 def table(
     models: Models = None,
+    weights: Weights = None,
     methods: Annotated[
         str | None, typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files; default: the paper's, and ours.")
     ] = None,
@@ -286,7 +292,7 @@ def table(
     data: Data = None,
     classes: Classes = None,
     limit: Limit = None,
-    images: Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")] = None,
+    images: CalibrationImages = None,
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
@@ -295,19 +301,22 @@ def table(
 ) -> None:
     """Compare methods on models: top-1 beside float and what was published. Finished cells are kept."""
     from fqvit.commands import table as table_command
-    from fqvit.commands.study import Options
+    from fqvit.commands.study import Options, named_models
 
-    options = Options(calib, data, classes, limit, cache, fresh, device)
-    table_command.run(models or [], methods, bits, images, options, out or [], as_json)
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    table_command.run(named_models(None, models, weights), methods, bits, options, out or [], as_json)
 
 
 @command("ablate")
 def ablate(
+    model: OneModel = None,
     models: Models = None,
+    weights: Weights = None,
     calib: Calib = None,
     data: Data = None,
     classes: Classes = None,
     limit: Limit = None,
+    images: CalibrationImages = None,
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
@@ -316,20 +325,24 @@ def ablate(
 ) -> None:
     """Show what each part of the paper's method brings and costs. Finished cells are kept."""
     from fqvit.commands import ablate as ablate_command
-    from fqvit.commands.study import Options
+    from fqvit.commands.study import Options, named_models
 
-    ablate_command.run(models or [], Options(calib, data, classes, limit, cache, fresh, device), out or [], as_json)
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    ablate_command.run(named_models(model, models, weights), options, out or [], as_json)
 
 
 @command("sweep-k")
 def sweep_k(
+    model: OneModel = None,
     models: Models = None,
+    weights: Weights = None,
     recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Whose K is changed.")] = "fq-vit",
     largest: Annotated[int, typer.Option(metavar="K", help="K = 0 .. this.")] = 6,
     calib: Calib = None,
     data: Data = None,
     classes: Classes = None,
     limit: Limit = None,
+    images: CalibrationImages = None,
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
@@ -340,10 +353,10 @@ def sweep_k(
 ) -> None:
     """Measure accuracy over the largest Power-of-Two Factor K. Finished cells are kept."""
     from fqvit.commands import sweep as sweep_command
-    from fqvit.commands.study import Options
+    from fqvit.commands.study import Options, named_models
 
-    options = Options(calib, data, classes, limit, cache, fresh, device)
-    sweep_command.run(models or [], recipe, largest, options, out or [], as_json)
+    options = Options(calib, data, classes, limit, images, cache, fresh, device)
+    sweep_command.run(named_models(model, models, weights), recipe, largest, options, out or [], as_json)
 
 
 @command("bitops")

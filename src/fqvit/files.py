@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ REMEDIES = {
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
 
+_unfinished: set[Path] = set()
+_lock = threading.Lock()  # held while a temporary file appears or becomes the real one
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -37,20 +41,32 @@ def replacing(path: str | Path) -> Iterator[Path]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         # A link is followed, so that the file it names is replaced and not the link.
         target = target.resolve()
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+        with _lock:
+            handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+            temporary = Path(name)
+            _unfinished.add(temporary)
         os.close(handle)
-        temporary = Path(name)
         try:
             yield temporary
             keep_or_default_mode(temporary, target)
             flush_to_disk(temporary)
-            os.replace(temporary, target)
+            with _lock:
+                os.replace(temporary, target)
         except BaseException:  # KeyboardInterrupt too: an interrupted run leaves nothing behind
             temporary.unlink(missing_ok=True)
             raise
+        finally:
+            _unfinished.discard(temporary)
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0, "Choose another path.")
         raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy}") from error
+
+
+def remove_unfinished() -> None:
+    """For a thread that is about to end the process under the main thread's hands: nothing is begun or finished after this."""
+    _lock.acquire(timeout=5.0)  # never released
+    for temporary in list(_unfinished):
+        temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:

@@ -1,19 +1,23 @@
-"""Folders of images as fixed batches of uint8 pixels, decoded a little ahead of whoever consumes them.
+"""Images as fixed batches of uint8 pixels, decoded a little ahead of whoever consumes them.
 
-Order is the sorted relative path and batches are cut by position, so the same folder always gives the same batches.
-An unreadable image is skipped and remembered; more than 1 % of them stops the pass. It prints nothing: the command line
-reports `.skipped`. What happens to one image is preprocess.py's business.
+Batches are cut by position, and the order of a folder is the sorted relative path, so the same images always give the same
+batches, and workers can share them without looking at all. An unreadable image is skipped and remembered; more than 1 % of
+them stops the pass. It prints nothing: the command line reports `.skipped`. What happens to one image is preprocess.py's
+business; images inside tar files are shards.py's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,30 +25,148 @@ from PIL import Image, UnidentifiedImageError
 
 from fqvit.errors import FqvitError
 from fqvit.preprocess import Preprocess
+from fqvit.workers import Workers, cores
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
-THREADS = min(4, os.cpu_count() or 1)
+THREADS = 4  # at most; fewer where workers share a machine
 BATCHES_AHEAD = 2
 UNREADABLE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class Batch:
-    """images: u8 [N, height, width, channels]; labels: i64 [N] class indices, None in unlabelled folders; paths: N files."""
+    """images: u8 [N, height, width, channels]; labels: i64 [N] class indices, None where unknown; paths: N names."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     paths: list[str]
 
 
-class ImageFolder:
-    """The images of a folder. `skipped` lists (path, reason) of those the latest pass could not read."""
+class Source(ABC):
+    """Images in a fixed order, each read when its turn comes.
 
-    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None, preprocess: Preprocess) -> None:
-        self.paths = list(paths)
+    labels: class indices, None where they are not known. skipped: (name, reason) of those that the latest pass could not read.
+    """
+
+    def __init__(self, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
         self.labels = None if labels is None else list(labels)
         self.preprocess = preprocess
         self.skipped: list[tuple[str, str]] = []
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Images found, the unreadable ones included: what one pass sees."""
+
+    @abstractmethod
+    def take(self, places: Sequence[int]) -> Self:
+        """The images at these places, in this order."""
+
+    @abstractmethod
+    def name(self, place: int) -> str:
+        """For messages."""
+
+    @abstractmethod
+    def read(self, place: int) -> NDArray[np.uint8]:
+        """As the model sees it, u8 [height, width, channels]; UnreadableImage if that cannot be done. Called by threads."""
+
+    def limit(self, count: int) -> Self:
+        """At most `count` images, spread evenly: names sort by class, so the first ones would be one class."""
+        if count < 1:
+            raise FqvitError(f"image limit is {count}: expected at least 1.")
+        total = len(self)
+        return self.take(range(total) if count >= total else [i * total // count for i in range(count)])
+
+    def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
+        """One pass. Batch k holds the readable ones of images k*size .. (k+1)*size - 1. share: which batches; None is all."""
+        self.skipped.clear()
+        pool = ThreadPoolExecutor(min(THREADS, cores()), thread_name_prefix="fqvit-decode")
+        try:
+            waiting: deque[tuple[range, list[Future[NDArray[np.uint8]]]]] = deque()
+            numbers = iter(range(-(-len(self) // size)) if share is None else share)
+            while True:
+                while len(waiting) <= BATCHES_AHEAD and (number := next(numbers, None)) is not None:
+                    places = range(number * size, min((number + 1) * size, len(self)))
+                    waiting.append((places, [pool.submit(self.read, place) for place in places]))
+                if not waiting:
+                    return
+                batch = self._collect(*waiting.popleft())
+                if batch.paths:
+                    yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    @abstractmethod
+    def marks(self) -> Iterator[bytes]:
+        """What tells each image from others: name and size of its file, or its pixels."""
+
+    def digest(self) -> str:
+        """Of all that decides what a pass gives, as far as it is known without reading files."""
+        digest = hashlib.sha256(f"{self.labels}\n".encode())
+        for mark in self.marks():
+            digest.update(mark + b"\n")
+        return digest.hexdigest()
+
+    def settle(self, workers: Workers) -> None:
+        """After a pass that workers shared: `skipped` are then those of all of them, and too many are refused."""
+        parts = workers.gather(self.skipped)
+        self.skipped = [(name, reason) for part in parts for name, reason in part]
+        self._refuse_too_many_skipped()
+
+    def _collect(self, places: range, decoded: list[Future[NDArray[np.uint8]]]) -> Batch:
+        images, kept = [], []
+        for place, future in zip(places, decoded, strict=True):
+            try:
+                images.append(future.result())
+                kept.append(place)
+            except UnreadableImage as error:
+                self.skipped.append((error.name, error.reason))
+                self._refuse_too_many_skipped()
+        shape = (0, self.preprocess.height, self.preprocess.width, self.preprocess.channels)
+        pixels = np.stack(images) if images else np.zeros(shape, np.uint8)
+        labels = None if self.labels is None else np.array([self.labels[i] for i in kept], np.int64)
+        return Batch(pixels, labels, [self.name(i) for i in kept])
+
+    def _refuse_too_many_skipped(self) -> None:
+        # Against all images of the pass, not those seen so far, or one bad image at the front would always be too many.
+        if len(self.skipped) > UNREADABLE_SHARE * len(self):
+            name, reason = self.skipped[0]
+            raise FqvitError(
+                f"{name}: {reason}. {len(self.skipped)} of {len(self)} images cannot be read, "
+                f"at most 1 % may be. Repair or remove them."
+            )
+
+
+class ImageArray(Source):
+    """Images that are in memory: u8 [N, height, width, channels]."""
+
+    def __init__(self, pixels: NDArray[np.uint8], labels: Sequence[int] | None, preprocess: Preprocess) -> None:
+        super().__init__(labels, preprocess)
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, places: Sequence[int]) -> Self:
+        labels = None if self.labels is None else [self.labels[i] for i in places]
+        return type(self)(self.pixels[list(places)], labels, self.preprocess)
+
+    def name(self, place: int) -> str:
+        return f"image {place}"
+
+    def read(self, place: int) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = self.pixels[place]
+        return image
+
+    def marks(self) -> Iterator[bytes]:
+        yield self.pixels.tobytes()
+
+
+class ImageFolder(Source):
+    """The images of a folder."""
+
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None, preprocess: Preprocess) -> None:
+        super().__init__(labels, preprocess)
+        self.paths = list(paths)
 
     @classmethod
     def unlabelled(cls, folder: str | Path, preprocess: Preprocess) -> ImageFolder:
@@ -70,88 +192,56 @@ class ImageFolder:
         indices = class_indices(str(root), folders, classes, ids)
         return cls([root / name for name in names], [indices[name.split("/", 1)[0]] for name in names], preprocess)
 
-    def limit(self, count: int) -> ImageFolder:
-        """At most `count` images, spread evenly over the folder: paths sort by class, so the first ones would be one class."""
-        if count < 1:
-            raise FqvitError(f"image limit is {count}: expected at least 1.")
-        total = len(self.paths)
-        kept = range(total) if count >= total else [i * total // count for i in range(count)]
-        labels = None if self.labels is None else [self.labels[i] for i in kept]
-        return ImageFolder([self.paths[i] for i in kept], labels, self.preprocess)
-
     def __len__(self) -> int:
-        """Images found, the unreadable ones included: what one pass sees."""
         return len(self.paths)
 
-    def batches(self, size: int = 16) -> Iterator[Batch]:
-        """One pass. Batch k holds the readable ones of images k*size .. (k+1)*size - 1."""
-        self.skipped.clear()
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fqvit-decode")
-        try:
-            waiting: deque[tuple[int, list[Future[NDArray[np.uint8]]]]] = deque()
-            starts = iter(range(0, len(self.paths), size))
-            while True:
-                while len(waiting) <= BATCHES_AHEAD and (start := next(starts, None)) is not None:
-                    chosen = self.paths[start : start + size]
-                    waiting.append((start, [pool.submit(read_image, path, self.preprocess) for path in chosen]))
-                if not waiting:
-                    return
-                batch = self._collect(*waiting.popleft())
-                if batch.paths:
-                    yield batch
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def take(self, places: Sequence[int]) -> Self:
+        labels = None if self.labels is None else [self.labels[i] for i in places]
+        return type(self)([self.paths[i] for i in places], labels, self.preprocess)
 
-    def _collect(self, start: int, decoded: list[Future[NDArray[np.uint8]]]) -> Batch:
-        images, kept = [], []
-        for index, future in enumerate(decoded, start):
-            try:
-                images.append(future.result())
-                kept.append(index)
-            except UnreadableImage as error:
-                self.skipped.append((str(self.paths[index]), error.reason))
-                self._refuse_too_many_skipped()
-        shape = (0, self.preprocess.height, self.preprocess.width, self.preprocess.channels)
-        pixels = np.stack(images) if images else np.zeros(shape, np.uint8)
-        labels = None if self.labels is None else np.array([self.labels[i] for i in kept], np.int64)
-        return Batch(pixels, labels, [str(self.paths[i]) for i in kept])
+    def name(self, place: int) -> str:
+        return str(self.paths[place])
 
-    def _refuse_too_many_skipped(self) -> None:
-        # Against all images of the pass, not those seen so far, or one bad image at the front would always be too many.
-        if len(self.skipped) > UNREADABLE_SHARE * len(self.paths):
-            path, reason = self.skipped[0]
-            raise FqvitError(
-                f"{path}: {reason}. {len(self.skipped)} of {len(self.paths)} images cannot be read, "
-                f"at most 1 % may be. Repair or remove them."
-            )
+    def read(self, place: int) -> NDArray[np.uint8]:
+        return read_image(self.paths[place], self.preprocess)
+
+    def marks(self) -> Iterator[bytes]:
+        root = os.path.commonpath([path.parent for path in self.paths])  # so that a folder may be moved
+        for path in self.paths:
+            size = path.stat().st_size if path.exists() else -1
+            yield f"{os.path.relpath(path, root)}\0{size}".encode(errors="surrogateescape")
 
 
 class UnreadableImage(FqvitError):
-    """One image that cannot be decoded; a folder skips a few of these."""
+    """One image that cannot be decoded; a source skips a few of these."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}. Expected an image file; repair or remove it.")
-        self.reason = reason
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}. Expected an image file; repair or remove it.")
+        self.name, self.reason = name, reason
 
 
 def read_image(path: str | Path, preprocess: Preprocess) -> NDArray[np.uint8]:
     """One file as the model sees it, u8 [height, width, channels]; UnreadableImage if that cannot be done."""
-    path = Path(path)
+    return decode(path, str(path), preprocess)
+
+
+def decode(file: str | Path | IO[bytes], name: str, preprocess: Preprocess) -> NDArray[np.uint8]:
+    """The same of an open file; `name` is for messages."""
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:
-                raise UnreadableImage(path, f"{image.width} x {image.height} pixels is over the limit of {limit}")
+                raise UnreadableImage(name, f"{image.width} x {image.height} pixels is over the limit of {limit}")
             return preprocess.apply(image)
     except (UnreadableImage, MemoryError):
         raise
     except FileNotFoundError as error:
-        raise UnreadableImage(path, "no such file") from error
+        raise UnreadableImage(name, "no such file") from error
     except UnidentifiedImageError as error:
-        raise UnreadableImage(path, "not an image") from error
+        raise UnreadableImage(name, "not an image") from error
     except Exception as error:  # Pillow's decoders raise almost anything on damaged files
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise UnreadableImage(path, f"cannot be decoded ({reason})") from error
+        raise UnreadableImage(name, f"cannot be decoded ({reason})") from error
 
 
 def existing_folder(folder: str | Path) -> Path:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.evaluate.accuracy import arrays, measure, rank, spread, top
+from fqvit.evaluate.accuracy import arrays, measure, rank, top
 from fqvit.images import Batch
 
 
@@ -43,10 +43,3 @@ def test_accuracy_without_labels_or_images_is_refused() -> None:
         measure(lambda x: x, [Batch(np.zeros((1, 2, 2, 1), np.uint8), None, ["a"])])
     with pytest.raises(FqvitError, match="no images"):
         measure(lambda x: x, [])
-
-
-def test_a_limit_spreads_over_all_images() -> None:
-    assert spread(10, 5).tolist() == [0, 2, 4, 6, 8]
-    assert spread(3, None).tolist() == spread(3, 100).tolist() == [0, 1, 2]
-    with pytest.raises(FqvitError, match="at least 1"):
-        spread(10, 0)

@@ -70,6 +70,14 @@ def test_two_halves_merged_hold_what_one_observer_of_the_whole_does(seed: int, c
     assert (merged.batches, merged.elements) == (whole.batches, whole.elements)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_half_that_is_not_finite_merges_and_is_refused_then(bad: int) -> None:
+    halves = [seen(torch.full((1, 3), math.nan if i == bad else 1.0)) for i in range(2)]
+    halves[0].merge(halves[1])
+    with pytest.raises(FqvitError, match="observed NaN"):
+        halves[0].ranges()
+
+
 def test_the_range_of_a_channel_is_that_of_all_its_values_and_0() -> None:
     low, high = seen(torch.tensor([[1.0, -2.0, 3.0]]), torch.tensor([[2.0, -1.0, -3.0]])).ranges()
     assert low.tolist() == [0, -2, -3] and high.tolist() == [2, 0, 3]

@@ -17,14 +17,16 @@ def written(folder: Path, text: str) -> Path:
 
 def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
     baselines, paper = ["minmax", "ema", "percentile", "omse"], ["fq-vit", "fq-vit-8", "fq-vit-original"]
-    assert list(RECIPES) == ["fqvit", "w4", "fast", "npu", "auto", *paper, *baselines] and DEFAULT_RECIPE == "fqvit"
+    floating = ["partial", "bit-split", "ptq-vit"]
+    assert list(RECIPES) == ["fqvit", "w4", "fast", "npu", "auto", *paper, *baselines, *floating] and DEFAULT_RECIPE == "fqvit"
+    assert [name for name, r in RECIPES.items() if not r.integer] == floating
     bits = {name: (r.weight_bits, r.activation_bits, r.attention_bits) for name, r in RECIPES.items()}
     assert (
         bits["fqvit"] == bits["auto"] == bits["fq-vit"] == bits["fq-vit-original"] == (8, 8, 4)
         and bits["w4"] == (4, 8, 4)
         and bits["fast"] == (7, 8, 4)
     )
-    assert {bits[name] for name in ["fq-vit-8", *baselines]} == {(8, 8, 8)}
+    assert {bits[name] for name in ["fq-vit-8", *baselines, *floating]} == {(8, 8, 8)}
     assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["npu", "auto", *paper]
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.channels] == ["fqvit", "w4", "fast", "npu", "auto"]

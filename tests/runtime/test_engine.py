@@ -24,8 +24,9 @@ from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.load import load_model
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import load_recipe
-from fqvit.runtime.native import Engine, available_cores
+from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import run
+from fqvit.workers import cores
 from tests.factories import assert_same, calibration_of, images_for, model_of
 from tests.golden.test_golden import FILES
 from tests.runtime.programs import ISAS, compare_with_reference
@@ -246,7 +247,7 @@ def test_an_unknown_instruction_set_is_refused_by_one_line_with_the_known_ones(m
 
 
 def test_every_available_core_is_used_unless_told_otherwise() -> None:
-    assert Engine(wider("7 tokens of 20", "fqvit")[0]).threads == available_cores()
+    assert Engine(wider("7 tokens of 20", "fqvit")[0]).threads == cores()
 
 
 @pytest.mark.parametrize("name", ["deit_tiny", "vit_tiny"])

@@ -96,3 +96,8 @@ def test_mistakes_are_one_line() -> None:
     refused(fqvit("bitops", "vit_bse"), "vit_bse", "Did you mean")
     for bits in ("8-8", "8/8", "0/8/8", "8/8/64"):
         refused(fqvit("bitops", "vit_base", "--bits", bits), bits, "W/A/ATTN")
+
+
+def test_small_models_have_the_digits_to_tell_rows_apart() -> None:
+    figures = [line.split()[-1] for line in fqvit("bitops", "fmnist_vit").out.splitlines() if "attention  " in line][:4]
+    assert len(set(figures)) == 4

@@ -12,8 +12,7 @@ import pytest
 import fqvit
 from fqvit.commands.inputs import Images
 from fqvit.errors import FqvitError
-from fqvit.evaluate.accuracy import arrays
-from fqvit.images import Batch
+from fqvit.images import Batch, ImageArray
 from fqvit.models import embedded
 from fqvit.quant.recipe import load_recipe
 from fqvit.study import cells
@@ -22,21 +21,21 @@ from fqvit.study.methods import FLOAT, Method
 from fqvit.study.table import row
 
 
-class Counted:
-    """Images that count how often they are read, and may end the run after some batches."""
+class Counted(ImageArray):
+    """Images that count how often they are read, and may end the run after some of them."""
 
-    def __init__(self, images: Images, dies_after: int | None = None) -> None:
-        self.images, self.dies_after, self.passes = images, dies_after, 0
+    passes = 0
+    dies_at: int | None = None
 
-    def batches(self, size: int, label: str) -> Iterator[Batch]:
+    def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
         self.passes += 1
-        for number, batch in enumerate(self.images.batches(size, label)):
-            if number == self.dies_after:
+        for number, batch in enumerate(super().batches(size, share)):
+            if number == self.dies_at:
                 raise KeyboardInterrupt
             yield batch
 
-    def digest(self) -> str:
-        return self.images.digest()
+    def limit(self, count: int) -> Counted:
+        return self  # the very same, so that it counts
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +43,26 @@ def model() -> fqvit.FloatModel:
     return fqvit.load_model("fmnist_vit")
 
 
-def calibration_images(count: int) -> Images:
-    return Images(arrays(embedded.calibration_images()[:count], None, 16), "inside")
+def calibration_images(count: int) -> Counted:
+    return Counted(embedded.calibration_images()[:count], None, embedded.FMNIST_PREPROCESS)
 
 
-def test_images(count: int = 64) -> Images:
+def labelled_images(count: int = 64, dies_at: int | None = None) -> Counted:
     pixels, labels = embedded.test_images()
-    return Images(arrays(pixels[:count], labels[:count], 16), "inside")
+    found = Counted(pixels[:count], labels[:count].tolist(), embedded.FMNIST_PREPROCESS)
+    found.dies_at = dies_at
+    return found
 
 
-test_images.__test__ = False  # type: ignore[attr-defined]
 MINMAX = Method("minmax", msgspec.structs.replace(load_recipe("minmax"), images=32))
 
 
 def bench(model: fqvit.FloatModel, folder: Path, calib: Counted, data: Counted, fresh: bool = False) -> Bench:
-    return Bench(model, lambda limit: calib, data, Cache(folder, fresh))
+    return Bench(model, lambda limit: Images(calib, "here"), Images(data, "here"), Cache(folder, fresh))
 
 
 def test_a_cell_has_the_answers_of_the_program(model: fqvit.FloatModel, tmp_path: Path) -> None:
-    here = bench(model, tmp_path, Counted(calibration_images(32)), Counted(test_images()))
+    here = bench(model, tmp_path, calibration_images(32), labelled_images())
     answers, reused = here.answers(MINMAX)
     exact, _ = here.answers(FLOAT)
     calibration = fqvit.calibrate(model, [embedded.calibration_images()[:32]], MINMAX.recipe)
@@ -78,7 +78,7 @@ def test_a_cell_has_the_answers_of_the_program(model: fqvit.FloatModel, tmp_path
 
 
 def test_a_finished_cell_is_not_done_again(model: fqvit.FloatModel, tmp_path: Path) -> None:
-    calib, data = Counted(calibration_images(32)), Counted(test_images())
+    calib, data = calibration_images(32), labelled_images()
     first, _ = bench(model, tmp_path, calib, data).answers(MINMAX)
     again, reused = bench(model, tmp_path, calib, data).answers(MINMAX)
     assert reused and again == first and (calib.passes, data.passes) == (1, 1)
@@ -87,11 +87,11 @@ def test_a_finished_cell_is_not_done_again(model: fqvit.FloatModel, tmp_path: Pa
 
 
 def test_a_run_that_ends_in_the_middle_keeps_its_calibration(model: fqvit.FloatModel, tmp_path: Path) -> None:
-    calib = Counted(calibration_images(32))
+    calib = calibration_images(32)
     with pytest.raises(KeyboardInterrupt):
-        bench(model, tmp_path, calib, Counted(test_images(), dies_after=2)).answers(MINMAX)
-    resumed, reused = bench(model, tmp_path, calib, Counted(test_images())).answers(MINMAX)
-    whole, _ = bench(model, tmp_path / "other", Counted(calibration_images(32)), Counted(test_images())).answers(MINMAX)
+        bench(model, tmp_path, calib, labelled_images(dies_at=2)).answers(MINMAX)
+    resumed, reused = bench(model, tmp_path, calib, labelled_images()).answers(MINMAX)
+    whole, _ = bench(model, tmp_path / "other", calibration_images(32), labelled_images()).answers(MINMAX)
     assert not reused and calib.passes == 1
     assert resumed.fingerprint == whole.fingerprint and resumed.predictions == whole.predictions
     assert not list(tmp_path.glob(".*"))
@@ -99,7 +99,7 @@ def test_a_run_that_ends_in_the_middle_keeps_its_calibration(model: fqvit.FloatM
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"seconds": 1, "calibration": "{}"}'])
 def test_damaged_files_count_as_not_there(model: fqvit.FloatModel, tmp_path: Path, damage: bytes) -> None:
-    calib, data = Counted(calibration_images(32)), Counted(test_images())
+    calib, data = calibration_images(32), labelled_images()
     first, _ = bench(model, tmp_path, calib, data).answers(MINMAX)
     for path in tmp_path.iterdir():
         path.write_bytes(damage)
@@ -110,10 +110,10 @@ def test_damaged_files_count_as_not_there(model: fqvit.FloatModel, tmp_path: Pat
 def test_other_images_recipes_or_code_are_other_cells(
     model: fqvit.FloatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calib, data = Counted(calibration_images(32)), Counted(test_images())
+    calib, data = calibration_images(32), labelled_images()
     bench(model, tmp_path, calib, data).answers(MINMAX)
-    assert not bench(model, tmp_path, calib, Counted(test_images(48))).answers(MINMAX)[1]
-    assert not bench(model, tmp_path, Counted(calibration_images(48)), data).answers(MINMAX)[1]
+    assert not bench(model, tmp_path, calib, labelled_images(48)).answers(MINMAX)[1]
+    assert not bench(model, tmp_path, calibration_images(48), data).answers(MINMAX)[1]
     other = Method("minmax", msgspec.structs.replace(MINMAX.recipe, weight_bits=7))
     assert not bench(model, tmp_path, calib, data).answers(other)[1]
     renamed = Method("another", msgspec.structs.replace(MINMAX.recipe, name="another"))
@@ -132,7 +132,7 @@ def test_files_of_another_size_or_name_are_other_images(tmp_path: Path) -> None:
         Image.new("L", (28, 28), number).save(folder / f"{number}.png")
 
     def digest() -> str:
-        return Images(fqvit.ImageFolder.unlabelled(folder, model.preprocess), "here").digest()
+        return fqvit.ImageFolder.unlabelled(folder, model.preprocess).digest()
 
     first = digest()
     assert digest() == first

@@ -11,15 +11,19 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from fqvit.commands.study import Named, named_models
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import load_recipe
+from fqvit.study import cells
 from fqvit.study.cells import Answers
-from fqvit.study.methods import DEFAULT, FLOAT, Method, parse
+from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
 from fqvit.study.published import MODELS, TOP1, published
-from fqvit.study.table import flat, markdown, row
+from fqvit.study.sweep import draw
+from fqvit.study.table import flat, grid, markdown, row
 from tests.command_line import fqvit, refused
 
 SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
@@ -27,7 +31,7 @@ SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
 
 def answers(ranks: list[int], predictions: list[int]) -> Answers:
     told = (np.array(values, "<i4").tobytes() for values in (predictions, ranks))
-    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *told)
+    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *told, [])
 
 
 def rows_of(model: str, *methods: str) -> list[object]:
@@ -65,14 +69,14 @@ def test_markdown_has_an_overview_of_several_models_and_lines_up() -> None:
 
 
 def test_methods_are_named_with_bits_or_crossed_with_them() -> None:
-    assert [method.label for method in parse("minmax, fq-vit@8/8/8", "8/8/8,4/8/4", None)] == [
+    assert [method.label for method in parse("minmax, fq-vit@8/8/8", "8/8/8,4/8/4")] == [
         "minmax@8/8/8",
         "minmax@4/8/4",
         "fq-vit@8/8/8",
     ]
-    found = parse("fq-vit@4/8/4", None, 17)[0]
+    found = with_images(parse("fq-vit@4/8/4", None)[0], 17)
     assert found.bits == "4/8/4" and found.recipe is not None and found.recipe.images == 17
-    assert len(parse(DEFAULT, None, None)) == len(DEFAULT.split(","))
+    assert len(parse(DEFAULT, None)) == len(DEFAULT.split(","))
     for words, said in (
         ("", "none given"),
         ("minmax,minmax", "twice"),
@@ -80,7 +84,7 @@ def test_methods_are_named_with_bits_or_crossed_with_them() -> None:
         ("minmax@8", "W/A/ATTN"),
     ):
         with pytest.raises(FqvitError, match=said):
-            parse(words, None, None)
+            parse(words, None)
 
 
 def test_the_table_is_written_three_ways(tmp_path: Path) -> None:
@@ -114,8 +118,68 @@ def test_mistakes_come_before_any_work(tmp_path: Path) -> None:
     refused(fqvit(*SMALL, "--calib", tmp_path / "none", *cache), "none: no such folder")
     refused(fqvit("table", "--models", "deit_tiny", *cache), "deit_tiny", "no weights")
     refused(fqvit("table", "--models", "fmnist_vit", "--images", 0, *cache), "--images 0")
+    refused(fqvit("table", "--models", "fmnist_vit,deit_tiny", *cache), "deit_tiny", "no weights")
+    refused(fqvit("table", "--models", "fmnist_vit,fmnist_swin=no.pth", *cache), "no.pth: no such file")
+    refused(fqvit("table", "--models", "fmnist_vit,other.pth", *cache), "other.pth: which model")
+    refused(fqvit("table", "--models", "fmnist_vit,fmnist_vit", *cache), "fmnist_vit twice")
+    refused(fqvit("table", "--models", "", *cache), "--models: none given")
+    refused(fqvit(*SMALL, "--methods", "", *cache), "--methods: none given")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
+
+
+def test_a_recipe_of_ones_own_does_not_pass_for_a_published_one(tmp_path: Path) -> None:
+    for file, text in (("fq-vit.toml", ""), ("mine.toml", 'name = "fq-vit"\n')):
+        (tmp_path / file).write_text(f'{text}base = "minmax"\n')
+        with pytest.raises(FqvitError, match="calls itself fq-vit"):
+            parse(str(tmp_path / file), None)
+
+
+def test_names_of_files_may_have_any_letters(tmp_path: Path) -> None:
+    path = tmp_path / "a|b@c.toml"
+    path.write_text('base = "minmax"\n')
+    assert [method.label for method in parse(f"{path},{path}@4/8/8", None)] == ["a|b@c", "a|b@c@4/8/8"]
+    assert grid(["name"], [["a|b\nc"]], 1).splitlines()[-1] == "| a\\|b c |"
+
+
+def test_an_empty_word_among_bits_is_nothing() -> None:
+    assert [method.label for method in parse("minmax", "8/8/8,")] == ["minmax@8/8/8"]
+
+
+def test_cells_of_other_images_are_not_compared() -> None:
+    exact = answers([0, 0, 3], [1, 2, 3])
+    other = msgspec.structs.replace(exact, skipped=["a.png"])
+    with pytest.raises(FqvitError, match="1 images could not be read, 0 for the float model.*--fresh"):
+        row("fmnist_vit", Method("minmax", load_recipe("minmax")), other, exact)
+
+
+def test_a_cache_that_cannot_be_written_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, write: object) -> None:
+        raise FqvitError(f"{path}: cannot be written (No space left on device).")
+
+    monkeypatch.setattr(cells, "write_atomically", full)
+    done = fqvit(*SMALL, "--methods", "minmax,ema", "--cache", tmp_path / "cells")
+    refused(done, "No space left")
+    assert "missing" not in done.err
+
+
+def test_a_sweep_without_a_finished_cell_is_drawn_all_the_same() -> None:
+    assert "no K that could be measured" in draw(rows_of("fmnist_vit"))
+
+
+def test_models_are_named_in_several_ways() -> None:
+    assert named_models("deit_tiny", None, "a.pth") == [Named("deit_tiny", "a.pth")]
+    assert named_models(None, ["deit_tiny=a.pth,vit_tiny=hf:o/n", "hf:o/m", "x/vit_tiny.safetensors", "fmnist_vit"], None) == [
+        Named("deit_tiny", "a.pth"),
+        Named("vit_tiny", "hf:o/n"),
+        Named(None, "hf:o/m"),
+        Named(None, "x/vit_tiny.safetensors"),
+        Named("fmnist_vit", None),
+    ]
+    assert named_models(None, None, "vit_tiny.safetensors") == [Named(None, "vit_tiny.safetensors")]
+    for models in (["a", "b"], ["a=b.pth"]):
+        with pytest.raises(FqvitError, match="of which model"):
+            named_models(None, models, "c.pth")
 
 
 def test_killed_and_started_again_it_redoes_nothing_finished(tmp_path: Path) -> None:
@@ -141,7 +205,6 @@ def test_killed_and_started_again_it_redoes_nothing_finished(tmp_path: Path) -> 
 
 
 def test_k_is_swept_and_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "k.svg"
     words = ("sweep-k", "--models", "fmnist_vit", "--limit", 32, "--largest", 2, "--cache", tmp_path / "cells", "-o", picture)
     done = fqvit(*words, "--json").json

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fqvit.commands import study
-from fqvit.commands.study import Options
+from fqvit.commands.study import Named, Options
 
 
-def run(models: Sequence[str], options: Options, out: Sequence[Path], as_json: bool) -> None:
+def run(models: Sequence[Named], options: Options, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.ablation import markdown, rows, settings
 
     study.check_outputs(out)
-    ran = study.run_cells(study.benches(models, options, "ablate"), [setting.method for setting in settings()])
+    ran = study.run_cells(models, [setting.method for setting in settings()], options, "ablate")
     told = rows(ran.rows, ran.configs)
     study.finish(ran, told, markdown(ran.rows, told), out, as_json)

@@ -12,6 +12,7 @@ from fqvit.study.bitops import (
     PAPER_ROWS,
     Layer,
     attention_memory,
+    giga,
     layers_of,
     paper_bitops,
     paper_totals,
@@ -52,9 +53,9 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
         )
         return
     say(f"{row.name}: {macs / 1e9:.3f} G multiplications for one image\n")
-    say(table(("the paper's convention", "G BitOPs"), [(MEANING[key], f"{value:.2f}") for key, value in paper.items()]))
+    say(table(("the paper's convention", "G BitOPs"), [(MEANING[key], giga(value)) for key, value in paper.items()]))
     say()
-    say(table(("bits_w x bits_a", "G BitOPs"), [(key, f"{value:.2f}") for key, value in usual.items()]))
+    say(table(("bits_w x bits_a", "G BitOPs"), [(key, giga(value)) for key, value in usual.items()]))
     say()
     sizes = [(f"{m.bits} bits", f"{m.every_layer / 1e6:.3f}", f"{m.largest_layer / 1e6:.3f}") for m in memory]
     say(table(("attention maps", "all layers, MB", "largest layer, MB"), sizes))

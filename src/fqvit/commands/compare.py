@@ -24,7 +24,7 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
     from fqvit.evaluate.compare import Comparer
     from fqvit.models.device import one_thread
 
-    pictures = inputs.unlabelled(data, "--data", header.model, header.preprocess, limit, BATCH)
+    pictures = inputs.unlabelled(data, "--data", header.model, header.preprocess, limit)
     with one_thread():
         model = inputs.float_model(header.model, weights)
         # Refuses other shapes; other weights of the same are compared, with a warning.

@@ -1,7 +1,8 @@
-"""`fqvit eval`: top-1 and top-5 of a program, an exported one, or a float model, on a folder with one sub-folder a class."""
+"""`fqvit eval`: top-1 and top-5 of a program, an exported one, or a float model, on labelled images."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,13 @@ from fqvit.commands.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, Scores, measure
 from fqvit.preprocess import Preprocess
+from fqvit.workers import Workers, cores, joined
 
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
 
 PROGRAM_BATCH = 8  # the reference keeps int64 intermediates, so that 8 images are plenty; the engine gains nothing from more
 FLOAT_BATCH = 16
-CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
 def run(
@@ -34,9 +35,10 @@ def run(
     device: str,
     as_json: bool,
 ) -> None:
+    workers = Workers.from_environment()
     given = inputs.read_classes(classes)
     path = Path(target)
-    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *CHECKPOINTS) or path.is_file()):
+    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *inputs.CHECKPOINTS) or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
         if device != "cpu":
@@ -50,17 +52,21 @@ def run(
             raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
         inputs.check_name(target)
         inputs.require_torch("eval of a float model")
-        model, backend, (preprocess, names, forward), size = *_float(target, weights, device), FLOAT_BATCH
+        model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
     ids: list[str] = []
     if given is not None:
         count = names if isinstance(names, int) else len(names)
         if len(given.names) != count:
             raise FqvitError(f"{classes}: {len(given.names)} classes, but {target} has {count}. Give one a logit.")
         names, ids = given.names, given.ids
-    pictures = inputs.labelled(data, model, preprocess, names, ids, limit, size)
+    if workers.size > 1:
+        workers.agree(target, _identity(path, limit), "Every machine needs the same file, and the same command.")
+    pictures = inputs.labelled(data, model, preprocess, names, ids, limit, workers)
     start = time.perf_counter()
-    found = measure(forward, pictures.batches(size, "evaluating"))
+    found = measure(forward, pictures.batches(size, "evaluating"), workers)
     seconds = time.perf_counter() - start
+    if not workers.first:
+        return
     if as_json:
         say_json(
             {
@@ -71,6 +77,7 @@ def run(
                 "top5": round(found.top5, 4),
                 "images": found.images,
                 "skipped": pictures.skipped,
+                "workers": workers.size,
                 "seconds": round(seconds, 3),
                 "ms_per_image": round(1000 * found.seconds / found.images, 3),
             }
@@ -80,6 +87,12 @@ def run(
     say(f"{target} ({backend}) on {found.images} images ({pictures.where}): {each}")
     say(f"top-1 {found.top1:.2f} %")
     say(f"top-5 {found.top5:.2f} %")
+
+
+def _identity(path: Path, limit: int | None) -> str:
+    """What workers must have in common: the same file, if it is one, and the same number of images."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no file"
+    return f"{digest}, limit {limit}"
 
 
 Ready = tuple[Preprocess, Sequence[str] | int, Run]
@@ -99,7 +112,8 @@ def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
 
     if backend not in (None, "onnx"):
         raise FqvitError(f"{path}: an ONNX file, which runs with --backend onnx alone. Leave out --backend.")
-    session = Session(path) if path.suffix == ".onnx" else session_of(path)
+    threads = None if joined() is None else cores()  # a worker alone leaves it to ONNX Runtime
+    session = Session(path, threads) if path.suffix == ".onnx" else session_of(path, threads)
     if session.output.kind != "logits":
         raise FqvitError(f"{path}: gives features ({session.output.kind}), not classes. Quantize without --features.")
     return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
@@ -120,14 +134,15 @@ def _reference(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
     return program.header, program.classes, Reference(program).run
 
 
-def _float(name: str, weights: str | None, device: str) -> tuple[str, str, Ready]:
+def _float(name: str, weights: str | None, device: str, workers: Workers) -> tuple[str, str, Ready]:
     from fqvit.models.device import device_of
     from fqvit.models.graph import run_float, trace
     from fqvit.models.pixels import normalise
 
     where = device_of(device)
     model = inputs.float_model(name, weights)
-    inputs.warn_of_other_name(model, weights)
+    if workers.first:
+        inputs.warn_of_other_name(model, weights)
     module = model.module.to(where)
     graph = trace(module)
 

@@ -1,6 +1,6 @@
 """What several commands ask for: class names, images with or without labels, weights, torch. Errors here come early and cheap.
 
-No torch at import. Neighbours: images.py (folders), models/embedded.py (images inside the package).
+No torch at import. Neighbours: images.py (folders), shards.py (tar files), models/embedded.py (images inside the package).
 """
 
 from __future__ import annotations
@@ -16,59 +16,55 @@ from typing import TYPE_CHECKING
 
 from fqvit.commands.output import warn, warn_of_skipped
 from fqvit.errors import FqvitError
-from fqvit.evaluate.accuracy import arrays, spread
-from fqvit.images import Batch, ImageFolder
+from fqvit.images import Batch, ImageArray, ImageFolder, Source
 from fqvit.models import embedded
 from fqvit.preprocess import Preprocess
 from fqvit.progress import track
+from fqvit.shards import TarShards, are_shards
+from fqvit.workers import ALONE, Workers
 
 if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
+    from fqvit.models.zoo import Row
+
+CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
 @dataclass
 class Images:
-    """Images from a folder or from inside the package. `skipped` is known after the pass."""
+    """Images from outside or from inside the package, which `workers` share. `skipped` is known after the pass."""
 
-    source: ImageFolder | list[Batch]
+    source: Source
     where: str
+    workers: Workers = ALONE
     skipped: int = 0
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
-        """One pass with a progress bar; warns of unreadable files at its end."""
-        if isinstance(self.source, list):
-            yield from track(self.source, len(self.source), label)
-            return
-        yield from track(self.source.batches(size), -(-len(self.source) // size), label)
-        self.skipped = warn_of_skipped(self.source)
+        """This worker's part of one pass, to be taken to its end. The first worker shows a progress bar and warns."""
+        share = self.workers.share(-(-len(self.source) // size))
+        batches = self.source.batches(size, share)
+        yield from track(batches, len(share), label) if self.workers.first else batches
+        self.source.settle(self.workers)
+        self.report()
 
-    def digest(self) -> str:
-        """Of what a pass would read: names, sizes and labels of files (not what is in them), or pixels in memory."""
-        digest = hashlib.sha256()
-        if isinstance(self.source, list):
-            for batch in self.source:
-                digest.update(batch.images.tobytes() + (b"" if batch.labels is None else batch.labels.tobytes()))
-            return digest.hexdigest()
-        paths = self.source.paths
-        root = os.path.commonpath([path.parent for path in paths])
-        for place, path in enumerate(paths):
-            size = path.stat().st_size if path.exists() else -1
-            label = None if self.source.labels is None else self.source.labels[place]
-            digest.update(f"{os.path.relpath(path, root)}\0{size}\0{label}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+    def report(self) -> None:
+        """Says what the pass could not read."""
+        self.skipped = len(self.source.skipped)
+        if self.workers.first:
+            warn_of_skipped(self.source)
 
 
 def labelled(
-    folder: Path | None,
+    place: Path | None,
     model: str,
     preprocess: Preprocess,
     classes: Sequence[str] | int,
     ids: Sequence[str],
     limit: int | None,
-    size: int,
+    workers: Workers = ALONE,
 ) -> Images:
     """Test images with labels: --data, or for embedded models the test images of the package."""
-    if folder is None:
+    if place is None:
         if model not in embedded.MODELS:
             raise FqvitError(f"{model}: no images given. Pass a folder with one sub-folder a class (--data DIR).")
         pixels, labels = embedded.test_images()
@@ -79,22 +75,38 @@ def labelled(
                 f"{model}: {count} classes, but the images inside the package have {len(embedded.FMNIST_CLASSES)}."
                 " Pass a folder with one sub-folder a class (--data DIR)."
             )
-        chosen = spread(len(pixels), limit)
-        return Images(arrays(pixels[chosen], labels[chosen], size), "embedded test images")
-    found = ImageFolder.labelled(folder, preprocess, classes, ids)
-    return Images(found if limit is None else found.limit(limit), str(folder))
+        inside = ImageArray(pixels, labels.tolist(), preprocess)
+        return Images(inside if limit is None else inside.limit(limit), "embedded test images", workers)
+    if are_shards(place):
+        found: Source = TarShards.labelled(place, preprocess, classes, ids, workers)
+    else:
+        found = ImageFolder.labelled(place, preprocess, classes, ids)
+        _agree(found, place, workers)
+    return Images(found if limit is None else found.limit(limit), str(place), workers)
 
 
-def unlabelled(folder: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, size: int) -> Images:
-    """Images without labels: a folder, or for embedded models the calibration images of the package."""
-    if folder is None:
+def unlabelled(
+    place: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, workers: Workers = ALONE
+) -> Images:
+    """Images without labels: a folder or shards, or for embedded models the calibration images of the package."""
+    if place is None:
         if model not in embedded.MODELS:
             raise FqvitError(f"{model}: no images given. Pass a folder of images ({option} DIR); labels are not needed.")
         pixels = embedded.calibration_images()
         _check_shape(option, model, preprocess, pixels.shape[1:])
-        chosen = spread(len(pixels), limit)
-        return Images(arrays(pixels[chosen], None, size), "embedded calibration images")
-    return Images(ImageFolder.unlabelled(folder, preprocess).limit(limit), str(folder))
+        return Images(ImageArray(pixels, None, preprocess).limit(limit), "embedded calibration images", workers)
+    if are_shards(place):
+        return Images(TarShards.unlabelled(place, preprocess, workers).limit(limit), str(place), workers)
+    found = ImageFolder.unlabelled(place, preprocess)
+    _agree(found, place, workers)
+    return Images(found.limit(limit), str(place), workers)
+
+
+def _agree(folder: ImageFolder, place: Path, workers: Workers) -> None:
+    """Workers on machines with other files would deal each other batches that they do not have."""
+    names = "\n".join(str(path.relative_to(place)) for path in folder.paths)
+    digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:8]
+    workers.agree(str(place), f"{len(folder)} images (names {digest})", "Every machine needs the same files.")
 
 
 def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[int, ...]) -> None:
@@ -104,6 +116,21 @@ def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[
         takes, has = ("x".join(map(str, shape)) for shape in (wanted, inside))
         raise FqvitError(
             f"{model}: takes images of {takes}, those inside the package are {has}. Pass a folder of images ({option} DIR)."
+        )
+
+
+def warn_of_unlike_machines(workers: Workers) -> None:
+    """Integer programs run alike everywhere; torch's float results are the same for one build and kind of processor only."""
+    if workers.size == 1:
+        return
+    import torch
+
+    kinds = workers.gather(f"torch {torch.__version__} on {torch.backends.cpu.get_cpu_capability()}")
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None and workers.first:
+        warn(
+            f"worker {other} runs {kinds[other]}, worker 0 {kinds[0]}: the program will be sound, but its fingerprint may"
+            " not be that of one machine."
         )
 
 
@@ -190,6 +217,15 @@ def check_name(name: str | None) -> None:
         find(name)
 
 
+def row_of(name: str | None, weights: str | None) -> Row | None:
+    """The row of a model that is named, or whose checkpoint is named like it; None for an hf: address."""
+    from fqvit.models.zoo import find
+
+    if name is None and weights is not None:
+        name, _ = _name_from(weights)
+    return None if name is None or name.startswith("hf:") else find(name)
+
+
 def _name_from(weights: str) -> tuple[str, str | None]:
     if weights.startswith("hf:"):
         return weights, None
@@ -207,6 +243,6 @@ def check_output(path: Path) -> None:
     if not folder.is_dir():
         raise FqvitError(f"{path}: there is no folder {folder}. Create it first.")
     if path.is_dir():
-        raise FqvitError(f"{path}: is a folder. Choose a file name, such as {path / 'model.fqvit'}.")
+        raise FqvitError(f"{path}: is a folder. Choose a file name, in it or elsewhere.")
     if not os.access(folder, os.W_OK):
         raise FqvitError(f"{path}: the folder may not be written to. Choose another.")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
-from fqvit.images import ImageFolder
+from fqvit.images import Source
 
 
 def say(text: str = "") -> None:
@@ -26,13 +26,13 @@ def warn(text: str) -> None:
     typer.echo(f"fqvit: warning: {text}", err=True)
 
 
-def warn_of_skipped(folder: ImageFolder) -> int:
-    """Says what the folder's last pass could not read; returns how many images that were."""
-    count = len(folder.skipped)
+def warn_of_skipped(source: Source) -> int:
+    """Says what the last pass could not read; returns how many images that were."""
+    count = len(source.skipped)
     if count:
-        path, reason = folder.skipped[0]
+        path, reason = source.skipped[0]
         which = "1 image" if count == 1 else f"{count} images"
-        warn(f"skipped {which} of {len(folder)} that cannot be read ({path}: {reason}{', ...' if count > 1 else ''}).")
+        warn(f"skipped {which} of {len(source)} that cannot be read ({path}: {reason}{', ...' if count > 1 else ''}).")
     return count
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,10 +12,10 @@ from fqvit.commands import inputs
 from fqvit.commands.output import facts, say, say_json, size, table
 from fqvit.errors import FqvitError
 from fqvit.progress import track
-from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe, with_bits, with_profile
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, check_integer, load_recipe, with_bits, with_profile
+from fqvit.workers import Workers
 
 if TYPE_CHECKING:
-    from fqvit.images import Batch
     from fqvit.quant.calibration import Choice, Measure
 
 
@@ -39,8 +38,10 @@ def run(
     out: Path | None,
     as_json: bool,
 ) -> None:
+    workers = Workers.from_environment()
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
+        check_integer(recipe)
     else:
         given = {
             "calib": calib,
@@ -68,7 +69,8 @@ def run(
 
     device_of(device)
     model = inputs.float_model(model_name, weights, classes)
-    inputs.warn_of_other_name(model, weights)
+    if workers.first:
+        inputs.warn_of_other_name(model, weights)
     target = Path(f"{model.name}.fqvit") if out is None else out
     inputs.check_output(target)
     start = time.perf_counter()
@@ -76,11 +78,14 @@ def run(
         calibration = Calibration.from_json(text)
         recipe, where, skipped = calibration.recipe, str(calibration_file), 0
     else:
-        pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, recipe.batch)
-        batches = pictures.batches(recipe.batch, "calibrating")
-        pixels = (batch.images for batch in _ahead(batches))
-        calibration = calibrate(model, pixels, recipe, device=device, features=features or "logits", progress=track)  # type: ignore[arg-type]
+        pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, workers)
+        inputs.warn_of_unlike_machines(workers)
+        kind: Any = features or "logits"
+        calibration = calibrate(model, pictures.source, recipe, device=device, features=kind, progress=track, workers=workers)
+        pictures.report()
         where, skipped = pictures.where, pictures.skipped
+    if not workers.first:
+        return
     calibrated = time.perf_counter()
     program = lower(model, calibration)
     program.save(target)
@@ -107,6 +112,7 @@ def run(
         "bytes": found.total,
         "overhead_percent": round(found.overhead, 2),
         "fingerprint": program.fingerprint(),
+        "workers": workers.size,
         "seconds": round(lowered - start, 3),
         "calibration_seconds": round(calibrated - start, 3),
         "choice": None if calibration.choice is None else msgspec.to_builtins(calibration.choice),
@@ -127,16 +133,6 @@ def run(
     if calibration.choice is not None:
         say(account(calibration.choice) + "\n")
     say(facts(rows))
-
-
-def _ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same, each held until the next is read: calibration stops at its last batch, and by then the pass has ended, its bar
-    is gone and unreadable images are reported."""
-    held: list[Batch] = []
-    for batch in batches:
-        yield from held
-        held = [batch]
-    yield from held
 
 
 def _text_of(path: Path) -> str:

@@ -16,6 +16,7 @@ from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.workers import Workers
 
 if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fqvit.study.methods import Method
     from fqvit.study.table import Row
 
-BATCH = 16
 SUFFIXES = (".md", ".csv", ".json")
 
 
@@ -35,48 +35,89 @@ class Options:
     data: Path | None
     classes: Path | None
     limit: int | None
+    images: int | None  # at most so many for calibration
     cache: Path | None
     fresh: bool
     device: str
+    workers: Workers = field(default_factory=Workers.from_environment)
 
 
-def model_and_weights(word: str) -> tuple[str | None, str | None]:
-    """NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE that is named like its model."""
+@dataclass(frozen=True)
+class Named:
+    """A model as it was named: a name, a checkpoint, or both."""
+
+    name: str | None
+    weights: str | None
+
+
+def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[Named]:
+    """MODEL with --weights, or --models: NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE named like its model."""
+    words = [word for given in models or () for word in given.split(",") if word]
+    found = [_named(word) for word in (*([model] if model is not None else []), *words)]
+    if models and not words:
+        raise FqvitError("--models: none given. Name models with commas between, such as deit_tiny=FILE,fmnist_vit.")
+    if weights is None:
+        return found
+    if len(found) > 1 or (found and found[0].weights is not None):
+        raise FqvitError(f"--weights {weights}: of which model? Give each its own, such as --models deit_tiny=FILE.")
+    return [Named(found[0].name if found else None, weights)]
+
+
+def _named(word: str) -> Named:
     name, equals, weights = word.partition("=")
     if equals and weights:
-        return name, weights
-    if word.startswith("hf:") or "/" in word or Path(word).suffix:
-        return None, word
-    return word, None
+        return Named(name, weights)
+    if word.startswith("hf:") or "/" in word or Path(word).suffix in inputs.CHECKPOINTS:
+        return Named(None, word)
+    return Named(word, None)
 
 
-def benches(words: Sequence[str], options: Options, command: str) -> Iterator[Bench]:
+def benches(models: Sequence[Named], options: Options, command: str) -> Iterator[Bench]:
     """The models one after the other, so that one is in memory at a time."""
-    named = [model_and_weights(word) for given in words for word in given.split(",") if word]
-    for name, _ in named:
-        inputs.check_name(name)
+    if options.images is not None and options.images < 1:
+        raise FqvitError(f"--images {options.images}: expected at least 1.")
+    _check_models(models)
     inputs.require_torch(command)
     given = inputs.read_classes(options.classes)
     from fqvit.models.device import device_of
     from fqvit.study.cells import Bench, Cache
 
     device_of(options.device)
-    cache = Cache(options.cache or default_cache(), options.fresh)
-    for name, weights in named or [(model, None) for model in embedded.MODELS]:
-        model = inputs.float_model(name, weights)
-        inputs.warn_of_other_name(model, weights)
+    workers = options.workers
+    cache = Cache(options.cache or default_cache(), options.fresh, workers)
+    inputs.warn_of_unlike_machines(workers)
+    for named in models or [Named(model, None) for model in embedded.MODELS]:
+        model = inputs.float_model(named.name, named.weights)
+        if workers.first:
+            inputs.warn_of_other_name(model, named.weights)
         ids = [] if given is None else given.ids
         count: int = model.module.config.classes  # type: ignore[assignment,union-attr]
         names = given.names if given is not None else model.classes or count
         if not isinstance(names, int) and len(names) != count:
             raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Give one a logit.")
-        data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, BATCH)
+        data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, workers)
 
         def calib(limit: int, model: FloatModel = model) -> inputs.Images:
-            return inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, BATCH)
+            return inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
 
         calib(1)  # a folder that is not there should be noticed before an hour of work
         yield Bench(model, calib, data, cache, options.device)
+
+
+def _check_models(models: Sequence[Named]) -> None:
+    """What can be known of all models before the first has run: their names, each once, and that there are weights."""
+    seen: set[str] = set()
+    for named in models:
+        row = inputs.row_of(named.name, named.weights)
+        if row is None:
+            continue  # which model an address has is known when it is read
+        if row.name in seen:
+            raise FqvitError(f"--models: {row.name} twice. A table has a model once; run one table for each checkpoint.")
+        seen.add(row.name)
+        if named.weights is None and not row.embedded:
+            raise FqvitError(f"{row.name}: no weights given. Pass a checkpoint file (--models {row.name}=FILE) or hf:ORG/NAME.")
+        if named.weights is not None and not named.weights.startswith("hf:") and not Path(named.weights).exists():
+            raise FqvitError(f"{named.weights}: no such file. Pass a checkpoint of {row.name}, or hf:ORG/NAME.")
 
 
 def default_cache() -> Path:
@@ -94,13 +135,16 @@ class Ran:
     configs: dict[str, ViTConfig | SwinConfig] = field(default_factory=dict)
 
 
-def run_cells(benches: Iterator[Bench], methods: Sequence[Method]) -> Ran:
+def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Options, command: str) -> Ran:
     """The float model and every method on every model."""
-    from fqvit.study.methods import FLOAT
+    from fqvit.study.cells import CacheError
+    from fqvit.study.methods import FLOAT, with_images
     from fqvit.study.table import row
 
     ran = Ran()
-    for bench in benches:
+    if options.images is not None:
+        methods = [with_images(method, options.images) for method in methods]
+    for bench in benches(models, options, command):
         ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
         exact, reused = bench.answers(FLOAT)
         ran.rows.append(row(bench.model.name, FLOAT, exact, exact))
@@ -108,10 +152,13 @@ def run_cells(benches: Iterator[Bench], methods: Sequence[Method]) -> Ran:
         for method in methods:
             try:
                 answers, reused = bench.answers(method)
+                found = row(bench.model.name, method, answers, exact)
             except FqvitError as error:
+                if options.workers.size > 1 or isinstance(error, CacheError):
+                    raise  # other workers may not have failed, and would wait for this one
                 ran.failed.append(f"{bench.model.name} {method.label}: {error}")
                 continue
-            ran.rows.append(row(bench.model.name, method, answers, exact))
+            ran.rows.append(found)
             ran.reused += reused
     return ran
 
@@ -131,18 +178,19 @@ def finish(
     markdown: str,
     out: Sequence[Path],
     as_json: bool,
-    draw: Callable[[Path], object] | None = None,
+    draw: Callable[[], str] | None = None,
 ) -> None:
     """Writes and prints the results, then names the cells that failed: the last of them is the command's error."""
+    if not Workers.from_environment().first:
+        return
     from fqvit.files import write_atomically
     from fqvit.study.table import as_csv
 
     told = {"rows": rows, "reused": ran.reused, "failed": ran.failed}
     texts = {".md": lambda: markdown, ".csv": lambda: as_csv(rows), ".json": lambda: json.dumps(told, indent=1) + "\n"}
+    if draw is not None:
+        texts[".svg"] = draw
     for path in out:
-        if path.suffix == ".svg" and draw is not None:
-            write_atomically(path, draw)
-            continue
         text = texts[path.suffix]()
         write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     if as_json:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from fqvit.commands import study
-from fqvit.commands.study import Options
+from fqvit.commands.study import Named, Options
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import load_recipe
 
 
-def run(models: Sequence[str], recipe_name: str, largest: int, options: Options, out: Sequence[Path], as_json: bool) -> None:
+def run(models: Sequence[Named], recipe_name: str, largest: int, options: Options, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.methods import sweep
 
     recipe = load_recipe(recipe_name)
@@ -21,9 +20,7 @@ def run(models: Sequence[str], recipe_name: str, largest: int, options: Options,
     if recipe.residual != "ptf":
         raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so that K changes nothing there. Use fq-vit.")
     study.check_outputs(out, drawn=True)
-    if any(path.suffix == ".svg" for path in out) and importlib.util.find_spec("matplotlib") is None:
-        raise FqvitError('sweep-k: a picture needs matplotlib. Run `pip install "fqvit[report]"`.')
-    ran = study.run_cells(study.benches(models, options, "sweep-k"), sweep(recipe, largest))
+    ran = study.run_cells(models, sweep(recipe, largest), options, "sweep-k")
     from fqvit.study.sweep import draw, markdown, rows
 
-    study.finish(ran, rows(ran.rows), markdown(ran.rows), out, as_json, lambda path: draw(ran.rows, path))
+    study.finish(ran, rows(ran.rows), markdown(ran.rows), out, as_json, lambda: draw(ran.rows))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.images import Batch
+from fqvit.workers import ALONE, Workers
 
 Scores = np.ndarray[Any, Any]
 Run = Callable[[NDArray[np.uint8]], Scores]
@@ -22,7 +23,7 @@ Run = Callable[[NDArray[np.uint8]], Scores]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """top1, top5: percent of `images`. seconds: in the model alone, reading of images excluded.
+    """top1, top5: percent of `images`. seconds: in the model alone, summed over workers.
 
     predictions, ranks: i64 [images], the best class, and how many classes come before the right one.
     """
@@ -35,8 +36,11 @@ class Accuracy:
     ranks: NDArray[np.int64]
 
 
-def measure(run: Run, batches: Iterable[Batch]) -> Accuracy:
-    """Runs every batch and ranks the labels; the batches must have labels."""
+def measure(run: Run, batches: Iterable[Batch], workers: Workers = ALONE) -> Accuracy:
+    """Runs every batch and ranks the labels; the batches must have labels.
+
+    workers: each passes its own batches, in order of workers, and gets the accuracy on all of them.
+    """
     ranks: list[NDArray[np.int64]] = []
     predictions: list[NDArray[np.int64]] = []
     seconds = 0.0
@@ -48,11 +52,14 @@ def measure(run: Run, batches: Iterable[Batch]) -> Accuracy:
         seconds += time.perf_counter() - start
         ranks.append(rank(scores, batch.labels))
         predictions.append(scores.argmax(-1))
-    if not ranks:
+    nothing = np.zeros(0, np.int64)
+    parts = workers.gather([np.concatenate([nothing, *ranks]), np.concatenate([nothing, *predictions]), seconds])
+    every, chosen = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    if not len(every):
         raise FqvitError("no images were read. Pass a folder with at least one readable image.")
-    every = np.concatenate(ranks)
+    spent = sum(part[2] for part in parts)
     top1, top5 = (100 * float((every < count).mean()) for count in (1, 5))
-    return Accuracy(len(every), top1, top5, seconds, np.concatenate(predictions), every)
+    return Accuracy(len(every), top1, top5, spent, chosen, every)
 
 
 def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -73,14 +80,6 @@ def arrays(images: NDArray[np.uint8], labels: NDArray[np.int64] | None, size: in
         Batch(images[at : at + size], None if labels is None else labels[at : at + size], names[at : at + size])
         for at in range(0, len(images), size)
     ]
-
-
-def spread(total: int, limit: int | None) -> NDArray[np.int64]:
-    """At most `limit` of the indices 0..total - 1, evenly over all of them, as ImageFolder.limit chooses files."""
-    if limit is not None and limit < 1:
-        raise FqvitError(f"image limit is {limit}: expected at least 1.")
-    count = total if limit is None else min(limit, total)
-    return np.arange(count, dtype=np.int64) * total // count
 
 
 def top(scores: Scores, count: int) -> list[int]:

@@ -20,9 +20,9 @@ from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
-from fqvit.quant.recipe import Recipe
+from fqvit.quant.recipe import Recipe, check_integer
 
-LATER_FIELDS = ("symmetric", "mult")
+LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
@@ -32,6 +32,7 @@ def lower(model: FloatModel, calibration: Calibration) -> Program:
 
 def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, Wire]]:
     """Also what every node of the graph became, for comparing float and integer values."""
+    check_integer(calibration.recipe)
     graph = trace(model.module, calibration.features)
     check_fit(graph, calibration, model.preprocess, model.name)
     masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)

@@ -1,14 +1,15 @@
 """Calibration: one float pass over the images, an observer a site, no labels. Gives {site: QParams}.
 
 Batches are fixed (recipe.batch images in the order given, or in one that follows from recipe.shuffle), so that the result does
-not depend on how images arrive. Memory is that of the observers and one batch; shuffling holds all images, as bytes.
-Neighbours: observers.py, plan.py.
+not depend on how images arrive, nor on how many workers share them. Memory is that of the observers and one batch; shuffling
+an iterable holds all its images, as bytes. Neighbours: observers.py, plan.py, dealt.py (images that workers share).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.errors import FqvitError
+from fqvit.images import Source
 from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
 from fqvit.models.layers import Context, Gelu, Heads, Softmax, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
-from fqvit.quant import auto, channels
+from fqvit.quant import auto, channels, dealt
+from fqvit.quant.bitsplit import bit_split
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.compensate import compensate
@@ -30,11 +33,11 @@ from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, 
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, relative
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.similarity import search_intervals
 from fqvit.quant.simulate import table_softmax
+from fqvit.workers import ALONE, Workers
 
 Call = Callable[[Node, list[Tensor]], Tensor]
-
-SAMPLE_IMAGES = 128  # that compensated rounding and `auto` look at
 
 
 class SiteObserver:
@@ -59,10 +62,14 @@ class SiteObserver:
             for part, slice_ in zip(self.parts, x.chunk(len(self.parts), -1), strict=True) if self.parts else ():
                 part.observe(slice_)
 
-    def merge(self, later: SiteObserver) -> None:
-        self.tokens = max(self.tokens, later.tokens)
-        for mine, theirs in zip(self.parts, later.parts, strict=True):
-            mine.merge(theirs)
+    def state(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "parts": [part.state() for part in self.parts]}
+
+    def fold(self, later: Mapping[str, Any]) -> None:
+        """later: the state of an observer of the same site, of batches after mine."""
+        self.tokens = max(self.tokens, later["tokens"])
+        for mine, theirs in zip(self.parts, later["parts"], strict=True):
+            mine.merge(Observer.from_state(theirs))
 
     def qparams(self, value: QParams | None = None) -> QParams:
         """value: V's parameters, for attention times V."""
@@ -157,19 +164,48 @@ def marked(batches: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[NDArray[np.ui
         yield held, True
 
 
+class Pass:
+    """What a float pass has seen: the observers of one or two recipes, and how many images. Foldable (workers.py)."""
+
+    def __init__(self, model: FloatModel, graph: Graph, recipes: Sequence[Recipe], where: torch.device) -> None:
+        self.model, self.graph, self.recipes, self.where = model, graph, recipes, where
+        self.observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
+        self.seen = 0
+
+    def observe(self, batch: NDArray[np.uint8], last: bool) -> None:
+        """uint8 [n, H, W, C]; last: whether no other batch comes after it."""
+        recipe = self.recipes[0]
+        call = coded_attention(recipe, self.observers[0]) if last and recipe.last_batch else None
+        observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
+        self.seen += len(batch)
+
+    def state(self) -> dict[str, Any]:
+        sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
+        return {"seen": self.seen, "sites": sites}
+
+    def fold(self, later: Mapping[str, Any]) -> None:
+        self.seen += later["seen"]
+        for observed, states in zip(self.observers, later["sites"], strict=True):
+            for name, state in states.items():
+                observed[name].fold(state)
+
+
 @torch.no_grad()
 def calibrate(
     model: FloatModel,
-    images: Iterable[NDArray[np.uint8]],
+    images: Iterable[NDArray[np.uint8]] | Source,
     recipe: Recipe,
     *,
     device: str = "cpu",
     features: Features = "logits",
     progress: Progress | None = None,
+    workers: Workers = ALONE,
 ) -> Calibration:
-    """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them.
+    """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them, or a
+    source of images, of which recipe.images are taken, spread evenly.
 
-    progress(items, count, label): wraps what comes after the images, if it takes long; fqvit.progress.track is one.
+    progress(items, count, label): wraps what takes long; fqvit.progress.track is one. workers: those who share a source. Every
+    one of them must call this, and every one gets the same result.
     """
     # Tracing captures parameters, so the model must be where it will run before that.
     where = device_of(device)
@@ -177,31 +213,57 @@ def calibrate(
     graph = trace(module, features)
     if recipe.max_loss is not None:
         auto.check(features)
+    workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
-    observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
-    sample = Sample(SAMPLE_IMAGES)
-    seen = 0
-    p = model.preprocess
+    found = Pass(model, graph, recipes, where)
+    if isinstance(images, Source):
+        sample = dealt.observe(found, images, recipe, workers, progress)
+    else:
+        sample = _observe_given(found, images, recipe)
+    result = None
+    if workers.first:
+        result = _finish(found, recipe, features, sample, progress)
+    return dealt.share(result, workers)
+
+
+def _observe_given(found: Pass, images: Iterable[NDArray[np.uint8]], recipe: Recipe) -> Callable[[], NDArray[np.uint8]]:
+    """Gives the sample for rounding and `auto`."""
+    p = found.model.preprocess
+    size = dealt.sample_size(recipe)
+    sample = Sample(size)
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
     if recipe.shuffle is not None:
         batches = shuffled(batches, recipe.batch, recipe.shuffle)
     for batch, last in marked(batches):
-        call = coded_attention(recipe, observers[0]) if last and recipe.last_batch else None
-        observe_batch(graph, normalise(batch, model.preprocess).to(where), *observers, call=call)
-        seen += len(batch)
-        if recipe.max_loss is not None or recipe.rounding == "compensated":
+        found.observe(batch, last)
+        if size:
             sample.add(batch)
-    if seen == 0:
+    return sample.images
+
+
+def _finish(
+    found: Pass, recipe: Recipe, features: Features, sample: Callable[[], NDArray[np.uint8]], progress: Progress | None
+) -> Calibration:
+    """From what was observed to parameters, and to what follows from them."""
+    model = found.model
+    if found.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
-    found = [
-        Calibration(each, features, seen, _site_parameters(graph, each, observed))
-        for each, observed in zip(recipes, observers, strict=True)
+    made = [
+        Calibration(each, features, found.seen, _site_parameters(found.graph, each, observed))
+        for each, observed in zip(found.recipes, found.observers, strict=True)
     ]
-    calibration = found[0]
+    calibration = made[0]
+    if not dealt.sample_size(recipe):
+        return calibration
+    chosen = sample()
     if recipe.max_loss is not None:
-        calibration = auto.choose(model, found[0], found[1], sample.images(), progress)
+        calibration = auto.choose(model, made[0], made[1], chosen, progress)
     if recipe.rounding == "compensated":
-        calibration = compensate(model, calibration, sample.images(), progress)
+        calibration = compensate(model, calibration, chosen, progress)
+    if recipe.rounding == "bit-split":
+        calibration = bit_split(model, calibration, chosen, progress)
+    if recipe.intervals == "similarity":
+        calibration = search_intervals(model, calibration, chosen, progress)
     return calibration
 
 
@@ -256,7 +318,7 @@ def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Ca
 
     def call(node: Node, inputs: list[Tensor]) -> Tensor:
         site = observers.get(node.name)
-        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2":
+        if isinstance(node.leaf, Softmax) and site is not None and site.site.kind == "log2" and node.inputs[0] in observers:
             q = site.qparams()
             return q.decode(q.encode(table_softmax(node.leaf, inputs[0], observers[node.inputs[0]].qparams(), recipe.exp)))
         y: Tensor = node.leaf(*inputs, *node.params)

@@ -48,7 +48,8 @@ class ChannelRange(Observer):
         self._low, self._high = np.minimum(low, known[0]), np.maximum(high, known[1])
 
     def _merge(self, later: Self) -> None:
-        self._fold(later._low, later._high)
+        if len(later._low):  # nothing is kept of batches that are not finite
+            self._fold(later._low, later._high)
 
     def _state(self) -> dict[str, Any]:
         return {"low": self._low, "high": self._high}

@@ -1,15 +1,14 @@
 """Weights chosen for what the quantized network really feeds them, one linear map after the other, without labels.
 
-A walk over the graph holds the values of some calibration images twice: in the float model, and in the simulation as far as
-it is quantized already. At each linear map, with x the float inputs and x' the simulated ones:
+The walk of walk.py goes through the float model and the simulation, as far as it is quantized already. At each linear map,
+with x the float inputs and x' the simulated ones:
   1. rounding: columns in order, the error of each carried over to those still to be rounded (GPTQ, Frantar 2022);
   2. bias: the mean of W x - W' x', so that no mean error goes on.
-Neighbours: simulate.py (the walk's other half), weights.py (plain rounding).
+Neighbours: walk.py, simulate.py (the walk's other half), weights.py (plain rounding).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,16 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.models import layers
-from fqvit.models.graph import IMAGES, Node
+from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
-from fqvit.models.pixels import normalise
 from fqvit.progress import Progress
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.fit import site_shapes
 from fqvit.quant.simulate import Simulation
+from fqvit.quant.walk import Columns, side_by_side
 from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_steps
 
-MAX_ELEMENTS = 2**27  # of one site over all images of the walk: bounds its memory to a few times 512 MB
 DAMPING = 0.01  # of the mean square of the inputs, added to all: columns that never move must not take errors
 BLOCK = 64  # columns whose errors are carried over together
 
@@ -69,31 +66,16 @@ def compensate(
 ) -> Calibration:
     """`calibration` with the weights of every linear map behind a quantized site, from uint8 images [n, H, W, C]."""
     simulation = Simulation(model, calibration)
-    graph = simulation.graph
-    largest = max(math.prod(shape) for shape in site_shapes(graph, model.preprocess).values())
-    images = images[: max(1, MAX_ELEMENTS // largest)]
     chosen: dict[str, QuantizedLinear] = {}
-    batches = [normalise(images[i : i + 16], model.preprocess) for i in range(0, len(images), 16)]
-    exact: dict[str, list[Tensor]] = {IMAGES: batches}
-    simulated: dict[str, list[Tensor]] = {IMAGES: batches}
-    last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
-    nodes = graph.nodes if progress is None else progress(graph.nodes, len(graph.nodes), "rounding weights")
-    for i, node in enumerate(nodes):
-        columns = [exact[name] for name in node.inputs]
-        simulated_columns = [simulated[name] for name in node.inputs]
+
+    def step(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
         steps = simulation.input_steps(node) if isinstance(node.leaf, layers.Linear) else None
         if steps is not None:
-            assert isinstance(node.leaf, layers.Linear)
-            moments = Moments.of(columns[0], simulated_columns[0])
-            chosen[node.name] = fit(node, moments, steps, calibration)
+            chosen[node.name] = fit(node, Moments.of(exact[0], simulated[0]), steps, calibration)
             simulation.use(node, chosen[node.name])
-        exact[node.name] = [node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)]
-        simulated[node.name] = [
-            simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated_columns, strict=True)
-        ]
-        for name in set(node.inputs):
-            if last_use[name] == i:
-                del exact[name], simulated[name]
+        return [simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated, strict=True)]
+
+    side_by_side(simulation.graph, model.preprocess, images, step, progress, "rounding weights")
     return replace(calibration, weights=chosen)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node
-from fqvit.models.layers import Linear
+from fqvit.models.layers import Linear, Patches
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
@@ -27,7 +27,9 @@ def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, mo
         if name not in wanted:
             raise FqvitError(f"{name}: calibrated, but {model} does not have such a site. Calibrate this model again.")
     shapes = site_shapes(graph, preprocess)
-    linear = {node.name: tuple(node.leaf.weight.shape) for node in graph.nodes if isinstance(node.leaf, Linear)}
+    linear = {
+        node.name: tuple(node.leaf.weight.flatten(1).shape) for node in graph.nodes if isinstance(node.leaf, Linear | Patches)
+    }
     for name, weights in calibration.weights.items():
         if linear.get(name) != weights.w.shape:
             raise FqvitError(

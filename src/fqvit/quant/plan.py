@@ -8,13 +8,15 @@ from typing import Literal
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node
-from fqvit.models.layers import Linear, Role
+from fqvit.models.layers import BiasedScores, Context, Linear, Role, Scores
 from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 
 # More bits than a matrix product takes: codes that only norms, sums, tables and the softmax read.
 WIDE = ("residual", "hidden", "scores")
 # Sites that may have a step for each channel.
 CHANNELS = ("norm", "qkv", "context", "gelu")
+# Matrix products of sites. Patches reads pixels, which are bytes already.
+PRODUCTS = (Linear, Scores, BiasedScores, Context)
 # Sites that stay in the accumulator unless the recipe wants codes there.
 BRANCHES = ("branch", "patch")
 
@@ -36,7 +38,8 @@ class SitePlan:
 
 
 def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
-    """The plan of every quantized site, in the order of the graph. Sites left out are accumulators, logits or moves."""
+    """The plan of every quantized site, in the order of the graph. Sites left out are accumulators, logits or moves; and where
+    nonlinear operations stay float, all that no matrix product reads."""
     sites = {}
     for node in graph.nodes:
         site = _plan_site(graph, node, recipe, _rule(node, recipe))
@@ -52,6 +55,8 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
 
 def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
     role = node.leaf.role
+    if recipe.nonlinear == "float" and not _read_by_product(graph, node.name):
+        return None
     if role == "route" or (role == "logits" and recipe.logits == "accumulator"):
         return None
     if role in BRANCHES and recipe.branches == "accumulator":
@@ -121,6 +126,15 @@ def _read_by_linear(graph: Graph, name: str) -> bool:
     readers = [node for node in graph.nodes if name in node.inputs]
     return name != graph.output and all(
         isinstance(node.leaf, Linear) or (node.leaf.role == "route" and _read_by_linear(graph, node.name)) for node in readers
+    )
+
+
+def _read_by_product(graph: Graph, name: str) -> bool:
+    """Whether a matrix product reads the site, be it through moves of rows."""
+    return any(
+        isinstance(node.leaf, PRODUCTS) or (node.leaf.role == "route" and _read_by_product(graph, node.name))
+        for node in graph.nodes
+        if name in node.inputs
     )
 
 

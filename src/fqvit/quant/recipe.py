@@ -44,8 +44,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_bits: Bits = 8
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights that share an exponent, at 4 bits or less; 0: none
     weight_ends: Literal["codes", "halves"] = "codes"  # max|w| is 127 codes, or 127.5 of which the half is clipped
-    # The nearest code, or codes and biases that make up for the errors of what is quantized before (compensate.py).
-    rounding: Literal["nearest", "compensated"] = "nearest"
+    # The nearest code; codes and biases that make up for the errors of what is quantized before (compensate.py); or codes
+    # chosen bit by bit for the least error of the outputs (bitsplit.py).
+    rounding: Literal["nearest", "compensated", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
@@ -70,17 +71,38 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None  # seed of the order of calibration images; None: as they come
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
+    # LayerNorm and Softmax in integers; or in float: only what a matrix product reads has codes then, and nothing is lowered.
+    nonlinear: Literal["integer", "float"] = "integer"
+    # Steps of weights and sites from their extremes, or searched so that outputs stay alike (similarity.py).
+    intervals: Literal["observed", "similarity"] = "observed"
     # `auto`: sites are raised to more bits until the expected loss of top-1, judged without labels, is at most this.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
 
     def __post_init__(self) -> None:
         if 0 < self.weight_group < 8:
             raise ValueError(f"weight_group {self.weight_group} must be 0 or 8 to 256")
+        if self.nonlinear == "float" and self.max_loss is not None:
+            raise ValueError("max_loss needs sites that can be raised, which nonlinear float does not have")
+        if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
+            raise ValueError("rounding bit-split is for nonlinear float without weight_group and searched intervals")
+        if self.intervals == "similarity" and not (
+            self.nonlinear == "float"
+            and self.symmetric
+            and self.attention == "uniform"
+            and self.qkv == "separate"
+            and self.rounding == "nearest"
+            and not self.channels
+            and not self.weight_group
+        ):
+            raise ValueError(
+                "intervals similarity is for nonlinear float, symmetric, uniform attention, separate qkv and nearest rounding,"
+                " without channels and weight_group"
+            )
 
     @property
     def integer(self) -> bool:
         """Whether there is an integer program of it."""
-        return self.attention != "log2-wide"
+        return self.nonlinear == "integer" and self.attention != "log2-wide"
 
     @property
     def log2_attention(self) -> bool:
@@ -127,6 +149,9 @@ RECIPES = {
         Recipe(name="ema", observer="ema", **_PLAIN),
         Recipe(name="percentile", observer="percentile", **_PLAIN),
         Recipe(name="omse", observer="omse", **_PLAIN),
+        Recipe(name="partial", nonlinear="float", **_PLAIN),
+        Recipe(name="bit-split", nonlinear="float", rounding="bit-split", **_PLAIN),
+        Recipe(name="ptq-vit", nonlinear="float", intervals="similarity", symmetric=True, **_PLAIN),
     )
 }
 DEFAULT_RECIPE = "fqvit"
@@ -166,6 +191,13 @@ def _joined(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         before = joined.pop(pattern, {})
         joined[pattern] = {**before, **rule} if isinstance(rule, dict) else rule
     return joined
+
+
+def check_integer(recipe: Recipe) -> None:
+    """Refuses recipes that there is no integer program of."""
+    if not recipe.integer:
+        why = "LayerNorm and Softmax stay float in it" if recipe.nonlinear == "float" else "its attention codes are simulated"
+        raise FqvitError(f"recipe {recipe.name}: {why}, so there is no integer program. `fqvit table` measures it.")
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:

@@ -25,6 +25,7 @@ from fqvit.quant.weights import (
     QuantizedLinear,
     bits_and_group,
     pixel_linear,
+    pixel_zero,
     quantize_linear,
     quantize_positions,
     short_steps,
@@ -32,7 +33,9 @@ from fqvit.quant.weights import (
 
 
 class Simulation:
-    """A float model with quantized sites and weights, ready to run."""
+    """A float model with quantized sites and weights, ready to run.
+
+    Where a recipe leaves nonlinear operations in float, so are positions, prefix tokens, relative position biases and sums."""
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.calibration = model, calibration
@@ -67,37 +70,35 @@ class Simulation:
 
     def _weights(self, node: Node) -> tuple[Tensor, Tensor]:
         """The rounded weights and bias of a linear map, as real numbers."""
-        leaf = node.leaf
-        assert isinstance(leaf, layers.Linear | layers.Patches)
-        if isinstance(leaf, layers.Patches):
-            bits, group = bits_and_group(self.calibration.recipe, leaf)
-            weight, bias = (part.detach().cpu().double().numpy() for part in (leaf.weight, leaf.bias))
-            p = self.model.preprocess
-            flat, offset, zero = pixel_linear(weight, bias, p)
-            short, halves = self._short_steps(node), self.calibration.recipe.weight_ends == "halves"
-            found = quantize_linear(flat, offset, np.array([1 / 255]), bits, group=group, outputs=short, halves=halves)
-            self.patch_units[node.name] = torch.from_numpy(found.scale)
-            rounded = found.w * found.scale[:, None] * 255
-            # The walk's images are normalised already: take the part of the offset that stands for that back out.
-            squares = leaf.patch**2
-            offset = found.bias * found.scale - rounded @ (zero / 255 - np.tile(p.mean, squares))
-            rounded = (rounded * np.tile(p.std, squares)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
-            return torch.from_numpy(rounded.copy()).float(), torch.from_numpy(offset).float()
-        steps = self.input_steps(node)
         chosen = self.calibration.weights.get(node.name)
-        if chosen is None:
-            chosen = self._nearest(node, np.ones(1) if steps is None else steps)
-        return _as_real(chosen, steps)
+        return self._as_real(node, self._nearest(node) if chosen is None else chosen)
 
-    def _nearest(self, node: Node, steps: NDArray[np.float64]) -> QuantizedLinear:
+    def _nearest(self, node: Node) -> QuantizedLinear:
         """A linear map's weights, each rounded to the nearest code."""
         leaf = node.leaf
-        assert isinstance(leaf, layers.Linear)
+        assert isinstance(leaf, layers.Linear | layers.Patches)
         bits, group = bits_and_group(self.calibration.recipe, leaf)
         weight = leaf.weight.detach().cpu().double().numpy()
         bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
+        if isinstance(leaf, layers.Patches):
+            assert bias is not None
+            weight, bias, _ = pixel_linear(weight, bias, self.model.preprocess)
+        steps = self.input_steps(node)
         short, halves = self._short_steps(node), self.calibration.recipe.weight_ends == "halves"
-        return quantize_linear(weight, bias, steps, bits, group=group, outputs=short, halves=halves)
+        return quantize_linear(
+            weight, bias, np.ones(1) if steps is None else steps, bits, group=group, outputs=short, halves=halves
+        )
+
+    def _as_real(self, node: Node, found: QuantizedLinear) -> tuple[Tensor, Tensor]:
+        leaf, steps = node.leaf, self.input_steps(node)
+        weight, bias = found.w * found.scale[:, None] / (1.0 if steps is None else steps), found.bias * found.scale
+        if isinstance(leaf, layers.Patches):
+            self.patch_units[node.name] = torch.from_numpy(found.scale)
+            # The walk's images are normalised already: take the part of the bias that stands for that back out.
+            p, squares = self.model.preprocess, leaf.patch**2
+            bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, squares))
+            weight = (weight * np.tile(p.std, squares)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
+        return torch.from_numpy(weight.copy()).float(), torch.from_numpy(bias).float()
 
     def _short_steps(self, node: Node) -> NDArray[np.float64] | None:
         assert isinstance(node.leaf, layers.Linear | layers.Patches)
@@ -105,10 +106,12 @@ class Simulation:
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
         """Other integers for a linear map from now on."""
-        self.weights[node.name] = _as_real(found, self.input_steps(node))
+        self.weights[node.name] = self._as_real(node, found)
 
     def input_steps(self, node: Node) -> NDArray[np.float64] | None:
-        """The steps [K] of the codes that a linear map reads; None if it reads no codes."""
+        """The steps [K] of the codes that a linear map reads ([1]: of pixels); None if it reads no codes."""
+        if isinstance(node.leaf, layers.Patches):
+            return np.array([1 / 255])
         q = self.input_q(node)
         assert isinstance(node.leaf, layers.Linear)
         return None if q is None else q.steps(node.leaf.weight.shape[1])
@@ -121,6 +124,8 @@ class Simulation:
             return F.conv2d(inputs[0], weight, bias, leaf.patch).flatten(2).transpose(1, 2)
         if isinstance(leaf, layers.Linear):
             return F.linear(inputs[0], *self.weights[node.name])
+        if self.calibration.recipe.nonlinear == "float":
+            return leaf(*inputs, *node.params)  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Embed):
             prefix, positions = node.params
             rounded, unit = quantize_positions(positions.cpu().double().numpy(), self.calibration.recipe.position_bits)
@@ -147,11 +152,6 @@ class Simulation:
     def run(self, images: NDArray[np.uint8]) -> Tensor:
         """uint8 [N, H, W, C] -> float logits [N, classes] (or features)."""
         return self.graph.run(normalise(images, self.model.preprocess), self.visit, self.call)
-
-
-def _as_real(found: QuantizedLinear, steps: NDArray[np.float64] | None) -> tuple[Tensor, Tensor]:
-    weight = found.w * found.scale[:, None] / (1.0 if steps is None else steps)
-    return torch.from_numpy(weight).float(), torch.from_numpy(found.bias * found.scale).float()
 
 
 def table_softmax(leaf: layers.Softmax, scores: Tensor, q: QParams, exp: str) -> Tensor:

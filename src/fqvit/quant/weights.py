@@ -154,6 +154,11 @@ def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArr
     return codes.astype(np.int16), float(q.scale[0])
 
 
+def pixel_zero(preprocess: Preprocess) -> int:
+    """The pixel value that patch embeddings count from."""
+    return round(255 * float(np.mean(preprocess.mean)))
+
+
 def pixel_linear(
     weight: NDArray[np.float64], bias: NDArray[np.float64], preprocess: Preprocess
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
@@ -163,6 +168,6 @@ def pixel_linear(
     Pixels count from the middle of their range, so that rounding errors of the weights do not all point the same way.
     """
     squares = weight.shape[2] * weight.shape[3]
-    zero = round(255 * float(np.mean(preprocess.mean)))
+    zero = pixel_zero(preprocess)
     flat = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1) / np.tile(preprocess.std, squares)
     return flat, bias + flat @ (zero / 255 - np.tile(preprocess.mean, squares)), zero

@@ -23,6 +23,7 @@ from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Zero
 from fqvit.ir.program import INPUT, Program, Verified
 from fqvit.ir.value import DAMAGED, Constant, Scope
+from fqvit.workers import cores
 
 Integers = np.ndarray[Any, Any]
 NOTHING = np.zeros(0, np.uint8)
@@ -43,7 +44,7 @@ class Engine:
         """isa: one of `instruction_sets()`; None takes $FQVIT_ISA, or the best. keep: for `buffers`; slower."""
         if threads is not None and threads < 1:
             raise FqvitError(f"threads: {threads}, expected 1 or more.")
-        options = threads or available_cores(), isa or os.environ.get(ISA, ""), keep
+        options = threads or cores(), isa or os.environ.get(ISA, ""), keep
         if isinstance(program, Program):
             self._load(program, program.verify(), *options)
         else:
@@ -103,10 +104,6 @@ class OpTime:
 def instruction_sets() -> list[str]:
     """What this build has and this CPU can run, best first."""
     return _native.instruction_sets()
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _contiguous(array: Constant) -> Constant:

@@ -65,7 +65,7 @@ class Session:
         return result
 
 
-def session_of(path: str | Path) -> Session:
+def session_of(path: str | Path, threads: int | None = None) -> Session:
     """A .fqvit program exported in memory and made ready."""
     from fqvit.ir.program import Program
 
@@ -76,4 +76,4 @@ def session_of(path: str | Path) -> Session:
         if error.name != "onnx":
             raise
         raise FqvitError(f"exporting {path} to ONNX: needs onnx, {INSTALL}") from None
-    return Session(model(program).SerializeToString())
+    return Session(model(program).SerializeToString(), threads)

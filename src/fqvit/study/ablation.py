@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.quant.recipe import Recipe, load_recipe
-from fqvit.study.bitops import layers_of, paper_bitops
+from fqvit.study.bitops import giga, layers_of, paper_bitops
 from fqvit.study.methods import Method
 from fqvit.study.published import ABLATION
 
@@ -95,7 +95,7 @@ def markdown(cells: Sequence[Row], told: Sequence[Mapping[str, object]]) -> str:
                 "" if exact else difference(cell.against_float),
                 "" if exact else f"{cell.agreement:.1f}",
             ]
-            line.append("" if row["bitops"] is None else f"{row['bitops']:.2f}")
+            line.append("" if row["bitops"] is None else giga(cast(float, row["bitops"])))
             if known:
                 line.append("" if row["published"] is None else f"{row['published']:.2f}")
             body.append(line)

@@ -128,6 +128,11 @@ def usual_total(layers: list[Layer], weight_bits: int, activation_bits: int, att
     return sum(usual_bitops(layer, weight_bits, activation_bits, attention_bits) for layer in layers) / 1e9
 
 
+def giga(value: float) -> str:
+    """Two decimals, as the paper has it, or as many as small models need."""
+    return f"{value:.2f}" if value >= 100 else f"{value:.4f}"
+
+
 def attention_memory(layers: list[Layer], bits: int) -> AttentionMemory:
     values = [layer.elements for layer in layers if layer.kind == "softmax"]
     return AttentionMemory(bits, sum(values) * bits // 8, max(values) * bits // 8)

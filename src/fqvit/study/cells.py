@@ -7,6 +7,9 @@ that is table.py. Needs torch.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import hashlib
 import tempfile
 import time
@@ -17,44 +20,50 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import PIL
+import torch
 from numpy.typing import NDArray
 
 import fqvit
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, measure
 from fqvit.files import write_atomically
-from fqvit.images import Batch
+from fqvit.images import Batch, Source
 from fqvit.ir.lower import lower
 from fqvit.ir.program import Program
 from fqvit.models.device import device_of
 from fqvit.models.graph import run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.progress import track
+from fqvit.progress import Progress, T, track
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.native import Engine
 from fqvit.study.methods import Method
+from fqvit.workers import ALONE, Workers
 
 BATCH = 16
 # What decides answers. Commands, reports, exports and kernels do not: kernels give the reference's bits.
 DECIDING = ("models", "quant", "ir", "images.py", "preprocess.py", "evaluate/accuracy.py", "study/cells.py")
 
 
-class Source(Protocol):
-    """Images, as commands/inputs.py has them. digest: of all that decides which pixels and labels a pass gives."""
+class Images(Protocol):
+    """Images that workers share, as commands/inputs.py has them: batches(size, label) are this worker's part of a pass."""
+
+    source: Source
+    workers: Workers
 
     def batches(self, size: int, label: str) -> Iterable[Batch]: ...
 
-    def digest(self) -> str: ...
+    def report(self) -> None: ...
 
 
 class Answers(msgspec.Struct, frozen=True):
     """predictions, ranks: int32 [images] as bytes: the best class, and how many classes came before the right one.
 
-    file_bytes and fingerprint: of the integer program; 0 and "" where there is none.
+    file_bytes and fingerprint: of the integer program; 0 and "" where there is none. skipped: images that could not be read.
     """
 
     calibration_images: int
@@ -64,6 +73,7 @@ class Answers(msgspec.Struct, frozen=True):
     fingerprint: str
     predictions: bytes
     ranks: bytes
+    skipped: list[str]
 
     def predicted(self) -> NDArray[np.int32]:
         return np.frombuffer(self.predictions, "<i4")
@@ -79,26 +89,36 @@ class Kept(msgspec.Struct, frozen=True):
     calibration: str
 
 
+class CacheError(FqvitError):
+    """Nothing more can be kept: no cell's fault, and no use in going on to lose the next one, too."""
+
+
 class Cache:
-    """A folder of finished steps. Files that are damaged or of another kind count as not there."""
+    """A folder of finished steps, which the first worker reads and writes for all of them."""
 
-    def __init__(self, folder: Path, fresh: bool = False) -> None:
-        self.folder, self.fresh = folder, fresh
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FqvitError(f"{folder}: cannot be made ({error.strerror}). Choose another folder (--cache DIR).") from None
+    def __init__(self, folder: Path, fresh: bool = False, workers: Workers = ALONE) -> None:
+        self.folder, self.fresh, self.workers = folder, fresh, workers
+        if workers.first:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise FqvitError(f"{folder}: cannot be made ({error.strerror}). Choose another folder (--cache DIR).") from None
 
-    def read(self, key: str) -> bytes | None:
-        if self.fresh:
-            return None
-        try:
-            return self._path(key).read_bytes()
-        except FileNotFoundError:
-            return None
+    def read(self, key: str) -> str:
+        """Empty where there is nothing; what is damaged counts as nothing, too."""
+        kept = ""
+        if self.workers.first and not self.fresh:
+            with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+                kept = self._path(key).read_text(encoding="utf-8")
+        found: str = self.workers.broadcast(kept)
+        return found
 
     def write(self, key: str, value: bytes) -> None:
-        write_atomically(self._path(key), lambda temporary: temporary.write_bytes(value))
+        if self.workers.first:
+            try:
+                write_atomically(self._path(key), lambda temporary: temporary.write_bytes(value))
+            except FqvitError as error:
+                raise CacheError(str(error)) from error
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -109,8 +129,8 @@ class Bench:
     """What all cells of one model share. calib(n): at most n calibration images."""
 
     model: FloatModel
-    calib: Callable[[int], Source]
-    data: Source
+    calib: Callable[[int], Images]
+    data: Images
     cache: Cache
     device: str = "cpu"
 
@@ -119,7 +139,7 @@ class Bench:
         calib = None if method.recipe is None else self.calib(method.recipe.images)
         key = self._key("answers", method, calib, self.data)
         try:
-            return msgspec.json.decode(self.cache.read(key) or b"", type=Answers), True
+            return msgspec.json.decode(self.cache.read(key), type=Answers), True
         except msgspec.DecodeError:
             pass  # not there, or damaged
         found = self._evaluate(method)
@@ -129,9 +149,10 @@ class Bench:
     def _evaluate(self, method: Method) -> Answers:
         run, images, spent, size, fingerprint = self._prepare(method)
         label = f"{self.model.name} {method.label}: evaluating"
-        found = measure(run, self.data.batches(BATCH, label))
+        found = measure(run, self.data.batches(BATCH, label), self.data.workers)
         predictions, ranks = (values.astype("<i4").tobytes() for values in (found.predictions, found.ranks))
-        return Answers(images, spent, found.seconds, size, fingerprint, predictions, ranks)
+        skipped = [name for name, _ in self.data.source.skipped]
+        return Answers(images, spent, found.seconds, size, fingerprint, predictions, ranks, skipped)
 
     def _prepare(self, method: Method) -> tuple[Run, int, float, int, str]:
         """What to run, the calibration's images and seconds, the program's bytes and fingerprint."""
@@ -149,21 +170,30 @@ class Bench:
         calib = self.calib(recipe.images)
         key = self._key("calibration", method, calib)
         try:
-            kept = msgspec.json.decode(self.cache.read(key) or b"", type=Kept)
+            kept = msgspec.json.decode(self.cache.read(key), type=Kept)
             return Calibration.from_json(kept.calibration), kept.seconds
         except (msgspec.DecodeError, FqvitError):
             pass  # not there, or damaged
         start = time.perf_counter()
-        batches = calib.batches(recipe.batch, f"{self.model.name} {method.label}: calibrating")
-        pixels = (batch.images for batch in batches)
-        calibration = calibrate(self.model, pixels, recipe, device=self.device, progress=track)
+        calibration = calibrate(
+            self.model, calib.source, recipe, device=self.device, progress=self._track(method), workers=calib.workers
+        )
+        calib.report()
         spent = time.perf_counter() - start
         self.cache.write(key, msgspec.json.encode(Kept(spent, calibration.to_json())))
         return calibration, spent
 
+    def _track(self, method: Method) -> Progress:
+        """A bar that says of which cell it is."""
+
+        def told(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
+            return track(iterable, total, f"{self.model.name} {method.label}: {label}")
+
+        return told
+
     def _float(self) -> Run:
         where = device_of(self.device)
-        graph = trace(self.model.module.to(where))
+        graph = trace(self.model.module if self.device == "cpu" else copy.deepcopy(self.model.module).to(where))
         preprocess = self.model.preprocess
 
         def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -172,7 +202,7 @@ class Bench:
 
         return run
 
-    def _key(self, step: str, method: Method, *sources: Source | None) -> str:
+    def _key(self, step: str, method: Method, *sources: Images | None) -> str:
         recipe: dict[str, Any] | None = None
         if method.recipe is not None:
             recipe = msgspec.to_builtins(method.recipe)
@@ -183,8 +213,10 @@ class Bench:
             "weights": self.model.source.rsplit("sha256", 1)[-1],
             "preprocess": msgspec.to_builtins(self.model.preprocess),
             "recipe": recipe,
-            "images": [None if source is None else source.digest() for source in sources],
+            "images": [None if images is None else images.source.digest() for images in sources],
             "code": code_digest(),
+            # Programs run alike everywhere, but float sums and resized pixels are those of one build.
+            "built": [self.device, str(torch.__version__), PIL.__version__],
         }
         return f"{step}-{hashlib.sha256(msgspec.json.encode(told, order='deterministic')).hexdigest()[:32]}"
 
@@ -197,6 +229,7 @@ def file_size(program: Program) -> int:
         return path.stat().st_size
 
 
+@functools.cache  # a run is of one code, whatever happens to its files meanwhile
 def code_digest() -> str:
     """Of the parts of this package that decide answers, so that a newer version does not show an older one's figures."""
     root = Path(fqvit.__file__).parent

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import Recipe, load_recipe, with_bits
+from fqvit.quant.recipe import RECIPES, Recipe, load_recipe, with_bits
 
 # The paper's Table 1, then ours.
 DEFAULT = "minmax,ema,percentile,omse,bit-split,ptq-vit,fq-vit-8,fq-vit,fqvit"
@@ -31,19 +31,26 @@ class Method:
         return "float" if self.recipe is None else "integer" if self.recipe.integer else "simulation"
 
 
+def with_images(method: Method, images: int) -> Method:
+    """Calibrated on at most so many images."""
+    recipe = method.recipe
+    return method if recipe is None else Method(method.label, msgspec.structs.replace(recipe, images=images))
+
+
 FLOAT = Method("float", None)
 
 
-def parse(text: str, bits: str | None, images: int | None) -> list[Method]:
+def parse(text: str, bits: str | None) -> list[Method]:
     """NAME|FILE.toml[@W/A/ATTN] with commas between. bits: W/A/ATTN with commas between, at each of which every method runs
     that names no bits itself; None: its own."""
     found: list[Method] = []
+    widths = [width.strip() for width in (bits or "").split(",") if width.strip()]
     for word in filter(None, (word.strip() for word in text.split(","))):
-        name, _, own = word.partition("@")
+        name, own = word.rsplit("@", 1) if "@" in word and not word.endswith(".toml") else (word, "")
         recipe = load_recipe(name)
-        if images is not None:
-            recipe = msgspec.structs.replace(recipe, images=images)
-        for width in [own] if own else (bits or "").split(","):
+        if recipe.name in RECIPES and name not in RECIPES:
+            raise FqvitError(f"{name}: calls itself {recipe.name}, as another recipe is called. Give it a name of its own.")
+        for width in [own] if own else widths or [""]:
             label = f"{recipe.name}@{width}" if width else recipe.name
             found.append(Method(label, with_bits(recipe, width) if width else recipe))
     if not found:

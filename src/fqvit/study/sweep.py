@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from fqvit.report.plots import LEFT, RIGHT, WIDTH
+from fqvit.report.svg import Axis, Canvas, standalone
 from fqvit.study.table import Row, difference, flat, grid, title_of
+
+PANEL = 260  # height of one model's part of the picture
 
 
 def _k(row: Row) -> int | None:
@@ -31,24 +34,39 @@ def markdown(cells: Sequence[Row]) -> str:
     return "\n\n".join([*parts, "K: the largest Power-of-Two Factor that a channel may have; 0 is one step for all."]) + "\n"
 
 
-def draw(cells: Sequence[Row], path: Path) -> None:
-    """top-1 over K with the 95 % interval of its difference to float, a line a model, as SVG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for number, model in enumerate(dict.fromkeys(cell.model for cell in cells)):
+def draw(cells: Sequence[Row]) -> str:
+    """top-1 over K with the 95 % interval of its difference to float, a panel a model, as an SVG file."""
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    canvas = Canvas(WIDTH, PANEL * len(models))
+    told = []
+    for number, model in enumerate(models):
         chosen = [cell for cell in cells if cell.model == model]
-        exact = next(cell.top1 for cell in chosen if cell.runs == "float")
-        swept = [cell for cell in chosen if cell.runs != "float"]
-        tops = [cell.top1 for cell in swept]
-        below = [cell.against_float.difference - cell.against_float.low for cell in swept]
-        above = [cell.against_float.high - cell.against_float.difference for cell in swept]
-        axes.errorbar(
-            [_k(cell) or 0 for cell in swept], tops, (below, above), marker="o", capsize=3, color=f"C{number}", label=model
-        )
-        axes.axhline(exact, linestyle=":", color=f"C{number}", label=f"{model}, float")
-    axes.set(xlabel="largest Power-of-Two Factor K", ylabel="top-1, %")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+        told.append(_panel(canvas, model, chosen, PANEL * number))
+    return standalone(canvas.finish("Accuracy over the largest Power-of-Two Factor", " ".join(told)))
+
+
+def _panel(canvas: Canvas, model: str, cells: Sequence[Row], top: int) -> str:
+    exact = next(cell.top1 for cell in cells if cell.runs == "float")
+    swept = [cell for cell in cells if cell.runs != "float"]
+    lows = [exact + cell.against_float.low for cell in swept]
+    highs = [exact + cell.against_float.high for cell in swept]
+    low, high = min([exact, *lows]), max([exact, *highs])
+    margin = 0.05 * (high - low) or 1.0
+    x = Axis(0, max(len(swept) - 1, 1), LEFT + 24, RIGHT - 24)
+    y = Axis(low - margin, high + margin, top + PANEL - 44, top + 34)
+    canvas.rows(y, LEFT, RIGHT)
+    canvas.line("dashed", (LEFT, y(exact)), (RIGHT, y(exact)))
+    canvas.strokes("whisker", [((x(i), y(a)), (x(i), y(b))) for i, (a, b) in enumerate(zip(lows, highs))])
+    if swept:
+        canvas.path("curve", [(x(i), y(cell.top1)) for i, cell in enumerate(swept)])
+    for i, cell in enumerate(swept):
+        tip = f"K = {_k(cell)}: {cell.top1:.1f} %, {difference(cell.against_float)} against float"
+        canvas.circle("dot", (x(i), y(cell.top1)), 4, tip)
+        canvas.text("tick", (x(i), top + PANEL - 24), str(_k(cell)), "middle")
+    canvas.text("strong", (LEFT, top + 18), model)
+    canvas.text("tick", (RIGHT, top + 18), f"top-1 in %; dashed: float, {exact:.1f}", "end")
+    canvas.text("tick", (RIGHT, top + PANEL - 6), "largest Power-of-Two Factor K", "end")
+    if not swept:
+        return f"{model}: float {exact:.1f} percent, and no K that could be measured."
+    best = max(swept, key=lambda cell: cell.top1)
+    return f"{model}: {swept[0].top1:.1f} percent at K = 0, at best {best.top1:.1f} at K = {_k(best)}, float {exact:.1f}."

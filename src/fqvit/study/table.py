@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from fqvit.errors import FqvitError
+from fqvit.evaluate.pairs import Pair, pair
 from fqvit.study.cells import Answers
 from fqvit.study.methods import Method
-from fqvit.study.pairs import Pair, pair
 from fqvit.study.published import published
 
 NAMES = {
@@ -54,6 +55,11 @@ class Row(msgspec.Struct, frozen=True):
 def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
     """exact: the float model's cell."""
     ranks = answers.ranked()
+    if answers.skipped != exact.skipped:
+        raise FqvitError(
+            f"{len(answers.skipped)} images could not be read, {len(exact.skipped)} for the float model, and not the same ones."
+            " Do both again (--fresh)."
+        )
     return Row(
         model,
         method.label,
@@ -75,7 +81,7 @@ def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
 
 def name_of(row: Row) -> str:
     """How people call it, `fq-vit@8/8/8` without its bits: they have a column."""
-    stem = row.method.partition("@")[0]
+    stem = row.method.removesuffix(f"@{row.bits}")
     name = NAMES.get(stem, stem)
     return f"{name} *" if row.runs == "simulation" else name
 
@@ -106,7 +112,8 @@ def _overview(rows: Sequence[Row], models: list[str]) -> str:
     for label, any_row in methods.items():
         found = [cells.get((label, model)) for model in models]
         told.append([name_of(any_row), any_row.bits, *("" if row is None else _with_published(row) for row in found)])
-    return grid(["top-1 (published)", "W/A/Attn", *models], told, 2)
+    known = any(row.published is not None for row in rows)
+    return grid(["top-1 (published)" if known else "top-1", "W/A/Attn", *models], told, 2)
 
 
 def _with_published(row: Row) -> str:
@@ -135,7 +142,7 @@ def title_of(rows: Sequence[Row]) -> str:
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
     """A Markdown table whose columns also line up as plain text."""
-    every = [head, *rows]
+    every = [[" ".join(cell.split()).replace("|", "\\|") for cell in cells] for cells in (head, *rows)]  # names are anybody's
     widths = [max(3, *(len(row[i]) for row in every)) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -143,7 +150,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
         return f"| {' | '.join(padded)} |"
 
     rule = "|".join("-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths))
-    return "\n".join([line(head), f"|{rule}|", *(line(row) for row in rows)])
+    return "\n".join([line(every[0]), f"|{rule}|", *(line(row) for row in every[1:])])
 
 
 def flat(row: Row) -> dict[str, object]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fqvit.study.pairs import NORMAL_95, pair, score_interval
+from fqvit.evaluate.pairs import NORMAL_95, pair, score_interval
 
 
 def test_counts_what_was_lost_and_gained() -> None:

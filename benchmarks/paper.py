@@ -1,0 +1,56 @@
+"""The paper's tables on DeiT-Tiny and ViT-Tiny, into results/table.csv, ablation.csv and sweep_k.csv.
+
+    .venv/bin/python benchmarks/paper.py --data-root DIR [--cache DIR] [--only table,ablate,sweep-k]
+
+DIR has weights/*.safetensors and imagenet/calib, imagenet/val. It runs `fqvit table`, `ablate` and `sweep-k`, whose finished
+cells are kept: started again it goes on. Machine and commit are added to every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+METHODS = "minmax,ema,percentile,omse,partial,bit-split,ptq-vit,fq-vit-8,fq-vit,fq-vit-original,fqvit@8/8/8,fqvit,fast,w4"
+MODELS = ("deit_tiny", "vit_tiny")
+RESULTS = Path(__file__).parent / "results"
+FILES = {"table": "table.csv", "ablate": "ablation.csv", "sweep-k": "sweep_k.csv"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", required=True, type=Path)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--only", default="table,ablate,sweep-k")
+    given = parser.parse_args()
+    root: Path = given.data_root
+    models = ",".join(f"{name}={root / 'weights' / f'{name}_patch16_224.safetensors'}" for name in MODELS)
+    common = ["--models", models, "--calib", root / "imagenet" / "calib", "--data", root / "imagenet" / "val"]
+    if given.cache is not None:
+        common += ["--cache", given.cache]
+    for command in given.only.split(","):
+        own = ["--methods", METHODS] if command == "table" else []
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "rows.csv"
+            subprocess.run([sys.executable, "-m", "fqvit", command, *map(str, common), *own, "-o", str(out)], check=True)
+            rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
+        for row in rows:
+            row |= {"machine": platform.machine(), "commit": commit()}
+        with (RESULTS / FILES[command]).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Rates of one core for docs/scale.md: reading pictures, looking at headers, calibrating, evaluating; what follows from them.
+
+    .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
+
+DIR has weights/deit_tiny_patch16_224.safetensors and imagenet/{calib,val}/WNID/*.jpg. All times are CPU time of one thread,
+which neighbours on the machine change least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+import fqvit
+from fqvit.models.device import keep_freed_memory
+
+TRAIN, VAL, CALIBRATION = 1_281_167, 50_000, 1_000  # images of ImageNet-1k; what calibration takes
+
+
+def cpu(work: Callable[[], object], count: int) -> float:
+    """CPU milliseconds an image."""
+    start = time.process_time()
+    work()
+    return 1000 * (time.process_time() - start) / count
+
+
+def packed(source: fqvit.ImageFolder, path: Path) -> None:
+    """The pictures as WebDataset has them: NAME.cls, NAME.jpg, NAME.json."""
+    with tarfile.open(path, "w") as tar:
+        for number, file in enumerate(source.paths):
+            for kind, data in (("cls", b"7"), ("jpg", file.read_bytes()), ("json", b'{"label": 7, "filename": "x.JPEG"}')):
+                member = tarfile.TarInfo(f"{number:08}.{kind}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--cores", type=int, default=64)
+    parser.add_argument("--images", type=int, default=128)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as `fqvit quantize` does
+    model = fqvit.load_model("deit_tiny", arguments.data_root / "weights" / "deit_tiny_patch16_224.safetensors")
+    recipe = msgspec.structs.replace(fqvit.load_recipe("fqvit"), images=arguments.images)
+    calib = fqvit.ImageFolder.unlabelled(arguments.data_root / "imagenet" / "calib", model.preprocess).limit(arguments.images)
+    val = fqvit.ImageFolder.unlabelled(arguments.data_root / "imagenet" / "val", model.preprocess).limit(arguments.images)
+
+    def read(source: fqvit.ImageFolder | fqvit.TarShards) -> float:
+        return cpu(lambda: [source.read(place) for place in range(len(source))], len(source))
+
+    fqvit.calibrate(model, calib.limit(16), recipe)  # the first pass of a process is slower
+    found = {}
+    calibrate = cpu(lambda: found.update(c=fqvit.calibrate(model, calib, recipe)), len(calib))
+    engine = fqvit.Engine(fqvit.lower(model, found["c"]), threads=1)
+    pictures = [batch.images for batch in val.batches(8)]
+    evaluate = cpu(lambda: [engine.run(batch) for batch in pictures], sum(map(len, pictures)))
+    with tempfile.TemporaryDirectory() as folder:
+        packed(val, Path(folder, "x.tar"))
+        look = cpu(lambda: fqvit.TarShards.labelled(Path(folder, "x.tar"), model.preprocess, 1000), len(val))
+        tar = read(fqvit.TarShards.unlabelled(Path(folder, "x.tar"), model.preprocess))
+    decode = read(val)
+    for name, value in (
+        ("read, decode and resize a file", decode),
+        ("the same from a tar shard", tar),
+        ("look at the headers of a sample", look),
+        ("calibrate, reading included", calibrate),
+        ("evaluate, in the engine", evaluate),
+    ):
+        print(f"{name:34} {value:8.3f} ms CPU an image, {1000 / value:8.1f} images a second and core")
+    for label, seconds in (
+        (f"calibrate {CALIBRATION:,} images", CALIBRATION * calibrate / 1000),
+        (f"evaluate {VAL:,} images", VAL * (evaluate + decode) / 1000),
+        (f"look at {TRAIN:,} headers", TRAIN * look / 1000),
+    ):
+        print(f"{label:34} {seconds:8.0f} s of one core, {seconds / arguments.cores:8.1f} s of {arguments.cores}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""One report's facts: a walk over the images with float and integers side by side, then sites, maps and speed.
+
+Everything that page.py shows is in Report. Needs torch. Neighbours: collect.py, answers.py, evaluate/compare.py, speed.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.evaluate.compare import Comparer, Comparison
+from fqvit.evaluate.inspect import Inspection, inspect
+from fqvit.images import Batch
+from fqvit.ir.program import Program
+from fqvit.models.device import one_thread
+from fqvit.models.graph import Node, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.progress import Progress
+from fqvit.report.answers import Answers
+from fqvit.report.collect import AttentionHistogram, NormRanges, attention_maps
+from fqvit.report.data import AttentionCounts, AttentionMaps, ChannelRanges, ExpCurves, exp_curves
+from fqvit.report.speed import Speed, quick_look
+from fqvit.runtime.native import Engine
+
+BATCH = 8
+COMPARED = 8  # images of the comparison by site: the reference interpreter runs them
+COUNTED = 4  # batches whose attention is counted: hundreds of thousands of values an image
+MAPPED = 2  # images with maps
+
+
+@dataclass(frozen=True)
+class Report:
+    """answers: None for programs that give features. parameters: of the float model."""
+
+    program: Program
+    inspection: Inspection
+    fingerprint: str
+    images: int
+    answers: Answers | None
+    norms: list[ChannelRanges]
+    attention: AttentionCounts | None
+    maps: list[AttentionMaps]
+    exp: ExpCurves | None
+    sites: Comparison
+    speed: Speed
+    parameters: int
+
+
+def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Batch], total: int, track: Progress) -> Report:
+    """batches: BATCH images each, `total` images in all; path: of the program."""
+    comparer = Comparer(program, model)  # first: it refuses a float model that does not fit
+    model = dataclasses.replace(model, preprocess=program.header.preprocess)
+    seen = _walk(program, model, batches, total)
+    with one_thread():
+        for pixels in track(seen.chosen, len(seen.chosen), "comparing sites"):
+            comparer.add(pixels[None])
+    graph = trace(model.module, program.header.output.kind)
+    maps = [found for pixels in seen.chosen[:: COMPARED // MAPPED] if (found := attention_maps(model, graph, pixels))]
+    return Report(
+        program=program,
+        inspection=inspect(program, path),
+        fingerprint=program.fingerprint(),
+        images=seen.images,
+        answers=seen.answers,
+        norms=seen.norms.result(),
+        attention=seen.histogram.result(seen.counted),
+        maps=maps,
+        exp=_exp(program),
+        sites=comparer.result(),
+        speed=quick_look(program, model, seen.chosen[0]),
+        parameters=sum(parameter.numel() for parameter in model.module.parameters()),
+    )
+
+
+@dataclass
+class _Seen:
+    answers: Answers | None
+    norms: NormRanges
+    histogram: AttentionHistogram
+    chosen: list[NDArray[np.uint8]]
+    images: int = 0
+    counted: int = 0
+
+
+@torch.no_grad()
+def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: int) -> _Seen:
+    """One pass over the images. Paths sort by class, so what only some images are used for is spread over all of them."""
+    output = program.header.output
+    graph = trace(model.module, output.kind)
+    engine = Engine(program)
+    seen = _Seen(Answers(output.scale) if output.kind == "logits" else None, NormRanges(graph), AttentionHistogram(), chosen=[])
+    wanted = {i * total // COMPARED for i in range(min(COMPARED, total))}
+    every = max(1, -(-total // BATCH) // COUNTED)
+    counting = False
+
+    def visit(node: Node, y: Tensor) -> Tensor:
+        seen.norms.see(node, y)
+        if counting:
+            seen.histogram.see(node, y)
+        return y
+
+    for number, batch in enumerate(batches):
+        counting = number % every == 0
+        exact = graph.run(normalise(batch.images, model.preprocess), visit)
+        if seen.answers is not None:
+            seen.answers.add(batch.images, batch.labels, batch.paths, exact.numpy(), engine.run(batch.images))
+        seen.chosen += [pixels.copy() for i, pixels in enumerate(batch.images, seen.images) if i in wanted]
+        seen.images += len(batch.images)
+        seen.counted += len(batch.images) if counting else 0
+    if not seen.images:
+        raise FqvitError("report: no images were read. Pass a folder with at least one readable image.")
+    return seen
+
+
+def _exp(program: Program) -> ExpCurves | None:
+    """At the median step of the program's scores; None where there are none."""
+    scores = {name: site for name, site in program.header.sites.items() if site.role == "scores" and site.scale}
+    if not scores:
+        return None
+    step = float(np.median([site.scale[0] for site in scores.values()]))
+    buffers = program.verify().buffers
+    name, site = next(iter(scores.items()))
+    return exp_curves(step, 2**site.bits, buffers[name].shape[-1])

@@ -1,0 +1,291 @@
+"""The page: a Report as one HTML file that asks the network for nothing. Words and numbers are made here, their places are in
+template.html; jinja2 escapes whatever comes from a file. Neighbours: gather.py, plots.py, maps.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fqvit.commands.inspect import BITS
+from fqvit.commands.output import size
+from fqvit.errors import FqvitError
+from fqvit.evaluate.compare import SiteNoise
+from fqvit.evaluate.inspect import SiteRow
+from fqvit.report import MISSING, maps, plots
+from fqvit.report.answers import Disagreement, Guess
+from fqvit.report.data import entropy, used
+from fqvit.report.gather import Report
+from fqvit.report.svg import asset
+
+THUMBNAIL = 160
+
+
+@dataclass(frozen=True)
+class About:
+    """What the report cannot know: how it was made. warnings: said on the page as well."""
+
+    command: str
+    file: str
+    where: str
+    date: str
+    names: Sequence[str]
+    warnings: Sequence[str] = ()
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Picture:
+    """key: its file name and anchor"""
+
+    key: str
+    title: str
+    caption: str
+    svg: str
+
+
+def pictures(report: Report) -> list[Picture]:
+    """Every picture that this report has something for, in the order of the page."""
+    found = [*_norm_pictures(report), *_attention_pictures(report)]
+    if report.exp is not None:
+        gaps, tables = report.exp.gaps, report.exp.tables
+        caption = (
+            "The paper’s integer exponential is a parabola on (−ln 2, 0], halved for every further ln 2. Its largest gap to exp"
+            f" is {gaps['code']:.2e} with the coefficients of the paper’s code, which is the 1.9e-3 that the paper quotes, and"
+            f" {gaps['paper']:.2e} with those that it prints. In integers, at this program’s median score step"
+            f" ({report.exp.step:.3g}), the gap is {tables['coarse']:.1e} computed as in that code, {tables['polynomial']:.1e}"
+            f" with more bits, and {tables['table']:.1e} for a table of exp itself."
+        )
+        found.append(Picture("i-exp", "I-Exp against exp", caption, plots.exponentials(report.exp)))
+    return found
+
+
+def _norm_pictures(report: Report) -> list[Picture]:
+    if not report.norms:
+        return []
+    worst = max(report.norms, key=lambda one: one.ratio)
+    ratios = sorted(one.ratio for one in report.norms)
+    middle = ratios[len(ratios) // 2]
+    first = (
+        f"One upright line for each channel of what {worst.norm} reads, over {report.images:,} images. The widest range is"
+        f" {worst.ratio:.1f} times the median one. The larger this figure, the fewer codes a single scale leaves to the other"
+        " channels: the reason for the Power-of-Two Factor, and for 16 bits in the residual stream."
+    )
+    second = (
+        "Each box holds the middle half of the channels’ ranges, the line in it is their median, dots are channels beyond 1.5"
+        f" box lengths. On top: widest range over median range, {middle:.1f} in the middle norm, {ratios[-1]:.1f} at most."
+    )
+    return [
+        Picture("channel-ranges", f"Channels before {worst.norm}", first, plots.channel_ranges(worst)),
+        Picture("norm-ranges", "Channel ranges, norm by norm", second, plots.norm_boxes(report.norms)),
+    ]
+
+
+def _attention_pictures(report: Report) -> list[Picture]:
+    found = []
+    if report.attention is not None:
+        counts = report.attention
+        caption = (
+            f"{counts.total:,} softmax outputs of {counts.images} images; {100 * counts.share_below:.1f} % are below 1/16. Of"
+            f" 16 equal bins one has all of these, of 16 log2 codes {used(counts.below)} have them: a value has"
+            f" {entropy(counts.uniform):.1f} bits of information against {entropy(counts.log2):.1f}. The stronger"
+            " a cell’s colour, the more values it holds."
+        )
+        found.append(Picture("attention-values", "Attention values", caption, plots.attention_values(counts)))
+    for number, one in enumerate(report.maps, 1):
+        look = "What the class token looks at" if one.kind == "class token" else "How much each patch is looked at"
+        few = ", ".join(f"{stored.method} {maps.decibels(stored.decibels)}" for stored in one.stored if stored.bits == 4)
+        caption = (
+            f"{look} in the last attention ({one.site}), mean over heads, float’s brightness in every map. The fewer bits"
+            " uniform codes have, the more small values fall to 0; log2 codes are nearly as coarse with 8 bits as with 4;"
+            f" relative codes count from the largest of each row. With 4 bits: {few}, of the whole attention against float."
+        )
+        if number > 1:
+            caption = f"The same for another image. With 4 bits: {few}."
+        title = "Attention maps" if number == 1 else f"Attention maps, image {number}"
+        found.append(Picture(f"attention-maps-{number}", title, caption, maps.attention_maps(one)))
+    return found
+
+
+def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Every picture of the page, by name: for files of their own."""
+    found = [(one.key, one.svg) for one in pictures(report)]
+    found.append(("site-errors", plots.site_errors(_in_order(report))))
+    rows = report.answers.by_class() if report.answers is not None else []
+    if any(row.change for row in rows):
+        found.append(("class-changes", plots.class_changes([(row, _name(row.label, names)) for row in rows])))
+    return found
+
+
+def render(report: Report, about: About) -> str:
+    """The whole file."""
+    try:
+        import jinja2
+    except ImportError:
+        raise FqvitError(MISSING) from None
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    style, script = asset("chart.css") + asset("page.css"), asset("page.js")
+    context = _context(report, about)
+    return environment.from_string(asset("template.html")).render(
+        **context, style=_safe(style), script=_safe(script), policy=_policy(style, script)
+    )
+
+
+def _safe(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)  # our own files and pictures, whose every text was escaped when it was made
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing remote, no other script or style than the two of this page."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script)]
+    rules = (
+        "default-src 'none'",
+        "img-src data:",
+        f"style-src 'sha256-{hashes[0]}'",
+        f"script-src 'sha256-{hashes[1]}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    return "; ".join(rules)
+
+
+def _context(report: Report, about: About) -> dict[str, Any]:
+    header, found = report.program.header, report.inspection
+    rows = report.answers.by_class() if report.answers is not None else []
+    changed = [row for row in rows if row.change]
+    named = [(row, _name(row.label, about.names)) for row in rows]
+    drawn = pictures(report)
+    noises = _in_order(report)
+    return {
+        "report": report,
+        "about": about,
+        "header": header,
+        "found": found,
+        "accuracy": None if report.answers is None else report.answers.accuracy(),
+        "cards": _cards(report),
+        "pictures": [(one, _safe(one.svg)) for one in drawn],
+        "noise_picture": _safe(plots.site_errors(noises)),
+        "compared": report.sites.images,
+        "sites": _sites(report),
+        "worst": min((row for row in noises if row.integer_db is not None), key=lambda row: row.integer_db or 0, default=None),
+        "classes": len(rows),
+        "changed": len(changed),
+        "class_picture": _safe(plots.class_changes(named)),
+        "class_rows": [(name, row) for row, name in sorted(named, key=lambda one: (one[0].change, one[1])) if row.change],
+        "disagreements": [_disagreement(one, about) for one in report.answers.disagreements] if report.answers else [],
+        "apart": 0 if report.answers is None else report.answers.images - report.answers.agree,
+        "recipe": [(key, _plain(value)) for key, value in header.recipe.items()],
+        "bytes": [(kind, count, 100 * count / max(found.total, 1)) for kind, count in found.bytes.items()],
+        "proofs": found.tightest(),
+        "versions": _versions(),
+        "machine": _machine(report),
+        "size": size,
+        "points": _signed,
+    }
+
+
+def _in_order(report: Report) -> list[SiteNoise]:
+    """The comparison's sites in the order of the network, the output last."""
+    order = {row.site: i for i, row in enumerate(report.inspection.sites)}
+    return sorted(report.sites.sites, key=lambda row: order.get(row.site, len(order)))
+
+
+@dataclass(frozen=True)
+class Card:
+    """The summary's figures: a name, the figure itself, and a line of what it means."""
+
+    name: str
+    figure: str
+    more: str
+
+
+def _cards(report: Report) -> list[Card]:
+    found, speed, answers = report.inspection, report.speed, report.answers
+    cards = []
+    accuracy = None if answers is None else answers.accuracy()
+    if accuracy is not None:
+        for name, exact, integer in (
+            ("top-1", accuracy.exact_top1, accuracy.integer_top1),
+            ("top-5", accuracy.exact_top5, accuracy.integer_top5),
+        ):
+            cards.append(Card(name, f"{integer:.1f} %", f"float {exact:.1f} %, {_signed(integer - exact)} points"))
+    if answers is not None:
+        apart = answers.images - answers.agree
+        cards.append(
+            Card("agreement", f"{answers.agreement:.1f} %", f"same class as float; {apart} of {answers.images:,} differ")
+        )
+    recipe = report.program.header.recipe
+    bits = "/".join(str(recipe.get(key, default)) for key, default in BITS)
+    cards.append(Card("bits", bits, "of weights, activations and attention"))
+    floats = 4 * report.parameters
+    cards.append(Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"))
+    times = f"{speed.integer:.3g} ms an image; PyTorch {speed.exact:.3g} ms"
+    cards.append(Card("speed, roughly", f"{speed.ratio:.1f}×", f"{times}; one thread, {speed.isa}"))
+    cards.append(Card("float operations", str(found.floats), f"in {len(found.ops)} ops, from pixels to the output"))
+    cards.append(Card("overflow proofs", f"{len(found.proofs):,}", f"all hold; tightest has {_tightest(report)} bits to spare"))
+    return cards
+
+
+def _tightest(report: Report) -> str:
+    return f"{min((proof.headroom for proof in report.inspection.proofs), default=math.inf):.1f}"
+
+
+def _sites(report: Report) -> list[tuple[int, SiteRow, Any]]:
+    noises = {row.site: row for row in report.sites.sites}
+    return [(i, row, noises.get(row.site)) for i, row in enumerate(report.inspection.sites, 1)]
+
+
+def _disagreement(one: Disagreement, about: About) -> dict[str, Any]:
+    def lines(guesses: Sequence[Guess]) -> list[tuple[str, float, bool]]:
+        return [(_name(guess.label, about.names), 100 * guess.share, guess.label == one.label) for guess in guesses]
+
+    path = one.path.removeprefix(about.where).lstrip("/\\") or one.path
+    truth = None if one.label is None else _name(one.label, about.names)
+    return {
+        "path": path,
+        "truth": truth,
+        "thumbnail": maps.jpeg(one.pixels, THUMBNAIL),
+        "sides": (("float", lines(one.exact)), ("integer", lines(one.integer))),
+    }
+
+
+def _name(label: int, names: Sequence[str]) -> str:
+    return names[label] if label < len(names) else f"class {label}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        rules = (f"{key}: {_plain(rule)}" if isinstance(rule, dict) else f"{key} {_plain(rule)}" for key, rule in value.items())
+        return "; ".join(rules) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or "none"
+    return {True: "yes", False: "no", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = [("Python", platform.python_version())]
+    for name in ("fqvit", "torch", "numpy", "pillow"):
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine(report: Report) -> str:
+    from fqvit.bench.report import machine
+
+    about = machine()
+    return f"{about['cpu']}, {platform.system()} {platform.machine()}, kernels {report.speed.isa}"

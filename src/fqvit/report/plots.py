@@ -1,0 +1,255 @@
+"""The pictures: each one function from plain values (data.py) to an SVG. What they show and why: docs/report.md.
+
+A picture carries its own axes and words; its caption is the page's business. Nothing is computed here but places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fqvit.report.answers import ClassChange
+from fqvit.report.data import BINS, FINE, AttentionCounts, Box, ChannelRanges, ExpCurves, box, entropy, used
+from fqvit.report.svg import Axis, Canvas, label
+
+if TYPE_CHECKING:
+    from fqvit.evaluate.compare import SiteNoise
+
+WIDTH = 760
+LEFT, RIGHT = 52, 748
+
+
+def channel_ranges(found: ChannelRanges) -> str:
+    """Every channel's least and greatest value as one upright line, in the order of the channels."""
+    canvas = Canvas(WIDTH, 300)
+    x = Axis(0, max(len(found.lo) - 1, 1), LEFT + 6, RIGHT - 4)
+    y = _around(float(found.lo.min()), float(found.hi.max()), 250, 20)
+    canvas.rows(y, LEFT, RIGHT)
+    spans = [((x(c), y(float(lo))), (x(c), y(float(hi)))) for c, (lo, hi) in enumerate(zip(found.lo, found.hi))]
+    canvas.strokes("span" if len(spans) <= 300 else "span-thin", spans)
+    widest = int(found.ranges.argmax())
+    high = float(found.hi[widest]) >= -float(found.lo[widest])
+    tip = float((found.hi if high else found.lo)[widest])
+    canvas.circle("dot-warm", (x(widest), y(tip)), 3.5, f"channel {widest}")
+    side = "end" if x(widest) > WIDTH / 2 else "start"
+    canvas.text("loss", (x(widest) + (-10 if side == "end" else 10), y(tip) + (6 if high else 0)), f"channel {widest}", side)
+    for tick in x.ticks(8):
+        canvas.text("tick", (x(tick), 272), label(tick), "middle")
+    canvas.text("tick", (RIGHT, 293), "channel", "end")
+    canvas.text("tick", (LEFT - 44, 12), "value")
+    least, greatest = float(found.lo.min()), float(found.hi.max())
+    said = f"Channels reach from {least:.3g} to {greatest:.3g}; the widest range is {found.ratio:.1f} times the median one."
+    return canvas.finish(f"Least and greatest value of each channel before {found.norm}", said)
+
+
+def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
+    """A box plot of channel ranges for each LayerNorm, in the order of the network, on a log axis; max/median above each."""
+    canvas = Canvas(WIDTH, 360)
+    boxes = [box(found.ranges[found.ranges > 0]) if (found.ranges > 0).any() else None for found in norms]
+    every = np.concatenate([found.ranges[found.ranges > 0] for found in norms] or [np.ones(1)])
+    y = Axis(float(every.min()) / 1.2, float(every.max()) * 1.2, 285, 46, log=True)
+    canvas.rows(y, LEFT, RIGHT)
+    slot = (RIGHT - LEFT) / max(len(norms), 1)
+    half = min(slot * 0.3, 14)
+    worst = max(range(len(norms)), key=lambda i: norms[i].ratio)
+    for i, (found, own) in enumerate(zip(norms, boxes)):
+        at = LEFT + slot * (i + 0.5)
+        if own is not None:
+            _draw_box(canvas, y, at, half, own, found.norm)
+        if slot >= 27 or i == worst or (i % 2 == 0 and abs(i - worst) > 1):
+            canvas.text("loss" if i == worst else "word", (at, 30), _ratio(found.ratio), "middle")
+        canvas.text("tick", (at + 4, 300), shorter(found.norm), "end", turn=-45)
+    canvas.text("tick", (LEFT - 44, 12), "widest range ÷ median range")
+    said = f"The widest channel is {norms[worst].ratio:.1f} times the median one before {norms[worst].norm}."
+    return canvas.finish("Ranges of channels before each LayerNorm", said)
+
+
+def _ratio(value: float) -> str:
+    """Two figures."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
+
+
+def _draw_box(canvas: Canvas, y: Axis, at: float, half: float, own: Box, norm: str) -> None:
+    canvas.strokes("whisker", [((at, y(own.low)), (at, y(own.q1))), ((at, y(own.q3)), (at, y(own.high)))])
+    tip = f"{norm}: median {own.median:.3g}, middle half {own.q1:.3g} to {own.q3:.3g}"
+    canvas.rect("box", (at - half, y(own.q1)), (at + half, y(own.q3)), tip)
+    canvas.line("median", (at - half, y(own.median)), (at + half, y(own.median)))
+    for value in own.outliers:
+        canvas.circle("dot-far", (at, y(float(value))), 1.8)
+
+
+def attention_values(found: AttentionCounts) -> str:
+    """A histogram over powers of two, and under it the 16 bins that 4 bits give: uniform and log2, stronger where more
+    values are."""
+    canvas = Canvas(WIDTH, 330)
+    last = int(np.flatnonzero(found.fine).max()) if found.total else FINE
+    octaves = min(-(-(last + 1) // FINE), 20)
+    x = Axis(-octaves, 0, LEFT, RIGHT - 2)  # the logarithm of the value
+    shares = 100 * found.fine[: FINE * octaves] / max(found.total, 1)
+    y = Axis(0, float(shares.max(initial=0)) * 1.08 or 1.0, 190, 24)
+    canvas.rows(y, LEFT, RIGHT, [f"{label(tick)} %" for tick in y.ticks()])
+    for i, share in enumerate(shares):
+        if share > 0:
+            a, b = x(-(i + 1) / FINE), x(-i / FINE)
+            kind = "bar" if i >= 4 * FINE else "bar-warm"
+            canvas.rect(kind, (a + 0.5, y(0)), (b - 0.5, y(float(share))), f"{share:.2f} % of values")
+    cut = x(-4)
+    canvas.line("dashed", (cut, 14), (cut, 262))
+    canvas.text("blue", (cut - 8, 16), f"{100 * found.share_below:.1f} % below 1/16", "end")
+    for octave in range(0, octaves + 1, 2):
+        canvas.text("tick", (x(-octave), 208), "1" if octave == 0 else f"2⁻{_raised(octave)}", "middle")
+    rulers = (("uniform", found.uniform, _uniform_edges(octaves)), ("log2", found.log2, _log2_edges(octaves)))
+    for row, (name, counts, edges) in enumerate(rulers):
+        top = 222 + 48 * row
+        for k in range(BINS):
+            a, b = max(edges[k][0], -octaves), edges[k][1]
+            if b > -octaves:
+                share = counts[k] / max(found.total, 1)
+                tip = f"{name} bin {k}: {100 * share:.2f} % of values"
+                canvas.rect("cell", (x(a), top), (x(b), top + 20), tip, fill_opacity=f"{_shade(share):.2f}")
+        said = f"{name}, 4 bits: {used(counts)} of 16 bins used, {entropy(counts):.1f} bits of information a value"
+        canvas.text("word", (LEFT, top + 35), said)
+    below = f"{100 * found.share_below:.1f} percent of attention values are below one sixteenth"
+    where = f"all in one uniform bin; log2 has {used(found.below)} codes for them"
+    return canvas.finish("Distribution of attention values", f"{below}, {where}.")
+
+
+def _shade(share: float) -> float:
+    """Opacity of a bin: its square root lets rare bins show."""
+    return math.sqrt(min(share, 1.0)) if share > 0 else 0.0
+
+
+def _uniform_edges(octaves: int) -> list[tuple[float, float]]:
+    """log2 of where bin k of floor(16 p) begins and ends."""
+    return [(math.log2(k / BINS) if k else -octaves, math.log2((k + 1) / BINS)) for k in range(BINS)]
+
+
+def _log2_edges(octaves: int) -> list[tuple[float, float]]:
+    """log2 of where code k begins and ends: it changes at 1/p = 1.5 2^k."""
+    turn = math.log2(1.5)
+    return [(-k - turn if k < BINS - 1 else -octaves, min(-k + 1 - turn, 0.0)) for k in range(BINS)]
+
+
+def _raised(value: int) -> str:
+    return str(value).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def exponentials(found: ExpCurves) -> str:
+    """exp and I-Exp over each other, and under them how far the two polynomials are from exp."""
+    canvas = Canvas(WIDTH, 400)
+    x = Axis(float(found.x.min()), 0, LEFT, RIGHT - 4)
+    y = Axis(0, 1.05, 180, 14)
+    canvas.rows(y, LEFT, RIGHT)
+    exact = np.exp(found.x)
+    canvas.path("quiet", [(x(float(a)), y(float(b))) for a, b in zip(found.x, exact)])
+    canvas.path("curve2", [(x(float(a)), y(float(b))) for a, b in zip(found.x, found.curves["code"])])
+    canvas.text("word", (x(-1.35), y(0.52)), "exp, and I-Exp on top of it (dashed)", "end")
+    largest = max(found.gaps.values()) * 1e3
+    gap = Axis(-1.15 * largest, 1.15 * largest, 368, 232)
+    canvas.text("strong", (LEFT, 218), "I-Exp − exp, in thousandths")
+    canvas.rows(gap, LEFT, RIGHT)
+    canvas.line("base", (LEFT, gap(0)), (RIGHT, gap(0)))
+    for kind, style in (("paper", "curve"), ("code", "curve2")):
+        off = 1e3 * (found.curves[kind] - exact)
+        canvas.path(style, [(x(float(a)), gap(float(b))) for a, b in zip(found.x, off)])
+    canvas.text("blue", (RIGHT - 4, 218), f"as printed: {found.gaps['paper']:.2e}", "end")
+    canvas.text("loss", (RIGHT - 170, 218), f"as in its code: {found.gaps['code']:.2e}", "end")
+    for tick in x.ticks(4):
+        canvas.text("tick", (x(tick), 392), label(tick), "middle")
+    said = f"Largest gaps: {found.gaps['paper']:.2e} as the paper prints it, {found.gaps['code']:.2e} as its code has it."
+    return canvas.finish("I-Exp against exp", said)
+
+
+def site_errors(sites: Sequence[SiteNoise]) -> str:
+    """Signal to noise of every site in the order of the network: the integer program, and this site's rounding alone.
+
+    The axis is made for the first; rings beyond it, of 16-bit sites mostly, lie on its upper edge.
+    """
+    canvas = Canvas(WIDTH, 330)
+    values = [row.integer_db for row in sites if row.integer_db is not None]
+    y = _around(min(values, default=0.0), max(values, default=1.0) + 6, 266, 24)
+    canvas.rows(y, LEFT, RIGHT, [f"{label(tick)} dB" for tick in y.ticks()])
+    x = Axis(-0.5, len(sites) - 0.5, LEFT, RIGHT)
+    for i, row in enumerate(sites):
+        if row.alone_db is not None:
+            height = y(min(row.alone_db, y.hi))
+            canvas.circle("ring", (x(i), height), 3, f"{row.site}: alone {row.alone_db:.1f} dB")
+    for i, row in enumerate(sites):
+        if row.integer_db is not None:
+            canvas.circle("dot", (x(i), y(row.integer_db)), 3.4, f"{row.site}: integer {row.integer_db:.1f} dB")
+    known = [(row.integer_db, i) for i, row in enumerate(sites) if row.integer_db is not None]
+    if known:
+        worst, i = min(known)
+        side = "end" if x(i) > WIDTH / 2 else "start"
+        canvas.circle("dot-warm", (x(i), y(worst)), 4, f"{sites[i].site}: integer {worst:.1f} dB")
+        under = 14 if y(worst) < 250 else -9  # not over the names of blocks
+        canvas.text("loss", (x(i) + (-9 if side == "end" else 9), y(worst) + under), f"{sites[i].site} {worst:.1f} dB", side)
+    for start, name in _groups(sites):
+        canvas.line("grid", (x(start - 0.5), 266), (x(start - 0.5), 274))
+        canvas.text("tick", (x(start - 0.4), 287), name)
+    canvas.circle("dot", (LEFT + 4, 316), 3.4)
+    canvas.text("word", (LEFT + 14, 320), "integer program, all earlier errors included")
+    canvas.circle("ring", (LEFT + 304, 316), 3)
+    canvas.text("word", (LEFT + 314, 320), "this site’s rounding alone (at the upper edge: beyond it)")
+    said = f"The worst is {sites[min(known)[1]].site} with {min(known)[0]:.1f} decibels." if known else "Nothing differs."
+    return canvas.finish("Signal to noise of each site", said)
+
+
+def _groups(sites: Sequence[SiteNoise]) -> list[tuple[int, str]]:
+    """Where blocks begin, a dozen at most: (number of the first site, block)."""
+    starts: list[tuple[int, str]] = []
+    before = ""
+    for i, row in enumerate(sites):
+        parts = row.site.split(".")
+        block = ".".join(parts[: 4 if parts[0] == "layers" else 2]) if "blocks" in parts else ""
+        if block and block != before:
+            starts.append((i, shorter(block)))
+        before = block or before
+    every = -(-len(starts) // 12) or 1
+    return starts[::every]
+
+
+def class_changes(rows: Sequence[tuple[ClassChange, str]], most: int = 24) -> str:
+    """Top-1 by class, float (ring) and integers (dot), for the classes that changed most; by name."""
+    changed = sorted((row for row in rows if row[0].change), key=lambda row: (row[0].change, row[1]))
+    if len(changed) > most:
+        changed = [*changed[: most // 2], *changed[len(changed) - most // 2 :]]
+    if not changed:
+        return ""
+    canvas = Canvas(WIDTH, 46 + 22 * len(changed))
+    left = 20 + 7.4 * max(len(_cut(name)) for _, name in changed)
+    x = Axis(0, 100, left, RIGHT - 68)
+    bottom = canvas.height - 8
+    for tick in (0, 25, 50, 75, 100):
+        canvas.line("grid", (x(tick), 26), (x(tick), bottom))
+        canvas.text("tick", (x(tick), 16), f"{tick} %", "middle")
+    for i, (row, name) in enumerate(changed):
+        y = 42 + 22 * i
+        before, after = 100 * row.exact / row.images, 100 * row.integer / row.images
+        kind = "loss" if row.change < 0 else "blue"
+        canvas.text("word", (left - 12, y + 4), _cut(name), "end")
+        canvas.line("base", (x(before), y), (x(after), y))
+        canvas.circle("ring", (x(before), y), 4, f"{name}: float {before:.1f} %")
+        canvas.circle("dot-warm" if row.change < 0 else "dot", (x(after), y), 4.5, f"{name}: integer {after:.1f} %")
+        canvas.text(kind, (WIDTH - 4, y + 4), f"{row.change:+.1f}".replace("-", "−"), "end")
+    return canvas.finish("Top-1 by class, float and integer", f"{len(changed)} classes, those that changed most.")
+
+
+def _cut(name: str, most: int = 34) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _around(lo: float, hi: float, start: float, end: float) -> Axis:
+    """A linear axis with a little room, 0 inside where it is near."""
+    room = 0.06 * (hi - lo or 1.0)
+    return Axis(min(lo - room, 0.0) if lo < 0.3 * hi else lo - room, hi + room, start, end)
+
+
+def shorter(name: str) -> str:
+    """Names of sites as labels: blocks.3.norm1 -> 3.norm1, layers.2.blocks.1.norm1 -> 2.1.norm1"""
+    known = {"blocks": "", "layers": "", "patch_embed": "patch", "downsample": "down"}
+    parts = [known.get(part, part) for part in name.split(".")]
+    return _cut(".".join(part for part in parts if part) or name, 14)

@@ -1,0 +1,63 @@
+"""A quick look at speed: the engine and PyTorch in turns, one image on one thread. Rough; `fqvit bench` is the careful one.
+
+Neighbours: bench/ (processes of their own, more peers, memory), gather.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fqvit.bench.eager import quicken
+from fqvit.ir.program import Program
+from fqvit.models.device import one_thread
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.runtime.native import Engine
+
+SECONDS = 3.0
+ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Median milliseconds of CPU time an image. isa: the engine's kernels."""
+
+    integer: float
+    exact: float
+    isa: str
+    rounds: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the engine is."""
+        return self.exact / self.integer
+
+
+def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) -> Speed:
+    """image: u8 [H, W, C]. The float model runs with fused attention, without the part that normalises pixels."""
+    engine = Engine(program, threads=1)
+    module = quicken(copy.deepcopy(model.module))  # it changes what it is given
+    pixels = image[None]
+    floats = normalise(pixels, program.header.preprocess)
+    with one_thread(), torch.inference_mode():
+        runs: tuple[Callable[[], object], ...] = (lambda: engine.run(pixels), lambda: module(floats))
+        times: list[list[float]] = [[], []]
+        for run in runs:  # the first run of each prepares memory
+            run()
+        end = time.perf_counter() + SECONDS
+        while len(times[1]) < ROUNDS and (not times[1] or time.perf_counter() < end):
+            for run, own in zip(runs, times):
+                # CPU time: neighbours on the machine change it least.
+                start = time.process_time()
+                run()
+                own.append(1000 * (time.process_time() - start))
+    integer, exact = (statistics.median(own) for own in times)
+    return Speed(integer, exact, engine.isa, len(times[0]))

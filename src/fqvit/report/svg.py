@@ -1,0 +1,130 @@
+"""The few SVG shapes that the pictures are made of. Colours are CSS classes (chart.css), so that a page in light or dark, or a
+file of its own, decides them; every text is escaped. Knows nothing of what is drawn: that is plots.py.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+Point = tuple[float, float]
+
+
+def escape(words: str) -> str:
+    """For XML too, which has no place for control characters."""
+    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", words))
+
+
+def number(value: float) -> str:
+    """Coordinates to a tenth of a unit: finer cannot be seen."""
+    return f"{value:.1f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values lo..hi to coordinates start..end; log: by their logarithm."""
+
+    lo: float
+    hi: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        lo, hi = (math.log(self.lo), math.log(self.hi)) if self.log else (self.lo, self.hi)
+        at = math.log(max(value, self.lo)) if self.log else value
+        return self.start + (at - lo) / ((hi - lo) or 1.0) * (self.end - self.start)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Round numbers inside: 1, 2 or 5 times a power of ten; powers of ten alone on a long log axis."""
+        if self.log:
+            powers = range(math.floor(math.log10(self.lo)), math.ceil(math.log10(self.hi)) + 1)
+            leads = (1, 2, 5) if math.log10(self.hi / self.lo) < 2.2 else (1,)
+            every = [lead * 10.0**power for power in powers for lead in leads]
+            return [tick for tick in every if self.lo <= tick * (1 + 1e-9) and tick <= self.hi * (1 + 1e-9)]
+        rough = (self.hi - self.lo) / count or 1.0
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next((lead * power for lead in (1, 2, 5) if lead * power >= 0.8 * rough), 10 * power)
+        first, last = math.ceil(self.lo / step - 1e-9), math.floor(self.hi / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+
+def label(value: float) -> str:
+    """A tick's value for people: minus signs, thousands apart, no tails of zeros."""
+    if value == 0:
+        return "0"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return text.replace("-", "−")
+
+
+class Canvas:
+    """Shapes in the order in which they are drawn. Classes name colours; `tip` is what a pointer that rests there shows."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.parts: list[str] = []
+
+    def _shape(self, name: str, kind: str, tip: str = "", **attributes: float | str) -> None:
+        values = " ".join(
+            f'{key.replace("_", "-")}="{number(value) if isinstance(value, int | float) else escape(value)}"'
+            for key, value in attributes.items()
+        )
+        inside = f"><title>{escape(tip)}</title></{name}>" if tip else "/>"
+        self.parts.append(f'<{name} class="{kind}" {values}{inside}')
+
+    def line(self, kind: str, a: Point, b: Point) -> None:
+        self._shape("line", kind, x1=a[0], y1=a[1], x2=b[0], y2=b[1])
+
+    def rect(self, kind: str, a: Point, b: Point, tip: str = "", **attributes: float | str) -> None:
+        """Two opposite corners, in any order."""
+        (x0, x1), (y0, y1) = sorted((a[0], b[0])), sorted((a[1], b[1]))
+        self._shape("rect", kind, tip, x=x0, y=y0, width=x1 - x0, height=y1 - y0, **attributes)
+
+    def circle(self, kind: str, at: Point, radius: float, tip: str = "") -> None:
+        self._shape("circle", kind, tip, cx=at[0], cy=at[1], r=radius)
+
+    def path(self, kind: str, points: Iterable[Point], closed: bool = False) -> None:
+        steps = "L".join(f"{number(x)} {number(y)}" for x, y in points)
+        self._shape("path", kind, d=f"M{steps}{'Z' if closed else ''}")
+
+    def strokes(self, kind: str, strokes: Iterable[tuple[Point, Point]]) -> None:
+        """Many separate lines as one path: a small file."""
+        steps = "".join(f"M{number(a[0])} {number(a[1])}L{number(b[0])} {number(b[1])}" for a, b in strokes)
+        self._shape("path", kind, d=steps or "M0 0")
+
+    def text(self, kind: str, at: Point, words: str, anchor: str = "start", turn: float = 0) -> None:
+        turned = f' transform="rotate({number(turn)} {number(at[0])} {number(at[1])})"' if turn else ""
+        place = f'x="{number(at[0])}" y="{number(at[1])}" text-anchor="{anchor}"{turned}'
+        self.parts.append(f'<text class="{kind}" {place}>{escape(words)}</text>')
+
+    def image(self, at: Point, size: Point, uri: str, tip: str, sharp: bool = False) -> None:
+        kind = "sharp" if sharp else "photo"
+        self._shape("image", kind, tip, x=at[0], y=at[1], width=size[0], height=size[1], preserveAspectRatio="none", href=uri)
+
+    def rows(self, axis: Axis, left: float, right: float, words: Sequence[str] | None = None) -> None:
+        """Horizontal grid lines at the ticks of a vertical axis, with their values at the left."""
+        for i, tick in enumerate(axis.ticks()):
+            y = axis(tick)
+            self.line("grid", (left, y), (right, y))
+            self.text("tick", (left - 8, y + 4), words[i] if words else label(tick), "end")
+
+    def finish(self, title: str, description: str) -> str:
+        """role=img with a name and a description: what a screen reader says instead of the shapes."""
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img"'
+        name = f'aria-label="{escape(f"{title}. {description}")}"'
+        return f'{head} {name} class="chart">' + "".join(self.parts) + "</svg>"
+
+
+def asset(name: str) -> str:
+    """A text file beside this one."""
+    return (files("fqvit.report") / name).read_text(encoding="utf-8")
+
+
+def standalone(svg: str) -> str:
+    """A picture as a file of its own, with the colours inside it."""
+    head, _, rest = svg.partition(">")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}><style>{asset("chart.css")}</style>{rest}\n'

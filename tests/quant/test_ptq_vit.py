@@ -1,0 +1,226 @@
+"""PTQ for ViT: scores against their definitions, the search against all of the grid, and whole networks."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fqvit.models import embedded
+from fqvit.models.graph import Node, run_float, trace
+from fqvit.models.load import load_model
+from fqvit.models.pixels import normalise
+from fqvit.quant import similarity
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.recipe import RECIPES, SiteRule, with_bits
+from fqvit.quant.similarity import FACTORS, THETA, Likeness, Operand, Ranking, search, search_intervals
+from fqvit.quant.simulate import Simulation
+from tests.factories import calibration_of, float_model, images_for
+from tests.factories import one_thread as one_thread
+
+PTQ = RECIPES["ptq-vit"]
+OBSERVED = msgspec.structs.replace(PTQ, intervals="observed")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def slow_ranking(exact: Tensor, quantized: Tensor) -> float:
+    """Row by row and pair by pair."""
+    total, pairs = 0.0, 0
+    for a, b in zip(exact.reshape(-1, exact.shape[-1]).tolist(), quantized.reshape(-1, exact.shape[-1]).tolist(), strict=True):
+        for i in range(len(a)):
+            for j in range(i + 1, len(a)):
+                total += max(0.0, THETA - (b[i] - b[j]) * float(np.sign(a[i] - a[j])))
+                pairs += 1
+    return total / max(pairs, 1)
+
+
+def ranking(exact: Tensor, quantized: Tensor) -> float:
+    return float(Ranking(exact)(quantized[None]))
+
+
+def likeness(x: Tensor, y: Tensor) -> float:
+    return float(Likeness(x)(y[None]))
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 17])
+def test_the_ranking_loss_is_that_of_all_pairs(spread: float, tokens: int) -> None:
+    """From even rows, where no difference passes THETA, to rows of one large value."""
+    exact = (spread * random(2, 3, 5, tokens)).softmax(-1)
+    noisy = (spread * (random(2, 3, 5, tokens) + 0.3 * random(2, 3, 5, tokens, seed=1))).softmax(-1)
+    for quantized in (exact, noisy, noisy.flip(-1)):
+        assert ranking(exact, quantized) == pytest.approx(slow_ranking(exact, quantized), rel=1e-5, abs=1e-7)
+
+
+def test_the_ranking_loss_with_masked_and_equal_places() -> None:
+    scores = random(4, 6, 9) * 3
+    scores[..., 2] = scores[..., 5]
+    scores[..., 6:] = -torch.inf
+    exact, noisy = scores.softmax(-1), (scores + random(4, 6, 9, seed=3)).softmax(-1)
+    assert ranking(exact, noisy) == pytest.approx(slow_ranking(exact, noisy), rel=1e-5)
+    assert ranking(exact, exact) < ranking(exact, noisy)
+    both = Ranking(exact)(torch.stack([noisy, exact]))
+    assert both.tolist() == pytest.approx([ranking(exact, noisy), ranking(exact, exact)])
+
+
+def test_likeness_is_the_mean_correlation_of_images() -> None:
+    x, y = random(5, 7, 3), random(5, 7, 3) + 0.5 * random(5, 7, 3, seed=1)
+    expected = [torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item() for a, b in zip(x, y, strict=True)]
+    assert likeness(x, y) == pytest.approx(np.mean(expected), abs=1e-6)
+    assert likeness(x, 3 * x - 2) == pytest.approx(1, abs=1e-6) and likeness(x, -x) == pytest.approx(-1, abs=1e-6)
+    assert np.isfinite(likeness(x, torch.ones_like(x))) and np.isfinite(likeness(torch.ones_like(x), x))
+
+
+def test_likeness_tells_apart_what_is_nearly_equal() -> None:
+    x, noise = random(2, 100), random(2, 100, seed=1)
+    assert likeness(x, x + 1e-4 * noise) < likeness(x, x + 0.99e-4 * noise) < 1
+
+
+def quantized(x: Tensor, step: float, low: int, high: int) -> Tensor:
+    return torch.stack(
+        [step * min(max(np.floor(float(v) / step + 0.5), low), high) * torch.ones(()) for v in x.flatten()]
+    ).view(x.shape)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_the_search_ends_where_no_other_step_of_either_side_is_better(bits: int) -> None:
+    """Each side's factor is the best of the whole grid beside the other's, by corrcoef of products with slow codes."""
+    last = 2 ** (bits - 1) - 1
+    w, x = random(3, 4, seed=bits), random(2, 5, 4, seed=bits + 1)
+    first = Operand(w, float(w.abs().max()) / last, -last, last)
+    second = Operand(x, float(x.abs().max()) / last, -last - 1, last)
+    target = Likeness(F.linear(x, w))
+    factors = search(lambda w, x: target(x @ w[:, None].transpose(-2, -1)), first, second)
+
+    def slow(f: float, g: float) -> float:
+        y = F.linear(
+            quantized(x, second.step * g, second.low, second.high), quantized(w, first.step * f, first.low, first.high)
+        )
+        pairs = zip(F.linear(x, w), y, strict=True)
+        return float(np.mean([torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1].item() for a, b in pairs]))
+
+    best = slow(*factors)
+    assert best >= max(slow(float(f), factors[1]) for f in FACTORS[::3]) - 1e-6
+    assert best >= max(slow(factors[0], float(g)) for g in FACTORS[::3]) - 1e-6
+    assert best >= slow(1.0, 1.0) - 1e-6
+
+
+def test_the_grid_is_searched_side_by_side_from_the_start() -> None:
+    """The first round takes the first side's best beside the second's start, then the second's beside that."""
+    score = lambda a, b: -(a * b - 0.9).abs().flatten().double()  # noqa: E731
+    whole = Operand(torch.ones(1), 1.0, -1, 1)  # its value is the factor
+    best = [float(FACTORS[np.argmin(np.abs(FACTORS - 0.9))])]
+    best.append(float(FACTORS[np.argmin(np.abs(FACTORS * best[0] - 0.9))]))
+    found = search(score, whole, whole)
+    assert (
+        found[0] == pytest.approx(best[0], abs=0.05) and abs(found[0] * found[1] - 0.9) <= abs(best[0] * best[1] - 0.9) + 1e-7
+    )
+    assert search(score, whole, whole, (False, True))[0] == 1.0
+    assert search(score, whole, whole, (True, False))[1] == 1.0
+    assert search(score, whole, whole, (False, False)) == (1.0, 1.0)
+    assert (FACTORS[0], FACTORS[-1], len(FACTORS)) == (0.5, 1.2, 100)
+
+
+def test_a_linear_map_takes_the_best_steps_of_the_grid() -> None:
+    """Of the first map of a network, whose inputs are those of the float model: all pairs of factors around the choice."""
+    model = float_model("vit")
+    images = images_for(model.preprocess, 6)
+    before = calibrate(model, [images], OBSERVED)
+    after = search_intervals(model, before, images)
+    node = trace(model.module).node("patch_embed.proj")
+    leaf = node.leaf
+    std = torch.tensor(model.preprocess.std)[:, None, None]
+    folded, bias = (leaf.weight / std).detach(), leaf.bias.detach()  # type: ignore[union-attr, operator]
+    start = float(folded.abs().max()) / 127
+    x = normalise(images, model.preprocess)
+    exact = node.leaf(x).detach()[:, similarity._choice(9, similarity.TOKENS)]
+
+    def slow(factor: float) -> float:
+        codes = (folded / (start * factor) + 0.5).floor().clamp(-127, 127) * start * factor
+        y = F.conv2d(x, codes * std, bias, leaf.patch).flatten(2).transpose(1, 2)  # type: ignore[arg-type]
+        return likeness(exact, y[:, similarity._choice(9, similarity.TOKENS)])
+
+    chosen = float(after.weights[node.name].scale[0]) * 255 / start
+    scores = [slow(float(f)) for f in FACTORS]
+    assert min(abs(chosen - FACTORS)) < 1e-6 and slow(chosen) == pytest.approx(max(scores), abs=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["vit", "distilled", "mean", "padded swin"])
+def test_what_was_searched_is_what_the_simulation_runs(kind: str) -> None:
+    """The walk's last values are the simulation's, and no mean error is left at a linear map's outputs."""
+    model = float_model(kind)
+    images = images_for(model.preprocess, 12)
+    start = calibration_of(model, RECIPES["ptq-vit"], count=2)
+    searcher = similarity.Searcher(model, start)
+    ends: dict[str, Tensor] = {}
+
+    def step(node: Node, exact: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
+        found = searcher.step(node, exact, raw)
+        ends[node.name] = torch.cat(found)
+        return found
+
+    with torch.no_grad():
+        similarity.side_by_side(searcher.graph, model.preprocess, images, step, None, "")
+    calibration = similarity.dataclasses.replace(start, sites=searcher.sites, weights=searcher.weights)
+    ours = Simulation(model, calibration).run(images)
+    assert (ours - ends[searcher.graph.output]).abs().mean() < 0.02 * ours.std()
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    scale = searcher.weights[searcher.graph.output].scale
+    assert ((exact - ends[searcher.graph.output]).mean(0).abs().numpy() <= scale + 1e-5).all()
+
+
+def test_steps_are_one_a_layer_and_within_the_grid() -> None:
+    model = float_model("swin")
+    plain = calibrate(model, [images_for(model.preprocess, 6)], OBSERVED)
+    found = calibrate(model, [images_for(model.preprocess, 6)], PTQ)
+    graph = trace(model.module)
+    for name, q in found.sites.items():
+        ratio = q.scale / plain.sites[name].scale
+        assert ((ratio > 0.4999) & (ratio < 1.2001)).all() and np.array_equal(q.zero, plain.sites[name].zero)
+    moved = [name for name, q in found.sites.items() if (q.scale != plain.sites[name].scale).all()]
+    assert len(moved) == len(found.sites)
+    for name, weights in found.weights.items():
+        assert len(set(weights.scale)) == 1 and np.abs(weights.w.astype(int)).max() <= 127
+        assert weights.w.shape[0] == graph.node(name).leaf.weight.shape[0]  # type: ignore[union-attr, index]
+
+
+def test_a_range_of_the_recipe_is_kept() -> None:
+    rules = {"blocks.0.norm1": SiteRule(range=(-2.0, 2.0)), "blocks.0.attn.qkv": SiteRule(range=(-3.0, 3.0))}
+    recipe = msgspec.structs.replace(PTQ, sites=rules)
+    found = calibration_of(float_model("vit"), recipe)
+    assert found.sites["blocks.0.norm1"].scale.tolist() == [2 / 127]
+    assert found.sites["blocks.0.attn.qkv"].scale.tolist() == [3 / 127] * len(found.sites["blocks.0.attn.qkv"].scale)
+
+
+@pytest.mark.parametrize("name", embedded.MODELS)
+def test_it_beats_steps_from_extremes_at_5_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "IMAGES", 6)
+    monkeypatch.setattr(similarity, "TOKENS", 8)
+    monkeypatch.setattr(similarity, "FACTORS", FACTORS[::4])
+    model = load_model(name)
+    images = embedded.test_images()[0][::4]
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    error = {}
+    for intervals in ("observed", "similarity"):
+        recipe = with_bits(msgspec.structs.replace(PTQ, intervals=intervals), "5/5/5")
+        found = Simulation(model, calibrate(model, [embedded.calibration_images()[:32]], recipe)).run(images)
+        error[intervals] = float((found - exact).square().mean())
+    assert error["similarity"] < error["observed"]
+
+
+def test_progress_is_shown() -> None:
+    model = float_model("vit")
+    seen: list[object] = []
+
+    def progress(items, count, label):  # type: ignore[no-untyped-def]
+        seen.append((count, label))
+        return items
+
+    calibrate(model, [images_for(model.preprocess, 3)], PTQ, progress=progress)
+    assert seen == [(len(trace(model.module).nodes), "searching intervals")]

@@ -1,0 +1,73 @@
+"""One small report of the embedded ViT for all tests here: few bits, so that integers and float disagree, and class names that
+try to break out of the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("jinja2")
+
+import fqvit
+from fqvit.evaluate.accuracy import arrays
+from fqvit.models import embedded
+from fqvit.progress import track
+from fqvit.quant.recipe import with_bits
+from fqvit.report.gather import BATCH, Report, gather
+from fqvit.report.page import About, render
+
+HOSTILE = (
+    "<script>window.broken = 1</script>",
+    '"><img src=x onerror="window.broken = 2">',
+    "</style></svg><b>bold</b>",
+    "{{ 7 * 7 }}",
+    "javascript:alert(1)",
+    "& &lt; &amp;",
+    "' onmouseover='window.broken=3",
+    "\u202ereversed",
+    "a very long name " * 12,
+    "]]>-->",
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    report: Report
+    page: str
+    path: Path
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("report")
+    model = fqvit.load_model("fmnist_vit", classes=HOSTILE)
+    recipe = with_bits(fqvit.load_recipe("minmax"), "4/5/4")
+    program = fqvit.lower(model, fqvit.calibrate(model, embedded.calibration_images()[:32], recipe))
+    header = msgspec.structs.replace(
+        program.header,
+        model="<b>model</b>",
+        source="<script>window.broken = 4</script>",
+        recipe=program.header.recipe | {"name": "\"'><script>window.broken = 5</script>"},
+    )
+    program = fqvit.Program(header, program.constants)
+    file = folder / "model.fqvit"
+    program.save(file)
+    pixels, labels = embedded.test_images()
+    batches = arrays(pixels[::4], labels[::4], BATCH)
+    report = gather(fqvit.Program.load(file), file, model, batches, len(pixels[::4]), track)
+    about = About(
+        command="fqvit report '<script>'",
+        file="<i>model</i>.fqvit",
+        where="a & b",
+        date="today",
+        names=HOSTILE,
+        warnings=["<u>careful</u>"],
+    )
+    page = render(report, about)
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return Made(report, page, path)

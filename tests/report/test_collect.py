@@ -1,0 +1,120 @@
+"""What is gathered while a float model runs, against the model's own values taken one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fqvit
+from fqvit.models import embedded
+from fqvit.models.graph import Node, trace
+from fqvit.models.layers import LayerNorm, Softmax
+from fqvit.models.load import build
+from fqvit.models.pixels import normalise
+from fqvit.report.collect import AttentionHistogram, NormRanges, as_map, attention_maps, count
+
+
+@pytest.fixture(params=embedded.MODELS)
+def model(request: pytest.FixtureRequest) -> fqvit.FloatModel:
+    return fqvit.load_model(request.param)
+
+
+@torch.no_grad()
+def values(model: fqvit.FloatModel, images: np.ndarray) -> tuple[list[Node], dict[str, Tensor]]:
+    kept: dict[str, Tensor] = {}
+    graph = trace(model.module)
+
+    def keep(node: Node, y: Tensor) -> Tensor:
+        kept[node.name] = y
+        return y
+
+    graph.run(normalise(images, model.preprocess), keep)
+    return list(graph.nodes), kept
+
+
+def test_ranges_are_those_of_what_each_norm_reads(model: fqvit.FloatModel) -> None:
+    images = embedded.test_images()[0][:6]
+    nodes, kept = values(model, images)
+    ranges = NormRanges(trace(model.module))
+    for part in (images[:2], images[2:]):
+        own, found = values(model, part)
+        for node in own:
+            ranges.see(node, found[node.name])
+    result = ranges.result()
+    assert [one.norm for one in result] == [node.name for node in nodes if isinstance(node.leaf, LayerNorm)]
+    for one in result:
+        source = next(node.inputs[0] for node in nodes if node.name == one.norm)
+        wanted = kept[source].reshape(-1, kept[source].shape[-1]).double().numpy()
+        assert one.lo == pytest.approx(wanted.min(0), abs=1e-4) and one.hi == pytest.approx(wanted.max(0), abs=1e-4)
+
+
+def test_attention_is_counted_without_masked_places(model: fqvit.FloatModel) -> None:
+    nodes, kept = values(model, embedded.test_images()[0][:2])
+    histogram = AttentionHistogram()
+    total = 0
+    for node in nodes:
+        histogram.see(node, kept[node.name])
+        if isinstance(node.leaf, Softmax):
+            mask = node.leaf.mask
+            share = 1.0 if mask is None else float(mask.double().mean())
+            total += round(kept[node.name].numel() * share)
+    found = histogram.result(2)
+    assert found is not None and found.images == 2
+    assert found.total == found.log2.sum() == found.fine.sum() == total
+
+
+def test_log2_codes_are_the_paper_s() -> None:
+    p = torch.tensor([1.0, 0.5, 0.4, 1 / 3, 0.3, 1 / 16, 1 / 17, 2.0**-14, 2.0**-20, 0.0])
+    found = count(p)
+    # round(1 / p): 1, 2, 3 (0.4 -> 2.5 up), 3, 3, 16, 17, ...; 3 = 1.5 * 2 rounds up to code 2
+    assert found.log2.tolist() == [1, 1, 3, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
+    assert found.below.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
+
+
+def test_maps_of_a_vit_are_what_the_class_token_looks_at() -> None:
+    model = fqvit.load_model("fmnist_vit")
+    pixels = embedded.test_images()[0][0]
+    _, kept = values(model, pixels[None])
+    found = attention_maps(model, trace(model.module), pixels)
+    assert found is not None and found.kind == "class token" and found.site == "blocks.3.attn.softmax"
+    wanted = kept[found.site][0].mean(0)[0, 1:].reshape(7, 7).numpy()
+    assert found.exact == pytest.approx(wanted, abs=1e-6)
+    assert [(one.method, one.bits) for one in found.stored] == [
+        *(("uniform", bits) for bits in (8, 6, 4)),
+        *(("log2", bits) for bits in (8, 6, 4)),
+        ("relative", 4),
+    ]
+    uniform = (kept[found.site] * 15 + 0.5).floor() / 15
+    assert found.stored[2].map == pytest.approx(uniform[0].mean(0)[0, 1:].reshape(7, 7).numpy(), abs=1e-6)
+    noise = (uniform - kept[found.site]).double().square().sum() / kept[found.site].double().square().sum()
+    assert found.stored[2].decibels == pytest.approx(-10 * float(torch.log10(noise)), abs=1e-6)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_prefix_tokens_are_no_patches(prefix: int) -> None:
+    """No class token: what patches receive, times their number; two (distilled): what the first of them looks at."""
+    config = dataclasses.replace(
+        embedded.FMNIST_VIT_CONFIG, prefix=prefix, **({} if prefix else {"pool": "mean", "norm_first": True})
+    )
+    model = fqvit.FloatModel("vit", build(config), embedded.FMNIST_PREPROCESS, None, "")
+    p = torch.rand(1, 3, prefix + 49, prefix + 49)
+    wanted = p[0].mean(0)[0, prefix:] if prefix else p[0].mean(0).mean(0) * 49
+    assert as_map(model, "blocks.0.attn.softmax", p) == pytest.approx(wanted.reshape(7, 7).numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize("site", ["layers.0.blocks.0.attn.softmax", "layers.0.blocks.1.attn.softmax"])
+def test_maps_of_windows_put_every_place_back_where_it_came_from(site: str) -> None:
+    """Plain and shifted windows of the embedded Swin: 14 x 14 tokens, four windows of 7 x 7."""
+    model = fqvit.load_model("fmnist_swin")
+    attention = model.module.get_submodule(site.removesuffix(".softmax"))
+    index = attention.windows.index  # [W, T]: the token at each place
+    p = torch.rand(1, *index.shape[:1], 2, 49, 49)
+    wanted = np.zeros(14 * 14)
+    for window, tokens in enumerate(index.tolist()):
+        for place, token in enumerate(tokens):
+            wanted[token] = p[0, window, :, :, place].mean() * 49
+    assert as_map(model, site, p) == pytest.approx(wanted.reshape(14, 14), abs=1e-4)

@@ -1,0 +1,156 @@
+"""The page's text: escaped, self-contained, complete; and the command that writes it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fqvit.models import embedded
+from tests.command_line import fqvit, refused
+from tests.report.conftest import HOSTILE, Made
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, and the text between them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_hostile_names_are_text(made: Made) -> None:
+    read = Reader(made.page)
+    kinds = {tag for tag, _ in read.tags}
+    assert (
+        [tag for tag, _ in read.tags].count("script") == 1
+        and not kinds & {"i", "u", "iframe", "object"}
+        and "<b>model</b>" in "".join(read.words)
+    )
+    assert not [key for _, attributes in read.tags for key in attributes if key.startswith("on") or key == "style"]
+    text = "".join(read.words)
+    shown = {name for one in made.report.answers.disagreements for guess in one.exact for name in [HOSTILE[guess.label]]}  # type: ignore[union-attr]
+    assert len(shown) >= 8 and all(name in text for name in shown)
+    assert "<u>careful</u>" in text and "<i>model</i>.fqvit" in text and "49" not in HOSTILE[3]
+
+
+def test_nothing_is_asked_of_the_network(made: Made) -> None:
+    addresses = [value for _, attributes in Reader(made.page).tags for key in ("src", "href") if (value := attributes.get(key))]
+    assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', made.page)
+    assert policy is not None and "default-src &#39;none&#39;" in policy[1] and "unsafe" not in policy[1]
+    assert "url(" not in made.page and "@import" not in made.page
+
+
+def test_every_id_is_there_once_and_every_anchor_leads_somewhere(made: Made) -> None:
+    tags = Reader(made.page).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {value[1:] for _, a in tags if (value := a.get("href") or "").startswith("#")} <= set(ids)
+
+
+def test_every_site_has_a_row_and_the_summary_its_figures(made: Made) -> None:
+    sites = made.report.inspection.sites
+    assert made.page.count('<th scope="row"><code>') >= len(sites)
+    assert all(f"<code>{row.site}</code>" in made.page for row in sites)
+    assert made.report.fingerprint in made.page
+    accuracy = made.report.answers.accuracy()  # type: ignore[union-attr]
+    assert accuracy is not None and f"{accuracy.integer_top1:.1f} %" in made.page
+
+
+def test_it_is_small(made: Made) -> None:
+    assert len(made.page.encode()) < 600_000
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("programs")
+    assert fqvit("quantize", "--images", 16, "-o", folder / "vit.fqvit").code == 0
+    assert fqvit("quantize", "fmnist_swin", "--images", 16, "--features", "pooled", "-o", folder / "pooled.fqvit").code == 0
+    return folder
+
+
+def pictures(folder: Path, names: list[str]) -> Path:
+    for i, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(embedded.test_images()[0][i * 90, ..., 0]).save(path)
+    return folder
+
+
+def test_the_command_writes_a_page_pictures_and_json(programs: Path) -> None:
+    start = time.perf_counter()
+    out, folder = programs / "r.html", programs / "pictures"
+    done = fqvit("report", programs / "vit.fqvit", "--limit", 40, "-o", out, "--pictures", folder, "--json").json
+    assert done["images"] == 40 and done["float_ops"] == 0 and done["bytes"] == out.stat().st_size
+    assert done["accuracy"]["integer_top1"] > 70 and done["agreement"] > 90
+    assert done["exp_gaps"]["polynomials"]["code"] == pytest.approx(1.913e-3, rel=1e-3)
+    assert 0.5 < done["attention"]["share_below_sixteenth"] < 1 and done["attention"]["log2_bins_below_sixteenth"] == 12
+    assert sorted(path.name for path in folder.iterdir()) == sorted(Path(name).name for name in done["pictures"])
+    assert (folder / "attention-maps-1.svg").read_text().startswith("<?xml")
+    assert json.dumps(done) and time.perf_counter() - start < 30
+
+
+def test_loose_images_give_agreement_without_accuracy(programs: Path, tmp_path: Path) -> None:
+    data = pictures(tmp_path / "photos", [f"{i}.png" for i in range(5)])
+    done = fqvit("report", programs / "vit.fqvit", "--data", data, "-o", tmp_path / "r.html", "--json")
+    assert done.json["accuracy"] is None and done.json["agreement"] is not None and done.err == ""
+    page = (tmp_path / "r.html").read_text()
+    assert "no labels" in page and 'id="classes"' not in page
+
+
+def test_folders_that_are_no_classes_are_said(programs: Path, tmp_path: Path) -> None:
+    data = pictures(tmp_path / "photos", ["summer/1.png", "winter/2.png"])
+    done = fqvit("report", programs / "vit.fqvit", "--data", data, "-o", tmp_path / "r.html")
+    assert done.code == 0 and "warning: read without labels" in done.err and "summer" in done.err
+    assert "read without labels" in (tmp_path / "r.html").read_text()
+
+
+def test_feature_programs_have_a_report(programs: Path, tmp_path: Path) -> None:
+    done = fqvit("report", programs / "pooled.fqvit", "--limit", 16, "-o", tmp_path / "r.html", "--json").json
+    assert done["accuracy"] is None and done["agreement"] is None and done["sites"]
+    page = (tmp_path / "r.html").read_text()
+    assert "gives features (pooled)" in page and 'id="disagreements"' not in page
+
+
+def test_class_names_can_be_given(programs: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(f"thing {i}" for i in range(9)))
+    refused(fqvit("report", programs / "vit.fqvit", "--classes", names), "9 classes", "has 10")
+
+
+def test_mistakes_are_one_line(programs: Path, tmp_path: Path) -> None:
+    refused(fqvit("report", tmp_path / "none.fqvit"), "none.fqvit")
+    refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "no" / "r.html"), "no folder")
+    refused(
+        fqvit("report", programs / "vit.fqvit", "--data", tmp_path / "nowhere", "-o", tmp_path / "r.html"), "no such folder"
+    )
+    (tmp_path / "file").write_text("")
+    refused(fqvit("report", programs / "vit.fqvit", "--pictures", tmp_path / "file", "-o", tmp_path / "r.html"), "is a file")
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_missing_library_is_named_with_its_remedy(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jinja2" else found(name, *rest))
+    refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), "pip install 'fqvit[report]'")
+
+
+def test_a_single_image_is_enough(programs: Path, tmp_path: Path) -> None:
+    done = fqvit("report", programs / "vit.fqvit", "--limit", 1, "-o", tmp_path / "r.html", "--json").json
+    assert done["images"] == 1 and np.isfinite(done["speed"]["integer_ms"])

@@ -1,0 +1,68 @@
+"""`fqvit ablate`: every part on and off, with the paper's counts and figures beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fqvit.errors import FqvitError
+from fqvit.models.zoo import find
+from fqvit.quant.qparams import log2
+from fqvit.quant.recipe import Recipe, check_integer, load_recipe
+from fqvit.study.ablation import markdown, rows, settings
+from fqvit.study.cells import Answers
+from fqvit.study.methods import FLOAT
+from fqvit.study.table import row
+from tests.command_line import fqvit
+
+
+def test_all_eight_settings_and_partial_are_there() -> None:
+    found = settings()
+    assert [setting.partial for setting in found] == [True] + 8 * [False]
+    assert len({(s.ptf, s.lis, s.attention_bits) for s in found if not s.partial}) == 8
+    simulated = [s for s in found if s.method.recipe is not None and not s.method.recipe.integer]
+    assert {(s.partial, s.lis, s.attention_bits) for s in simulated} == {(True, False, 8), (False, True, 8)}
+
+
+def test_settings_are_the_recipes_that_they_name() -> None:
+    known = {(s.ptf, s.lis, s.attention_bits): s.method.recipe for s in settings() if not s.partial}
+    for key, name in (((False, False, 8), "minmax"), ((True, False, 8), "fq-vit-8"), ((True, True, 4), "fq-vit")):
+        found, wanted = known[key], load_recipe(name)
+        assert found is not None
+        for field in ("residual", "attention_bits", "log2_attention", "k", "channels", "branches", "qkv", "observer"):
+            assert getattr(found, field) == getattr(wanted, field), (name, field)
+
+
+def test_vit_base_has_the_papers_figures_beside() -> None:
+    answers = Answers(1000, 1.0, 1.0, 1, "", *(np.array([0], "<i4").tobytes() for _ in range(2)), [])
+    model = "vit_base_patch16_224"
+    cells = [row(model, method, answers, answers) for method in (FLOAT, *(s.method for s in settings()))]
+    told = rows(cells, {model: find(model).config})
+    found = {(r["ptf"], r["lis"], r["attention_bits"]): (r["published"], round(r["bitops"], 2)) for r in told if r["bitops"]}
+    assert found[False, False, 8] == (23.64, 1118.51)
+    assert found[True, False, 8] == (83.31, 1118.52)
+    assert found[True, False, 4] == (7.96, 1118.34)
+    assert found[True, True, 4] == (82.68, 1117.76)
+    assert told[0]["published"] == 84.53 and told[1]["bitops"] is None
+    text = markdown(cells, told)
+    assert "1117.76" in text and "7.96" in text and "partial 8/8/8 *" in text
+
+
+def test_wide_log2_codes_are_simulated_only() -> None:
+    with pytest.raises(FqvitError, match="attention codes are simulated"):
+        check_integer(Recipe(name="wide", attention="log2-wide", attention_bits=8))
+    q = log2(8, zero_code=True)
+    p = torch.tensor([1.0, 0.5, 2.0**-20])
+    assert torch.equal(q.decode(q.encode(p)), p), "small values keep their power of two"
+
+
+def test_the_command_measures_every_setting(tmp_path: Path) -> None:
+    done = fqvit(
+        "ablate", "--models", "fmnist_vit", "--limit", 16, "--images", 16, "--cache", tmp_path / "cells", "--json"
+    ).json
+    assert len(done["rows"]) == 10 and done["failed"] == []
+    assert {found["runs"] for found in done["rows"]} == {"float", "integer", "simulation"}
+    assert all(found["images"] == 16 for found in done["rows"])
