@@ -82,6 +82,21 @@ nb::object run(fqvit::Engine& engine, const Images& images) {
     return out;
 }
 
+nb::list run_all(fqvit::Engine& engine, const Images& images) {
+    check_images(engine, images);
+    const auto count = static_cast<std::int64_t>(images.shape(0));
+    nb::list out;
+    std::vector<std::uint8_t*> ys;
+    for (const int number : engine.outputs()) {
+        std::uint8_t* y = nullptr;
+        out.append(new_array(engine.value(number), count, y));
+        ys.push_back(y);
+    }
+    const nb::gil_scoped_release release;
+    engine.run_all(images.data(), count, ys);
+    return out;
+}
+
 nb::list profile(fqvit::Engine& engine, const Images& images, int rounds) {
     check_images(engine, images);
     fqvit::need(images.shape(0) == 1 && rounds >= 1, "one image, one round or more");
@@ -115,8 +130,9 @@ NB_MODULE(_native, m) {
         .def(nb::init<fqvit::Shape, const std::string&, int>(), nb::arg("image"), nb::arg("instruction_set"), nb::arg("threads"))
         .def("constant", [](fqvit::Engine& e, const AnyArray& a) { return e.constant(borrow(a)); })
         .def("add", &add, nb::arg("name"), nb::arg("tag"), nb::arg("inputs"), nb::arg("ints"), nb::arg("arrays"))
-        .def("finish", &fqvit::Engine::finish, nb::arg("output"), nb::arg("keep"))
+        .def("finish", &fqvit::Engine::finish, nb::arg("output"), nb::arg("keep"), nb::arg("others") = std::vector<int>())
         .def("run", &run, nb::arg("images").noconvert())
+        .def("run_all", &run_all, nb::arg("images").noconvert())
         .def("profile", &profile, nb::arg("image").noconvert(), nb::arg("rounds"))
         .def("buffer", &buffer)
         .def_prop_ro("instruction_set", [](const fqvit::Engine& e) { return e.machine().gemm->name; })

@@ -83,13 +83,18 @@ int Engine::add(const std::string& name, const Record& record) {
     return static_cast<int>(values_.size()) - 1;
 }
 
-void Engine::finish(int output, bool keep) {
+void Engine::finish(int output, bool keep, const std::vector<int>& others) {
     need(!finished(), "the program is finished");
-    need(output > 0 && output < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(output)],
-         "the output is no buffer that an op writes");
+    std::vector<int> outputs{output};
+    outputs.insert(outputs.end(), others.begin(), others.end());
+    for (const int number : outputs) {
+        need(number > 0 && number < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(number)],
+             "the output is no buffer that an op writes");
+        need(std::count(outputs.begin(), outputs.end(), number) == 1, "an output is there twice");
+    }
     keep_ = keep;
-    if (!keep) fuse(ops_, output, machine_);
-    output_ = output;
+    if (!keep) fuse(ops_, outputs, machine_);
+    outputs_ = std::move(outputs);
     plan();
 }
 
@@ -110,7 +115,7 @@ void Engine::plan() {
         for (const int in : op.inputs) end[static_cast<std::size_t>(in)] = i;
         scratch_bytes_ = std::max(scratch_bytes_, op.scratch());
     }
-    end[static_cast<std::size_t>(output_)] = last;
+    for (const int number : outputs_) end[static_cast<std::size_t>(number)] = last;
     for (std::size_t v = 1; v < values_.size(); ++v) {  // pixels stay where the caller has them
         if (is_constant_[v] || begin[v] < 0) continue;
         lives.push_back({v, aligned(static_cast<std::size_t>(values_[v].bytes()) + 64), keep_ ? 0 : begin[v], keep_ ? last : end[v]});
@@ -151,16 +156,25 @@ Engine::Lane& Engine::lane(std::size_t i) {
 }
 
 template <class Each>
-void Engine::run_image(Lane& lane, const std::uint8_t* image, std::uint8_t* y, const Each& each) const {
+void Engine::run_image(Lane& lane, const std::uint8_t* image, const Each& each) const {
     lane.frame[0] = const_cast<std::uint8_t*>(image);  // no op writes its input
     for (const std::unique_ptr<Op>& op : ops_) each(*op, lane.frame.data());
-    std::memcpy(y, lane.frame[static_cast<std::size_t>(output_)], static_cast<std::size_t>(output().bytes()));
 }
 
-void Engine::run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y) {
+void Engine::copy_out(const Lane& lane, std::int64_t i, const std::vector<std::uint8_t*>& ys) const {
+    for (std::size_t k = 0; k < ys.size(); ++k) {
+        const std::int64_t bytes = value(outputs_[k]).bytes();
+        std::memcpy(ys[k] + i * bytes, lane.frame[static_cast<std::size_t>(outputs_[k])], static_cast<std::size_t>(bytes));
+    }
+}
+
+void Engine::run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y) { run_all(images, count, {y}); }
+
+void Engine::run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
     need(finished(), "the program is not finished");
     const std::lock_guard lock(running_);
-    const std::int64_t in = image().bytes(), out = output().bytes(), threads = pool_.threads();
+    need(ys.size() <= outputs_.size(), "more arrays than outputs");
+    const std::int64_t in = image().bytes(), threads = pool_.threads();
     // Whole images side by side as long as there is one for every thread; what is left, op by op on all of them.
     const std::int64_t side_by_side = threads == 1 ? count : count / threads * threads;
     if (side_by_side > 0) {
@@ -168,18 +182,20 @@ void Engine::run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y
         pool_.run(side_by_side, 1, [&](int thread, std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = begin; i < end; ++i) {
                 std::uint8_t* scratch = scratch_[static_cast<std::size_t>(thread)].data();
-                run_image(*lanes_[static_cast<std::size_t>(thread)], images + i * in, y + i * out,
-                          [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), scratch); });
+                Lane& mine = *lanes_[static_cast<std::size_t>(thread)];
+                run_image(mine, images + i * in, [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), scratch); });
+                copy_out(mine, i, ys);
             }
         });
     }
     for (std::int64_t i = side_by_side; i < count; ++i) {
-        run_image(lane(0), images + i * in, y + i * out, [&](const Op& op, Frame frame) {
+        run_image(lane(0), images + i * in, [&](const Op& op, Frame frame) {
             const std::int64_t items = op.items();
             pool_.run(items, std::max<std::int64_t>(1, items / (threads * 4)), [&](int thread, std::int64_t begin, std::int64_t end) {
                 op.run(frame, begin, end, scratch_[static_cast<std::size_t>(thread)].data());
             });
         });
+        copy_out(lane(0), i, ys);
     }
 }
 
@@ -188,10 +204,9 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
     const std::lock_guard lock(running_);
     std::vector<OpTime> times;
     for (const std::unique_ptr<Op>& op : ops_) times.push_back({names_[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
-    std::vector<std::uint8_t> y(static_cast<std::size_t>(output().bytes()));
     for (int round = 0; round < rounds; ++round) {
         std::size_t i = 0;
-        run_image(lane(0), image, y.data(), [&](const Op& op, Frame frame) {
+        run_image(lane(0), image, [&](const Op& op, Frame frame) {
             const auto start = std::chrono::steady_clock::now();
             op.run(frame, 0, op.items(), scratch_[0].data());
             const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

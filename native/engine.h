@@ -30,17 +30,21 @@ public:
     int constant(const Array& array);  // a constant that ops read as a buffer -> its number
     int add(const std::string& name, const Record& record);
     // No op can be added afterwards. keep: every buffer stays readable after a run (of one image), and nothing is fused.
-    void finish(int output, bool keep);
+    // others: further values that run_all gives after `output`, each once.
+    void finish(int output, bool keep, const std::vector<int>& others = {});
 
     // images: u8 [N, *image]; y: [N, *output.shape]. Calls from several threads wait for each other.
     void run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y);
+    // ys: one a value of outputs(), in that order.
+    void run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
     std::vector<OpTime> profile(const std::uint8_t* image, int rounds);
 
     const Value& value(int number) const { return values_.at(static_cast<std::size_t>(number)); }
     const std::uint8_t* buffer(int number) const;  // after a run of an engine that keeps
-    const Value& output() const { return value(output_); }
+    const Value& output() const { return value(outputs_.front()); }
+    const std::vector<int>& outputs() const { return outputs_; }
     const Value& image() const { return values_.front(); }
-    bool finished() const { return output_ >= 0; }
+    bool finished() const { return !outputs_.empty(); }
     const Machine& machine() const { return machine_; }
     int threads() const { return pool_.threads(); }
     std::size_t arena_bytes() const { return arena_bytes_; }
@@ -56,7 +60,9 @@ private:
     void plan();
     Lane& lane(std::size_t i);
     template <class Each>
-    void run_image(Lane& lane, const std::uint8_t* image, std::uint8_t* y, const Each& each) const;
+    void run_image(Lane& lane, const std::uint8_t* image, const Each& each) const;
+    // What image number i gives, from its lane to the callers' arrays: of the first outputs, as many as there are arrays.
+    void copy_out(const Lane& lane, std::int64_t i, const std::vector<std::uint8_t*>& ys) const;
 
     Machine machine_;
     Pool pool_;
@@ -65,7 +71,7 @@ private:
     std::vector<AlignedVector<std::uint8_t>> data_;  // of constants; empty for buffers
     std::vector<std::string> names_;                 // of buffers
     std::vector<std::unique_ptr<Op>> ops_;
-    int output_ = -1;
+    std::vector<int> outputs_;  // none until finished
     bool keep_ = false;
     std::vector<std::size_t> offsets_;
     std::size_t arena_bytes_ = 0, scratch_bytes_ = 0;

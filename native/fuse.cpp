@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 
 namespace fqvit {
 namespace {
@@ -60,7 +61,8 @@ private:
 
 class Fuser {
 public:
-    Fuser(std::vector<std::unique_ptr<Op>>& ops, int kept, const Machine& machine) : ops_(ops), kept_(kept), machine_(machine) {
+    Fuser(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& kept, const Machine& machine)
+        : ops_(ops), kept_(kept.begin(), kept.end()), machine_(machine) {
         for (std::size_t i = 0; i < ops.size(); ++i) {
             writer_[ops[i]->output] = i;
             for (const int in : ops[i]->inputs) ++uses_[in];
@@ -89,7 +91,7 @@ private:
     template <class T>
     T* producer(int value) {
         const auto found = writer_.find(value);
-        if (found == writer_.end() || uses_[value] != 1 || value == kept_) return nullptr;
+        if (found == writer_.end() || uses_[value] != 1 || kept_.contains(value)) return nullptr;
         return dynamic_cast<T*>(ops_[found->second].get());
     }
 
@@ -117,7 +119,7 @@ private:
         auto* q = producer<Permute>(scores->inputs[0]);
         auto* k = producer<Permute>(scores->inputs[1]);
         auto* v = producer<Permute>(times_v->inputs[1]);
-        if (q == nullptr || k == nullptr || v == nullptr || uses_[times_v->output] != 1 || times_v->output == kept_) return;
+        if (q == nullptr || k == nullptr || v == nullptr || uses_[times_v->output] != 1 || kept_.contains(times_v->output)) return;
         Permute* joined = nullptr;
         std::size_t joined_place = 0;
         for (std::size_t i = place + 1; i < ops_.size(); ++i) {
@@ -209,7 +211,7 @@ private:
     }
 
     std::vector<std::unique_ptr<Op>>& ops_;
-    int kept_;
+    std::set<int> kept_;
     Machine machine_;
     std::map<int, std::size_t> writer_;
     std::map<int, int> uses_;
@@ -217,6 +219,8 @@ private:
 
 }  // namespace
 
-void fuse(std::vector<std::unique_ptr<Op>>& ops, int kept, const Machine& machine) { Fuser(ops, kept, machine).run(); }
+void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& kept, const Machine& machine) {
+    Fuser(ops, kept, machine).run();
+}
 
 }  // namespace fqvit

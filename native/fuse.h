@@ -8,7 +8,7 @@
 
 namespace fqvit {
 
-// `kept`: the value that a run returns, which must not vanish.
-void fuse(std::vector<std::unique_ptr<Op>>& ops, int kept, const Machine& machine);
+// `kept`: the values that a run returns, which must not vanish.
+void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& kept, const Machine& machine);
 
 }  // namespace fqvit

@@ -66,7 +66,8 @@ class _Recorder:
     def add(self, name: str, tag: str, inputs: list[int], ints: list[int], arrays: list[Array]) -> int:
         return self.keep(Record(tag, list(inputs), list(ints), [array.copy() for array in arrays]))
 
-    def finish(self, output: int, keep: bool) -> None:
+    def finish(self, output: int, keep: bool, others: list[int]) -> None:
+        assert not others, "recorded programs have one output"
         self.output = output
 
 

@@ -328,7 +328,25 @@ def test_outputs_that_no_op_writes_are_refused(output: Any) -> None:
     engine = engine_with()
     with pytest.raises(REFUSED):
         engine.finish(output, False)
+    with pytest.raises(REFUSED):
+        engine.finish(X, False, [ACC, output])
     engine.finish(X, False)
+
+
+def test_outputs_are_there_once_and_all_are_given() -> None:
+    engine, images = engine_with(), np.zeros((2, *IMAGE), np.uint8)
+    for others in ([X], [ACC, ACC], [WIDE_X, X]):
+        with pytest.raises(REFUSED):
+            engine.finish(X, False, others)
+    with pytest.raises(REFUSED):
+        engine.run_all(images)
+    engine.finish(X, False, [ACC, WIDE_X])
+    alone = engine_with()
+    alone.finish(ACC, False)
+    x, acc, wide = engine.run_all(images)
+    assert (x == engine.run(images)).all() and (acc == alone.run(images)).all() and wide.dtype == np.uint16
+    with pytest.raises(REFUSED):
+        engine.run_all(np.zeros((1, 4, 3, 2), np.uint8))
 
 
 def test_a_program_is_finished_once_and_run_afterwards() -> None:

@@ -91,6 +91,18 @@ def prepare(image: Image.Image, s: DetectSettings) -> Input:
     return Input(resize(pixels, *resized_size(height, width, s.short, s.long)), height, width)
 
 
+def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
+    """To the right and below, with the pixels nearest to what normalises to 0: u8 [h, w, 3] -> [padded h, padded w, 3].
+
+    Integer programs normalise inside their first op, so they are padded before; 255 mean is off by half a pixel value at most.
+    """
+    height, width = pixels.shape[:2]
+    out = np.empty((padded(height), padded(width), 3), np.uint8)
+    out[:] = np.floor(255 * np.asarray(s.mean) + 0.5)
+    out[:height, :width] = pixels
+    return out
+
+
 def normalise_and_pad(pixels: Pixels, s: DetectSettings) -> NDArray[np.float32]:
     """(pixel / 255 - mean) / std, then zeros to the right and below: u8 [h, w, 3] -> [3, padded h, padded w]."""
     height, width = pixels.shape[:2]

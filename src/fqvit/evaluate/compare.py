@@ -204,7 +204,7 @@ def calibration_of(program: Program) -> Calibration:
     except msgspec.ValidationError as error:
         raise FqvitError(f"{header.model}: the recipe in the file is not readable here ({error}). Quantize again.") from None
     sites = {name: qparams_of(site, program) for name, site in header.sites.items()}
-    return Calibration(recipe, header.output.kind, header.images, sites)
+    return Calibration(recipe, header.output.features(), header.images, sites)
 
 
 def qparams_of(site: Site, program: Program) -> QParams:

@@ -25,6 +25,7 @@ BUILT = ("classify",)
 def export(program: Program, path: str | Path) -> None:
     """Writes the folder `path`; an earlier export there is replaced, anything else refused."""
     check_free(Path(path), BUILT)
+    program.check_plain("export to C")
     verified = program.verify()
     emitter = Emitter(program, verified, plan(program, verified))
     code = emitter.code()

@@ -54,6 +54,7 @@ def model(program: Program, buffers: bool = False, plain_tables: bool = False) -
     plain_tables: tables are read by Gather, in place of GatherElements: for runtimes that lack the one (onnx's own evaluator
     takes no more than 64 entries). ONNX Runtime is slower with it.
     """
+    program.check_plain("export to ONNX")
     ready = program.unpacked()
     graph = Graph(ready, verified := ready.verify(), plain_tables)
     for op in ready.ops:

@@ -41,6 +41,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
         raise FqvitError(f"target {target!r}: expected one of {', '.join(PROFILES)}.")
     if attention not in get_args(Attention):
         raise FqvitError(f"attention {attention!r}: expected log2 or uniform.")
+    program.check_plain("export to QDQ ONNX")
     source = program.unpacked()
     profile = PROFILES[target]
     kind: Kind = "log2" if attention == "log2" else "uniform"
@@ -49,7 +50,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     graph = export_.graph
     height, width, channels = program.input_shape
     output = program.header.output
-    name = {"logits": "logits", "tokens": "tokens", "pooled": "features"}[output.kind]
+    name = {"logits": "logits", "tokens": "tokens", "pooled": "features"}[output.features()]
     graph.op("Identity", [result.name], name)
     inputs = [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", height, width, channels])]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *result.shape])]

@@ -32,6 +32,7 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
     same. An earlier export at `path` is replaced, anything else refused.
     """
     check_free(Path(path))
+    program.check_plain("export of golden vectors")
     pixels = _pixels(program.header.preprocess, image)
     runner = Reference(program)
     with replacing_folder(path) as folder:

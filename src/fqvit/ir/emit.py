@@ -47,6 +47,7 @@ class Emitter:
         self.short = calibration.recipe.mult == "short"  # no multiplier has more than 16 bits
         # The codes of the sum that reads a linear map, by that map's name.
         self.sums: dict[str, QParams] = {}
+        self.relus: dict[str, str] = {}  # the ReLU whose codes a map writes, by that map's name
         self.masked = masked  # some window is masked, so the last attention code means 0 everywhere
         self.wires: dict[str, Wire] = {}
         self.ops: list[AnyOp] = []

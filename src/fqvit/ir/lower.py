@@ -1,7 +1,7 @@
 """Lowering: from a float model and its calibration to the verified integer program.
 
 This is the last place where a float exists: every scale ends as a multiplier, a shift, a table entry or a bias.
-Neighbours: rules.py and rules_attention.py (one rule a leaf module), emit.py (constants and fixed-point encoding).
+Neighbours: rules.py, rules_attention.py, rules_maps.py (one rule a leaf module), emit.py (constants, fixed-point encoding).
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-import fqvit.ir.rules_attention  # noqa: F401  # registers its rules
+import fqvit.ir.rules_attention
+import fqvit.ir.rules_maps  # noqa: F401  # these two register their rules
 from fqvit.errors import FqvitError
 from fqvit.ir.emit import Emitter, Wire
 from fqvit.ir.file import VERSION
-from fqvit.ir.program import CLASSES, INPUT, Header, Output, Program
+from fqvit.ir.program import CLASSES, INPUT, CodeInput, Header, Kind, Output, Program
 from fqvit.ir.rules import Lowering, rule
 from fqvit.models import layers
 from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
+from fqvit.quant.plan import relus
 from fqvit.quant.recipe import Recipe, check_integer
 
 LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
@@ -34,28 +36,33 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
     """Also what every node of the graph became, for comparing float and integer values."""
     check_integer(calibration.recipe)
     graph = trace(model.module, calibration.features)
-    check_fit(graph, calibration, model.preprocess, model.name)
+    check_fit(graph, calibration, model.preprocess, model.name, model.square)
     masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)
     emitter = Emitter(calibration, masked)
     for node in graph.nodes:
         if isinstance(node.leaf, layers.Add | layers.Embed) and node.name in calibration.sites:
             emitter.sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
-    emitter.wires[IMAGES] = Wire(INPUT, (model.preprocess.height, model.preprocess.width, model.preprocess.channels))
+    emitter.relus = relus(graph)
+    image = (model.preprocess.height, model.preprocess.width, model.preprocess.channels)
+    emitter.wires[IMAGES] = Wire(INPUT, model.square or image, calibration.square)
     for node in graph.nodes:
         lowering = Lowering(emitter, node, [emitter.wires[name] for name in node.inputs], model.preprocess)
         wire = rule(node.leaf, lowering)
         emitter.wires[node.name] = wire
+    output, *others = _outputs(graph, emitter, calibration)
     header = Header(
         version=VERSION,
         model=model.name,
         preprocess=model.preprocess,
         ops=tuple(emitter.ops),
-        output=_output(graph, emitter, calibration),
+        output=output,
         sites=emitter.sites(graph),
         # With its defaults, so that the file still says what it was made with when they change.
         recipe=recorded(calibration.recipe),
         source=model.source,
         images=calibration.images,
+        others=tuple(others),
+        input=_input(model, calibration),
     )
     if model.classes is not None and calibration.features == "logits":
         broken = next((name for name in model.classes if "\n" in name), None)
@@ -75,9 +82,20 @@ def recorded(recipe: Recipe) -> dict[str, object]:
     return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != plain[name]}
 
 
-def _output(graph: Graph, emitter: Emitter, calibration: Calibration) -> Output:
-    wire = emitter.wires[graph.output]
-    if calibration.features == "logits":
-        return Output(wire.buffer, "logits", float(wire.unit[0]))
-    q = wire.codes()
-    return Output(wire.buffer, calibration.features, float(q.scale[0]), int(q.zero[0]), emitter.alpha(q))
+def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
+    q = calibration.square
+    return None if model.square is None or q is None else CodeInput(model.square, float(q.scale[0]), int(q.zero[0]))
+
+
+def _outputs(graph: Graph, emitter: Emitter, calibration: Calibration) -> list[Output]:
+    """In the order in which the model returns them."""
+    found = []
+    for name in graph.outputs:
+        wire, features = emitter.wires[name], calibration.features
+        if wire.q is None:
+            kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(wire.shape) == 1 else "scores"
+            found.append(Output(wire.buffer, kind, float(wire.unit[0])))
+        else:
+            kind = "map" if features == "logits" else features
+            found.append(Output(wire.buffer, kind, float(wire.q.scale[0]), int(wire.q.zero[0]), emitter.alpha(wire.q)))
+    return found

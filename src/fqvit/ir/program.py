@@ -91,26 +91,52 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
             scope.check(groups > 0 and codes.channels % groups == 0, f"{groups} scales for {codes.channels} channels")
 
 
+# What kinds of outputs are: their types, and how many axes they can have.
+CODES, NUMBERS = ("u8", "u16"), ("i32",)
+Kind = Literal["logits", "tokens", "pooled", "map", "scores", "deltas"]
+KINDS: dict[Kind, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "logits": (NUMBERS, (1,)),  # [classes]
+    "tokens": (CODES, (2,)),  # [T, C]
+    "pooled": (CODES, (1,)),  # [C]
+    "map": (("u8",), (3,)),  # [h, w, C]
+    "scores": (NUMBERS, (3,)),  # [h, w, O], logits of every place
+    "deltas": (NUMBERS, (1, 3)),  # [O] or [h, w, O], box regressions
+}
+
+
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The buffer that a run returns. value = (code - zero) scale 2^alpha[c]; alpha names a u8 [C] constant, if any."""
+    """A buffer that a run returns. value = (code - zero) scale 2^alpha[c]; alpha names a u8 [C] constant, if any."""
 
     buffer: str
-    kind: Literal["logits", "tokens", "pooled"]
+    kind: Kind
     scale: Scale
     zero: Code = 0
     alpha: str | None = None
 
+    def features(self) -> Literal["logits", "tokens", "pooled"]:
+        """The kind, of a classifier's output."""
+        if self.kind == "logits" or self.kind == "tokens" or self.kind == "pooled":
+            return self.kind
+        raise FqvitError(f"{self.buffer}: the output is of kind {self.kind}: a part of a detector, not a classifier.")
+
     def check(self, scope: Scope) -> Value:
-        """logits: i32 [classes]; pooled: codes [C]; tokens: codes [T, C]."""
-        if self.kind == "logits":
-            value = scope.buffer(self.buffer, ("i32",))
-            scope.check(self.zero == 0 and self.alpha is None, "logits have neither zero point nor alpha")
-        else:
-            value = scope.buffer(self.buffer)
-        axes = 2 if self.kind == "tokens" else 1
-        scope.check(len(value.shape) == axes, f"{self.kind} of shape {list(value.shape)}, expected {axes} axes")
+        """Refuses what is not of its kind."""
+        dtypes, axes = KINDS[self.kind]
+        value = scope.buffer(self.buffer, dtypes)
+        if dtypes == NUMBERS:
+            scope.check(self.zero == 0 and self.alpha is None, f"{self.kind} have neither zero point nor alpha")
+        expected = " or ".join(map(str, axes))
+        scope.check(len(value.shape) in axes, f"{self.kind} of shape {list(value.shape)}, expected {expected} axes")
         scope.alpha(self.alpha, value.channels)
         return value
+
+
+class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a program takes instead of pixels: u8 codes [N, *shape], value = (code - zero) scale. N are boxes, not images."""
+
+    shape: tuple[int, int, int]
+    scale: Scale
+    zero: Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -125,10 +151,19 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recipe: dict[str, object]
     source: str
     images: int  # calibration images seen
+    # Parts of detectors: outputs after the first, and codes of squares as input. Programs without them have neither field.
+    others: tuple[Output, ...] = ()
+    input: CodeInput | None = None
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return (self.output, *self.others)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the pixels."""
+        """Height, width and channels of the pixels, or of the codes."""
+        if self.input is not None:
+            return self.input.shape
         return self.preprocess.height, self.preprocess.width, self.preprocess.channels
 
 
@@ -189,13 +224,23 @@ class Program:
                     )
             buffers[op.y] = value
             proofs.extend(found)
-        result = self.header.output.check(Scope(buffers, self.constants, "output"))
+        named = [output.buffer for output in self.header.outputs]
+        for output in self.header.outputs:
+            scope = Scope(buffers, self.constants, "output")
+            scope.check(named.count(output.buffer) == 1, f"{output.buffer!r} is an output twice")
+            output.check(scope)
+        result = buffers[self.header.output.buffer]
         for name, site in self.header.sites.items():
             scope = Scope(buffers, self.constants, f"site {name}")
             site.check(scope, scope.buffer(name))
         if self.header.output.kind == "logits" and self.classes is not None and len(self.classes) != result.channels:
             raise FqvitError(f"{len(self.classes)} class names for {result.channels} logits. {DAMAGED}")
         return Verified(buffers, tuple(proofs))
+
+    def check_plain(self, use: str) -> None:
+        """Refuses a part of a detector, where only programs from pixels to one output are taken."""
+        if self.header.others or self.header.input is not None:
+            raise FqvitError(f"{self.header.model}: a part of a detector (codes in, or several outputs); {use} takes none yet.")
 
     def unpacked(self) -> Program:
         """The same values with every weight a byte, verified: what runners take, so that no kernel knows of packing."""

@@ -1,7 +1,8 @@
 """Lowering rules: one a leaf module. A rule reads the wires of its inputs (which buffer, what its integers mean), emits
 ops, and returns the wire of its output.
 
-Here: embeddings, linear maps, norms, sums and moves. Attention's rules are in rules_attention.py.
+Here: embeddings, linear maps, norms, sums and moves. Attention's rules are in rules_attention.py, those of a detector's maps in
+rules_maps.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.preprocess import Preprocess
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions, short_steps
+from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions, short_steps, weight_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +39,14 @@ class Lowering:
         return self.node.name
 
     @property
+    def site(self) -> str:
+        """The site whose codes this node writes: its own, or that of the ReLU after it, which is the clamp of the codes."""
+        return self.emit.relus.get(self.name, self.name)
+
+    @property
     def q(self) -> QParams | None:
-        """The calibrated parameters of this node's own site; None where it stays in the accumulator."""
-        return self.emit.calibration.sites.get(self.name)
+        """The calibrated parameters of this node's site; None where it stays in the accumulator."""
+        return self.emit.calibration.sites.get(self.site)
 
     def codes(self) -> QParams:
         if self.q is None:
@@ -70,22 +76,24 @@ def _(leaf: layers.Patches, low: Lowering) -> Wire:
     )
     weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
-    return _linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
+    return linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
 
 
 @rule.register
 def _(leaf: layers.Linear, low: Lowering) -> Wire:
-    bias = None if leaf.bias is None else double(leaf.bias)
-    return _linear(low, low.inputs[0], double(leaf.weight), bias, logits=leaf.role == "logits")
+    return linear(low, low.inputs[0], *weight_rows(leaf), logits=leaf.role in ("logits", "deltas"))
 
 
-def _linear(low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None, logits: bool = False) -> Wire:
-    emit, name, q_x = low.emit, low.name, x.codes()
+def linear(
+    low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None, *, logits: bool = False, name: str | None = None
+) -> Wire:
+    """name: of the buffer, where it is not the node's site."""
+    emit, q_x = low.emit, x.codes()
+    name = name or low.site
     outputs, inputs = weight.shape
     bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
     short = short_steps(emit.calibration.recipe, low.q, outputs)
-    chosen = emit.calibration.weights.get(name)
-    quantized = chosen
+    quantized = emit.calibration.weights.get(low.name)
     if quantized is None:
         halves = emit.calibration.recipe.weight_ends == "halves"
         quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short, halves=halves)

@@ -27,13 +27,17 @@ from fqvit.preprocess import Preprocess
 
 @dataclass(frozen=True)
 class FloatModel:
-    """module: in eval mode, normalised images [N, C, H, W] -> logits   source: checkpoint's name and sha256"""
+    """module: in eval mode, normalised images [N, C, H, W] -> logits   source: checkpoint's name and sha256
+
+    square: a detector's head takes maps [N, *square] instead of images; preprocess is then that of the images they come from
+    """
 
     name: str
     module: nn.Module
     preprocess: Preprocess
     classes: tuple[str, ...] | None
     source: str
+    square: tuple[int, int, int] | None = None
 
 
 def load_model(

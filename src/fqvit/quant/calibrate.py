@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from fqvit.quant.simulate import table_softmax
 from fqvit.workers import ALONE, Workers
 
 Call = Callable[[Node, list[Tensor]], Tensor]
+Batch = TypeVar("Batch")
 
 
 class SiteObserver:
@@ -153,7 +154,7 @@ def shuffled(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iter
         yield np.stack([images[place] for place in order[start : start + size]])
 
 
-def marked(batches: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[NDArray[np.uint8], bool]]:
+def marked(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Each batch, and whether it is the last."""
     held = None
     for batch in batches:
@@ -249,7 +250,7 @@ def _finish(
     if found.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
     made = [
-        Calibration(each, features, found.seen, _site_parameters(found.graph, each, observed))
+        Calibration(each, features, found.seen, site_parameters(found.graph, each, observed))
         for each, observed in zip(found.recipes, found.observers, strict=True)
     ]
     calibration = made[0]
@@ -267,7 +268,7 @@ def _finish(
     return calibration
 
 
-def _site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteObserver]) -> dict[str, QParams]:
+def site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteObserver]) -> dict[str, QParams]:
     found: dict[str, QParams] = {}
     for name, observer in observers.items():
         found[name] = observer.qparams(value_of(graph, graph.node(name), found))
@@ -327,8 +328,10 @@ def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Ca
     return call
 
 
-def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver], call: Call | None = None) -> None:
-    """One float pass; each mapping has the observers of one recipe. call: see Graph.run."""
+def observe_batch(
+    graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver], call: Call | None = None
+) -> tuple[Tensor, ...]:
+    """One float pass; each mapping has the observers of one recipe. call: see Graph.run. Gives the graph's outputs."""
     places = observed_places(graph)
 
     def visit(node: Node, y: Tensor) -> Tensor:
@@ -338,7 +341,7 @@ def observe_batch(graph: Graph, images: Tensor, *observers: Mapping[str, SiteObs
                 observed[site].observe(y if site == node.name else _tokens(node, y))
         return y
 
-    graph.run(images, visit, call)
+    return graph.run_all(images, visit, call)
 
 
 def _tokens(chosen: Node, y: Tensor) -> Tensor:

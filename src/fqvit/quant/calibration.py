@@ -104,7 +104,7 @@ class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return SavedWeights(found.w.tobytes(), found.scale.tolist(), found.bias.tolist(), exponent)
 
 
-class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The JSON file of a Calibration."""
 
     recipe: Recipe
@@ -112,6 +112,7 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     images: Annotated[int, msgspec.Meta(ge=1)]
     sites: dict[str, SavedSite]
     weights: dict[str, SavedWeights] = {}
+    square: SavedSite | None = None
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,13 @@ class Calibration:
     # Of linear maps whose weights are not just rounded (compensate.py).
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
     choice: Choice | None = None  # of recipe `auto`
+    square: QParams | None = None  # of what a detector's head takes instead of images
 
     def to_json(self) -> str:
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
-        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights)
+        square = None if self.square is None else SavedSite.of(self.square)
+        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square)
         return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
 
     @staticmethod
@@ -140,4 +143,5 @@ class Calibration:
             raise FqvitError(f"calibration: not readable ({error}). Calibrate again.") from None
         sites = {name: site.qparams() for name, site in saved.sites.items()}
         weights = {name: found.weights() for name, found in saved.weights.items()}
-        return Calibration(saved.recipe, saved.features, saved.images, sites, weights)
+        square = None if saved.square is None else saved.square.qparams()
+        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, square=square)

@@ -10,15 +10,19 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node
-from fqvit.models.layers import Linear, Patches
+from fqvit.models.layers import Patches
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
-from fqvit.quant.weights import bits_and_group, fits_groups
+from fqvit.quant.weights import LinearLeaf, bits_and_group, fits_groups, weight_rows
 
 
-def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, model: str) -> None:
-    """Refuses the first site that is missing, foreign or of another width."""
+def check_fit(
+    graph: Graph, calibration: Calibration, preprocess: Preprocess, model: str, square: tuple[int, int, int] | None = None
+) -> None:
+    """Refuses the first site that is missing, foreign or of another width. square: see FloatModel."""
+    if (square is None) != (calibration.square is None):
+        raise FqvitError(f"{model}: calibrated for another kind of input than it takes. Calibrate this model again.")
     wanted, found = plan(graph, calibration.recipe), calibration.sites
     for name in wanted:
         if name not in found:
@@ -26,10 +30,8 @@ def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, mo
     for name in found:
         if name not in wanted:
             raise FqvitError(f"{name}: calibrated, but {model} does not have such a site. Calibrate this model again.")
-    shapes = site_shapes(graph, preprocess)
-    linear = {
-        node.name: tuple(node.leaf.weight.flatten(1).shape) for node in graph.nodes if isinstance(node.leaf, Linear | Patches)
-    }
+    shapes = site_shapes(graph, preprocess, square)
+    linear = {node.name: _weight_shape(node.leaf) for node in graph.nodes if isinstance(node.leaf, LinearLeaf | Patches)}
     for name, weights in calibration.weights.items():
         if linear.get(name) != weights.w.shape:
             raise FqvitError(
@@ -60,8 +62,12 @@ def check_fit(graph: Graph, calibration: Calibration, preprocess: Preprocess, mo
             raise FqvitError(f"{name}: zero point {q.zero.max()}, but {q.bits} bits end at {q.last}. Calibrate again.")
 
 
+def _weight_shape(leaf: LinearLeaf | Patches) -> tuple[int, ...]:
+    return tuple(leaf.weight.flatten(1).shape) if isinstance(leaf, Patches) else weight_rows(leaf)[0].shape
+
+
 @torch.no_grad()
-def site_shapes(graph: Graph, preprocess: Preprocess) -> dict[str, tuple[int, ...]]:
+def site_shapes(graph: Graph, preprocess: Preprocess, square: tuple[int, int, int] | None = None) -> dict[str, tuple[int, ...]]:
     """The shape of every node's output for one image, found by running a black one: a fraction of what lowering takes."""
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -69,5 +75,6 @@ def site_shapes(graph: Graph, preprocess: Preprocess) -> dict[str, tuple[int, ..
         shapes[node.name] = tuple(y.shape[1:])
         return y
 
-    graph.run(torch.zeros(1, preprocess.channels, preprocess.height, preprocess.width), visit)
+    shape = square or (preprocess.channels, preprocess.height, preprocess.width)
+    graph.run(torch.zeros(1, *shape), visit)
     return shapes

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+import msgspec
+
 from fqvit.errors import FqvitError
-from fqvit.models.graph import Graph, Node
-from fqvit.models.layers import BiasedScores, Context, Linear, Role, Scores
+from fqvit.models.graph import IMAGES, Graph, Node
+from fqvit.models.layers import Add, BiasedScores, Context, Linear, Role, Scores
+from fqvit.models.maps import Conv2d, Deconv, Relu, Upsample
 from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 
 # More bits than a matrix product takes: codes that only norms, sums, tables and the softmax read.
@@ -16,7 +20,7 @@ WIDE = ("residual", "hidden", "scores")
 # Sites that may have a step for each channel.
 CHANNELS = ("norm", "qkv", "context", "gelu")
 # Matrix products of sites. Patches reads pixels, which are bytes already.
-PRODUCTS = (Linear, Scores, BiasedScores, Context)
+PRODUCTS = (Linear, Conv2d, Deconv, Scores, BiasedScores, Context)
 # Sites that stay in the accumulator unless the recipe wants codes there.
 BRANCHES = ("branch", "patch")
 
@@ -40,29 +44,54 @@ class SitePlan:
 def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
     """The plan of every quantized site, in the order of the graph. Sites left out are accumulators, logits or moves; and where
     nonlinear operations stay float, all that no matrix product reads."""
-    sites = {}
-    for node in graph.nodes:
-        site = _plan_site(graph, node, recipe, _rule(node, recipe))
-        if site is not None:
-            sites[node.name] = site
+    sites = _plan_sites(graph, recipe)
     for pattern in recipe.sites:
-        if not any(_matches(pattern, node) for node in graph.nodes if node.name in sites):
-            raise FqvitError(
-                f"recipe {recipe.name}: no site with codes is called {pattern!r}. `fqvit inspect --sites` lists them."
-            )
+        if not _is_used(graph, sites, pattern):
+            raise _unused(recipe, pattern)
     return sites
+
+
+def recipes_of_parts(graphs: Sequence[Graph], recipe: Recipe) -> list[Recipe]:
+    """The recipe of each part of a detector: without the rules for sites that only other parts have."""
+    rules: list[dict[str, SiteRule]] = []
+    for graph in graphs:
+        sites = _plan_sites(graph, recipe)
+        rules.append({pattern: rule for pattern, rule in recipe.sites.items() if _is_used(graph, sites, pattern)})
+    for pattern in recipe.sites:
+        if not any(pattern in part for part in rules):
+            raise _unused(recipe, pattern)
+    return [msgspec.structs.replace(recipe, sites=part) for part in rules]
+
+
+def _plan_sites(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
+    found = {node.name: _plan_site(graph, node, recipe, _rule(node, recipe)) for node in graph.nodes}
+    return {name: site for name, site in found.items() if site is not None}
+
+
+def _is_used(graph: Graph, sites: Mapping[str, SitePlan], pattern: str) -> bool:
+    return any(_matches(pattern, node) for node in graph.nodes if node.name in sites)
+
+
+def _unused(recipe: Recipe, pattern: str) -> FqvitError:
+    return FqvitError(f"recipe {recipe.name}: no site with codes is called {pattern!r}. `fqvit inspect --sites` lists them.")
 
 
 def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
     role = node.leaf.role
     if recipe.nonlinear == "float" and not _read_by_product(graph, node.name):
         return None
-    if role == "route" or (role == "logits" and recipe.logits == "accumulator"):
+    if role in ("route", "deltas") or (role == "logits" and recipe.logits == "accumulator"):
+        return None
+    if recipe.branches == "accumulator" and role == "pyramid" and _is_added(graph, node):
+        return None
+    if node.name in relus(graph):
         return None
     if role in BRANCHES and recipe.branches == "accumulator":
         return None
     if role == "attention":
         return _plan_attention(node, recipe, rule)
+    if role == "relu":
+        return _plan_relu(node, recipe, rule)
     bits = rule.bits or recipe.activation_bits
     if bits > 8 and role not in WIDE:
         raise FqvitError(f"{node.name}: {bits} bits, but what a matrix product reads has 8 at most (this is {role}).")
@@ -110,6 +139,49 @@ def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     return SitePlan(node.name, "range", bits, "attention", observer, fixed=rule.range)
 
 
+def _plan_relu(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
+    """Zero point 0, so that the clamp of what writes the codes is the ReLU."""
+    bits = rule.bits or recipe.activation_bits
+    observer = rule.observer or recipe.observer
+    if bits > 8:
+        raise FqvitError(f"{node.name}: {bits} bits, but what a matrix product reads has 8 at most (this is relu).")
+    if observer == "ptf":
+        raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is relu).")
+    if rule.range is not None and rule.range[0] < 0:
+        low, high = rule.range
+        raise FqvitError(f"{node.name}: range {low:g}..{high:g}, but a ReLU is never negative. Start it at 0.")
+    if recipe.symmetric:
+        bits = min(bits, 7)  # as of attention
+    return SitePlan(node.name, "range", bits, "relu", observer, fixed=rule.range)
+
+
+def plan_squares(recipe: Recipe) -> SitePlan:
+    """What boxes cut out of a pyramid, whatever its level: the input of a detector's heads."""
+    return SitePlan(IMAGES, "range", recipe.activation_bits, "pyramid", recipe.observer, symmetric=recipe.symmetric)
+
+
+def relus(graph: Graph) -> dict[str, str]:
+    """{map: the ReLU that alone reads it}: such a map writes the codes of its ReLU and is no site itself."""
+    readers: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    maps = [node.name for node in graph.nodes if isinstance(node.leaf, Linear | Conv2d | Deconv)]
+    return {
+        name: readers[name][0].name
+        for name in maps
+        if name not in graph.outputs and len(readers[name]) == 1 and isinstance(readers[name][0].leaf, Relu)
+    }
+
+
+def _is_added(graph: Graph, node: Node) -> bool:
+    """Whether all that happens to a linear map is that it is added to something: a branch of the pyramid."""
+    # An Upsample takes only the size of its second input.
+    readers = [n for n in graph.nodes if node.name in (n.inputs[:1] if isinstance(n.leaf, Upsample) else n.inputs)]
+    added = bool(readers) and all(isinstance(reader.leaf, Add) for reader in readers)
+    return isinstance(node.leaf, Linear) and added and node.name not in graph.outputs
+
+
 def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> bool:
     """Whether each channel has its own step: it must be folded into the linear maps that read the site. V's steps stay in
     attention times V, so that V has them only where that site has them too."""
@@ -124,7 +196,7 @@ def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> b
 
 def _read_by_linear(graph: Graph, name: str) -> bool:
     readers = [node for node in graph.nodes if name in node.inputs]
-    return name != graph.output and all(
+    return name not in graph.outputs and all(
         isinstance(node.leaf, Linear) or (node.leaf.role == "route" and _read_by_linear(graph, node.name)) for node in readers
     )
 

@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.ir.exptable import EXP_TABLES
-from fqvit.models import layers
-from fqvit.models.graph import Graph, Node, trace
+from fqvit.models import layers, maps
+from fqvit.models.graph import IMAGES, Graph, Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.plan import relus
 from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import (
+    LinearLeaf,
     QuantizedLinear,
     bits_and_group,
     pixel_linear,
@@ -29,6 +31,7 @@ from fqvit.quant.weights import (
     quantize_linear,
     quantize_positions,
     short_steps,
+    weight_rows,
 )
 
 
@@ -44,9 +47,12 @@ class Simulation:
         self.sites = {
             name: dataclasses.replace(q, zero_code=q.zero_code or (q.log2 and masked)) for name, q in calibration.sites.items()
         }
+        if calibration.square is not None:
+            self.sites[IMAGES] = calibration.square
+        self.relus = relus(self.graph)
         self.patch_units: dict[str, Tensor] = {}  # float64 [C], what an accumulator unit of a patch embedding is worth
         self.weights = {
-            node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, layers.Linear | layers.Patches)
+            node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches)
         }
 
     def input_q(self, node: Node) -> QParams | None:
@@ -76,13 +82,14 @@ class Simulation:
     def _nearest(self, node: Node) -> QuantizedLinear:
         """A linear map's weights, each rounded to the nearest code."""
         leaf = node.leaf
-        assert isinstance(leaf, layers.Linear | layers.Patches)
+        assert isinstance(leaf, LinearLeaf | layers.Patches)
         bits, group = bits_and_group(self.calibration.recipe, leaf)
-        weight = leaf.weight.detach().cpu().double().numpy()
-        bias = None if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
+        bias: NDArray[np.float64] | None
         if isinstance(leaf, layers.Patches):
-            assert bias is not None
+            weight, bias = (part.detach().cpu().double().numpy() for part in (leaf.weight, leaf.bias))
             weight, bias, _ = pixel_linear(weight, bias, self.model.preprocess)
+        else:
+            weight, bias = weight_rows(leaf)
         steps = self.input_steps(node)
         short, halves = self._short_steps(node), self.calibration.recipe.weight_ends == "halves"
         return quantize_linear(
@@ -101,8 +108,10 @@ class Simulation:
         return torch.from_numpy(weight.copy()).float(), torch.from_numpy(bias).float()
 
     def _short_steps(self, node: Node) -> NDArray[np.float64] | None:
-        assert isinstance(node.leaf, layers.Linear | layers.Patches)
-        return short_steps(self.calibration.recipe, self.sites.get(node.name), len(node.leaf.weight))
+        assert isinstance(node.leaf, LinearLeaf | layers.Patches)
+        outputs = len(node.leaf.weight) if isinstance(node.leaf, layers.Patches) else len(weight_rows(node.leaf)[0])
+        site = self.sites.get(self.relus.get(node.name, node.name))
+        return short_steps(self.calibration.recipe, site, outputs)
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
         """Other integers for a linear map from now on."""
@@ -113,8 +122,10 @@ class Simulation:
         if isinstance(node.leaf, layers.Patches):
             return np.array([1 / 255])
         q = self.input_q(node)
-        assert isinstance(node.leaf, layers.Linear)
-        return None if q is None else q.steps(node.leaf.weight.shape[1])
+        assert isinstance(node.leaf, LinearLeaf)
+        if q is not None and isinstance(node.leaf, maps.Conv2d):
+            q = q.tiled(9)
+        return None if q is None else q.steps(weight_rows(node.leaf)[0].shape[1])
 
     def call(self, node: Node, inputs: list[Tensor]) -> Tensor:
         """What the node computes, in float with rounded weights; no encoding of the result yet."""
@@ -124,6 +135,12 @@ class Simulation:
             return F.conv2d(inputs[0], weight, bias, leaf.patch).flatten(2).transpose(1, 2)
         if isinstance(leaf, layers.Linear):
             return F.linear(inputs[0], *self.weights[node.name])
+        if isinstance(leaf, maps.Conv2d):
+            weight, bias = self.weights[node.name]
+            weight = weight.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
+            return F.conv2d(inputs[0].permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
+        if isinstance(leaf, maps.Deconv):
+            return maps.side_by_side(F.linear(inputs[0], *self.weights[node.name]))
         if self.calibration.recipe.nonlinear == "float":
             return leaf(*inputs, *node.params)  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Embed):
@@ -151,7 +168,18 @@ class Simulation:
     @torch.no_grad()
     def run(self, images: NDArray[np.uint8]) -> Tensor:
         """uint8 [N, H, W, C] -> float logits [N, classes] (or features)."""
-        return self.graph.run(normalise(images, self.model.preprocess), self.visit, self.call)
+        return self.run_all(images)[0]
+
+    @torch.no_grad()
+    def run_all(self, images: NDArray[np.uint8]) -> tuple[Tensor, ...]:
+        """As run; all outputs. images: the codes of squares, if the model takes those."""
+        return self.graph.run_all(self.values(images), self.visit, self.call)
+
+    def values(self, images: NDArray[np.uint8]) -> Tensor:
+        """What the first node takes: normalised images [N, C, H, W], or squares [N, side, side, C]."""
+        if self.calibration.square is None:
+            return normalise(images, self.model.preprocess)
+        return self.calibration.square.decode(torch.from_numpy(images).float())
 
 
 def table_softmax(leaf: layers.Softmax, scores: Tensor, q: QParams, exp: str) -> Tensor:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fqvit.ir.nibbles import MAX_EXPONENT
-from fqvit.models import layers
+from fqvit.models import layers, maps
 from fqvit.preprocess import Preprocess
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
@@ -31,6 +32,29 @@ class QuantizedLinear:
     exponent: NDArray[np.uint8] | None = None
 
 
+# Leaves that are a linear map of each row, perhaps of rows that were put side by side first.
+LinearLeaf = layers.Linear | maps.Conv2d | maps.Deconv
+
+
+def weight_rows(leaf: LinearLeaf) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    """Weight [O, K] and bias [O] of the linear map that a leaf is.
+
+    A convolution reads K = 9 C channels: of the places above, from left to right, then beside, then below. A transposed one
+    writes O = 4 O' channels: of the upper left place, the upper right, the lower left and the lower right.
+    """
+    weight, bias = _double(leaf.weight), None if leaf.bias is None else _double(leaf.bias)
+    if isinstance(leaf, maps.Conv2d):
+        return weight.transpose(0, 2, 3, 1).reshape(len(weight), -1), bias
+    if isinstance(leaf, maps.Deconv):
+        assert bias is not None
+        return weight.transpose(2, 3, 1, 0).reshape(-1, len(weight)), np.tile(bias, 4)
+    return weight, bias
+
+
+def _double(tensor: Tensor) -> NDArray[np.float64]:
+    return tensor.detach().cpu().double().numpy()
+
+
 def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     """The width of a linear map's codes, and how many weights share an exponent (0: none do).
 
@@ -38,7 +62,7 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     """
     if recipe.weight_bits > 4 or recipe.weight_group == 0:
         return recipe.weight_bits, 0
-    if isinstance(leaf, layers.Patches) or leaf.role == "logits":
+    if isinstance(leaf, layers.Patches) or leaf.role in ("logits", "deltas"):
         return 8, 0
     return recipe.weight_bits, recipe.weight_group
 

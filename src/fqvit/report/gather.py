@@ -63,7 +63,7 @@ def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Ba
     with one_thread():
         for pixels in track(seen.chosen, len(seen.chosen), "comparing sites"):
             comparer.add(pixels[None])
-    graph = trace(model.module, program.header.output.kind)
+    graph = trace(model.module, program.header.output.features())
     maps = [found for pixels in seen.chosen[:: COMPARED // MAPPED] if (found := attention_maps(model, graph, pixels))]
     return Report(
         program=program,
@@ -95,7 +95,7 @@ class _Seen:
 def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: int) -> _Seen:
     """One pass over the images. Paths sort by class, so what only some images are used for is spread over all of them."""
     output = program.header.output
-    graph = trace(model.module, output.kind)
+    graph = trace(model.module, output.features())
     engine = Engine(program)
     seen = _Seen(Answers(output.scale) if output.kind == "logits" else None, NormRanges(graph), AttentionHistogram(), chosen=[])
     wanted = {i * total // COMPARED for i in range(min(COMPARED, total))}

@@ -69,10 +69,17 @@ class Engine:
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
         """uint8 [N, H, W, C] -> int32 logits [N, classes] (or the codes of features)."""
+        return self._engine.run(self._checked(images))
+
+    def run_all(self, images: NDArray[np.uint8]) -> tuple[Integers, ...]:
+        """As run; all outputs, in the order of the header."""
+        return tuple(self._engine.run_all(self._checked(images)))
+
+    def _checked(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
             takes = ", ".join(map(str, self.input_shape))
             raise FqvitError(f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {takes}].")
-        return self._engine.run(np.ascontiguousarray(images))
+        return np.ascontiguousarray(images)
 
     def classify(self, images: NDArray[np.uint8]) -> NDArray[np.int64]:
         """uint8 [N, H, W, C] -> the class with the highest score of each image, i64 [N]; of equal ones the first."""
@@ -127,7 +134,8 @@ class _Loader:
                 self.numbers[op.y] = self.add(op)
             except _native.BadProgram as error:
                 raise FqvitError(f"{op.y}: {error}. {DAMAGED}") from None
-        self.engine.finish(self.numbers[program.header.output.buffer], keep)
+        output, *others = (self.numbers[output.buffer] for output in program.header.outputs)
+        self.engine.finish(output, keep, others)
 
     def send(self, op: Op, ints: list[int], arrays: list[Constant]) -> int:
         inputs = [self.number(name) for name in op.inputs()]

@@ -35,13 +35,17 @@ class Reference:
 
         `visit` sees every buffer with its name, pixels excepted, as it is written.
         """
+        return self.run_all(images, visit)[0]
+
+    def run_all(self, images: NDArray[np.uint8], visit: Callable[[str, Integers], None] | None = None) -> tuple[Integers, ...]:
+        """As run; all outputs, in the order of the header."""
         shape = self.program.input_shape
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
             raise FqvitError(
                 f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}]."
             )
         values: dict[str, Array] = {INPUT: self.kit.asarray(images)}
-        kept = self.program.header.output.buffer
+        kept = [output.buffer for output in self.program.header.outputs]
 
         def get(name: str) -> Array:
             return values[name] if name in values else self.constants[name]
@@ -51,9 +55,9 @@ class Reference:
             if visit is not None:
                 visit(op.y, self.kit.numpy(values[op.y]))
             for name in op.inputs():
-                if self.last_use[name] == i and name != kept:
+                if self.last_use[name] == i and name not in kept:
                     values.pop(name, None)
-        return self.kit.numpy(values[kept])
+        return tuple(self.kit.numpy(values[name]) for name in kept)
 
 
 def run(program: Program, images: NDArray[np.uint8], library: Literal["numpy", "torch"] = "numpy") -> Integers:

@@ -1,0 +1,38 @@
+"""Lowering a detector: one program a head and stage, and one of the pyramid for each image size.
+
+Programs of the pyramid at two sizes have the same weights, multipliers and tables; they differ in which rows are read, in
+regions, and in shapes. They are lowered from one calibration, each when its size is first met. Neighbour: lower.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from fqvit.ir.lower import lower
+from fqvit.ir.program import Program
+from fqvit.models.detector import FloatDetector
+from fqvit.models.detector_parts import box_model, mask_model, pyramid_model
+from fqvit.quant.calibrate_detector import DetectorCalibration
+
+KEPT_SIZES = 4  # a program at a photograph's size has some 30 MB of row numbers beside its weights
+
+
+class LoweredDetector:
+    """boxes, masks: verified programs of the heads, one a stage"""
+
+    def __init__(self, detector: FloatDetector, calibration: DetectorCalibration) -> None:
+        self.detector, self.calibration = detector, calibration
+        self.boxes = tuple(lower(box_model(detector, i), found) for i, found in enumerate(calibration.boxes))
+        self.masks = tuple(lower(mask_model(detector, i), found) for i, found in enumerate(calibration.masks))
+        self._pyramids: OrderedDict[tuple[int, int], Program] = OrderedDict()
+
+    def pyramid(self, height: int, width: int) -> Program:
+        """For images padded to that size (detect.images.pad_pixels), multiples of 32."""
+        size = (height, width)
+        if size not in self._pyramids:
+            made = lower(pyramid_model(self.detector, height, width), self.calibration.pyramid)
+            while len(self._pyramids) >= KEPT_SIZES:
+                self._pyramids.popitem(last=False)
+            self._pyramids[size] = made
+        self._pyramids.move_to_end(size)
+        return self._pyramids[size]

@@ -1,0 +1,373 @@
+"""Detectors as integer programs: the pyramid at several sizes, box heads and mask heads."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from fqvit.detect.images import normalise_and_pad, pad_pixels, prepare
+from fqvit.errors import FqvitError
+from fqvit.ir.program import Output, Program
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor
+
+from fqvit.ir.emit import Wire
+from fqvit.ir.lower import lower_with_wires
+from fqvit.ir.lower_detector import LoweredDetector
+from fqvit.ir.ops import Linear
+from fqvit.models.detector import FloatDetector
+from fqvit.models.detector_parts import box_model, mask_model, pyramid_model
+from fqvit.models.graph import IMAGES, trace
+from fqvit.models.load import FloatModel
+from fqvit.quant.calibrate_detector import DetectorCalibration, calibrate_detector
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe
+from fqvit.quant.simulate import Simulation
+from tests.factories import assert_same, buffers_of
+from tests.factories import one_thread as one_thread
+
+from .detectors import CONFIGS, SETTINGS, random_detector
+
+SIZES = ((60, 90), (80, 60), (40, 100), (70, 70))
+METHODS = ("fq-vit", "fqvit", "npu", "fq-vit-original")
+TAKEN = [name for name, r in RECIPES.items() if r.integer and r.rounding == "nearest" and r.max_loss is None]
+every_pair = pytest.mark.parametrize(
+    "name, recipe",
+    [("mask r-cnn", recipe) for recipe in METHODS] + [(name, "fqvit") for name in CONFIGS if name != "mask r-cnn"],
+)
+
+
+def pictures() -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    made = []
+    for height, width in SIZES:
+        y, x = np.mgrid[0:height, 0:width]
+        waves = np.sin(y[..., None] * rng.normal(size=3) / 6 + x[..., None] * rng.normal(size=3) / 6)
+        noisy = 128 + 100 * waves + rng.normal(0, 20, (height, width, 3))
+        made.append(Image.fromarray(noisy.clip(0, 255).astype(np.uint8)))
+    return made
+
+
+@cache
+def detector_of(name: str) -> FloatDetector:
+    return random_detector(name)
+
+
+@cache
+def calibrated(name: str, recipe: str) -> DetectorCalibration:
+    return calibrate_detector(detector_of(name), pictures(), load_recipe(recipe))
+
+
+@cache
+def lowered(name: str, recipe: str) -> LoweredDetector:
+    return LoweredDetector(detector_of(name), calibrated(name, recipe))
+
+
+def padded_pixels(number: int = 0) -> NDArray[np.uint8]:
+    return pad_pixels(prepare(pictures()[number], SETTINGS).pixels, SETTINGS)
+
+
+def some_codes(program: Program, count: int = 3) -> NDArray[np.uint8]:
+    return np.random.default_rng(1).integers(0, 256, (count, *program.input_shape)).astype(np.uint8)
+
+
+def parts(name: str, recipe: str) -> list[tuple[FloatModel, Calibration, NDArray[np.uint8]]]:
+    """Every part with its calibration and something to run it on."""
+    detector, found = detector_of(name), calibrated(name, recipe)
+    pixels = padded_pixels()
+    made = [(pyramid_model(detector, *pixels.shape[:2]), found.pyramid, pixels[None])]
+    low = lowered(name, recipe)
+    for stage in range(len(low.boxes)):
+        made.append((box_model(detector, stage), found.boxes[stage], some_codes(low.boxes[stage])))
+        made.append((mask_model(detector, stage), found.masks[stage], some_codes(low.masks[stage])))
+    return made
+
+
+def programs(name: str, recipe: str) -> list[tuple[Program, NDArray[np.uint8]]]:
+    low, pixels = lowered(name, recipe), padded_pixels()
+    heads = [(program, some_codes(program)) for program in (*low.boxes, *low.masks)]
+    return [(low.pyramid(*pixels.shape[:2]), pixels[None]), *heads]
+
+
+@every_pair
+def test_the_engine_gives_the_references_bits_in_every_output(name: str, recipe: str) -> None:
+    for program, x in programs(name, recipe):
+        exact = Reference(program).run_all(x)
+        assert len(exact) == len(program.header.outputs)
+        for threads in (1, 2):
+            engine = Engine(program, threads)
+            for output, a, b in zip(program.header.outputs, engine.run_all(x), exact, strict=True):
+                assert a.dtype == b.dtype
+                assert_same(a, b, f"{program.header.model}, {threads} threads, {output.buffer}")
+            assert_same(engine.run(x), exact[0], "the first output alone")
+
+
+def test_the_engine_gives_the_references_bits_in_every_buffer() -> None:
+    for program, x in programs("mask r-cnn", "fqvit"):
+        engine = Engine(program, 1, keep=True)
+        assert_same(engine.buffers(x[0]), {key: y[0] for key, y in buffers_of(program, x[:1]).items()}, program.header.model)
+
+
+def test_outputs_that_ops_would_be_joined_over_are_given_too() -> None:
+    program, x = programs("mask r-cnn", "fqvit")[0]
+    kinds: dict[str, Any] = {"neck.lateral.0": "scores", "neck.lateral.3": "map", "neck.add.1": "map", "rpn_head.relu": "map"}
+    others = tuple(Output(name, kind, 1.0) for name, kind in kinds.items())
+    more = Program(msgspec.structs.replace(program.header, others=(*program.header.others, *others)), program.constants)
+    buffers = buffers_of(program, x)
+    for output, y in zip(more.header.outputs, Engine(more, 1).run_all(x), strict=True):
+        assert_same(y, buffers[output.buffer], output.buffer)
+
+
+@every_pair
+def test_buffers_stay_in_what_was_proved_and_torch_gives_the_same_bits(name: str, recipe: str) -> None:
+    for program, x in programs(name, recipe):
+        verified, buffers = program.verify(), buffers_of(program, x)
+        assert all(proof.holds for proof in verified.proofs) and verified.proofs
+        for key, y in buffers.items():
+            value = verified.buffers[key]
+            assert y.shape[1:] == value.shape and value.lo <= y.min() and y.max() <= value.hi, key
+        assert_same(buffers_of(program, x, "torch"), buffers, program.header.model)
+
+
+def decoded(wire: Wire, codes: NDArray[Any]) -> Tensor:
+    x = torch.from_numpy(codes.astype(np.float64))
+    if wire.q is None:
+        return x * torch.from_numpy(wire.unit)
+    if len(wire.q.scale) > x.shape[-1]:  # V in heads with a step for each channel
+        return wire.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
+    return wire.q.decode(x)
+
+
+def value_of(
+    simulation: Simulation, wires: dict[str, Wire], buffers: dict[str, Any], x: NDArray[np.uint8], site: str
+) -> Tensor:
+    """What the program's integers mean there; moves are done in float, since heads have a part of V's channels each."""
+    if site == IMAGES:
+        return simulation.values(x)
+    node = simulation.graph.node(site)
+    if node.leaf.role == "route":
+        return node.leaf(*(value_of(simulation, wires, buffers, x, name) for name in node.inputs))  # type: ignore[no-any-return]
+    return decoded(wires[site], buffers[wires[site].buffer]).float()
+
+
+@every_pair
+def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(name: str, recipe: str) -> None:
+    for model, calibration, x in parts(name, recipe):
+        program, wires = lower_with_wires(model, calibration)
+        buffers, simulation = buffers_of(program, x), Simulation(model, calibration)
+        written_by = {relu: producer for producer, relu in simulation.relus.items()}
+
+        for node in simulation.graph.nodes:
+            q = simulation.sites.get(node.name)
+            if q is None:
+                continue
+            with torch.no_grad():
+                producer = simulation.graph.node(written_by.get(node.name, node.name))
+                inputs = [value_of(simulation, wires, buffers, x, name) for name in producer.inputs]
+                real = simulation.call(producer, inputs)
+                codes = q.encode(real if producer is node else simulation.call(node, [real])).numpy()
+            found = buffers[wires[node.name].buffer]
+            if node.leaf.role == "logits":  # in steps of the site, but without its zero point and clip
+                found = (found + q.zero).clip(0, q.last)
+            wrong = codes != found
+            if calibration.recipe.mult == "short" and node.leaf.role == "context":
+                # Few tokens with equal weights make many ties, and 16-bit multipliers decide them otherwise.
+                place = (real / torch.from_numpy(q.steps(real.shape[-1]))).numpy() % 1
+                wrong &= np.abs(place - 0.5) > 1e-3
+            assert wrong.sum() <= max(1, 0.01 * wrong.size), f"{model.name} {node.name}: {wrong.sum()} of {wrong.size}"
+            assert np.abs(codes - found).max() <= 1, node.name
+
+
+@pytest.mark.parametrize("recipe", TAKEN)
+def test_programs_of_every_recipe_follow_the_float_networks(recipe: str) -> None:
+    detector, low = detector_of("mask r-cnn"), lowered("mask r-cnn", recipe)
+    pixels = prepare(pictures()[0], SETTINGS).pixels
+    with torch.no_grad():
+        images = torch.from_numpy(normalise_and_pad(pixels, SETTINGS))[None]
+        exact = pyramid_model(detector, *images.shape[2:]).module(images)
+    program = low.pyramid(*images.shape[2:])
+    found = Reference(program).run_all(pad_pixels(pixels, SETTINGS)[None])
+    for output, a, b in zip(program.header.outputs, found, exact, strict=True):
+        real = (a.astype(np.float64) - output.zero) * output.scale
+        assert real.shape == tuple(b.shape)
+        assert np.corrcoef(real.ravel(), b.numpy().ravel())[0, 1] > (0.97 if recipe == "fqvit" else 0.8), output.buffer
+
+
+def test_outputs_are_those_of_the_modules_in_their_order() -> None:
+    low = lowered("mask r-cnn", "fqvit")
+    pyramid = low.pyramid(64, 96).header
+    assert [output.kind for output in pyramid.outputs] == ["map"] * 4 + ["scores"] * 5 + ["deltas"] * 5
+    assert [output.buffer for output in pyramid.outputs[:4]] == [f"neck.output.{i}" for i in range(4)]
+    assert [output.kind for output in low.boxes[0].header.outputs] == ["logits", "deltas"]
+    assert [output.kind for output in low.masks[0].header.outputs] == ["scores"]
+    assert pyramid.input is None and low.masks[0].input_shape == (14, 14, 16)
+
+
+@pytest.mark.parametrize("recipe", ["fqvit", "npu"])
+def test_a_relu_is_the_clamp_of_the_map_before_it(recipe: str) -> None:
+    for program, _ in programs("mask r-cnn", recipe):
+        relus = [name for name, site in program.header.sites.items() if site.role == "relu"]
+        assert relus and all(program.header.sites[name].zero == (0,) for name in relus)
+        writers = {op.y: op for op in program.ops if isinstance(op, Linear)}
+        for name in relus:
+            assert (writers.get(name) or writers[f"{name}.four"]).y_zero == 0
+        assert not any(site.role == "inner" for site in program.header.sites.values())
+
+
+@pytest.mark.parametrize("recipe", ["fqvit", "fq-vit"])
+def test_only_moves_and_regions_depend_on_the_size(recipe: str) -> None:
+    low = lowered("mask r-cnn", recipe)
+    small, large = low.pyramid(64, 96), low.pyramid(128, 160)
+    assert [(op.y, type(op)) for op in small.ops] == [(op.y, type(op)) for op in large.ops]
+    assert small.header.sites == large.header.sites
+    scales = [[(o.buffer, o.kind, o.scale, o.zero) for o in p.header.outputs] for p in (small, large)]
+    assert scales[0] == scales[1]
+    sized = ("rows.", "region.")
+    fixed = [{k: v for k, v in p.constants.items() if not k.startswith(sized)} for p in (small, large)]
+    assert_same(fixed[0], fixed[1], "constants at two sizes")
+
+
+def test_a_program_of_a_size_is_the_same_whatever_was_asked_before() -> None:
+    one, other = (LoweredDetector(detector_of("mask r-cnn"), calibrated("mask r-cnn", "fqvit")) for _ in range(2))
+    for side in (32, 64, 96, 128, 160):
+        other.pyramid(side, 64)
+    assert one.pyramid(32, 64).fingerprint() == other.pyramid(32, 64).fingerprint()
+
+
+@pytest.mark.parametrize("size", [(60, 64), (0, 32), (64, 31)])
+def test_sizes_that_are_not_padded_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(FqvitError, match="multiples of 32"):
+        lowered("mask r-cnn", "fqvit").pyramid(*size)
+
+
+def test_padding_is_what_normalises_to_nearly_zero() -> None:
+    pixels = np.full((40, 33, 3), 7, np.uint8)
+    padded = pad_pixels(pixels, SETTINGS)
+    assert padded.shape == (64, 64, 3) and (padded[:40, :33] == 7).all()
+    assert padded[40:].reshape(-1, 3).min(0).tolist() == padded[:, 33:].reshape(-1, 3).max(0).tolist() == [124, 116, 104]
+    assert np.abs(normalise_and_pad(padded, SETTINGS)[:, 40:]).max() < 0.01
+
+
+def test_programs_are_the_same_after_saving(tmp_path: Path) -> None:
+    for i, (program, x) in enumerate(programs("cascade", "fqvit")):
+        program.save(tmp_path / f"{i}.fqvit")
+        again = Program.load(tmp_path / f"{i}.fqvit")
+        assert again.fingerprint() == program.fingerprint() and again.header == program.header
+        for a, b in zip(Engine(tmp_path / f"{i}.fqvit", 1).run_all(x), Reference(again).run_all(x), strict=True):
+            assert_same(a, b, again.header.model)
+
+
+def test_a_calibration_is_the_same_after_saving() -> None:
+    found = calibrated("mask r-cnn", "fqvit")
+    for one in (found.pyramid, *found.boxes, *found.masks):
+        assert Calibration.from_json(one.to_json()).to_json() == one.to_json()
+        assert (Calibration.from_json(one.to_json()).square is None) == (one is found.pyramid)
+
+
+def head() -> Program:
+    return lowered("mask r-cnn", "fqvit").boxes[0]
+
+
+def with_outputs(*outputs: Any) -> Program:
+    program = head()
+    return Program(msgspec.structs.replace(program.header, others=outputs), program.constants)
+
+
+def test_outputs_that_are_wrong_are_refused() -> None:
+    program = head()
+    (deltas,) = program.header.others
+    with pytest.raises(FqvitError, match="'deltas' is an output twice"):
+        with_outputs(deltas, deltas).verify()
+    with pytest.raises(FqvitError, match="reads 'nothing'"):
+        with_outputs(msgspec.structs.replace(deltas, buffer="nothing")).verify()
+    with pytest.raises(FqvitError, match="'deltas' is i32, expected u8"):
+        with_outputs(msgspec.structs.replace(deltas, kind="map")).verify()
+    with pytest.raises(FqvitError, match=r"scores of shape \[20\], expected 3 axes"):
+        with_outputs(msgspec.structs.replace(deltas, kind="scores")).verify()
+    with pytest.raises(FqvitError, match="deltas have neither zero point"):
+        with_outputs(msgspec.structs.replace(deltas, zero=3)).verify()
+
+
+def test_inputs_of_another_shape_are_refused() -> None:
+    for run in (Reference(head()).run, Engine(head(), 1).run):
+        with pytest.raises(FqvitError, match=r"takes uint8 \[N, 7, 7, 16\]"):
+            run(np.zeros((1, 7, 8, 16), np.uint8))
+    impossible = msgspec.structs.replace(head().header.input, shape=(7, 0, 16))  # type: ignore[type-var]
+    with pytest.raises(FqvitError, match="impossible"):
+        Program(msgspec.structs.replace(head().header, input=impossible), head().constants).verify()
+
+
+def test_no_boxes_give_no_outputs() -> None:
+    empty = np.zeros((0, 7, 7, 16), np.uint8)
+    for outputs in (Reference(head()).run_all(empty), Engine(head(), 2).run_all(empty)):
+        assert [x.shape for x in outputs] == [(0, 6), (0, 20)]
+
+
+def test_exporters_refuse_parts_of_detectors(tmp_path: Path) -> None:
+    from fqvit.export import c, vectors
+
+    for export in (c.export, vectors.export):
+        with pytest.raises(FqvitError, match=r"part of a detector.*takes none yet"):
+            export(head(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    pytest.importorskip("onnx")
+    from fqvit.export import onnx, qdq
+
+    for export_file in (onnx.export, qdq.export):
+        with pytest.raises(FqvitError, match=r"part of a detector.*takes none yet"):
+            export_file(lowered("mask r-cnn", "fqvit").pyramid(64, 64), tmp_path / "out.onnx")
+
+
+@pytest.mark.parametrize(
+    "recipe, found",
+    [
+        (load_recipe("auto"), "max_loss is 0.5"),
+        (load_recipe("w4"), "rounding is compensated"),
+        (Recipe(name="mine", sites={"no.such.site": SiteRule(bits=8)}), "'no.such.site'"),
+        (Recipe(name="mine", sites={"relu": SiteRule(range=(-1.0, 1.0))}), "a ReLU is never negative"),
+        (Recipe(name="mine", sites={"pyramid": SiteRule(bits=10)}), "8 at most"),
+    ],
+)
+def test_recipes_that_detectors_cannot_have_are_refused(recipe: Recipe, found: str) -> None:
+    with pytest.raises(FqvitError, match=found):
+        calibrate_detector(detector_of("mask r-cnn"), pictures(), recipe)
+
+
+def test_rules_go_to_the_parts_that_have_such_sites() -> None:
+    recipe = Recipe(name="mine", sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7), "upsample*": SiteRule(bits=8)})
+    with pytest.raises(FqvitError, match="'upsample"):
+        calibrate_detector(detector_of("mask r-cnn"), pictures(), recipe)  # it writes the codes of the ReLU after it
+    recipe = msgspec.structs.replace(recipe, sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7)})
+    found = calibrate_detector(detector_of("mask r-cnn"), pictures()[:1], recipe)
+    assert list(found.pyramid.recipe.sites) == ["residual", "relu"] and list(found.boxes[0].recipe.sites) == ["relu"]
+    assert all(q.bits == 7 for q in found.masks[0].sites.values())
+
+
+def test_no_images_are_refused() -> None:
+    with pytest.raises(FqvitError, match="no calibration images"):
+        calibrate_detector(detector_of("mask r-cnn"), [], load_recipe("fqvit"))
+
+
+def test_a_heads_calibration_does_not_fit_a_pyramid() -> None:
+    low = lowered("mask r-cnn", "fqvit")
+    swapped = DetectorCalibration(low.calibration.boxes[0], low.calibration.boxes, low.calibration.masks)
+    with pytest.raises(FqvitError, match="another kind of input"):
+        LoweredDetector(low.detector, swapped).pyramid(64, 64)
+
+
+def test_graphs_of_all_sizes_have_the_same_sites() -> None:
+    detector = detector_of("mask r-cnn")
+    names = [[n.name for n in trace(pyramid_model(detector, *size).module).nodes] for size in ((32, 32), (64, 160))]
+    assert names[0] == names[1]
