@@ -16,7 +16,7 @@ import pytest
 
 from fqvit.ir.kit import DTYPES
 from fqvit.ir.ops import Term
-from fqvit.ir.program import KINDS, AnyOp, CodeInput, Header, Output, Program, Site
+from fqvit.ir.program import KINDS, AnyOp, CodeInput, Header, Move, MoveKind, Output, Program, Site
 from fqvit.preprocess import Preprocess
 from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe
 from fqvit.runtime.reference import Reference
@@ -93,7 +93,7 @@ def test_no_op_is_described_that_does_not_exist() -> None:
     assert sorted(re.findall(r"^### (\w+)$", ops, re.MULTILINE)) == sorted(OPS)
 
 
-@pytest.mark.parametrize("kind", [Header, Preprocess, CodeInput, Output, Site], ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", [Header, Preprocess, CodeInput, Output, Move, Site], ids=lambda kind: str(kind.__name__))
 def test_every_field_of_the_program_is_described(kind: Any) -> None:
     table = rows(section(page("docs/format.md"), "Program"))
     assert [name for name in fields(kind) if name not in table] == []
@@ -101,7 +101,7 @@ def test_every_field_of_the_program_is_described(kind: Any) -> None:
 
 def test_every_kind_of_output_is_described() -> None:
     table = rows(section(page("docs/format.md"), "Program"))
-    assert [kind for kind in KINDS if kind not in table] == []
+    assert [kind for kind in (*KINDS, *get_args(MoveKind)) if kind not in table] == []
 
 
 def test_site_positions_are_those_of_the_struct() -> None:

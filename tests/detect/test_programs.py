@@ -29,7 +29,7 @@ from fqvit.ir.lower_detector import LoweredDetector
 from fqvit.ir.ops import Linear
 from fqvit.models.detector import FloatDetector
 from fqvit.models.detector_parts import box_model, mask_model, pyramid_model
-from fqvit.models.graph import IMAGES, trace
+from fqvit.models.graph import IMAGES
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibrate_detector import DetectorCalibration, calibrate_detector
 from fqvit.quant.calibration import Calibration
@@ -226,32 +226,6 @@ def test_a_relu_is_the_clamp_of_the_map_before_it(recipe: str) -> None:
         assert not any(site.role == "inner" for site in program.header.sites.values())
 
 
-@pytest.mark.parametrize("recipe", ["fqvit", "fq-vit"])
-def test_only_moves_and_regions_depend_on_the_size(recipe: str) -> None:
-    low = lowered("mask r-cnn", recipe)
-    small, large = low.pyramid(64, 96), low.pyramid(128, 160)
-    assert [(op.y, type(op)) for op in small.ops] == [(op.y, type(op)) for op in large.ops]
-    assert small.header.sites == large.header.sites
-    scales = [[(o.buffer, o.kind, o.scale, o.zero) for o in p.header.outputs] for p in (small, large)]
-    assert scales[0] == scales[1]
-    sized = ("rows.", "region.")
-    fixed = [{k: v for k, v in p.constants.items() if not k.startswith(sized)} for p in (small, large)]
-    assert_same(fixed[0], fixed[1], "constants at two sizes")
-
-
-def test_a_program_of_a_size_is_the_same_whatever_was_asked_before() -> None:
-    one, other = (LoweredDetector(detector_of("mask r-cnn"), calibrated("mask r-cnn", "fqvit")) for _ in range(2))
-    for side in (32, 64, 96, 128, 160):
-        other.pyramid(side, 64)
-    assert one.pyramid(32, 64).fingerprint() == other.pyramid(32, 64).fingerprint()
-
-
-@pytest.mark.parametrize("size", [(60, 64), (0, 32), (64, 31)])
-def test_sizes_that_are_not_padded_are_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(FqvitError, match="multiples of 32"):
-        lowered("mask r-cnn", "fqvit").pyramid(*size)
-
-
 def test_padding_is_what_normalises_to_nearly_zero() -> None:
     pixels = np.full((40, 33, 3), 7, np.uint8)
     padded = pad_pixels(pixels, SETTINGS)
@@ -361,13 +335,6 @@ def test_no_images_are_refused() -> None:
 
 
 def test_a_heads_calibration_does_not_fit_a_pyramid() -> None:
-    low = lowered("mask r-cnn", "fqvit")
-    swapped = DetectorCalibration(low.calibration.boxes[0], low.calibration.boxes, low.calibration.masks)
+    found = calibrated("mask r-cnn", "fqvit")
     with pytest.raises(FqvitError, match="another kind of input"):
-        LoweredDetector(low.detector, swapped).pyramid(64, 64)
-
-
-def test_graphs_of_all_sizes_have_the_same_sites() -> None:
-    detector = detector_of("mask r-cnn")
-    names = [[n.name for n in trace(pyramid_model(detector, *size).module).nodes] for size in ((32, 32), (64, 160))]
-    assert names[0] == names[1]
+        LoweredDetector(detector_of("mask r-cnn"), DetectorCalibration(found.boxes[0], found.boxes, found.masks))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
 from fqvit.ir.ops import Zero
-from fqvit.ir.program import AnyOp, Site
+from fqvit.ir.program import AnyOp, Move, MoveKind, Site
 from fqvit.ir.value import Constant
 from fqvit.models.graph import Graph
 from fqvit.quant.calibration import Calibration
@@ -48,6 +48,9 @@ class Emitter:
         # The codes of the sum that reads a linear map, by that map's name.
         self.sums: dict[str, QParams] = {}
         self.relus: dict[str, str] = {}  # the ReLU whose codes a map writes, by that map's name
+        # Whether the program will be made for other image sizes: how ops follow from the size is then written down.
+        self.resizable = False
+        self.moves: dict[str, Move] = {}
         self.masked = masked  # some window is masked, so the last attention code means 0 everywhere
         self.wires: dict[str, Wire] = {}
         self.ops: list[AnyOp] = []
@@ -56,6 +59,11 @@ class Emitter:
 
     def op(self, op: AnyOp) -> None:
         self.ops.append(op)
+
+    def move(self, y: str, kind: MoveKind, cut: tuple[int, int] = (0, 0), of: str = "") -> None:
+        """Says how the op that writes y follows from the size of the image."""
+        if self.resizable:
+            self.moves[y] = Move(kind, *cut, of)
 
     def constant(self, name: str, array: Constant) -> None:
         assert name not in self.constants

@@ -19,6 +19,7 @@ from fqvit.ir.rules import Lowering, rule
 from fqvit.models import layers
 from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
+from fqvit.models.maps import Grid
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
 from fqvit.quant.plan import relus
@@ -43,6 +44,8 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
         if isinstance(node.leaf, layers.Add | layers.Embed) and node.name in calibration.sites:
             emitter.sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
     emitter.relus = relus(graph)
+    # Maps of a detector keep their weights at every image size; heads and classifiers have one size.
+    emitter.resizable = any(isinstance(node.leaf, Grid) for node in graph.nodes)
     image = (model.preprocess.height, model.preprocess.width, model.preprocess.channels)
     emitter.wires[IMAGES] = Wire(INPUT, model.square or image, calibration.square)
     for node in graph.nodes:
@@ -63,6 +66,7 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
         images=calibration.images,
         others=tuple(others),
         input=_input(model, calibration),
+        moves=emitter.moves,
     )
     if model.classes is not None and calibration.features == "logits":
         broken = next((name for name in model.classes if "\n" in name), None)

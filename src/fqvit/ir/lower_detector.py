@@ -1,7 +1,7 @@
 """Lowering a detector: one program a head and stage, and one of the pyramid for each image size.
 
 Programs of the pyramid at two sizes have the same weights, multipliers and tables; they differ in which rows are read, in
-regions, and in shapes. They are lowered from one calibration, each when its size is first met. Neighbour: lower.py.
+regions, and in shapes. It is lowered once, for a small size; the others follow from that (resize.py). Neighbour: lower.py.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from collections import OrderedDict
 
 from fqvit.ir.lower import lower
 from fqvit.ir.program import Program
+from fqvit.ir.resize import resized
 from fqvit.models.detector import FloatDetector
 from fqvit.models.detector_parts import box_model, mask_model, pyramid_model
 from fqvit.quant.calibrate_detector import DetectorCalibration
 
+TEMPLATE = (64, 64)  # the size that pyramids are lowered for
 KEPT_SIZES = 4  # a program at a photograph's size has some 30 MB of row numbers beside its weights
 
 
 class LoweredDetector:
-    """boxes, masks: verified programs of the heads, one a stage"""
+    """template: the pyramid's program for images of one size   boxes, masks: programs of the heads, one a stage"""
 
     def __init__(self, detector: FloatDetector, calibration: DetectorCalibration) -> None:
-        self.detector, self.calibration = detector, calibration
+        self.template = lower(pyramid_model(detector, *TEMPLATE), calibration.pyramid)
         self.boxes = tuple(lower(box_model(detector, i), found) for i, found in enumerate(calibration.boxes))
         self.masks = tuple(lower(mask_model(detector, i), found) for i, found in enumerate(calibration.masks))
         self._pyramids: OrderedDict[tuple[int, int], Program] = OrderedDict()
@@ -30,7 +32,7 @@ class LoweredDetector:
         """For images padded to that size (detect.images.pad_pixels), multiples of 32."""
         size = (height, width)
         if size not in self._pyramids:
-            made = lower(pyramid_model(self.detector, height, width), self.calibration.pyramid)
+            made = resized(self.template, height, width)
             while len(self._pyramids) >= KEPT_SIZES:
                 self._pyramids.popitem(last=False)
             self._pyramids[size] = made

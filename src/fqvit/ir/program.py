@@ -139,6 +139,19 @@ class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     zero: Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
+MoveKind = Literal["patches", "grid", "windows", "tokens", "merge", "neighbours", "enlarged", "second"]
+
+
+class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How an op follows from the image's size, for making the same program for another one (resize.py). Running never looks
+    at it. window, shift: of windows and tokens   of: the buffer whose size an enlarged map gets"""
+
+    kind: MoveKind
+    window: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    shift: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    of: str = ""
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything of a program but its constants: the JSON of the file."""
 
@@ -154,6 +167,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Parts of detectors: outputs after the first, and codes of squares as input. Programs without them have neither field.
     others: tuple[Output, ...] = ()
     input: CodeInput | None = None
+    # By the buffer that an op writes. A program that has them can be made for other image sizes.
+    moves: dict[str, Move] = {}
 
     @property
     def outputs(self) -> tuple[Output, ...]:

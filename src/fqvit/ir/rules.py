@@ -74,6 +74,7 @@ def _(leaf: layers.Patches, low: Lowering) -> Wire:
             shape=(rows * columns, patch * patch * channels),
         )
     )
+    low.emit.move(squares, "patches")
     weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
     return linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
@@ -222,7 +223,10 @@ def _(leaf: layers.Take, low: Lowering) -> Wire:
     q, channels = x.codes(), x.shape[-1]
     index = leaf.index.cpu().numpy().astype(np.int32)
     rows = f"{low.name}.rows" if leaf.join else low.name
-    fill = emit.zero(q) if (index < 0).any() else 0
+    # At another size there may be a padded place where there is none here.
+    fill = emit.zero(q) if emit.resizable or (index < 0).any() else 0
+    if leaf.move is not None:
+        emit.move(rows, leaf.move, leaf.cut)
     emit.op(Take(y=rows, x=x.buffer, index=emit.shared("rows", index), fill=fill))
     shape = (*index.shape, channels)
     if not leaf.join:

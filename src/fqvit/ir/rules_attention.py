@@ -12,6 +12,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.emit import Wire
 from fqvit.ir.exptable import EXP_TABLES, level_table
+from fqvit.ir.grids import numbered
 from fqvit.ir.moves import Permute
 from fqvit.ir.rules import Lowering, double, rule
 from fqvit.models import layers
@@ -82,6 +83,8 @@ def _(leaf: layers.Softmax, low: Lowering) -> Wire:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, tokens = x.codes(), x.shape[-1]
     region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
+    if region is not None:
+        emit.move(low.name, "windows", leaf.cut)
     if q.levels:
         emit.constant(f"{low.name}.table", level_table(float(q_x.scale[0]), q_x.last + 1, q.levels, leaf.mask is not None))
         emit.op(RowCodes(y=low.name, x=x.buffer, region=region))
@@ -108,7 +111,7 @@ def _regions(mask: Tensor) -> np.ndarray:
     first = same.argmax(-1)  # the first token that each token sees names its region
     if not (same == (first[:, :, None] == first[:, None, :])).all():
         raise FqvitError("attention mask: not a partition of the tokens into regions.")
-    return np.stack([np.unique(window, return_inverse=True)[1] for window in first]).astype(np.uint8)
+    return numbered(same)
 
 
 @rule.register

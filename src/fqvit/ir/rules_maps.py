@@ -24,6 +24,8 @@ def _(leaf: maps.Conv2d, low: Lowering) -> Wire:
     q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
     index = emit.shared("rows", grids.neighbours(height, width))
     emit.op(Take(y=rows, x=x.buffer, index=index, fill=emit.zero(q)))
+    emit.move(rows, "neighbours")
+    emit.move(squares, "grid")
     shape = (height, width, 9 * channels)
     emit.op(Permute(y=squares, x=rows, view=shape, perm=(0, 1, 2)))
     return linear(low, Wire(squares, shape, q.tiled(9)), *weight_rows(leaf))
@@ -53,6 +55,7 @@ def _(leaf: maps.Relu, low: Lowering) -> Wire:
 @rule.register
 def _(leaf: maps.Grid, low: Lowering) -> Wire:
     (x,) = low.inputs
+    low.emit.move(low.name, "grid")
     return _seen_as(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
@@ -72,6 +75,7 @@ def _seen_as(low: Lowering, x: Wire, shape: tuple[int, ...], times: int) -> Wire
 def _(leaf: maps.Upsample, low: Lowering) -> Wire:
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
+    low.emit.move(low.name, "enlarged", of=large.buffer)
     return _chosen(low, small, grids.enlarged((height, width), (rows, columns)))
 
 
@@ -79,6 +83,7 @@ def _(leaf: maps.Upsample, low: Lowering) -> Wire:
 def _(leaf: maps.Subsample, low: Lowering) -> Wire:
     (x,) = low.inputs
     height, width, _ = x.shape
+    low.emit.move(low.name, "second")
     return _chosen(low, x, grids.every_second(height, width))
 
 

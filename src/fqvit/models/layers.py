@@ -166,8 +166,10 @@ class Softmax(Leaf):
 
     mask: Tensor | None
 
-    def __init__(self, mask: Tensor | None = None) -> None:
+    def __init__(self, mask: Tensor | None = None, cut: tuple[int, int] = (0, 0)) -> None:
+        """cut: the window and the shift that the mask follows from"""
         super().__init__("attention")
+        self.cut = cut
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -200,13 +202,21 @@ class Take(Leaf):
     """Rows by number: x [N, ..., C] seen as [N, R, C] -> [N, *index.shape, C]; row -1 is zeros.
 
     With `join` the last index axis is joined to the channels: index [..., 4] -> [N, ..., 4 C] (patch merging).
+    move: how the index follows from rows and columns of tokens, for maps that have other sizes (ir/grids.py)
+    cut: the window and the shift that it follows from
     """
 
     index: Tensor
 
-    def __init__(self, index: Tensor, join: bool = False) -> None:
+    def __init__(
+        self,
+        index: Tensor,
+        join: bool = False,
+        move: Literal["windows", "tokens", "merge"] | None = None,
+        cut: tuple[int, int] = (0, 0),
+    ) -> None:
         super().__init__("route")
-        self.join = join
+        self.join, self.move, self.cut = join, move, cut
         self.register_buffer("index", index, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

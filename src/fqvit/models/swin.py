@@ -84,14 +84,15 @@ class WindowAttention(nn.Module):
     def __init__(self, width: int, heads: int, window: int, grid: tuple[int, int], shift: int) -> None:
         super().__init__()
         index = window_index(grid, window, shift)
-        self.windows = Take(index)
+        cut = (window, shift)
+        self.windows = Take(index, move="windows", cut=cut)
         self.qkv = Linear(width, 3 * width, "qkv")
         self.q, self.k, self.v = Heads(heads, 0), Heads(heads, 1), Heads(heads, 2)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
         self.scores = BiasedScores((width // heads) ** -0.5, relative_position_index(window))
-        self.softmax = Softmax(shift_mask(grid, window, shift))
+        self.softmax = Softmax(shift_mask(grid, window, shift), cut)
         self.context = Context()
-        self.tokens = Take(inverse_index(index, grid[0] * grid[1]))
+        self.tokens = Take(inverse_index(index, grid[0] * grid[1]), move="tokens", cut=cut)
         self.proj = Linear(width, width, "branch")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ class Downsample(nn.Module):
 
     def __init__(self, width: int, grid: tuple[int, int], eps: float) -> None:
         super().__init__()
-        self.merge = Take(merge_index(grid), join=True)
+        self.merge = Take(merge_index(grid), join=True, move="merge")
         self.norm = LayerNorm(4 * width, eps)
         self.reduction = Linear(4 * width, 2 * width, "residual", bias=False)
 
