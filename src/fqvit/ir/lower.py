@@ -88,7 +88,9 @@ def recorded(recipe: Recipe) -> dict[str, object]:
 
 def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
     q = calibration.square
-    return None if model.square is None or q is None else CodeInput(model.square, float(q.scale[0]), int(q.zero[0]))
+    if model.square is None or q is None:
+        return None
+    return CodeInput(model.square, float(q.scale[0]), int(q.zero[0]), q.bits)
 
 
 def _outputs(graph: Graph, emitter: Emitter, calibration: Calibration) -> list[Output]:

@@ -131,12 +131,16 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return value
 
 
-class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a program takes instead of pixels: u8 codes [N, *shape], value = (code - zero) scale. N are boxes, not images."""
+class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a program takes instead of pixels: u8 codes [N, *shape], value = (code - zero) scale. N are boxes, not images.
+
+    bits: codes were calibrated as 0 .. 2^bits - 1; all others run too.
+    """
 
     shape: tuple[int, int, int]
     scale: Scale
     zero: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    bits: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8
 
 
 MoveKind = Literal["patches", "grid", "windows", "tokens", "merge", "neighbours", "enlarged", "second"]
