@@ -16,7 +16,7 @@ from fqvit.models.detector_parts import box_model, mask_model, pyramid_model
 from fqvit.quant.calibrate_detector import DetectorCalibration
 
 TEMPLATE = (64, 64)  # the size that pyramids are lowered for
-KEPT_SIZES = 4  # a program at a photograph's size has some 30 MB of row numbers beside its weights
+KEPT_SIZES = 16  # beside the weights, which all share, a program at a photograph's size has some 5 MB of row numbers
 
 
 class LoweredDetector:
