@@ -125,9 +125,9 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
 
 
 @pytest.mark.parametrize("bits", ["8/8/8", "4/8/4", "8/6/3"])
-@pytest.mark.parametrize("recipe", ALL)
+@pytest.mark.parametrize("recipe", [name for name, found in ALL.items() if found.integer])
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
-def test_every_recipe_runs_at_other_bits(kind: str, recipe: str, bits: str) -> None:
+def test_every_recipe_with_a_program_runs_at_other_bits(kind: str, recipe: str, bits: str) -> None:
     model = float_model(kind)
     program = lower(model, calibration_of(model, with_bits(ALL[recipe], bits), count=4))
     logits = run(program, images_for(model.preprocess, 2))
