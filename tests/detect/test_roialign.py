@@ -79,8 +79,8 @@ def test_it_equals_torchvision_where_that_imports() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ops = importlib.import_module("torchvision.ops")
-        boxes = torch.tensor(list(BOXES.values()))
-        expected = ops.roi_align(torch.tensor(some_map()).permute(2, 0, 1)[None], [boxes], 7, 0.25, 0, True)
+            boxes = torch.tensor(list(BOXES.values()))
+            expected = ops.roi_align(torch.tensor(some_map()).permute(2, 0, 1)[None], [boxes], 7, 0.25, 0, True)
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
         pytest.skip(f"torchvision has no working operators: {error}")
     found = roi_align(some_map(), np.array(list(BOXES.values())), 4, 7)
