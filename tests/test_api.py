@@ -18,6 +18,11 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_reference_is_there_after_the_engine() -> None:
+    code = "import fqvit; fqvit.Engine; fqvit.runtime.reference.run"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_public_names_are_what_they_say() -> None:
     import fqvit as package
     from fqvit.ir.lower import lower

@@ -77,7 +77,6 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
     elif name == "runtime":
-        import_module("fqvit.runtime.reference")  # so that fqvit.runtime.reference works after `import fqvit`
         value = import_module("fqvit.runtime")
     elif name == "__version__":
         from importlib.metadata import version

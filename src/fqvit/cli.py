@@ -370,3 +370,11 @@ def bitops(
     from fqvit.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, layers, as_json)
+
+
+@command("doctor")
+def doctor(as_json: Json = False) -> None:
+    """Show CPU, versions and what is missing; check the compiled kernels."""
+    from fqvit.commands import doctor as doctor_command
+
+    doctor_command.run(as_json)

@@ -1,0 +1,28 @@
+"""From a float model to a .fqvit file, and what that cost: python examples/quantize.py [OUT.fqvit]
+
+With a checkpoint and images of your own: load_model("deit_tiny", "deit_tiny.safetensors"), and
+ImageFolder.unlabelled("photos", model.preprocess), which calibrate takes as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import fqvit
+from fqvit.models.embedded import calibration_images, test_images
+
+model = fqvit.load_model("fmnist_vit")
+recipe = fqvit.load_recipe("fqvit")
+images = calibration_images()  # uint8 [N, H, W, C], no labels
+calibration = fqvit.calibrate(model, [images[i : i + 32] for i in range(0, len(images), 32)], recipe)
+program = fqvit.lower(model, calibration)
+out = sys.argv[1] if len(sys.argv) > 1 else "fmnist_vit.fqvit"
+program.save(out)
+
+pixels, labels = test_images()
+logits = fqvit.Engine(program).run(pixels)  # int32 [N, classes]
+assert np.array_equal(logits[:8], fqvit.runtime.reference.run(program, pixels[:8])), "the engine has the reference's bits"
+right = 100 * np.mean(logits.argmax(-1) == labels)
+print(f"{out}: {right:.1f} % of {len(labels)} test images right, fingerprint {program.fingerprint()[:16]}")

@@ -1,0 +1,56 @@
+"""A classifier behind HTTP: python examples/serve.py FILE.fqvit [PORT]; then curl --data-binary @cat.jpg localhost:8000
+
+One engine serves all threads; runs wait for each other and use every core. For runs side by side, make an engine a worker with
+threads=1. The bits are the same either way.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from PIL import Image, UnidentifiedImageError
+
+import fqvit
+
+LARGEST = 20_000_000  # bytes of a picture
+
+
+def answer(engine: fqvit.Engine, body: bytes) -> dict[str, object]:
+    pixels = engine.header.preprocess.apply(Image.open(io.BytesIO(body)))
+    scores = engine.run(pixels[None])[0]
+    best = int(scores.argmax())
+    return {"class": best, "name": engine.classes[best] if engine.classes else None, "score": int(scores[best])}
+
+
+def server(file: str, port: int) -> ThreadingHTTPServer:
+    engine = fqvit.Engine(file)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            if length > LARGEST:
+                return self.reply(413, {"error": f"at most {LARGEST} bytes"})
+            try:
+                return self.reply(200, answer(engine, self.rfile.read(length)))
+            except (fqvit.FqvitError, UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+                return self.reply(400, {"error": str(error)})
+
+        def reply(self, status: int, body: dict[str, object]) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+if __name__ == "__main__":
+    server(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 8000).serve_forever()
