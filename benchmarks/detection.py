@@ -1,0 +1,113 @@
+"""The paper's Table 2 on the small detectors, into results/detection.csv.
+
+    make detector                       # or the weights and shapes of an earlier run, in build/detect
+    .venv/bin/python benchmarks/detection.py [--folder build/detect] [--methods NAME[@W/A/ATTN],...] [--jobs 2]
+
+Runs `fqvit detect quantize` and `fqvit detect eval` for every detector and method, one thread each. Finished rows are kept in
+FOLDER/table: started again it goes on. Published figures are box AP of Swin-S on COCO, for the order of methods only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+METHODS = "float,minmax,ema,percentile,omse,fq-vit-8,fq-vit,fqvit@8/8/8,fqvit"
+DETECTORS = ("mask_rcnn", "cascade")
+PUBLISHED = {  # box AP, Mask R-CNN and Cascade Mask R-CNN
+    "float": (48.5, 52.0),
+    "minmax": (32.8, 35.2),
+    "ema": (37.9, 40.4),
+    "percentile": (41.6, 44.7),
+    "omse": (42.6, 44.9),
+    "fq-vit-8": (47.8, 51.4),
+    "fq-vit": (47.2, 50.8),
+}
+KEPT = ("box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "images", "detections", "seconds_per_image")
+RESULTS = Path(__file__).parent / "results" / "detection.csv"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("build/detect"))
+    parser.add_argument("--detectors", default=",".join(DETECTORS))
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit", type=int, help="validation images; the rows are then not kept for whole runs")
+    given = parser.parse_args()
+    cells = [(name, method) for name in given.detectors.split(",") for method in given.methods.split(",")]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        rows = list(pool.map(lambda cell: row(given.folder, *cell, given.limit), cells))
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def row(folder: Path, name: str, method: str, limit: int | None) -> dict[str, object]:
+    """Of one detector and method; what is there already is not done again."""
+    kept = folder / "table" / f"{name}-{method.replace('/', '').replace('@', '-')}{'' if limit is None else f'-{limit}'}.json"
+    if not kept.is_file():
+        kept.parent.mkdir(exist_ok=True)
+        found = measured(folder, name, method, kept.with_suffix(".fqvit"), limit)
+        temporary = kept.with_suffix(".part")
+        temporary.write_text(json.dumps(found))
+        temporary.rename(kept)
+        print(name, method, found, flush=True)
+    recipe = method.partition("@")[0]
+    published = PUBLISHED.get(method)
+    return {
+        "detector": name,
+        "method": recipe,
+        **json.loads(kept.read_text()),
+        "published_box_ap": "" if published is None else published[DETECTORS.index(name)],
+        "machine": platform.machine(),
+    }
+
+
+def measured(folder: Path, name: str, method: str, file: Path, limit: int | None) -> dict[str, object]:
+    weights, shapes = folder / f"{name}.safetensors", folder / "shapes"
+    recipe, _, bits = method.partition("@")
+    target: list[object] = ["--weights", weights]
+    made: dict[str, object] = {}
+    if method != "float":
+        options = ["--recipe", recipe, *(["--bits", bits] if bits else [])]
+        made = fqvit("detect", "quantize", "--weights", weights, "--calib", shapes / "train", *options, "-o", file)
+        target = [file]
+    some = [] if limit is None else ["--limit", limit]
+    threads = ["--threads", 1]
+    data = ["--data", shapes / "val", "--annotations", shapes / "instances_val.json"]
+    scores = fqvit("detect", "eval", *target, *data, *some, *threads)
+    size = file.stat().st_size if method != "float" else 4 * parameters(weights)
+    found = {"bits": made.get("bits", "float"), **{name: scores[name] for name in KEPT}, "bytes": size}
+    return found | {"quantize_seconds": made.get("seconds", ""), "commit": commit()}
+
+
+def fqvit(*words: object) -> dict[str, object]:
+    command = [sys.executable, "-m", "fqvit", *map(str, words), "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    answer: dict[str, object] = json.loads(said.splitlines()[-1])
+    return answer
+
+
+def parameters(weights: Path) -> int:
+    from safetensors import safe_open
+
+    with safe_open(weights, framework="numpy") as file:
+        return sum(int(file.get_tensor(name).size) for name in file.keys())  # noqa: SIM118
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
