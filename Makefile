@@ -39,9 +39,15 @@ HEADERS := $(wildcard native/*.h native/fuzz/*.h)
 SANITIZE_CXX ?= $(shell command -v clang++ || echo g++)
 CHECKED := $(SANITIZE_CXX) -std=c++20 -O2 -g -fno-sanitize-recover=all -pthread
 
-sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs
+ALIGN_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread
+sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $(ALIGN_CHECKED)
 	build/sanitize/address native/fuzz/seeds build/sanitize/programs
 	build/sanitize/thread native/fuzz/seeds build/sanitize/programs
+	for program in $(ALIGN_CHECKED); do $$program || exit 1; done
+
+build/sanitize/roialign-%: native/test/roialign_test.cpp $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	$(CHECKED) -fsanitize=$* native/test/roialign_test.cpp $(CORE) -o $@
 
 build/sanitize/address: native/test/programs_test.cpp $(CORE) $(HEADERS)
 	@mkdir -p $(@D)
