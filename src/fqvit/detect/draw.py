@@ -42,7 +42,7 @@ def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image
     picture = Image.fromarray(pixels)
     pen = ImageDraw.Draw(picture)
     letters = _letter_height(width, height)
-    font, line = _font(letters), max(1, letters // 7)
+    font, line = _font(letters), max(2, letters // 7)
     for result in rising:
         pen.rectangle(_edges(result, factor, width, height), outline=colour_of(result["category_id"]), width=line)
     for result in rising:
@@ -92,5 +92,5 @@ def _label(pen: ImageDraw.ImageDraw, font: Font, letters: int, result: NamedResu
     x, y = max(min(x, size[0] - wide), 0), max(min(y, size[1] - high), 0)
     colour = colour_of(result["category_id"])
     pen.rectangle((x, y, x + wide - 1, y + high - 1), fill=colour)
-    bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140
+    bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 120
     pen.text((x + edge, y + edge), text, fill=(0, 0, 0) if bright else (255, 255, 255), font=font)
