@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fqvit.detect.anchors import anchors
-from fqvit.detect.boxes import areas, clip, decode, encode, overlaps
+from fqvit.detect.boxes import areas, clip, decode, encode, near, overlaps
 from fqvit.detect.nms import BLOCK, suppress, suppress_groups
 
 STDS = (0.1, 0.1, 0.2, 0.2)
@@ -88,7 +88,7 @@ def slow_suppress(boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: 
 def test_suppression_is_the_greedy_one(count: int, iou: float) -> None:
     boxes = some_boxes(count, side=250.0)
     scores = np.random.default_rng(3).integers(0, 40, count) / 40.0  # with ties
-    assert suppress(boxes, scores, iou).tolist() == slow_suppress(boxes, scores, iou)
+    assert suppress(boxes, scores, near(iou)).tolist() == slow_suppress(boxes, scores, iou)
 
 
 def test_suppression_equals_torchvisions_where_that_imports() -> None:
@@ -100,20 +100,20 @@ def test_suppression_equals_torchvisions_where_that_imports() -> None:
             expected = importlib.import_module("torchvision.ops").nms(torch.tensor(boxes), torch.tensor(scores), 0.5)
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
         pytest.skip(f"torchvision has no working operators: {error}")
-    assert suppress(boxes, scores, 0.5).tolist() == expected.tolist()
+    assert suppress(boxes, scores, near(0.5)).tolist() == expected.tolist()
 
 
 def test_an_overlap_of_exactly_the_threshold_stays() -> None:
     boxes = np.array([[0.0, 0, 10, 10], [0, 0, 10, 5]])
-    assert suppress(boxes, np.array([0.9, 0.8]), 0.5).tolist() == [0, 1]
-    assert suppress(boxes, np.array([0.9, 0.8]), 0.49).tolist() == [0]
+    assert suppress(boxes, np.array([0.9, 0.8]), near(0.5)).tolist() == [0, 1]
+    assert suppress(boxes, np.array([0.9, 0.8]), near(0.49)).tolist() == [0]
 
 
 def test_groups_do_not_suppress_each_other_and_come_out_by_score() -> None:
     boxes, scores = some_boxes(60), np.random.default_rng(4).uniform(size=60)
     groups = np.arange(60) % 3
-    kept = suppress_groups(boxes, scores, groups, 0.3)
+    kept = suppress_groups(boxes, scores, groups, near(0.3))
     alone = [np.flatnonzero(groups == g)[slow_suppress(boxes[groups == g], scores[groups == g], 0.3)] for g in range(3)]
     assert sorted(kept.tolist()) == sorted(np.concatenate(alone).tolist())
     assert (np.diff(scores[kept]) <= 0).all()
-    assert suppress_groups(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), 0.5).tolist() == []
+    assert suppress_groups(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), near(0.5)).tolist() == []

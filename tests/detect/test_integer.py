@@ -1,15 +1,17 @@
-"""Whole detectors with integer networks, beside the float ones."""
+"""Whole detectors in integers: the same bits on every backend, beside the float detector, and refusals."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.images import prepare
-from fqvit.detect.integer import IntegerNetworks
-from fqvit.detect.pipeline import detect
-from fqvit.detect.roialign import cut_out
+from fqvit.detect.between import Between, make_between
+from fqvit.detect.images import Input, prepare
+from fqvit.detect.integer import Backend, IntegerDetector, IntegerFound
+from fqvit.detect.pipeline import coco_results
 from fqvit.errors import FqvitError
 
 pytest.importorskip("torch")
@@ -23,46 +25,76 @@ from .test_programs import detector_of, lowered, pictures
 every_detector = pytest.mark.parametrize("name", CONFIGS)
 
 
-def integer(name: str) -> IntegerNetworks:
+@cache
+def between_of(name: str) -> Between:
     low = lowered(name, "fqvit")
-    return IntegerNetworks(low.template, low.boxes, low.masks, SETTINGS, 1)
+    heads = ([program.header for program in part] for part in (low.boxes, low.masks))
+    return make_between(SETTINGS, low.template.header, *heads)
 
 
-def alike(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+def integer(name: str, backend: Backend = "native", threads: int = 1) -> IntegerDetector:
+    low = lowered(name, "fqvit")
+    return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, between_of(name), threads, backend)
+
+
+def alike(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
 @every_detector
-def test_integer_networks_follow_the_float_ones(name: str) -> None:
+def test_maps_follow_the_float_ones(name: str) -> None:
     ours, exact = integer(name), FloatNetworks(detector_of(name))
-    assert (ours.stages, ours.box_side, ours.mask_side) == (exact.stages, exact.box_side, exact.mask_side)
     image = prepare(pictures()[1], SETTINGS)
     found, wanted = ours.maps(image.pixels), exact.maps(image.pixels)
     for a, b in zip(found, wanted, strict=True):
         assert [x.shape for x in a] == [x.shape for x in b] and all(alike(x, y) > 0.97 for x, y in zip(a, b, strict=True))
-    corner = np.random.default_rng(0).uniform(0, 60, (40, 2))
-    boxes = np.concatenate([corner, corner + np.random.default_rng(1).uniform(4, 60, (40, 2))], 1)
-    labels = np.arange(40) % CONFIGS[name].classes
-    for stage in range(ours.stages):
-        squares = cut_out(wanted.levels, boxes, ours.box_side, SETTINGS.finest, SETTINGS.strides)
-        for a, b in zip(ours.boxes(stage, squares), exact.boxes(stage, squares), strict=True):
-            assert a.shape == b.shape and alike(a, b) > 0.97
-        squares = cut_out(wanted.levels, boxes, ours.mask_side, SETTINGS.finest, SETTINGS.strides)
-        a, b = ours.masks(stage, squares, labels), exact.masks(stage, squares, labels)
-        assert a.shape == b.shape and alike(a, b) > 0.97
+
+
+def assert_equal(a: IntegerFound, b: IntegerFound) -> None:
+    for x, y in ((a.boxes, b.boxes), (a.scores, b.scores), (a.labels, b.labels), (a.probabilities, b.probabilities)):
+        assert x.dtype == y.dtype and x.shape == y.shape and (x == y).all()
+
+
+@every_detector
+def test_native_and_reference_find_the_same(name: str) -> None:
+    native, threaded, reference = integer(name), integer(name, threads=2), integer(name, "reference")
+    count = 0
+    for picture in (*pictures()[:2], pictures()[0].resize((3, 1))):
+        image = prepare(picture, SETTINGS)
+        found = reference.detect(image)
+        assert_equal(native.detect(image), found)
+        assert_equal(threaded.detect(image), found)
+        count += len(found.boxes)
+    assert count > 0
 
 
 @every_detector
 def test_images_of_every_size_are_detected_on(name: str) -> None:
-    networks = integer(name)
+    detector = integer(name)
     for picture in (*pictures(), pictures()[0].resize((1, 90)), pictures()[0].resize((3, 1))):
-        image = prepare(picture, SETTINGS)
-        found = detect(networks, image, SETTINGS)
-        assert len(found.detections.boxes) == len(found.probabilities) <= SETTINGS.detections
-        assert np.isfinite(found.detections.boxes).all() and np.isfinite(found.probabilities).all()
+        found = detector.detect(prepare(picture, SETTINGS))
+        d = found.detections
+        assert len(d.boxes) == len(found.probabilities) <= SETTINGS.detections
+        assert (found.height, found.width) == (picture.height, picture.width)
+        assert (d.boxes >= 0).all() and (d.boxes <= [*picture.size, *picture.size]).all()
+        assert (d.scores > SETTINGS.score).all() and (np.diff(d.scores) <= 0).all() and (d.scores <= 1).all()
+        assert (d.boxes * 256 == found.boxes).all() and (d.scores * 2**24 == found.scores).all(), "exactly"
+        assert len(coco_results(found, 1, SETTINGS)) == len(d.boxes)
 
 
-def test_a_pyramid_is_no_head() -> None:
-    low = lowered("mask r-cnn", "fqvit")
-    with pytest.raises(FqvitError, match="takes pixels"):
-        IntegerNetworks(low.template, [low.template], low.masks, SETTINGS)
+def test_images_that_are_too_large_are_refused() -> None:
+    with pytest.raises(FqvitError, match="at most 8192"):
+        integer("mask r-cnn").detect(Input(np.zeros((1, 8193, 3), np.uint8), 1, 8193))
+
+
+def test_parts_that_do_not_belong_together_are_refused() -> None:
+    low, between = lowered("mask r-cnn", "fqvit"), between_of("mask r-cnn")
+    other = lowered("cascade", "fqvit")
+    for pyramid, boxes, masks, said in (
+        (low.template, [low.template], low.masks, "takes pixels"),
+        (low.template, other.boxes, other.masks, "3 heads for 1 stages"),
+        (low.template, low.masks, low.masks, "gives"),
+        (low.boxes[0], low.boxes, low.masks, "no output of kind map"),
+    ):
+        with pytest.raises(FqvitError, match=said):
+            IntegerDetector(pyramid, boxes, masks, SETTINGS, between)

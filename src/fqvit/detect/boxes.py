@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Numbers = TypeVar("Numbers", NDArray[np.float64], NDArray[np.int64])
 
 # exp() of a size's delta is kept within 16/1000 and its inverse.
 LARGEST_LOG_RATIO = abs(math.log(16 / 1000))
 
 
-def areas(boxes: Floats) -> Floats:
-    """[..., 4] -> [...]; 0 for boxes turned inside out."""
+def areas(boxes: Numbers) -> Numbers:
+    """[..., 4] -> [...]; 0 for boxes turned inside out. Of floats or integers."""
     sides = np.maximum(boxes[..., 2:] - boxes[..., :2], 0)
-    return sides[..., 0] * sides[..., 1]
+    product: Numbers = sides[..., 0] * sides[..., 1]
+    return product
 
 
-def overlaps(a: Floats, b: Floats) -> Floats:
-    """Intersection over union, [A, 4] x [B, 4] -> [A, B]; 0 where both have no area."""
+def common_and_union(a: Numbers, b: Numbers) -> tuple[Numbers, Numbers]:
+    """Areas that pairs of boxes share and cover, [A, 4] x [B, 4] -> [A, B] twice; of floats or integers."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     sides = np.maximum(high - low, 0)
     common = sides[..., 0] * sides[..., 1]
-    union = areas(a)[:, None] + areas(b)[None, :] - common
+    return common, areas(a)[:, None] + areas(b)[None, :] - common
+
+
+def overlaps(a: Floats, b: Floats) -> Floats:
+    """Intersection over union, [A, 4] x [B, 4] -> [A, B]; 0 where both have no area."""
+    common, union = common_and_union(a, b)
     result: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return result
+
+
+def near(iou: float) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
+    """For fqvit.detect.nms: whether boxes overlap by more than `iou`, [A, 4] x [B, 4] -> [A, B]."""
+    return lambda a, b: overlaps(a, b) > iou
 
 
 def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:

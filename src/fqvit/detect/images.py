@@ -1,11 +1,13 @@
 """An image -> pixels of the network's input: upright, resized with its shape kept, then padded to the network's grid.
 
 Resizing is plain bilinear interpolation between pixel centres without smoothing, as released detectors were trained with
-(OpenCV's), up to its rounding. Neighbour: fqvit.preprocess, which is for classifiers.
+(OpenCV's), up to its rounding; it is integer arithmetic, for float and integer detectors alike. Neighbour: fqvit.preprocess,
+which is for classifiers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +17,13 @@ from PIL import Image
 from fqvit.detect.boxes import Floats
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
+from fqvit.ir.fixed import round_divide, round_shift
 from fqvit.preprocess import to_eight_bit, upright
 
 Pixels = NDArray[np.uint8]
 STRIDE = 32  # sides of network inputs are multiples of it
+WEIGHT = 11  # bits of weights in resizing
+WHOLE = 1 << WEIGHT
 
 
 @dataclass(frozen=True)
@@ -50,36 +55,42 @@ def padded(side: int) -> int:
 
 
 def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, int]:
-    """The largest size of the same shape with the short side at most `short` and the long one at most `long`.
+    """The largest size of the same shape with the short side at most `short` and the long one at most `long`, rounded.
 
     Sides of images like 1 x 4000 do not fall below one pixel.
     """
-    scale = min(long / max(height, width), short / min(height, width))
-    return max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1)
+    low, high = min(height, width), max(height, width)
+    new, old = (long, high) if long * low < short * high else (short, low)
+    return max(round_divide(height * new, old), 1), max(round_divide(width * new, old), 1)
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Bilinear, u8 [h, w, C] -> [height, width, C]; pixel i of n shows (i + 0.5) old / n - 0.5, within the image."""
+    """Bilinear, u8 [h, w, C] -> [height, width, C]; pixel i of n shows (i + 0.5) old / n - 0.5, within the image.
+
+    Weights have 11 bits an axis and the sum is rounded once: 255 2^22 and its half fit int32.
+    """
     if pixels.shape[:2] == (height, width):
         return pixels
     y, y_next, y_share = _axis(pixels.shape[0], height)
     x, x_next, x_share = _axis(pixels.shape[1], width)
+    x_share = x_share[:, None]
     out = np.empty((height, width, pixels.shape[2]), np.uint8)
-    # In bands of rows: a 4000 x 6000 image needs no float copy of itself.
+    # In bands of rows: a 4000 x 6000 image needs no wide copy of itself.
     for start in range(0, height, 64):
         band = slice(start, start + 64)
         share = y_share[band, None, None]
-        upper, lower = pixels[y[band]].astype(np.float32), pixels[y_next[band]].astype(np.float32)
-        rows = upper + (lower - upper) * share
-        left, right = rows[:, x], rows[:, x_next]
-        out[band] = (left + (right - left) * x_share[:, None] + 0.5).astype(np.uint8)
+        rows = pixels[y[band]] * (WHOLE - share) + pixels[y_next[band]] * share
+        sums = rows[:, x] * (WHOLE - x_share) + rows[:, x_next] * x_share
+        out[band] = round_shift(sums, 2 * WEIGHT)
     return out
 
 
-def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-    first = place.astype(np.int64)
-    return first, np.minimum(first + 1, old - 1), (place - first).astype(np.float32)
+def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """The pixels before and after each place, and the share of the latter in 2^-11."""
+    place = np.clip((2 * np.arange(new, dtype=np.int64) + 1) * old - new, 0, (old - 1) * 2 * new)  # in 1 / (2 new)
+    first = place // (2 * new)
+    share = round_divide((place - first * 2 * new) << WEIGHT, 2 * new)
+    return first, np.minimum(first + 1, old - 1), share.astype(np.int32)
 
 
 def prepare(image: Image.Image, s: DetectSettings) -> Input:
@@ -91,14 +102,22 @@ def prepare(image: Image.Image, s: DetectSettings) -> Input:
     return Input(resize(pixels, *resized_size(height, width, s.short, s.long)), height, width)
 
 
-def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
-    """To the right and below, with the pixels nearest to what normalises to 0: u8 [h, w, 3] -> [padded h, padded w, 3].
+def padding(s: DetectSettings) -> tuple[int, int, int]:
+    """The colour nearest to what normalises to 0: 255 mean, off by half a pixel value at most."""
+    red, green, blue = (min(max(math.floor(255 * mean + 0.5), 0), 255) for mean in s.mean)
+    return red, green, blue
 
-    Integer programs normalise inside their first op, so they are padded before; 255 mean is off by half a pixel value at most.
-    """
+
+def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
+    """As pad_with, in the colour of `padding`. Integer programs normalise inside their first op, so they are padded before."""
+    return pad_with(pixels, padding(s))
+
+
+def pad_with(pixels: Pixels, colour: tuple[int, int, int]) -> Pixels:
+    """To the right and below: u8 [h, w, 3] -> [padded h, padded w, 3]."""
     height, width = pixels.shape[:2]
     out = np.empty((padded(height), padded(width), 3), np.uint8)
-    out[:] = np.floor(255 * np.asarray(s.mean) + 0.5)
+    out[:] = colour
     out[:height, :width] = pixels
     return out
 

@@ -1,32 +1,83 @@
-"""The networks of a detector as integer programs, run by the native engine: Networks of pipeline.py. Needs no torch.
+"""A detector in integers, from pixels to boxes, scores and masks: integer programs, and fixed_*.py between them. No torch.
 
-Between programs values are still floats here: RoIAlign, decoding and suppression are pipeline.py's, and squares become codes as
-each head takes them. Its neighbour is float.py.
+The flow is that of pipeline.py, which has it in float. Floats appear where a caller asks for them: `detections` of what was
+found.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.images import Pixels, pad_pixels
-from fqvit.detect.pipeline import Maps
-from fqvit.detect.roialign import Singles
+from fqvit.detect.between import FRACTION, MAX_SIDE, SCORE_FRACTION, Between, Ratio, outputs, square_of
+from fqvit.detect.fixed_boxes import rescaled, scaled
+from fqvit.detect.fixed_exp import Integers, sigmoid
+from fqvit.detect.fixed_masks import paste
+from fqvit.detect.fixed_proposals import Chosen, Codes, choose, propose, refine
+from fqvit.detect.fixed_roialign import Bytes, Cut, cut_out, roi_align
+from fqvit.detect.images import Input, Pixels, pad_with
+from fqvit.detect.parts import check_parts
+from fqvit.detect.proposals import Detections
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
-from fqvit.ir.program import CodeInput, Output, Program
+from fqvit.ir.fixed import round_divide
+from fqvit.ir.program import Header, Program
 from fqvit.ir.resize import resized
 from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
 
-KEPT_SIZES = 2  # engines: each has its own packed weights and an arena of some hundred MB at a photograph's size
+KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
+Backend = Literal["native", "reference"]
 
 
-class IntegerNetworks:
-    """pyramid: its program for any image size   boxes, masks: of the heads, one a stage"""
+class CodeMaps(NamedTuple):
+    """Of one image. levels: u8 [h, w, C], P2..P5   objectness: i32 [h, w, A], deltas: i32 [h, w, 4 A], P2..P6"""
+
+    levels: list[Bytes]
+    objectness: list[Codes]
+    deltas: list[Codes]
+
+
+@dataclass(frozen=True)
+class IntegerFound:
+    """What was found in one image, best first, as integers.
+
+    boxes: i64 [n, 4] in 1/256 pixel of the image itself   scores: i64 [n] in 2^-24   labels: i64 [n], class numbers from 0
+    probabilities: i32 [n, side, side] in 2^-15, of each box's mask   threshold: of its pixels, in 2^-30
+    """
+
+    boxes: Integers
+    scores: Integers
+    labels: Integers
+    probabilities: NDArray[np.int32]
+    height: int
+    width: int
+    threshold: int
+
+    @property
+    def detections(self) -> Detections:
+        """The same as floats; exactly, since units are powers of two."""
+        return Detections(self.boxes / 2**FRACTION, self.scores / 2**SCORE_FRACTION, self.labels)
+
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
+        """[height, width] of each detection, one at a time: all of a large image would not fit."""
+        for square, box in zip(self.probabilities, self.boxes, strict=True):
+            yield paste(square, box, self.height, self.width, self.threshold)
+
+
+class Runner(Protocol):
+    def run_all(self, images: NDArray[np.uint8], /) -> tuple[np.ndarray[Any, Any], ...]: ...
+
+
+class IntegerDetector:
+    """pyramid: its program for any image size   boxes, masks: of the heads, one a stage
+    threads: None takes every core   backend: both give the same bits; reference is slow
+    """
 
     def __init__(
         self,
@@ -34,54 +85,96 @@ class IntegerNetworks:
         boxes: Sequence[Program],
         masks: Sequence[Program],
         settings: DetectSettings,
+        between: Between,
         threads: int | None = None,
+        backend: Backend = "native",
     ) -> None:
-        self.template, self.settings, self.threads = pyramid, settings, threads
-        self.heads = [[_Head(program, threads) for program in part] for part in (boxes, masks)]
-        self.stages = len(boxes)
-        self.box_side, self.mask_side = (part[0].input.shape[0] for part in self.heads)
-        self._engines: OrderedDict[tuple[int, int], Engine] = OrderedDict()
+        between.check()
+        check_parts(between, pyramid, boxes, masks)
+        self.template, self.settings, self.between = pyramid, settings, between
+        self.threads, self.backend = threads, backend
+        maps = outputs(pyramid.header, "map")
+        zeros = [one.zero for one in maps]
+        self._boxes, self._masks = (
+            [_Head(program.header, self._runner(program), zeros, between.strides, ratios) for program, ratios in each]
+            for each in (
+                zip(boxes, between.box_squares, strict=True),
+                zip(masks, between.mask_squares, strict=True),
+            )
+        )
+        self._pyramids: OrderedDict[tuple[int, int], Runner] = OrderedDict()
 
-    def maps(self, pixels: Pixels) -> Maps:
-        padded = pad_pixels(pixels, self.settings)
-        engine = self._engine((padded.shape[0], padded.shape[1]))
-        outputs = [(o.kind, _values(o, x)[0]) for o, x in zip(engine.header.outputs, engine.run_all(padded[None]), strict=True)]
-        return Maps(*([x for kind, x in outputs if kind == wanted] for wanted in ("map", "scores", "deltas")))
+    def detect(self, image: Input) -> IntegerFound:
+        """All detections of one image, best first. Its sides are at most 8192 pixels after resizing."""
+        if max(image.size) > MAX_SIDE:
+            raise FqvitError(f"an image of {image.size[0]} x {image.size[1]}: sides are at most {MAX_SIDE}. Resize it.")
+        maps = self.maps(image.pixels)
+        proposals = propose(maps.objectness, maps.deltas, image.size, self.between)
+        chosen = self.classify(maps.levels, proposals, image.size)
+        probabilities = self.mask_probabilities(maps.levels, chosen)
+        boxes = rescaled(chosen.boxes, image.size, (image.height, image.width))
+        return IntegerFound(boxes, chosen.scores, chosen.labels, probabilities, image.height, image.width, self.between.mask)
 
-    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
-        classes, deltas = self.heads[0][stage].run(squares)
-        return classes, deltas
+    def maps(self, pixels: Pixels) -> CodeMaps:
+        """What the pyramid gives for u8 [h, w, 3], resized, not padded."""
+        padded = pad_with(pixels, self.between.padding)
+        found = [x[0] for x in self._pyramid((padded.shape[0], padded.shape[1])).run_all(padded[None])]
+        kinds = [output.kind for output in self.template.header.outputs]
+        return CodeMaps(
+            *([x for x, kind in zip(found, kinds, strict=True) if kind == one] for one in ("map", "scores", "deltas"))
+        )
 
-    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
-        (logits,) = self.heads[1][stage].run(squares)
-        chosen: Singles = logits[np.arange(len(labels)), :, :, labels]
-        return chosen
+    def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> Chosen:
+        """The box heads on given proposals, i64 [n, 4]: detections in the network's input."""
+        if len(boxes) == 0:
+            return Chosen(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        b = self.between
+        total = np.zeros((1, 1), np.int64)
+        for stage, head in enumerate(self._boxes):
+            logits, deltas = head.run(self._cut(levels, boxes, head))
+            total = total + scaled(logits, b.classes[stage])
+            if stage < b.stages - 1:
+                boxes = refine(boxes, logits, deltas, stage, size, b)
+        return choose(boxes, total, deltas, size, b)
 
-    def _engine(self, size: tuple[int, int]) -> Engine:
-        if size not in self._engines:
-            while len(self._engines) >= KEPT_SIZES:
-                self._engines.popitem(last=False)
-            self._engines[size] = Engine(resized(self.template, *size), self.threads)
-        self._engines.move_to_end(size)
-        return self._engines[size]
+    def mask_probabilities(self, levels: Sequence[Bytes], chosen: Chosen) -> NDArray[np.int32]:
+        """i32 [n, side, side] in 2^-15: of each one's class, the mean of all stages."""
+        count, side = len(chosen.boxes), 2 * self._masks[0].side
+        total = np.zeros((count, side, side), np.int64)
+        for stage, head in enumerate(self._masks if count else ()):
+            (logits,) = head.run(self._cut(levels, chosen.boxes, head))
+            own = logits[np.arange(count), :, :, chosen.labels]
+            total += sigmoid(scaled(own, self.between.mask_logits[stage]))
+        return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
+
+    def _cut(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
+        return cut_out(levels, boxes, head.side, self.between.areas, head.cuts, roi_align)
+
+    def _runner(self, program: Program) -> Runner:
+        return Engine(program, self.threads) if self.backend == "native" else Reference(program)
+
+    def _pyramid(self, size: tuple[int, int]) -> Runner:
+        if size not in self._pyramids:
+            while len(self._pyramids) >= KEPT_SIZES:
+                self._pyramids.popitem(last=False)
+            self._pyramids[size] = self._runner(resized(self.template, *size))
+        self._pyramids.move_to_end(size)
+        return self._pyramids[size]
 
 
 class _Head:
-    """One head's engine, and what its codes mean."""
+    """One head: what runs it, and how squares are cut for it from each map."""
 
-    def __init__(self, program: Program, threads: int | None) -> None:
-        if program.header.input is None:
-            raise FqvitError(f"{program.header.model}: takes pixels, expected a head of a detector, which takes squares.")
-        self.input: CodeInput = program.header.input
-        self.engine = Engine(program, threads)
+    def __init__(
+        self, header: Header, runner: Runner, zeros: Sequence[int], strides: Sequence[int], ratios: Sequence[Ratio]
+    ) -> None:
+        square = square_of(header)
+        self.side, self.runner = square.shape[0], runner
+        last = 2**square.bits - 1
+        self.cuts = [
+            Cut(stride, zero, ratio, square.zero, last) for stride, zero, ratio in zip(strides, zeros, ratios, strict=False)
+        ]
 
-    def run(self, squares: Singles) -> list[Singles]:
-        """[n, side, side, C] -> the values of every output."""
-        codes = np.floor(squares / self.input.scale + 0.5) + self.input.zero
-        outputs = self.engine.run_all(codes.clip(0, 2**self.input.bits - 1).astype(np.uint8))
-        return [_values(output, x) for output, x in zip(self.engine.header.outputs, outputs, strict=True)]
-
-
-def _values(output: Output, codes: NDArray[Any]) -> Singles:
-    """What the integers of an output mean."""
-    return ((codes.astype(np.float64) - output.zero) * output.scale).astype(np.float32)
+    def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
+        """u8 [n, side, side, C] -> every output, i32 [n, ...]."""
+        return self.runner.run_all(squares)

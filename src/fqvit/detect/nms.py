@@ -1,30 +1,34 @@
-"""Non-maximum suppression: of boxes that overlap too much, the one with the best score stays."""
+"""Non-maximum suppression: of boxes that overlap too much, the one with the best score stays. For floats and integers alike."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import Floats, overlaps
+from fqvit.detect.boxes import Numbers
 
 Indices = NDArray[np.intp]
 BLOCK = 256
+# Which of two lists of boxes overlap too much, [A, 4] x [B, 4] -> [A, B]: `near` of boxes.py or of fixed_boxes.py.
+Near = Callable[[Numbers, Numbers], NDArray[np.bool_]]
 
 
-def by_score(scores: Floats) -> Indices:
+def by_score(scores: Numbers) -> Indices:
     """Best first; equal scores in their order."""
     return np.argsort(-scores, kind="stable")
 
 
-def suppress(boxes: Floats, scores: Floats, iou: float) -> Indices:
-    """Numbers of the boxes that stay, best first: a box goes if one that stays before it overlaps it by more than `iou`."""
+def suppress(boxes: Numbers, scores: Numbers, near: Near[Numbers]) -> Indices:
+    """Numbers of the boxes that stay, best first: a box goes if one that stays before it is `near` it."""
     order = by_score(scores)
     kept = np.zeros(0, np.intp)
     # In blocks, so that thousands of boxes need no matrix of all pairs.
     for start in range(0, len(order), BLOCK):
         block = order[start : start + BLOCK]
-        block = block[~(overlaps(boxes[block], boxes[kept]) > iou).any(1)]
-        too_near = overlaps(boxes[block], boxes[block]) > iou
+        block = block[~near(boxes[block], boxes[kept]).any(1)]
+        too_near = near(boxes[block], boxes[block])
         stays = np.ones(len(block), bool)
         for i in range(len(block)):
             if stays[i]:
@@ -33,11 +37,11 @@ def suppress(boxes: Floats, scores: Floats, iou: float) -> Indices:
     return kept
 
 
-def suppress_groups(boxes: Floats, scores: Floats, groups: NDArray[np.int64], iou: float) -> Indices:
+def suppress_groups(boxes: Numbers, scores: Numbers, groups: NDArray[np.int64], near: Near[Numbers]) -> Indices:
     """As suppress, but only boxes of the same group (a class, a level) suppress each other."""
     kept = [np.zeros(0, np.intp)]
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
-        kept.append(members[suppress(boxes[members], scores[members], iou)])
+        kept.append(members[suppress(boxes[members], scores[members], near)])
     together = np.sort(np.concatenate(kept))
     return together[by_score(scores[together])]

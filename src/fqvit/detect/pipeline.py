@@ -1,7 +1,8 @@
-"""One image from pixels to detections and masks, whatever runs the networks.
+"""One image from pixels to detections and masks, in float, whatever runs the networks; and COCO results of any detections.
 
-`Networks` is what a runner must offer: float.py has torch's. The flow is that of Mask R-CNN for one stage and of Cascade
-Mask R-CNN for several: boxes move from stage to stage, class logits and mask probabilities are averaged.
+`Networks` is what a runner must offer: float.py has torch's. integer.py has the same flow in integers. It is that of Mask R-CNN
+for one stage and of Cascade Mask R-CNN for several: boxes move from stage to stage, class logits and mask probabilities are
+averaged.
 """
 
 from __future__ import annotations
@@ -44,19 +45,36 @@ class Networks(Protocol):
         """[n, side, side, C] -> mask logits of each one's class, [n, 2 side, 2 side]."""
 
 
+class Finding(Protocol):
+    """What was found in one image, by floats or by integers.
+
+    detections: boxes in pixels of the image itself, best first   height, width: of the image
+    """
+
+    @property
+    def detections(self) -> Detections: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
+        """[height, width] of each detection, one at a time: all of a large image would not fit."""
+
+
 @dataclass(frozen=True)
 class Found:
-    """detections: boxes in pixels of the image itself   probabilities: [n, side, side], of each box's mask"""
+    """Of the float detector. probabilities: [n, side, side], of each box's mask   threshold: from which pixels are in it"""
 
     detections: Detections
     probabilities: Floats
     height: int
     width: int
+    threshold: float
 
-    def masks(self, threshold: float) -> Iterator[NDArray[np.bool_]]:
-        """[height, width] of each detection, one at a time: all of a large image would not fit."""
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
         for square, box in zip(self.probabilities, self.detections.boxes, strict=True):
-            yield paste(square, box, self.height, self.width, threshold)
+            yield paste(square, box, self.height, self.width, self.threshold)
 
 
 def detect(networks: Networks, image: Input, s: DetectSettings) -> Found:
@@ -73,7 +91,7 @@ def detect(networks: Networks, image: Input, s: DetectSettings) -> Found:
         for stage in range(networks.stages):
             probabilities += sigmoid(networks.masks(stage, squares, found.labels).astype(np.float64)) / networks.stages
     here = Detections(image.back(found.boxes), found.scores, found.labels)
-    return Found(here, probabilities, image.height, image.width)
+    return Found(here, probabilities, image.height, image.width, s.mask)
 
 
 def classify(
@@ -102,7 +120,7 @@ class Result(TypedDict):
     segmentation: Runs
 
 
-def coco_results(found: Found, image_id: int, s: DetectSettings) -> list[Result]:
+def coco_results(found: Finding, image_id: int, s: DetectSettings) -> list[Result]:
     d = found.detections
     return [
         Result(
@@ -112,5 +130,5 @@ def coco_results(found: Found, image_id: int, s: DetectSettings) -> list[Result]
             score=round(float(score), 6),
             segmentation=to_runs(mask),
         )
-        for box, score, label, mask in zip(d.boxes, d.scores, d.labels, found.masks(s.mask), strict=True)
+        for box, score, label, mask in zip(d.boxes, d.scores, d.labels, found.masks(), strict=True)
     ]

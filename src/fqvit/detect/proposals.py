@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.detect.anchors import anchors
-from fqvit.detect.boxes import Floats, decode
+from fqvit.detect.boxes import Floats, decode, near
 from fqvit.detect.nms import by_score, suppress_groups
 from fqvit.detect.settings import DetectSettings
 
@@ -42,7 +42,7 @@ def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[
     # Boxes that clipping has emptied; comparing drops NaN too.
     solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))
     boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
-    kept = suppress_groups(boxes, scores, levels, s.proposal_iou)
+    kept = suppress_groups(boxes, scores, levels, near(s.proposal_iou))
     return boxes[kept[: s.proposals]]
 
 
@@ -78,5 +78,5 @@ def choose(
     decoded = decode(boxes[:, None], moves, stds, *size)
     box, label = np.nonzero(scores > s.score)
     chosen = decoded[box, label if decoded.shape[1] > 1 else 0]
-    kept = suppress_groups(chosen, scores[box, label], label, s.iou)[: s.detections]
+    kept = suppress_groups(chosen, scores[box, label], label, near(s.iou))[: s.detections]
     return Detections(chosen[kept], scores[box, label][kept], label[kept])
