@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,6 +25,11 @@ class Backend(StrEnum):
     reference = "reference"
 
 
+BACKENDS: dict[Backend | None, Literal["native", "reference"] | None] = {
+    None: None,
+    Backend.native: "native",
+    Backend.reference: "reference",
+}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", show_default=False)]
 Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Checkpoint of the float detector: .pth or .safetensors.")]
@@ -80,7 +85,7 @@ def evaluate(
         data=data,
         annotations=annotations,
         limit=limit,
-        backend=None if backend is None else backend.value,
+        backend=BACKENDS[backend],
         threads=threads,
         out=out,
         as_json=as_json,
@@ -100,7 +105,7 @@ def predict(
     """Find objects in images: boxes, classes, scores and masks."""
     from fqvit.commands import detect_predict
 
-    detect_predict.run(file, images, out, score, None if backend is None else backend.value, threads, as_json)
+    detect_predict.run(file, images, out, score, BACKENDS[backend], threads, as_json)
 
 
 @command("draw")

@@ -50,7 +50,7 @@ def run(
         picture = draw(one.image, one.results, str(one.name))
         out.mkdir(parents=True, exist_ok=True)
         with replacing(out / _free(one.name.stem, taken)) as temporary:
-            picture.save(temporary, "PNG")
+            picture.save(temporary, "PNG", compress_level=3)
         objects += len(one.results)
     count = total - len(unreadable)
     if as_json:

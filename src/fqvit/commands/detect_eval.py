@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fqvit.commands import detectors, inputs
 from fqvit.commands.output import say, say_json, table, warn, warn_of_skipped
@@ -14,6 +15,9 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import NAMES, average_precision, require_pycocotools
 from fqvit.images import spread
 from fqvit.progress import track
+
+if TYPE_CHECKING:
+    from fqvit.detect.integer import Backend
 
 HEADS = ("AP", "AP50", "AP75", "small", "medium", "large")
 
@@ -26,7 +30,7 @@ def run(
     data: Path | None,
     annotations: Path | None,
     limit: int | None,
-    backend: str | None,
+    backend: Backend | None,
     threads: int | None,
     out: Path | None,
     as_json: bool,

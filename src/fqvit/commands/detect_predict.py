@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fqvit.commands import detectors, inputs
 from fqvit.commands.output import say, say_json, table
 from fqvit.detect.pictures import expanded
 from fqvit.detect.results import NamedResult, write_results
+
+if TYPE_CHECKING:
+    from fqvit.detect.integer import Backend
 
 
 def run(
@@ -15,7 +19,7 @@ def run(
     images: list[Path],
     out: Path | None,
     score: float | None,
-    backend: str | None,
+    backend: Backend | None,
     threads: int | None,
     as_json: bool,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -12,12 +13,15 @@ from fqvit.commands import inputs
 from fqvit.commands.output import warn
 from fqvit.detect.images import Input, prepare
 from fqvit.detect.pictures import read_picture
-from fqvit.detect.pipeline import Found, coco_results
+from fqvit.detect.pipeline import Finding, coco_results
 from fqvit.detect.results import NamedResult, image_ids, named
 from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.errors import FqvitError
 from fqvit.images import UnreadableImage
 from fqvit.progress import track
+
+if TYPE_CHECKING:
+    from fqvit.detect.integer import Backend
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Ready:
     backend: str
     settings: DetectSettings
     classes: int
-    detect: Callable[[Input], Found]
+    detect: Callable[[Input], Finding]
 
     def results(self, image: Image.Image, image_id: int, file_name: str, least: float = 0.0) -> list[NamedResult]:
         """What is found in an image with a score of at least that."""
@@ -70,20 +74,14 @@ def check_score(score: float | None) -> float:
     return score or 0.0
 
 
-def program(path: Path, backend: str | None = None, threads: int | None = None) -> Ready:
+def program(path: Path, backend: Backend | None = None, threads: int | None = None) -> Ready:
     """Of a .fqvit file."""
-    from fqvit.detect.integer import IntegerNetworks
-    from fqvit.detect.pipeline import detect
     from fqvit.detect.program import DetectorProgram
 
     check_threads(threads)
     loaded = DetectorProgram.load(path)
-    networks = IntegerNetworks(loaded.pyramid, loaded.boxes, loaded.masks, loaded.settings, threads)
-
-    def run(image: Input) -> Found:
-        return detect(networks, image, loaded.settings)
-
-    return Ready(str(path), loaded.model, backend or "native", loaded.settings, loaded.classes, run)
+    ready = loaded.ready(threads, backend or "native")
+    return Ready(str(path), loaded.model, ready.backend, loaded.settings, loaded.classes, ready.detect)
 
 
 def float_detector(weights: Path, settings: Path | None, threads: int | None) -> Ready:
@@ -104,7 +102,7 @@ def float_detector(weights: Path, settings: Path | None, threads: int | None) ->
     loaded = load_detector(weights, changes)
     networks = FloatNetworks(loaded)
 
-    def run(image: Input) -> Found:
+    def run(image: Input) -> Finding:
         return detect(networks, image, loaded.settings)
 
     return Ready(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,18 @@ def _summary(d: DetectorProgram, parts: dict[str, Inspection], file: Path, wante
         "float_ops": sum(found.floats for found in parts.values()),
         "outside": OUTSIDE,
         "fingerprint": d.fingerprint(),
+        "between": _between(d),
         "parts": {name: _part(found, wanted) for name, found in parts.items()},
     }
 
 
+def _between(d: DetectorProgram) -> list[dict[str, Any]]:
+    """The proofs of what is between the networks."""
+    return [{"step": proof.buffer, "what": proof.what, "bound": proof.bound, "bits": proof.bits} for proof in d.between.check()]
+
+
 def _part(found: Inspection, wanted: dict[str, bool]) -> dict[str, Any]:
-    rows = {"sites": found.sites, "ops": found.ops, "proofs": found.proofs}
+    rows: dict[str, Sequence[msgspec.Struct]] = {"sites": found.sites, "ops": found.ops, "proofs": found.proofs}
     return {
         "op_count": len(found.ops),
         "ops_by_kind": found.op_kinds,
@@ -92,4 +100,17 @@ def _text(d: DetectorProgram, parts: dict[str, Inspection], file: Path) -> str:
         for name, found in parts.items()
     ]
     head = ("part", "ops", "sites", "weights", "bytes", "proofs", "least headroom")
-    return f"{facts(rows)}\n\n{table(head, lines)}\n\nNo overflow, proved part by part from the weights; --proofs lists them."
+    steps = [
+        (proof.buffer, proof.what, f"{proof.bound:,}", f"2^{proof.bits}", f"{proof.bits - math.log2(proof.bound):.1f} bits")
+        for proof in d.between.check()
+    ]
+    return "\n".join(
+        (
+            facts(rows),
+            "",
+            table(head, lines),
+            "",
+            "No overflow, proved part by part from the weights; --proofs lists them. Between the parts:",
+            table(("step", "value", "at most", "limit", "headroom"), steps, left=2),
+        )
+    )

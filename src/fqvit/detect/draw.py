@@ -31,15 +31,14 @@ def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image
     """The image, enlarged if it is small, with its results, the best on top. `name` is for messages."""
     factor = max(1, -(-LEAST_SIDE // max(image.size)))
     width, height = image.width * factor, image.height * factor
-    pixels = np.array(image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
+    picture = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     rising = sorted(results, key=lambda result: result["score"])
     for result in rising:
         if result["segmentation"]["size"] != [image.height, image.width]:
             size = " x ".join(map(str, result["segmentation"]["size"]))
             said = f"{name}: {image.height} x {image.width} pixels, but its results are of {size}"
             raise FqvitError(f"{said}. Pass the images that they were made of.")
-        _tint(pixels, result, factor)
-    picture = Image.fromarray(pixels)
+        _tint(picture, result, factor)
     pen = ImageDraw.Draw(picture)
     letters = _letter_height(width, height)
     font, line = _font(letters), max(2, letters // 7)
@@ -50,15 +49,16 @@ def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image
     return picture
 
 
-def _tint(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], result: NamedResult, factor: int) -> None:
+def _tint(picture: Image.Image, result: NamedResult, factor: int) -> None:
     mask = from_runs(result["segmentation"])
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if len(rows) == 0:
         return
-    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-    inside = mask[top:bottom, left:right].repeat(factor, 0).repeat(factor, 1)
-    part = pixels[top * factor : bottom * factor, left * factor : right * factor]
-    part[inside] = part[inside] * (1 - MASK_SHARE) + np.array(colour_of(result["category_id"])) * MASK_SHARE
+    top, bottom, left, right = (int(edge) for edge in (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1))
+    shares = Image.fromarray(mask[top:bottom, left:right] * np.uint8(255 * MASK_SHARE))
+    if factor > 1:
+        shares = shares.resize((shares.width * factor, shares.height * factor), Image.Resampling.NEAREST)
+    picture.paste(colour_of(result["category_id"]), (left * factor, top * factor), shares)
 
 
 def _edges(result: NamedResult, factor: int, width: int, height: int) -> tuple[float, float, float, float]:

@@ -53,6 +53,7 @@ def _put_together(header: DetectorHeader, constants: dict[str, Constant]) -> Det
         model=header.model,
         source=header.source,
         settings=header.settings,
+        between=header.between,
         pyramid=program("pyramid", header.pyramid),
         boxes=tuple(program(f"boxes.{stage}", one) for stage, one in enumerate(header.boxes)),
         masks=tuple(program(f"masks.{stage}", one) for stage, one in enumerate(header.masks)),

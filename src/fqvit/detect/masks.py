@@ -46,9 +46,13 @@ def paste(probabilities: Floats, box: Floats, height: int, width: int, threshold
 
 def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     """Lengths of the runs of False, True, False, ... column by column; the first may be 0."""
-    flat = mask.ravel(order="F").astype(np.int8)
-    changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0)))
-    return [int(n) for n in np.diff(np.concatenate([[0], changes, [flat.size]]))]
+    columns = np.flatnonzero(mask.any(0))
+    first, last = (columns[0], columns[-1] + 1) if len(columns) else (0, 0)
+    # Of the columns that have some: a mask is a small part of a large image.
+    flat = np.append(mask[:, first:last].ravel(order="F"), False).view(np.int8)
+    changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0))) + first * len(mask)
+    changes = changes[changes < mask.size]
+    return np.diff(np.concatenate([[0], changes, [mask.size]])).tolist()
 
 
 def to_runs(mask: NDArray[np.bool_]) -> Runs:

@@ -1,12 +1,13 @@
 """A detector as integer programs: the pyramid for any image size, a box head and a mask head a stage, and what lies between.
 
-verify() is the only gate: every part is a verified program, and the parts fit each other and the settings. Saving and loading
+verify() is the only gate: every part is a verified program, what is between them is proved not to overflow, and all of it fits
+together. Saving and loading
 are in file.py; docs/format.md is the page for readers in other languages. Needs no torch. Neighbour: ir/program.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from fqvit.detect.between import MAX_SIDE, Between, make_between, outputs
+from fqvit.detect.parts import check_parts
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
-from fqvit.ir.program import Header, Kind, Output, Program, Verified, fingerprint, plain_header
+from fqvit.ir.program import Header, Kind, Program, Verified, fingerprint, plain_header
 from fqvit.ir.resize import resized
 from fqvit.ir.value import DAMAGED, Constant, Value
 
 if TYPE_CHECKING:
+    from fqvit.detect.integer import Backend, IntegerDetector
     from fqvit.ir.lower_detector import LoweredDetector
     from fqvit.models.detector import FloatDetector
 
 VERSION = 1
-MAX_SIDE = 8192  # of images that networks see; boxes between them are proved for it
+PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
 class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +40,7 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str
     source: str
     settings: DetectSettings
+    between: Between
     pyramid: Header
     boxes: tuple[Header, ...]
     masks: tuple[Header, ...]
@@ -48,6 +53,7 @@ class DetectorProgram:
     model: str
     source: str
     settings: DetectSettings
+    between: Between = field(repr=False)
     pyramid: Program = field(repr=False)
     boxes: tuple[Program, ...] = field(repr=False)
     masks: tuple[Program, ...] = field(repr=False)
@@ -55,8 +61,10 @@ class DetectorProgram:
     @staticmethod
     def of(detector: FloatDetector, lowered: LoweredDetector) -> DetectorProgram:
         """What lowering gave, and the detector that it was made of."""
+        boxes, masks = ([program.header for program in part] for part in (lowered.boxes, lowered.masks))
+        between = make_between(detector.settings, lowered.template.header, boxes, masks)
         return DetectorProgram(
-            detector.name, detector.source, detector.settings, lowered.template, lowered.boxes, lowered.masks
+            detector.name, detector.source, detector.settings, between, lowered.template, lowered.boxes, lowered.masks
         )
 
     @property
@@ -76,6 +84,7 @@ class DetectorProgram:
             model=self.model,
             source=self.source,
             settings=self.settings,
+            between=self.between,
             pyramid=self.pyramid.header,
             boxes=tuple(part.header for part in self.boxes),
             masks=tuple(part.header for part in self.masks),
@@ -115,8 +124,17 @@ class DetectorProgram:
                 found[name] = program.verify()
             except FqvitError as error:
                 raise FqvitError(f"{name}: {error}") from None
-        _check_fit(self, found)
+        self.between.check()
+        check_parts(self.between, self.pyramid, self.boxes, self.masks)
+        _check_pyramid(self.pyramid, found["pyramid"].buffers, self.between.strides)
+        _check_settings(self.settings, self)
         return found
+
+    def ready(self, threads: int | None = None, backend: Backend = "native") -> IntegerDetector:
+        """To run it. threads: None takes every core   backend: both give the same bits; reference is slow"""
+        from fqvit.detect.integer import IntegerDetector
+
+        return IntegerDetector(self.pyramid, self.boxes, self.masks, self.settings, self.between, threads, backend)
 
     def save(self, path: str | Path) -> None:
         from fqvit.detect.file import save
@@ -130,78 +148,31 @@ class DetectorProgram:
         return load(Path(path))
 
 
-def _check_fit(d: DetectorProgram, verified: dict[str, Verified]) -> None:
-    """The parts fit each other and the settings, so that nothing between them reads beyond an array."""
-    s, p = d.settings, d.pyramid.header
-    _expect("detector", len(d.boxes) == len(d.masks) > 0, f"{len(d.boxes)} box heads and {len(d.masks)} mask heads")
+def _check_settings(s: DetectSettings, d: DetectorProgram) -> None:
+    """What running takes from the settings: the size of images, and names and numbers of the classes found."""
     _expect("settings", max(s.short, s.long) <= MAX_SIDE, f"images of {s.short} x {s.long}, at most {MAX_SIDE} can be")
-    _expect("settings", len(s.stds) >= d.stages, f"stds of {len(s.stds)} stages for {d.stages}")
-    _expect("pyramid", p.input is None and p.preprocess.channels == 3, "does not take colour images")
+    for what, given in (("class names", s.classes), ("categories", s.categories)):
+        _expect("settings", len(given) in (0, d.classes), f"{len(given)} {what} for {d.classes} classes")
+    _expect("settings", len(set(s.categories)) == len(s.categories), "a category twice")
     for name, program in d.parts():
         preprocess = program.header.preprocess
         same = preprocess.mean == s.mean and preprocess.std == s.std
         _expect(name, same, "its pixels have another mean or std than those of the settings")
-    levels, channels = _check_pyramid(d, verified["pyramid"])
-    _expect("settings", levels + 1 == len(s.strides), f"{len(s.strides)} strides for a pyramid of {levels} levels")
-    classes = _shape(verified["boxes.0"], d.boxes[0].header.output)[-1] - 1
-    _expect("boxes.0", classes >= 1, "no class beside the background")
-    for what, given in (("class names", s.classes), ("categories", s.categories)):
-        _expect("settings", len(given) in (0, classes), f"{len(given)} {what} for {classes} classes")
-    _expect("settings", len(set(s.categories)) == len(s.categories), "a category twice")
-    for stage in range(d.stages):
-        box, mask = f"boxes.{stage}", f"masks.{stage}"
-        side = _check_head(box, d.boxes[stage], channels, ("logits", "deltas"), d.boxes[0])
-        logits, deltas = (_shape(verified[box], output) for output in d.boxes[stage].header.outputs)
-        _expect(box, logits == (classes + 1,), f"logits of shape {list(logits)} for {classes} classes")
-        _expect(box, deltas in ((4,), (4 * classes,)), f"deltas of shape {list(deltas)} for {classes} classes")
-        side = _check_head(mask, d.masks[stage], channels, ("scores",), d.masks[0])
-        (found,) = (_shape(verified[mask], output) for output in d.masks[stage].header.outputs)
-        _expect(mask, found == (2 * side, 2 * side, classes), f"masks of shape {list(found)} for {classes} classes")
 
 
-def _check_pyramid(d: DetectorProgram, verified: Verified) -> tuple[int, int]:
-    """How many levels heads are cut from, and their channels."""
-    s, header = d.settings, d.pyramid.header
-    shapes: dict[str, list[tuple[int, ...]]] = {"map": [], "scores": [], "deltas": []}
-    for output in header.outputs:
-        _expect("pyramid", output.kind in shapes, f"an output of kind {output.kind}")
-        shapes[output.kind].append(_shape(verified, output))
-    maps, scores, deltas = shapes.values()
-    counts = [len(part) for part in (maps, scores, deltas)]
-    _expect("pyramid", counts == [len(maps), len(maps) + 1, len(maps) + 1] and len(maps) > 0, f"{counts} levels")
-    kinds = [output.kind for output in header.outputs]
-    _expect("pyramid", kinds == sorted(kinds, key=list(shapes).index), "outputs in another order than maps, scores, deltas")
-    anchors, channels = len(s.anchor_ratios), maps[0][-1]
+def _check_pyramid(pyramid: Program, buffers: Mapping[str, Value], strides: tuple[int, ...]) -> None:
+    """It is a pyramid of colour images, with levels at these strides, for images of every size."""
+    header = pyramid.header
+    _expect("pyramid", header.input is None and header.preprocess.channels == 3, "does not take colour images")
     height, width, _ = header.input_shape
-    for level, stride in enumerate(s.strides[: len(scores)]):
-        grid = (-(-height // stride), -(-width // stride))
-        wanted = [(scores, anchors), (deltas, 4 * anchors), *([(maps, channels)] if level < len(maps) else [])]
-        for part, last in wanted:
-            said = f"level {level} of shape {list(part[level])}, expected {[*grid, last]} at stride {stride}"
-            _expect("pyramid", part[level] == (*grid, last), said)
-    again = resized(d.pyramid, height, width)
-    same = again.header == header and again.constants.keys() == d.pyramid.constants.keys()
-    same = same and all(np.array_equal(again.constants[name], array) for name, array in d.pyramid.constants.items())
+    for kind in PYRAMID_KINDS:
+        for output, stride in zip(outputs(header, kind), strides, strict=False):
+            shape, grid = buffers[output.buffer].shape[:2], (-(-height // stride), -(-width // stride))
+            _expect("pyramid", shape == grid, f"{output.buffer} is {list(shape)}, expected {list(grid)} at stride {stride}")
+    again = resized(pyramid, height, width)
+    same = again.header == header and again.constants.keys() == pyramid.constants.keys()
+    same = same and all(np.array_equal(again.constants[name], array) for name, array in pyramid.constants.items())
     _expect("pyramid", same, "its moves do not lead to the program itself")
-    return len(maps), channels
-
-
-def _check_head(name: str, program: Program, channels: int, kinds: tuple[Kind, ...], first: Program) -> int:
-    """The side of the squares that it takes, as all stages do."""
-    found = program.header.input
-    _expect(name, found is not None, "takes pixels, expected squares of a pyramid")
-    assert found is not None
-    given = tuple(output.kind for output in program.header.outputs)
-    _expect(name, given == kinds, f"gives {', '.join(given)}, expected {', '.join(kinds)}")
-    rows, columns, depth = found.shape
-    fits = rows == columns and depth == channels and found.shape == first.header.input_shape
-    _expect(name, fits, f"takes squares of {list(found.shape)}, which the pyramid and the other stages do not")
-    return rows
-
-
-def _shape(verified: Verified, output: Output) -> tuple[int, ...]:
-    value: Value = verified.buffers[output.buffer]
-    return value.shape
 
 
 def _expect(part: str, condition: bool, said: str) -> None:
