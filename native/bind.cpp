@@ -6,12 +6,15 @@
 
 #include "cpu.h"
 #include "engine.h"
+#include "roialign.h"
 
 namespace nb = nanobind;
 
 namespace {
 
 using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Boxes = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
 nb::dict features() {
@@ -118,6 +121,21 @@ nb::object buffer(const fqvit::Engine& engine, int number) {
     return out;
 }
 
+nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, std::int64_t cell, std::int32_t zero, std::int64_t mult,
+                     int shift, std::int32_t head_zero, std::int32_t last, int threads, const std::string& instruction_set) {
+    const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(map.shape(i)); };
+    const auto count = static_cast<std::int64_t>(boxes.shape(0));
+    fqvit::Alignment a{map.data(), axis(0), axis(1), axis(2), zero, boxes.data(), count, side, cell, mult, shift, head_zero, last, nullptr};
+    fqvit::check_alignment(a);
+    fqvit::need(threads >= 1 && threads <= 256, "threads are 1 to 256");
+    const std::string name = fqvit::machine_of(instruction_set).gemm->name;
+    const fqvit::Value square{fqvit::DType::u8, {side, side, a.channels}, 0, last};
+    nb::object out = new_array(square, count, a.y);
+    const nb::gil_scoped_release release;
+    fqvit::roi_align(a, threads, name != "scalar" && fqvit::cpu_features().avx2);
+    return out;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -125,6 +143,9 @@ NB_MODULE(_native, m) {
     m.attr("version") = FQVIT_VERSION;
     m.def("cpu_features", &features, "Integer instruction sets that this machine can run, by name.");
     m.def("instruction_sets", &fqvit::instruction_sets, "Families of kernels that this build has and this CPU can run, best first.");
+    m.def("roi_align", &roi_align, nb::arg("map").noconvert(), nb::arg("boxes").noconvert(), nb::arg("side"), nb::arg("cell"),
+          nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"), nb::arg("threads"),
+          nb::arg("instruction_set") = "", "Codes of a square for each box, cut out of a map.");
     nb::exception<fqvit::BadProgram>(m, "BadProgram", PyExc_ValueError);
     nb::class_<fqvit::Engine>(m, "Engine")
         .def(nb::init<fqvit::Shape, const std::string&, int>(), nb::arg("image"), nb::arg("instruction_set"), nb::arg("threads"))

@@ -17,6 +17,21 @@ def cpu_features() -> dict[str, bool]:
 def instruction_sets() -> list[str]:
     """Families of kernels that this build has and this CPU can run, best first."""
 
+def roi_align(
+    map: NDArray[np.uint8],
+    boxes: NDArray[np.int64],
+    side: int,
+    cell: int,
+    zero: int,
+    mult: int,
+    shift: int,
+    head_zero: int,
+    last: int,
+    threads: int,
+    instruction_set: str = "",
+) -> NDArray[np.uint8]:
+    """native/roialign.h: [h, w, C] and boxes [n, 4] -> [n, side, side, C]. BadProgram where a limit is passed."""
+
 class Engine:
     """native/engine.h. Values are known by number: 0 are the pixels, the others as constant() and add() return them."""
 

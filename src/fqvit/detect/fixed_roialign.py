@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit import _native
 from fqvit.detect.between import ALIGN_FRACTION, FRACTION, Ratio
 from fqvit.detect.boxes import areas
 from fqvit.detect.fixed_exp import Integers
@@ -66,10 +67,15 @@ def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Intege
 
 
 def roi_align(map_: Bytes, boxes: Integers, side: int, cut: Cut) -> Bytes:
-    """u8 [h, w, C] and boxes i64 [n, 4] -> codes u8 [n, side, side, C]. The definition; slow.
+    """u8 [h, w, C] and boxes i64 [n, 4] -> codes u8 [n, side, side, C]: clamp(requantize(sum) + head_zero). Slow."""
+    codes = requantize(align_sums(map_, boxes, side, cut), cut.ratio.mult, cut.ratio.shift) + cut.head_zero
+    return np.asarray(codes.clip(0, cut.last).astype(np.uint8))
 
-    strip = (sum_rows weight (code - zero) + 2^7) >> 8: at most 255 2^7, in int32
-    code  = clamp(requantize(sum_columns weight strip) + head_zero): the sum is below 2^31
+
+def align_sums(map_: Bytes, boxes: Integers, side: int, cut: Cut) -> Integers:
+    """As roi_align, in 2^-22 steps of the map: i64 [n, side, side, C], below 2^31.
+
+    strip = (sum_rows weight (code - zero) + 2^7) >> 8: at most about 255 2^7;   sum = sum_columns weight strip
     """
     height, width, channels = map_.shape
     cell = cut.stride << FRACTION
@@ -81,8 +87,18 @@ def roi_align(map_: Bytes, boxes: Integers, side: int, cut: Cut) -> Bytes:
         part = values[np.ix_(used_rows, used_columns)]
         strips = round_shift(np.tensordot(rows[:, used_rows], part, 1), WEIGHT - STRIP)
         squares[n] = np.einsum("bx,axc->abc", columns[:, used_columns], strips)
-    codes = requantize(squares, cut.ratio.mult, cut.ratio.shift) + cut.head_zero
-    return np.asarray(codes.clip(0, cut.last).astype(np.uint8))
+    return squares
+
+
+def native_roi_align(threads: int, isa: str = "") -> Align:
+    """roi_align on the compiled side; the same bits with every number of threads and every instruction set ("" is the best)."""
+
+    def align(map_: Bytes, boxes: Integers, side: int, cut: Cut) -> Bytes:
+        cell, ratio = cut.stride << FRACTION, cut.ratio
+        codes = (cut.zero, ratio.mult, ratio.shift, cut.head_zero, cut.last)
+        return _native.roi_align(np.ascontiguousarray(map_), boxes, side, cell, *codes, threads, isa)
+
+    return align
 
 
 def cut_out(

@@ -6,6 +6,7 @@ found.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from fqvit.detect.fixed_boxes import rescaled, scaled
 from fqvit.detect.fixed_exp import Integers, sigmoid
 from fqvit.detect.fixed_masks import paste
 from fqvit.detect.fixed_proposals import Chosen, Codes, choose, propose, refine
-from fqvit.detect.fixed_roialign import Bytes, Cut, cut_out, roi_align
+from fqvit.detect.fixed_roialign import Bytes, Cut, cut_out, native_roi_align, roi_align
 from fqvit.detect.images import Input, Pixels, pad_with
 from fqvit.detect.parts import check_parts
 from fqvit.detect.proposals import Detections
@@ -28,8 +29,9 @@ from fqvit.errors import FqvitError
 from fqvit.ir.fixed import round_divide
 from fqvit.ir.program import Header, Program
 from fqvit.ir.resize import resized
-from fqvit.runtime.native import Engine
+from fqvit.runtime.native import ISA, Engine
 from fqvit.runtime.reference import Reference
+from fqvit.workers import cores
 
 KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
 Backend = Literal["native", "reference"]
@@ -102,6 +104,8 @@ class IntegerDetector:
                 zip(masks, between.mask_squares, strict=True),
             )
         )
+        isa = os.environ.get(ISA, "")
+        self._align = native_roi_align(threads or cores(), isa) if backend == "native" else roi_align
         self._pyramids: OrderedDict[tuple[int, int], Runner] = OrderedDict()
 
     def detect(self, image: Input) -> IntegerFound:
@@ -148,7 +152,7 @@ class IntegerDetector:
         return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
 
     def _cut(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
-        return cut_out(levels, boxes, head.side, self.between.areas, head.cuts, roi_align)
+        return cut_out(levels, boxes, head.side, self.between.areas, head.cuts, self._align)
 
     def _runner(self, program: Program) -> Runner:
         return Engine(program, self.threads) if self.backend == "native" else Reference(program)
