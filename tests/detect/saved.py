@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
+import pytest
 
 from fqvit.detect.program import DetectorProgram
 from fqvit.ir.lower_detector import LoweredDetector
@@ -61,3 +64,19 @@ def write_all(folder: Path) -> None:
     save_detector(folder / "shapes.safetensors", detector.module, detector.settings)
     for name, count, split in (("train", 3, shapes().TRAIN_SPLIT), ("val", 4, shapes().VAL_SPLIT)):
         shapes().write_split(folder, name, count, (split, 0))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    write_all(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+
+
+def results_of(path: Path | str) -> list[dict[str, Any]]:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
