@@ -52,7 +52,8 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     flat = np.append(mask[:, first:last].ravel(order="F"), False).view(np.int8)
     changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0))) + first * len(mask)
     changes = changes[changes < mask.size]
-    return np.diff(np.concatenate([[0], changes, [mask.size]])).tolist()
+    lengths: list[int] = np.diff(np.concatenate([[0], changes, [mask.size]])).tolist()
+    return lengths
 
 
 def to_runs(mask: NDArray[np.bool_]) -> Runs:
