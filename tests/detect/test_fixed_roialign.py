@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fqvit import _native
-from fqvit.detect.between import Ratio
+from fqvit.detect.between import Ratio, least_area
 from fqvit.detect.fixed_roialign import Cut, align_sums, axis_weights, cut_out, level_of, native_roi_align, roi_align
 from fqvit.detect.roialign import level_of as float_level_of
 from fqvit.detect.roialign import roi_align as float_roi_align
@@ -129,12 +129,10 @@ def test_a_flat_map_gives_its_value_inside() -> None:
 
 
 def test_levels_are_the_float_ones() -> None:
-    from fqvit.detect.between import _least_area
-
     rng = np.random.default_rng(0)
     side = np.concatenate([rng.integers(0, 2**21, 500), [0, 1], *([256 * 56 * 2**k + d for d in (-1, 0, 1)] for k in range(5))])
     boxes = np.stack([side * 0, side * 0, side, side], 1).astype(np.int64)
-    found = level_of(boxes, [_least_area(56.0, k) for k in (1, 2, 3)])
+    found = level_of(boxes, [least_area(56.0, k) for k in (1, 2, 3)])
     assert (found == float_level_of(boxes / 256, 56.0, 4)).all() and set(found) == {0, 1, 2, 3}
 
 

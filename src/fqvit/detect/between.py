@@ -163,8 +163,8 @@ def make_between(settings: DetectSettings, pyramid: Header, boxes: Sequence[Head
     made = Between(
         padding=padding(s),
         strides=s.strides,
-        anchors=tuple(_halves(stride, s) for stride in s.strides),
-        areas=tuple(_least_area(s.finest, level) for level in range(1, len(maps))),
+        anchors=tuple(anchor_halves(stride, s) for stride in s.strides),
+        areas=tuple(least_area(s.finest, level) for level in range(1, len(maps))),
         objectness=tuple(_ratio(output.buffer, output.scale / finest * FINER) for output in scores),
         deltas=tuple(_four(output, (1.0, 1.0, 1.0, 1.0)) for output in deltas),
         box_deltas=tuple(_four(outputs(head, "deltas")[0], stds) for head, stds in zip(boxes, s.stds, strict=False)),
@@ -215,13 +215,13 @@ def _check_settings(s: DetectSettings, levels: int, stages: int) -> None:
         raise FqvitError(f"settings: images of {s.short} x {s.long}. Integer detectors take sides up to {MAX_SIDE}.")
 
 
-def _halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]:
+def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]:
     """As fqvit.detect.anchors, in 1/256 pixel; too large ones are refused by check()."""
     side = stride * s.anchor_scale / 2 * 2**FRACTION
     return tuple((max(round(side / math.sqrt(r)), 1), max(round(side * math.sqrt(r)), 1)) for r in s.anchor_ratios)
 
 
-def _least_area(finest: float, level: int) -> int:
+def least_area(finest: float, level: int) -> int:
     """Of level_of in fqvit.detect.roialign: side >= finest (2^level - 1e-6)."""
     side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**FRACTION
     least: int = math.ceil(side * side)

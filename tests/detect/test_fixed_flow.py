@@ -1,0 +1,144 @@
+"""The integer flow: no float anywhere on its way, and the same choices as the float flow on the same numbers."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from fqvit.detect import integer as integer_module
+from fqvit.detect.fixed_boxes import scaled
+from fqvit.detect.fixed_proposals import choose, propose, refine
+from fqvit.detect.images import prepare
+from fqvit.detect.proposals import choose as float_choose
+from fqvit.detect.proposals import propose as float_propose
+from fqvit.detect.proposals import refine as float_refine
+
+from .test_fixed_between import S, between
+
+HERE = Path(integer_module.__file__).parent
+# Files whose every function is on the way from pixels to masks.
+FILES = ("fixed_boxes", "fixed_exp", "fixed_masks", "fixed_proposals", "fixed_roialign", "nms")
+FLOATS = (float, np.floating, complex)
+
+
+def floats_in(value: Any, depth: int = 3) -> Iterator[str]:
+    if isinstance(value, FLOATS) or (isinstance(value, np.ndarray) and value.dtype.kind not in "iub"):
+        yield type(value).__name__
+    elif isinstance(value, list | tuple) and depth:
+        for each in value:
+            yield from floats_in(each, depth - 1)
+
+
+class Watch:
+    """Looks at the variables of every function of the detection package as it returns."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.found: set[str] = set()
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event != "return" or path.parent != HERE:
+            return
+        name = f"{path.stem}.{frame.f_code.co_name}"
+        self.seen.add(name)
+        for variable, value in [*frame.f_locals.items(), ("its result", argument)]:
+            self.found.update(f"{name}: {variable} is {kind}" for kind in floats_in(value))
+
+
+def test_no_variable_is_a_float_from_pixels_to_masks() -> None:
+    pytest.importorskip("torch")
+    from .detectors import SETTINGS
+    from .test_integer import integer
+    from .test_programs import pictures
+
+    for name, backend in (("mask r-cnn", "native"), ("cascade of 4conv1fc", "reference")):
+        detector, picture, watch = integer(name, backend), pictures()[0], Watch()  # type: ignore[arg-type]
+        sys.setprofile(watch)
+        try:
+            found = detector.detect(prepare(picture, SETTINGS))
+            masks = list(found.masks())
+        finally:
+            sys.setprofile(None)
+        assert masks and watch.found == set()
+        for needed in (
+            "images.resize",
+            "fixed_proposals.propose",
+            "fixed_boxes.decode",
+            "fixed_exp.softmax",
+            "fixed_masks.paste",
+        ):
+            assert needed in watch.seen
+        assert "boxes.decode" not in watch.seen and ("fixed_roialign.axis_weights" in watch.seen) == (backend == "reference")
+
+
+def test_the_watch_finds_floats() -> None:
+    watch = Watch()
+    sys.setprofile(watch)
+    try:
+        float_propose([np.zeros((1, 1, 2))] * 3, [np.zeros((1, 1, 8))] * 3, (16, 16), S)
+    finally:
+        sys.setprofile(None)
+    assert any(line.startswith("boxes.decode: size is ndarray") for line in watch.found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_text_has_no_float_and_no_true_division(name: str) -> None:
+    tree = ast.parse((HERE / f"{name}.py").read_text())
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Constant) or not isinstance(node.value, float)
+        assert not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.Div)
+        named = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        assert named not in ("float", "float32", "float64", "mean", "sqrt", "exp", "log", "log2", "divide", "true_divide")
+
+
+def test_proposals_are_the_float_ones() -> None:
+    rng, b = np.random.default_rng(0), between()
+    s = msgspec.structs.replace(S, proposals_a_level=80, proposals=40)
+    b = msgspec.structs.replace(b, proposals_a_level=80, proposals=40)
+    grids = [(12, 10), (6, 5), (3, 3)]
+    objectness = [rng.permutation(h * w * 2).reshape(h, w, 2).astype(np.int32) * 3 + i for i, (h, w) in enumerate(grids)]
+    deltas = [rng.integers(-30, 30, (h, w, 8)).astype(np.int32) for h, w in grids]
+    found = propose(objectness, deltas, (47, 40), b)
+    exact = float_propose([x * 0.05 / (i + 1) for i, x in enumerate(objectness)], [x * 0.05 for x in deltas], (47, 40), s)
+    assert len(found) == len(exact) == 40
+    # Anchors are rounded to 1/256 pixel and grow up to e^1.5 times.
+    assert np.abs(found / 256 - exact).max() < 5 / 256
+
+
+@pytest.mark.parametrize("deltas_of", [4, 12])
+def test_refining_and_choosing_are_the_float_ones(deltas_of: int) -> None:
+    rng, b = np.random.default_rng(1), between()
+    corner = rng.integers(0, 200 * 256, (80, 2))
+    boxes = np.concatenate([corner, corner + rng.integers(256, 90 * 256, (80, 2))], 1)
+    first, second = (rng.integers(-40, 40, (80, 4)).astype(np.int32) for _ in range(2))
+    deltas, size = rng.integers(-60, 60, (80, deltas_of)).astype(np.int32), (250, 260)
+    real = deltas * 0.03
+    moved = refine(boxes, first, deltas, 0, size, b)
+    assert np.abs(moved / 256 - float_refine(boxes / 256, first * 0.1, real, S.stds[0], size)).max() <= 1 / 128
+    total = scaled(first, b.classes[0]) + scaled(second, b.classes[1])
+    found = choose(boxes, total, deltas, size, b)
+    exact = float_choose(boxes / 256, (first + second) * 0.1 / 2, real, S.stds[1], size, S)
+    assert len(found.scores) == len(exact.scores) > 20
+    assert np.abs(found.scores / 2**24 - exact.scores).max() < 2**-22
+    assert (found.labels == exact.labels).all() and np.abs(found.boxes / 256 - exact.boxes).max() <= 1 / 128
+
+
+def test_large_images_are_resized_without_floats() -> None:
+    watch = Watch()
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (70, 300, 3), np.uint8))
+    sys.setprofile(watch)
+    try:
+        made = prepare(image, S)
+    finally:
+        sys.setprofile(None)
+    assert made.size == (311, 1333) and watch.found == set() and "images._axis" in watch.seen
