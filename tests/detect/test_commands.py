@@ -245,6 +245,15 @@ def test_polygons_boxes_alone_and_crowds_are_taken(tmp_path: Path) -> None:
     assert evaluated("shapes.fqvit", "--json", annotations=tmp_path / "a.json").json["box_ap"] is None
 
 
+def test_an_unreadable_image_is_named_by_eval(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    shutil.copytree("val", tmp_path / "val")
+    (tmp_path / "val" / "000002.jpg").write_bytes(b"no image")
+    words = ("--data", tmp_path / "val", "--annotations", "instances_val.json", "-o", tmp_path / "r.json")
+    refused(fqvit("detect", "eval", "shapes.fqvit", *words), "000002.jpg", "1 of 4 images")
+    assert not (tmp_path / "r.json").exists()
+
+
 def test_eval_refuses_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     refused(evaluated(), "FILE.fqvit")
