@@ -127,12 +127,11 @@ nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, st
     const auto count = static_cast<std::int64_t>(boxes.shape(0));
     fqvit::Alignment a{map.data(), axis(0), axis(1), axis(2), zero, boxes.data(), count, side, cell, mult, shift, head_zero, last, nullptr};
     fqvit::check_alignment(a);
-    fqvit::need(threads >= 1 && threads <= 256, "threads are 1 to 256");
     const std::string name = fqvit::machine_of(instruction_set).gemm->name;
     const fqvit::Value square{fqvit::DType::u8, {side, side, a.channels}, 0, last};
     nb::object out = new_array(square, count, a.y);
     const nb::gil_scoped_release release;
-    fqvit::roi_align(a, threads, name != "scalar" && fqvit::cpu_features().avx2);
+    fqvit::roi_align(a, std::clamp(threads, 1, 256), name != "scalar" && fqvit::cpu_features().avx2);
     return out;
 }
 

@@ -86,7 +86,7 @@ def long_decode(
     mantissa, exponent = (int(x) for x in power_of_two(np.array(min(max(grown, -limit), limit), np.int64)))
     half = round_shift((high - low) * mantissa, 23 - exponent)
     centre = (low + high) * 128 + round_shift(moved * (high - low), 16)
-    first, last = (min(max(round_shift(edge, 8), 0), side << 8) for edge in (centre - half, centre + half))
+    first, last = (min(max(round_shift(edge, 8), 0), 2**21) for edge in (centre - half, centre + half))
     return first, last
 
 
@@ -98,7 +98,7 @@ def test_decoding_overflows_with_no_ratio(ratios: tuple[Ratio, Ratio], limit: in
     move, log = data.draw(DELTAS), data.draw(DELTAS)
     box, delta = np.array([low, low, high, high], np.int64), np.array([move, move, log, log], np.int32)
     found = decode(box, delta, (ratios[0], ratios[0], ratios[1], ratios[1]), limit, (8192, 8192)).tolist()
-    assert tuple(found[::2]) == tuple(found[1::2]) == long_decode(low, high, move, log, ratios, limit, 8192)
+    assert tuple(found[::2]) == tuple(found[1::2]) == long_decode(low, high, move, log, ratios, limit)
 
 
 def test_anchors_are_the_float_ones() -> None:

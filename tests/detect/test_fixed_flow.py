@@ -46,10 +46,9 @@ class Watch:
         self.found: set[str] = set()
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event != "return" or path.parent != HERE:
+        if event != "return" or not frame.f_code.co_filename.startswith(str(HERE)):
             return
-        name = f"{path.stem}.{frame.f_code.co_name}"
+        name = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
         self.seen.add(name)
         for variable, value in [*frame.f_locals.items(), ("its result", argument)]:
             self.found.update(f"{name}: {variable} is {kind}" for kind in floats_in(value))

@@ -150,7 +150,7 @@ def test_each_box_is_cut_from_its_own_level(align: object) -> None:
     "change",
     [
         {"side": 0}, {"side": 65}, {"cell": 255}, {"cell": 2**18 + 1}, {"zero": 256}, {"zero": -1}, {"mult": 2**31},
-        {"mult": -1}, {"shift": 0}, {"shift": 63}, {"head_zero": 256}, {"last": 256}, {"threads": 0},
+        {"mult": -1}, {"shift": 0}, {"shift": 63}, {"head_zero": 256}, {"last": 256},
         {"boxes": np.array([[0, 0, 0, 2**24 + 1]])}, {"boxes": np.array([[-(2**62), 0, 0, 0]])},
         {"map": np.zeros((1, 8193, 1), np.uint8)},
         {"map": np.zeros((0, 3, 1), np.uint8)}, {"map": np.zeros((2, 3, 0), np.uint8)},

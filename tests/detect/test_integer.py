@@ -9,10 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from fqvit.detect.between import Between, make_between
-from fqvit.detect.images import Input, prepare
+from fqvit.detect.boxes import overlaps
+from fqvit.detect.images import Input, Pixels, pad_pixels, prepare
 from fqvit.detect.integer import Backend, IntegerDetector, IntegerFound
-from fqvit.detect.pipeline import coco_results
+from fqvit.detect.pipeline import Maps, coco_results, detect
+from fqvit.detect.roialign import Singles
 from fqvit.errors import FqvitError
+from fqvit.ir.program import Program
+from fqvit.runtime.native import Engine
 
 pytest.importorskip("torch")
 
@@ -82,6 +86,55 @@ def test_images_of_every_size_are_detected_on(name: str) -> None:
         assert len(coco_results(found, 1, SETTINGS)) == len(d.boxes)
 
 
+class RealNumbers:
+    """The same programs, but what lies between them in float: Networks of pipeline.py."""
+
+    def __init__(self, name: str) -> None:
+        low = lowered(name, "fqvit")
+        self.low, self.stages = low, len(low.boxes)
+        self.box_side, self.mask_side = low.boxes[0].input_shape[0], low.masks[0].input_shape[0]
+
+    def maps(self, pixels: Pixels) -> Maps:
+        padded = pad_pixels(pixels, SETTINGS)
+        program = self.low.pyramid(padded.shape[0], padded.shape[1])
+        found = [(output.kind, x[0]) for output, x in zip(program.header.outputs, values(program, padded[None]), strict=True)]
+        return Maps(*([x for kind, x in found if kind == wanted] for wanted in ("map", "scores", "deltas")))
+
+    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
+        classes, deltas = values(self.low.boxes[stage], self.codes(self.low.boxes[stage], squares))
+        return classes, deltas
+
+    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
+        (logits,) = values(self.low.masks[stage], self.codes(self.low.masks[stage], squares))
+        own: Singles = logits[np.arange(len(labels)), :, :, labels]
+        return own
+
+    def codes(self, head: Program, squares: Singles) -> NDArray[np.uint8]:
+        taken = head.header.input
+        assert taken is not None
+        return (np.floor(squares / taken.scale + 0.5) + taken.zero).clip(0, 2**taken.bits - 1).astype(np.uint8)
+
+
+def values(program: Program, x: NDArray[np.uint8]) -> list[Singles]:
+    outputs = zip(program.header.outputs, Engine(program, 1).run_all(x), strict=True)
+    return [((codes.astype(np.float64) - output.zero) * output.scale).astype(np.float32) for output, codes in outputs]
+
+
+@every_detector
+def test_the_integers_between_programs_find_what_floats_between_them_find(name: str) -> None:
+    detector, real = integer(name), RealNumbers(name)
+    for picture in pictures():
+        image = prepare(picture, SETTINGS)
+        found, exact = detector.detect(image), detect(real, image, SETTINGS)
+        a, b = found.detections, exact.detections
+        overlap = overlaps(a.boxes, b.boxes) * (a.labels[:, None] == b.labels)
+        same, best = overlap.max(1) > 0.9, overlap.argmax(1)
+        # Random weights give near ties, and a box that is suppressed by a hair changes which others stay.
+        assert abs(len(a.scores) - len(b.scores)) <= 3 and same.mean() > 0.9
+        assert np.abs(a.scores - b.scores[best])[same].max() < 0.01
+        assert np.abs(found.probabilities / 2**15 - exact.probabilities[best])[same].mean() < 0.003
+
+
 def test_images_that_are_too_large_are_refused() -> None:
     with pytest.raises(FqvitError, match="at most 8192"):
         integer("mask r-cnn").detect(Input(np.zeros((1, 8193, 3), np.uint8), 1, 8193))
@@ -93,8 +146,10 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
     for pyramid, boxes, masks, said in (
         (low.template, [low.template], low.masks, "takes pixels"),
         (low.template, other.boxes, other.masks, "3 heads for 1 stages"),
-        (low.template, low.masks, low.masks, "gives"),
+        (low.template, low.masks, low.masks, "gives .*expected"),
         (low.boxes[0], low.boxes, low.masks, "no output of kind map"),
     ):
         with pytest.raises(FqvitError, match=said):
             IntegerDetector(pyramid, boxes, masks, SETTINGS, between)
+    with pytest.raises(FqvitError, match="expected native or reference"):
+        IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, between, backend="onnx")  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from fqvit.detect.proposals import Detections
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import round_divide
-from fqvit.ir.program import Header, Program
+from fqvit.ir.program import Program
 from fqvit.ir.resize import resized
 from fqvit.runtime.native import ISA, Engine
 from fqvit.runtime.reference import Reference
@@ -76,6 +76,19 @@ class Runner(Protocol):
     def run_all(self, images: NDArray[np.uint8], /) -> tuple[np.ndarray[Any, Any], ...]: ...
 
 
+@dataclass(frozen=True)
+class _Head:
+    """side: of the squares that it takes   cuts: how they are cut from each map"""
+
+    runner: Runner
+    side: int
+    cuts: Sequence[Cut]
+
+    def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
+        """u8 [n, side, side, C] -> every output, i32 [n, ...]."""
+        return self.runner.run_all(squares)
+
+
 class IntegerDetector:
     """pyramid: its program for any image size   boxes, masks: of the heads, one a stage
     threads: None takes every core   backend: both give the same bits; reference is slow
@@ -91,19 +104,14 @@ class IntegerDetector:
         threads: int | None = None,
         backend: Backend = "native",
     ) -> None:
+        if backend not in ("native", "reference"):
+            raise FqvitError(f"backend: {backend!r}, expected native or reference.")
         between.check()
         check_parts(between, pyramid, boxes, masks)
         self.template, self.settings, self.between = pyramid, settings, between
         self.threads, self.backend = threads, backend
-        maps = outputs(pyramid.header, "map")
-        zeros = [one.zero for one in maps]
-        self._boxes, self._masks = (
-            [_Head(program.header, self._runner(program), zeros, between.strides, ratios) for program, ratios in each]
-            for each in (
-                zip(boxes, between.box_squares, strict=True),
-                zip(masks, between.mask_squares, strict=True),
-            )
-        )
+        self._boxes = [self._head(*each) for each in zip(boxes, between.box_squares, strict=True)]
+        self._masks = [self._head(*each) for each in zip(masks, between.mask_squares, strict=True)]
         isa = os.environ.get(ISA, "")
         self._align = native_roi_align(threads or cores(), isa) if backend == "native" else roi_align
         self._pyramids: OrderedDict[tuple[int, int], Runner] = OrderedDict()
@@ -157,6 +165,15 @@ class IntegerDetector:
     def _runner(self, program: Program) -> Runner:
         return Engine(program, self.threads) if self.backend == "native" else Reference(program)
 
+    def _head(self, program: Program, ratios: Sequence[Ratio]) -> _Head:
+        square, maps = square_of(program.header), outputs(self.template.header, "map")
+        last = 2**square.bits - 1
+        cuts = [
+            Cut(stride, map_.zero, ratio, square.zero, last)
+            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # the last levels have no map
+        ]
+        return _Head(self._runner(program), square.shape[0], cuts)
+
     def _pyramid(self, size: tuple[int, int]) -> Runner:
         if size not in self._pyramids:
             while len(self._pyramids) >= KEPT_SIZES:
@@ -164,21 +181,3 @@ class IntegerDetector:
             self._pyramids[size] = self._runner(resized(self.template, *size))
         self._pyramids.move_to_end(size)
         return self._pyramids[size]
-
-
-class _Head:
-    """One head: what runs it, and how squares are cut for it from each map."""
-
-    def __init__(
-        self, header: Header, runner: Runner, zeros: Sequence[int], strides: Sequence[int], ratios: Sequence[Ratio]
-    ) -> None:
-        square = square_of(header)
-        self.side, self.runner = square.shape[0], runner
-        last = 2**square.bits - 1
-        self.cuts = [
-            Cut(stride, zero, ratio, square.zero, last) for stride, zero, ratio in zip(strides, zeros, ratios, strict=False)
-        ]
-
-    def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
-        """u8 [n, side, side, C] -> every output, i32 [n, ...]."""
-        return self.runner.run_all(squares)
