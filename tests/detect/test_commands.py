@@ -105,7 +105,8 @@ def test_a_classifier_is_no_detector(tmp_path: Path) -> None:
     done = fqvit(
         "detect", "quantize", "--weights", tmp_path / "swin.safetensors", "--calib", "train", "-o", tmp_path / "x.fqvit"
     )
-    refused(done, "swin.safetensors")
+    refused(done, "swin.safetensors", "weights of a classifier", "fqvit quantize")
+    refused(fqvit("quantize", "swin_tiny", "--weights", "shapes.safetensors", "--calib", "train"), "fqvit detect quantize")
     assert not (tmp_path / "x.fqvit").exists()
 
 
@@ -243,6 +244,14 @@ def test_polygons_boxes_alone_and_crowds_are_taken(tmp_path: Path) -> None:
     content["annotations"].clear()
     (tmp_path / "a.json").write_text(json.dumps(content))
     assert evaluated("shapes.fqvit", "--json", annotations=tmp_path / "a.json").json["box_ap"] is None
+
+
+def test_names_that_differ_are_named(tmp_path: Path) -> None:
+    content = json.loads(Path("instances_val.json").read_text())
+    content["categories"][0]["name"] = "Disk"
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    done = evaluated("shapes.fqvit", "--limit", 1, annotations=tmp_path / "a.json")
+    assert done.code == 0 and "category 1 is 'disc' in the detector and 'Disk'" in done.err
 
 
 def test_an_unreadable_image_is_named_by_eval(tmp_path: Path) -> None:
