@@ -78,9 +78,7 @@ def test_decoding_anchors_outside_of_the_image_is_near_real_arithmetic() -> None
 RATIOS = st.builds(Ratio, st.sampled_from([0, 1, 2**30, 2**31 - 1]), st.integers(1, 62))
 
 
-def long_decode(
-    low: int, high: int, move: int, log: int, ratios: tuple[Ratio, Ratio], limit: int, side: int
-) -> tuple[int, int]:
+def long_decode(low: int, high: int, move: int, log: int, ratios: tuple[Ratio, Ratio], limit: int) -> tuple[int, int]:
     """One axis with Python's integers, which do not overflow, and without the limit of moves."""
     moved, grown = (requantize(code, ratio.mult, ratio.shift) for code, ratio in zip((move, log), ratios, strict=True))
     mantissa, exponent = (int(x) for x in power_of_two(np.array(min(max(grown, -limit), limit), np.int64)))

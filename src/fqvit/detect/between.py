@@ -211,12 +211,16 @@ def _check_settings(s: DetectSettings, levels: int, stages: int) -> None:
     for stride in s.strides:
         if stride.bit_count() != 1 or stride > MAX_STRIDE:
             raise FqvitError(f"settings: a stride of {stride}. Integer detectors take powers of two up to {MAX_STRIDE}.")
+        largest = max(max(pair) for pair in anchor_halves(stride, s))
+        if largest > MAX_SIDE << FRACTION:
+            said = f"anchors of {2 * largest >> FRACTION} pixels at stride {stride}"
+            raise FqvitError(f"settings: {said}. Integer detectors take {2 * MAX_SIDE} at most; lower anchor_scale.")
     if max(s.short, s.long) > MAX_SIDE:
         raise FqvitError(f"settings: images of {s.short} x {s.long}. Integer detectors take sides up to {MAX_SIDE}.")
 
 
 def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]:
-    """As fqvit.detect.anchors, in 1/256 pixel; too large ones are refused by check()."""
+    """As fqvit.detect.anchors, in 1/256 pixel."""
     side = stride * s.anchor_scale / 2 * 2**FRACTION
     return tuple((max(round(side / math.sqrt(r)), 1), max(round(side * math.sqrt(r)), 1)) for r in s.anchor_ratios)
 
