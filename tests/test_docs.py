@@ -14,6 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from fqvit.detect.between import Between
+from fqvit.detect.program import DetectorHeader
+from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.ir.kit import DTYPES
 from fqvit.ir.ops import Term
 from fqvit.ir.program import KINDS, AnyOp, CodeInput, Header, Move, MoveKind, Output, Program, Site
@@ -28,7 +31,7 @@ ROOMS = (
     r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export|study|report"
     r"|detect)"
 )
-COMMANDS = "quantize|eval|classify|inspect|compare|models|bench|export|table|ablate|sweep-k|bitops|report"
+COMMANDS = "quantize|eval|classify|inspect|compare|models|bench|export|table|ablate|sweep-k|bitops|report|detect"
 
 
 def page(name: str) -> str:
@@ -114,6 +117,21 @@ def test_every_dtype_is_listed() -> None:
     assert [name for name in DTYPES if f"`{name}`" not in text or f"`{name.upper()}`" not in text] == []
 
 
+@pytest.mark.parametrize("kind", [DetectorHeader, Between], ids=lambda kind: str(kind.__name__))
+def test_every_field_of_a_detector_is_described(kind: Any) -> None:
+    table = rows(section(page("docs/format.md"), "Detectors"))
+    assert [name for name in fields(kind) if name not in table] == []
+
+
+def test_every_setting_of_a_detector_is_described(tmp_path: Path) -> None:
+    text = page("docs/detection.md")
+    table = rows(section(text, "Settings"))
+    assert sorted(table) == sorted(fields(DetectSettings))
+    for example in blocks(text, "toml"):
+        (tmp_path / "settings.toml").write_text(example, encoding="utf-8")
+        assert read_settings(tmp_path / "settings.toml")
+
+
 def test_every_field_of_a_recipe_is_described_with_its_default() -> None:
     table = rows(section(page("docs/recipes.md"), "Fields"))
     assert sorted(table.keys() & fields(Recipe)) == sorted(fields(Recipe))
@@ -159,8 +177,9 @@ def test_python_examples_compile_and_name_what_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_commands_use_options_that_exist(path: Path) -> None:
-    options = {f"--{name}" for name in re.findall(r"\n    (\w+): ", page("src/fqvit/cli.py"))}
-    options |= set(re.findall(r'"(--?[\w-]+)"', page("src/fqvit/cli.py"))) | {"--help"}
+    code = page("src/fqvit/cli.py") + page("src/fqvit/cli_detect.py")
+    options = {f"--{name}" for name in re.findall(r"\n    (\w+): ", code)}
+    options |= set(re.findall(r'"(--?[\w-]+)"', code)) | {"--help"}
     options = {option.replace("_", "-") for option in options}
     commands = re.findall(rf"\bfqvit (?:{COMMANDS})\b[^\n`]*", path.read_text(encoding="utf-8"))
     used = {option for command in commands for option in re.findall(r"(?<= )--?[a-z][\w-]*", command)}

@@ -40,6 +40,8 @@ def test_help_loads_nothing_heavy() -> None:
 def test_the_modules_for_running_a_model_need_no_torch() -> None:
     assert "torch" not in loaded_by("import fqvit.preprocess, fqvit.images, fqvit.progress, fqvit.files")
     assert "torch" not in loaded_by("import fqvit.detect.pipeline, fqvit.detect.coco, fqvit.detect.integer")
+    assert "torch" not in loaded_by("import fqvit.detect.file, fqvit.commands.detect_eval, fqvit.commands.detect_predict")
+    assert "torch" not in loaded_by("import fqvit.commands.detect_draw, fqvit.commands.inspect_detector")
     assert "torch" not in loaded_by("import fqvit.report.answers, fqvit.report.plots, fqvit.report.maps, fqvit.commands.report")
 
 

@@ -8,8 +8,6 @@ README.md has the commands, times and results.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import math
 import multiprocessing
 import signal
@@ -30,10 +28,12 @@ from PIL import Image
 from torch import nn
 from train_fmnist import Muon, near
 
+from fqvit.detect.annotations import read_annotations
 from fqvit.detect.float import detect_float
 from fqvit.detect.images import normalise_and_pad
 from fqvit.detect.pipeline import coco_results
 from fqvit.detect.settings import DetectSettings
+from fqvit.evaluate.coco import average_precision
 from fqvit.files import replacing
 from fqvit.models.config import DetectorConfig, SwinConfig
 from fqvit.models.detector import Detector, FloatDetector, build_detector
@@ -203,32 +203,18 @@ def train_step(
 
 def evaluate(detector: Detector, data: Path, count: int | None = None) -> dict[str, float]:
     """COCO's average precision over overlaps 0.5 to 0.95, and at 0.5, of boxes and masks, on the written validation split."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(str(data / "instances_val.json"))
-        numbers = sorted(truth.imgs)[:count]
-        files = [data / "val" / truth.imgs[number]["file_name"] for number in numbers]
-        whole = FloatDetector("", detector.eval(), SETTINGS, "")
-        found = detect_float(whole, (Image.open(file) for file in files))
-        results = [r for number, one in zip(numbers, found, strict=True) for r in coco_results(one, number, SETTINGS)]
-        precision = {}
-        for kind in ("bbox", "segm"):
-            precision[kind] = precision[f"{kind} 50"] = 0.0
-            if results:
-                evaluation = COCOeval(truth, truth.loadRes(results), kind)
-                evaluation.params.imgIds = numbers
-                evaluation.evaluate()
-                evaluation.accumulate()
-                evaluation.summarize()
-                precision[kind], precision[f"{kind} 50"] = (100 * float(value) for value in evaluation.stats[:2])
-    return precision
+    truth = read_annotations(data / "instances_val.json")
+    numbers = sorted(truth.images)[:count]
+    files = [data / "val" / truth.images[number].file_name for number in numbers]
+    whole = FloatDetector("", detector.eval(), SETTINGS, "")
+    found = detect_float(whole, (Image.open(file) for file in files))
+    results = [r for number, one in zip(numbers, found, strict=True) for r in coco_results(one, number, SETTINGS)]
+    return {key: value or 0.0 for key, value in average_precision(truth, results, numbers).items()}
 
 
 def shown_ap(precision: dict[str, float]) -> str:
     p = precision
-    return f"box AP {p['bbox']:.1f} ({p['bbox 50']:.1f} at 0.5), mask AP {p['segm']:.1f} ({p['segm 50']:.1f} at 0.5)"
+    return f"box AP {p['box_ap']:.1f} ({p['box_ap50']:.1f} at 0.5), mask AP {p['mask_ap']:.1f} ({p['mask_ap50']:.1f} at 0.5)"
 
 
 def main() -> None:

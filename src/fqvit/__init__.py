@@ -17,6 +17,7 @@ from fqvit.errors import FqvitError as FqvitError
 
 if TYPE_CHECKING:
     from fqvit import runtime as runtime
+    from fqvit.detect.program import DetectorProgram as DetectorProgram
     from fqvit.evaluate.accuracy import measure as measure
     from fqvit.images import ImageFolder as ImageFolder
     from fqvit.ir.lower import lower as lower
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Calibration": "fqvit.quant.calibration",
+    "DetectorProgram": "fqvit.detect.program",
     "Engine": "fqvit.runtime.native",
     "FloatModel": "fqvit.models.load",
     "ImageFolder": "fqvit.images",
@@ -53,6 +55,7 @@ _HOMES = {
 
 __all__ = [
     "Calibration",
+    "DetectorProgram",
     "Engine",
     "FloatModel",
     "FqvitError",

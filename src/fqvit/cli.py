@@ -9,14 +9,14 @@ import functools
 import io
 import sys
 import warnings
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.commands.guard import one_line_errors
+from fqvit.cli_detect import app as detect_app
+from fqvit.commands import guard
 
 app = typer.Typer(
     help="Vision transformers as integer-only programs.",
@@ -25,6 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich for it would double the time of `fqvit --help`
     pretty_exceptions_enable=False,
 )
+app.add_typer(detect_app, name="detect")
+command = functools.partial(guard.command, app)
 
 
 class Backend(StrEnum):
@@ -86,21 +88,6 @@ def main() -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")  # class names and paths may have letters that a terminal has not
     app(prog_name="fqvit")
     raise AssertionError("typer returned")
-
-
-def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers a command whose failures end in one line and an exit code."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def guarded(*args: object, **options: object) -> None:
-            with one_line_errors():
-                function(*args, **options)
-
-        app.command(name)(guarded)
-        return function
-
-    return register
 
 
 @command("models")

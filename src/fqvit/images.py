@@ -13,11 +13,11 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from fqvit.errors import FqvitError
 from fqvit.preprocess import Preprocess
 from fqvit.workers import Workers, cores
 
+T = TypeVar("T")
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 THREADS = 4  # at most; fewer where workers share a machine
 BATCHES_AHEAD = 2
@@ -71,10 +72,7 @@ class Source(ABC):
 
     def limit(self, count: int) -> Self:
         """At most `count` images, spread evenly: names sort by class, so the first ones would be one class."""
-        if count < 1:
-            raise FqvitError(f"image limit is {count}: expected at least 1.")
-        total = len(self)
-        return self.take(range(total) if count >= total else [i * total // count for i in range(count)])
+        return self.take(spread(len(self), count))
 
     def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
         """One pass. Batch k holds the readable ones of images k*size .. (k+1)*size - 1. share: which batches; None is all."""
@@ -127,13 +125,17 @@ class Source(ABC):
         return Batch(pixels, labels, [self.name(i) for i in kept])
 
     def _refuse_too_many_skipped(self) -> None:
-        # Against all images of the pass, not those seen so far, or one bad image at the front would always be too many.
-        if len(self.skipped) > UNREADABLE_SHARE * len(self):
-            name, reason = self.skipped[0]
-            raise FqvitError(
-                f"{name}: {reason}. {len(self.skipped)} of {len(self)} images cannot be read, "
-                f"at most 1 % may be. Repair or remove them."
-            )
+        refuse_too_many(self.skipped, len(self))
+
+
+def refuse_too_many(skipped: Sequence[tuple[str, str]], total: int) -> None:
+    """skipped: (name, reason) of images that could not be read, so far   total: all images of the pass, not those seen so
+    far, or one bad image at the front would always be too many"""
+    if len(skipped) > UNREADABLE_SHARE * total:
+        name, reason = skipped[0]
+        raise FqvitError(
+            f"{name}: {reason}. {len(skipped)} of {total} images cannot be read, at most 1 % may be. Repair or remove them."
+        )
 
 
 class ImageArray(Source):
@@ -227,12 +229,17 @@ def read_image(path: str | Path, preprocess: Preprocess) -> NDArray[np.uint8]:
 
 def decode(file: str | Path | IO[bytes], name: str, preprocess: Preprocess) -> NDArray[np.uint8]:
     """The same of an open file; `name` is for messages."""
+    return decode_as(preprocess.apply, file, name)
+
+
+def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], name: str) -> T:
+    """What `make` makes of the image in a file; UnreadableImage if that cannot be done."""
     try:
         with Image.open(file) as image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:
                 raise UnreadableImage(name, f"{image.width} x {image.height} pixels is over the limit of {limit}")
-            return preprocess.apply(image)
+            return make(image)
     except (UnreadableImage, MemoryError):
         raise
     except FileNotFoundError as error:
@@ -242,6 +249,13 @@ def decode(file: str | Path | IO[bytes], name: str, preprocess: Preprocess) -> N
     except Exception as error:  # Pillow's decoders raise almost anything on damaged files
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(name, f"cannot be decoded ({reason})") from error
+
+
+def spread(total: int, count: int) -> Sequence[int]:
+    """At most `count` of the places 0 .. total - 1, evenly."""
+    if count < 1:
+        raise FqvitError(f"image limit is {count}: expected at least 1.")
+    return range(total) if count >= total else [i * total // count for i in range(count)]
 
 
 def existing_folder(folder: str | Path) -> Path:

@@ -5,10 +5,11 @@ No heavy import: `fqvit --help` passes here. Neighbours: cli.py (the commands), 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -16,6 +17,21 @@ import typer
 
 from fqvit import workers
 from fqvit.errors import FqvitError
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a command whose failures end in one line and an exit code."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def guarded(*args: object, **options: object) -> None:
+            with one_line_errors():
+                function(*args, **options)
+
+        app.command(name)(guarded)
+        return function
+
+    return register
 
 
 @contextmanager

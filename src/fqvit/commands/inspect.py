@@ -9,10 +9,16 @@ import msgspec
 
 from fqvit.commands.output import facts, say, say_json, size, table
 from fqvit.evaluate.inspect import NAMES, Inspection, ProofRow, SiteRow, inspect
+from fqvit.ir.file import DETECTOR, kind_of
 from fqvit.ir.program import Program
 
 
 def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None:
+    if kind_of(file) == DETECTOR:
+        from fqvit.commands import inspect_detector
+
+        inspect_detector.run(file, sites, ops, proofs, as_json)
+        return
     program = Program.load(file)
     found = inspect(program, file)
     if as_json:
@@ -23,8 +29,13 @@ def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None
         say_json(result)
         return
     say(_text(program, found, file))
+    say_lists(found, sites, ops, proofs)
+
+
+def say_lists(found: Inspection, sites: bool, ops: bool, proofs: bool, of: str = "") -> None:
+    """The long tables, as far as they are wanted. of: the part of a detector that they are about"""
     if sites:
-        say(f"\nSites: {len(found.sites)}")
+        say(f"\nSites{of}: {len(found.sites)}")
         say(
             table(
                 ("site", "role", "codes", "bits", "scale", "zero", "lowest", "highest"), list(map(_site, found.sites)), left=3
@@ -32,10 +43,10 @@ def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None
         )
     if ops:
         lines = [(op.y, op.op, ", ".join(op.inputs), op.dtype, _shape(op.shape), f"{op.lo}..{op.hi}") for op in found.ops]
-        say(f"\nOps: {len(found.ops)}")
+        say(f"\nOps{of}: {len(found.ops)}")
         say(table(("writes", "op", "reads", "type", "shape", "holds"), lines, left=3))
     if proofs:
-        say(f"\nProofs: {len(found.proofs)}")
+        say(f"\nProofs{of}: {len(found.proofs)}")
         say(_proofs(found.proofs))
 
 

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import typer
 
-from fqvit.images import Source
+
+class Pass(Protocol):
+    """A pass over images: how many, and (name, reason) of those that could not be read."""
+
+    skipped: list[tuple[str, str]]
+
+    def __len__(self) -> int: ...
 
 
 def say(text: str = "") -> None:
@@ -26,7 +33,7 @@ def warn(text: str) -> None:
     typer.echo(f"fqvit: warning: {text}", err=True)
 
 
-def warn_of_skipped(source: Source) -> int:
+def warn_of_skipped(source: Pass) -> int:
     """Says what the last pass could not read; returns how many images that were."""
     count = len(source.skipped)
     if count:

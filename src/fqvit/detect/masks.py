@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -45,9 +46,14 @@ def paste(probabilities: Floats, box: Floats, height: int, width: int, threshold
 
 def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     """Lengths of the runs of False, True, False, ... column by column; the first may be 0."""
-    flat = mask.ravel(order="F").astype(np.int8)
-    changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0)))
-    return [int(n) for n in np.diff(np.concatenate([[0], changes, [flat.size]]))]
+    columns = np.flatnonzero(mask.any(0))
+    first, last = (columns[0], columns[-1] + 1) if len(columns) else (0, 0)
+    # Of the columns that have some: a mask is a small part of a large image.
+    flat = np.append(mask[:, first:last].ravel(order="F"), False).view(np.int8)
+    changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0))) + first * len(mask)
+    changes = changes[changes < mask.size]
+    lengths: list[int] = np.diff(np.concatenate([[0], changes, [mask.size]])).tolist()
+    return lengths
 
 
 def to_runs(mask: NDArray[np.bool_]) -> Runs:
@@ -69,6 +75,13 @@ def to_runs(mask: NDArray[np.bool_]) -> Runs:
 def from_runs(runs: Runs) -> NDArray[np.bool_]:
     """The mask of to_runs."""
     height, width = runs["size"]
+    lengths = lengths_of(runs)
+    flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    return flat.reshape(width, height).T
+
+
+def lengths_of(runs: Runs) -> list[int]:
+    """The run lengths behind the letters, which are as many pixels as the size says."""
     lengths: list[int] = []
     value = shift = 0
     for letter in runs["counts"]:
@@ -82,8 +95,13 @@ def from_runs(runs: Runs) -> NDArray[np.bool_]:
                 value -= 1 << shift
             lengths.append(value + lengths[-2] if len(lengths) > 2 else value)
             value = shift = 0
-    if shift or min(lengths, default=0) < 0 or sum(lengths) != height * width:
+    check_lengths(lengths, runs["size"], shift == 0)
+    return lengths
+
+
+def check_lengths(lengths: list[int], size: Sequence[int], whole: bool = True) -> None:
+    """whole: whether the last one was not cut off."""
+    height, width = size
+    if not whole or min(lengths, default=0) < 0 or sum(lengths) != height * width:
         said = f"run lengths of {sum(lengths)} pixels for {height} x {width}"
         raise FqvitError(f"{said}: the annotation is damaged.")
-    flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    return flat.reshape(width, height).T

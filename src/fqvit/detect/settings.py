@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+
+from fqvit.errors import FqvitError
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
@@ -42,6 +49,47 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: tuple[str, ...] = ()
     categories: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        numbers = (
+            *self.mean,
+            *self.std,
+            self.anchor_scale,
+            *self.anchor_ratios,
+            self.finest,
+            *(x for s in self.stds for x in s),
+        )
+        if not all(map(math.isfinite, numbers)):
+            # ValueError, because msgspec then adds the path of the fault while it reads a file.
+            raise ValueError("numbers must be finite")
+
     def category(self, label: int) -> int:
         """The COCO category id of a class number."""
         return self.categories[label] if self.categories else label + 1
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Some of the fields, from a TOML or JSON file: what is to be changed."""
+    where = Path(path)
+    try:
+        text = where.read_text(encoding="utf-8")
+        table = json.loads(text) if where.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a .toml or .json file of settings.") from None
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if where.suffix == ".json" else "TOML"
+        raise FqvitError(f"{path}: not {kind} ({error}). docs/detection.md lists the settings.") from None
+    if not isinstance(table, dict):
+        raise FqvitError(f"{path}: a {type(table).__name__}, expected names and values. docs/detection.md lists the settings.")
+    try:
+        changed(DetectSettings(), table)
+    except FqvitError as error:
+        raise FqvitError(f"{path}: {error}") from None
+    return table
+
+
+def changed(settings: DetectSettings, fields: Mapping[str, Any]) -> DetectSettings:
+    """`settings` with other values of some fields."""
+    try:
+        return msgspec.convert({**msgspec.to_builtins(settings), **fields}, DetectSettings)
+    except msgspec.ValidationError as error:
+        raise FqvitError(f"{str(error).replace('`', '').replace('$.', '')}. docs/detection.md lists the settings.") from None

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from fqvit.ir.ops import Linear
-from fqvit.ir.program import CLASSES, AnyOp, Program
+from fqvit.ir.program import CLASSES, AnyOp, Program, encode_header
 from fqvit.ir.value import Proof, Value
 
 OTHER, PROGRAM, NAMES = "indices", "program text", "class names"
@@ -129,12 +129,21 @@ class Inspection:
 
 def inspect(program: Program, path: Path) -> Inspection:
     """The program that was read from `path`."""
+    return _inspect(program, path.stat().st_size - sum(array.nbytes for array in program.constants.values()))
+
+
+def inspect_part(program: Program) -> Inspection:
+    """A part of a detector, which has no file of its own."""
+    return _inspect(program, len(encode_header(program.header)))
+
+
+def _inspect(program: Program, text: int) -> Inspection:
     verified = program.verify()
     buffers = verified.buffers
     sizes: Counter[str] = Counter()
     for name, array in program.constants.items():
         sizes[kind_of(name)] += array.nbytes
-    sizes[PROGRAM] = path.stat().st_size - sum(sizes.values())
+    sizes[PROGRAM] = text
     kinds = {op.y: _tag(op) for op in program.ops}
     return Inspection(
         ops=[_op_row(op, buffers[op.y]) for op in program.ops],

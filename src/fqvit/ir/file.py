@@ -1,6 +1,7 @@
 """Reading and writing .fqvit: one safetensors file, the program's JSON in its metadata. The page is docs/format.md.
 
-Refuses, with one line that names the file, whatever is truncated, altered, of a newer version, or not verifiable.
+Refuses, with one line that names the file, whatever is truncated, altered, of a newer version, or not verifiable. The container
+is also that of detectors, whose contents are detect/file.py's business.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,13 +25,30 @@ from fqvit.ir.value import DAMAGED, Constant
 
 VERSION = 1  # what is written
 READABLE = (1,)  # every version ever released: docs/format.md promises it
+
+# What a file is: the key of its JSON in the metadata. How to make one, and what to do with one in the wrong place.
+Kind = Literal["fqvit", "fqvit_detector"]
+PROGRAM: Kind = "fqvit"
+DETECTOR: Kind = "fqvit_detector"
+MADE_BY: dict[Kind, str] = {PROGRAM: "fqvit quantize", DETECTOR: "fqvit detect quantize"}
+TAKEN_BY: dict[Kind, str] = {
+    PROGRAM: "holds a classifier, not a detector. Use `fqvit eval`, `fqvit classify` or `fqvit export` with it.",
+    DETECTOR: "holds a detector, which this does not take. Use `fqvit detect eval`, `predict` or `draw`, or `fqvit inspect`.",
+}
 SAFETENSORS_NAMES = {"U8": "u8", "I8": "i8", "U16": "u16", "I16": "i16", "I32": "i32", "I64": "i64"}
+
+
+T = TypeVar("T")
 
 
 def save(program: Program, path: Path) -> None:
     program.verify()
-    metadata = {"fqvit": encode_header(program.header).decode(), "fingerprint": program.fingerprint()}
-    tensors = {name: np.ascontiguousarray(array) for name, array in program.constants.items()}
+    write_container(path, PROGRAM, encode_header(program.header), program.fingerprint(), program.constants)
+
+
+def write_container(path: Path, kind: Kind, text: bytes, fingerprint: str, constants: Mapping[str, Constant]) -> None:
+    metadata = {kind: text.decode(), "fingerprint": fingerprint}
+    tensors = {name: np.ascontiguousarray(array) for name, array in constants.items()}
     data = _sorted_metadata(serialize(tensors, metadata))
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
@@ -64,23 +83,38 @@ def opened(path: Path) -> Iterator[tuple[Program, Verified]]:
 
 
 def _read_header(path: Path) -> tuple[Header, dict[str, str]]:
-    """The header, and the metadata that it is in. safetensors checks the container before anything is read."""
-    if not path.is_file():
-        raise FqvitError(f"{path}: no such file. Make one with `fqvit quantize -o {path.name}`.")
+    """The header, and the metadata that it is in."""
+    metadata = read_metadata(path, PROGRAM)
+    return decoded(path, metadata[PROGRAM], Header, READABLE), metadata
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file holds, by its metadata alone; PROGRAM for whatever is none, so that reading it says what is wrong."""
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if "fqvit" not in metadata:
-                raise FqvitError(
-                    f"{path}: safetensors, but not a quantized program. Make one with `fqvit quantize --weights {path.name}`."
-                )
-            header = _header(path, metadata["fqvit"])
+            return DETECTOR if DETECTOR in (file.metadata() or {}) else PROGRAM
+    except (SafetensorError, OSError, ValueError):
+        return PROGRAM
+
+
+def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
+    """Of a file of that kind with integer constants. safetensors checks the container before anything is read."""
+    if not path.is_file():
+        raise FqvitError(f"{path}: no such file. Make one with `{MADE_BY[kind]} -o {path.name}`.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            if kind not in metadata:
+                for other in (key for key in TAKEN_BY if key in metadata):
+                    raise FqvitError(f"{path}: {TAKEN_BY[other]}")
+                said = f"{path}: safetensors, but not a quantized program"
+                raise FqvitError(f"{said}. Make one with `{MADE_BY[kind]} --weights {path.name}`.")
             names = list(file.keys())
             for name in names:
                 dtype = file.get_slice(name).get_dtype()
                 if dtype not in SAFETENSORS_NAMES:
                     raise FqvitError(f"{path}: constant {name!r} is {dtype}: only integers may be in a program.")
-        return header, metadata
+        return metadata
     except (SafetensorError, OSError, ValueError) as error:
         raise FqvitError(
             f"{path}: not a readable .fqvit file ({error}). It is damaged or was cut short; quantize again."
@@ -88,13 +122,17 @@ def _read_header(path: Path) -> tuple[Header, dict[str, str]]:
 
 
 def _check(path: Path, program: Program, metadata: dict[str, str]) -> Verified:
-    # Over the text as it stands, so that files stay whole however later versions would write it.
-    if fingerprint(metadata["fqvit"].encode(), program.constants) != metadata.get("fingerprint"):
-        raise FqvitError(f"{path}: the fingerprint does not match the contents. The file is damaged; quantize again.")
+    check_fingerprint(path, metadata, PROGRAM, program.constants)
     try:
         return program.verify()
     except FqvitError as error:
         raise FqvitError(f"{path}: {error}") from None
+
+
+def check_fingerprint(path: Path, metadata: Mapping[str, str], kind: Kind, constants: Mapping[str, Constant]) -> None:
+    """Over the text as it stands, so that files stay whole however later versions would write it."""
+    if fingerprint(metadata[kind].encode(), constants) != metadata.get("fingerprint"):
+        raise FqvitError(f"{path}: the fingerprint does not match the contents. The file is damaged; quantize again.")
 
 
 class FileConstants(Mapping[str, Constant]):
@@ -142,17 +180,18 @@ class FileConstants(Mapping[str, Constant]):
         return name in self._entries
 
 
-def _header(path: Path, text: str) -> Header:
+def decoded(path: Path, text: str, type_: type[T], readable: tuple[int, ...]) -> T:
+    """The JSON text of a file's metadata, of one of the versions that can be read."""
     try:
         version = json.loads(text).get("version")
     except (ValueError, AttributeError, RecursionError):
         raise FqvitError(f"{path}: the program is not JSON. {DAMAGED}") from None
-    if version not in READABLE:
+    if version not in readable:
         raise FqvitError(
-            f"{path}: format version {version!r}, this fqvit reads {READABLE[-1]}. Install a newer fqvit, or quantize again."
+            f"{path}: format version {version!r}, this fqvit reads {readable[-1]}. Install a newer fqvit, or quantize again."
         )
     try:
-        return msgspec.json.decode(text, type=Header)
+        return msgspec.json.decode(text, type=type_)
     except msgspec.ValidationError as error:
         raise FqvitError(f"{path}: {_fault(error)}. {DAMAGED}") from None
     except (msgspec.DecodeError, RecursionError):

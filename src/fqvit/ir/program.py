@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 import msgspec
 import numpy as np
@@ -296,12 +296,17 @@ def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
 
 
 def encode_header(header: Header) -> bytes:
-    plain = msgspec.to_builtins(header, order="deterministic")
+    return msgspec.json.encode(plain_header(header))
+
+
+def plain_header(header: Header) -> dict[str, Any]:
+    """As JSON has it, keys of dicts sorted."""
+    plain: dict[str, Any] = msgspec.to_builtins(header, order="deterministic")
     for site in plain["sites"].values():
         # Sites had seven fields at first. Without empty ones after those, a file of that time keeps its fingerprint.
         while len(site) > 7 and not site[-1]:
             site.pop()
-    return msgspec.json.encode(plain)
+    return plain
 
 
 def fingerprint(text: bytes, constants: Mapping[str, Constant]) -> str:

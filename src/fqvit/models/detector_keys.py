@@ -149,6 +149,8 @@ def layout_of(tensors: dict[str, Tensor], label: str) -> DetectorLayout:
         return "mmdetection"
     if any(key.startswith("backbone.layers.") for key in tensors):
         return "swin"
+    if any(re.match(r"(layers\.\d+\.)?blocks\.0\.attn\.", key) for key in tensors):
+        raise FqvitError(f"{label}: not a detector on Swin, but the weights of a classifier. Use `fqvit quantize` for it.")
     few = ", ".join(list(tensors)[:3])
     raise FqvitError(f"{label}: not a detector on Swin (found {few}, ...), expected backbone.stages.0.blocks.0 and so on.")
 

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fqvit.detect.coco import COCO_CATEGORIES
-from fqvit.detect.settings import DetectSettings
+from fqvit.detect.settings import DetectSettings, changed
 from fqvit.errors import FqvitError
 from fqvit.files import write_atomically
 from fqvit.models import checkpoint, fold
@@ -30,16 +31,21 @@ METADATA = "fqvit.detector"
 SMALLEST = (64, 64)  # a pyramid is built for some size; at_size makes the others
 
 
-def load_detector(weights: str | Path | Mapping[str, Tensor], settings: DetectSettings | None = None) -> FloatDetector:
+def load_detector(
+    weights: str | Path | Mapping[str, Tensor], settings: DetectSettings | Mapping[str, Any] | None = None
+) -> FloatDetector:
     """The detector of a checkpoint file or a live state dict, in mmdetection's layout or the first Swin release's.
 
-    Without `settings` those of the file's own metadata are taken, else the releases', with COCO's names for 80 classes.
+    Without `settings` those of the file's own metadata are taken, else the releases', with COCO's names for 80 classes. A
+    mapping changes some fields of these.
     """
     if isinstance(weights, Mapping):
-        found = checkpoint.from_mapping(weights)
+        found, saved = checkpoint.from_mapping(weights), None
     else:
         found = checkpoint.read_checkpoint(Path(weights))
-        settings = settings or _saved_settings(Path(weights))
+        saved = _saved_settings(Path(weights))
+    own = isinstance(settings, DetectSettings) or saved is not None or bool({"classes", "categories"} & set(settings or {}))
+    s = settings if isinstance(settings, DetectSettings) else changed(saved or DetectSettings(), settings or {})
     released = from_release(found.tensors, found.label)
     config = config_of(released, found.label)
     name = "cascade_mask_rcnn" if config.stages > 1 else "mask_rcnn"
@@ -50,7 +56,7 @@ def load_detector(weights: str | Path | Mapping[str, Tensor], settings: DetectSe
     if error is not None:
         raise error
     module.load_state_dict(released.state)
-    return FloatDetector(name, module.eval(), _fitting(settings, config, found.label), found.source)
+    return FloatDetector(name, module.eval(), _fitting(s, own, config, found.label), found.source)
 
 
 def save_detector(path: str | Path, module: Detector, settings: DetectSettings, half: bool = False) -> None:
@@ -154,9 +160,9 @@ def _saved_settings(path: Path) -> DetectSettings | None:
         raise FqvitError(f"{path.name}: {METADATA} in its metadata: {error}. The file is damaged.") from error
 
 
-def _fitting(settings: DetectSettings | None, config: DetectorConfig, label: str) -> DetectSettings:
-    s = settings or DetectSettings()
-    if not s.classes and settings is None and config.classes == len(COCO_CATEGORIES):
+def _fitting(s: DetectSettings, own: bool, config: DetectorConfig, label: str) -> DetectSettings:
+    """own: whether somebody chose the classes' names, or chose none."""
+    if not own and config.classes == len(COCO_CATEGORIES):
         s = msgspec.structs.replace(s, classes=tuple(COCO_CATEGORIES.values()), categories=tuple(COCO_CATEGORIES))
     for what, given in (("class names", s.classes), ("categories", s.categories)):
         if given and len(given) != config.classes:

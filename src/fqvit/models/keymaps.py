@@ -129,6 +129,10 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
     if "patch_embed.proj.weight" in tensors:
         # timm puts patch merging at the start of stage i + 1, everybody else (and timm before 0.9) at the end of stage i.
         return "original swin" if any(key.startswith("layers.0.downsample.") for key in tensors) else "timm"
+    if any(key.startswith("roi_head.") for key in tensors):
+        raise FqvitError(
+            f"{label}: the weights of a detector, not of a classifier. Use `fqvit detect quantize --weights {label}`."
+        )
     few = ", ".join(list(tensors)[:3])
     raise FqvitError(f"{label}: not a ViT, DeiT or Swin classifier (found {few}, ...), expected a patch embedding.")
 

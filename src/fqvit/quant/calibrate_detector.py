@@ -29,7 +29,7 @@ from fqvit.models.pyramid import named
 from fqvit.quant.calibrate import Call, SiteObserver, coded_attention, marked, observe_batch, site_parameters
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan, plan_squares, recipes_of_parts
-from fqvit.quant.recipe import Recipe
+from fqvit.quant.recipe import Recipe, check_detector
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def calibrate_detector(
     seen: Callable[[int], None] | None = None,
 ) -> DetectorCalibration:
     """Observe every site of every part on `images`, of which the first recipe.images are taken. seen(n): after image n."""
-    _check_recipe(recipe)
+    check_detector(recipe)
     networks, count = Observed(detector, recipe), 0
     taken: Iterable[Image.Image] = islice(images, recipe.images)
     if recipe.shuffle is not None:
@@ -136,13 +136,3 @@ def _observe_image(networks: Observed, image: Input) -> None:
     squares = cut_out(maps.levels, boxes, networks.mask_side, s.finest, s.strides)
     for stage in range(networks.stages if len(squares) else 0):
         networks.masks(stage, squares, labels)
-
-
-def _check_recipe(recipe: Recipe) -> None:
-    for field, value, only in (
-        ("max_loss", recipe.max_loss, None),
-        ("rounding", recipe.rounding, "nearest"),
-        ("intervals", recipe.intervals, "observed"),
-    ):
-        if value != only:
-            raise FqvitError(f"recipe {recipe.name}: {field} is {value}, which detectors do not have. Use another recipe.")

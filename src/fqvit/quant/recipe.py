@@ -200,6 +200,19 @@ def check_integer(recipe: Recipe) -> None:
         raise FqvitError(f"recipe {recipe.name}: {why}, so there is no integer program. `fqvit table` measures it.")
 
 
+def check_detector(recipe: Recipe) -> None:
+    """Refuses recipes that know classifiers only."""
+    check_integer(recipe)
+    for field, value, only in (
+        ("max_loss", recipe.max_loss, None),
+        ("rounding", recipe.rounding, "nearest"),
+        ("intervals", recipe.intervals, "observed"),
+    ):
+        if value != only:
+            said = f"recipe {recipe.name}: {field} is {value}, which is for classifiers only"
+            raise FqvitError(f"{said}. Use fqvit, fast or fq-vit for a detector, or change it in a .toml file.")
+
+
 def with_profile(recipe: Recipe, profile: str) -> Recipe:
     """`recipe` for a kind of hardware. npu: symmetric int8 and 16-bit multipliers; sites lose what they have beyond 8 bits, and
     a residual stream that had it takes the Power-of-Two Factor instead."""

@@ -1,0 +1,98 @@
+"""`fqvit detect draw`: pictures of what a detector finds, or of results that were written before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fqvit.commands import detectors
+from fqvit.commands.output import say, say_json, warn
+from fqvit.detect.draw import draw
+from fqvit.detect.pictures import expanded, read_picture
+from fqvit.detect.results import NamedResult, read_results
+from fqvit.errors import FqvitError
+from fqvit.files import replacing
+from fqvit.images import UnreadableImage, existing_folder
+from fqvit.progress import track
+
+
+def run(
+    file: Path | None,
+    images: list[Path],
+    results: Path | None,
+    data: Path | None,
+    out: Path | None,
+    score: float,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    least = detectors.check_score(score)
+    if (file is None) == (results is None):
+        raise FqvitError("detect draw: pass either FILE.fqvit and images, or results (--results FILE.json --data DIR).")
+    if out is None:
+        raise FqvitError("detect draw: no folder for the pictures given (-o DIR).")
+    if out.exists() and not out.is_dir():
+        raise FqvitError(f"{out}: a file, expected a folder for the pictures. Choose another.")
+    unreadable: list[str] = []
+    if file is not None:
+        if data is not None or not images:
+            raise FqvitError("detect draw: a FILE.fqvit needs images after it, and no --data.")
+        paths = expanded(images)
+        total, seen = len(paths), detectors.each(detectors.program(file, None, threads), paths, least, unreadable)
+    else:
+        assert results is not None
+        if data is None:
+            raise FqvitError(f"{results}: where are its images? Pass their folder (--data DIR).")
+        total, seen = _written(read_results(results), existing_folder(data), least, unreadable)
+    taken: set[str] = set()
+    objects = 0
+    for one in seen:
+        picture = draw(one.image, one.results, str(one.name))
+        out.mkdir(parents=True, exist_ok=True)
+        with replacing(out / _free(one.name.stem, taken)) as temporary:
+            picture.save(temporary, "PNG", compress_level=3)
+        objects += len(one.results)
+    count = total - len(unreadable)
+    if as_json:
+        say_json({"out": str(out), "pictures": count, "objects": objects, "score": least})
+    elif count:
+        say(f"{out}: {'1 picture' if count == 1 else f'{count} pictures'} with {objects} objects of score {least:g} and more")
+    detectors.refuse_unreadable(unreadable, total)
+
+
+def _written(
+    results: list[NamedResult], folder: Path, least: float, unreadable: list[str]
+) -> tuple[int, Iterator[detectors.Seen]]:
+    """The images of some results, each with its own."""
+    if not results:
+        raise FqvitError("no results to draw: the file is an empty list. Pass one with detections.")
+    by_file: dict[str, list[NamedResult]] = {}
+    for result in results:
+        by_file.setdefault(result["file_name"], []).append(result)
+
+    def images() -> Iterator[detectors.Seen]:
+        for name, found in track(by_file.items(), len(by_file), "drawing", "images"):
+            try:
+                image = read_picture(_place(folder, name))
+            except UnreadableImage as error:
+                warn(str(error))
+                unreadable.append(name)
+                continue
+            yield detectors.Seen(Path(name), image, [result for result in found if result["score"] >= least])
+
+    return len(by_file), images()
+
+
+def _place(folder: Path, name: str) -> Path:
+    """predict writes paths as they were given, eval those of the annotations; both may be of a folder that has moved."""
+    return folder / name if (folder / name).is_file() else folder / Path(name).name
+
+
+def _free(stem: str, taken: set[str]) -> str:
+    """A file name that no other picture of this run has."""
+    name, number = f"{stem}.png", 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}.png"
+    taken.add(name)
+    return name

@@ -1,0 +1,105 @@
+"""`fqvit detect quantize`: a float detector's checkpoint and images without labels -> one .fqvit file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fqvit.commands import inputs
+from fqvit.commands.output import facts, say, say_json, size, warn_of_skipped
+from fqvit.commands.quantize import bits_of, recipe_of
+from fqvit.detect.pictures import Pictures
+from fqvit.detect.settings import read_settings
+from fqvit.errors import FqvitError
+from fqvit.progress import track
+from fqvit.quant.recipe import DEFAULT_RECIPE, check_detector
+
+MODELS = ("mask_rcnn", "cascade_mask_rcnn")
+
+
+def run(
+    model: str | None,
+    weights: Path | None,
+    settings: Path | None,
+    calib: Path | None,
+    images: int | None,
+    recipe_name: str | None,
+    bits: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, None, None)
+    check_detector(recipe)
+    if model is not None and model not in MODELS:
+        raise FqvitError(f"{model}: no such detector. Use {' or '.join(MODELS)}, or leave it out.")
+    if weights is None:
+        raise FqvitError("detect quantize: no checkpoint given. Pass the weights of a detector (--weights FILE).")
+    if calib is None:
+        raise FqvitError("detect quantize: no images given. Pass a folder of images (--calib DIR); labels are not needed.")
+    changes = None if settings is None else read_settings(settings)
+    pictures = Pictures.of(calib).limit(recipe.images)
+    if out is not None:
+        inputs.check_output(out)
+    inputs.require_torch("detect quantize")
+    from fqvit.detect.program import DetectorProgram
+    from fqvit.evaluate.inspect import inspect_part
+    from fqvit.ir.lower_detector import LoweredDetector
+    from fqvit.models.detector_load import load_detector
+    from fqvit.models.device import keep_freed_memory
+    from fqvit.quant.calibrate_detector import calibrate_detector
+
+    keep_freed_memory()
+    detector = load_detector(weights, changes)
+    if model is not None and model != detector.name:
+        raise FqvitError(f"{weights}: is a {detector.name}, not a {model}. Leave out the name, or pass other weights.")
+    target = out or Path(f"{detector.name}.fqvit")
+    inputs.check_output(target)
+    start = time.perf_counter()
+    readable = (image for _, image in track(pictures, len(pictures), "calibrating", "images"))
+    calibration = calibrate_detector(detector, readable, recipe)
+    skipped = warn_of_skipped(pictures)
+    calibrated = time.perf_counter()
+    program = DetectorProgram.of(detector, LoweredDetector(detector, calibration))
+    program.save(target)
+    lowered = time.perf_counter()
+    parts = [inspect_part(part) for _, part in program.parts()]
+    ops, floats, sites = (sum(counts) for counts in zip(*((len(p.ops), p.floats, len(p.sites)) for p in parts), strict=True))
+    float_bytes = 4 * sum(parameter.numel() for parameter in detector.module.parameters())
+    written = target.stat().st_size
+    if as_json:
+        say_json(
+            {
+                "file": str(target),
+                "model": detector.name,
+                "source": detector.source,
+                "recipe": recipe.name,
+                "bits": bits_of(recipe),
+                "stages": program.stages,
+                "classes": program.classes,
+                "calibration_images": calibration.pyramid.images,
+                "skipped": skipped,
+                "ops": ops,
+                "float_ops": floats,
+                "sites": sites,
+                "float_bytes": float_bytes,
+                "bytes": written,
+                "fingerprint": program.fingerprint(),
+                "seconds": round(lowered - start, 3),
+                "calibration_seconds": round(calibrated - start, 3),
+            }
+        )
+        return
+    spent = f"calibrated in {calibrated - start:.1f} s, lowered and proved in {lowered - calibrated:.1f} s"
+    stages = "1 stage" if program.stages == 1 else f"{program.stages} stages"
+    say(
+        facts(
+            [
+                ("model", f"{detector.name}, {stages}, {program.classes} classes ({detector.source.split(' sha256')[0]})"),
+                ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
+                ("images", f"{calibration.pyramid.images} ({calib}), {spent}"),
+                ("programs", f"{len(parts)}: {ops} ops, {floats} floating-point ops, {sites} quantized sites"),
+                ("written", f"{target}, {size(written)} (float32: {size(float_bytes)})"),
+                ("fingerprint", program.fingerprint()),
+            ]
+        )
+    )

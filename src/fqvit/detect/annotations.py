@@ -1,0 +1,205 @@
+"""COCO's annotation files, read with suspicion: what pycocotools would stumble over, loudly or silently, is refused here.
+
+Fields that evaluation does not look at are ignored. Neighbours: evaluate/coco.py (scores), coco.py (the 80 categories).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from PIL import ExifTags, Image
+
+from fqvit.detect.masks import Runs, check_lengths, lengths_of
+from fqvit.detect.settings import DetectSettings
+from fqvit.errors import FqvitError
+from fqvit.images import existing_folder, plain
+
+Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+FAR = 1e6  # no coordinate is farther out; pycocotools takes memory by their distance
+
+
+class ImageRow(msgspec.Struct, frozen=True):
+    id: int
+    file_name: Annotated[str, msgspec.Meta(min_length=1)]
+    height: Side
+    width: Side
+
+
+class Category(msgspec.Struct, frozen=True):
+    id: int
+    name: str
+
+
+class RunLengths(msgspec.Struct, frozen=True):
+    """size: height, width   counts: as numbers, or in COCO's letters"""
+
+    size: tuple[int, int]
+    counts: str | list[int]
+
+
+class Annotation(msgspec.Struct, frozen=True):
+    """bbox: x, y, width, height   segmentation: polygons of x, y, x, y, ...; or run lengths"""
+
+    id: int
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]
+    segmentation: list[list[float]] | RunLengths | None = None
+    area: float | None = None
+    iscrowd: Literal[0, 1] = 0
+
+
+class File(msgspec.Struct, frozen=True):
+    images: list[ImageRow]
+    annotations: list[Annotation]
+    categories: list[Category]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """where: the file, for messages   masks: whether objects have masks (all of them, or none)"""
+
+    where: str
+    images: dict[int, ImageRow]
+    annotations: list[Annotation]
+    categories: dict[int, str]
+    masks: bool
+
+    def plain(self) -> dict[str, Any]:
+        """As pycocotools takes it."""
+        return {
+            "images": [msgspec.to_builtins(row) for row in self.images.values()],
+            "annotations": [_plain(annotation) for annotation in self.annotations],
+            "categories": [{"id": id, "name": name} for id, name in self.categories.items()],
+        }
+
+
+def read_annotations(path: str | Path) -> Truth:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        said = error.strerror or error
+        raise FqvitError(f"{path}: cannot be read ({said}). Pass an annotation file such as instances_val2017.json.") from None
+    try:
+        file = msgspec.json.decode(data, type=File)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).replace("`", "").partition(" - at ")
+        said = f"{place.removeprefix('$.').removeprefix('$') or 'the file'}: {message[:1].lower()}{message[1:]}"
+        raise FqvitError(f"{path}: {said}. Expected COCO's form: images, annotations, categories.") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise FqvitError(f"{path}: not JSON ({error}). Expected COCO's form: images, annotations, categories.") from None
+    try:
+        return _checked(str(path), file)
+    except FqvitError as error:
+        raise FqvitError(f"{path}: {error} Correct the file.") from None
+
+
+def _checked(where: str, file: File) -> Truth:
+    _once("image id", (row.id for row in file.images))
+    _once("annotation id", (a.id for a in file.annotations))
+    _once("category id", (c.id for c in file.categories))
+    images, categories = {row.id: row for row in file.images}, {c.id: c.name for c in file.categories}
+    if not images:
+        raise FqvitError("no images.")
+    for a in file.annotations:
+        if a.image_id not in images:
+            raise FqvitError(f"annotation {a.id}: image {a.image_id} is not among the images.")
+        if a.category_id not in categories:
+            raise FqvitError(f"annotation {a.id}: category {a.category_id} is not among the categories.")
+        if min(a.bbox[2:]) < 0 or max(map(abs, a.bbox)) > FAR:
+            raise FqvitError(f"annotation {a.id}: a box of {_numbers(a.bbox)} (x, y, width, height) is impossible.")
+        if a.area is not None and a.area < 0:
+            raise FqvitError(f"annotation {a.id}: an area of {a.area:g}.")
+        _check_mask(a, images[a.image_id])
+    with_masks = [a for a in file.annotations if a.segmentation]
+    if with_masks and len(with_masks) < len(file.annotations):
+        without = next(a for a in file.annotations if not a.segmentation)
+        raise FqvitError(f"annotation {without.id}: no segmentation, but others have one.")
+    return Truth(where, images, file.annotations, categories, bool(with_masks))
+
+
+def _once(what: str, ids: Iterable[int]) -> None:
+    seen: set[int] = set()
+    for id in ids:
+        if id in seen:
+            raise FqvitError(f"{what} {id} is there twice.")
+        seen.add(id)
+
+
+def _check_mask(a: Annotation, image: ImageRow) -> None:
+    if isinstance(a.segmentation, RunLengths):
+        if a.segmentation.size != (image.height, image.width):
+            size = " x ".join(map(str, a.segmentation.size))
+            raise FqvitError(f"annotation {a.id}: a mask of {size} for an image of {image.height} x {image.width}.")
+        counts = a.segmentation.counts
+        try:
+            if isinstance(counts, str):
+                lengths_of(Runs(size=list(a.segmentation.size), counts=counts))
+            else:
+                check_lengths(counts, a.segmentation.size)
+        except FqvitError as error:
+            raise FqvitError(f"annotation {a.id}: {error}") from None
+        return
+    for polygon in a.segmentation or ():
+        if len(polygon) < 6 or len(polygon) % 2 or max(map(abs, polygon)) > FAR:
+            raise FqvitError(f"annotation {a.id}: a polygon of {len(polygon)} numbers, expected x and y of 3 points or more.")
+
+
+def _plain(a: Annotation) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(a)
+    found["bbox"] = list(a.bbox)
+    found["area"] = a.bbox[2] * a.bbox[3] if a.area is None else a.area
+    if isinstance(a.segmentation, RunLengths):
+        found["segmentation"] = {"size": list(a.segmentation.size), "counts": a.segmentation.counts}
+    return found
+
+
+def check_categories(truth: Truth, settings: DetectSettings, classes: int) -> str | None:
+    """Refuses annotations of other categories than the detector's; says where names differ."""
+    ids = [settings.category(label) for label in range(classes)]
+    missing = [id for id in ids if id not in truth.categories]
+    if missing:
+        said = (
+            f"{truth.where}: has no category {missing[0]}, which the detector finds ({len(missing)} of {classes} are missing)"
+        )
+        raise FqvitError(f"{said}. Pass annotations of its classes, or quantize with their ids as `categories` (--settings).")
+    for id, name in zip(ids, settings.classes, strict=False):
+        if plain(name) != plain(truth.categories[id]):
+            return f"category {id} is '{name}' in the detector and '{truth.categories[id]}' in {truth.where}."
+    return None
+
+
+def image_files(truth: Truth, folder: str | Path, ids: Sequence[int]) -> list[Path]:
+    """The files of these images, all of them there and, as far as they can be opened, of the annotated size."""
+    root = existing_folder(folder)
+    paths = [root / truth.images[id].file_name for id in ids]
+    absent = [path for path in paths if not path.is_file()]
+    if absent:
+        said = f"{root}: {len(absent)} of {len(paths)} images of {truth.where} are not there ({absent[0].name} first)"
+        raise FqvitError(f"{said}. Pass the folder that holds them (--data DIR).")
+    for id, path in zip(ids, paths, strict=True):
+        row, size = truth.images[id], _size(path)
+        if size is not None and size != (row.height, row.width):
+            said = f"{path}: {size[0]} x {size[1]} pixels, annotated as {row.height} x {row.width}"
+            raise FqvitError(f"{said}. Pass the images that {truth.where} was made for.")
+    return paths
+
+
+def _size(path: Path) -> tuple[int, int] | None:
+    """Height and width as shown, from the file's first bytes; None where they cannot be read, which the pass will say."""
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in SIDEWAYS
+    except Exception:  # Pillow raises almost anything on damaged files
+        return None
+    return (width, height) if turned else (height, width)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

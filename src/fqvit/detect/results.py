@@ -1,0 +1,87 @@
+"""COCO's results with names beside the numbers: what `detect predict` writes and `detect draw` reads.
+
+pycocotools takes such a file as it is; it ignores the two names. Neighbours: pipeline.py (Result), draw.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from fqvit.detect.masks import Runs
+from fqvit.detect.pipeline import Result
+from fqvit.detect.settings import DetectSettings
+from fqvit.errors import FqvitError
+from fqvit.files import write_atomically
+
+
+class NamedResult(Result):
+    """file_name: of the image   category: the class's name"""
+
+    file_name: str
+    category: str
+
+
+def named(results: Sequence[Result], file_name: str, s: DetectSettings) -> list[NamedResult]:
+    names = category_names(s)
+    return [
+        NamedResult(**result, file_name=file_name, category=names.get(result["category_id"], f"class {result['category_id']}"))
+        for result in results
+    ]
+
+
+def category_names(s: DetectSettings) -> dict[int, str]:
+    return {s.category(label): name for label, name in enumerate(s.classes)}
+
+
+def write_results(path: str | Path, results: Sequence[NamedResult]) -> None:
+    lines = ",\n".join(json.dumps(result, ensure_ascii=False) for result in results)
+    write_atomically(path, lambda temporary: temporary.write_text(f"[{lines}]\n", encoding="utf-8", errors="backslashreplace"))
+
+
+def image_ids(paths: Sequence[Path]) -> list[int]:
+    """The numbers that the files are named by, as COCO's are; 1, 2, 3, ... if one has no number or two have the same."""
+    numbers = [int(path.stem) for path in paths if path.stem.isascii() and path.stem.isdigit() and len(path.stem) < 19]
+    return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
+
+
+class _Segmentation(msgspec.Struct):
+    size: tuple[int, int]
+    counts: str
+
+
+class _Row(msgspec.Struct):
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    file_name: Annotated[str, msgspec.Meta(min_length=1)]
+    segmentation: _Segmentation
+    category: str = ""
+
+
+def read_results(path: str | Path) -> list[NamedResult]:
+    """What write_results wrote."""
+    try:
+        rows = msgspec.json.decode(Path(path).read_bytes(), type=list[_Row])
+    except OSError as error:
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass what `fqvit detect predict -o` wrote.") from None
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        said = str(error).replace("`", "").replace("$", "results")
+        raise FqvitError(f"{path}: not results ({said}). Pass what `fqvit detect predict -o` wrote.") from None
+    return [
+        NamedResult(
+            image_id=row.image_id,
+            category_id=row.category_id,
+            bbox=list(row.bbox),
+            score=row.score,
+            segmentation=Runs(size=list(row.segmentation.size), counts=row.segmentation.counts),
+            file_name=row.file_name,
+            category=row.category or f"class {row.category_id}",
+        )
+        for row in rows
+    ]

@@ -1,0 +1,54 @@
+"""COCO's average precision of boxes and masks, by pycocotools, whose prints are kept back."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fqvit.detect.annotations import Truth
+from fqvit.detect.pipeline import Result
+from fqvit.errors import FqvitError
+
+# The first six numbers of pycocotools' summary: over overlaps 0.5 to 0.95, at 0.5, at 0.75; and by the object's size.
+NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+
+
+def require_pycocotools() -> None:
+    if importlib.util.find_spec("pycocotools") is None:
+        raise FqvitError('detect eval: needs pycocotools, which is not installed. Run `pip install "fqvit[detect]"`.')
+
+
+def average_precision(truth: Truth, results: Sequence[Result], image_ids: Sequence[int]) -> dict[str, float | None]:
+    """box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ... in percent, on these images; None where no object is of that
+    kind, or none has a mask."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    scores: dict[str, float | None] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        annotated = _coco(COCO, truth.plain())
+        for name, kind in (("box", "bbox"), ("mask", "segm")):
+            scores |= {f"{name}_{key}": None for key in NAMES}
+            if kind == "segm" and not truth.masks:
+                continue
+            # A mask's size is its own, not its box's: pycocotools takes the box's where there is one.
+            found = [{key: value for key, value in r.items() if kind != "segm" or key != "bbox"} for r in results]
+            empty = {**annotated.dataset, "annotations": []}
+            evaluation = COCOeval(annotated, annotated.loadRes(found) if found else _coco(COCO, empty), kind)
+            evaluation.params.imgIds = list(image_ids)
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+            for key, value in zip(NAMES, evaluation.stats, strict=False):
+                scores[f"{name}_{key}"] = None if value < 0 else 100 * float(value)
+    return scores
+
+
+def _coco(kind: Any, dataset: Mapping[str, Any]) -> Any:
+    made = kind()
+    made.dataset = dict(dataset)
+    made.createIndex()
+    return made

@@ -1,0 +1,82 @@
+"""Small detectors in files, and drawn images in COCO's form, for tests of the file and of the commands."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from fqvit.detect.program import DetectorProgram
+from fqvit.ir.lower_detector import LoweredDetector
+from fqvit.models.detector import FloatDetector
+from fqvit.models.detector_load import load_detector, random_release, save_detector
+from fqvit.quant.calibrate_detector import calibrate_detector
+from fqvit.quant.recipe import load_recipe
+
+from .detectors import CONFIGS, SETTINGS
+from .test_programs import detector_of, lowered, pictures
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@cache
+def shapes() -> ModuleType:
+    """training/make_shapes.py"""
+    sys.path.insert(0, str(ROOT / "training"))
+    try:
+        return importlib.import_module("make_shapes")
+    finally:
+        sys.path.pop(0)
+
+
+@cache
+def program(name: str) -> DetectorProgram:
+    """Of a random detector of five classes without names."""
+    return DetectorProgram.of(detector_of(name), lowered(name, "fqvit"))
+
+
+@cache
+def shape_detector() -> FloatDetector:
+    """Random, of the classes of the drawn shapes."""
+    settings = msgspec.structs.replace(SETTINGS, classes=shapes().CLASSES)
+    return load_detector(random_release(replace(CONFIGS["mask r-cnn"], classes=8), "mmdetection"), settings)
+
+
+@cache
+def shape_program() -> DetectorProgram:
+    detector = shape_detector()
+    calibration = calibrate_detector(detector, pictures(), load_recipe("fqvit"))
+    return DetectorProgram.of(detector, LoweredDetector(detector, calibration))
+
+
+def write_all(folder: Path) -> None:
+    """FOLDER/shapes.fqvit and shapes.safetensors; train, val and instances_val.json, 3 and 4 images."""
+    shape_program().save(folder / "shapes.fqvit")
+    detector = shape_detector()
+    save_detector(folder / "shapes.safetensors", detector.module, detector.settings)
+    for name, count, split in (("train", 3, shapes().TRAIN_SPLIT), ("val", 4, shapes().VAL_SPLIT)):
+        shapes().write_split(folder, name, count, (split, 0))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    write_all(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+
+
+def results_of(path: Path | str) -> list[dict[str, Any]]:
+    return json.loads(Path(path).read_text(encoding="utf-8"))

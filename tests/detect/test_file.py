@@ -1,0 +1,295 @@
+"""Detectors in one file: the same bits after loading, and one line for whatever is damaged or malicious."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fqvit.detect.images import prepare
+from fqvit.detect.pipeline import coco_results
+from fqvit.errors import FqvitError
+from fqvit.ir.program import Program
+from fqvit.runtime.native import Engine
+
+pytest.importorskip("torch")
+
+from fqvit.detect.program import DetectorProgram
+from tests.factories import assert_same, calibration_of, float_model
+from tests.factories import one_thread as one_thread
+
+from .detectors import CONFIGS
+from .saved import program
+from .test_programs import pictures
+
+Json = dict[str, Any]
+Tensors = dict[str, tuple[str, list[int], bytes]]  # name -> dtype, shape, little-endian bytes
+Change = Callable[[Json, Tensors], None]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_loaded_detector_is_the_saved_one(name: str, tmp_path: Path) -> None:
+    saved = program(name)
+    saved.save(tmp_path / "d.fqvit")
+    loaded = DetectorProgram.load(tmp_path / "d.fqvit")
+    assert loaded.header == saved.header and loaded.fingerprint() == saved.fingerprint()
+    assert loaded.constants().keys() == saved.constants().keys() and loaded.classes == 5
+    for constant, array in saved.constants().items():
+        assert loaded.constants()[constant].dtype == array.dtype
+        assert_same(loaded.constants()[constant], array, constant)
+
+
+def test_a_loaded_detector_finds_the_same(tmp_path: Path) -> None:
+    saved = program("cascade")
+    saved.save(tmp_path / "d.fqvit")
+    image = prepare(pictures()[0], saved.settings)
+    before = saved.ready(1).detect(image)
+    after = DetectorProgram.load(tmp_path / "d.fqvit").ready(1, "reference").detect(image)
+    assert len(before.boxes) > 0
+    assert coco_results(before, 1, saved.settings) == coco_results(after, 1, saved.settings)
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    program("mask r-cnn").save(tmp_path / "a.fqvit")
+    DetectorProgram.load(tmp_path / "a.fqvit").save(tmp_path / "b.fqvit")
+    assert (tmp_path / "a.fqvit").read_bytes() == (tmp_path / "b.fqvit").read_bytes()
+
+
+def test_every_part_is_in_the_fingerprint() -> None:
+    whole = program("cascade")
+    seen = {whole.fingerprint()}
+    settings = msgspec.structs.replace(whole.settings, score=0.5)
+    between = msgspec.structs.replace(whole.between, score=1)
+    others: list[Json] = [{"model": "x"}, {"source": "x"}, {"settings": settings}, {"between": between}]
+    for kind, programs in (("boxes", whole.boxes), ("masks", whole.masks)):
+        for stage, part in enumerate(programs):
+            name = next(iter(part.constants))
+            changed = Program(part.header, {**part.constants, name: part.constants[name] ^ 1})
+            others.append({kind: (*programs[:stage], changed, *programs[stage + 1 :])})
+    for other in others:
+        seen.add(dataclasses.replace(whole, **other).fingerprint())
+    assert len(seen) == len(others) + 1
+
+
+def test_a_detector_that_does_not_verify_is_not_saved(tmp_path: Path) -> None:
+    whole = program("cascade")
+    with pytest.raises(FqvitError, match="heads for 3 stages"):
+        dataclasses.replace(whole, boxes=whole.boxes[:2]).save(tmp_path / "d.fqvit")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_detector_is_no_program_and_a_program_no_detector(tmp_path: Path) -> None:
+    path = tmp_path / "d.fqvit"
+    program("mask r-cnn").save(path)
+    for load in (Program.load, Engine):
+        with pytest.raises(FqvitError, match=r"d\.fqvit: holds a detector.*fqvit detect eval"):
+            load(path)
+    model = float_model("vit")
+    from fqvit.ir.lower import lower
+
+    lower(model, calibration_of(model)).save(path)
+    with pytest.raises(FqvitError, match=r"d\.fqvit: holds a classifier.*fqvit eval"):
+        DetectorProgram.load(path)
+    with pytest.raises(FqvitError, match="no such file.*fqvit detect quantize"):
+        DetectorProgram.load(tmp_path / "none.fqvit")
+
+
+# Hostile files, with right fingerprints: anybody can compute them.
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("detector") / "d.fqvit"
+    program("cascade").save(path)
+    return path.read_bytes()
+
+
+def unpacked(raw: bytes) -> tuple[Json, Tensors]:
+    (length,) = struct.unpack("<Q", raw[:8])
+    table = json.loads(raw[8 : 8 + length])
+    metadata = table.pop("__metadata__")
+    data = raw[8 + length :]
+    return json.loads(metadata["fqvit_detector"]), {
+        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]) for name, entry in table.items()
+    }
+
+
+def packed(text: str, tensors: Tensors) -> bytes:
+    """The file, hashed as docs/format.md says."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        dtype, shape, part = tensors[name]
+        digest.update(f"\n{name} {dtype.lower()} {','.join(map(str, shape))}\n".encode() + part)
+    table: Json = {"__metadata__": {"fqvit_detector": text, "fingerprint": digest.hexdigest()}}
+    data = b""
+    for name, (dtype, shape, part) in tensors.items():
+        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    head = json.dumps(table).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + data
+
+
+def rewritten(raw: bytes, change: Change) -> bytes:
+    header, tensors = unpacked(raw)
+    change(header, tensors)
+    return packed(json.dumps(header, separators=(",", ":")), tensors)
+
+
+def refused(raw: bytes, folder: Path, match: str = ".") -> None:
+    path = folder / "bad.fqvit"
+    path.write_bytes(raw)
+    with pytest.raises(FqvitError, match=match) as caught:
+        DetectorProgram.load(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ") and "\n" not in line and len(line) < 1000
+
+
+def set_field(*keys: Any, value: Any) -> Change:
+    def change(header: Json, _: Tensors) -> None:
+        place: Any = header
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+
+    return change
+
+
+def without(*keys: Any) -> Change:
+    def change(header: Json, _: Tensors) -> None:
+        place: Any = header
+        for key in keys[:-1]:
+            place = place[key]
+        del place[keys[-1]]
+
+    return change
+
+
+def swap(one: str, other: str) -> Change:
+    """Two parts in each other's place, with all that is theirs."""
+
+    def change(header: Json, tensors: Tensors) -> None:
+        def slot(part: str) -> tuple[Any, Any]:
+            name, _, stage = part.partition(".")
+            return (header[name], int(stage)) if stage else (header, name)
+
+        (a, i), (b, j) = slot(one), slot(other)
+        a[i], b[j] = b[j], a[i]
+        renamed = {}
+        for name, value in tensors.items():
+            part, _, rest = name.partition("/")
+            renamed[f"{ {one: other, other: one}.get(part, part) }/{rest}"] = value
+        tensors.clear()
+        tensors.update(renamed)
+
+    return change
+
+
+def drop(part: str) -> Change:
+    """The constants of a part."""
+
+    def change(_: Json, tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith(f"{part}/")]:
+            del tensors[name]
+
+    return change
+
+
+def retype(_: Json, tensors: Tensors) -> None:
+    name = next(name for name in tensors if name.startswith("masks.1/") and name.endswith(".w"))
+    shape = tensors[name][1]
+    tensors[name] = ("F32", shape, b"\0" * 4 * int(np.prod(shape)))
+
+
+def stray(name: str) -> Change:
+    return lambda _, tensors: tensors.update({name: ("U8", [1], b"\0")})
+
+
+def move_of(old: str, **fields: Any) -> Change:
+    def change(header: Json, _: Tensors) -> None:
+        next(move for move in header["pyramid"]["moves"].values() if move["kind"] == old).update(fields)
+
+    return change
+
+
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "a newer version": (set_field("version", value=2), "format version 2"),
+    "no version": (without("version"), "format version None"),
+    "an unknown field": (set_field("command", value="rm"), "unknown field command"),
+    "an unknown setting": (set_field("settings", "more", value=1), "settings: .*unknown field more"),
+    "an unknown number between": (set_field("between", "more", value=1), "between: .*unknown field more"),
+    "an unknown field of a part": (set_field("boxes", 1, "more", value=1), r"boxes\[\S+\]: .*unknown field more"),
+    "no settings": (without("settings"), "missing required field settings"),
+    "nothing between": (without("between"), "missing required field between"),
+    "no pyramid": (without("pyramid"), "missing required field pyramid"),
+    "no mask heads": (set_field("masks", value=[]), "belongs to no part"),
+    "a float between": (set_field("between", "score", value=0.5), "between.score: expected int, got float"),
+    "a stride of 5": (set_field("between", "strides", value=[5, 8, 16, 32, 64]), "stride of 5"),
+    "strides of other levels": (set_field("between", "strides", value=[8, 16, 32, 64, 128]), "at stride 8"),
+    "an anchor of 10^9 pixels": (set_field("between", "anchors", 0, 0, 0, value=10**9), "between.anchors"),
+    "a shift of 63": (set_field("between", "classes", 0, value=[1, 63]), "between.classes"),
+    "fewer anchors": (lambda header, _: [level.pop() for level in header["between"]["anchors"]], "for 2 anchors"),
+    "logits that overflow": (set_field("between", "classes", value=[[2**31 - 1, 1]] * 3), "sum of class logits|does not fit"),
+    "images of a million": (set_field("settings", "long", value=100_000), "images of 96 x 100000"),
+    "a short side of 0": (set_field("settings", "short", value=0), "settings.short"),
+    "another mean": (set_field("settings", "mean", value=[0.1, 0.1, 0.1]), "mean or std"),
+    "names of other classes": (set_field("settings", "classes", value=["a", "b"]), "2 class names for 5 classes"),
+    "a category twice": (set_field("settings", "categories", value=[1, 2, 3, 4, 4]), "a category twice"),
+    "a box head in place of a mask head": (swap("boxes.0", "masks.0"), "heads take squares of different sizes"),
+    "the pyramid in place of a head": (swap("pyramid", "boxes.0"), "."),
+    "constants of a head missing": (drop("boxes.2"), r"boxes\.2: .*is missing"),
+    "constants of the pyramid missing": (drop("pyramid"), "pyramid: .*is missing"),
+    "a constant of no part": (stray("boxes.3/x"), "'boxes.3/x' belongs to no part"),
+    "a constant without a part": (stray("x"), "'x' belongs to no part"),
+    "a constant like a buffer": (stray("boxes.0/pixels"), r"boxes\.0: constant 'pixels' has the name of a buffer"),
+    "float weights": (retype, "is F32: only integers"),
+    "no moves": (without("pyramid", "moves"), "has one size"),
+    "moves of another window": (move_of("windows", window=4), "."),
+    "a window of 0": (move_of("windows", window=0), "."),
+    "moves of another kind": (move_of("merge", kind="second"), "."),
+    "a head that takes pixels": (without("boxes", 0, "input"), "."),
+    "squares of another size": (set_field("boxes", 0, "input", "shape", value=[6, 6, 16]), "."),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_detector_is_refused_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+    change, match = HOSTILE[case]
+    raw = rewritten(original, change)
+    tracemalloc.start()
+    try:
+        refused(raw, tmp_path, match)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_helper_itself_makes_files_that_load(original: bytes, tmp_path: Path) -> None:
+    (tmp_path / "d.fqvit").write_bytes(rewritten(original, set_field("source", value="elsewhere")))
+    assert DetectorProgram.load(tmp_path / "d.fqvit").source == "elsewhere"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"version": 1', '{"version": 1}', "[" * 100_000])
+def test_a_text_that_is_no_detector_is_refused(text: str, original: bytes, tmp_path: Path) -> None:
+    refused(packed(text, unpacked(original)[1]), tmp_path)
+
+
+def test_a_cut_file_is_refused_wherever_it_was_cut(original: bytes, tmp_path: Path) -> None:
+    for place in sorted({*range(0, 64, 7), *range(64, len(original), len(original) // 25), len(original) - 1}):
+        refused(original[:place], tmp_path)
+
+
+def test_a_flipped_bit_is_refused_wherever_it_is(original: bytes, tmp_path: Path) -> None:
+    for place in [*range(16), *np.random.default_rng(0).integers(16, len(original), 30).tolist(), len(original) - 1]:
+        changed = bytearray(original)
+        changed[place] ^= 1 << (place % 8)
+        refused(bytes(changed), tmp_path)

@@ -1,0 +1,109 @@
+"""`fqvit detect predict` and `draw` as users type them, on a small random detector and drawn shapes; and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fqvit.detect.masks import from_runs
+from tests.command_line import fqvit, refused
+from tests.factories import one_thread as one_thread
+
+pytest.importorskip("torch")
+
+from .saved import here as here
+from .saved import home as home
+from .saved import results_of, shapes
+
+
+def test_predict_shows_a_table_or_writes_results(tmp_path: Path) -> None:
+    shown = fqvit("detect", "predict", "shapes.fqvit", "val/000001.jpg", "val/000002.jpg")
+    assert shown.code == 0 and shown.out.count("class") == 2 and "val/000002.jpg (128 x 128)" in shown.out
+    done = fqvit("detect", "predict", "shapes.fqvit", "val", "-o", tmp_path / "r.json", "--json").json
+    results = results_of(tmp_path / "r.json")
+    assert done["images"] == 4 and done["detections"] == len(results) > 0
+    for r in results:
+        assert r["file_name"] == f"val/{r['image_id']:06}.jpg", "numbers of files are the images' ids"
+        assert r["category"] == shapes().CLASSES[r["category_id"] - 1] and 0.15 <= r["score"] <= 1
+        mask, (x, y, w, h) = from_runs(r["segmentation"]), r["bbox"]
+        assert mask.shape == (128, 128) and 0 <= x <= x + w <= 128.001 and 0 <= y <= y + h <= 128.001
+    high = fqvit("detect", "predict", "shapes.fqvit", "val", "--score", 0.25, "--json").json["results"]
+    assert [r for r in results if r["score"] >= 0.25] == high
+    nothing = fqvit("detect", "predict", "shapes.fqvit", "val/000001.jpg", "--score", 1)
+    assert nothing.code == 0 and "nothing found" in nothing.out
+    empty = fqvit("detect", "predict", "shapes.fqvit", "val/000001.jpg", "--score", 1, "-o", tmp_path / "none.json")
+    assert empty.code == 0 and results_of(tmp_path / "none.json") == []
+
+
+def test_images_of_every_kind_are_looked_at(tmp_path: Path) -> None:
+    sizes = {"dot": (1, 1), "line": (600, 1), "column": (2, 400), "large": (6000, 4000)}
+    for name, size in sizes.items():
+        Image.effect_noise((16, 16), 90).resize(size).save(tmp_path / f"{name}.png")
+    Image.effect_noise((90, 60), 50).convert("P").save(tmp_path / "palette.gif")
+    Image.fromarray(np.full((40, 50), 40_000, np.uint16)).save(tmp_path / "deep.png")
+    done = fqvit("detect", "predict", "shapes.fqvit", tmp_path, "-o", tmp_path / "r.json", "--json").json
+    assert done["images"] == 6
+    for r in results_of(tmp_path / "r.json"):
+        width, height = sizes.get(Path(r["file_name"]).stem, (90, 60))
+        if Path(r["file_name"]).stem in sizes:
+            assert r["segmentation"]["size"] == [height, width]
+    (tmp_path / "large.png").unlink()
+    drawn = fqvit("detect", "draw", "shapes.fqvit", tmp_path, "-o", tmp_path / "pictures", "--score", 0.15)
+    assert drawn.code == 0 and len(list((tmp_path / "pictures").iterdir())) == 5
+
+
+def test_unreadable_images_are_named_and_the_others_done(tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(Path("val/000001.jpg").read_bytes()[:100])
+    words = ("shapes.fqvit", "val/000001.jpg", tmp_path / "bad.png", tmp_path / "none.jpg")
+    done = fqvit("detect", "predict", *words, "-o", tmp_path / "r.json")
+    assert done.code == 2 and "bad.png" in done.err and "none.jpg" in done.err and "2 of 3 images" in done.err
+    assert {r["file_name"] for r in results_of(tmp_path / "r.json")} == {"val/000001.jpg"}
+    done = fqvit("detect", "draw", *words, "-o", tmp_path / "pictures")
+    assert done.code == 2 and [path.name for path in (tmp_path / "pictures").iterdir()] == ["000001.png"]
+
+
+def test_draw_shows_what_was_found(tmp_path: Path) -> None:
+    done = fqvit("detect", "draw", "shapes.fqvit", "val/000001.jpg", "-o", tmp_path / "a" / "b", "--score", 0.15, "--json").json
+    assert done["pictures"] == 1 and done["objects"] > 0
+    fqvit("detect", "predict", "shapes.fqvit", "val", "-o", tmp_path / "r.json")
+    moved = fqvit("detect", "draw", "--results", tmp_path / "r.json", "--data", "val", "-o", tmp_path / "c", "--score", 0.15)
+    assert moved.code == 0, moved.err
+    with Image.open(tmp_path / "a" / "b" / "000001.png") as one, Image.open(tmp_path / "c" / "000001.png") as other:
+        assert one.size == (512, 512) and (np.asarray(one) == np.asarray(other)).all()
+        plain = Image.open("val/000001.jpg").resize((512, 512), Image.Resampling.BICUBIC)
+        assert (np.asarray(one) != np.asarray(plain)).any(-1).mean() > 0.02
+    (tmp_path / "again").mkdir()
+    shutil.copy("val/000001.jpg", tmp_path / "again")
+    fqvit("detect", "draw", "shapes.fqvit", "val/000001.jpg", tmp_path / "again", "-o", tmp_path / "d")
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["000001-2.png", "000001.png"]
+
+
+def test_draw_refuses_in_one_line(tmp_path: Path) -> None:
+    def draw(*words: object) -> Any:
+        return fqvit("detect", "draw", *words)
+
+    fqvit("detect", "predict", "shapes.fqvit", "val", "-o", tmp_path / "r.json")
+    results = results_of(tmp_path / "r.json")
+    refused(draw("-o", tmp_path / "x"), "--results")
+    refused(draw("shapes.fqvit", "-o", tmp_path / "x"), "images")
+    refused(draw("shapes.fqvit", "val"), "-o DIR")
+    refused(draw("shapes.fqvit", "val", "-o", tmp_path / "r.json"), "a file, expected a folder")
+    refused(draw("--results", tmp_path / "r.json", "-o", tmp_path / "x"), "--data")
+    refused(draw("--results", tmp_path / "none.json", "--data", "val", "-o", tmp_path / "x"), "none.json")
+    refused(draw("--results", "instances_val.json", "--data", "val", "-o", tmp_path / "x"), "not results")
+    for text, said in (("[]", "empty"), ("[{}]", "missing"), ("x", "not results")):
+        (tmp_path / "bad.json").write_text(text)
+        refused(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x"), said)
+    results[0]["segmentation"]["size"] = [64, 256]
+    (tmp_path / "bad.json").write_text(json.dumps(results))
+    refused(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x", "--score", 0), "64 x 256")
+    results[0]["segmentation"] = {"size": [128, 128], "counts": "zz"}
+    (tmp_path / "bad.json").write_text(json.dumps(results))
+    refused(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x", "--score", 0), "run lengths")
+    assert not (tmp_path / "x").exists()
