@@ -75,6 +75,13 @@ def lowered(name: str, recipe: str) -> LoweredDetector:
     return LoweredDetector(detector_of(name), calibrated(name, recipe))
 
 
+@cache
+def packed() -> LoweredDetector:
+    """With weights of 4 bits, two a byte."""
+    detector, recipe = detector_of("mask r-cnn"), msgspec.structs.replace(RECIPES["fqvit"], weight_bits=4, weight_group=16)
+    return LoweredDetector(detector, calibrate_detector(detector, pictures()[:1], recipe))
+
+
 def padded_pixels(number: int = 0) -> NDArray[np.uint8]:
     return pad_pixels(prepare(pictures()[number], SETTINGS).pixels, SETTINGS)
 
