@@ -83,6 +83,9 @@ public:
                 if (linear != nullptr && linear->join(ops_[i])) move_here(linear, i);
             }
         }
+        for (std::unique_ptr<Op>& op : ops_) {
+            if (auto* linear = dynamic_cast<Linear*>(op.get())) gathered(*linear);
+        }
         std::erase_if(ops_, [](const std::unique_ptr<Op>& op) { return op == nullptr; });
     }
 
@@ -105,6 +108,16 @@ private:
                 return;
             }
         }
+    }
+
+    // A convolution is a take of each place's neighbours, seen as one row, and a linear map.
+    void gathered(Linear& linear) {
+        int x = linear.inputs[0];
+        auto* seen = producer<Permute>(x);
+        if (seen != nullptr && !seen->moves_nothing()) return;
+        if (seen != nullptr) x = seen->inputs[0];
+        if (producer<Take>(x) == nullptr || !linear.read_by(ops_[writer_[x]])) return;
+        if (seen != nullptr) ops_[writer_[seen->output]] = nullptr;
     }
 
     void attention(std::size_t place) {

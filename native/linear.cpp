@@ -102,11 +102,13 @@ std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * pan
 
 std::size_t Linear::scratch() const {
     const std::int64_t tiles = packed_ != nullptr && packed_->passes() > 1 ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
-    return aligned(machine_.gemm->block_bytes(inputs_)) + static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t);
+    const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(machine_.gemm->rows * inputs_);
+    return aligned(machine_.gemm->block_bytes(inputs_)) + static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t) + gathered;
 }
 
 std::size_t Linear::bytes() const {
-    return (packed_ ? packed_->bytes() : plain_.size()) + bias_.size() * 4 + rescale_.bytes() + tables_.size();
+    const std::size_t rows = take_ == nullptr ? 0 : take_->bytes();
+    return (packed_ ? packed_->bytes() : plain_.size()) + bias_.size() * 4 + rescale_.bytes() + tables_.size() + rows;
 }
 
 void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
@@ -138,7 +140,16 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
         const std::int64_t row = number * gemm.rows;
         const int count = static_cast<int>(std::min<std::int64_t>(gemm.rows, rows_ - row));
         if (number != packed_block) {
-            gemm.pack_rows(frame[inputs[0]] + row * inputs_, inputs_, count, inputs_, block);
+            const std::uint8_t* x = frame[inputs[0]];
+            if (take_ == nullptr) {
+                x += row * inputs_;
+            } else {
+                // The scratch's last part, past the block and all tiles.
+                std::uint8_t* gathered = scratch + this->scratch() - static_cast<std::size_t>(gemm.rows * inputs_);
+                take_->gather(x, row * parts_, (row + count) * parts_, gathered);
+                x = gathered;
+            }
+            gemm.pack_rows(x, inputs_, count, inputs_, block);
             packed_block = number;
         }
         const std::int64_t first = panels_ * group / panel_groups_, last = panels_ * (group + 1) / panel_groups_;
@@ -184,6 +195,18 @@ bool Linear::join(std::unique_ptr<Op>& op) {
     output = add.output, value = add.value, tag = "linear + add";
     add_ = &add;
     add_owner_ = std::move(op);
+    return true;
+}
+
+bool Linear::read_by(std::unique_ptr<Op>& op) {
+    const Take& take = dynamic_cast<const Take&>(*op);
+    const auto row = static_cast<std::int64_t>(take.fill.size());
+    if (wide_in_ || inputs_ % row != 0 || take.items() != rows_ * (inputs_ / row)) return false;
+    parts_ = inputs_ / row;
+    inputs[0] = take.inputs[0];
+    tag = "take + " + tag;
+    take_ = &take;
+    take_owner_ = std::move(op);
     return true;
 }
 

@@ -147,6 +147,19 @@ private:
     std::vector<std::int32_t> x_zero_, x_alpha_, x_mult_, no_bias_;
 };
 
+class Take final : public Op {
+public:
+    Take(const Record& record, const Scope& scope);
+    std::int64_t items() const override { return static_cast<std::int64_t>(index.size()); }
+    void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
+    std::size_t bytes() const override { return index.size() * sizeof(std::int32_t); }
+    // Rows begin..end of the output, one after the other.
+    void gather(const std::uint8_t* x, std::int64_t begin, std::int64_t end, std::uint8_t* y) const;
+
+    std::vector<std::int32_t> index;
+    std::vector<std::uint8_t> fill;  // the bytes of a row that is no row of x
+};
+
 // A product with weights, and what follows it: codes, an accumulator, or (fused) a table or a sum.
 class Linear final : public Op {
 public:
@@ -160,6 +173,8 @@ public:
     // Take over what follows; false where this op cannot.
     bool join(const Lookup& lookup);
     bool join(std::unique_ptr<Op>& add);  // takes the op itself, which keeps the constants
+    // Read the rows that a take would put together, perhaps several side by side, without writing them all down first.
+    bool read_by(std::unique_ptr<Op>& take);
     bool gives_codes() const { return epilogue_.kind == Epilogue::CODES; }
     bool gives_acc() const { return epilogue_.kind == Epilogue::ACC; }
 
@@ -180,6 +195,9 @@ private:
     std::unique_ptr<Op> add_owner_;
     const Add* add_ = nullptr;
     int residual_ = -1;  // the value added
+    std::unique_ptr<Op> take_owner_;
+    const Take* take_ = nullptr;
+    std::int64_t parts_ = 1;  // rows of the take that lie side by side in a row here
 };
 
 class Permute final : public Op {
@@ -187,6 +205,8 @@ public:
     Permute(const Record& record, const Scope& scope);
     std::int64_t items() const override { return outer_; }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
+
+    bool moves_nothing() const { return outer_ == 1 && select.empty(); }
 
     Shape view, perm, select;
 
@@ -237,7 +257,6 @@ public:
 
 std::unique_ptr<Op> make_layernorm(const Record& record, const Scope& scope);
 std::unique_ptr<Op> make_mean(const Record& record, const Scope& scope);
-std::unique_ptr<Op> make_take(const Record& record, const Scope& scope);
 std::unique_ptr<Op> make_concat(const Record& record, const Scope& scope);
 
 }  // namespace fqvit

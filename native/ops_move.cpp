@@ -12,53 +12,6 @@ const Value& movable(const Value& value) {
     return value;
 }
 
-class Take final : public Op {
-public:
-    Take(const Record& record, const Scope& scope) {
-        shape_of_record(record, 1, 0, 2);
-        const Value& x = movable(buffer_input(record, scope, 0));
-        need(x.shape.size() >= 2, "an input has too few axes");
-        const Array& index = record.arrays[0];
-        need(index.dtype == DType::i32 && index.shape.size() < MAX_AXES && count_of(index) > 0, "index must be i32");
-        for (const std::int64_t i : integers(index, -1, x.rows() - 1, "index")) index_.push_back(static_cast<std::int32_t>(i));
-        const std::vector<std::int32_t> fill = channels_of(record.arrays[1], x.channels(), x.lo, x.hi, "fill");
-        fill_.resize(static_cast<std::size_t>(x.channels() * size_of(x.dtype)));
-        for (std::size_t c = 0; c < fill.size(); ++c) {
-            switch (x.dtype) {
-                case DType::u8: fill_[c] = static_cast<std::uint8_t>(fill[c]); break;
-                case DType::u16: {
-                    const auto code = static_cast<std::uint16_t>(fill[c]);
-                    std::memcpy(fill_.data() + 2 * c, &code, 2);
-                    break;
-                }
-                default: std::memcpy(fill_.data() + 4 * c, &fill[c], 4);
-            }
-        }
-        value = x;
-        value.row_sum = -1, value.row_code = -1, value.mask_code = -1;  // rows of attention are no longer known
-        value.shape = index.shape;
-        value.shape.push_back(x.channels());
-    }
-
-    std::int64_t items() const override { return static_cast<std::int64_t>(index_.size()); }
-
-    void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const override {
-        const std::size_t row = fill_.size();
-        const std::uint8_t* x = frame[inputs[0]];
-        std::uint8_t* y = frame[output];
-        for (std::int64_t i = begin; i < end; ++i) {
-            const std::int32_t from = index_[static_cast<std::size_t>(i)];
-            std::memcpy(y + static_cast<std::size_t>(i) * row, from < 0 ? fill_.data() : x + static_cast<std::size_t>(from) * row, row);
-        }
-    }
-
-    std::size_t bytes() const override { return index_.size() * 4; }
-
-private:
-    std::vector<std::int32_t> index_;
-    std::vector<std::uint8_t> fill_;
-};
-
 class Concat final : public Op {
 public:
     Concat(const Record& record, const Scope& scope) {
@@ -96,6 +49,44 @@ private:
 };
 
 }  // namespace
+
+Take::Take(const Record& record, const Scope& scope) {
+    shape_of_record(record, 1, 0, 2);
+    const Value& x = movable(buffer_input(record, scope, 0));
+    need(x.shape.size() >= 2, "an input has too few axes");
+    const Array& rows = record.arrays[0];
+    need(rows.dtype == DType::i32 && rows.shape.size() < MAX_AXES && count_of(rows) > 0, "index must be i32");
+    for (const std::int64_t i : integers(rows, -1, x.rows() - 1, "index")) index.push_back(static_cast<std::int32_t>(i));
+    const std::vector<std::int32_t> codes = channels_of(record.arrays[1], x.channels(), x.lo, x.hi, "fill");
+    fill.resize(static_cast<std::size_t>(x.channels() * size_of(x.dtype)));
+    for (std::size_t c = 0; c < codes.size(); ++c) {
+        switch (x.dtype) {
+            case DType::u8: fill[c] = static_cast<std::uint8_t>(codes[c]); break;
+            case DType::u16: {
+                const auto code = static_cast<std::uint16_t>(codes[c]);
+                std::memcpy(fill.data() + 2 * c, &code, 2);
+                break;
+            }
+            default: std::memcpy(fill.data() + 4 * c, &codes[c], 4);
+        }
+    }
+    value = x;
+    value.row_sum = -1, value.row_code = -1, value.mask_code = -1;  // rows of attention are no longer known
+    value.shape = rows.shape;
+    value.shape.push_back(x.channels());
+}
+
+void Take::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
+    gather(frame[inputs[0]], begin, end, frame[output] + static_cast<std::size_t>(begin) * fill.size());
+}
+
+void Take::gather(const std::uint8_t* x, std::int64_t begin, std::int64_t end, std::uint8_t* y) const {
+    const std::size_t row = fill.size();
+    for (std::int64_t i = begin; i < end; ++i, y += row) {
+        const std::int32_t from = index[static_cast<std::size_t>(i)];
+        std::memcpy(y, from < 0 ? fill.data() : x + static_cast<std::size_t>(from) * row, row);
+    }
+}
 
 Permute::Permute(const Record& record, const Scope& scope) {
     shape_of_record(record, 1, 0, 4);
@@ -150,7 +141,6 @@ void Permute::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_
     }
 }
 
-std::unique_ptr<Op> make_take(const Record& record, const Scope& scope) { return std::make_unique<Take>(record, scope); }
 std::unique_ptr<Op> make_concat(const Record& record, const Scope& scope) { return std::make_unique<Concat>(record, scope); }
 
 }  // namespace fqvit

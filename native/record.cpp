@@ -101,7 +101,7 @@ std::unique_ptr<Op> make_op(const Record& record, const Scope& scope) {
     else if (tag == "layernorm") op = make_layernorm(record, scope);
     else if (tag == "add") op = std::make_unique<Add>(record, scope);
     else if (tag == "mean") op = make_mean(record, scope);
-    else if (tag == "take") op = make_take(record, scope);
+    else if (tag == "take") op = std::make_unique<Take>(record, scope);
     else if (tag == "permute") op = std::make_unique<Permute>(record, scope);
     else if (tag == "concat") op = make_concat(record, scope);
     else if (tag == "matmul") op = std::make_unique<MatMul>(record, scope);

@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         return 0;
     }
     const std::vector<std::uint8_t> first = image_of(program, 1), second = image_of(program, 2);
-    const std::vector<std::uint8_t> expected = run(*kept, first, 1);
+    const Found expected = run(*kept, first, 1);
     int number = 0;
     for (const OwnedRecord& record : program.records) {
         if (++number, !record.tag.empty() && !inside(*kept, number)) fail("a value outside its bounds", record.tag);

@@ -17,12 +17,15 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fqvit.ir.batch import batched  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
-from tests.hostile.records import Recorded, recorded  # noqa: E402
-from tests.hostile.test_native_engine import BEFORE, IMAGE, VALID  # noqa: E402
+from tests.detect.test_programs import lowered, packed  # noqa: E402
+from tests.hostile.records import Record, Recorded, recorded  # noqa: E402
+from tests.hostile.test_native_engine import BEFORE, IMAGE, NOTHING, VALID, i32, i64, linear_arrays  # noqa: E402
 from tests.ir.draw import STYLES, Draw  # noqa: E402
 from tests.runtime.programs import program_with  # noqa: E402
-from tests.runtime.wide import WIDE, accepted  # noqa: E402
+from tests.runtime.wide import accepted  # noqa: E402
+from tests.runtime.wide_moves import EVERY_WIDE  # noqa: E402
 
 TAGS = ["", "lookup", "linear", "layernorm", "add", "mean", "take", "permute", "concat"]
 TAGS += ["matmul", "log_softmax", "softmax", "shift_matmul", "row_codes", "attend"]
@@ -51,7 +54,8 @@ def array(x: Any) -> bytes:
 
 
 def encoded(program: Recorded, style: int = 0) -> bytes:
-    out = bytes([style]) + b"".join(map(integer, program.image)) + integer(program.output)
+    out = bytes([style | 4 * bool(program.others)]) + b"".join(map(integer, program.image)) + integer(program.output)
+    out += integers(program.others) if program.others else b""
     for record in program.records:
         out += bytes([TAGS.index(record.tag)])
         if record.tag:
@@ -68,10 +72,32 @@ def single_ops() -> dict[str, bytes]:
     return found
 
 
+def several_outputs() -> dict[str, bytes]:
+    """A head in small, which takes codes: a convolution, then two layers of all places; and outputs that ops would be joined
+    over."""
+    places = np.arange(8, dtype=np.int32)
+    index = np.stack([places - 1, places, np.where(places == 7, -1, places + 1)], -1).astype(np.int32)
+    records = [
+        Record("take", [0], [], [index, i32(128)]),
+        Record("permute", [1], [], [i64(8, 9), i64(0, 1), i64(), i64()]),
+        Record("linear", [2], [0, 8], linear_arrays(9, 4)),
+        Record("permute", [3], [], [i64(1, 1, 32), i64(0, 1, 2), i64(), i64()]),
+        Record("linear", [4], [0, 8], linear_arrays(32, 6)),
+        Record("linear", [5], [1, 8], [*linear_arrays(6, 3)[:2], NOTHING, NOTHING, NOTHING]),
+        Record("linear", [5], [2, 8], [*linear_arrays(6, 5)[:4], NOTHING]),
+        Record("lookup", [5], [8], [np.arange(255, -1, -1).astype(np.uint8), NOTHING, i32()]),
+    ]
+    outputs = {"head": [6, 7], "joined": [8, 5], "gathered": [3, 2, 1], "all": [*range(1, 9)]}
+    return {
+        f"outputs_{name}": encoded(Recorded((4, 2, 3), records, first, others), style % 4)
+        for style, (name, (first, *others)) in enumerate(outputs.items())
+    }
+
+
 def wide_ops(count: int, largest: int, styles: int) -> dict[str, bytes]:
     """The first few of every kind that are not too large."""
     found = {}
-    for kind, case in WIDE.items():
+    for kind, case in EVERY_WIDE.items():
         taken = 0
         for seed in range(4000):
             draw = Draw(np.random.default_rng(seed), STYLES[seed % 4])
@@ -89,7 +115,11 @@ def wide_ops(count: int, largest: int, styles: int) -> dict[str, bytes]:
 
 def networks() -> dict[str, bytes]:
     golden = {path.stem: path for path in sorted((ROOT / "tests" / "golden").glob("*_v1.fqvit"))}
-    return {name: encoded(recorded(Program.load(path))) for name, path in golden.items()}
+    found = {name: encoded(recorded(Program.load(path))) for name, path in golden.items()}
+    for name, low in (("packed", packed()), ("cascade", lowered("cascade of 4conv1fc", "fqvit"))):
+        parts = {"pyramid": low.pyramid(32, 64), "box": batched(low.boxes[0], 5), "mask": low.masks[0]}
+        found |= {f"detector_{name}_{part}": encoded(recorded(program)) for part, program in parts.items()}
+    return found
 
 
 def main() -> None:
@@ -97,7 +127,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--networks", action="store_true")
     arguments = parser.parse_args()
-    seeds = single_ops() | wide_ops(8, SMALL, 4)
+    seeds = single_ops() | several_outputs() | wide_ops(8, SMALL, 4)
     if arguments.networks:
         seeds |= {f"large_{name}": data for name, data in wide_ops(25, 2**18, 1).items()} | networks()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 // Bytes -> records, for the fuzzer and the tests under sanitizers. make_seeds.py writes the same format.
 //
 // Any bytes mean something: past the end all are 0.
-//   program: byte style of the image, 3 ints height width channels, int output, then records up to the end
+//   program: byte style of the image, 3 ints height width channels, int output, where the style's bit 2 is set int count and
+//            further outputs, then records up to the end
 //   record:  byte tag; a constant (tag 0) has one array, an op: int count and inputs, int count and ints, int count and arrays
 //   array:   byte dtype, int rank, ints of the shape, then the elements, little-endian
 //   int:     a byte below 248 is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed; 252..255: -1, 2^30, 2^31 - 1, 2^62
@@ -46,7 +47,7 @@ struct Limits {
 struct Program {
     std::uint8_t style = 0;
     Shape image;
-    std::int64_t output = 0;
+    std::vector<std::int64_t> outputs;
     std::vector<OwnedRecord> records;
     bool too_large = false;
 };
@@ -114,7 +115,10 @@ inline Program decode(const std::uint8_t* data, std::size_t size) {
     Program program;
     program.style = reader.byte();
     for (int i = 0; i < 3; ++i) program.image.push_back(reader.integer());
-    program.output = reader.integer();
+    program.outputs.push_back(reader.integer());
+    if (program.style & 4) {
+        for (const std::int64_t other : reader.integers()) program.outputs.push_back(other);
+    }
     while (!reader.empty() && program.records.size() < MAX_RECORDS) {
         OwnedRecord record;
         record.tag = TAGS[reader.byte() % TAG_COUNT];
@@ -148,9 +152,13 @@ inline std::unique_ptr<Engine> build(const Program& program, const std::string& 
         all += engine->value(number).count();
         if (all > limits.values || engine->value(number).count() > limits.work / longest) return nullptr;
     }
-    // Python hands over an int: what does not fit is refused there.
-    if (program.output < -(std::int64_t{1} << 31) || program.output >= std::int64_t{1} << 31) throw BadProgram("output");
-    engine->finish(static_cast<int>(program.output), keep);
+    std::vector<int> outputs;
+    for (const std::int64_t output : program.outputs) {
+        // Python hands over an int: what does not fit is refused there.
+        if (output < -(std::int64_t{1} << 31) || output >= std::int64_t{1} << 31) throw BadProgram("output");
+        outputs.push_back(static_cast<int>(output));
+    }
+    engine->finish(outputs.front(), keep, {outputs.begin() + 1, outputs.end()});
     return engine;
 }
 
@@ -165,10 +173,24 @@ inline std::vector<std::uint8_t> image_of(const Program& program, std::uint32_t 
     return pixels;
 }
 
-inline std::vector<std::uint8_t> run(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
-    std::vector<std::uint8_t> y(static_cast<std::size_t>(engine.output().bytes() * count));
-    engine.run(images.data(), count, y.data());
-    return y;
+// Every output, of all images each.
+using Found = std::vector<std::vector<std::uint8_t>>;
+
+inline Found run(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
+    Found found;
+    std::vector<std::uint8_t*> ys;
+    for (const int number : engine.outputs()) found.emplace_back(static_cast<std::size_t>(engine.value(number).bytes() * count));
+    for (std::vector<std::uint8_t>& y : found) ys.push_back(y.data());
+    engine.run_all(images.data(), count, ys);
+    return found;
+}
+
+// Whether it is what the first images of another run gave.
+inline bool starts(const Found& few, const Found& many) {
+    for (std::size_t i = 0; i < few.size(); ++i) {
+        if (!std::equal(few[i].begin(), few[i].end(), many[i].begin())) return false;
+    }
+    return few.size() == many.size();
 }
 
 // Whether every element of a kept buffer lies in the bounds that the engine promised for it.

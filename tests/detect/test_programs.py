@@ -21,24 +21,21 @@ from fqvit.runtime.reference import Reference
 pytest.importorskip("torch")
 
 import torch
-from torch import Tensor
 
-from fqvit.ir.emit import Wire
 from fqvit.ir.lower import lower_with_wires
 from fqvit.ir.lower_detector import LoweredDetector
 from fqvit.ir.ops import Linear
 from fqvit.models.detector import FloatDetector
 from fqvit.models.detector_parts import box_model, mask_model, pyramid_model
-from fqvit.models.graph import IMAGES
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibrate_detector import DetectorCalibration, calibrate_detector
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe
-from fqvit.quant.simulate import Simulation
 from tests.factories import assert_same, buffers_of
 from tests.factories import one_thread as one_thread
 
 from .detectors import CONFIGS, SETTINGS, random_detector
+from .sites import compared_sites
 
 SIZES = ((60, 90), (80, 60), (40, 100), (70, 70))
 METHODS = ("fq-vit", "fqvit", "npu", "fq-vit-original")
@@ -73,6 +70,13 @@ def calibrated(name: str, recipe: str) -> DetectorCalibration:
 @cache
 def lowered(name: str, recipe: str) -> LoweredDetector:
     return LoweredDetector(detector_of(name), calibrated(name, recipe))
+
+
+@cache
+def packed() -> LoweredDetector:
+    """With weights of 4 bits, two a byte."""
+    detector, recipe = detector_of("mask r-cnn"), msgspec.structs.replace(RECIPES["fqvit"], weight_bits=4, weight_group=16)
+    return LoweredDetector(detector, calibrate_detector(detector, pictures()[:1], recipe))
 
 
 def padded_pixels(number: int = 0) -> NDArray[np.uint8]:
@@ -120,6 +124,14 @@ def test_the_engine_gives_the_references_bits_in_every_buffer() -> None:
         assert_same(engine.buffers(x[0]), {key: y[0] for key, y in buffers_of(program, x[:1]).items()}, program.header.model)
 
 
+def test_convolutions_read_their_neighbours_without_writing_them_down() -> None:
+    for program, x in programs("mask r-cnn", "fqvit"):
+        ran = {time.buffer: time.op for time in Engine(program, 1).profile(x[0], 1)}
+        assert not [name for name in ran if name.partition("@")[0].endswith((".rows", ".squares")) and "conv" in name]
+        if program.header.input is None:
+            assert ran["rpn_head.relu"] == ran["neck.output.2"] == "take + linear"
+
+
 def test_outputs_that_ops_would_be_joined_over_are_given_too() -> None:
     program, x = programs("mask r-cnn", "fqvit")[0]
     kinds: dict[str, Any] = {"neck.lateral.0": "scores", "neck.lateral.3": "map", "neck.add.1": "map", "rpn_head.relu": "map"}
@@ -141,53 +153,20 @@ def test_buffers_stay_in_what_was_proved_and_torch_gives_the_same_bits(name: str
         assert_same(buffers_of(program, x, "torch"), buffers, program.header.model)
 
 
-def decoded(wire: Wire, codes: NDArray[Any]) -> Tensor:
-    x = torch.from_numpy(codes.astype(np.float64))
-    if wire.q is None:
-        return x * torch.from_numpy(wire.unit)
-    if len(wire.q.scale) > x.shape[-1]:  # V in heads with a step for each channel
-        return wire.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
-    return wire.q.decode(x)
-
-
-def value_of(
-    simulation: Simulation, wires: dict[str, Wire], buffers: dict[str, Any], x: NDArray[np.uint8], site: str
-) -> Tensor:
-    """What the program's integers mean there; moves are done in float, since heads have a part of V's channels each."""
-    if site == IMAGES:
-        return simulation.values(x)
-    node = simulation.graph.node(site)
-    if node.leaf.role == "route":
-        return node.leaf(*(value_of(simulation, wires, buffers, x, name) for name in node.inputs))  # type: ignore[no-any-return]
-    return decoded(wires[site], buffers[wires[site].buffer]).float()
-
-
 @every_pair
 def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(name: str, recipe: str) -> None:
     for model, calibration, x in parts(name, recipe):
         program, wires = lower_with_wires(model, calibration)
-        buffers, simulation = buffers_of(program, x), Simulation(model, calibration)
-        written_by = {relu: producer for producer, relu in simulation.relus.items()}
-
-        for node in simulation.graph.nodes:
-            q = simulation.sites.get(node.name)
-            if q is None:
-                continue
-            with torch.no_grad():
-                producer = simulation.graph.node(written_by.get(node.name, node.name))
-                inputs = [value_of(simulation, wires, buffers, x, name) for name in producer.inputs]
-                real = simulation.call(producer, inputs)
-                codes = q.encode(real if producer is node else simulation.call(node, [real])).numpy()
-            found = buffers[wires[node.name].buffer]
-            if node.leaf.role == "logits":  # in steps of the site, but without its zero point and clip
-                found = (found + q.zero).clip(0, q.last)
-            wrong = codes != found
-            if calibration.recipe.mult == "short" and node.leaf.role == "context":
+        for site in compared_sites(model, calibration, wires, buffers_of(program, x), x):
+            if site.q is None and calibration.recipe.mult == "short":
+                continue  # numbers have more bits than those multipliers
+            wrong = site.codes != site.found
+            if site.q is not None and calibration.recipe.mult == "short" and site.node.leaf.role == "context":
                 # Few tokens with equal weights make many ties, and 16-bit multipliers decide them otherwise.
-                place = (real / torch.from_numpy(q.steps(real.shape[-1]))).numpy() % 1
+                place = (site.real / torch.from_numpy(site.q.steps(site.real.shape[-1]))).numpy() % 1
                 wrong &= np.abs(place - 0.5) > 1e-3
-            assert wrong.sum() <= max(1, 0.01 * wrong.size), f"{model.name} {node.name}: {wrong.sum()} of {wrong.size}"
-            assert np.abs(codes - found).max() <= 1, node.name
+            assert wrong.sum() <= max(1, 0.01 * wrong.size), f"{model.name} {site.node.name}: {wrong.sum()} of {wrong.size}"
+            assert np.abs(site.codes - site.found).max() <= 1, site.node.name
 
 
 @pytest.mark.parametrize("recipe", TAKEN)

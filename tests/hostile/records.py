@@ -32,6 +32,7 @@ class Recorded:
     image: tuple[int, int, int]
     records: list[Record]
     output: int
+    others: list[int] = field(default_factory=list)
 
     def copy(self) -> Recorded:
         return copy.deepcopy(self)
@@ -41,7 +42,7 @@ class Recorded:
         engine = _native.Engine(list(self.image), isa, threads)
         for record in self.records:
             send(engine, record)
-        engine.finish(self.output, keep)
+        engine.finish(self.output, keep, self.others)
         return engine
 
 
@@ -59,6 +60,7 @@ class _Recorder:
     def __init__(self, keep: Callable[[Record], int]) -> None:
         self.keep = keep
         self.output = 0
+        self.others: list[int] = []
 
     def constant(self, array: Array) -> int:
         return self.keep(Record("", arrays=[array.copy()]))
@@ -67,8 +69,7 @@ class _Recorder:
         return self.keep(Record(tag, list(inputs), list(ints), [array.copy() for array in arrays]))
 
     def finish(self, output: int, keep: bool, others: list[int]) -> None:
-        assert not others, "recorded programs have one output"
-        self.output = output
+        self.output, self.others = output, others
 
 
 def recorded(program: Program) -> Recorded:
@@ -82,4 +83,4 @@ def recorded(program: Program) -> Recorded:
     recorder = _Recorder(keep)
     with patch.object(_native, "Engine", lambda *_: recorder):
         Engine(program, 1)
-    return Recorded(program.input_shape, records, recorder.output)
+    return Recorded(program.input_shape, records, recorder.output, recorder.others)

@@ -70,14 +70,15 @@ def nibble(packed: np.ndarray[Any, Any], i: int) -> int:
 
 
 def grouped_weights(op: Linear, get: Get, inputs: int) -> list[list[int]]:
-    codes, exponents = get(f"{op.y}.w"), get(f"{op.y}.exponent")
+    owner = op.weights_of or op.y
+    codes, exponents = get(f"{owner}.w"), get(f"{owner}.exponent")
     signed = [[nibble(row, k) - 16 * (nibble(row, k) >= 8) for k in range(inputs)] for row in codes]
     return [[c * 2 ** nibble(e, k // op.group) for k, c in enumerate(row)] for row, e in zip(signed, exponents, strict=True)]
 
 
 def linear(op: Linear, get: Get) -> Result:
     x, bias = get(op.x), get(f"{op.y}.bias")
-    w = grouped_weights(op, get, x.shape[-1]) if op.group else get(f"{op.y}.w")
+    w = grouped_weights(op, get, x.shape[-1]) if op.group else get(f"{op.weights_of or op.y}.w")
 
     def value(i: tuple[int, ...]) -> int:
         *row, o = i

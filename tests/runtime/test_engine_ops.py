@@ -12,7 +12,8 @@ from fqvit.runtime.reference import run
 from tests.ir.draw import STYLES, Draw
 from tests.ir.test_ops import CASES
 from tests.runtime.programs import compare_with_reference, program_with
-from tests.runtime.wide import WIDE, accepted
+from tests.runtime.wide import accepted
+from tests.runtime.wide_moves import EVERY_WIDE
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
@@ -26,22 +27,22 @@ def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> N
     compare_with_reference(*program_with(draw, op), f"{op}", 1 + seed % 3)
 
 
-@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize("kind", EVERY_WIDE)
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
 def test_ops_as_wide_as_vectors_give_the_references_bits_alone_and_joined(kind: str, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
-    ops = WIDE[kind](draw)
+    ops = EVERY_WIDE[kind](draw)
     if accepted(draw, ops):
         compare_with_reference(*program_with(draw, *ops), f"{ops}", 1 + seed % 3)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WIDE if "last bits" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in EVERY_WIDE if "last bits" not in kind])
 def test_most_wide_cases_are_ones_that_verify_accepts_and_use_many_codes(kind: str) -> None:
     taken, varied = 0, 0
     for seed in range(60):
         draw = Draw(np.random.default_rng(seed), "random")
-        ops = WIDE[kind](draw)
+        ops = EVERY_WIDE[kind](draw)
         if accepted(draw, ops):
             taken += 1
             program, images = program_with(draw, *ops)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from fqvit.ir.ops import Zero
 from fqvit.ir.program import AnyOp, Move, MoveKind, Site
 from fqvit.ir.value import Constant
 from fqvit.models.graph import Graph
+from fqvit.models.layers import Leaf
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.qparams import STEP_GRID, QParams
 
@@ -56,6 +57,7 @@ class Emitter:
         self.ops: list[AnyOp] = []
         self.constants: dict[str, Constant] = {}
         self._shared: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
+        self._owners: dict[Leaf, str] = {}
 
     def op(self, op: AnyOp) -> None:
         self.ops.append(op)
@@ -76,6 +78,16 @@ class Emitter:
             self._shared[key] = f"{kind}.{sum(known[0] == kind for known in self._shared)}"
             self.constant(self._shared[key], array)
         return self._shared[key]
+
+    def weights(self, name: str, leaf: Leaf, parts: Mapping[str, Constant]) -> str | None:
+        """Constants of op `name` with a leaf's weights; or the name of an earlier op of the same leaf that has equal ones."""
+        owner = self._owners.get(leaf)
+        if owner is not None and all(np.array_equal(self.constants[f"{owner}.{part}"], x) for part, x in parts.items()):
+            return owner
+        self._owners.setdefault(leaf, name)
+        for part, array in parts.items():
+            self.constant(f"{name}.{part}", array)
+        return None
 
     def alpha(self, q: QParams) -> str | None:
         return None if q.alpha is None else self.shared("alpha", q.alpha)

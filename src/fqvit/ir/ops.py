@@ -124,6 +124,7 @@ class Linear(Op, frozen=True, tag="linear"):
 
     group > 0: w is stored in 4 bits, w[o, k] = code[o, k] 2^exponent[o, k // group], exponents 0..4, two a byte:
     w: u8 [O, ceil(K / 2)]   exponent: u8 [O, ceil(G / 2)], G = ceil(K / group). Program.unpacked undoes that before run.
+    weights_of: an earlier Linear whose w and exponent are this one's as well: a layer that runs on several maps.
     """
 
     x: str
@@ -131,7 +132,11 @@ class Linear(Op, frozen=True, tag="linear"):
     y_zero: Zero = 0
     bits: int = 8
     group: int = 0
+    weights_of: str | None = None
     parts: ClassVar[tuple[str, ...]] = ("w", "exponent", "bias", "mult", "shift")
+
+    def part(self, name: str) -> str:
+        return f"{self.weights_of}.{name}" if self.weights_of is not None and name in ("w", "exponent") else super().part(name)
 
     def weights(self, scope: Scope) -> Constant:
         """w as i8 [O, K], however it is stored."""

@@ -229,9 +229,13 @@ class Program:
         common = {name: array for name, array in self.constants.items() if name not in packed}
         buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
         proofs: list[Proof] = []
+        linears: dict[str, Linear] = {}
         for op in self.ops:
             scope = Scope(buffers, self.constants if _is_packed(op) else common, op.y)
             scope.check(op.y not in buffers, "written twice")
+            if isinstance(op, Linear):
+                _check_owner(op, scope, linears)
+                linears[op.y] = op
             value, found = op.infer(scope)
             scope.check(len(value.shape) <= MAX_AXES, f"shape {list(value.shape)} has more than {MAX_AXES} axes")
             scope.check(math.prod(value.shape) < MAX_ELEMENTS, f"shape {list(value.shape)} is too large")
@@ -268,7 +272,7 @@ class Program:
         for i, op in enumerate(self.ops):
             if _is_packed(op):
                 constants[op.part("w")] = op.weights(Scope(buffers, self.constants, op.y))
-                del constants[op.part("exponent")]
+                constants.pop(op.part("exponent"), None)  # ops that share weights share this
                 ops[i] = msgspec.structs.replace(op, group=0)
         return Program(msgspec.structs.replace(self.header, ops=tuple(ops)), constants)
 
@@ -293,6 +297,19 @@ class Program:
 
 def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
     return isinstance(op, Linear) and op.group != 0
+
+
+def _check_owner(op: Linear, scope: Scope, earlier: Mapping[str, Linear]) -> None:
+    """Weights are those of an earlier op that has its own, stored in the same way and read by as many inputs: the packed bytes
+    of one more input would be the same."""
+    if op.weights_of is None:
+        return
+    owner = earlier.get(op.weights_of)
+    if owner is None or owner.weights_of is not None:
+        scope.fail(f"has the weights of {op.weights_of!r}, which is no earlier linear op with its own")
+    scope.check(owner.group == op.group, f"has the weights of {op.weights_of!r}, which are packed otherwise")
+    same = scope.buffer(owner.x).channels == scope.buffer(op.x).channels
+    scope.check(same, f"has the weights of {op.weights_of!r}, which reads another number of channels")
 
 
 def encode_header(header: Header) -> bytes:

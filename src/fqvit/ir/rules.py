@@ -18,6 +18,7 @@ from fqvit.ir.emit import Emitter, Wire, powers
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
+from fqvit.ir.value import Constant
 from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.preprocess import Preprocess
@@ -93,17 +94,15 @@ def linear(
     name = name or low.site
     outputs, inputs = weight.shape
     bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
-    short = short_steps(emit.calibration.recipe, low.q, outputs)
+    short = short_steps(emit.calibration.recipe, low.node.leaf, low.q, outputs)
     quantized = emit.calibration.weights.get(low.name)
     if quantized is None:
         halves = emit.calibration.recipe.weight_ends == "halves"
         quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short, halves=halves)
-    if quantized.exponent is None:
-        emit.constant(f"{name}.w", quantized.w)
-    else:
-        codes, exponents = pack(quantized.w, quantized.exponent, group)
-        emit.constant(f"{name}.w", codes)
-        emit.constant(f"{name}.exponent", exponents)
+    parts: dict[str, Constant] = {"w": quantized.w}
+    if quantized.exponent is not None:
+        parts = dict(zip(("w", "exponent"), pack(quantized.w, quantized.exponent, group), strict=True))
+    owner = emit.weights(name, low.node.leaf, parts)
     with_zero = quantized.bias - quantized.w.astype(np.int64) @ q_x.zeros(inputs)
     emit.constant(f"{name}.bias", emit.int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
@@ -112,18 +111,18 @@ def linear(
         # bound. Scores that are a site have its step; they are i32 all the same, with no zero point and nothing clipped.
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit)
-        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group))
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
         return Wire(name, shape, unit=np.array([unit]))
     fraction = emit.sum_unit(name)
     if low.q is None and fraction is not None:
         emit.requantizer(name, quantized.scale / fraction)
-        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group))
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
         return Wire(name, shape, unit=np.array([fraction]))
     if low.q is None:
-        emit.op(Linear(y=name, x=x.buffer, out="acc", group=group))
+        emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner))
         return Wire(name, shape, unit=quantized.scale)
     emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=short is not None)
-    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group))
+    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner))
     return Wire(name, shape, low.q)
 
 

@@ -97,7 +97,7 @@ def fit(node: Node, moments: Moments, steps: NDArray[np.float64], calibration: C
         bits,
         group=group,
         importance=importance,
-        outputs=short_steps(calibration.recipe, calibration.sites.get(node.name), len(weight)),
+        outputs=short_steps(calibration.recipe, leaf, calibration.sites.get(node.name), len(weight)),
         halves=calibration.recipe.weight_ends == "halves",
     )
     units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)

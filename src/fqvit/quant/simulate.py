@@ -111,7 +111,7 @@ class Simulation:
         assert isinstance(node.leaf, LinearLeaf | layers.Patches)
         outputs = len(node.leaf.weight) if isinstance(node.leaf, layers.Patches) else len(weight_rows(node.leaf)[0])
         site = self.sites.get(self.relus.get(node.name, node.name))
-        return short_steps(self.calibration.recipe, site, outputs)
+        return short_steps(self.calibration.recipe, node.leaf, site, outputs)
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
         """Other integers for a linear map from now on."""

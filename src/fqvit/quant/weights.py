@@ -67,13 +67,14 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     return recipe.weight_bits, recipe.weight_group
 
 
-def short_steps(recipe: Recipe, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
+def short_steps(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
     """The steps [O] of a linear map's own codes, where its multipliers have 16 bits; None elsewhere.
 
     With steps by channel that makes room in the file for them. The paper's recipes keep the 31 bits of the contract, unless
-    `mult` says otherwise.
+    `mult` says otherwise. A convolution has so many weights a channel that its multipliers do not count; and without these
+    steps its weights are the same wherever it runs, so that a detector's proposal head is stored once for all levels.
     """
-    short = recipe.channels or recipe.mult == "short"
+    short = (recipe.channels or recipe.mult == "short") and not isinstance(leaf, maps.Conv2d)
     return None if q is None or q.bits > SHORT_CODES or not short else q.steps(outputs)
 
 

@@ -1,0 +1,197 @@
+"""A Mask R-CNN on Swin-T at its real size: programs beside simulation, memory, and time beside PyTorch fp32.
+
+    .venv/bin/python benchmarks/detector.py --images DIR [--quick] [--out benchmarks/results/detector.json]
+
+Weights are random, in a release's layout; images are photographs (of COCO), resized to 800 x 1333. For every part it tells
+how many codes equal the simulation's from the same inputs and how far the others are; what a process needs that only runs the
+programs; and the CPU time of one thread, integer and float by turns, medians. --quick: small images, one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fqvit.detect.float import FloatNetworks  # noqa: E402
+from fqvit.detect.heads import Head  # noqa: E402
+from fqvit.detect.images import Input, pad_pixels, padded, prepare  # noqa: E402
+from fqvit.detect.pipeline import Maps  # noqa: E402
+from fqvit.detect.proposals import propose  # noqa: E402
+from fqvit.detect.roialign import cut_out  # noqa: E402
+from fqvit.detect.settings import DetectSettings  # noqa: E402
+from fqvit.ir.lower import lower_with_wires  # noqa: E402
+from fqvit.ir.lower_detector import LoweredDetector  # noqa: E402
+from fqvit.ir.program import Program  # noqa: E402
+from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
+from fqvit.models.detector import FloatDetector  # noqa: E402
+from fqvit.models.detector_load import load_detector, random_release  # noqa: E402
+from fqvit.models.detector_parts import box_model, mask_model, pyramid_model  # noqa: E402
+from fqvit.models.load import FloatModel  # noqa: E402
+from fqvit.quant.calibrate_detector import DetectorCalibration, calibrate_detector  # noqa: E402
+from fqvit.quant.calibration import Calibration  # noqa: E402
+from fqvit.quant.recipe import load_recipe  # noqa: E402
+from fqvit.runtime.native import Engine  # noqa: E402
+from tests.detect.sites import compared_sites  # noqa: E402
+
+SWIN_T = SwinConfig((64, 64), 4, 3, 0, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, fixed_window=True)
+CONFIG = DetectorConfig(SWIN_T, 80)
+COMPARED_SQUARES = 50  # of heads; each has all its buffers kept
+Codes = NDArray[np.uint8]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True, help="a folder of photographs")
+    parser.add_argument("--recipe", default="fqvit")
+    parser.add_argument("--calib", type=int, default=4, help="images to calibrate on; the next one is measured on")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "detector.json")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = DetectSettings(short=256, long=427) if arguments.quick else DetectSettings()
+    calib, rounds = (1, 1) if arguments.quick else (arguments.calib, arguments.rounds)
+    paths = sorted(arguments.images.glob("*.jpg"))
+    detector = load_detector(random_release(CONFIG, "mmdetection"), settings)
+    photographs = [Image.open(path).convert("RGB") for path in paths[: calib + 1]]
+    calibration = calibrate_detector(detector, photographs[:calib], load_recipe(arguments.recipe))
+    lowered = LoweredDetector(detector, calibration)
+    image = prepare(photographs[calib], settings)
+    networks = FloatNetworks(detector)
+    squares = float_squares(networks, image, settings)
+    found: dict[str, Any] = {"recipe": arguments.recipe, "calibration images": calib, "input": list(image.padded)}
+    found["exact"] = exactness(detector, calibration, lowered, image, squares)
+    found["file bytes"], found["peak MB"] = memory(lowered, settings)
+    found["CPU seconds"] = times(networks, lowered, image, squares, rounds)
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def float_squares(networks: FloatNetworks, image: Input, s: DetectSettings) -> dict[str, NDArray[np.float32]]:
+    """What the float detector cuts out for its heads: of the proposals, and of the first of them for masks."""
+    maps: Maps = networks.maps(image.pixels)
+    scores, deltas = ([x.astype(np.float64) for x in part] for part in (maps.objectness, maps.deltas))
+    boxes = propose(scores, deltas, image.size, s)
+    sides = {"box": (networks.box_side, boxes), "mask": (networks.mask_side, boxes[: s.detections])}
+    return {name: cut_out(maps.levels, some, side, s.finest, s.strides) for name, (side, some) in sides.items()}
+
+
+def as_codes(squares: NDArray[np.float32], program: Program) -> Codes:
+    q = program.header.input
+    assert q is not None
+    return (np.floor(squares / q.scale + 0.5) + q.zero).clip(0, 2**q.bits - 1).astype(np.uint8)
+
+
+def exactness(
+    detector: FloatDetector,
+    calibration: DetectorCalibration,
+    lowered: LoweredDetector,
+    image: Input,
+    squares: dict[str, NDArray[np.float32]],
+) -> dict[str, Any]:
+    """By group of sites: how many codes there are, the share that is equal, and the largest difference."""
+    pixels = pad_pixels(image.pixels, detector.settings)[None]
+    pyramid = pyramid_model(detector, *pixels.shape[1:3])
+    first = {name: as_codes(x[:COMPARED_SQUARES], p) for (name, x), p in zip(squares.items(), heads(lowered), strict=True)}
+    found = compare(pyramid, calibration.pyramid, pixels)
+    found |= compare(box_model(detector, 0), calibration.boxes[0], first["box"], "box head")
+    found |= compare(mask_model(detector, 0), calibration.masks[0], first["mask"], "mask head")
+    return found
+
+
+def heads(lowered: LoweredDetector) -> tuple[Program, Program]:
+    return lowered.boxes[0], lowered.masks[0]
+
+
+def compare(model: FloatModel, calibration: Calibration, x: Codes, group: str | None = None) -> dict[str, Any]:
+    """group: of all sites; None: the first part of each one's name (backbone, neck, rpn_head)."""
+    program, wires = lower_with_wires(model, calibration)
+    engine = Engine(program, 1, keep=True)
+    all_buffers = [engine.buffers(one) for one in x]
+    buffers = {name: np.stack([buffers[name] for buffers in all_buffers]) for name in all_buffers[0]}
+    groups: dict[str, dict[str, Any]] = {}
+    for site in compared_sites(model, calibration, wires, buffers, x):
+        name = (group or site.node.name.split(".")[0]) + (", outputs" if site.q is None else "")
+        one = groups.setdefault(name, {"codes": 0, "other": 0, "largest difference": 0, "least equal site": 1.0})
+        other = int(np.count_nonzero(site.codes != site.found))
+        one["codes"] += site.codes.size
+        one["other"] += other
+        largest = int(np.abs(site.codes.astype(np.int64) - site.found.astype(np.int64)).max())
+        one["largest difference"] = max(one["largest difference"], largest)
+        one["least equal site"] = min(one["least equal site"], round(1 - other / site.codes.size, 6))
+    for one in groups.values():
+        one["equal"] = round(1 - one.pop("other") / one["codes"], 6)
+    return groups
+
+
+def memory(lowered: LoweredDetector, s: DetectSettings) -> tuple[dict[str, int], dict[str, float]]:
+    """Of the files, and of a process that runs them at the largest size that images are resized to."""
+    programs = {"pyramid": lowered.template, "box": lowered.boxes[0], "mask": lowered.masks[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, program in programs.items():
+            program.save(Path(folder, f"{name}.fqvit"))
+        sizes = {name: Path(folder, f"{name}.fqvit").stat().st_size for name in programs}
+        numbers = map(str, (padded(s.short), padded(s.long), s.proposals, s.detections))
+        command = [sys.executable, str(ROOT / "benchmarks" / "detector_memory.py"), folder, *numbers]
+        peaks = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return sizes, peaks
+
+
+def times(
+    networks: FloatNetworks, lowered: LoweredDetector, image: Input, squares: dict[str, NDArray[np.float32]], rounds: int
+) -> dict[str, Any]:
+    """Integer and float by turns; each part's medians and their ratio."""
+    pixels = pad_pixels(image.pixels, networks.settings)[None]
+    engine = Engine(lowered.pyramid(*image.padded), 1)
+    box, mask = (Head(program, 1) for program in heads(lowered))
+    codes = {name: as_codes(x, p) for (name, x), p in zip(squares.items(), heads(lowered), strict=True)}
+    labels = np.zeros(len(squares["mask"]), np.int64)
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "pyramid": (lambda: engine.run_all(pixels), lambda: networks.maps(image.pixels)),
+        f"box head, {len(squares['box'])} squares": (
+            lambda: box.run(codes["box"]),
+            lambda: networks.boxes(0, squares["box"]),
+        ),
+        f"mask head, {len(labels)} squares": (
+            lambda: mask.run(codes["mask"]),
+            lambda: networks.masks(0, squares["mask"], labels),
+        ),
+    }
+    found: dict[str, Any] = {}
+    for name, works in pairs.items():
+        taken: tuple[list[float], list[float]] = ([], [])
+        for _ in range(rounds + 1):
+            for work, seconds in zip(works, taken, strict=True):
+                seconds.append(cpu(work))
+        integer, float_ = (statistics.median(seconds[1:]) for seconds in taken)  # the first round warms up
+        found[name] = {"integer": round(integer, 4), "float": round(float_, 4), "ratio": round(float_ / integer, 2)}
+    total = [sum(part[kind] for part in found.values()) for kind in ("integer", "float")]
+    found["networks"] = {"integer": round(total[0], 4), "float": round(total[1], 4), "ratio": round(total[1] / total[0], 2)}
+    return found
+
+
+def cpu(work: Callable[[], object]) -> float:
+    """CPU seconds, which neighbours on the machine change least."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A part of a detector, site by site: the codes of its program beside those of the float simulation from the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.ir.emit import Wire
+from fqvit.models.graph import IMAGES, Node
+from fqvit.models.load import FloatModel
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.qparams import QParams
+from fqvit.quant.simulate import Simulation
+
+
+@dataclass(frozen=True)
+class Compared:
+    """codes: the simulation's   found: the program's   real: what the simulation encoded   q: None of accumulators"""
+
+    node: Node
+    q: QParams | None
+    codes: NDArray[Any]
+    found: NDArray[Any]
+    real: Tensor
+
+
+@torch.no_grad()
+def compared_sites(
+    model: FloatModel,
+    calibration: Calibration,
+    wires: Mapping[str, Wire],
+    buffers: Mapping[str, NDArray[Any]],
+    x: NDArray[np.uint8],
+) -> Iterator[Compared]:
+    """Every quantized site, and every output that is numbers rather than codes.
+
+    buffers: all that a run of the program on x writes, with the batch axis.
+    """
+    simulation = Simulation(model, calibration)
+    written_by = {relu: producer for producer, relu in simulation.relus.items()}
+    for node in simulation.graph.nodes:
+        q = simulation.sites.get(node.name)
+        if q is None and node.name not in simulation.graph.outputs:
+            continue
+        producer = simulation.graph.node(written_by.get(node.name, node.name))
+        real = simulation.call(producer, [_value(simulation, wires, buffers, x, name) for name in producer.inputs])
+        if q is None:
+            unit = torch.from_numpy(wires[node.name].unit)
+            yield Compared(node, q, (real / unit).round().numpy(), buffers[wires[node.name].buffer], real)
+            continue
+        codes = q.encode(real if producer is node else simulation.call(node, [real])).numpy()
+        found = buffers[wires[node.name].buffer]
+        if node.leaf.role == "logits":  # in steps of the site, but without its zero point and clip
+            found = (found + q.zero).clip(0, q.last)
+        yield Compared(node, q, codes, found, real)
+
+
+def _decoded(wire: Wire, codes: NDArray[Any]) -> Tensor:
+    x = torch.from_numpy(codes.astype(np.float64))
+    if wire.q is None:
+        return x * torch.from_numpy(wire.unit)
+    if len(wire.q.scale) > x.shape[-1]:  # V in heads with a step for each channel
+        return wire.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
+    return wire.q.decode(x)
+
+
+def _value(
+    simulation: Simulation,
+    wires: Mapping[str, Wire],
+    buffers: Mapping[str, NDArray[Any]],
+    x: NDArray[np.uint8],
+    site: str,
+) -> Tensor:
+    """What the program's integers mean there; moves are done in float, since heads have a part of V's channels each."""
+    if site == IMAGES:
+        return simulation.values(x)
+    node = simulation.graph.node(site)
+    if node.leaf.role == "route":
+        return node.leaf(*(_value(simulation, wires, buffers, x, name) for name in node.inputs))  # type: ignore[no-any-return]
+    return _decoded(wires[site], buffers[wires[site].buffer]).float()

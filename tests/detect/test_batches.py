@@ -1,0 +1,113 @@
+"""Heads of detectors on several squares at once: the bits of one by one."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fqvit.detect.heads import Head, squares_at_once
+from fqvit.errors import FqvitError
+from fqvit.ir.batch import batched
+from fqvit.ir.moves import Permute
+from fqvit.ir.ops import Linear
+from fqvit.ir.program import Program
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
+
+pytest.importorskip("torch")
+
+from tests.factories import assert_same
+from tests.factories import one_thread as one_thread
+
+from .detectors import CONFIGS
+from .test_programs import lowered, packed
+
+every_detector = pytest.mark.parametrize("name", CONFIGS)
+
+
+def heads(name: str) -> list[Program]:
+    low = lowered(name, "fqvit")
+    return [*low.boxes, *low.masks]
+
+
+def squares(program: Program, count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Random codes; the first two squares are all the least and all the greatest."""
+    codes = np.random.default_rng(seed).integers(0, 256, (count, *program.input_shape)).astype(np.uint8)
+    codes[:1], codes[1:2] = 0, 255
+    return codes
+
+
+@every_detector
+def test_batches_give_the_bits_of_one_by_one(name: str) -> None:
+    for program in heads(name):
+        codes = squares(program, 7)
+        one_by_one = Reference(program).run_all(codes)
+        # Fewer than a batch, batches that are whole, and one that is not.
+        for at_once in (1, 3, 7, 10):
+            for head in (Head(program, 1, at_once=at_once), Head(program, 2, "native", at_once)):
+                for output, a, b in zip(program.header.outputs, head.run(codes), one_by_one, strict=True):
+                    assert_same(a, b, f"{program.header.model}, {at_once} at once, {output.buffer}")
+        for a, b in zip(Head(program, backend="reference", at_once=4).run(codes), one_by_one, strict=True):
+            assert_same(a, b, f"{program.header.model}, reference")
+
+
+def test_packed_weights_have_batches_too() -> None:
+    for program in (*packed().boxes, *packed().masks):
+        codes = squares(program, 5)
+        for a, b in zip(Head(program, 1, at_once=3).run(codes), Engine(program, 1).run_all(codes), strict=True):
+            assert_same(a, b, program.header.model)
+
+
+def test_a_layer_of_all_squares_is_one_product() -> None:
+    program = heads("mask r-cnn")[0]
+    buffers = batched(program, 50).verify().buffers
+    assert [buffers[op.y].shape[:-1] for op in program.ops if isinstance(op, Linear)] == [(1, 50)] * 4
+    assert [output.kind for output in batched(program, 50).header.outputs] == ["scores", "deltas"]
+    mask = heads("mask r-cnn")[1]
+    assert batched(mask, 5).verify().buffers[mask.header.output.buffer].shape == (5 * 28, 28, 5)
+
+
+def test_convolutions_have_enough_rows_in_one_square() -> None:
+    assert [squares_at_once(program) for program in heads("mask r-cnn")] == [64, 1]
+    assert squares_at_once(heads("cascade of 4conv1fc")[0]) == 64
+
+
+def test_only_what_repeats_is_other_than_in_the_head() -> None:
+    for program in heads("cascade of 4conv1fc"):
+        made = batched(program, 3)
+        assert [(op.y, type(op)) for op in made.ops] == [(op.y, type(op)) for op in program.ops]
+        assert made.header.sites == program.header.sites and made.input_shape[0] == 3 * program.input_shape[0]
+        weights = [{k: v for k, v in p.constants.items() if not k.startswith("rows.")} for p in (made, program)]
+        assert_same(weights[0], weights[1], program.header.model)
+
+
+def test_no_squares_give_no_outputs() -> None:
+    for program in heads("mask r-cnn"):
+        for head in (Head(program, 1), Head(program, backend="reference")):
+            found = head.run(squares(program, 0))
+            assert [x.shape for x in found] == [(0, *shape) for shape in head.shapes]
+
+
+def test_what_is_no_head_is_refused() -> None:
+    low = lowered("mask r-cnn", "fqvit")
+    for refuse in (lambda: batched(low.template, 2), lambda: Head(low.template)):
+        with pytest.raises(FqvitError, match="takes pixels"):
+            refuse()
+    with pytest.raises(FqvitError, match="0 squares at once"):
+        batched(low.boxes[0], 0)
+    with pytest.raises(FqvitError, match="too many"):
+        batched(low.masks[0], 2**24)
+    with pytest.raises(FqvitError, match=r"this head takes uint8 \[n, 7, 7, 16\]"):
+        Head(low.boxes[0], 1).run(np.zeros((2, 7, 8, 16), np.uint8))
+
+
+def test_moves_that_would_mix_squares_are_refused() -> None:
+    program = heads("mask r-cnn")[1]
+    ops = [
+        msgspec.structs.replace(op, perm=(2, 0, 1, 3, 4)) if isinstance(op, Permute) and len(op.view) == 5 else op
+        for op in program.ops
+    ]
+    with pytest.raises(FqvitError, match="no head of a detector has this op"):
+        batched(Program(msgspec.structs.replace(program.header, ops=tuple(ops)), program.constants), 2)

@@ -1,0 +1,40 @@
+"""More of wide.py: linear maps of rows that a take puts together, as convolutions are. EVERY_WIDE has all cases of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fqvit.ir.moves import Permute, Take
+from fqvit.ir.ops import Linear, Lookup
+from fqvit.ir.program import AnyOp
+from tests.ir.draw import IMAGES, Draw
+from tests.runtime.wide import WIDE, Case, linear_parts, size
+
+
+def take_linear(draw: Draw) -> Case:
+    """Several rows side by side (9 in a convolution), or one; seen as one by a permute that moves nothing, or not at all."""
+    rows, channels, parts = draw.one(1, 2, 5, 23), size(draw, 1, 4, 8, 16, 33, 64, 256), draw.one(1, 1, 2, 4, 9)
+    lead, outputs = draw.one((1,), (2,), (11,), (12,), (23,), (3, 7)), size(draw, 1, 8, 16, 25, 33)
+    bits = draw.one(8, 8, 8, 5, 16)
+    draw.buffer("x", (rows, channels), bits)
+    fill = draw.zero("f", channels, bits)
+    many = (*lead, parts) if parts > 1 else lead
+    index = draw.rng.integers(-1, rows - 1, many, endpoint=True).astype(np.int32)
+    draw.constants["index"] = index
+    ops: list[AnyOp] = [Take(y="rows", x="x", index="index", fill=fill)]
+    # Only for biases and shifts that suit: what a place beyond the edge holds does not matter much.
+    found = draw.buffers["x"][:, index.clip(0)].reshape(IMAGES, -1, parts * channels)
+    if parts > 1 or draw.int(0, 1):
+        ops.append(Permute(y="squares", x="rows", view=(*lead, parts * channels), perm=tuple(range(len(lead) + 1))))
+    y_bits, last = draw.one(1, 8, 8, 8, 16), ops[-1].y
+    if draw.int(0, 2) == 0:
+        linear_parts(draw, "m", found, outputs, 8)
+        draw.constant("y.table", 0, 255, (256,), "u8")
+        return (*ops, Linear(y="m", x=last), Lookup(y="y", x="m"))
+    linear_parts(draw, "y", found, outputs, y_bits)
+    return (*ops, Linear(y="y", x=last, y_zero=draw.zero("z", outputs, y_bits), bits=y_bits))
+
+
+EVERY_WIDE: dict[str, Callable[[Draw], Case]] = WIDE | {"take + linear": take_linear}
