@@ -165,11 +165,11 @@ def times(
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "pyramid": (lambda: engine.run_all(pixels), lambda: networks.maps(image.pixels)),
         f"box head, {len(squares['box'])} squares": (
-            lambda: box.run(codes["box"]),
+            lambda: box.run_all(codes["box"]),
             lambda: networks.boxes(0, squares["box"]),
         ),
         f"mask head, {len(labels)} squares": (
-            lambda: mask.run(codes["mask"]),
+            lambda: mask.run_all(codes["mask"]),
             lambda: networks.masks(0, squares["mask"], labels),
         ),
     }

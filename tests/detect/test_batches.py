@@ -47,16 +47,16 @@ def test_batches_give_the_bits_of_one_by_one(name: str) -> None:
         # Fewer than a batch, batches that are whole, and one that is not.
         for at_once in (1, 3, 7, 10):
             for head in (Head(program, 1, at_once=at_once), Head(program, 2, "native", at_once)):
-                for output, a, b in zip(program.header.outputs, head.run(codes), one_by_one, strict=True):
+                for output, a, b in zip(program.header.outputs, head.run_all(codes), one_by_one, strict=True):
                     assert_same(a, b, f"{program.header.model}, {at_once} at once, {output.buffer}")
-        for a, b in zip(Head(program, backend="reference", at_once=4).run(codes), one_by_one, strict=True):
+        for a, b in zip(Head(program, backend="reference", at_once=4).run_all(codes), one_by_one, strict=True):
             assert_same(a, b, f"{program.header.model}, reference")
 
 
 def test_packed_weights_have_batches_too() -> None:
     for program in (*packed().boxes, *packed().masks):
         codes = squares(program, 5)
-        for a, b in zip(Head(program, 1, at_once=3).run(codes), Engine(program, 1).run_all(codes), strict=True):
+        for a, b in zip(Head(program, 1, at_once=3).run_all(codes), Engine(program, 1).run_all(codes), strict=True):
             assert_same(a, b, program.header.model)
 
 
@@ -86,7 +86,7 @@ def test_only_what_repeats_is_other_than_in_the_head() -> None:
 def test_no_squares_give_no_outputs() -> None:
     for program in heads("mask r-cnn"):
         for head in (Head(program, 1), Head(program, backend="reference")):
-            found = head.run(squares(program, 0))
+            found = head.run_all(squares(program, 0))
             assert [x.shape for x in found] == [(0, *shape) for shape in head.shapes]
 
 
@@ -100,7 +100,7 @@ def test_what_is_no_head_is_refused() -> None:
     with pytest.raises(FqvitError, match="too many"):
         batched(low.masks[0], 2**24)
     with pytest.raises(FqvitError, match=r"this head takes uint8 \[n, 7, 7, 16\]"):
-        Head(low.boxes[0], 1).run(np.zeros((2, 7, 8, 16), np.uint8))
+        Head(low.boxes[0], 1).run_all(np.zeros((2, 7, 8, 16), np.uint8))
 
 
 def test_moves_that_would_mix_squares_are_refused() -> None:

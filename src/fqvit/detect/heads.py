@@ -50,8 +50,8 @@ class Head:
         made = batched(program, self.at_once)
         self._runner = Engine(made, threads) if backend == "native" else Reference(made)
 
-    def run(self, codes: NDArray[np.uint8]) -> tuple[Integers, ...]:
-        """uint8 [n, side, side, C] -> every output [n, ...], in the order of the header."""
+    def run_all(self, codes: NDArray[np.uint8]) -> tuple[Integers, ...]:
+        """uint8 [n, side, side, C] -> every output [n, ...], in the order of the header: as an Engine runs a program."""
         height, width, channels = self.input.shape
         if codes.dtype != np.uint8 or codes.ndim != 4 or codes.shape[1:] != self.input.shape:
             takes = f"uint8 [n, {height}, {width}, {channels}]"
