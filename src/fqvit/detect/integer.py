@@ -6,6 +6,8 @@ found.
 
 from __future__ import annotations
 
+import os
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -13,13 +15,24 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.between import FRACTION, SCORE_FRACTION, Ratio
-from fqvit.detect.fixed_exp import Integers
+from fqvit.detect.between import FRACTION, MAX_SIDE, SCORE_FRACTION, Between, Ratio, outputs, square_of
+from fqvit.detect.fixed_boxes import rescaled, scaled
+from fqvit.detect.fixed_exp import Integers, sigmoid
 from fqvit.detect.fixed_masks import paste
-from fqvit.detect.fixed_proposals import Codes
-from fqvit.detect.fixed_roialign import Bytes, Cut
+from fqvit.detect.fixed_proposals import Chosen, Codes, choose, propose, refine
+from fqvit.detect.fixed_roialign import Bytes, Cut, cut_out, native_roi_align, roi_align
 from fqvit.detect.heads import Head
+from fqvit.detect.images import Input, Pixels, pad_with
+from fqvit.detect.parts import check_parts
 from fqvit.detect.proposals import Detections
+from fqvit.detect.settings import DetectSettings
+from fqvit.errors import FqvitError
+from fqvit.ir.fixed import round_divide
+from fqvit.ir.program import Program
+from fqvit.ir.resize import resized
+from fqvit.runtime.native import ISA, Engine
+from fqvit.runtime.reference import Reference
+from fqvit.workers import cores
 
 KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
 Backend = Literal["native", "reference"]
@@ -66,11 +79,104 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class _Head:
-    """One head: what runs it, and how squares are cut for it from each map."""
+    """side: of the squares that it takes   cuts: how they are cut from each map"""
 
-    def __init__(self, head: Head, zeros: Sequence[int], strides: Sequence[int], ratios: Sequence[Ratio]) -> None:
-        self.side, self.run = head.input.shape[0], head.run
-        last = 2**head.input.bits - 1
-        self.cuts = [
-            Cut(stride, zero, ratio, head.input.zero, last) for stride, zero, ratio in zip(strides, zeros, ratios, strict=False)
+    runner: Runner
+    side: int
+    cuts: Sequence[Cut]
+
+    def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
+        """u8 [n, side, side, C] -> every output, i32 [n, ...]."""
+        return self.runner.run_all(squares)
+
+
+class IntegerDetector:
+    """pyramid: its program for any image size   boxes, masks: of the heads, one a stage
+    threads: None takes every core   backend: both give the same bits; reference is slow
+    """
+
+    def __init__(
+        self,
+        pyramid: Program,
+        boxes: Sequence[Program],
+        masks: Sequence[Program],
+        settings: DetectSettings,
+        between: Between,
+        threads: int | None = None,
+        backend: Backend = "native",
+    ) -> None:
+        if backend not in ("native", "reference"):
+            raise FqvitError(f"backend: {backend!r}, expected native or reference.")
+        between.check()
+        check_parts(between, pyramid, boxes, masks)
+        self.template, self.settings, self.between = pyramid, settings, between
+        self.threads, self.backend = threads, backend
+        self._boxes = [self._head(*each) for each in zip(boxes, between.box_squares, strict=True)]
+        self._masks = [self._head(*each) for each in zip(masks, between.mask_squares, strict=True)]
+        isa = os.environ.get(ISA, "")
+        self._align = native_roi_align(threads or cores(), isa) if backend == "native" else roi_align
+        self._pyramids: OrderedDict[tuple[int, int], Runner] = OrderedDict()
+
+    def detect(self, image: Input) -> IntegerFound:
+        """All detections of one image, best first. Its sides are at most 8192 pixels after resizing."""
+        if max(image.size) > MAX_SIDE:
+            raise FqvitError(f"an image of {image.size[0]} x {image.size[1]}: sides are at most {MAX_SIDE}. Resize it.")
+        maps = self.maps(image.pixels)
+        proposals = propose(maps.objectness, maps.deltas, image.size, self.between)
+        chosen = self.classify(maps.levels, proposals, image.size)
+        probabilities = self.mask_probabilities(maps.levels, chosen)
+        boxes = rescaled(chosen.boxes, image.size, (image.height, image.width))
+        return IntegerFound(boxes, chosen.scores, chosen.labels, probabilities, image.height, image.width, self.between.mask)
+
+    def maps(self, pixels: Pixels) -> CodeMaps:
+        """What the pyramid gives for u8 [h, w, 3], resized, not padded."""
+        padded = pad_with(pixels, self.between.padding)
+        found = [x[0] for x in self._pyramid((padded.shape[0], padded.shape[1])).run_all(padded[None])]
+        kinds = [output.kind for output in self.template.header.outputs]
+        return CodeMaps(
+            *([x for x, kind in zip(found, kinds, strict=True) if kind == one] for one in ("map", "scores", "deltas"))
+        )
+
+    def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> Chosen:
+        """The box heads on given proposals, i64 [n, 4]: detections in the network's input."""
+        if len(boxes) == 0:
+            return Chosen(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        b = self.between
+        total = np.zeros((1, 1), np.int64)
+        for stage, head in enumerate(self._boxes):
+            logits, deltas = head.run(self._cut(levels, boxes, head))
+            total = total + scaled(logits, b.classes[stage])
+            if stage < b.stages - 1:
+                boxes = refine(boxes, logits, deltas, stage, size, b)
+        return choose(boxes, total, deltas, size, b)
+
+    def mask_probabilities(self, levels: Sequence[Bytes], chosen: Chosen) -> NDArray[np.int32]:
+        """i32 [n, side, side] in 2^-15: of each one's class, the mean of all stages."""
+        count, side = len(chosen.boxes), 2 * self._masks[0].side
+        total = np.zeros((count, side, side), np.int64)
+        for stage, head in enumerate(self._masks if count else ()):
+            (logits,) = head.run(self._cut(levels, chosen.boxes, head))
+            own = logits[np.arange(count), :, :, chosen.labels]
+            total += sigmoid(scaled(own, self.between.mask_logits[stage]))
+        return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
+
+    def _cut(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
+        return cut_out(levels, boxes, head.side, self.between.areas, head.cuts, self._align)
+
+    def _head(self, program: Program, ratios: Sequence[Ratio]) -> _Head:
+        square, maps = square_of(program.header), outputs(self.template.header, "map")
+        last = 2**square.bits - 1
+        cuts = [
+            Cut(stride, map_.zero, ratio, square.zero, last)
+            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # the last levels have no map
         ]
+        return _Head(Head(program, self.threads, self.backend), square.shape[0], cuts)
+
+    def _pyramid(self, size: tuple[int, int]) -> Runner:
+        if size not in self._pyramids:
+            while len(self._pyramids) >= KEPT_SIZES:
+                self._pyramids.popitem(last=False)
+            made = resized(self.template, *size)
+            self._pyramids[size] = Engine(made, self.threads) if self.backend == "native" else Reference(made)
+        self._pyramids.move_to_end(size)
+        return self._pyramids[size]
