@@ -69,8 +69,8 @@ class Plan:
 SWIN = SwinConfig((SIDE, SIDE), 4, 3, 0, 32, (2, 2, 2, 2), (2, 4, 8, 8), 4, fixed_window=True)
 SMALL = DetectorConfig(SWIN, len(CLASSES), channels=64, box_width=192, mask_channels=32)
 PLANS = {
-    "mask_rcnn": Plan(SMALL, steps=9000),
-    "cascade": Plan(replace(SMALL, stages=3, box_width=128, agnostic=True), steps=6000),
+    "mask_rcnn": Plan(SMALL, steps=6000),
+    "cascade": Plan(replace(SMALL, stages=3, box_width=128, agnostic=True), steps=4200),
 }
 
 
