@@ -1,8 +1,8 @@
-"""A process that only runs a detector's integer programs, for benchmarks/detector.py: what it needs at most, as JSON.
+"""A process that only runs an integer detector, for benchmarks/detector.py: what it needs at most, as JSON.
 
-    .venv/bin/python benchmarks/detector_memory.py FOLDER HEIGHT WIDTH PROPOSALS BOXES
+    .venv/bin/python benchmarks/detector_memory.py FILE.fqvit PHOTOGRAPH
 
-FOLDER has pyramid.fqvit, box.fqvit and mask.fqvit. Torch is never imported.
+Torch is never imported.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from PIL import Image
 
-from fqvit.detect.heads import Head
-from fqvit.ir.program import Program
-from fqvit.ir.resize import resized
-from fqvit.runtime.native import Engine
+from fqvit.detect.images import prepare
+from fqvit.detect.program import DetectorProgram
 
 
 def peak() -> float:
@@ -26,23 +23,16 @@ def peak() -> float:
     return int(lines["VmHWM"].split()[0]) / 1024
 
 
-def random_codes(*shape: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-
-
 def main() -> None:
-    folder, (height, width, proposals, boxes) = Path(sys.argv[1]), map(int, sys.argv[2:])
     found = {"start": peak()}
-    engine = Engine(resized(Program.load(folder / "pyramid.fqvit"), height, width), 1)
+    program = DetectorProgram.load(sys.argv[1])
+    ready = program.ready(threads=1)
     found["loaded"] = peak()
-    engine.run_all(random_codes(1, height, width, 3))
-    found["pyramid"] = peak()
-    for name, count in (("box", proposals), ("mask", boxes)):
-        head = Head(Program.load(folder / f"{name}.fqvit"), 1)
-        head.run_all(random_codes(count, *head.input.shape))
-        found[name] = peak()
+    image = prepare(Image.open(sys.argv[2]), program.settings)
+    count = len(list(ready.detect(image).masks()))
+    found["detected"] = peak()
     assert "torch" not in sys.modules
-    print(json.dumps({name: round(value, 1) for name, value in found.items()}))
+    print(json.dumps({name: round(value, 1) for name, value in found.items()} | {"detections": count}))
 
 
 if __name__ == "__main__":
