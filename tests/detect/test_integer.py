@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from fqvit.detect.between import Between, make_between
 from fqvit.detect.boxes import overlaps
+from fqvit.detect.fixed_proposals import propose
 from fqvit.detect.images import Input, Pixels, pad_pixels, prepare
 from fqvit.detect.integer import Backend, IntegerDetector, IntegerFound
 from fqvit.detect.pipeline import Maps, coco_results, detect
@@ -39,6 +41,25 @@ def between_of(name: str) -> Between:
 def integer(name: str, backend: Backend = "native", threads: int = 1) -> IntegerDetector:
     low = lowered(name, "fqvit")
     return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, between_of(name), threads, backend)
+
+
+def test_thousands_of_proposals_and_none_at_all() -> None:
+    low = lowered("mask r-cnn", "fqvit")
+    heads = ([program.header for program in part] for part in (low.boxes, low.masks))
+    many = msgspec.structs.replace(
+        SETTINGS, short=160, proposals_a_level=9000, proposals=9000, proposal_iou=1.0, score=0.0, detections=300
+    )
+    between = make_between(many, low.template.header, *heads)
+    detector = IntegerDetector(low.template, low.boxes, low.masks, many, between, 1)
+    image = prepare(pictures()[0].resize((160, 160)), many)
+    maps = detector.maps(image.pixels)
+    count = len(propose(maps.objectness, maps.deltas, image.size, between))
+    assert count > 3000
+    found = detector.detect(image)
+    assert len(found.boxes) == 300 and (found.boxes >= 0).all() and (np.diff(found.scores) <= 0).all()
+
+    nothing = detector.classify(maps.levels, np.zeros((0, 4), np.int64), image.size)
+    assert len(nothing.boxes) == 0 and detector.mask_probabilities(maps.levels, nothing).shape[0] == 0
 
 
 def alike(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
