@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -64,6 +64,7 @@ def test_every_op_has_an_emitter() -> None:
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
+@example(seed=162433, style="random")  # of Linear: every accumulator far below 0, raised by more than an int32
 def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
     op = CASES[kind](draw)

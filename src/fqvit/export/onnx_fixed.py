@@ -92,7 +92,8 @@ def shifted(g: Graph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) -> t
         p = g.cast(p, "u64", "unsigned")
         p = g.node("Add", [p, g.constant(raised % (2 * I63), "u64", "half")], "raised")
     p = g.node("BitShift", [p, g.constant(shift, "u64", "shift")], "shifted", direction="RIGHT")
-    dtype = "i32" if highest((hi + up) >> exact(shift)) < I31 else "i64"
+    # What is raised comes down again in the same type.
+    dtype = "i32" if max(highest((hi + up) >> exact(shift)), highest(above)) < I31 else "i64"
     return g.cast(p, dtype), dtype
 
 

@@ -1,0 +1,33 @@
+"""The trained Mask R-CNN of training/weights: integers find what floats find. Table 2 has the whole validation split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import fqvit
+from tests.factories import one_thread as one_thread
+
+pytest.importorskip("torch")
+pytest.importorskip("pycocotools")
+
+TRAINING = Path(__file__).resolve().parents[2] / "training"
+WEIGHTS = TRAINING / "weights" / "mask_rcnn.safetensors"
+
+
+@pytest.mark.skipif(not WEIGHTS.is_file(), reason="an sdist has no training folder")
+def test_the_trained_detector_is_as_good_in_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(TRAINING)
+    import make_shapes
+
+    make_shapes.write_split(tmp_path, "train", 32, (make_shapes.TRAIN_SPLIT, 0))
+    make_shapes.write_split(tmp_path, "val", 100, (make_shapes.VAL_SPLIT, 0))
+    file = tmp_path / "shapes.fqvit"
+    assert fqvit("detect", "quantize", "--weights", WEIGHTS, "--calib", tmp_path / "train", "-o", file).code == 0
+    data = ("--data", tmp_path / "val", "--annotations", tmp_path / "instances_val.json", "--threads", 1, "--json")
+    exact = fqvit("detect", "eval", "--weights", WEIGHTS, *data).json
+    ours = fqvit("detect", "eval", file, *data).json
+    assert exact["box_ap"] > 45
+    for name in ("box_ap", "mask_ap"):
+        assert ours[name] > exact[name] - 1.0, f"{name}: {ours[name]} in integers, {exact[name]} in float"
