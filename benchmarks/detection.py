@@ -45,7 +45,9 @@ def main() -> None:
     cells = [(name, method) for name in given.detectors.split(",") for method in given.methods.split(",")]
     with ThreadPoolExecutor(given.jobs) as pool:
         rows = list(pool.map(lambda cell: row(given.folder, *cell, given.limit), cells))
-    with RESULTS.open("w", newline="") as file:
+    # Part of the table, or of the images, does not replace the whole.
+    whole = given.limit is None and (given.detectors, given.methods) == (",".join(DETECTORS), METHODS)
+    with (RESULTS if whole else given.folder / "table" / "part.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -67,7 +69,7 @@ def row(folder: Path, name: str, method: str, limit: int | None) -> dict[str, ob
         "detector": name,
         "method": recipe,
         **json.loads(kept.read_text()),
-        "published_box_ap": "" if published is None else published[DETECTORS.index(name)],
+        "published_box_ap": "" if published is None or name not in DETECTORS else published[DETECTORS.index(name)],
         "machine": platform.machine(),
     }
 

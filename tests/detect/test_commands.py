@@ -55,12 +55,21 @@ def test_quantize_takes_other_settings(tmp_path: Path) -> None:
 
 
 BAD_SETTINGS = {
-    "s.toml": [("short = 0", "short"), ("shrt = 3", "shrt"), ("short =", "not TOML"), ("mean = [nan, 0.0, 0.0]", "finite")],
+    "s.toml": [("short = 0", "short"), ("shrt = 3", "shrt"), ("short =", "not TOML"), ("mean = [nan, 0.0, 0.0]", "mean")],
     "s.json": [
         ("[1]", "a list"),
         ("{", "not JSON"),
         ('{"short": "3"}', "short"),
         ('{"classes": ["a"]}', "1 class names for 8"),
+        ('{"classes": ["\\ud800", "b", "c", "d", "e", "f", "g", "h"]}', "no text"),
+        ('{"categories": [1, 1, 2, 3, 4, 5, 6, 7]}', "a category twice"),
+        ('{"strides": [3, 8, 16, 32, 64]}', "a stride of 3"),
+        ('{"anchor_scale": 1e308}', "anchor_scale"),
+        ('{"anchor_scale": 1e5}', "lower anchor_scale"),
+        ('{"mean": [1e308, 0, 0]}', "mean"),
+        ('{"finest": 5e6}', "finest"),
+        ('{"proposals": 100000}', "proposals"),
+        ('{"long": 9000}', "up to 8192"),
     ],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import msgspec
@@ -13,11 +14,12 @@ from fqvit.detect.between import Between, make_between
 from fqvit.detect.boxes import overlaps
 from fqvit.detect.fixed_proposals import propose
 from fqvit.detect.images import Input, Pixels, pad_pixels, prepare
-from fqvit.detect.integer import Backend, IntegerDetector, IntegerFound
+from fqvit.detect.integer import KEPT_SIZES, Backend, IntegerDetector, IntegerFound
 from fqvit.detect.pipeline import Maps, coco_results, detect
 from fqvit.detect.roialign import Singles
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
+from fqvit.ir.resize import resized
 from fqvit.runtime.native import Engine
 
 pytest.importorskip("torch")
@@ -41,6 +43,39 @@ def between_of(name: str) -> Between:
 def integer(name: str, backend: Backend = "native", threads: int = 1) -> IntegerDetector:
     low = lowered(name, "fqvit")
     return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, between_of(name), threads, backend)
+
+
+def test_boxes_by_the_slice_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = prepare(pictures()[1], SETTINGS)
+    whole = integer("cascade").detect(image)
+    monkeypatch.setattr("fqvit.detect.integer.BOXES_AT_ONCE", 7)
+    assert len(whole.boxes) > 7
+    assert_equal(integer("cascade").detect(image), whole)
+
+
+def test_threads_may_share_a_detector() -> None:
+    detector = integer("mask r-cnn")
+    images = [prepare(pictures()[0].resize(size), SETTINGS) for size in ((96, 40), (96, 64), (96, 130), (96, 170))]
+    expected = [detector.detect(image) for image in images]
+
+    def some(start: int) -> list[IntegerFound]:
+        return [detector.detect(images[(start + i) % 4]) for i in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for start, found in enumerate(pool.map(some, range(4))):
+            for i, one in enumerate(found):
+                assert_equal(one, expected[(start + i) % 4])
+    assert len(detector._pyramids) <= KEPT_SIZES
+
+
+def test_a_pyramid_that_is_one_at_a_single_size_only_is_refused_at_others() -> None:
+    low = lowered("mask r-cnn", "fqvit")
+    small = resized(low.template, 32, 32)  # where the last two levels have one place each
+    ops = (msgspec.structs.replace(op, x="rpn_head.relu@3") if op.y == "rpn_head.objectness@4" else op for op in small.ops)
+    bad = Program(msgspec.structs.replace(small.header, ops=tuple(ops)), small.constants)
+    detector = IntegerDetector(bad, low.boxes, low.masks, SETTINGS, between_of("mask r-cnn"), 1)
+    with pytest.raises(FqvitError, match="objectness@4.* at stride 64"):
+        detector.detect(prepare(pictures()[1], SETTINGS))
 
 
 def test_thousands_of_proposals_and_none_at_all() -> None:

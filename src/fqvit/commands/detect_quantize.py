@@ -41,6 +41,7 @@ def run(
     if out is not None:
         inputs.check_output(out)
     inputs.require_torch("detect quantize")
+    from fqvit.detect.between import check_settings
     from fqvit.detect.program import DetectorProgram
     from fqvit.evaluate.inspect import inspect_part
     from fqvit.ir.lower_detector import LoweredDetector
@@ -52,6 +53,8 @@ def run(
     detector = load_detector(weights, changes)
     if model is not None and model != detector.name:
         raise FqvitError(f"{weights}: is a {detector.name}, not a {model}. Leave out the name, or pass other weights.")
+    config = detector.module.config
+    check_settings(detector.settings, len(config.backbone.depths) + 1, config.stages)
     target = out or Path(f"{detector.name}.fqvit")
     inputs.check_output(target)
     start = time.perf_counter()

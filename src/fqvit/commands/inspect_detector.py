@@ -11,6 +11,7 @@ import msgspec
 
 from fqvit.commands.inspect import BITS, say_lists
 from fqvit.commands.output import facts, say, say_json, size, table
+from fqvit.detect.between import SCORE_FRACTION
 from fqvit.detect.program import VERSION, DetectorProgram
 from fqvit.evaluate.inspect import Inspection, inspect_part
 
@@ -72,7 +73,7 @@ def _part(found: Inspection, wanted: dict[str, bool]) -> dict[str, Any]:
 
 
 def _text(d: DetectorProgram, parts: dict[str, Inspection], file: Path) -> str:
-    header, s = d.pyramid.header, d.settings
+    header, s, b = d.pyramid.header, d.settings, d.between
     bits = "/".join(str(header.recipe.get(key, default)) for key, default in BITS)
     names = "with names" if s.classes else "without names"
     floats = sum(found.floats for found in parts.values())
@@ -82,7 +83,7 @@ def _text(d: DetectorProgram, parts: dict[str, Inspection], file: Path) -> str:
         ("source", d.source),
         ("recipe", f"{header.recipe.get('name')} {bits} (weights/activations/attention), {header.images} calibration images"),
         ("input", f"images of any size, resized to {s.short} x {s.long} at most, sides padded to multiples of 32"),
-        ("output", f"at most {s.detections} boxes with class, score and mask; scores above {s.score:g}"),
+        ("output", f"at most {b.detections} boxes with class, score and mask; scores above {b.score / 2**SCORE_FRACTION:.6g}"),
         ("floats", f"{floats} floating-point ops, {floats} float buffers"),
         ("outside", OUTSIDE),
         ("fingerprint", d.fingerprint()),

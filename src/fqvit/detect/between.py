@@ -15,7 +15,7 @@ import msgspec
 
 from fqvit.detect.boxes import LARGEST_LOG_RATIO
 from fqvit.detect.images import padding
-from fqvit.detect.settings import DetectSettings
+from fqvit.detect.settings import Detected, DetectSettings, Proposals
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import MAX_SHIFT, MULT_BITS, multiplier
 from fqvit.ir.program import CodeInput, Header, Kind, Output
@@ -80,12 +80,12 @@ class Between(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mask_logits: Annotated[tuple[Ratio, ...], Few]
     box_squares: Annotated[tuple[Annotated[tuple[Ratio, ...], Few], ...], Few]
     mask_squares: Annotated[tuple[Annotated[tuple[Ratio, ...], Few], ...], Few]
-    proposals_a_level: Count
-    proposals: Count
+    proposals_a_level: Proposals
+    proposals: Proposals
     proposal_iou: Share
     score: Annotated[int, msgspec.Meta(ge=0, le=1 << SCORE_FRACTION)]
     iou: Share
-    detections: Count
+    detections: Detected
     mask: Annotated[int, msgspec.Meta(ge=0, le=1 << 2 * MASK_FRACTION)]
 
     @property
@@ -158,7 +158,7 @@ def make_between(settings: DetectSettings, pyramid: Header, boxes: Sequence[Head
     """Everything real of a detector as integers. pyramid: of any image size   boxes, masks: one a stage"""
     s = settings
     maps, scores, deltas = (outputs(pyramid, kind) for kind in ("map", "scores", "deltas"))
-    _check_settings(s, len(scores), len(boxes))
+    check_settings(s, len(scores), len(boxes))
     finest = min(output.scale for output in scores)
     made = Between(
         padding=padding(s),
@@ -203,7 +203,8 @@ def outputs(header: Header, kind: Kind) -> list[Output]:
     return found
 
 
-def _check_settings(s: DetectSettings, levels: int, stages: int) -> None:
+def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
+    """What float detectors may have and integer ones may not; worth asking before an hour of calibration."""
     if len(s.strides) != levels:
         raise FqvitError(f"settings: {len(s.strides)} strides for a pyramid of {levels} levels. Name one a level.")
     if len(s.stds) < stages:

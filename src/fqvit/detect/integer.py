@@ -7,6 +7,7 @@ found.
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from fqvit.detect.fixed_proposals import Chosen, Codes, choose, propose, refine
 from fqvit.detect.fixed_roialign import Bytes, Cut, cut_out, native_roi_align, roi_align
 from fqvit.detect.heads import Head
 from fqvit.detect.images import Input, Pixels, pad_with
-from fqvit.detect.parts import check_parts
+from fqvit.detect.parts import check_grids, check_parts
 from fqvit.detect.proposals import Detections
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
@@ -35,6 +36,8 @@ from fqvit.runtime.reference import Reference
 from fqvit.workers import cores
 
 KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
+# Squares of so many boxes and what heads make of them are in memory at a time: at full width 50 kB a square, its masks 250 kB.
+BOXES_AT_ONCE = 256
 Backend = Literal["native", "reference"]
 
 
@@ -116,6 +119,7 @@ class IntegerDetector:
         isa = os.environ.get(ISA, "")
         self._align = native_roi_align(threads or cores(), isa) if backend == "native" else roi_align
         self._pyramids: OrderedDict[tuple[int, int], Runner] = OrderedDict()
+        self._lock = threading.Lock()
 
     def detect(self, image: Input) -> IntegerFound:
         """All detections of one image, best first. Its sides are at most 8192 pixels after resizing."""
@@ -144,7 +148,8 @@ class IntegerDetector:
         b = self.between
         total = np.zeros((1, 1), np.int64)
         for stage, head in enumerate(self._boxes):
-            logits, deltas = head.run(self._cut(levels, boxes, head))
+            parts = [head.run(self._cut(levels, some, head)) for some in _slices(boxes)]
+            logits, deltas = (np.concatenate(part) for part in zip(*parts, strict=True))
             total = total + scaled(logits, b.classes[stage])
             if stage < b.stages - 1:
                 boxes = refine(boxes, logits, deltas, stage, size, b)
@@ -155,9 +160,10 @@ class IntegerDetector:
         count, side = len(chosen.boxes), 2 * self._masks[0].side
         total = np.zeros((count, side, side), np.int64)
         for stage, head in enumerate(self._masks if count else ()):
-            (logits,) = head.run(self._cut(levels, chosen.boxes, head))
-            own = logits[np.arange(count), :, :, chosen.labels]
-            total += sigmoid(scaled(own, self.between.mask_logits[stage]))
+            for some, labels, sum_ in zip(*map(_slices, (chosen.boxes, chosen.labels, total)), strict=True):
+                (logits,) = head.run(self._cut(levels, some, head))
+                own = logits[np.arange(len(some)), :, :, labels]
+                sum_ += sigmoid(scaled(own, self.between.mask_logits[stage]))
         return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
 
     def _cut(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
@@ -173,10 +179,18 @@ class IntegerDetector:
         return _Head(Head(program, self.threads, self.backend), square.shape[0], cuts)
 
     def _pyramid(self, size: tuple[int, int]) -> Runner:
-        if size not in self._pyramids:
-            while len(self._pyramids) >= KEPT_SIZES:
-                self._pyramids.popitem(last=False)
-            made = resized(self.template, *size)
-            self._pyramids[size] = Engine(made, self.threads) if self.backend == "native" else Reference(made)
-        self._pyramids.move_to_end(size)
-        return self._pyramids[size]
+        with self._lock:
+            if size not in self._pyramids:
+                while len(self._pyramids) >= KEPT_SIZES:
+                    self._pyramids.popitem(last=False)
+                made = resized(self.template, *size)
+                # Levels that are alike at the template's size need not be here.
+                check_grids(made.header, made.verify().buffers, self.between.strides)
+                self._pyramids[size] = Engine(made, self.threads) if self.backend == "native" else Reference(made)
+            self._pyramids.move_to_end(size)
+            return self._pyramids[size]
+
+
+def _slices(x: Integers) -> list[Integers]:
+    """Views of at most BOXES_AT_ONCE along the first axis."""
+    return [x[start : start + BOXES_AT_ONCE] for start in range(0, len(x), BOXES_AT_ONCE)]

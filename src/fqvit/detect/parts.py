@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from fqvit.detect.between import MAX_SQUARE, Between, outputs, square_of
 from fqvit.errors import FqvitError
-from fqvit.ir.program import Kind, Program
+from fqvit.ir.program import Header, Kind, Program
 from fqvit.ir.value import DAMAGED, Value
+
+PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
 def check_parts(between: Between, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]) -> None:
@@ -35,6 +37,15 @@ def _check_pyramid(between: Between, pyramid: Program) -> int:
     channels = {buffers[output.buffer].channels for output in maps}
     _need(len(channels) == 1, "maps have different numbers of channels")
     return channels.pop()
+
+
+def check_grids(header: Header, buffers: Mapping[str, Value], strides: Sequence[int]) -> None:
+    """Every level has the rows and columns of its stride, at the image size of this pyramid."""
+    height, width, _ = header.input_shape
+    for kind in PYRAMID_KINDS:
+        for output, stride in zip(outputs(header, kind), strides, strict=False):  # the last levels have no map
+            shape, grid = buffers[output.buffer].shape[:2], (-(-height // stride), -(-width // stride))
+            _need(shape == grid, f"pyramid: {output.buffer} is {list(shape)}, expected {list(grid)} at stride {stride}")
 
 
 def _classes_of_boxes(head: Program, channels: int) -> int:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from fqvit.detect.between import MAX_SIDE, Between, make_between, outputs
-from fqvit.detect.parts import check_parts
+from fqvit.detect.between import MAX_SIDE, Between, make_between
+from fqvit.detect.parts import check_grids, check_parts
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
-from fqvit.ir.program import Header, Kind, Program, Verified, fingerprint, plain_header
+from fqvit.ir.program import Header, Program, Verified, fingerprint, plain_header
 from fqvit.ir.resize import resized
 from fqvit.ir.value import DAMAGED, Constant, Value
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fqvit.models.detector import FloatDetector
 
 VERSION = 1
-PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
 class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,7 +152,6 @@ def _check_settings(s: DetectSettings, d: DetectorProgram) -> None:
     _expect("settings", max(s.short, s.long) <= MAX_SIDE, f"images of {s.short} x {s.long}, at most {MAX_SIDE} can be")
     for what, given in (("class names", s.classes), ("categories", s.categories)):
         _expect("settings", len(given) in (0, d.classes), f"{len(given)} {what} for {d.classes} classes")
-    _expect("settings", len(set(s.categories)) == len(s.categories), "a category twice")
     for name, program in d.parts():
         preprocess = program.header.preprocess
         same = preprocess.mean == s.mean and preprocess.std == s.std
@@ -164,11 +162,8 @@ def _check_pyramid(pyramid: Program, buffers: Mapping[str, Value], strides: tupl
     """It is a pyramid of colour images, with levels at these strides, for images of every size."""
     header = pyramid.header
     _expect("pyramid", header.input is None and header.preprocess.channels == 3, "does not take colour images")
+    check_grids(header, buffers, strides)
     height, width, _ = header.input_shape
-    for kind in PYRAMID_KINDS:
-        for output, stride in zip(outputs(header, kind), strides, strict=False):
-            shape, grid = buffers[output.buffer].shape[:2], (-(-height // stride), -(-width // stride))
-            _expect("pyramid", shape == grid, f"{output.buffer} is {list(shape)}, expected {list(grid)} at stride {stride}")
     again = resized(pyramid, height, width)
     same = again.header == header and again.constants.keys() == pyramid.constants.keys()
     same = same and all(np.array_equal(again.constants[name], array) for name, array in pyramid.constants.items())

@@ -13,8 +13,12 @@ import msgspec
 
 from fqvit.errors import FqvitError
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+# Bounds keep what follows finite, and what a stranger's file can ask for small.
+Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+Mean = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+Proposals = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Detected = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Stds = tuple[Positive, Positive, Positive, Positive]
 
@@ -32,18 +36,18 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     short: Count = 800
     long: Count = 1333
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    mean: tuple[Mean, Mean, Mean] = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     anchor_scale: Positive = 8.0
     anchor_ratios: tuple[Positive, ...] = (0.5, 1.0, 2.0)
     strides: tuple[Count, ...] = (4, 8, 16, 32, 64)
-    finest: Positive = 56.0
-    proposals_a_level: Count = 1000
-    proposals: Count = 1000
+    finest: Annotated[float, msgspec.Meta(ge=1e-6, le=8192)] = 56.0
+    proposals_a_level: Proposals = 1000
+    proposals: Proposals = 1000
     proposal_iou: Share = 0.7
     score: Share = 0.05
     iou: Share = 0.5
-    detections: Count = 100
+    detections: Detected = 100
     mask: Share = 0.5
     stds: tuple[Stds, ...] = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
     classes: tuple[str, ...] = ()
@@ -61,6 +65,10 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not all(map(math.isfinite, numbers)):
             # ValueError, because msgspec then adds the path of the fault while it reads a file.
             raise ValueError("numbers must be finite")
+        if len(set(self.categories)) != len(self.categories):
+            raise ValueError("a category twice")
+        if any("\ud800" <= letter <= "\udfff" for name in self.classes for letter in name):
+            raise ValueError("a class name that is no text")
 
     def category(self, label: int) -> int:
         """The COCO category id of a class number."""
