@@ -71,10 +71,10 @@ class Truth:
     masks: bool
 
     def plain(self) -> dict[str, Any]:
-        """As pycocotools takes it."""
+        """As pycocotools takes it. Annotations are numbered anew: it keeps the ids of matches as floats, and 0 is no match."""
         return {
             "images": [msgspec.to_builtins(row) for row in self.images.values()],
-            "annotations": [_plain(annotation) for annotation in self.annotations],
+            "annotations": [{**_plain(annotation), "id": number} for number, annotation in enumerate(self.annotations, 1)],
             "categories": [{"id": id, "name": name} for id, name in self.categories.items()],
         }
 

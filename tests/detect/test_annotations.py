@@ -1,0 +1,48 @@
+"""Annotation files made by hand: scores by definition, and what would cost memory or a wrong score refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fqvit.detect.annotations import Truth, read_annotations
+from fqvit.detect.masks import to_runs
+from fqvit.evaluate.coco import average_precision
+
+SIDE = 40
+
+
+def square(number: int, **other: Any) -> dict[str, Any]:
+    """An annotated square of 10 x 10 in image 1."""
+    x = 12 * (number % 3)
+    mask = np.zeros((SIDE, SIDE), bool)
+    mask[5:15, x : x + 10] = True
+    made = {"id": number, "image_id": 1, "category_id": 1, "bbox": [x, 5, 10, 10], "segmentation": to_runs(mask)}
+    return made | other
+
+
+def read(folder: Path, *annotations: dict[str, Any], categories: int = 1) -> Truth:
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "height": SIDE, "width": SIDE}],
+        "annotations": annotations,
+        "categories": [{"id": number, "name": f"c{number}"} for number in range(1, categories + 1)],
+    }
+    (folder / "a.json").write_text(json.dumps(content))
+    return read_annotations(folder / "a.json")
+
+
+def found(*annotations: dict[str, Any]) -> list[Any]:
+    """Results that are the annotated objects."""
+    return [{key: a[key] for key in a if key != "id"} | {"score": 0.9} for a in annotations]
+
+
+@pytest.mark.parametrize("ids", [(0,), (0, 1, 2), (-1, 0, 7), (10**400, 1, -(10**400)), (2**53, 2**53 + 1, 2**63)])
+def test_ids_of_annotations_change_no_score(ids: tuple[int, ...], tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    squares = [square(place, id=id) for place, id in enumerate(ids)]
+    scores = average_precision(read(tmp_path, *squares), found(*squares), [1])
+    assert (scores["box_ap"], scores["mask_ap"]) == pytest.approx((100, 100))
