@@ -11,6 +11,7 @@ import pytest
 
 from fqvit.detect.annotations import Truth, read_annotations
 from fqvit.detect.masks import to_runs
+from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import average_precision
 
 SIDE = 40
@@ -46,3 +47,10 @@ def test_ids_of_annotations_change_no_score(ids: tuple[int, ...], tmp_path: Path
     squares = [square(place, id=id) for place, id in enumerate(ids)]
     scores = average_precision(read(tmp_path, *squares), found(*squares), [1])
     assert (scores["box_ap"], scores["mask_ap"]) == pytest.approx((100, 100))
+
+
+@pytest.mark.parametrize("counts", ["o" * 4000 + "0", [10**4000, 1], [-(10**4000), 1], [SIDE * SIDE + 1], [1] * 3])
+def test_run_lengths_of_no_image_are_refused(counts: object, tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match="annotation 3: run lengths") as refusal:
+        read(tmp_path, square(3, segmentation={"size": [SIDE, SIDE], "counts": counts}))
+    assert len(str(refusal.value)) < 300
