@@ -54,3 +54,34 @@ def test_run_lengths_of_no_image_are_refused(counts: object, tmp_path: Path) -> 
     with pytest.raises(FqvitError, match="annotation 3: run lengths") as refusal:
         read(tmp_path, square(3, segmentation={"size": [SIDE, SIDE], "counts": counts}))
     assert len(str(refusal.value)) < 300
+
+
+FAR = 1e6
+# Outlines of 4e6; 1.2e6, half of it the closing edge; 1.2e6 in two polygons; 1.6e6 in a zigzag of near points.
+LONG = {
+    "far corners": [[-FAR, 0, FAR, 0, FAR, 1]],
+    "a closing edge": [[0, 0, 300_000, 0, 600_000, 1]],
+    "two polygons": [[0, 0, 300_000, 0, 300_000, 1]] * 2,
+    "a zigzag": [[x for i in range(20_000) for x in (80 * (i % 2), i % 7)]],
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_outlines_that_would_take_memory_are_refused(case: str, tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match="annotation 5: polygons with an outline of .* pixels in all"):
+        read(tmp_path, square(5, segmentation=LONG[case]))
+
+
+def test_far_points_have_their_own_message(tmp_path: Path) -> None:
+    for far in (1.1e6, -1e300):
+        with pytest.raises(FqvitError, match="annotation 5: a polygon with a point at ") as refusal:
+            read(tmp_path, square(5, segmentation=[[0, 0, 9, 0, 9, far]]))
+        assert f"{far:g}" in str(refusal.value)
+
+
+def test_the_longest_outline_is_still_measured(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    largest = square(5, segmentation=[[0, 0, 499_990, 0, 499_990, 10, 0, 10]])
+    truth = read(tmp_path, largest)
+    assert average_precision(truth, found(square(5)), [1])["mask_ap"] is not None
+    assert read(tmp_path, square(5, segmentation=[[0, 0, 9, 0, 9, 9]])).masks

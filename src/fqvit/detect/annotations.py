@@ -20,7 +20,8 @@ from fqvit.images import existing_folder, plain
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-FAR = 1e6  # no coordinate is farther out; pycocotools takes memory by their distance
+FAR = 1e6  # no coordinate is farther out
+LONGEST = 1e6  # outline of an annotation, in pixels; pycocotools keeps five points a pixel of it: 40 MB
 
 
 class ImageRow(msgspec.Struct, frozen=True):
@@ -145,9 +146,18 @@ def _check_mask(a: Annotation, image: ImageRow) -> None:
         except FqvitError as error:
             raise FqvitError(f"annotation {a.id}: {error}") from None
         return
+    outline = 0.0
     for polygon in a.segmentation or ():
-        if len(polygon) < 6 or len(polygon) % 2 or max(map(abs, polygon)) > FAR:
+        if len(polygon) < 6 or len(polygon) % 2:
             raise FqvitError(f"annotation {a.id}: a polygon of {len(polygon)} numbers, expected x and y of 3 points or more.")
+        farthest = max(polygon, key=abs)
+        if abs(farthest) > FAR:
+            raise FqvitError(f"annotation {a.id}: a polygon with a point at {farthest:g}, expected {FAR:g} pixels at most.")
+        # Each x and y against those of the point before, the first's against the last's.
+        outline += sum(abs(here - before) for before, here in zip(polygon[-2:] + polygon[:-2], polygon, strict=True))
+    if outline > LONGEST:
+        said = f"polygons with an outline of {outline:g} pixels in all, expected {LONGEST:g} at most"
+        raise FqvitError(f"annotation {a.id}: {said}.")
 
 
 def _plain(a: Annotation) -> dict[str, Any]:
