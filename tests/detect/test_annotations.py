@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fqvit.detect.annotations import Truth, read_annotations
+from fqvit.detect.annotations import Truth, check_categories, read_annotations
 from fqvit.detect.masks import to_runs
 from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import average_precision
@@ -85,3 +85,32 @@ def test_the_longest_outline_is_still_measured(tmp_path: Path) -> None:
     truth = read(tmp_path, largest)
     assert average_precision(truth, found(square(5)), [1])["mask_ap"] is not None
     assert read(tmp_path, square(5, segmentation=[[0, 0, 9, 0, 9, 9]])).masks
+
+
+def test_only_the_categories_of_the_detector_are_scored(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    squares = [square(0), square(1, category_id=3), square(2, category_id=3), square(3, category_id=2)]
+    truth = read(tmp_path, *squares, categories=4)
+    rows = found(*squares[:1])
+    assert average_precision(truth, rows, [1])["box_ap"] == pytest.approx(100 / 3)
+    for ids in ([1], [1, 4]):
+        scores = average_precision(truth, rows, [1], ids)
+        assert (scores["box_ap"], scores["mask_ap"]) == pytest.approx((100, 100)), "a category without objects is no zero"
+    (warning,) = check_categories(truth, [1, 4], ["c1", "c4"])
+    assert "left out of the scores: 3 (2 'c2', 3 'c3')." in warning
+    assert check_categories(truth, [1, 2, 3], []) == []
+    assert len(check_categories(truth, [1, 2], ["d1", "d2"])) == 2, "unknown ones, and the first other name"
+
+
+def test_annotations_of_other_categories_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match="no annotated object is of a category of the detector"):
+        check_categories(read(tmp_path, square(0), square(1), categories=2), [2], [])
+    with pytest.raises(FqvitError, match="has no category 7"):
+        check_categories(read(tmp_path, square(0), categories=2), [1, 7], [])
+    assert check_categories(read(tmp_path, categories=3), [2], []) == []
+
+
+def test_many_unknown_categories_make_a_short_warning(tmp_path: Path) -> None:
+    truth = read(tmp_path, *(square(number, category_id=number) for number in range(1, 60)), categories=60)
+    (warning,) = check_categories(truth, [1], [])
+    assert ": 58 (2 'c2', " in warning and "6 'c6' and 53 more)." in warning
