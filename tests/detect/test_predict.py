@@ -136,3 +136,35 @@ def test_results_of_impossible_numbers_are_refused(field: str, value: object, tm
     assert fqvit("detect", "draw", *words).code == 0
     (tmp_path / "r.json").write_text(json.dumps([row | {"file_name": "000001.jpg", field: value}]))
     refused(fqvit("detect", "draw", *words), "r.json", "not results", field)
+
+
+def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.png", "b.png"):
+        Image.open("val/000001.jpg").save(photos / name)
+    shutil.copy("val/000002.jpg", photos / "z.jpg")
+    before = {path.name: path.read_bytes() for path in photos.iterdir()}
+    (tmp_path / "link").symlink_to(photos)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.png").symlink_to(photos / "a.png")
+    fqvit("detect", "predict", "shapes.fqvit", photos, "-o", tmp_path / "r.json")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.png").write_bytes(b"no image")
+    for words, said in (
+        (("shapes.fqvit", photos, "-o", photos), "a.png"),
+        (("shapes.fqvit", photos / "z.jpg", photos / "b.png", "-o", photos / ".." / "photos"), "b.png"),
+        (("shapes.fqvit", tmp_path / "link", "-o", photos), "a.png"),
+        (("shapes.fqvit", photos, "-o", tmp_path / "links"), "a.png"),
+        (("--results", tmp_path / "r.json", "--data", photos, "-o", photos), "a.png"),
+        (("--results", tmp_path / "r.json", "--data", photos, "-o", tmp_path / "link"), "a.png"),
+        (("shapes.fqvit", tmp_path / "b" / "a.png", "-o", tmp_path / "b"), "a.png"),
+    ):
+        refused(fqvit("detect", "draw", *words), said, "would be overwritten", "-o DIR")
+    assert {path.name: path.read_bytes() for path in photos.iterdir()} == before
+    # Beside its image a picture may be, as long as no image has its name; and pictures of before are made anew.
+    for _ in range(2):
+        assert fqvit("detect", "draw", "shapes.fqvit", photos / "z.jpg", "-o", photos).code == 0
+        assert fqvit("detect", "draw", "shapes.fqvit", photos / "a.png", photos / "a.png", "-o", tmp_path / "out").code == 0
+    assert {path.name for path in photos.iterdir()} == {*before, "z.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.png", "a-2.png"}
