@@ -263,6 +263,21 @@ def test_names_that_differ_are_named(tmp_path: Path) -> None:
     assert done.code == 0 and "category 1 is 'disc' in the detector and 'Disk'" in done.err
 
 
+def test_categories_that_the_detector_does_not_know_are_left_out(tmp_path: Path) -> None:
+    content = json.loads(Path("instances_val.json").read_text())
+    before = evaluated("shapes.fqvit", "--json").json
+    content["categories"].append({"id": 99, "name": "kite"})
+    content["annotations"] += [a | {"id": a["id"] + 1000, "category_id": 99} for a in content["annotations"][:2]]
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    done = evaluated("shapes.fqvit", "--json", annotations=tmp_path / "a.json")
+    assert "that the detector does not know are left out of the scores: 2 (99 'kite')." in done.err
+    assert {key: done.json[key] for key in done.json if "ap" in key} == {key: before[key] for key in before if "ap" in key}
+    for annotation in content["annotations"]:
+        annotation["category_id"] = 99
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    refused(evaluated("shapes.fqvit", annotations=tmp_path / "a.json"), "a.json", "no annotated object")
+
+
 def test_an_unreadable_image_is_named_by_eval(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     shutil.copytree("val", tmp_path / "val")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
-from fqvit.detect.masks import Runs, from_runs, paste, run_lengths, to_runs
+from fqvit.detect.masks import Runs, check_lengths, from_runs, paste, run_lengths, to_runs
 from fqvit.errors import FqvitError
 
 MASKS = arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=40))
@@ -66,3 +66,21 @@ def test_damaged_runs_are_refused_or_are_a_mask_of_that_size(counts: str) -> Non
         assert from_runs(Runs(size=[4, 5], counts=counts)).shape == (4, 5)
     except FqvitError as error:
         assert "damaged" in str(error)
+
+
+@pytest.mark.parametrize("counts", ["o" * 4000 + "0", "o" * 1_000_000, "_" * 20_000 + "0", "o" * 13 + "0", "o" * 12 + "/"])
+def test_lengths_without_end_are_refused_at_once(counts: str) -> None:
+    with pytest.raises(FqvitError, match=r"^run lengths: .{1,60} damaged\.$"):
+        from_runs(Runs(size=[4, 5], counts=counts))
+
+
+@pytest.mark.parametrize("lengths", [[10**4000, 3], [-(10**4000), 10**4000, 20], [9 * 10**4299] * 20, [21], [-1, 21]])
+def test_lengths_beyond_the_image_are_refused_without_their_digits(lengths: list[int]) -> None:
+    with pytest.raises(FqvitError, match=r"^run lengths: .{1,80} damaged\.$"):
+        check_lengths(lengths, (4, 5))
+
+
+def test_lengths_that_miss_the_size_name_their_sum() -> None:
+    with pytest.raises(FqvitError, match="of 19 pixels for 4 x 5"):
+        check_lengths([10, 9], (4, 5))
+    check_lengths([0, 20], (4, 5))

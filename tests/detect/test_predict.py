@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.detect.masks import from_runs
+from fqvit.detect.masks import from_runs, to_runs
+from fqvit.detect.results import read_results
 from tests.command_line import fqvit, refused
 from tests.factories import one_thread as one_thread
 
@@ -107,3 +109,62 @@ def test_draw_refuses_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(json.dumps(results))
     refused(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x", "--score", 0), "run lengths")
     assert not (tmp_path / "x").exists()
+
+
+def test_results_of_a_file_name_that_is_not_utf8_can_be_read(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jpg")
+    try:
+        shutil.copy("val/000001.jpg", name)
+    except OSError:
+        pytest.skip("file names are UTF-8 here")
+    for words in ((name,), (tmp_path,)):
+        done = fqvit("detect", "predict", "shapes.fqvit", *words, "-o", tmp_path / "r.json")
+        assert done.code == 0, done.err
+        assert {Path(r["file_name"]).name for r in read_results(tmp_path / "r.json")} == {"caf?.jpg"}
+    # It is the name that is not found, not the results that are damaged.
+    done = fqvit("detect", "draw", "--results", tmp_path / "r.json", "--data", tmp_path, "-o", tmp_path / "x")
+    assert done.code == 2 and "caf?.jpg" in done.err and "not results" not in done.err
+    assert fqvit("detect", "draw", "shapes.fqvit", name, "-o", tmp_path / "x").code == 0
+
+
+@pytest.mark.parametrize("field, value", [("category_id", 10**400), ("category_id", -(2**40)), ("bbox", [-1e308, 0, 1e308, 1])])
+def test_results_of_impossible_numbers_are_refused(field: str, value: object, tmp_path: Path) -> None:
+    segmentation = {"size": [128, 128], "counts": to_runs(np.ones((128, 128), bool))["counts"]}
+    row = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.9, "segmentation": segmentation}
+    words = ("--results", tmp_path / "r.json", "--data", "val", "-o", tmp_path / "x")
+    (tmp_path / "r.json").write_text(json.dumps([row | {"file_name": "000001.jpg"}]))
+    assert fqvit("detect", "draw", *words).code == 0
+    (tmp_path / "r.json").write_text(json.dumps([row | {"file_name": "000001.jpg", field: value}]))
+    refused(fqvit("detect", "draw", *words), "r.json", "not results", field)
+
+
+def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.png", "b.png"):
+        Image.open("val/000001.jpg").save(photos / name)
+    shutil.copy("val/000002.jpg", photos / "z.jpg")
+    before = {path.name: path.read_bytes() for path in photos.iterdir()}
+    (tmp_path / "link").symlink_to(photos)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.png").symlink_to(photos / "a.png")
+    fqvit("detect", "predict", "shapes.fqvit", photos, "-o", tmp_path / "r.json")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.png").write_bytes(b"no image")
+    for words, said in (
+        (("shapes.fqvit", photos, "-o", photos), "a.png"),
+        (("shapes.fqvit", photos / "z.jpg", photos / "b.png", "-o", photos / ".." / "photos"), "b.png"),
+        (("shapes.fqvit", tmp_path / "link", "-o", photos), "a.png"),
+        (("shapes.fqvit", photos, "-o", tmp_path / "links"), "a.png"),
+        (("--results", tmp_path / "r.json", "--data", photos, "-o", photos), "a.png"),
+        (("--results", tmp_path / "r.json", "--data", photos, "-o", tmp_path / "link"), "a.png"),
+        (("shapes.fqvit", tmp_path / "b" / "a.png", "-o", tmp_path / "b"), "a.png"),
+    ):
+        refused(fqvit("detect", "draw", *words), said, "would be overwritten", "-o DIR")
+    assert {path.name: path.read_bytes() for path in photos.iterdir()} == before
+    # Beside its image a picture may be, as long as no image has its name; and pictures of before are made anew.
+    for _ in range(2):
+        assert fqvit("detect", "draw", "shapes.fqvit", photos / "z.jpg", "-o", photos).code == 0
+        assert fqvit("detect", "draw", "shapes.fqvit", photos / "a.png", photos / "a.png", "-o", tmp_path / "out").code == 0
+    assert {path.name for path in photos.iterdir()} == {*before, "z.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.png", "a-2.png"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fqvit.commands import detectors
@@ -38,18 +38,21 @@ def run(
         if data is not None or not images:
             raise FqvitError("detect draw: a FILE.fqvit needs images after it, and no --data.")
         paths = expanded(images)
+        targets = _targets(out, paths, paths)
         total, seen = len(paths), detectors.each(detectors.program(file, None, threads), paths, least, unreadable)
     else:
         assert results is not None
         if data is None:
             raise FqvitError(f"{results}: where are its images? Pass their folder (--data DIR).")
-        total, seen = _written(read_results(results), existing_folder(data), least, unreadable)
-    taken: set[str] = set()
+        by_file, folder = _by_file(read_results(results)), existing_folder(data)
+        places = {name: _place(folder, name) for name in by_file}
+        targets = _targets(out, [Path(name) for name in by_file], list(places.values()))
+        total, seen = len(by_file), _written(by_file, places, least, unreadable)
     objects = 0
     for one in seen:
         picture = draw(one.image, one.results, str(one.name))
         out.mkdir(parents=True, exist_ok=True)
-        with replacing(out / _free(one.name.stem, taken)) as temporary:
+        with replacing(targets[one.place]) as temporary:
             picture.save(temporary, "PNG", compress_level=3)
         objects += len(one.results)
     count = total - len(unreadable)
@@ -60,32 +63,53 @@ def run(
     detectors.refuse_unreadable(unreadable, total)
 
 
-def _written(
-    results: list[NamedResult], folder: Path, least: float, unreadable: list[str]
-) -> tuple[int, Iterator[detectors.Seen]]:
-    """The images of some results, each with its own."""
+def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
+    """The results of each image, by its name."""
     if not results:
         raise FqvitError("no results to draw: the file is an empty list. Pass one with detections.")
     by_file: dict[str, list[NamedResult]] = {}
     for result in results:
         by_file.setdefault(result["file_name"], []).append(result)
+    return by_file
 
-    def images() -> Iterator[detectors.Seen]:
-        for name, found in track(by_file.items(), len(by_file), "drawing", "images"):
-            try:
-                image = read_picture(_place(folder, name))
-            except UnreadableImage as error:
-                warn(str(error))
-                unreadable.append(name)
-                continue
-            yield detectors.Seen(Path(name), image, [result for result in found if result["score"] >= least])
 
-    return len(by_file), images()
+def _written(
+    by_file: dict[str, list[NamedResult]], places: dict[str, Path], least: float, unreadable: list[str]
+) -> Iterator[detectors.Seen]:
+    """The images of some results, each with its own. places: where they are"""
+    for number, (name, found) in track(enumerate(by_file.items()), len(by_file), "drawing", "images"):
+        try:
+            image = read_picture(places[name])
+        except UnreadableImage as error:
+            warn(str(error))
+            unreadable.append(name)
+            continue
+        yield detectors.Seen(number, Path(name), image, [result for result in found if result["score"] >= least])
 
 
 def _place(folder: Path, name: str) -> Path:
     """predict writes paths as they were given, eval those of the annotations; both may be of a folder that has moved."""
     return folder / name if (folder / name).is_file() else folder / Path(name).name
+
+
+def _targets(out: Path, names: Sequence[Path], images: Sequence[Path]) -> list[Path]:
+    """A file for the picture of each name, no two the same, none of them one of the images that are read."""
+    own = {known for path in images if (known := _known(path)) is not None}
+    taken: set[str] = set()
+    targets = [out / _free(name.stem, taken) for name in names]
+    for target in targets:
+        if _known(target) in own:
+            raise FqvitError(f"{target}: would be overwritten by its picture. Choose another folder (-o DIR).")
+    return targets
+
+
+def _known(path: Path) -> tuple[int, int] | None:
+    """What tells a file from others, by whatever name or link it is reached; None if it is not there."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _free(stem: str, taken: set[str]) -> str:

@@ -55,9 +55,9 @@ def run(
     else:
         assert weights is not None
         ready = detectors.float_detector(weights, settings, threads)
-    differing = check_categories(truth, ready.settings, ready.classes)
-    if differing is not None:
-        warn(differing)
+    categories = [ready.settings.category(label) for label in range(ready.classes)]
+    for warning in check_categories(truth, categories, ready.settings.classes):
+        warn(warning)
 
     start = time.perf_counter()
     results: list[NamedResult] = []
@@ -69,7 +69,7 @@ def run(
     skipped = warn_of_skipped(pictures)
     if not seen:
         raise FqvitError(f"{data}: no image can be read. Repair or remove them.")
-    scores = average_precision(truth, results, seen)
+    scores = average_precision(truth, results, seen, categories)
     if out is not None:
         write_results(out, results)
     if as_json:

@@ -43,8 +43,9 @@ class Ready:
 
 @dataclass(frozen=True)
 class Seen:
-    """results: of one image   name: as given"""
+    """results: of one image   place: among all that were given   name: as given"""
 
+    place: int
     name: Path
     image: Image.Image
     results: list[NamedResult]
@@ -52,14 +53,15 @@ class Seen:
 
 def each(ready: Ready, paths: Sequence[Path], least: float, unreadable: list[str]) -> Iterator[Seen]:
     """Detects in one image after the other. What cannot be read is named on stderr and added to `unreadable`."""
-    for path, number in track(zip(paths, image_ids(paths), strict=True), len(paths), "detecting", "images"):
+    numbered = enumerate(zip(paths, image_ids(paths), strict=True))
+    for place, (path, number) in track(numbered, len(paths), "detecting", "images"):
         try:
             image = read_picture(path)
         except UnreadableImage as error:
             warn(str(error))
             unreadable.append(str(path))
             continue
-        yield Seen(path, image, ready.results(image, number, str(path), least))
+        yield Seen(place, path, image, ready.results(image, number, str(path), least))
 
 
 def refuse_unreadable(unreadable: Sequence[str], total: int) -> None:

@@ -5,6 +5,7 @@ Fields that evaluation does not look at are ignored. Neighbours: evaluate/coco.p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,14 @@ import msgspec
 from PIL import ExifTags, Image
 
 from fqvit.detect.masks import Runs, check_lengths, lengths_of
-from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.images import existing_folder, plain
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-FAR = 1e6  # no coordinate is farther out; pycocotools takes memory by their distance
+FAR = 1e6  # no coordinate is farther out
+LONGEST = 1e6  # outline of an annotation, in pixels; pycocotools keeps five points a pixel of it: 40 MB
+OTHER_CATEGORIES = "Pass annotations of its classes, or quantize with their ids as `categories` (--settings)."
 
 
 class ImageRow(msgspec.Struct, frozen=True):
@@ -71,10 +73,10 @@ class Truth:
     masks: bool
 
     def plain(self) -> dict[str, Any]:
-        """As pycocotools takes it."""
+        """As pycocotools takes it. Annotations are numbered anew: it keeps the ids of matches as floats, and 0 is no match."""
         return {
             "images": [msgspec.to_builtins(row) for row in self.images.values()],
-            "annotations": [_plain(annotation) for annotation in self.annotations],
+            "annotations": [{**_plain(annotation), "id": number} for number, annotation in enumerate(self.annotations, 1)],
             "categories": [{"id": id, "name": name} for id, name in self.categories.items()],
         }
 
@@ -145,9 +147,18 @@ def _check_mask(a: Annotation, image: ImageRow) -> None:
         except FqvitError as error:
             raise FqvitError(f"annotation {a.id}: {error}") from None
         return
+    outline = 0.0
     for polygon in a.segmentation or ():
-        if len(polygon) < 6 or len(polygon) % 2 or max(map(abs, polygon)) > FAR:
+        if len(polygon) < 6 or len(polygon) % 2:
             raise FqvitError(f"annotation {a.id}: a polygon of {len(polygon)} numbers, expected x and y of 3 points or more.")
+        farthest = max(polygon, key=abs)
+        if abs(farthest) > FAR:
+            raise FqvitError(f"annotation {a.id}: a polygon with a point at {farthest:g}, expected {FAR:g} pixels at most.")
+        # Each x and y against those of the point before, the first's against the last's.
+        outline += sum(abs(here - before) for before, here in zip(polygon[-2:] + polygon[:-2], polygon, strict=True))
+    if outline > LONGEST:
+        said = f"polygons with an outline of {outline:g} pixels in all, expected {LONGEST:g} at most"
+        raise FqvitError(f"annotation {a.id}: {said}.")
 
 
 def _plain(a: Annotation) -> dict[str, Any]:
@@ -159,19 +170,30 @@ def _plain(a: Annotation) -> dict[str, Any]:
     return found
 
 
-def check_categories(truth: Truth, settings: DetectSettings, classes: int) -> str | None:
-    """Refuses annotations of other categories than the detector's; says where names differ."""
-    ids = [settings.category(label) for label in range(classes)]
+def check_categories(truth: Truth, ids: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Refuses annotations without the detector's categories (`ids`, with their names if it has some). Returns warnings: of
+    annotated categories that it does not know, and where names differ."""
     missing = [id for id in ids if id not in truth.categories]
     if missing:
         said = (
-            f"{truth.where}: has no category {missing[0]}, which the detector finds ({len(missing)} of {classes} are missing)"
+            f"{truth.where}: has no category {missing[0]}, which the detector finds ({len(missing)} of {len(ids)} are missing)"
         )
-        raise FqvitError(f"{said}. Pass annotations of its classes, or quantize with their ids as `categories` (--settings).")
-    for id, name in zip(ids, settings.classes, strict=False):
+        raise FqvitError(f"{said}. {OTHER_CATEGORIES}")
+    warnings = []
+    counts = Counter(a.category_id for a in truth.annotations)
+    unknown = [id for id in truth.categories if id in counts and id not in ids]
+    if unknown:
+        if len(unknown) == len(counts):
+            raise FqvitError(f"{truth.where}: no annotated object is of a category of the detector. {OTHER_CATEGORIES}")
+        which = ", ".join(f"{id} '{truth.categories[id]}'" for id in unknown[:5])
+        which += f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        said = "objects of categories that the detector does not know are left out of the scores"
+        warnings.append(f"{truth.where}: {said}: {sum(counts[id] for id in unknown)} ({which}).")
+    for id, name in zip(ids, names, strict=False):
         if plain(name) != plain(truth.categories[id]):
-            return f"category {id} is '{name}' in the detector and '{truth.categories[id]}' in {truth.where}."
-    return None
+            warnings.append(f"category {id} is '{name}' in the detector and '{truth.categories[id]}' in {truth.where}.")
+            break
+    return warnings
 
 
 def image_files(truth: Truth, folder: str | Path, ids: Sequence[int]) -> list[Path]:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from fqvit.detect.boxes import Floats
 from fqvit.errors import FqvitError
 
+MOST_SHIFT = 60  # a length has 65 bits at most; images have fewer pixels than 2^63
+
 
 class Runs(TypedDict):
     """A mask in COCO's compressed form. size: height, width   counts: run lengths, column by column, six bits a letter"""
@@ -88,6 +90,8 @@ def lengths_of(runs: Runs) -> list[int]:
         group = ord(letter) - 48
         if not 0 <= group < 64:
             raise FqvitError(f"run lengths: {letter!r} is none of their letters. The annotation is damaged.")
+        if shift > MOST_SHIFT:
+            raise FqvitError("run lengths: one has too many letters. The annotation is damaged.")
         value |= (group & 0x1F) << shift
         shift += 5
         if not group & 0x20:
@@ -102,6 +106,11 @@ def lengths_of(runs: Runs) -> list[int]:
 def check_lengths(lengths: list[int], size: Sequence[int], whole: bool = True) -> None:
     """whole: whether the last one was not cut off."""
     height, width = size
-    if not whole or min(lengths, default=0) < 0 or sum(lengths) != height * width:
-        said = f"run lengths of {sum(lengths)} pixels for {height} x {width}"
-        raise FqvitError(f"{said}: the annotation is damaged.")
+    pixels = height * width
+    # One by one before the sum: a number without bound may have more digits than Python prints.
+    if not whole or not all(0 <= length <= pixels for length in lengths):
+        raise FqvitError(
+            f"run lengths: one is cut off, negative or of more than {height} x {width}. The annotation is damaged."
+        )
+    if sum(lengths) != pixels:
+        raise FqvitError(f"run lengths of {sum(lengths)} pixels for {height} x {width}: the annotation is damaged.")

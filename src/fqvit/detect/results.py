@@ -20,7 +20,7 @@ from fqvit.files import write_atomically
 
 
 class NamedResult(Result):
-    """file_name: of the image   category: the class's name"""
+    """file_name: of the image, ? for bytes that are not UTF-8   category: the class's name"""
 
     file_name: str
     category: str
@@ -28,6 +28,8 @@ class NamedResult(Result):
 
 def named(results: Sequence[Result], file_name: str, s: DetectSettings) -> list[NamedResult]:
     names = category_names(s)
+    # Python has lone surrogates for bytes of a file name that are not UTF-8; no JSON reader takes them.
+    file_name = file_name.encode("utf-8", "replace").decode()
     return [
         NamedResult(**result, file_name=file_name, category=names.get(result["category_id"], f"class {result['category_id']}"))
         for result in results
@@ -40,7 +42,7 @@ def category_names(s: DetectSettings) -> dict[int, str]:
 
 def write_results(path: str | Path, results: Sequence[NamedResult]) -> None:
     lines = ",\n".join(json.dumps(result, ensure_ascii=False) for result in results)
-    write_atomically(path, lambda temporary: temporary.write_text(f"[{lines}]\n", encoding="utf-8", errors="backslashreplace"))
+    write_atomically(path, lambda temporary: temporary.write_text(f"[{lines}]\n", encoding="utf-8", errors="replace"))
 
 
 def image_ids(paths: Sequence[Path]) -> list[int]:
@@ -49,15 +51,20 @@ def image_ids(paths: Sequence[Path]) -> list[int]:
     return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
 
 
+_Place = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+
+
 class _Segmentation(msgspec.Struct):
     size: tuple[int, int]
     counts: str
 
 
 class _Row(msgspec.Struct):
+    """Numbers that are drawn with are bounded: colours and places are computed of them."""
+
     image_id: int
-    category_id: int
-    bbox: tuple[float, float, float, float]
+    category_id: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+    bbox: tuple[_Place, _Place, _Place, _Place]
     score: Annotated[float, msgspec.Meta(ge=0, le=1)]
     file_name: Annotated[str, msgspec.Meta(min_length=1)]
     segmentation: _Segmentation

@@ -21,9 +21,11 @@ def require_pycocotools() -> None:
         raise FqvitError('detect eval: needs pycocotools, which is not installed. Run `pip install "fqvit[detect]"`.')
 
 
-def average_precision(truth: Truth, results: Sequence[Result], image_ids: Sequence[int]) -> dict[str, float | None]:
-    """box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ... in percent, on these images; None where no object is of that
-    kind, or none has a mask."""
+def average_precision(
+    truth: Truth, results: Sequence[Result], image_ids: Sequence[int], categories: Sequence[int] | None = None
+) -> dict[str, float | None]:
+    """box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ... in percent, on these images and categories (all, if None);
+    None where no object is of that kind, or none has a mask."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -39,6 +41,7 @@ def average_precision(truth: Truth, results: Sequence[Result], image_ids: Sequen
             empty = {**annotated.dataset, "annotations": []}
             evaluation = COCOeval(annotated, annotated.loadRes(found) if found else _coco(COCO, empty), kind)
             evaluation.params.imgIds = list(image_ids)
+            evaluation.params.catIds = list(truth.categories if categories is None else categories)
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()
