@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import struct
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +22,12 @@ pytest.importorskip("torch")
 from fqvit.detect.program import DetectorProgram
 from tests.factories import assert_same, calibration_of, float_model
 from tests.factories import one_thread as one_thread
+from tests.hostile import containers
+from tests.hostile.containers import DETECTOR, Change, Json, Tensors, fingerprint_of, packed, unpacked
 
 from .detectors import CONFIGS
 from .saved import program
 from .test_programs import pictures
-
-Json = dict[str, Any]
-Tensors = dict[str, tuple[str, list[int], bytes]]  # name -> dtype, shape, little-endian bytes
-Change = Callable[[Json, Tensors], None]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -113,36 +107,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def unpacked(raw: bytes) -> tuple[Json, Tensors]:
-    (length,) = struct.unpack("<Q", raw[:8])
-    table = json.loads(raw[8 : 8 + length])
-    metadata = table.pop("__metadata__")
-    data = raw[8 + length :]
-    return json.loads(metadata["fqvit_detector"]), {
-        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]) for name, entry in table.items()
-    }
-
-
-def packed(text: str, tensors: Tensors) -> bytes:
-    """The file, hashed as docs/format.md says."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        dtype, shape, part = tensors[name]
-        digest.update(f"\n{name} {dtype.lower()} {','.join(map(str, shape))}\n".encode() + part)
-    table: Json = {"__metadata__": {"fqvit_detector": text, "fingerprint": digest.hexdigest()}}
-    data = b""
-    for name, (dtype, shape, part) in tensors.items():
-        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
-        data += part
-    head = json.dumps(table).encode()
-    head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + data
-
-
 def rewritten(raw: bytes, change: Change) -> bytes:
-    header, tensors = unpacked(raw)
-    change(header, tensors)
-    return packed(json.dumps(header, separators=(",", ":")), tensors)
+    return containers.rewritten(raw, change, DETECTOR)
 
 
 def refused(raw: bytes, folder: Path, match: str = ".") -> None:
@@ -280,7 +246,8 @@ def test_the_helper_itself_makes_files_that_load(original: bytes, tmp_path: Path
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"version": 1', '{"version": 1}', "[" * 100_000])
 def test_a_text_that_is_no_detector_is_refused(text: str, original: bytes, tmp_path: Path) -> None:
-    refused(packed(text, unpacked(original)[1]), tmp_path)
+    _, _, tensors = unpacked(original, DETECTOR)
+    refused(packed(text, fingerprint_of(text, tensors), tensors, DETECTOR), tmp_path)
 
 
 def test_a_cut_file_is_refused_wherever_it_was_cut(original: bytes, tmp_path: Path) -> None:

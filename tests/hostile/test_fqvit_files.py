@@ -5,11 +5,9 @@ The fingerprint is public, so a hostile writer can always make it right; `rewrit
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.lower import lower
 from fqvit.ir.program import Program
 from tests.factories import calibration_of, float_model
-
-Json = dict[str, Any]
-Tensors = dict[str, tuple[str, list[int], bytes]]  # name -> dtype, shape, little-endian bytes
-Change = Callable[[Json, Tensors], None]
+from tests.hostile.containers import Change, Json, Tensors, fingerprint_of, packed, rewritten, unpacked
 
 
 @pytest.fixture(scope="module")
@@ -32,45 +27,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     model = float_model("distilled", classes=("a", "b", "c", "d", "e"))
     lower(model, calibration_of(model)).save(path)
     return path.read_bytes()
-
-
-def unpacked(raw: bytes) -> tuple[str, str, Tensors]:
-    (length,) = struct.unpack("<Q", raw[:8])
-    table = json.loads(raw[8 : 8 + length])
-    metadata = table.pop("__metadata__")
-    data = raw[8 + length :]
-    tensors = {name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]) for name, entry in table.items()}
-    return metadata["fqvit"], metadata["fingerprint"], tensors
-
-
-def packed(text: str, fingerprint: str, tensors: Tensors) -> bytes:
-    table: Json = {"__metadata__": {"fqvit": text, "fingerprint": fingerprint}}
-    data = b""
-    for name, (dtype, shape, part) in tensors.items():
-        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
-        data += part
-    head = json.dumps(table).encode()
-    head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + data
-
-
-def fingerprint_of(text: str, tensors: Tensors) -> str:
-    """As docs/format.md says: over the text as it stands, then the constants."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
-    for name in sorted(tensors):
-        dtype, shape, part = tensors[name]
-        digest.update(f"\n{name} {dtype.lower()} {','.join(map(str, shape))}\n".encode())
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def rewritten(raw: bytes, change: Change) -> bytes:
-    """The file after `change`, with a right fingerprint."""
-    text, _, tensors = unpacked(raw)
-    header = json.loads(text)
-    change(header, tensors)
-    text = json.dumps(header, separators=(",", ":"))
-    return packed(text, fingerprint_of(text, tensors), tensors)
 
 
 def refused(raw: bytes, folder: Path, match: str = ".") -> str:
