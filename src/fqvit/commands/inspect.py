@@ -63,6 +63,14 @@ def _summary(program: Program, found: Inspection, file: Path) -> dict[str, Any]:
         "preprocess": msgspec.to_builtins(header.preprocess),
         "output": msgspec.to_builtins(header.output),
         "classes": None if program.classes is None else len(program.classes),
+        **counts(found),
+        "fingerprint": program.fingerprint(),
+    }
+
+
+def counts(found: Inspection) -> dict[str, Any]:
+    """What is in a program, by number and bytes."""
+    return {
         "op_count": len(found.ops),
         "ops_by_kind": found.op_kinds,
         "site_count": len(found.sites),
@@ -74,7 +82,6 @@ def _summary(program: Program, found: Inspection, file: Path) -> dict[str, Any]:
         "float_ops": found.floats,
         "proof_count": len(found.proofs),
         "tightest": msgspec.to_builtins(found.tightest()),
-        "fingerprint": program.fingerprint(),
     }
 
 

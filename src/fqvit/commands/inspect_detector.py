@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fqvit.commands.inspect import BITS, say_lists
+from fqvit.commands.inspect import BITS, counts, say_lists
 from fqvit.commands.output import facts, say, say_json, size, table
 from fqvit.detect.between import SCORE_FRACTION
 from fqvit.detect.program import VERSION, DetectorProgram
@@ -59,15 +59,7 @@ def _between(d: DetectorProgram) -> list[dict[str, Any]]:
 def _part(found: Inspection, wanted: dict[str, bool]) -> dict[str, Any]:
     rows: dict[str, Sequence[msgspec.Struct]] = {"sites": found.sites, "ops": found.ops, "proofs": found.proofs}
     return {
-        "op_count": len(found.ops),
-        "ops_by_kind": found.op_kinds,
-        "site_count": len(found.sites),
-        "bytes": found.total,
-        "bytes_by_kind": found.bytes,
-        "weights_by_bits": found.weights_by_bits,
-        "float_ops": found.floats,
-        "proof_count": len(found.proofs),
-        "tightest": msgspec.to_builtins(found.tightest()),
+        **counts(found),
         **{key: [msgspec.to_builtins(row) for row in rows[key]] for key, asked in wanted.items() if asked},
     }
 
