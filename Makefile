@@ -1,11 +1,11 @@
-# make demo | test | lint | bench | detector | sanitize | fuzz-engine | clean. Each makes .venv and installs what it needs, once.
+# make demo | test | lint | bench | detector | sanitize | fuzz-engine | pythons | clean. Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench detector sanitize fuzz-engine oracles clean
+.PHONY: demo test lint bench detector sanitize fuzz-engine pythons oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -71,6 +71,15 @@ fuzz-engine: build/fuzz/engine
 build/fuzz/engine: native/fuzz/engine_fuzz.cpp $(CORE) $(HEADERS)
 	@mkdir -p $(@D)
 	clang++ -std=c++20 -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
+
+# A wheel from this source for every Python that is there (else: make pythons PYTHONS=...), and the golden files' bits with each.
+PYTHONS ?= python3.11 python3.12 python3.13
+pythons:
+	for python in $(PYTHONS); do \
+	  rm -rf build/pythons/$$python && $$python -m venv build/pythons/$$python || exit 1; \
+	  build/pythons/$$python/bin/pip -q --disable-pip-version-check install . || exit 1; \
+	  (cd build/pythons && $$python/bin/python ../../scripts/check_wheel.py) || exit 1; \
+	done
 
 # timm is compared with in tests, which skip without it: an install that fails is no failure, and is tried again next time.
 # No dependencies: torchvision would ask for its own torch.

@@ -1,36 +1,59 @@
-"""Checks an installed fqvit on a machine without compiler and torch: doctor, then a small golden program with known bits.
+"""Checks an installed fqvit on a machine without compiler and torch: doctor, then small golden programs with known bits.
 
 python scripts/check_wheel.py
 """
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 import fqvit
+from fqvit.detect.images import prepare
+from fqvit.detect.program import DetectorProgram
+from fqvit.runtime.native import instruction_sets
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 
 
-def main() -> None:
-    subprocess.run([sys.executable, "-m", "fqvit", "doctor"], check=True)
+def check_programs() -> None:
     files = sorted(GOLDEN.glob("*.fqvit"))
     if not files:
         sys.exit(f"{GOLDEN}: no golden programs there")
     for file in files:
         expected = np.load(file.with_suffix(".npz"))
-        engine = fqvit.Engine(file)
-        for name, output in (
-            ("engine", engine.run(expected["images"])),
-            ("reference", fqvit.runtime.reference.run(fqvit.Program.load(file), expected["images"])),
-        ):
+        outputs = {"reference": fqvit.runtime.reference.run(fqvit.Program.load(file), expected["images"])}
+        for isa in instruction_sets():
+            outputs[isa] = fqvit.Engine(file, isa=isa).run(expected["images"])
+        for name, output in outputs.items():
             if not np.array_equal(output, expected["output"]):
-                sys.exit(f"{file.name}: the {name} gives other integers than it did when the file was made")
-        print(f"{file.name}: same integers, {engine.isa}")
+                sys.exit(f"{file.name}: {name} gives other integers than when the file was made")
+        print(f"{file.name}: same integers ({', '.join(outputs)})")
+
+
+def check_detectors() -> None:
+    for file in sorted((GOLDEN / "detectors").glob("*.fqvit")):
+        expected = np.load(file.with_suffix(".npz"))
+        program = DetectorProgram.load(file)
+        detector = program.ready()
+        for i, picture in enumerate(expected["pictures"]):
+            found = detector.detect(prepare(Image.fromarray(picture), program.settings))
+            for part in ("boxes", "scores", "labels", "probabilities"):
+                if not np.array_equal(getattr(found, part), expected[f"{part}{i}"]):
+                    sys.exit(f"{file.name}: other {part} than when the file was made")
+        print(f"{file.name}: same boxes, scores, labels and masks")
+
+
+def main() -> None:
+    print(f"Python {platform.python_version()}, {platform.machine()}, numpy {np.__version__}")
+    subprocess.run([sys.executable, "-m", "fqvit", "doctor"], check=True)
+    check_programs()
+    check_detectors()
     if "torch" in sys.modules:
         sys.exit("torch was imported to run a program")
 

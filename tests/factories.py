@@ -6,6 +6,7 @@ Everything comes from a seed; nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from fqvit.ir.lower import lower
 from fqvit.ir.program import Program
 from fqvit.models.config import SwinConfig, ViTConfig
-from fqvit.models.load import FloatModel
+from fqvit.models.embedded import calibration_images
+from fqvit.models.load import FloatModel, load_model
 from fqvit.models.swin import Swin
 from fqvit.models.vit import ViT
 from fqvit.preprocess import Preprocess
@@ -91,6 +94,13 @@ def images_for(preprocess: Preprocess, count: int, seed: int = 0) -> NDArray[np.
 def calibration_of(model: FloatModel, recipe: str | Recipe = "fq-vit", count: int = 12, **options: Any) -> Calibration:
     plan = load_recipe(recipe) if isinstance(recipe, str) else recipe
     return calibrate(model, [images_for(model.preprocess, count, 7)], plan, **options)
+
+
+@cache
+def embedded_program(name: str) -> Program:
+    """An embedded model, quantized with the default recipe on few images."""
+    model = load_model(name)
+    return lower(model, calibrate(model, [calibration_images()[:64]], load_recipe("fqvit")))
 
 
 def buffers_of(program: Program, images: NDArray[np.uint8], library: Any = "numpy") -> dict[str, np.ndarray[Any, Any]]:

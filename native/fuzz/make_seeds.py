@@ -7,10 +7,8 @@ python native/fuzz/make_seeds.py --networks build/seeds       # wide ops, whole 
 from __future__ import annotations
 
 import argparse
-import struct
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from fqvit.ir.batch import batched  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
 from tests.detect.test_programs import lowered, packed  # noqa: E402
+from tests.hostile.encoding import encoded  # noqa: E402
 from tests.hostile.records import Record, Recorded, recorded  # noqa: E402
 from tests.hostile.test_native_engine import BEFORE, IMAGE, NOTHING, VALID, i32, i64, linear_arrays  # noqa: E402
 from tests.ir.draw import STYLES, Draw  # noqa: E402
@@ -27,41 +26,7 @@ from tests.runtime.programs import program_with  # noqa: E402
 from tests.runtime.wide import accepted  # noqa: E402
 from tests.runtime.wide_moves import EVERY_WIDE  # noqa: E402
 
-TAGS = ["", "lookup", "linear", "layernorm", "add", "mean", "take", "permute", "concat"]
-TAGS += ["matmul", "log_softmax", "softmax", "shift_matmul", "row_codes", "attend"]
-DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64"]
-SHORT = {-1: 252, 2**30: 253, 2**31 - 1: 254, 2**62: 255}
 SMALL = 4000  # bytes of a seed: the fuzzer alters small ones faster
-
-
-def integer(value: int) -> bytes:
-    if 0 <= value < 248:
-        return bytes([value])
-    if value in SHORT:
-        return bytes([SHORT[value]])
-    for kind, (code, bits) in enumerate((("b", 7), ("<h", 15), ("<i", 31), ("<q", 63))):
-        if -(2**bits) <= value < 2**bits:
-            return bytes([248 + kind]) + struct.pack(code, value)
-    raise AssertionError(value)
-
-
-def integers(values: Any) -> bytes:
-    return integer(len(values)) + b"".join(integer(int(value)) for value in values)
-
-
-def array(x: Any) -> bytes:
-    return bytes([DTYPES.index(x.dtype.name)]) + integers(x.shape) + np.ascontiguousarray(x).tobytes()
-
-
-def encoded(program: Recorded, style: int = 0) -> bytes:
-    out = bytes([style | 4 * bool(program.others)]) + b"".join(map(integer, program.image)) + integer(program.output)
-    out += integers(program.others) if program.others else b""
-    for record in program.records:
-        out += bytes([TAGS.index(record.tag)])
-        if record.tag:
-            out += integers(record.inputs) + integers(record.ints) + integer(len(record.arrays))
-        out += b"".join(map(array, record.arrays))
-    return out
 
 
 def single_ops() -> dict[str, bytes]:

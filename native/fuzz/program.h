@@ -9,8 +9,12 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -95,6 +99,10 @@ public:
         const std::size_t taken = std::min(out.data.size(), size_ - at_);
         if (taken > 0) std::memcpy(out.data.data(), data_ + at_, taken);
         at_ += taken;
+        if constexpr (std::endian::native == std::endian::big) {
+            const std::ptrdiff_t size = size_of(out.dtype);
+            for (auto element = out.data.begin(); element != out.data.end(); element += size) std::reverse(element, element + size);
+        }
         out.data.shrink_to_fit();  // so that ASan sees the end
         return out;
     }
@@ -109,6 +117,11 @@ private:
     const std::uint8_t* data_;
     std::size_t size_, at_ = 0;
 };
+
+inline std::vector<std::uint8_t> bytes_of(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
 
 inline Program decode(const std::uint8_t* data, std::size_t size) {
     Reader reader(data, size);

@@ -4,9 +4,6 @@
 //   programs_test FOLDER...
 #include <atomic>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "../fuzz/program.h"
@@ -18,11 +15,6 @@ using namespace fqvit::fuzz;
 
 constexpr std::int64_t IMAGES = 4;
 constexpr Limits NO_LIMITS{std::int64_t{1} << 40, std::int64_t{1} << 40};
-
-std::vector<std::uint8_t> bytes_of(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 // Returns the number of wrong outputs; -1 where the engine refuses the program.
 int check(const std::vector<std::uint8_t>& bytes) {

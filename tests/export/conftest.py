@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from fqvit.export.c import export
-from fqvit.ir.lower import lower
 from fqvit.ir.program import Program
-from fqvit.models.embedded import calibration_images
-from fqvit.models.load import load_model
-from fqvit.quant.calibrate import calibrate
-from fqvit.quant.recipe import load_recipe
 from tests.export.compiled import Builder
+from tests.factories import embedded_program
 from tests.factories import one_thread as one_thread
 from tests.native.compilers import tool
 
@@ -25,8 +21,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 
 @pytest.fixture(scope="session")
 def fmnist_vit() -> Program:
-    model = load_model("fmnist_vit")
-    return lower(model, calibrate(model, [calibration_images()[:64]], load_recipe("fqvit")))
+    return embedded_program("fmnist_vit")
 
 
 @pytest.fixture(scope="session")

@@ -9,16 +9,26 @@ own beside these.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
+from fqvit.detect.images import prepare  # noqa: E402
+from fqvit.detect.program import DetectorProgram  # noqa: E402
 from fqvit.ir.lower import lower  # noqa: E402
-from fqvit.models.config import SwinConfig  # noqa: E402
+from fqvit.ir.lower_detector import LoweredDetector  # noqa: E402
+from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
+from fqvit.models.detector_load import load_detector, random_release  # noqa: E402
+from fqvit.quant.calibrate_detector import calibrate_detector  # noqa: E402
+from fqvit.quant.recipe import load_recipe  # noqa: E402
 from fqvit.runtime.reference import run  # noqa: E402
+from tests.detect.detectors import SETTINGS  # noqa: E402
+from tests.detect.test_programs import pictures  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
 
 # 5 x 7 tokens in windows of 3, padded, shifted in the second block: masks in a small file.
@@ -35,6 +45,12 @@ FILES = {
     "fqvit_swin_v1": (MASKED_SWIN, "fqvit", None, "logits"),
 }
 
+SMALL_SWIN = SwinConfig((64, 64), 4, 3, 0, 4, (1, 1, 1, 1), (1, 1, 2, 2), 2, hidden_ratio=2, fixed_window=True)
+MASK_RCNN = DetectorConfig(SMALL_SWIN, 3, channels=8, box_width=12, mask_convs=1, mask_channels=8)
+CASCADE = replace(MASK_RCNN, stages=2, agnostic=True, box_convs=1, box_fcs=1, box_channels=8)
+# in detectors/: file -> configuration, recipe
+DETECTORS = {"mask_rcnn_v1": (MASK_RCNN, "fqvit"), "cascade_v1": (CASCADE, "fq-vit")}
+
 
 def make() -> None:
     for name, (kind, recipe, classes, features) in FILES.items():
@@ -47,5 +63,25 @@ def make() -> None:
         np.savez_compressed(HERE / f"{name}.npz", images=images, output=run(program, images), fingerprint=program.fingerprint())
 
 
+def make_detectors() -> None:
+    shown = [picture.resize((60, 44)) for picture in pictures()[:2]]
+    for name, (config, recipe) in DETECTORS.items():
+        path = HERE / "detectors" / f"{name}.fqvit"
+        if path.exists():
+            continue
+        detector = load_detector(random_release(config, "mmdetection"), msgspec.structs.replace(SETTINGS, detections=12))
+        lowered = LoweredDetector(detector, calibrate_detector(detector, shown, load_recipe(recipe)))
+        program = DetectorProgram.of(detector, lowered)
+        found = [program.ready(1, "reference").detect(prepare(picture, program.settings)) for picture in shown]
+        path.parent.mkdir(exist_ok=True)
+        program.save(path)
+        arrays = {"fingerprint": np.array(program.fingerprint()), "pictures": np.stack([np.asarray(x) for x in shown])}
+        for i, one in enumerate(found):
+            arrays |= {f"{part}{i}": getattr(one, part) for part in ("boxes", "scores", "labels", "probabilities")}
+            arrays[f"masks{i}"] = np.packbits(np.array(list(one.masks())))
+        np.savez_compressed(path.with_suffix(".npz"), **arrays)
+
+
 if __name__ == "__main__":
     make()
+    make_detectors()

@@ -29,5 +29,10 @@ def gcc(x86_compiler: Compiler) -> Compiler:
 
 
 @pytest.fixture(scope="session")
-def arm_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+def aarch64_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     return Compiler(tool("aarch64-linux-gnu-g++"), tmp_path_factory.mktemp("aarch64"))
+
+
+@pytest.fixture(scope="session")
+def s390x_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return Compiler(tool("s390x-linux-gnu-g++"), tmp_path_factory.mktemp("s390x"))

@@ -1,0 +1,87 @@
+"""The same answers on other machines: the engine compiled for this one, AArch64 and s390x (big-endian), against the reference.
+
+Skipped where Debian's packages g++-aarch64-linux-gnu, g++-s390x-linux-gnu and qemu-user are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fqvit import _native
+from fqvit.ir.batch import batched
+from fqvit.ir.program import Program
+from fqvit.models.embedded import test_images as embedded_images
+from fqvit.runtime.reference import Reference
+from tests.detect.test_programs import lowered, packed, some_codes
+from tests.factories import embedded_program
+from tests.hostile.encoding import encoded, little_endian
+from tests.hostile.records import recorded
+from tests.ir.draw import STYLES, Draw
+from tests.native.compilers import Compiler, run, tool
+from tests.runtime.programs import program_with
+from tests.runtime.wide import accepted
+from tests.runtime.wide_moves import EVERY_WIDE
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+def cases() -> Iterator[tuple[str, Program, Any]]:
+    """Golden files, the embedded models, programs of detectors with several outputs, and ops of every kind."""
+    for path in sorted(GOLDEN.glob("*_v1.npz")):
+        yield path.stem, Program.load(path.with_suffix(".fqvit")), np.load(path)["images"]
+    for name in ("fmnist_vit", "fmnist_swin"):
+        yield name, embedded_program(name), embedded_images()[0][:2]
+    for name, low in (("packed", packed()), ("cascade", lowered("cascade of 4conv1fc", "fqvit"))):
+        parts = {"pyramid": low.pyramid(32, 64), "box": batched(low.boxes[0], 5), "mask": low.masks[0]}
+        for part, program in parts.items():
+            yield f"{name}_{part}", program, some_codes(program, 2)
+    for kind in EVERY_WIDE:
+        yield from ((f"{kind}_{i}", *case) for i, case in enumerate(islice(wide_cases(kind), 2)))
+
+
+def wide_cases(kind: str) -> Iterator[tuple[Program, Any]]:
+    for seed in count():
+        draw = Draw(np.random.default_rng(seed), STYLES[seed % 4])
+        ops = EVERY_WIDE[kind](draw)
+        if accepted(draw, ops):
+            yield program_with(draw, *ops)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A folder for answers_test, and how many programs are in it."""
+    folder = tmp_path_factory.mktemp("answers")
+    for name, program, images in cases():
+        (folder / f"{name}.program").write_bytes(encoded(recorded(program)))
+        (folder / f"{name}.images").write_bytes(images.tobytes())
+        (folder / f"{name}.answers").write_bytes(b"".join(map(little_endian, Reference(program).run_all(images))))
+    return folder, len(list(folder.glob("*.answers")))
+
+
+def answers_test(compiler: Compiler) -> Path:
+    return compiler.program(compiler.object("test/answers_test.cpp", "-O1"), *compiler.engine())
+
+
+def test_this_machine_gives_the_references_answers(compiler: Compiler, answers: tuple[Path, int]) -> None:
+    folder, programs = answers
+    *families, last = run(answers_test(compiler), folder).splitlines()
+    assert families == _native.instruction_sets()
+    assert programs == len(list(GOLDEN.glob("*_v1.npz"))) + 2 + 6 + 2 * len(EVERY_WIDE)
+    assert last == f"{2 * programs * len(families)} passed, 0 failed"
+
+
+@pytest.mark.parametrize("machine, families", [("aarch64", ["neon_dotprod", "scalar"]), ("s390x", ["scalar"])])
+def test_other_machines_give_the_references_answers(
+    machine: str, families: list[str], answers: tuple[Path, int], request: pytest.FixtureRequest
+) -> None:
+    compiler = request.getfixturevalue(f"{machine}_compiler")
+    emulator, libraries = tool(f"qemu-{machine}"), Path(f"/usr/{machine}-linux-gnu")
+    folder, programs = answers
+    output = run(emulator, "-cpu", "max", "-L", libraries, answers_test(compiler), folder)
+    assert output.splitlines() == [*families, f"{2 * programs * len(families)} passed, 0 failed"]
