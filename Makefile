@@ -1,11 +1,11 @@
-# make demo | test | lint | bench | detector | sanitize | fuzz-engine | pythons | clean. Each makes .venv and installs what it needs, once.
+# make demo | test | lint | bench | detector | sanitize | fuzz-engine | pythons | api | clean. Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench detector sanitize fuzz-engine pythons oracles clean
+.PHONY: demo test lint bench detector sanitize fuzz-engine pythons api oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -80,6 +80,12 @@ pythons:
 	  build/pythons/$$python/bin/pip -q --disable-pip-version-check install . || exit 1; \
 	  (cd build/pythons && $$python/bin/python ../../scripts/check_wheel.py) || exit 1; \
 	done
+
+# Pages of every public name, from its docstring: build/api/index.html.
+PUBLIC := fqvit fqvit.detect.images fqvit.detect.integer fqvit.export.onnx fqvit.export.qdq fqvit.export.c fqvit.export.vectors
+api: .venv/.dev
+	$(PIP) show -q pdoc 2>/dev/null || $(PIP) install -q pdoc
+	$(BIN)/python -m pdoc --docformat markdown -o build/api $(PUBLIC)
 
 # timm is compared with in tests, which skip without it: an install that fails is no failure, and is tried again next time.
 # No dependencies: torchvision would ask for its own torch.

@@ -36,6 +36,7 @@ class Workers:
 
     @staticmethod
     def alone() -> Workers:
+        """One process that does everything itself."""
         return ALONE
 
     @staticmethod

@@ -1,8 +1,8 @@
 """A detector as integer programs: the pyramid for any image size, a box head and a mask head a stage, and what lies between.
 
 verify() is the only gate: every part is a verified program, what is between them is proved not to overflow, and all of it fits
-together. Saving and loading
-are in file.py; docs/format.md is the page for readers in other languages. Needs no torch. Neighbour: ir/program.py.
+together. Saving and loading are in file.py; docs/format.md is the page for readers in other languages. Needs no torch.
+Neighbour: ir/program.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(frozen=True)
 class DetectorProgram:
-    """pyramid: at some image size; others follow from it   boxes, masks: programs of the heads, one a stage"""
+    """A detector as integer programs: what a .fqvit file of `fqvit detect quantize` holds.
+
+    pyramid: at some image size; others follow from it   boxes, masks: programs of the heads, one a stage
+    """
 
     model: str
     source: str
@@ -68,6 +71,7 @@ class DetectorProgram:
 
     @property
     def stages(self) -> int:
+        """Box heads in a row: 1 in a Mask R-CNN, 3 in most cascades."""
         return len(self.boxes)
 
     @cached_property
@@ -78,6 +82,7 @@ class DetectorProgram:
 
     @property
     def header(self) -> DetectorHeader:
+        """What the file's JSON says."""
         return DetectorHeader(
             version=VERSION,
             model=self.model,
@@ -136,12 +141,14 @@ class DetectorProgram:
         return IntegerDetector(self.pyramid, self.boxes, self.masks, self.settings, self.between, threads, backend)
 
     def save(self, path: str | Path) -> None:
+        """Verified, whole or not at all: FqvitError where that cannot be."""
         from fqvit.detect.file import save
 
         save(self, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> DetectorProgram:
+        """Of a file that passes every check; FqvitError says what is wrong with others."""
         from fqvit.detect.file import load
 
         return load(Path(path))

@@ -196,19 +196,24 @@ class Verified:
 
 @dataclass(frozen=True)
 class Program:
+    """A network as integer ops: what a .fqvit file holds. constants: integer arrays by name, weights and tables"""
+
     header: Header
     constants: Mapping[str, Constant] = field(repr=False)
 
     @property
     def ops(self) -> tuple[AnyOp, ...]:
+        """In the order in which they run."""
         return self.header.ops
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
         return self.header.input_shape
 
     @property
     def classes(self) -> tuple[str, ...] | None:
+        """Names in the order of the logits, where the file has them."""
         if CLASSES not in self.constants:
             return None
         return tuple(self.constants[CLASSES].tobytes().decode("utf-8", "replace").split("\n"))
@@ -284,12 +289,14 @@ class Program:
         return fingerprint(encode_header(self.header), self.constants)
 
     def save(self, path: str | Path) -> None:
+        """Verified, whole or not at all: FqvitError where that cannot be."""
         from fqvit.ir.file import save
 
         save(self, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> Program:
+        """Of a file that passes every check; FqvitError says what is wrong with others."""
         from fqvit.ir.file import load
 
         return load(Path(path))

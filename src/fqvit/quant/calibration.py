@@ -129,6 +129,7 @@ class Calibration:
     square: QParams | None = None  # of what a detector's head takes instead of images
 
     def to_json(self) -> str:
+        """All of it, floats to their last bit."""
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
         square = None if self.square is None else SavedSite.of(self.square)
@@ -137,6 +138,7 @@ class Calibration:
 
     @staticmethod
     def from_json(text: str) -> Calibration:
+        """What to_json wrote; FqvitError for any other text."""
         try:
             saved = msgspec.json.decode(text, type=SavedCalibration)
         except (msgspec.DecodeError, RecursionError) as error:

@@ -106,6 +106,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def log2_attention(self) -> bool:
+        """Whether attention is stored as powers of two, which 4 bits are enough for."""
         return self.attention == "log2" and self.attention_bits <= 4
 
 

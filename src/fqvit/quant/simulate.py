@@ -162,6 +162,7 @@ class Simulation:
         return y
 
     def visit(self, node: Node, y: Tensor) -> Tensor:
+        """What the codes of a site stand for, in the place of its values."""
         q = self.sites.get(node.name)
         return y if q is None else q.decode(q.encode(y))
 

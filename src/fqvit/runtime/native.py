@@ -65,6 +65,7 @@ class Engine:
 
     @property
     def threads(self) -> int:
+        """How many work on a run."""
         return self._engine.threads
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
