@@ -15,7 +15,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import fqvit
-from fqvit.commands.output import size, table
 from fqvit.evaluate.accuracy import Accuracy, Run, Scores, arrays, measure
 from fqvit.evaluate.inspect import inspect
 from fqvit.models.embedded import MODELS, calibration_images, test_images
@@ -25,6 +24,7 @@ from fqvit.progress import track
 from fqvit.quant.recipe import DEFAULT_RECIPE
 from fqvit.runtime.native import instruction_sets
 from fqvit.runtime.reference import Reference
+from fqvit.text import size, table
 
 FOLDER = Path("build") / "demo"
 BATCH = 16

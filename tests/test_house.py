@@ -57,6 +57,12 @@ def test_no_source_file_is_longer_than_400_lines() -> None:
     assert [(path.name, n) for path in code if (n := len(path.read_text().splitlines())) > 400] == []
 
 
+def test_only_the_command_line_uses_the_commands() -> None:
+    package = ROOT / "src" / "fqvit"
+    using = {path.relative_to(package).parts[0] for path in package.rglob("*.py") if "fqvit.commands" in path.read_text()}
+    assert using == {"cli.py", "cli_detect.py", "commands"}
+
+
 def test_no_tracked_text_names_a_machine() -> None:
     # In two pieces, so that this file passes its own test.
     words = ["/" + "tmp/w", "/" + "work/", "/home" + "/", "/opt" + "/", "pypi" + ".org", "files." + "pythonhosted"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fqvit.bench.measure import Measured, Note
 from fqvit.bench.rounds import Timing
-from fqvit.commands.output import table
+from fqvit.text import table
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fqvit.commands.output import say, say_json, table
+from fqvit.commands.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.models.zoo import find
@@ -19,6 +19,7 @@ from fqvit.study.bitops import (
     usual_bitops,
     usual_total,
 )
+from fqvit.text import table
 
 USUAL = ("8/8/8", "8/8/4")
 MEANING = {

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fqvit.commands.output import say, say_json, table, warn
+from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import top
 from fqvit.images import UnreadableImage, read_image
 from fqvit.progress import track
 from fqvit.runtime.native import Engine
+from fqvit.text import table
 
 BEST = 5
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from fqvit.commands import inputs
-from fqvit.commands.output import say, say_json, table, warn
+from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
+from fqvit.text import table
 
 BATCH = 2  # the float values of every site of a batch are in memory at once
 

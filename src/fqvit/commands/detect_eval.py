@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fqvit.commands import detectors, inputs
-from fqvit.commands.output import say, say_json, table, warn, warn_of_skipped
+from fqvit.commands.output import say, say_json, warn, warn_of_skipped
 from fqvit.detect.annotations import check_categories, image_files, read_annotations
 from fqvit.detect.pictures import Pictures
 from fqvit.detect.results import NamedResult, write_results
@@ -15,6 +15,7 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import NAMES, average_precision, require_pycocotools
 from fqvit.images import spread
 from fqvit.progress import track
+from fqvit.text import table
 
 if TYPE_CHECKING:
     from fqvit.detect.integer import Backend

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fqvit.commands import detectors, inputs
-from fqvit.commands.output import say, say_json, table
+from fqvit.commands.output import say, say_json
 from fqvit.detect.pictures import expanded
 from fqvit.detect.results import NamedResult, write_results
+from fqvit.text import table
 
 if TYPE_CHECKING:
     from fqvit.detect.integer import Backend

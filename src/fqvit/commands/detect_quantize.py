@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 
 from fqvit.commands import inputs
-from fqvit.commands.output import facts, say, say_json, size, warn_of_skipped
+from fqvit.commands.output import say, say_json, warn_of_skipped
 from fqvit.commands.quantize import bits_of, recipe_of
 from fqvit.detect.pictures import Pictures
 from fqvit.detect.settings import read_settings
 from fqvit.errors import FqvitError
 from fqvit.progress import track
 from fqvit.quant.recipe import DEFAULT_RECIPE, check_detector
+from fqvit.text import facts, size
 
 MODELS = ("mask_rcnn", "cascade_mask_rcnn")
 

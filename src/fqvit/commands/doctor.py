@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fqvit.commands.output import facts, say, say_json, table
+from fqvit.commands.output import say, say_json
 from fqvit.errors import FqvitError
+from fqvit.text import facts, table
 from fqvit.workers import cores
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fqvit.commands import inputs
-from fqvit.commands.output import say, say_json, size, warn
+from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.runtime.onnx import INSTALL
+from fqvit.text import size
 
 # Module of export/, and how the default name of what it writes ends; a folder where that has no dot.
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}

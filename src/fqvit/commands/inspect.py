@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from fqvit.commands.output import facts, say, say_json, size, table
-from fqvit.evaluate.inspect import NAMES, Inspection, ProofRow, SiteRow, inspect
+from fqvit.commands.output import say, say_json
+from fqvit.evaluate.inspect import NAMES, Inspection, ProofRow, SiteRow, bits_of, inspect
 from fqvit.ir.file import DETECTOR, kind_of
 from fqvit.ir.program import Program
+from fqvit.text import facts, size, table
 
 
 def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None:
@@ -88,7 +89,7 @@ def counts(found: Inspection) -> dict[str, Any]:
 def _text(program: Program, found: Inspection, file: Path) -> str:
     header, p = program.header, program.header.preprocess
     recipe = header.recipe
-    bits = "/".join(str(recipe.get(key, default)) for key, default in BITS)
+    bits = bits_of(recipe)
     names = "without class names" if program.classes is None else f"{len(program.classes)} class names"
     output = f"{header.output.kind}, {names}" if header.output.kind == "logits" else f"features ({header.output.kind})"
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.op_kinds.items())
@@ -122,9 +123,6 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
             _proofs(found.tightest()),
         )
     )
-
-
-BITS = (("weight_bits", 8), ("activation_bits", 8), ("attention_bits", 4))
 
 
 def _weights(found: Inspection) -> str:

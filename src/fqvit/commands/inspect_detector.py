@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from fqvit.commands.inspect import BITS, counts, say_lists
-from fqvit.commands.output import facts, say, say_json, size, table
+from fqvit.commands.inspect import counts, say_lists
+from fqvit.commands.output import say, say_json
 from fqvit.detect.between import SCORE_FRACTION
 from fqvit.detect.program import VERSION, DetectorProgram
-from fqvit.evaluate.inspect import Inspection, inspect_part
+from fqvit.evaluate.inspect import Inspection, bits_of, inspect_part
+from fqvit.text import facts, size, table
 
 OUTSIDE = "decoding of image files (Pillow), and writing integers as numbers of pixels and shares of one"
 
@@ -66,7 +67,7 @@ def _part(found: Inspection, wanted: dict[str, bool]) -> dict[str, Any]:
 
 def _text(d: DetectorProgram, parts: dict[str, Inspection], file: Path) -> str:
     header, s, b = d.pyramid.header, d.settings, d.between
-    bits = "/".join(str(header.recipe.get(key, default)) for key, default in BITS)
+    bits = bits_of(header.recipe)
     names = "with names" if s.classes else "without names"
     floats = sum(found.floats for found in parts.values())
     rows = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fqvit.commands.output import say, say_json, table
+from fqvit.commands.output import say, say_json
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.zoo import ROWS, Row
+from fqvit.text import table
 
 # Where a series' resize, mean and std come from.
 SOURCES = {"fmnist": "its training", "vit": "timm", "swin": "timm", "deit": "the FQ-ViT paper"}

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fqvit.commands import inputs
-from fqvit.commands.output import facts, say, say_json, size, table
+from fqvit.commands.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.progress import track
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, check_integer, load_recipe, with_bits, with_profile
+from fqvit.text import facts, size, table
 from fqvit.workers import Workers
 
 if TYPE_CHECKING:

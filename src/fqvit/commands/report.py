@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fqvit.commands import inputs
-from fqvit.commands.output import facts, say, say_json, size, warn
+from fqvit.commands.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.files import write_atomically
 from fqvit.ir.program import Program
 from fqvit.progress import track
 from fqvit.report import MISSING
 from fqvit.report.data import entropy, used
+from fqvit.text import facts, size
 
 if TYPE_CHECKING:
     from fqvit.report.gather import Report

@@ -211,3 +211,9 @@ def _floats_in(value: object) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_floats_in, value))
     return int(isinstance(value, float))
+
+
+def bits_of(recipe: Mapping[str, object]) -> str:
+    """W/A/ATTN of a file's recipe, which has only what differs from the defaults."""
+    bits = (("weight_bits", 8), ("activation_bits", 8), ("attention_bits", 4))
+    return "/".join(str(recipe.get(key, default)) for key, default in bits)

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fqvit.commands.inspect import BITS
-from fqvit.commands.output import size
 from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import SiteNoise
-from fqvit.evaluate.inspect import SiteRow
+from fqvit.evaluate.inspect import SiteRow, bits_of
 from fqvit.report import MISSING, maps, plots
 from fqvit.report.answers import Disagreement, Guess
 from fqvit.report.data import entropy, used
 from fqvit.report.gather import Report
 from fqvit.report.svg import asset
+from fqvit.text import size
 
 THUMBNAIL = 160
 
@@ -223,7 +222,7 @@ def _cards(report: Report) -> list[Card]:
             Card("agreement", f"{answers.agreement:.1f} %", f"same class as float; {apart} of {answers.images:,} differ")
         )
     recipe = report.program.header.recipe
-    bits = "/".join(str(recipe.get(key, default)) for key, default in BITS)
+    bits = bits_of(recipe)
     cards.append(Card("bits", bits, "of weights, activations and attention"))
     floats = 4 * report.parameters
     cards.append(Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"))
