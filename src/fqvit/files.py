@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +27,13 @@ REMEDIES = {
     errno.EFBIG: "Raise the file size limit or choose another disk.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a path that cannot be written."""
+    return REMEDIES.get(error.errno or 0, "Choose another path.")
+
 
 _unfinished: set[Path] = set()
 _lock = threading.Lock()  # held while a temporary file appears or becomes the real one
@@ -41,12 +48,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         # A link is followed, so that the file it names is replaced and not the link.
         target = target.resolve()
-        with _lock:
-            handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
-            temporary = Path(name)
-            _unfinished.add(temporary)
-        os.close(handle)
+        temporary = temporary_beside(target)
         try:
+            with _lock:
+                _unfinished.add(temporary)
+                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             yield temporary
             keep_or_default_mode(temporary, target)
             flush_to_disk(temporary)
@@ -58,8 +64,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
         finally:
             _unfinished.discard(temporary)
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "Choose another path.")
-        raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy}") from error
+        raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy(error)}") from error
+
+
+def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
+    """A new name in the same folder, by which people and `ls -a` know what is unfinished: .NAME.xxxxxxxx.tmp"""
+    return target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}{ending}")
 
 
 def remove_unfinished() -> None:
@@ -76,7 +86,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def keep_or_default_mode(temporary: Path, target: Path) -> None:
-    """mkstemp makes private files; give what the old file had, or what a plain open() would have given."""
+    """Unfinished files are private; give what the old file had, or what a plain open() would have given."""
     if target.exists():
         mode = target.stat().st_mode & 0o7777
     else:

@@ -19,7 +19,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fqvit import files
+from fqvit import files, progress
 from fqvit.errors import FqvitError
 
 if TYPE_CHECKING:
@@ -189,10 +189,12 @@ class Watch:
 
     def _end(self, code: int) -> NoReturn:
         files.remove_unfinished()
+        progress.abandon_bars()
         sys.stderr.flush()
         os._exit(code)  # the main thread may be inside gloo, from where nothing brings it back
 
 
 def _say(line: str) -> None:
     """The last words of all workers, and so the only ones that a library may write."""
+    progress.abandon_bars()
     os.write(2, f"fqvit: {' '.join(line.split())}\n".encode())
