@@ -1,7 +1,7 @@
 """Signals that ask a command to stop: Ctrl-C (SIGINT), `kill` (SIGTERM), a terminal that was closed (SIGHUP).
 
 Outside `tidily` nothing has been begun, or all is done, and they end the process without a word. Inside they raise
-KeyboardInterrupt, so that files and the terminal are put in order first. Exit codes are those of shells, 128 + signal. Only the
+Stopped, so that files and the terminal are put in order first. Exit codes are those of shells, 128 + signal. Only the
 command line calls `install`: a library leaves signals to its program. Neighbours: commands/guard.py, watch.py (many workers).
 """
 
@@ -13,6 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+
+class Stopped(KeyboardInterrupt):
+    """Of its own kind: after a plain KeyboardInterrupt inside an import Python kills itself, whatever the exit code."""
+
 
 _mine: list[int] = []  # the signals that `install` took
 _came: int | None = None  # the first that came inside `tidily`
@@ -50,7 +55,7 @@ def _take(handler: object) -> None:
 def _raise(number: int, _: FrameType | None) -> NoReturn:
     global _came  # noqa: PLW0603  # a process ends once
     _came = _came or number
-    raise KeyboardInterrupt
+    raise Stopped
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, and a signal to it at some moment, as Ctrl-C and `kill` send them. For Linux and macOS."""
+"""A command on a terminal of its own, and a signal to it at some moment, as Ctrl-C and `kill` send them."""
 
 from __future__ import annotations
 
