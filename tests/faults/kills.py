@@ -1,6 +1,7 @@
 """kill -9 at a random moment of a command, and what it leaves: the old output or the new one, whole, and nothing else by that
 name. Commands run in forks of this process, which has imported everything, so that moments fall on work and not on imports;
-hence only for a process of its own (scripts/faults.py).
+hence only for a process of its own (scripts/faults.py). Of four kills two come at any moment, one soon after something
+unfinished appears on the disk, and one at a random line of the code that writes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from tests.faults.jobs import JOBS, Job, digest, leftovers
 
+TraceFunction = Callable[[FrameType, str, object], Any]
+WRITING = ("fqvit/files.py", "fqvit/export/folder.py", "fqvit/export/vectors.py", "fqvit/export/c.py")
 READ = ("old.fqvit", "new.fqvit", "shapes.safetensors", "train")
 
 
@@ -41,8 +46,9 @@ def warm_up() -> None:
         importlib.import_module(f"fqvit.{name}")
 
 
-def start(words: tuple[object, ...], folder: Path) -> int:
-    """The process of a command; what it says is in folder/.said"""
+def start(words: tuple[object, ...], folder: Path, steps: int | None = None) -> int:
+    """The process of a command; what it says is in folder/.said. steps: it kills itself after so many lines of the code that
+    writes; 0 counts them, to folder/.steps"""
     child = os.fork()
     if child:
         return child
@@ -56,11 +62,32 @@ def start(words: tuple[object, ...], folder: Path) -> int:
         sys.argv = ["fqvit", *map(str, words)]
         from fqvit.cli import main
 
-        main()
+        counted = count_lines(steps) if steps is not None else []
+        try:
+            main()
+        finally:
+            if steps == 0:
+                sys.settrace(None)
+                Path(".steps").write_text(str(len(counted)))
     except SystemExit as end:
         code = int(end.code or 0)
     finally:
         os._exit(code)
+
+
+def count_lines(last: int) -> list[int]:
+    """The lines of the code that writes, as they are run; the process is killed when there are `last` of them."""
+    lines: list[int] = []
+
+    def inside(frame: FrameType, event: str, _: object) -> TraceFunction:
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return inside
+
+    sys.settrace(lambda frame, *_: inside if frame.f_code.co_filename.endswith(WRITING) else None)
+    return lines
 
 
 def finish(words: tuple[object, ...], folder: Path) -> float:
@@ -101,6 +128,9 @@ class Campaign:
         self.new = digest(self.out)
         assert None not in (self.old, self.new) and self.old != self.new
         self.window = self._window()
+        self._reset()
+        os.waitpid(start(job.words, self.folder, 0), 0)
+        self.steps = int((self.folder / ".steps").read_text())
 
     def _timed(self) -> float:
         self._reset()
@@ -111,19 +141,25 @@ class Campaign:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def trial(self, number: int) -> None:
-        """Over an old output in every other one; half of the kills at any moment, half soon after something unfinished appears."""
+        """Every other eight over an old output."""
         self._reset()
-        older = number % 2 == 1
+        older = number // 8 % 2 == 1
         if older and self.kept.is_dir():
             shutil.copytree(self.kept, self.out)
         elif older:
             shutil.copyfile(self.kept, self.out)
-        process = start(self.job.words, self.folder)
-        if number % 4 < 2:
-            moment = f"at {(wait := self.luck.random() * 1.05 * self.tally.seconds):.3f} s"
+        kind, step = number % 4, self.luck.randrange(self.steps) + 1
+        if number % 8 < 4:
+            step = max(1, self.steps - step % 30)  # where the new takes the place of the old
+        process = start(self.job.words, self.folder, step if kind == 3 else None)
+        if kind < 2:
+            moment = f"after {(wait := self.luck.random() * 1.05 * self.tally.seconds):.3f} s"
             time.sleep(wait)
-        else:
+        elif kind == 2:
             moment = self._wait_for_writing(process, 1 + self.luck.randrange(7 if self.job.cells else 1))
+        else:
+            moment = f"at line {step} of {self.steps}"
+            os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         stage = self._look(older, f"trial {number}, killed {moment}")
@@ -144,7 +180,7 @@ class Campaign:
         spans: dict[Path, float] = {}
         while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             now, there = time.monotonic(), self._unfinished()
-            began |= {path: now for path in there - began.keys()}
+            began |= dict.fromkeys(there - began.keys(), now)
             spans |= {path: now - began[path] for path in there}
         os.waitpid(process, 0)
         return statistics.median(spans.values()) if spans else 0.01
@@ -174,7 +210,7 @@ class Campaign:
         between = older and found is None and bool(aside)
         if found not in expected.values() and not between:
             self.tally.faults.append(f"{when}: the output is neither the old one nor the new one")
-        others = {self.out.name, "out.csv", ".said", self.job.cells, *READ}
+        others = {self.out.name, "out.csv", ".said", ".steps", self.job.cells, *READ}
         strange = [path.name for path in self.folder.iterdir() if path.name not in others and path not in left]
         if strange:
             self.tally.faults.append(f"{when}: left {strange}")
