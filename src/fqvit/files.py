@@ -6,14 +6,19 @@ It writes and nothing else; what stands in a .fqvit file is ir/program.py's busi
 from __future__ import annotations
 
 import errno
+import io
 import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fqvit.errors import FqvitError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 REMEDIES = {
     errno.ENOENT: "Create the folder first.",
@@ -83,6 +88,15 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Calls write(temporary path) and moves the result to `path`; FqvitError names the path if the disk refuses."""
     with replacing(path) as temporary:
         write(temporary)
+
+
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """A .npy file. Written at once by whoever wants it: on a full disk np.save's own error has neither number nor path."""
+    import numpy as np  # late: `fqvit --help` passes here
+
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
 
 
 def keep_or_default_mode(temporary: Path, target: Path) -> None:
