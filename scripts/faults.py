@@ -1,11 +1,12 @@
-"""`make faults`: commands that are killed (kill -9) or asked to stop (SIGINT, SIGTERM) at random moments.
+"""`make faults`: commands that are killed (kill -9), asked to stop (SIGINT, SIGTERM), or lose a worker, at random moments.
 
     python scripts/faults.py kill --times 100
-    python scripts/faults.py stop --times 10
+    python scripts/faults.py stop --times 8
+    python scripts/faults.py lose --times 8
 
 After a kill an output is the old one or the new one, whole; what is unfinished has a name of its own; and the next run gives
 what an unbroken one gives. After a signal the exit code is 128 + signal, the terminal is clean, and nothing unfinished or
-running is left. tests/faults has what is done and what is checked.
+running is left. Where a worker is lost, the others end soon with one line. tests/faults has what is done and what is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.faults import jobs, stops
+from tests.faults import jobs, losses, stops
 
 
 def kill(names: list[str], times: int, seed: int) -> bool:
@@ -75,14 +76,28 @@ def stop(names: list[str], times: int, seed: int) -> bool:
     return well
 
 
+def lose(names: list[str], times: int, seed: int) -> bool:
+    well = True
+    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
+        _in_a_process(lambda: jobs.prepare(Path(place)))
+        for name in names or list(losses.COMMANDS):
+            counts, faults = losses.campaign(name, Path(place), times, seed)
+            told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
+            print(f"{name:16} {told}; {len(faults)} faults", flush=True)
+            for fault in faults[:5]:
+                print(f"  {fault}")
+            well = well and not faults
+    return well
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("kill", "stop"))
+    parser.add_argument("what", choices=("kill", "stop", "lose"))
     parser.add_argument("--times", type=int, default=100, help="of each command (and signal)")
     parser.add_argument("--only", action="append", default=[], help="a command; default all")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    well = (kill if given.what == "kill" else stop)(given.only, given.times, given.seed)
+    well = {"kill": kill, "stop": stop, "lose": lose}[given.what](given.only, given.times, given.seed)
     print("no fault" if well else "FAULTS")
     return int(not well)
 

@@ -184,7 +184,7 @@ class Watch:
     def _end_once(self) -> None:
         """The first thread to come here ends the process; any other waits for that."""
         if not self._ending.acquire(blocking=False):
-            time.sleep(LOST_AFTER)
+            time.sleep(LOST_AFTER + DECIDE + SPEAK)  # enough to find out who was lost and to say so
             self._end(2)
 
     def _end(self, code: int) -> NoReturn:

@@ -55,6 +55,8 @@ def run(
     """`python WORDS` in `folder`. signum: sent so many seconds `after` the start, to the process `alone` or to its whole group,
     as a terminal does."""
     master, slave = pty.openpty()
+    # A child inherits what is ignored, as SIGINT is behind a shell's `&`, but not handlers.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *map(str, words)],
@@ -65,6 +67,7 @@ def run(
         env={**os.environ, **QUIET, **environment},
         start_new_session=True,
     )
+    signal.signal(signal.SIGINT, before)
     os.close(slave)
     screen, sent = bytearray(), signum is None
     try:
@@ -99,15 +102,19 @@ def _read(master: int) -> bytes:
 def alive(session: int, patience: float = 5.0) -> list[int]:
     """Processes of a session that are still there after some seconds; none where /proc does not tell."""
     end = time.monotonic() + patience
-    while True:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                state, _, _, own = entry.read_text().rpartition(")")[2].split()[:4]
-            except OSError:
-                continue
-            if int(own) == session and state != "Z":
-                found.append(int(entry.parent.name))
-        if not found or time.monotonic() > end:
-            return found
+    while (found := members(session)) and time.monotonic() < end:
         time.sleep(0.05)
+    return found
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session, oldest first."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, own = entry.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(own) == session and state != "Z":
+            found.append(int(entry.parent.name))
+    return sorted(found)
