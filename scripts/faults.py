@@ -33,7 +33,7 @@ def kill(names: list[str], times: int, seed: int) -> bool:
     well = True
     print(f"{'':16}{'seconds':>8}{'before':>8}{'writing':>8}{'between':>8}{'after':>8}{'runs after':>12}{'faults':>8}")
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_a_process(lambda: jobs.prepare(Path(place)))
+        _in_a_process(lambda: jobs.prepare(Path(place), names))
         for name in names or list(jobs.JOBS):
             tally = kills.campaign(name, Path(place), times, seed)
             stages = "".join(f"{tally.counts[stage]:>8}" for stage in ("before", "writing", "between", "after"))
@@ -60,7 +60,7 @@ def _in_a_process(work: object) -> None:
 def stop(names: list[str], times: int, seed: int) -> bool:
     well = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_a_process(lambda: jobs.prepare(Path(place)))
+        _in_a_process(lambda: jobs.prepare(Path(place), names))
         for name in names or list(stops.COMMANDS):
             for signum in (signal.SIGINT, signal.SIGTERM):
                 began = time.monotonic()
@@ -79,7 +79,7 @@ def stop(names: list[str], times: int, seed: int) -> bool:
 def lose(names: list[str], times: int, seed: int) -> bool:
     well = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_a_process(lambda: jobs.prepare(Path(place)))
+        _in_a_process(lambda: jobs.prepare(Path(place), names))
         for name in names or list(losses.COMMANDS):
             counts, faults = losses.campaign(name, Path(place), times, seed)
             told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,8 @@ JOBS = {
 }
 
 
-def prepare(folder: Path) -> None:
-    """What jobs read."""
+def prepare(folder: Path, names: Iterable[str] = ()) -> None:
+    """What jobs of these names read; all, if there are none."""
     import fqvit
     from fqvit.models import embedded
     from tests.detect.saved import write_all
@@ -126,7 +126,8 @@ def prepare(folder: Path) -> None:
     images = embedded.calibration_images()
     for name, count in (("old", 3), ("new", 32)):
         fqvit.lower(model, fqvit.calibrate(model, images[:count], fqvit.load_recipe("fqvit"))).save(folder / f"{name}.fqvit")
-    write_all(folder)
+    if not names or any("detect" in name for name in names):
+        write_all(folder)
 
 
 def digest(path: Path) -> str | None:
