@@ -1,11 +1,12 @@
-# make demo | test | lint | bench | detector | sanitize | fuzz-engine | pythons | api | clean. Each makes .venv and installs what it needs, once.
+# make demo | test | lint | bench | detector | sanitize | fuzz-engine | faults | soak | pythons | api | clean.
+# Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench detector sanitize fuzz-engine pythons api oracles clean
+.PHONY: demo test lint bench detector sanitize fuzz-engine faults soak pythons api oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -86,6 +87,18 @@ PUBLIC := fqvit fqvit.detect.images fqvit.detect.integer fqvit.export.onnx fqvit
 api: .venv/.dev
 	$(PIP) show -q pdoc 2>/dev/null || $(PIP) install -q pdoc
 	$(BIN)/python -m pdoc --docformat markdown -o build/api $(PUBLIC)
+
+# Commands killed, asked to stop, or losing a worker, at random moments (docs/hardening.md): an hour or less.
+FAULTS ?= 100
+faults: .venv/.dev
+	$(BIN)/python scripts/faults.py kill --times $(FAULTS)
+	$(BIN)/python scripts/faults.py stop --times 6
+	$(BIN)/python scripts/faults.py lose --times 6
+
+# Engines and detectors under 8 threads in each of 2 processes: the reference's bits, and no growth of memory.
+SOAK_SECONDS ?= 600
+soak: .venv/.dev
+	$(BIN)/python scripts/soak.py --seconds $(SOAK_SECONDS)
 
 # timm is compared with in tests, which skip without it: an install that fails is no failure, and is tried again next time.
 # No dependencies: torchvision would ask for its own torch.

@@ -310,7 +310,8 @@ def test_usage_errors_exit_with_2() -> None:
     ("error", "code", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (OSError(28, "No space left on device", "x.fqvit"), 2, "fqvit: x.fqvit: No space left on device.\n"),
+        (OSError(28, "Disk full", "x"), 2, "fqvit: x: Disk full. Free some space on that disk or choose another.\n"),
+        (PermissionError(13, "Permission denied", "x"), 2, "fqvit: x: Permission denied.\n"),
     ],
 )
 def test_interruptions_end_quietly(error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,12 +81,13 @@ Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the flo
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """Parses the words of the command line and runs their command. __main__.py calls it."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # libraries' warnings are for developers; ours are printed as such
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # class names and paths may have letters that a terminal has not
-    app(prog_name="fqvit")
+    with guard.one_line_errors():  # commands have it too; this one is for `--help`
+        app(prog_name="fqvit")
     raise AssertionError("typer returned")
 
 

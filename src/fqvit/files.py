@@ -6,14 +6,19 @@ It writes and nothing else; what stands in a .fqvit file is ir/program.py's busi
 from __future__ import annotations
 
 import errno
+import io
 import os
-import tempfile
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fqvit.errors import FqvitError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 REMEDIES = {
     errno.ENOENT: "Create the folder first.",
@@ -27,6 +32,13 @@ REMEDIES = {
     errno.EFBIG: "Raise the file size limit or choose another disk.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a path that cannot be written."""
+    return REMEDIES.get(error.errno or 0, "Choose another path.")
+
 
 _unfinished: set[Path] = set()
 _lock = threading.Lock()  # held while a temporary file appears or becomes the real one
@@ -41,12 +53,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         # A link is followed, so that the file it names is replaced and not the link.
         target = target.resolve()
-        with _lock:
-            handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
-            temporary = Path(name)
-            _unfinished.add(temporary)
-        os.close(handle)
+        temporary = temporary_beside(target)
         try:
+            with _lock:
+                _unfinished.add(temporary)
+                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             yield temporary
             keep_or_default_mode(temporary, target)
             flush_to_disk(temporary)
@@ -58,8 +69,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
         finally:
             _unfinished.discard(temporary)
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "Choose another path.")
-        raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy}") from error
+        raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy(error)}") from error
+
+
+def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
+    """A new name in the same folder, by which people and `ls -a` know what is unfinished: .NAME.xxxxxxxx.tmp"""
+    return target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}{ending}")
 
 
 def remove_unfinished() -> None:
@@ -75,8 +90,17 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
         write(temporary)
 
 
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """A .npy file. Written at once by whoever wants it: on a full disk np.save's own error has neither number nor path."""
+    import numpy as np  # late: `fqvit --help` passes here
+
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
 def keep_or_default_mode(temporary: Path, target: Path) -> None:
-    """mkstemp makes private files; give what the old file had, or what a plain open() would have given."""
+    """Unfinished files are private; give what the old file had, or what a plain open() would have given."""
     if target.exists():
         mode = target.stat().st_mode & 0o7777
     else:

@@ -5,11 +5,13 @@ The only place where library code may show something, and it does so only when a
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+_shown: set[Callable[[], None]] = set()  # how to end each bar that is on the screen
 
 
 class Progress(Protocol):
@@ -35,7 +37,24 @@ def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "bat
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
+        _shown.add(progress.stop)
         task = progress.add_task(label, total=total)
-        for item in iterable:
-            yield item
-            progress.advance(task)
+        try:
+            for item in iterable:
+                yield item
+                progress.advance(task)
+        finally:
+            _shown.discard(progress.stop)
+
+
+def end_bars() -> None:
+    """For a command that ends early, whose bars may be in the middle of something: ends their lines and shows the cursor."""
+    while _shown:
+        _shown.pop()()
+
+
+def abandon_bars() -> None:
+    """As end_bars, without waiting for anybody: for a thread that is about to end the process."""
+    if _shown:
+        _shown.clear()
+        os.write(2, b"\x1b[?25h\n")

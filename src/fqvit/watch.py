@@ -19,7 +19,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fqvit import files
+from fqvit import files, progress
 from fqvit.errors import FqvitError
 
 if TYPE_CHECKING:
@@ -184,15 +184,17 @@ class Watch:
     def _end_once(self) -> None:
         """The first thread to come here ends the process; any other waits for that."""
         if not self._ending.acquire(blocking=False):
-            time.sleep(LOST_AFTER)
+            time.sleep(LOST_AFTER + DECIDE + SPEAK)  # enough to find out who was lost and to say so
             self._end(2)
 
     def _end(self, code: int) -> NoReturn:
         files.remove_unfinished()
+        progress.abandon_bars()
         sys.stderr.flush()
         os._exit(code)  # the main thread may be inside gloo, from where nothing brings it back
 
 
 def _say(line: str) -> None:
     """The last words of all workers, and so the only ones that a library may write."""
+    progress.abandon_bars()
     os.write(2, f"fqvit: {' '.join(line.split())}\n".encode())

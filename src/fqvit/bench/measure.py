@@ -21,6 +21,7 @@ from fqvit import _native
 from fqvit.bench.peers import PEERS, Peer, Skipped, choose
 from fqvit.bench.rounds import Contestant, Timing, ask_once, race, unlike
 from fqvit.errors import FqvitError
+from fqvit.files import npy_bytes, write_atomically
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Header, Program
 from fqvit.models import embedded
@@ -86,7 +87,7 @@ def measure(
 def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folder: Path, found: Measured) -> dict[str, Path]:
     """The peers' files by name; what was learned on the way goes into `found`."""
     calibration = folder / "calibration.npy"
-    np.save(calibration, normalised(pictures(program.header, CALIBRATION, seed=1), program.header.preprocess))
+    save(calibration, normalised(pictures(program.header, CALIBRATION, seed=1), program.header.preprocess))
     first = next(op for op in program.ops if isinstance(op, Linear))
     height, width, channels = program.input_shape
     patch = math.isqrt(program.unpacked().constants[first.part("w")].shape[1] // channels)
@@ -169,5 +170,10 @@ def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
 
 def _save_images(program: Program, batch: int, pixels: Path, floats: Path) -> None:
     images = pictures(program.header, batch)
-    np.save(pixels, images)
-    np.save(floats, normalised(images, program.header.preprocess))
+    save(pixels, images)
+    save(floats, normalised(images, program.header.preprocess))
+
+
+def save(path: Path, array: NDArray[Any]) -> None:
+    """For another process; FqvitError names the path where the disk is full."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(npy_bytes(array)))

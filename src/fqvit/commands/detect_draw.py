@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fqvit.commands import detectors
+from fqvit.commands import detectors, inputs
 from fqvit.commands.output import say, say_json, warn
 from fqvit.detect.draw import draw
 from fqvit.detect.pictures import expanded, read_picture
@@ -31,8 +31,7 @@ def run(
         raise FqvitError("detect draw: pass either FILE.fqvit and images, or results (--results FILE.json --data DIR).")
     if out is None:
         raise FqvitError("detect draw: no folder for the pictures given (-o DIR).")
-    if out.exists() and not out.is_dir():
-        raise FqvitError(f"{out}: a file, expected a folder for the pictures. Choose another.")
+    inputs.check_folder(out, "-o")
     unreadable: list[str] = []
     if file is not None:
         if data is not None or not images:

@@ -24,8 +24,7 @@ def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as
             raise FqvitError(f"--{option}: only with --to {OPTIONS[option]}. Leave it out.")
     module, ending = KINDS[to]
     target = out or Path(f"{file.stem}{ending}")
-    if "." in ending:
-        inputs.check_output(target)
+    (inputs.check_output if "." in ending else inputs.check_beside)(target)
     name = f"fqvit.export.{module}"
     try:
         writer = importlib.import_module(name)

@@ -5,6 +5,7 @@ No heavy import: `fqvit --help` passes here. Neighbours: cli.py (the commands), 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -15,8 +16,9 @@ from typing import NoReturn
 
 import typer
 
-from fqvit import workers
+from fqvit import progress, stops, workers
 from fqvit.errors import FqvitError
+from fqvit.files import FULL, remedy
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -37,23 +39,35 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Call
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Around a whole command. Mistakes of the user have exit code 2; bugs keep their traceback."""
+    with stops.tidily():
+        try:
+            yield
+            if sys.stdout is not None:  # None where it was closed before the start
+                sys.stdout.flush()  # here, so that a closed pipe is noticed here
+            workers.leave()
+        except BaseException as error:
+            progress.end_bars()  # or the cursor would stay hidden, and the bar would share its line with what is said
+            _end(error)
+
+
+def _end(error: BaseException) -> NoReturn:
+    """Ends the command by SystemExit; an error that is a bug is raised again."""
+    _leave_broken_stdout()
+    if (code := stops.exit_code()) is not None:
+        raise SystemExit(code) from None
     try:
-        yield
-        if sys.stdout is not None:  # None where it was closed before the start
-            sys.stdout.flush()  # here, so that a closed pipe is noticed here
-        workers.leave()
-    except FqvitError as error:
+        raise error
+    except FqvitError:
         fail(str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
-        # The reader has left. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}.")
-    except Exception as error:
+    except OSError as failed:
+        where = f"{failed.filename}: " if failed.filename else ""
+        advice = remedy(failed) if failed.errno in FULL else ""  # of others one cannot know whether they were about writing
+        fail(f"{where}{failed.strerror or failed}. {advice}")
+    except Exception:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
             fail("there is not enough memory. Free some, use fewer workers on a machine, or a machine with more.")
         if workers.joined() is None:
@@ -62,8 +76,18 @@ def one_line_errors() -> Iterator[None]:
         fail(f"{type(error).__name__}: {error}. This is not your mistake; please report it.")
 
 
+def _leave_broken_stdout() -> None:
+    """Its reader has left, or its disk is full: Python would complain of that once more when it flushes at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def fail(message: str) -> NoReturn:
     if (together := workers.joined()) is not None:
         together.fail(message)
-    typer.echo(f"fqvit: {' '.join(message.split())}", err=True)
+    with contextlib.suppress(OSError):  # stderr may be a full disk, too; the exit code still tells
+        typer.echo(f"fqvit: {' '.join(message.split())}", err=True)
     raise SystemExit(2)

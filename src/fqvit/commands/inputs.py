@@ -239,10 +239,24 @@ def _name_from(weights: str) -> tuple[str, str | None]:
 
 def check_output(path: Path) -> None:
     """Refuses a place that cannot be written before minutes of work go into what should be written there."""
+    if path.is_dir():
+        raise FqvitError(f"{path}: is a folder. Choose a file name, in it or elsewhere.")
+    check_beside(path)
+
+
+def check_beside(path: Path) -> None:
+    """As check_output, whatever stands there now: an export may be a folder."""
     folder = path.parent
     if not folder.is_dir():
         raise FqvitError(f"{path}: there is no folder {folder}. Create it first.")
-    if path.is_dir():
-        raise FqvitError(f"{path}: is a folder. Choose a file name, in it or elsewhere.")
     if not os.access(folder, os.W_OK):
         raise FqvitError(f"{path}: the folder may not be written to. Choose another.")
+
+
+def check_folder(path: Path, option: str) -> None:
+    """The same for a folder that files will be written to, and that is made with those above it if it is not there."""
+    there = next((folder for folder in (path, *path.parents) if folder.exists()), path)
+    if not there.is_dir():
+        raise FqvitError(f"{path}: {there} is a file, expected a folder. Choose another ({option} DIR).")
+    if not os.access(there, os.W_OK):
+        raise FqvitError(f"{path}: {there} may not be written to. Choose another folder ({option} DIR).")

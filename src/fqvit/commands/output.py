@@ -18,12 +18,17 @@ class Pass(Protocol):
 
 
 def say(text: str = "") -> None:
-    typer.echo(text)
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk behind `> FILE`
+        raise OSError(error.errno, error.strerror, "stdout") from None
 
 
 def say_json(result: Mapping[str, object]) -> None:
     """One object, one line, the last of stdout."""
-    typer.echo(json.dumps(result, allow_nan=False))
+    say(json.dumps(result, allow_nan=False))
 
 
 def warn(text: str) -> None:

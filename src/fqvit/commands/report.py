@@ -41,8 +41,8 @@ def run(
     program = Program.load(file)
     target = out or Path(f"{file.stem}.html")
     inputs.check_output(target)
-    if pictures is not None and pictures.exists() and not pictures.is_dir():
-        raise FqvitError(f"{pictures}: is a file. Choose a folder for the pictures.")
+    if pictures is not None:
+        inputs.check_folder(pictures, "--pictures")
     if importlib.util.find_spec("jinja2") is None:
         raise FqvitError(MISSING)
     inputs.require_torch("report")

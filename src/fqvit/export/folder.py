@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fqvit.errors import FqvitError
-from fqvit.files import REMEDIES
+from fqvit.files import flush_to_disk, remedy, temporary_beside
 
 MANIFEST = "manifest.json"  # every such folder has one; "format" begins with "fqvit", and "files" lists the others
 BUILT = (".o", ".su", ".d", ".elf", ".a")  # what compilers leave beside sources
@@ -27,24 +26,24 @@ def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[P
     try:
         target = target.resolve()
         check_free(Path(path), also)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent))
+        temporary = temporary_beside(target)
         try:
+            temporary.mkdir()
             yield temporary
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o777 & ~mask)
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    flush_to_disk(file)
             _put(temporary, target)
         except BaseException:  # KeyboardInterrupt too
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "Choose another path.")
-        raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy}") from error
+        raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy(error)}") from error
 
 
 def _put(temporary: Path, target: Path) -> None:
     if target.exists() and any(target.iterdir()):
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}.", suffix=".old", dir=target.parent))
+        old = temporary_beside(target, ".old")
         os.replace(target, old)
         try:
             os.replace(temporary, target)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.export.folder import check_free, replacing_folder, write_manifest
+from fqvit.files import npy_bytes
 from fqvit.ir.program import INPUT, Program
 from fqvit.ir.value import NAMES
 from fqvit.preprocess import Preprocess
@@ -99,9 +100,9 @@ class _Writer:
         self.taken.add(file.lower())
         little = np.ascontiguousarray(array).reshape(array.shape)
         little = little.astype(little.dtype.newbyteorder("<"), copy=False)
-        with (self.folder / file).open("wb") as stream:
-            np.save(stream, little, allow_pickle=False)
-        digest = hashlib.sha256((self.folder / file).read_bytes()).hexdigest()
+        data = npy_bytes(little)
+        (self.folder / file).write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
         return {"file": file, "dtype": NAMES[array.dtype], "shape": list(array.shape), "sha256": digest}
 
 

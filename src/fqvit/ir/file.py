@@ -46,11 +46,20 @@ def save(program: Program, path: Path) -> None:
     write_container(path, PROGRAM, encode_header(program.header), program.fingerprint(), program.constants)
 
 
+def file_size(program: Program) -> int:
+    """Bytes of the file that a program would be saved to."""
+    return len(container(PROGRAM, encode_header(program.header), program.fingerprint(), program.constants))
+
+
 def write_container(path: Path, kind: Kind, text: bytes, fingerprint: str, constants: Mapping[str, Constant]) -> None:
+    data = container(kind, text, fingerprint, constants)
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
+def container(kind: Kind, text: bytes, fingerprint: str, constants: Mapping[str, Constant]) -> bytes:
     metadata = {kind: text.decode(), "fingerprint": fingerprint}
     tensors = {name: np.ascontiguousarray(array) for name, array in constants.items()}
-    data = _sorted_metadata(serialize(tensors, metadata))
-    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+    return _sorted_metadata(serialize(tensors, metadata))
 
 
 def _sorted_metadata(raw: bytes) -> bytes:

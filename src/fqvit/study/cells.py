@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import hashlib
-import tempfile
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, measure
 from fqvit.files import write_atomically
 from fqvit.images import Batch, Source
+from fqvit.ir.file import file_size
 from fqvit.ir.lower import lower
-from fqvit.ir.program import Program
 from fqvit.models.device import device_of
 from fqvit.models.graph import run_float, trace
 from fqvit.models.load import FloatModel
@@ -120,6 +120,11 @@ class Cache:
             except FqvitError as error:
                 raise CacheError(str(error)) from error
 
+    def check(self) -> None:
+        """Before minutes of work whose result could not be kept. Finished cells are read from a read-only folder, too."""
+        if self.workers.first and not os.access(self.folder, os.W_OK):
+            raise CacheError(f"{self.folder}: may not be written to. Choose another folder (--cache DIR).")
+
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
 
@@ -142,6 +147,7 @@ class Bench:
             return msgspec.json.decode(self.cache.read(key), type=Answers), True
         except msgspec.DecodeError:
             pass  # not there, or damaged
+        self.cache.check()
         found = self._evaluate(method)
         self.cache.write(key, msgspec.json.encode(found))
         return found, False
@@ -219,14 +225,6 @@ class Bench:
             "built": [self.device, str(torch.__version__), PIL.__version__],
         }
         return f"{step}-{hashlib.sha256(msgspec.json.encode(told, order='deterministic')).hexdigest()[:32]}"
-
-
-def file_size(program: Program) -> int:
-    """Bytes of the file that a program would be saved to."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.fqvit"
-        program.save(path)
-        return path.stat().st_size
 
 
 @functools.cache  # a run is of one code, whatever happens to its files meanwhile

@@ -1,0 +1,106 @@
+"""`make faults`: commands that are killed (kill -9), asked to stop (SIGINT, SIGTERM), or lose a worker, at random moments.
+
+    python scripts/faults.py kill --times 100
+    python scripts/faults.py stop --times 8
+    python scripts/faults.py lose --times 8
+
+After a kill an output is the old one or the new one, whole; what is unfinished has a name of its own; and the next run gives
+what an unbroken one gives. After a signal the exit code is 128 + signal, the terminal is clean, and nothing unfinished or
+running is left. Where a worker is lost, the others end soon with one line. tests/faults has what is done and what is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.faults import jobs, losses, stops
+
+
+def kill(names: list[str], times: int, seed: int) -> bool:
+    """Whether all was well."""
+    from tests.faults import kills
+
+    kills.warm_up()
+    well = True
+    print(f"{'':16}{'seconds':>8}{'before':>8}{'writing':>8}{'between':>8}{'after':>8}{'runs after':>12}{'faults':>8}")
+    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
+        _in_a_process(lambda: jobs.prepare(Path(place), names))
+        for name in names or list(jobs.JOBS):
+            tally = kills.campaign(name, Path(place), times, seed)
+            stages = "".join(f"{tally.counts[stage]:>8}" for stage in ("before", "writing", "between", "after"))
+            print(f"{name:16}{tally.seconds:>8.2f}{stages}{tally.reruns:>12}{len(tally.faults):>8}", flush=True)
+            for fault in tally.faults[:5]:
+                print(f"  {fault}")
+            well = well and not tally.faults
+    return well
+
+
+def _in_a_process(work: object) -> None:
+    """So that this one stays fit for forks: torch has made no threads in it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()  # type: ignore[operator]
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def stop(names: list[str], times: int, seed: int) -> bool:
+    well = True
+    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
+        _in_a_process(lambda: jobs.prepare(Path(place), names))
+        for name in names or list(stops.COMMANDS):
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                began = time.monotonic()
+                counts, faults = stops.campaign(name, Path(place), signum, times, seed)
+                told = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
+                print(
+                    f"{name:16} {signum.name:8} exit codes {told}; {len(faults)} faults; {time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
+                for fault in faults[:5]:
+                    print(f"  {fault}")
+                well = well and not faults
+    return well
+
+
+def lose(names: list[str], times: int, seed: int) -> bool:
+    well = True
+    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
+        _in_a_process(lambda: jobs.prepare(Path(place), names))
+        for name in names or list(losses.COMMANDS):
+            counts, faults = losses.campaign(name, Path(place), times, seed)
+            told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
+            print(f"{name:16} {told}; {len(faults)} faults", flush=True)
+            for fault in faults[:5]:
+                print(f"  {fault}")
+            well = well and not faults
+    return well
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("kill", "stop", "lose"))
+    parser.add_argument("--times", type=int, default=100, help="of each command (and signal)")
+    parser.add_argument("--only", action="append", default=[], help="a command; default all")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    well = {"kill": kill, "stop": stop, "lose": lose}[given.what](given.only, given.times, given.seed)
+    print("no fault" if well else "FAULTS")
+    return int(not well)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

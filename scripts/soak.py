@@ -1,0 +1,254 @@
+"""`make soak`: engines and detectors under many Python threads in several processes. Every answer must have the reference's
+bits, every damaged file must be refused, and memory must not grow.
+
+    python scripts/soak.py --seconds 600 --processes 2 --threads 8
+
+The first process makes programs and the answers of the reference; workers, which never import torch, do the rest. A folder of
+programs is like tests/golden: NAME.fqvit beside NAME.npz with `images` and `output`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fqvit
+from fqvit import Engine, FqvitError, _native
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+FOUND = ("boxes", "scores", "labels", "probabilities")
+EVERY = 0.5  # seconds between samples of memory
+WARM = 0.2  # the share of the time that growth is not measured in: caches fill, and allocators get their arenas
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+# The first process
+
+
+def prepare(folder: Path) -> None:
+    """The two embedded models and a small random detector, with the reference's answers."""
+    sys.path.insert(0, str(ROOT))
+    from fqvit.detect.images import prepare as prepared
+    from fqvit.models import embedded
+    from fqvit.runtime.reference import Reference
+    from tests.detect.saved import program as detector_program
+    from tests.detect.test_programs import pictures
+
+    calibration, (images, _) = embedded.calibration_images(), embedded.test_images()
+    for name in embedded.MODELS:
+        model = fqvit.load_model(name)
+        program = fqvit.lower(model, fqvit.calibrate(model, calibration[:64], fqvit.load_recipe("fqvit")))
+        program.save(folder / f"{name}.fqvit")
+        np.savez(folder / f"{name}.npz", images=images[:6], output=Reference(program).run(images[:6]))
+    detector = detector_program("mask r-cnn")
+    detector.save(folder / "detector.fqvit")
+    slow, arrays = detector.ready(backend="reference"), {}
+    for number, picture in enumerate(pictures()):
+        arrays[f"image{number}"] = np.asarray(picture)
+        found = slow.detect(prepared(picture, detector.settings))
+        arrays |= {f"{name}{number}": getattr(found, name) for name in FOUND}
+    np.savez(folder / "detector.npz", **arrays)
+
+
+def soak(folders: list[Path], seconds: float, processes: int, threads: int) -> list[dict[str, Any]]:
+    """What each worker found."""
+    words = [sys.executable, __file__, "--worker", *map(str, folders), "--seconds", str(seconds), "--threads", str(threads)]
+    workers = [
+        subprocess.Popen(
+            [*words, "--seed", str(seed)], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        for seed in range(processes)
+    ]
+    found = [json.loads(worker.communicate()[0] or '{"wrong": ["no answer"]}') for worker in workers]
+    for worker, one in zip(workers, found, strict=True):
+        one["code"] = worker.returncode
+    return found
+
+
+# A worker
+
+
+class Case:
+    """A program with images and what the reference answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        known = np.load(path.with_suffix(".npz"))
+        self.images, self.output = known["images"], known["output"]
+        self.shared = Engine(path, 2)
+
+    def check(self, engine: Engine, luck: random.Random) -> bool:
+        first = luck.randrange(len(self.images))
+        count = luck.randrange(len(self.images) - first) + 1
+        some = slice(first, first + count)
+        return bool(np.array_equal(engine.run(self.images[some]), self.output[some]))
+
+
+class Detecting:
+    """A detector that all threads share."""
+
+    def __init__(self, path: Path) -> None:
+        from PIL import Image
+
+        from fqvit.detect.images import prepare as prepared
+        from fqvit.detect.program import DetectorProgram
+
+        program, known = DetectorProgram.load(path), np.load(path.with_suffix(".npz"))
+        self.ready = program.ready(2)
+        numbers = range(sum(name.startswith("image") for name in known.files))
+        self.images = [prepared(Image.fromarray(known[f"image{n}"]), program.settings) for n in numbers]
+        self.found = [[known[f"{name}{n}"] for name in FOUND] for n in numbers]
+
+    def check(self, luck: random.Random) -> bool:
+        number = luck.randrange(len(self.images))
+        found = self.ready.detect(self.images[number])
+        return all(np.array_equal(getattr(found, name), known) for name, known in zip(FOUND, self.found[number]))
+
+
+class Load:
+    """What threads do until the time is over."""
+
+    def __init__(self, folders: list[Path], seconds: float, scratch: Path) -> None:
+        paths = sorted(path for folder in folders for path in folder.glob("*.fqvit") if path.with_suffix(".npz").exists())
+        self.cases = [Case(path) for path in paths if path.stem != "detector"]
+        self.detectors = [Detecting(path) for path in paths if path.stem == "detector"]
+        self.scratch, self.end = scratch, time.monotonic() + seconds
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.lock = threading.Lock()
+
+    def work(self, seed: int) -> None:
+        """One thread: mostly the shared engines, and engines of its own that come and go."""
+        luck = random.Random(seed)
+        case = luck.choice(self.cases)
+        own = Engine(case.path, 1)
+        while time.monotonic() < self.end:
+            what = luck.choices(("shared", "own", "new", "refused", "detect"), (60, 20, 4, 12, 4 * len(self.detectors)))[0]
+            try:
+                if what == "shared":
+                    any_case = luck.choice(self.cases)
+                    right = any_case.check(any_case.shared, luck)
+                elif what == "own":
+                    right = case.check(own, luck)
+                elif what == "new":
+                    case = luck.choice(self.cases)
+                    own = Engine(case.path, luck.choice((1, 2, 3)))
+                    right = case.check(own, luck)
+                elif what == "refused":
+                    right = self.refuses(luck.choice(self.cases), seed, luck)
+                else:
+                    right = luck.choice(self.detectors).check(luck)
+            except Exception as error:
+                right, what = False, f"{what}: {type(error).__name__}: {error}"
+            with self.lock:
+                self.counts[what] += 1
+                if not right:
+                    self.wrong.append(what)
+
+    def refuses(self, case: Case, seed: int, luck: random.Random) -> bool:
+        """A damaged file, and an op that only the compiled side sees: the error path gives back what it took."""
+        data = bytearray(case.path.read_bytes())
+        if luck.random() < 0.5:
+            data[luck.randrange(len(data))] ^= 1 << luck.randrange(8)
+        else:
+            del data[luck.randrange(len(data)) :]
+        bad = self.scratch / f"bad{seed}.fqvit"
+        bad.write_bytes(data)
+        try:
+            Engine(bad)
+            return False
+        except FqvitError:
+            pass
+        engine = _native.Engine([32, 32, 3], "", 2)
+        try:
+            engine.add("y", "linear", [0], [0, luck.choice((8, 99))], [np.zeros((1000, 96), np.int8)])
+            return False
+        except _native.BadProgram:
+            return True
+
+
+def memory() -> int:
+    """Resident bytes of this process; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    except OSError:
+        return 0
+
+
+def handles() -> int:
+    """Open files, or 0."""
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def worker(folders: list[Path], seconds: float, threads: int, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="fqvit-soak-") as scratch:
+        load = Load(folders, seconds, Path(scratch))
+        before, began = handles(), time.monotonic()
+        running = [threading.Thread(target=load.work, args=(1000 * seed + number,)) for number in range(threads)]
+        for thread in running:
+            thread.start()
+        samples = []
+        while any(thread.is_alive() for thread in running):
+            time.sleep(EVERY)
+            samples.append((time.monotonic() - began, memory()))
+        for thread in running:
+            thread.join()
+        after = handles()
+    return {"counts": load.counts, "wrong": load.wrong[:5], "files": after - before, **growth(samples)}
+
+
+def growth(samples: list[tuple[float, int]]) -> dict[str, Any]:
+    """Memory after warming up: means of the first and of the last tenth, and the slope of a line through all samples."""
+    late = np.array(samples[int(WARM * len(samples)) :], np.float64)
+    tenth = max(1, len(late) // 10)
+    slope = np.polyfit(late[:, 0], late[:, 1], 1)[0] if len(late) > 2 else 0.0
+    first, last = late[:tenth, 1].mean(), late[-tenth:, 1].mean()
+    return {
+        "first_mb": first / 1e6,
+        "last_mb": last / 1e6,
+        "most_mb": late[:, 1].max() / 1e6,
+        "mb_per_hour": slope * 3600 / 1e6,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--worker", nargs="+", type=Path, help="folders of programs; without it, this makes one and starts workers"
+    )
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--growth", type=float, default=5.0, help="percent of memory between first and last that is too much")
+    given = parser.parse_args()
+    if given.worker:
+        print(json.dumps(worker(given.worker, given.seconds, given.threads, given.seed)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="fqvit-soak-") as place:
+        prepare(Path(place))
+        found = soak([Path(place), GOLDEN], given.seconds, given.processes, given.threads)
+    bad = False
+    for number, one in enumerate(found):
+        print(f"process {number}:", json.dumps(one))
+        grown = one.get("last_mb", 1) > (1 + given.growth / 100) * one.get("first_mb", 0)
+        bad = bad or bool(one["wrong"]) or one["code"] != 0 or grown or one.get("files", 1) != 0
+    print("FAILED" if bad else "same bits throughout, no growth")
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""A command on a terminal of its own, and a signal to it at some moment, as Ctrl-C and `kill` send them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+QUIET = {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """code: as Popen has it, negative for a signal that killed   screen: all that was written   left: processes still there"""
+
+    code: int
+    screen: str
+    seconds: float
+    left: list[int] = field(default_factory=list)
+
+    def faults(self, codes: Sequence[int]) -> list[str]:
+        """What is not as it should be after a signal."""
+        if "Failed to import the site module" in self.screen:
+            return []  # the first tenth of a second, which is Python's own
+        found = []
+        if self.code not in codes:
+            found.append(f"exit code {self.code}")
+        if "Traceback" in self.screen or "Error" in self.screen or "Exception ignored" in self.screen:
+            found.append(f"words about a bug: {self.screen[-2000:]!r}")
+        if self.screen.rfind(HIDE) > self.screen.rfind(SHOW):
+            found.append("the cursor is hidden")
+        if self.screen and not self.screen.endswith("\n") and not self.screen.endswith(SHOW):
+            found.append(f"the line is not ended: {self.screen[-200:]!r}")
+        if self.left:
+            found.append(f"processes left: {self.left}")
+        return found
+
+
+def run(
+    words: Sequence[object],
+    folder: Path,
+    signum: int | None = None,
+    after: float = 0.0,
+    *,
+    alone: bool = False,
+    limit: float = 120.0,
+    **environment: str,
+) -> Ended:
+    """`python WORDS` in `folder`. signum: sent so many seconds `after` the start, to the process `alone` or to its whole group,
+    as a terminal does."""
+    master, slave = pty.openpty()
+    # A child inherits what is ignored, as SIGINT is behind a shell's `&`, but not handlers.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        cwd=folder,
+        env={**os.environ, **QUIET, **environment},
+        start_new_session=True,
+    )
+    signal.signal(signal.SIGINT, before)
+    os.close(slave)
+    screen, sent = bytearray(), signum is None
+    try:
+        while process.poll() is None:
+            now = time.monotonic() - began
+            if not sent and now >= after:
+                (os.kill if alone else os.killpg)(process.pid, signum)  # type: ignore[arg-type]
+                sent = True
+            if now > limit:
+                process.kill()
+            wait = min(0.05, max(0.0, after - now)) if not sent else 0.05
+            if select.select([master], [], [], wait)[0]:
+                screen += _read(master)
+        seconds = time.monotonic() - began
+        while select.select([master], [], [], 0.0)[0] and (more := _read(master)):
+            screen += more
+    finally:
+        os.close(master)
+    left = alive(process.pid)
+    for one in left:
+        os.kill(one, signal.SIGKILL)
+    return Ended(process.returncode, screen.decode(errors="replace").replace("\r\n", "\n"), seconds, left)
+
+
+def _read(master: int) -> bytes:
+    try:
+        return os.read(master, 65536)
+    except OSError:  # nobody holds the other end any more
+        return b""
+
+
+def alive(session: int, patience: float = 5.0) -> list[int]:
+    """Processes of a session that are still there after some seconds; none where /proc does not tell."""
+    end = time.monotonic() + patience
+    while (found := members(session)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session, oldest first."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, own = entry.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(own) == session and state != "Z":
+            found.append(int(entry.parent.name))
+    return sorted(found)
