@@ -1,0 +1,327 @@
+"""Which small mistakes in the numerics would the tests not notice? Results: docs/mutants.md.
+
+    python scripts/mutants.py record             which test runs which line: build/mutants/lines.json, ten minutes
+    python scripts/mutants.py run                every mutant of src/fqvit/ir and src/fqvit/quant: build/mutants/results.jsonl
+    python scripts/mutants.py run --again        those that survived, once more, with more time for each
+    python scripts/mutants.py show               counts of every module, and the survivors
+
+A mutant runs in a fork of a process that has torch and pytest in memory but nothing of ours, so that module-level constants can
+be wrong too. It gets the tests that run its line, the quickest first, as many as fit `--seconds`, until one fails. A run that
+is stopped goes on where it was. Tools that do this skip functions with decorators (mutmut; all lowering rules are such) or start
+Python and torch anew for each mutant (cosmic-ray).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from mutations import Mutation, mutated, mutations
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "mutants"
+MODULES = """
+ir: fixed ops attention exptable nibbles value program emit kit moves resize grids batch file rules rules_attention rules_maps
+    lower lower_detector
+quant: qparams observers histogram weights similarity simulate plan recipe calibrate channels compensate bitsplit fit auto dealt
+    walk calibration calibrate_detector
+"""
+TESTS = """
+tests/ir tests/quant tests/golden tests/runtime/test_networks.py
+tests/hostile/test_fqvit_files.py tests/hostile/test_relative_files.py
+tests/detect/test_programs.py tests/detect/test_sizes.py tests/detect/test_batches.py tests/detect/test_shared_weights.py
+"""
+SLOW = "not stay_near_float and not it_beats and not little_more_than_its_weights"  # seconds each; others run the same lines
+PRELOADED = "numpy torch torch.fx torch.nn.functional hypothesis hypothesis.extra.numpy msgspec PIL.Image safetensors.numpy"
+# Without plugins that nobody asked for and without a garbage collection of all of torch for every mutant.
+QUIET = ["-q", "-x", "--no-header", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "_hypothesis_pytestplugin"]
+QUIET += [word for name in ("cacheprovider", "unraisableexception", "threadexception") for word in ("-p", f"no:{name}")]
+
+
+def files() -> list[Path]:
+    """In the order of MODULES."""
+    found, folder = [], ""
+    for word in MODULES.split():
+        if word.endswith(":"):
+            folder = word[:-1]
+        else:
+            found.append(Path("src", "fqvit", folder, f"{word}.py"))
+    assert set(found) == {p.relative_to(ROOT) for f in ("ir", "quant") for p in (ROOT / "src/fqvit" / f).glob("[a-z]*.py")}
+    return found
+
+
+class Record:
+    """A pytest plugin: the lines of our files that each test runs, and how long it takes.
+
+    What a shared fixture runs counts for every test that asks for it; caches are emptied, so that each test runs what it needs.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = {str(ROOT / path): str(path) for path in files()}
+        self.lines: set[tuple[str, int]] = set()  # of what runs now
+        self.of_fixture: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.took: Counter[str] = Counter()
+        self.good: set[str] = set()
+
+    def trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self.line if frame.f_code.co_filename in self.wanted else None
+
+    def line(self, frame: FrameType, event: str, arg: object) -> Any:
+        self.lines.add((self.wanted[frame.f_code.co_filename], frame.f_lineno))
+        return self.line
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        before, self.lines = self.lines, set()
+        try:
+            return (yield)
+        finally:
+            self.of_fixture[fixturedef.argname] |= self.lines
+            self.lines |= before
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        for thing in gc.get_objects():
+            if type(thing).__name__ == "_lru_cache_wrapper" and str(getattr(thing, "__module__", "")).startswith(
+                ("tests", "fqvit")
+            ):
+                thing.cache_clear()
+        self.lines = set()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.took[report.nodeid] += report.duration
+        if report.when == "call" and report.passed:
+            self.good.add(report.nodeid)
+
+    def pytest_runtest_teardown(self, item: Any) -> None:
+        self.tests[item.nodeid] = {"lines": set(self.lines), "fixtures": list(item.fixturenames)}
+
+
+def record(tests: list[str]) -> None:
+    plugin = Record()
+    _calm()
+    sys.settrace(plugin.trace)
+    pytest.main([*(word for word in QUIET if word != "-x"), "-k", SLOW, *tests], plugins=[plugin])
+    sys.settrace(None)
+    before = json.loads((OUT / "lines.json").read_text()) if (OUT / "lines.json").exists() else []
+    result = [test for test in before if test["test"] not in plugin.tests]
+    for test, seen in plugin.tests.items():
+        if test in plugin.good:
+            lines = seen["lines"].union(*(plugin.of_fixture[name] for name in seen["fixtures"]))
+            by_file: dict[str, list[int]] = defaultdict(list)
+            for path, line in sorted(lines):
+                by_file[path].append(line)
+            result.append({"test": test, "seconds": round(plugin.took[test], 3), "lines": by_file})
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "lines.json").write_text(json.dumps(result))
+    print(f"{len(result)} tests, {sum(r['seconds'] for r in result):.0f} s")
+
+
+def _calm() -> None:
+    """The same examples every time, and none of them reduced: only whether a test fails is asked."""
+    from hypothesis import Phase, settings
+
+    settings.register_profile(
+        "mutants", database=None, derandomize=True, phases=[Phase.explicit, Phase.generate], deadline=None
+    )
+    settings.load_profile("mutants")
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    sys.dont_write_bytecode = False
+
+
+def key(path: Path, m: Mutation) -> str:
+    return f"{path}:{m.line}:{m.number}"
+
+
+def tests_of(path: Path, m: Mutation, recorded: list[Any], seconds: float) -> list[str]:
+    """Those that run its line, or else its statement; of what runs on import, all that use the file."""
+    by_line, by_statement, by_file = [], [], []
+    for test in recorded:
+        lines = test["lines"].get(str(path))
+        if lines:
+            by_file.append(test)
+            if m.line in lines:
+                by_line.append(test)
+            if m.statement and any(m.statement[0] <= line <= m.statement[1] for line in lines):
+                by_statement.append(test)
+    chosen = (by_line or by_statement) if m.statement else by_file
+    names, total = [], 0.0
+    for test in sorted(chosen, key=lambda t: t["seconds"]):
+        total += test["seconds"]
+        if total > seconds and names:
+            break
+        names.append(test["test"])
+    return names
+
+
+class Mutated(importlib.abc.MetaPathFinder):
+    """Imports one module of ours from another tree."""
+
+    def __init__(self, path: Path, code: CodeType) -> None:
+        self.name, self.path, self.code = ".".join(path.with_suffix("").parts[1:]), path, code
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.name:
+            return None
+        loader = importlib.machinery.SourceFileLoader(fullname, str(ROOT / self.path))
+        loader.get_code = lambda _: self.code  # type: ignore[method-assign, assignment]
+        return importlib.util.spec_from_file_location(fullname, ROOT / self.path, loader=loader)
+
+
+def attempt(path: Path, m: Mutation, tests: list[str], limit: float) -> str:
+    """In a fork: "survived", or what noticed it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with contextlib.suppress(BaseException):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(1, 2)
+            resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+            _child(path, m, tests, writer)
+        os._exit(0)
+    os.close(writer)
+    end = time.monotonic() + limit
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
+            return "timeout"
+        time.sleep(0.02)
+    verdict = os.read(reader, 4096).decode()
+    os.close(reader)
+    return verdict or "died"
+
+
+def _child(path: Path, m: Mutation, tests: list[str], writer: int) -> None:
+    class First:
+        failed = ""
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed and not self.failed:
+                self.failed = report.nodeid
+
+    source = (ROOT / path).read_text()
+    sys.meta_path.insert(0, Mutated(path, compile(mutated(source, m.number), str(ROOT / path), "exec")))
+    first = First()
+    status = pytest.main([*QUIET, *tests], plugins=[first])
+    verdict = "survived" if status == 0 else (first.failed or f"collecting ({int(status)})")
+    os.write(writer, verdict[:4000].encode())
+
+
+def run(options: argparse.Namespace) -> None:
+    recorded = json.loads((OUT / "lines.json").read_text())
+    results = read_results()
+    todo = []
+    for path in files():
+        if options.only and not any(word in str(path) for word in options.only.split(",")):
+            continue
+        every = mutations((ROOT / path).read_text())
+        random.Random(f"{options.seed} {path}").shuffle(every)
+        for m in every[: round(len(every) * options.sample)]:
+            before = results.get(key(path, m))
+            if before is None or (options.again and before["verdict"] in ("survived", "no test")):
+                todo.append((path, m))
+    print(f"{len(todo)} mutants", flush=True)
+    for name in (
+        "numpy",
+        "torch",
+        "torch.fx",
+        "torch.nn.functional",
+        "hypothesis",
+        "hypothesis.extra.numpy",
+        "msgspec",
+        "PIL.Image",
+        "safetensors.numpy",
+        "_hypothesis_pytestplugin",
+    ):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    _calm()
+    os.chdir(ROOT)
+    gc.disable()
+    gc.freeze()
+    workers = []
+    for share in range(options.jobs):
+        pid = os.fork()
+        if pid == 0:
+            for path, m in todo[share :: options.jobs]:
+                tests = tests_of(path, m, recorded, options.seconds)
+                start = time.monotonic()
+                verdict = attempt(path, m, tests, 20 + 6 * options.seconds) if tests else "no test"
+                line = {"key": key(path, m), "verdict": verdict, "was": m.was, "now": m.now, "tests": len(tests)}
+                line["seconds"] = round(time.monotonic() - start, 2)
+                with (OUT / "results.jsonl").open("a") as f:
+                    f.write(json.dumps(line) + "\n")
+            os._exit(0)
+        workers.append(pid)
+    for pid in workers:
+        os.waitpid(pid, 0)
+    show()
+
+
+def read_results() -> dict[str, dict[str, Any]]:
+    """By key; a later one replaces an earlier one."""
+    path = OUT / "results.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {r["key"]: r for r in map(json.loads, lines)}
+
+
+def show() -> None:
+    results = read_results()
+    print(f"{'module':32} {'mutants':>8} {'run':>6} {'killed':>7} {'timeout':>8} {'survived':>9} {'no test':>8}")
+    for path in files():
+        keys = {key(path, m) for m in mutations((ROOT / path).read_text())}
+        verdicts = Counter(r["verdict"] for k, r in results.items() if k in keys)
+        ran = sum(verdicts.values())
+        timeout, survived, untested = verdicts["timeout"], verdicts["survived"], verdicts["no test"]
+        killed = ran - timeout - survived - untested
+        print(f"{path!s:32} {len(keys):8} {ran:6} {killed:7} {timeout:8} {survived:9} {untested:8}")
+    for k, r in sorted(results.items()):
+        if r["verdict"] in ("survived", "no test"):
+            print(f"{k}  {r['verdict']}: {r['was']}  ->  {r['now']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["record", "run", "show"])
+    parser.add_argument("--tests", default=TESTS)
+    parser.add_argument("--only", default="", help="words, with commas; files whose path has one of them")
+    parser.add_argument("--sample", type=float, default=1.0, help="the part of each file's mutants to run, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of tests for a mutant")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="also those that survived before")
+    options = parser.parse_args()
+    if options.what == "record":
+        record(options.tests.split())
+    elif options.what == "run":
+        run(options)
+    else:
+        show()
+
+
+if __name__ == "__main__":
+    main()
