@@ -5,21 +5,24 @@
     python scripts/mutants.py run --again        those that survived, once more, with more time for each
     python scripts/mutants.py show               counts of every module, and the survivors
 
-A mutant runs in a fork of a process that has torch and pytest in memory but nothing of ours, so that module-level constants can
-be wrong too. It gets the tests that run its line, the quickest first, as many as fit `--seconds`, until one fails. A run that
-is stopped goes on where it was. Tools that do this skip functions with decorators (mutmut; all lowering rules are such) or start
-Python and torch anew for each mutant (cosmic-ray).
+A mutant is a function with other code in a fork of a process that has imported everything; constants, defaults and the like,
+and all mutants with --again, run in forks of one that has imported nothing of ours. It gets the tests that run its line, as
+many as fit `--seconds`, until one fails. A run that is stopped goes on where it was. Tools that do this skip
+functions with decorators (mutmut; all lowering rules are such) or start Python and torch anew for each mutant (cosmic-ray).
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import gc
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
+import io
 import json
 import os
 import random
@@ -29,7 +32,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -78,7 +81,7 @@ class Record:
         self.lines: set[tuple[str, int]] = set()  # of what runs now
         self.of_fixture: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.tests: dict[str, dict[str, Any]] = {}
-        self.took: Counter[str] = Counter()
+        self.took: dict[str, float] = {}
         self.good: set[str] = set()
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
@@ -106,8 +109,8 @@ class Record:
         self.lines = set()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.took[report.nodeid] += report.duration
         if report.when == "call" and report.passed:
+            self.took[report.nodeid] = report.duration
             self.good.add(report.nodeid)
 
     def pytest_runtest_teardown(self, item: Any) -> None:
@@ -152,7 +155,8 @@ def key(path: Path, m: Mutation) -> str:
 
 
 def tests_of(path: Path, m: Mutation, recorded: list[Any], seconds: float) -> list[str]:
-    """Those that run its line, or else its statement; of what runs on import, all that use the file."""
+    """Those that run its line, or else its statement, quick ones that run little else first; of what runs on import, those that
+    use the file."""
     by_line, by_statement, by_file = [], [], []
     for test in recorded:
         lines = test["lines"].get(str(path))
@@ -162,9 +166,12 @@ def tests_of(path: Path, m: Mutation, recorded: list[Any], seconds: float) -> li
                 by_line.append(test)
             if m.statement and any(m.statement[0] <= line <= m.statement[1] for line in lines):
                 by_statement.append(test)
-    chosen = (by_line or by_statement) if m.statement else by_file
+    if m.statement:
+        chosen = sorted(by_line or by_statement, key=lambda t: (0.02 + t["seconds"]) * sum(map(len, t["lines"].values())))
+    else:  # those that see much of the file in little time
+        chosen = sorted(by_file, key=lambda t: (0.05 + t["seconds"]) / len(t["lines"][str(path)]))
     names, total = [], 0.0
-    for test in sorted(chosen, key=lambda t: t["seconds"]):
+    for test in chosen:
         total += test["seconds"]
         if total > seconds and names:
             break
@@ -186,7 +193,43 @@ class Mutated(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, ROOT / self.path, loader=loader)
 
 
-def attempt(path: Path, m: Mutation, tests: list[str], limit: float) -> str:
+def functions(code: CodeType) -> dict[tuple[str, int], CodeType]:
+    """The functions and methods of a module, by name and line; what is inside of them belongs to them."""
+    found = {}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_flags & inspect.CO_NEWLOCALS and constant.co_flags & inspect.CO_OPTIMIZED:
+                found[constant.co_qualname, constant.co_firstlineno] = constant
+            else:
+                found |= functions(constant)  # the body of a class
+    return found
+
+
+def warm_up() -> dict[tuple[str, str, int], list[FunctionType]]:
+    """Imports the tests and so everything of ours; the functions that there are now, by file, name and line."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main([*QUIET, "--collect-only", *TESTS.split()])
+    found = defaultdict(list)
+    for f in gc.get_objects():
+        if isinstance(f, FunctionType):
+            found[f.__code__.co_filename, f.__code__.co_qualname, f.__code__.co_firstlineno].append(f)
+    return found
+
+
+def swap(path: Path, m: Mutation, warm: dict[tuple[str, str, int], list[FunctionType]]) -> bool:
+    """Gives the functions that the mutation changes their new code; False where that is not enough."""
+    source, file = (ROOT / path).read_text(), str(ROOT / path)
+    before, after = (functions(compile(tree, file, "exec")) for tree in (ast.parse(source), mutated(source, m.number)))
+    changed = [name for name in before if before[name] != after.get(name)]
+    live = [(f, after[name]) for name in changed if name in after for f in warm.get((file, *name), [])]
+    if not live or any(f.__code__.co_freevars != code.co_freevars for f, code in live):
+        return False
+    for f, code in live:
+        f.__code__ = code
+    return True
+
+
+def attempt(path: Path, m: Mutation, tests: list[str], limit: float, warm: Any = None) -> str:
     """In a fork: "survived", or what noticed it."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -196,7 +239,7 @@ def attempt(path: Path, m: Mutation, tests: list[str], limit: float) -> str:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
             resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
-            _child(path, m, tests, writer)
+            _child(path, m, tests, writer, warm)
         os._exit(0)
     os.close(writer)
     end = time.monotonic() + limit
@@ -206,13 +249,13 @@ def attempt(path: Path, m: Mutation, tests: list[str], limit: float) -> str:
             os.waitpid(child, 0)
             os.close(reader)
             return "timeout"
-        time.sleep(0.02)
+        time.sleep(0.01)
     verdict = os.read(reader, 4096).decode()
     os.close(reader)
     return verdict or "died"
 
 
-def _child(path: Path, m: Mutation, tests: list[str], writer: int) -> None:
+def _child(path: Path, m: Mutation, tests: list[str], writer: int, warm: Any) -> None:
     class First:
         failed = ""
 
@@ -220,8 +263,12 @@ def _child(path: Path, m: Mutation, tests: list[str], writer: int) -> None:
             if report.failed and not self.failed:
                 self.failed = report.nodeid
 
-    source = (ROOT / path).read_text()
-    sys.meta_path.insert(0, Mutated(path, compile(mutated(source, m.number), str(ROOT / path), "exec")))
+    if warm is None:
+        source = (ROOT / path).read_text()
+        sys.meta_path.insert(0, Mutated(path, compile(mutated(source, m.number), str(ROOT / path), "exec")))
+    elif not swap(path, m, warm):
+        os.write(writer, b"cold")
+        return
     first = First()
     status = pytest.main([*QUIET, *tests], plugins=[first])
     verdict = "survived" if status == 0 else (first.failed or f"collecting ({int(status)})")
@@ -267,19 +314,45 @@ def run(options: argparse.Namespace) -> None:
     for share in range(options.jobs):
         pid = os.fork()
         if pid == 0:
-            for path, m in todo[share :: options.jobs]:
-                tests = tests_of(path, m, recorded, options.seconds)
-                start = time.monotonic()
-                verdict = attempt(path, m, tests, 20 + 6 * options.seconds) if tests else "no test"
-                line = {"key": key(path, m), "verdict": verdict, "was": m.was, "now": m.now, "tests": len(tests)}
-                line["seconds"] = round(time.monotonic() - start, 2)
-                with (OUT / "results.jsonl").open("a") as f:
-                    f.write(json.dumps(line) + "\n")
+            work(todo[share :: options.jobs], recorded, options)
             os._exit(0)
         workers.append(pid)
     for pid in workers:
         os.waitpid(pid, 0)
     show()
+
+
+def work(todo: list[tuple[Path, Mutation]], recorded: list[Any], options: argparse.Namespace) -> None:
+    """First what a process that has imported everything can run."""
+
+    def one(path: Path, m: Mutation, warm: Any) -> bool:
+        tests = tests_of(path, m, recorded, options.seconds)
+        start = time.monotonic()
+        verdict = attempt(path, m, tests, 20 + 6 * options.seconds, warm) if tests else "no test"
+        line = {"key": key(path, m), "verdict": verdict, "was": m.was, "now": m.now, "tests": len(tests)}
+        line["seconds"] = round(time.monotonic() - start, 2)
+        if verdict != "cold":
+            with (OUT / "results.jsonl").open("a") as f:
+                f.write(json.dumps(line) + "\n")
+        return verdict != "cold"
+
+    cold = [(path, m) for path, m in todo if m.statement is None or options.again]
+    warmer = os.fork()
+    if warmer == 0:
+        warm = warm_up()
+        gc.freeze()
+        with (OUT / f"cold{os.getpid()}").open("w") as f:
+            for item in todo:
+                if item not in cold and not one(*item, warm):
+                    f.write(f"{key(*item)}\n")
+        os._exit(0)
+    os.waitpid(warmer, 0)
+    left = OUT / f"cold{warmer}"
+    keys = set(left.read_text().split())
+    left.unlink()
+    for path, m in todo:
+        if (path, m) in cold or key(path, m) in keys:
+            one(path, m, None)
 
 
 def read_results() -> dict[str, dict[str, Any]]:
