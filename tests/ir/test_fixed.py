@@ -97,7 +97,7 @@ def test_a_ratio_just_below_the_limit_is_refused_or_fits_31_bits(ratio: float) -
         mult, shift = fixed.multiplier(ratio)
     except ValueError:
         return
-    assert mult < 2**31 and abs(Fraction(mult, 2**shift) / Fraction(ratio) - 1) <= Fraction(1, 2**31)
+    assert mult < 2**31 and 1 <= shift <= 62 and abs(Fraction(mult, 2**shift) / Fraction(ratio) - 1) <= Fraction(1, 2**31)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 5e-324, 2.0**-1000, 2.0**-40, 2.0**-33])
