@@ -47,11 +47,12 @@ quant: qparams observers histogram weights similarity simulate plan recipe calib
     walk calibration calibrate_detector
 """
 TESTS = """
-tests/ir tests/quant tests/golden tests/runtime/test_networks.py
+tests/ir tests/quant tests/golden tests/runtime/test_networks.py tests/runtime/test_exhaustive.py
 tests/hostile/test_fqvit_files.py tests/hostile/test_relative_files.py
 tests/detect/test_programs.py tests/detect/test_sizes.py tests/detect/test_batches.py tests/detect/test_shared_weights.py
 """
-SLOW = "not stay_near_float and not it_beats and not little_more_than_its_weights"  # seconds each; others run the same lines
+# Seconds each, where others run the same lines; or nothing of these files.
+SLOW = "not stay_near_float and not it_beats and not little_more_than_its_weights and not engine_is_exact and not onnx_is_exact"
 PRELOADED = "numpy torch torch.fx torch.nn.functional hypothesis hypothesis.extra.numpy msgspec PIL.Image safetensors.numpy"
 # Without plugins that nobody asked for and without a garbage collection of all of torch for every mutant.
 QUIET = ["-q", "-x", "--no-header", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "_hypothesis_pytestplugin"]

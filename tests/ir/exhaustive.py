@@ -138,10 +138,13 @@ def norms() -> Case:
     ops: list[AnyOp] = [Permute(y="rows", x=INPUT, view=(256, 256, 2), perm=(0, 1, 2), shape=(65536, 2))]
     constants: dict[str, Any] = {}
     expected = {}
-    settings = [(1, 0, (0, 0)), (2, 128, (0, 3)), (20011, 255, (1, 0)), (2**40 + 1, 100, (15, 15))]
-    for i, (epsilon, zero, alpha) in enumerate(settings):
-        y, shift, b_shift, bits = f"y{i}", 40, 24, 16
-        g, b = (2**30, -(2**29) - 1), (2**24 + 1, 20000 * 2**16)
+    wide = ((2**30, -(2**29) - 1), (2**24 + 1, 20000 * 2**16), 40, 24)
+    # Every bit of t, where it is within 2^16 of the largest.
+    fine = ((2, 2), (2**17 - 2**25, 2**17 - 2**25), 1, 0)
+    settings = [(1, 0, (0, 0), wide), (2, 128, (0, 3), wide), (20011, 255, (1, 0), wide), (2**40 + 1, 100, (15, 15), wide)]
+    settings += [(1, 0, (0, 0), fine), (3, 9, (2, 2), fine)]
+    for i, (epsilon, zero, alpha, (g, b, shift, b_shift)) in enumerate(settings):
+        y, bits = f"y{i}", 16
         constants |= {f"{y}.affine": np.array([g, b], np.int32), f"{y}.alpha": np.array(alpha, np.uint8)}
         ops.append(
             LayerNorm(y=y, x="rows", epsilon=epsilon, shift=shift, b_shift=b_shift, zero=zero, alpha=f"{y}.alpha", bits=bits)
@@ -206,6 +209,7 @@ def softmaxes() -> Case:
     # 2^k and its neighbours, and 1.5 times: where codes change.
     edges = {round(f * 2**k) + d for k in range(1, 30) for f in (1, 1.5) for d in (-1, 0, 1)}
     made["edges"] = np.array([2**29, *sorted((e for e in edges if e < 2**29), reverse=True), 0], np.int32)[:256]
+    made["small"] = np.array([6, 3, 2, 1, 1, 0], np.int32)
     made["ratios"] = np.array([2**29 // max(3 * d // 2, 1) for d in BYTES], np.int32)
     for name, table in made.items():
         exp = [int(table[min(d, len(table) - 1)]) for d in BYTES]

@@ -68,7 +68,7 @@ def test_a_proof_holds_below_its_power_of_two_and_not_at_it() -> None:
 @many
 @given(st.integers(-(2**15), 2**15 - 1), ALPHA, st.integers(1, 16))
 def test_lookup_has_room_for_an_entry_its_half_and_a_zero_point(entry: int, alpha: int, bits: int) -> None:
-    constants = {"y.table": np.full(256, entry, np.int16), "al": one(alpha)}
+    constants = {"y.table": np.array([entry] + [0] * 255, np.int16), "al": one(alpha)}
     op = Lookup(y="y", x="x", alpha="al", y_zero=(0,) * (alpha + 1), bits=bits)
     assert proofs_of(op, {"x": u8(1)}, constants) == {"y before its clamp": (abs(entry) + 2**alpha + 2**bits, 31)}
 
@@ -104,7 +104,8 @@ def test_a_norm_is_bounded_by_the_row_with_one_odd_channel(
     channels: int, zero: int, alpha: int, g: int, b: int, shift: int
 ) -> None:
     """|t| < (sqrt(C) + 1) 2^24 whatever the row, since |C v - M1| <= sqrt(C D)."""
-    constants = {"y.affine": np.array([[g] * channels, [b] * channels], np.int32), "al": np.full(channels, alpha, np.uint8)}
+    zeros = [0] * (channels - 1)
+    constants = {"y.affine": np.array([[g, *zeros], [b, *zeros]], np.int32), "al": np.array([alpha, *zeros], np.uint8)}
     op = LayerNorm(y="y", x="x", epsilon=7, shift=shift, b_shift=9, zero=zero, alpha="al")
     v = farthest(zero) * 2**alpha
     root = math.isqrt(channels) + 1
@@ -126,6 +127,11 @@ def test_a_sum_is_bounded_by_both_terms_and_the_half_of_the_last_shift(
     values = {"a": u8(1), "b": Value("i32", (1,), -largest, largest)}
     worst = farthest(zero) * 2**alpha * m + largest * n + 2 ** (shift + y_alpha - 1)
     assert proofs_of(op, values, {"al": one(alpha), "ya": one(y_alpha)}) == {"sum": (worst, 63)}
+    # The largest of each constant counts, wherever it is.
+    wide = Add(y="y", terms=(Term(x="a", mult="m", zero="z", alpha="al"), terms[1]), shift=shift, y_alpha="ya")
+    constants = {name: np.array([0, x, 0], np.uint8) for name, x in (("al", alpha), ("ya", y_alpha))}
+    constants |= {"m": np.array([0, m, 0], np.int32), "z": np.full(3, zero, np.uint8)}
+    assert proofs_of(wide, {"a": u8(3), "b": Value("i32", (3,), -largest, largest)}, constants) == {"sum": (worst, 63)}
 
 
 @many
@@ -144,7 +150,7 @@ def test_a_mean_is_bounded_by_the_rows_that_it_adds(tokens: int, skip: int, zero
 @given(st.integers(1, 99), BYTE, BYTE, st.booleans(), st.integers(-(2**31) + 1, 2**31 - 1))
 def test_a_product_is_bounded_by_its_sides_and_its_bias(inner: int, za: int, zb: int, rows: bool, bias: int) -> None:
     values = {"a": u8(2, 3, inner), "b": u8(2, inner, 5) if rows else u8(2, 5, inner)}
-    constants = {"y.bias": np.full((4, 2), bias, np.int32), "i": np.full((3, 5), 3, np.uint16)}
+    constants = {"y.bias": np.array([[0, 0], [0, bias], [0, 0], [0, 0]], np.int32), "i": np.full((3, 5), 3, np.uint16)}
     worst = inner * farthest(za) * farthest(zb)
     for index, more in ((None, 0), ("i", abs(bias))):
         op = MatMul(y="y", a="a", b="b", mult=1, shift=1, a_zero=za, b_zero=zb, b_rows=rows, index=index)
