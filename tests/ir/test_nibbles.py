@@ -191,6 +191,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "group 1": (lambda: of_group(1), "y: group is 1, expected 0 or 2 to 65536"),
     "group -4": (lambda: of_group(-4), "y: group is -4"),
+    "group 65537": (lambda: of_group(2**16 + 1), "y: group is 65537"),
     "group 10^30": (lambda: of_group(10**30), "y: group is 10+, expected"),
     "packed weights without a group": (lambda: of_group(0), "'y.w' is uint8, expected i8"),
     "packed weights added": (
@@ -212,6 +213,11 @@ def test_verify_refuses_packed_weights_of(case: str) -> None:
 def test_the_refused_weights_are_one_change_away_from_accepted_ones() -> None:
     for program in (packed_linear(W, EXPONENT), odd(), of_group(GROUP), named_elsewhere(Concat(y="s", xs=("x",)))):
         program.verify()
+
+
+@pytest.mark.parametrize("group", [2, 2**16])
+def test_the_smallest_and_the_largest_group_are_accepted(group: int) -> None:
+    packed_linear(np.ones((5, C), np.int8), np.zeros((5, -(-C // group)), np.uint8), group).verify()
 
 
 def test_an_overflow_is_proved_from_the_unpacked_weights() -> None:
