@@ -56,6 +56,10 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         ),
         "a: regions need windows",
     ),
+    "a softmax with mult 0": (
+        lambda: program_of([HEADS, SCORES, Softmax(y="a", x="s", mult=0, shift=9)], {"a.table": TABLE}),
+        "a: shift must be in 1..52 and mult in 1",
+    ),
     "attention times V of other tokens": (
         lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), THIRDS, context(v="t")], {"a.table": TABLE}),
         r"y: \[2, 2, 2, 2\] and \[2, 2, 3, 2\] do not fit",
