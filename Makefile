@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | detector | sanitize | fuzz-engine | faults | soak | pythons | api | clean.
+# make demo | test | lint | bench | detector | sanitize | fuzz-engine | faults | soak | mutants | pythons | api | clean.
 # Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench detector sanitize fuzz-engine faults soak pythons api oracles clean
+.PHONY: demo test lint bench detector sanitize fuzz-engine faults soak mutants pythons api oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -33,6 +33,13 @@ build/detect/%.safetensors: .venv/.run build/detect/shapes/instances_val.json
 
 build/detect/shapes/instances_val.json: .venv/.run training/make_shapes.py
 	$(BIN)/python training/make_shapes.py -o build/detect/shapes
+
+# Small mistakes in ir/ and quant/, one at a time: which would no test notice (docs/mutants.md)? Hours; stopped, it goes on.
+MUTANTS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python scripts/mutants.py
+mutants: .venv/.dev
+	test -f build/mutants/lines.json || $(MUTANTS) record
+	$(MUTANTS) run --jobs 2
+	$(MUTANTS) run --jobs 2 --again --seconds 60
 
 # The engine without Python under three sanitizers, on programs that Python wrote: several engines and callers at once.
 CORE := $(filter-out native/bind.cpp,$(wildcard native/*.cpp))

@@ -69,7 +69,16 @@ def test_a_multiplier_is_within_a_half_of_its_last_bit(ratio: float) -> None:
     assert abs(Fraction(mult, 2**shift) / Fraction(ratio) - 1) <= Fraction(1, 2**31)
 
 
-@pytest.mark.parametrize("ratio", [2.0**e for e in range(-31, 30)])
+@many
+@given(st.floats(2.0**-32, 2.0**30 - 1) | st.sampled_from([math.nextafter(2.0**e, 0) for e in range(-31, 30)]))
+def test_no_other_multiplier_is_nearer(ratio: float) -> None:
+    """At most half a step of the shift that fits away, also where the mantissa rounds to 2."""
+    mult, shift = fixed.multiplier(ratio)
+    finest = min(31 - math.frexp(ratio)[1], 62)
+    assert abs(Fraction(mult, 2**shift) - Fraction(ratio)) <= Fraction(1, 2 ** (finest + 1))
+
+
+@pytest.mark.parametrize("ratio", [2.0**e for e in range(-32, 30)])
 def test_powers_of_two_are_exact_multipliers(ratio: float) -> None:
     mult, shift = fixed.multiplier(ratio)
     assert Fraction(mult, 2**shift) == Fraction(ratio) and 2**30 <= mult < 2**31
@@ -88,7 +97,7 @@ def test_a_ratio_just_below_the_limit_is_refused_or_fits_31_bits(ratio: float) -
         mult, shift = fixed.multiplier(ratio)
     except ValueError:
         return
-    assert mult < 2**31 and abs(Fraction(mult, 2**shift) / Fraction(ratio) - 1) <= Fraction(1, 2**31)
+    assert mult < 2**31 and 1 <= shift <= 62 and abs(Fraction(mult, 2**shift) / Fraction(ratio) - 1) <= Fraction(1, 2**31)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 5e-324, 2.0**-1000, 2.0**-40, 2.0**-33])
@@ -125,7 +134,7 @@ def slow_ilog2_round(x: int) -> int:
 
 @both
 def test_ilog2_round_goes_up_from_mantissa_one_and_a_half(library: str) -> None:
-    small = list(range(1, 4097))
+    small = list(range(1, 2**16 + 1))  # beyond every 4-bit code
     edges = sorted({max(1, 3 * 2**e // 2 + d) for e in range(61) for d in (-1, 0, 1)})
     for xs in (small, edges):
         assert fixed.ilog2_round(LIBRARIES[library](xs)).tolist() == [slow_ilog2_round(x) for x in xs]
@@ -134,6 +143,28 @@ def test_ilog2_round_goes_up_from_mantissa_one_and_a_half(library: str) -> None:
 @both
 def test_the_papers_example_of_find_first_one(library: str) -> None:
     assert fixed.ilog2_round(LIBRARIES[library]([3500, 1, 2, 3])).tolist() == [12, 0, 1, 2]
+
+
+@both
+def test_isqrt_of_every_small_number_and_around_every_power_of_two_and_its_root(library: str) -> None:
+    xs = set(range(2**16)) | {2**e + d for e in range(62) for d in range(-3, 4) if 0 <= 2**e + d < 2**62}
+    xs |= {r * r + d for e in range(31) for r in range(max(2**e - 3, 1), 2**e + 4) for d in (-1, 0, 1) if r * r + d < 2**62}
+    ordered = sorted(xs)
+    assert fixed.isqrt(LIBRARIES[library](ordered)).tolist() == [math.isqrt(x) for x in ordered]
+
+
+@both
+def test_round_divide_of_every_small_pair(library: str) -> None:
+    pairs = [(n, d) for n in range(-300, 301) for d in range(1, 130)]
+    found = fixed.round_divide(*(LIBRARIES[library](side) for side in zip(*pairs, strict=True))).tolist()
+    assert found == [(2 * n + d) // (2 * d) for n, d in pairs]
+
+
+@both
+def test_round_shift_of_every_small_number(library: str) -> None:
+    for shift in range(1, 12):
+        xs = list(range(-5000, 5001))
+        assert fixed.round_shift(LIBRARIES[library](xs), shift).tolist() == [(2 * x + 2**shift) // 2 ** (shift + 1) for x in xs]
 
 
 @both

@@ -47,6 +47,22 @@ def test_even_places_are_in_the_low_nibble_and_the_spare_one_is_0() -> None:
     assert codes.tolist() == [[0xF1, 0x87, 0x03]] and exponents.tolist() == [[0x00, 0x04]]
 
 
+def test_every_byte_of_codes_with_every_pair_of_exponents_unpacks_and_packs_again() -> None:
+    """256 bytes by 25: a row each, the low nibble first; its two weights are two groups' halves."""
+    rows = [(byte, low, high) for byte in range(256) for low in range(5) for high in range(5)]
+    codes = np.array([[byte & 15 | (byte & 15) << 4, byte >> 4 | (byte >> 4) << 4] for byte, _, _ in rows], np.uint8)
+    exponents = np.array([[low + 16 * high] for _, low, high in rows], np.uint8)
+    w = unpack(codes, exponents, 4, 2)
+    signed = [*range(8), *range(-8, 0)]  # what a nibble means
+    for found, (byte, low, high) in zip(w.tolist(), rows, strict=True):
+        a, b = signed[byte % 16] * 2**low, signed[byte // 16] * 2**high
+        assert found == [a, a, b, b], (byte, low, high)
+    apart = np.stack([exponents[:, 0] & 15, exponents[:, 0] >> 4], 1)
+    again, same = pack(w, apart, 2)
+    assert_same(again, codes, "codes")
+    assert_same(same, exponents, "exponents")
+
+
 def test_the_extremes_of_int8_unpack() -> None:
     assert unpack(np.array([[0x78]], np.uint8), np.array([[4]], np.uint8), 2, 2).tolist() == [[-128, 112]]
 
@@ -175,6 +191,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "group 1": (lambda: of_group(1), "y: group is 1, expected 0 or 2 to 65536"),
     "group -4": (lambda: of_group(-4), "y: group is -4"),
+    "group 65537": (lambda: of_group(2**16 + 1), "y: group is 65537"),
     "group 10^30": (lambda: of_group(10**30), "y: group is 10+, expected"),
     "packed weights without a group": (lambda: of_group(0), "'y.w' is uint8, expected i8"),
     "packed weights added": (
@@ -196,6 +213,11 @@ def test_verify_refuses_packed_weights_of(case: str) -> None:
 def test_the_refused_weights_are_one_change_away_from_accepted_ones() -> None:
     for program in (packed_linear(W, EXPONENT), odd(), of_group(GROUP), named_elsewhere(Concat(y="s", xs=("x",)))):
         program.verify()
+
+
+@pytest.mark.parametrize("group", [2, 2**16])
+def test_the_smallest_and_the_largest_group_are_accepted(group: int) -> None:
+    packed_linear(np.ones((5, C), np.int8), np.zeros((5, -(-C // group)), np.uint8), group).verify()
 
 
 def test_an_overflow_is_proved_from_the_unpacked_weights() -> None:

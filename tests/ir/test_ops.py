@@ -154,7 +154,8 @@ def mean(draw: Draw) -> AnyOp:
     mult, shift = draw.requantizer(255 * tokens)
     zero, alpha = draw.zero("z", channels), draw.alpha("alpha", channels)
     skip = draw.int(0, tokens - 1)
-    return Mean(y="y", x="x", mult=mult, shift=shift, skip=skip, zero=zero, alpha=alpha, y_zero=draw.one(0, 9, 255), bits=8)
+    bits = draw.one(4, 8, 9, 16)
+    return Mean(y="y", x="x", mult=mult, shift=shift, skip=skip, zero=zero, alpha=alpha, y_zero=draw.one(0, 9, 15), bits=bits)
 
 
 def matmul(draw: Draw) -> AnyOp:
@@ -195,7 +196,8 @@ def scores(draw: Draw) -> tuple[str | None, int]:
     else:
         draw.buffer("x", (windows, heads, tokens, tokens), bits)
         region = draw.one(None, draw.constant("region", 0, 2, (windows, tokens), "u8"))
-    draw.constants["y.table"] = exp_table(draw.one(1e-4, 0.02, 0.1, 1.0, 30.0), 2**bits, tokens)
+    small = np.array([6, 3, 2, 1, 1, 0], np.int32)  # where an exponential of 1 is not far below the others
+    draw.constants["y.table"] = draw.one(exp_table(draw.one(1e-4, 0.02, 0.1, 1.0, 30.0), 2**bits, tokens), small)
     return region, 2**bits
 
 

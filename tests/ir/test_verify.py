@@ -80,6 +80,11 @@ def x_term(**fields: Any) -> Term:
     return Term(**{"x": "x", "mult": 2**20, **fields})
 
 
+def shifted_table(**fields: Any) -> Program:
+    constants = {"y.table": np.zeros(256, np.int16), "al": np.full(C, 2, np.uint8)}
+    return program_of([Lookup(**{"y": "y", "x": "x", "alpha": "al", "y_zero": (0, 0, 0), **fields})], constants)
+
+
 REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     "weights of another type": (lambda: with_linear(w=np.zeros((5, C), np.int16)), "y: constant 'y.w' is int16"),
     "weights of another shape": (lambda: with_linear(w=np.zeros((5, C + 1), np.int8)), "y: constant 'y.w' has shape"),
@@ -200,6 +205,20 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     "epsilon 2^62": (lambda: program_of([norm(epsilon=2**62)], {"y.affine": AFFINE}), "y: D can reach"),
     "a norm with shift 63": (lambda: program_of([norm(shift=63)], {"y.affine": AFFINE}), "shift must be in"),
     "a norm with b_shift -1": (lambda: program_of([norm(b_shift=-1)], {"y.affine": AFFINE}), "b_shift in"),
+    "a norm with shift 0": (lambda: program_of([norm(shift=0)], {"y.affine": AFFINE}), "shift must be in"),
+    "a norm with b_shift 33": (lambda: program_of([norm(b_shift=33)], {"y.affine": AFFINE}), "b_shift in"),
+    "a shifted table with -1 bits": (lambda: shifted_table(bits=-1), "bits is -1"),
+    "a shifted table with 17 bits": (lambda: shifted_table(bits=17), "bits is 17"),
+    "a sum with one multiplier too large": (
+        lambda: program_of([plus(x_term(), x_term(mult="m"))], {"m": np.array([1, 2**30, 1, 1, 1, 1], np.int32)}),
+        "mult must be in",
+    ),
+    "a sum with one negative multiplier": (
+        lambda: program_of([plus(x_term(), x_term(mult="m"))], {"m": np.array([1, -1, 1, 1, 1, 1], np.int32)}),
+        "mult must be in",
+    ),
+    "one shift of 0": (lambda: with_linear(shift=np.array([9, 0, 9, 9, 9], np.uint8)), "y: shift must be in 1..62"),
+    "one shift of 63": (lambda: with_linear(shift=np.array([9, 63, 9, 9, 9], np.uint8)), "y: shift must be in 1..62"),
     "a norm that overflows": (
         lambda: program_of([norm(b_shift=32)], {"y.affine": np.full((2, C), 2**31 - 1, np.int32)}),
         "y: y before its shift can reach",

@@ -88,6 +88,14 @@ def test_log2_codes_of_probabilities(bits: int) -> None:
     assert got[0] == 0 and got[-1] == last
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_log2_codes_of_every_ratio_that_decides_one(bits: int) -> None:
+    """1 / p is every whole number that 4 bits tell apart, and more."""
+    ratios = range(1, 2**16 + 1)
+    got = log2_encode(1 / torch.tensor(ratios, dtype=torch.float64), 2**bits - 1)
+    assert got.tolist() == [min(r.bit_length() - 1 + (2 * r >= 3 << r.bit_length() - 1), 2**bits - 1) for r in ratios]
+
+
 def test_the_last_log2_code_means_0_where_asked() -> None:
     codes = torch.tensor([0.0, 1.0, 14.0, 15.0])
     assert log2(4, False).decode(codes).tolist() == [1.0, 0.5, 2.0**-14, 2.0**-15]

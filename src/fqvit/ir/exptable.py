@@ -20,8 +20,8 @@ ONE_BITS = 20  # exp(0) = 2^20: code 15 is decided by e / sum near 2^-14.5, so 2
 
 
 def one_bits(tokens: int) -> int:
-    """Bits of exp(0): 20, or fewer where a row of `tokens` would sum past 31 bits."""
-    return min(ONE_BITS, 30 - math.ceil(math.log2(max(tokens, 2))))
+    """Bits of exp(0): 20, or fewer where a row of `tokens` would sum past 2^30."""
+    return min(ONE_BITS, 30 - math.ceil(math.log2(tokens)))
 
 
 def exp_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
@@ -73,7 +73,7 @@ def level_table(scale: float, codes: int, levels: tuple[int, ...], masked: bool)
     """
     order, bounds = level_bounds(levels)
     table = order[np.searchsorted(bounds, np.exp(-scale * np.arange(codes)), side="right")]
-    if masked and table[-1] != order[0]:
+    if masked:
         table = np.append(table, order[0])
     return _trimmed(table.astype(np.uint8))
 

@@ -133,5 +133,5 @@ class Scope:
 
 
 def magnitude(lo: int, hi: int, zero_lo: int = 0, zero_hi: int = 0) -> int:
-    """The largest |x - zero|."""
-    return max(abs(hi - zero_lo), abs(lo - zero_hi))
+    """The largest |x - zero| for x in lo..hi and zero in zero_lo..zero_hi."""
+    return max(hi - zero_lo, zero_hi - lo)

@@ -1,0 +1,107 @@
+"""What verify() refuses of attention: shapes that do not fit, regions, positions; the rest is in test_verify.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.moves import Permute
+from fqvit.ir.ops import Lookup
+from fqvit.ir.program import Program
+from tests.ir.test_verify import HEADS, SCORES, TABLE, T, program_of
+
+THIRDS = Permute(y="t", x="x", view=(2, 2, 3, 2), perm=(0, 1, 2, 3))
+
+
+def context(**fields: Any) -> ShiftMatMul:
+    return ShiftMatMul(**{"y": "y", "a": "a", "v": "h", "mult": 1, "shift": 1, **fields})
+
+
+REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
+    "a bias of products without heads": (
+        lambda: program_of(
+            [MatMul(y="y", a="x", b="x", mult=1, shift=1, index="i")],
+            {"y.bias": np.zeros((4, 1), np.int32), "i": np.zeros((T, T), np.uint16)},
+        ),
+        "y: a bias needs heads",
+    ),
+    "a bias of products past its rows": (
+        lambda: program_of(
+            [HEADS, msgspec.structs.replace(SCORES, index="i")],
+            {"s.bias": np.zeros((4, 2), np.int32), "i": np.full((2, 2), 4, np.uint16)},
+        ),
+        "s: constant 'i' points outside 4 rows",
+    ),
+    "scores that never are 0": (
+        lambda: program_of(
+            [HEADS, Lookup(y="t", x="h"), LogSoftmax(y="a", x="t")],
+            {"t.table": np.full(256, 7, np.uint8), "a.table": TABLE},
+        ),
+        "a: scores must be unsigned codes",
+    ),
+    "regions of scores that are not square": (
+        lambda: program_of([HEADS, LogSoftmax(y="a", x="h", region="r")], {"a.table": TABLE, "r": np.zeros((2, 3), np.uint8)}),
+        "a: regions need square scores",
+    ),
+    "regions of a softmax without windows": (
+        lambda: program_of(
+            [Permute(y="h", x="x", view=(6, 2, 2), perm=(0, 1, 2)), Softmax(y="a", x="h", mult=1, shift=1, region="r")],
+            {"a.table": TABLE, "r": np.zeros((6, 2), np.uint8)},
+        ),
+        "a: regions need windows",
+    ),
+    "a softmax with mult 0": (
+        lambda: program_of([HEADS, SCORES, Softmax(y="a", x="s", mult=0, shift=9)], {"a.table": TABLE}),
+        "a: shift must be in 1..52 and mult in 1",
+    ),
+    "attention times V of other tokens": (
+        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), THIRDS, context(v="t")], {"a.table": TABLE}),
+        r"y: \[2, 2, 2, 2\] and \[2, 2, 3, 2\] do not fit",
+    ),
+    "attention times V of other heads": (
+        lambda: program_of(
+            [
+                HEADS,
+                SCORES,
+                LogSoftmax(y="a", x="s"),
+                Permute(y="t", x="x", view=(2, 1, 2, 6), perm=(0, 1, 2, 3)),
+                context(v="t"),
+            ],
+            {"a.table": TABLE},
+        ),
+        "y: .* do not fit",
+    ),
+    "a weighted mean of other tokens": (
+        lambda: program_of(
+            [HEADS, SCORES, RowCodes(y="a", x="s"), THIRDS, Attend(y="y", a="a", v="t", mult=1, shift=1, levels=(1,))],
+            {"a.table": np.zeros(2, np.uint8)},
+        ),
+        "y: .* do not fit",
+    ),
+    "attention times V with shift 63": (
+        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), context(shift=63)], {"a.table": TABLE}),
+        "y: shift must be in",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_verify_refuses(case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(FqvitError, match=message) as caught:
+        make().verify()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_refused_programs_are_one_change_away_from_accepted_ones() -> None:
+    program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), context()], {"a.table": TABLE}, "x").verify()
+    biased = {"s.bias": np.zeros((4, 2), np.int32), "i": np.full((2, 2), 3, np.uint16)}
+    program_of([HEADS, msgspec.structs.replace(SCORES, index="i")], biased, "x").verify()
+    mean = Attend(y="y", a="a", v="h", mult=1, shift=1, levels=(1,))
+    program_of([HEADS, SCORES, RowCodes(y="a", x="s"), mean], {"a.table": np.zeros(2, np.uint8)}, "x").verify()
