@@ -1,4 +1,4 @@
-"""What must happen to any file: one line that names it refuses it, or it is taken and means one thing. All else is a finding."""
+"""What must happen to any file: one line that names it refuses it, or it is taken with one meaning. The rest are findings."""
 
 from __future__ import annotations
 
