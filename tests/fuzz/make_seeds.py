@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
+import json
 import sys
+import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save as serialize
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -66,7 +74,126 @@ def detectors() -> dict[str, bytes]:
     return {"tiny.fqvit": written(DetectorProgram.of(detector, LoweredDetector(detector, calibration)))}
 
 
-TARGETS = {"program": programs, "detector": detectors}
+def zeros() -> dict[str, torch.Tensor]:
+    """Weights of a detector, all 0, so that they pack to nothing."""
+    return {name: torch.zeros_like(x) for name, x in random_release(TINY, "mmdetection").items()}
+
+
+def saved(write: Callable[[Path], object], name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / name)
+        return (Path(folder) / name).read_bytes()
+
+
+def safetensors_files() -> dict[str, bytes]:
+    few = {"blocks.0.attn.qkv.weight": torch.zeros(6, 2), "head.weight": torch.zeros(10, 2), "cls_token": torch.zeros(1, 1, 2)}
+    own = {"fqvit.detector": json.dumps({"short": 32, "long": 64})}
+    return {"few.safetensors": serialize(few), "detector.safetensors": serialize(zeros(), own)}
+
+
+def torch_files() -> dict[str, bytes]:
+    few = {"model": {"module.head.weight": torch.zeros(3, 2), "module.norm.weight": torch.ones(2).half()}, "epoch": 3}
+    whole, old = {"state_dict": zeros()}, {"head.weight": torch.arange(6.0).reshape(2, 3).t()}
+    return {
+        "few.pth": saved(lambda path: torch.save(few, path), "x.pth"),
+        "detector.pth": saved(lambda path: torch.save(whole, path), "x.pth"),
+        "legacy.pth": saved(lambda path: torch.save(old, path, _use_new_zipfile_serialization=False), "x.pth"),
+    }
+
+
+def npz_files() -> dict[str, bytes]:
+    arrays = {"Transformer/encoder_norm/bias": np.zeros(4, np.float32), "head/kernel": np.zeros((4, 3), np.float16)}
+    return {
+        "few.npz": saved(lambda path: np.savez(path, **arrays), "x.npz"),
+        "packed.npz": saved(lambda path: np.savez_compressed(path, **arrays), "x.npz"),
+    }
+
+
+def picture(kind: str, mode: str = "RGB", **options: Any) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3)).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(out, kind, **options)
+    return out.getvalue()
+
+
+def images() -> dict[str, bytes]:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    found = {f"rgb.{kind}": picture(kind) for kind in ("png", "jpeg", "bmp", "gif", "tiff", "webp")}
+    found |= {"turned.jpeg": picture("jpeg", exif=exif), "packed.tiff": picture("tiff", compression="tiff_lzw")}
+    found |= {"palette.png": picture("png", "P"), "bits.tiff": picture("tiff", "1")}
+    return found | {"alpha.webp": picture("webp", "RGBA")}
+
+
+def annotations() -> dict[str, bytes]:
+    box = {"id": 1, "image_id": 1, "category_id": 2, "bbox": [1, 1, 4, 3], "area": 12.0, "iscrowd": 0}
+    shapes = {"polygon": [[1, 1, 5, 1, 5, 4, 1, 4]], "runs": {"size": [8, 9], "counts": [9, 3, 5, 3, 52]}}
+    shapes |= {"letters": {"size": [8, 9], "counts": "93530l1"}, "none": None}
+    image, category = {"id": 1, "file_name": "a.png", "height": 8, "width": 9}, {"id": 2, "name": "cat"}
+    return {
+        f"{name}.json": json.dumps(
+            {"images": [image], "annotations": [{**box, "segmentation": shape}], "categories": [category]}
+        ).encode()
+        for name, shape in shapes.items()
+    }
+
+
+def results() -> dict[str, bytes]:
+    runs = {"size": [8, 9], "counts": "93530l1"}
+    row = {"image_id": 1, "category_id": 2, "bbox": [1, 1, 4, 3], "score": 0.5, "file_name": "a.png", "segmentation": runs}
+    return {"one.json": json.dumps([row]).encode(), "two.json": json.dumps([row, {**row, "category": "cat"}]).encode()}
+
+
+def recipes() -> dict[str, bytes]:
+    text = """base = "fq-vit"
+weight_bits = 4
+weight_group = 16
+[sites.patch]
+bits = 8
+[sites."blocks.*.mlp"]
+observer = "percentile"
+"""
+    return {"mine.toml": text.encode(), "small.toml": b"activation_bits = 6\n"}
+
+
+def settings() -> dict[str, bytes]:
+    text = 'short = 480\nmean = [0.5, 0.5, 0.5]\nstrides = [4, 8, 16, 32, 64]\nclasses = ["a", "b"]\ncategories = [1, 7]\n'
+    return {"mine.toml": text.encode(), "stds.toml": b"stds = [[0.1, 0.1, 0.2, 0.2]]\nscore = 0.1\n"}
+
+
+def class_names() -> dict[str, bytes]:
+    return {"lines.txt": b"cat\ndog\n", "pairs.txt": b'[["n01", "cat"], ["n02", "dog"]]', "names.txt": b'["cat", "dog"]'}
+
+
+def shards() -> dict[str, bytes]:
+    members = {"0/a.png": picture("png"), "1/" + "b" * 120 + ".png": picture("png")}
+    labels = {"a.png": picture("png"), "a.cls": b"3", "b.jpg": picture("jpeg", quality=30), "b.json": b'{"label": 1}'}
+    found = {}
+    for name, files, kind in (("folders", members, tarfile.PAX_FORMAT), ("labels", labels, tarfile.GNU_FORMAT)):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=kind) as tar:
+            for member, data in files.items():
+                info = tarfile.TarInfo(member)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        found[f"{name}.tar"] = out.getvalue()[:-8192] if not any(out.getvalue()[-9216:]) else out.getvalue()
+    return found
+
+
+TARGETS = {
+    "program": programs,
+    "detector": detectors,
+    "safetensors": safetensors_files,
+    "torch": torch_files,
+    "npz": npz_files,
+    "image": images,
+    "coco": annotations,
+    "results": results,
+    "recipe": recipes,
+    "settings": settings,
+    "classes": class_names,
+    "shard": shards,
+}
 
 
 def main() -> None:
