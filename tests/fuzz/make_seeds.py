@@ -25,6 +25,7 @@ from safetensors.torch import save as serialize
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fqvit.detect.masks import to_runs  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
 from fqvit.ir.lower_detector import LoweredDetector  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
@@ -42,6 +43,11 @@ from tests.runtime.wide_moves import EVERY_WIDE  # noqa: E402
 
 SWIN = SwinConfig((64, 64), 4, 3, 0, 4, (1, 1, 1, 1), (1, 1, 2, 2), 3, fixed_window=True)
 TINY = DetectorConfig(SWIN, 2, channels=4, box_channels=4, box_width=6, mask_convs=1, mask_channels=4)
+
+
+SQUARE = np.zeros((8, 9), np.bool_)
+SQUARE[2:5, 3:6] = True
+LETTERS = to_runs(SQUARE)  # COCO's run lengths
 
 
 def written(program: Program | DetectorProgram) -> bytes:
@@ -128,7 +134,7 @@ def images() -> dict[str, bytes]:
 def annotations() -> dict[str, bytes]:
     box = {"id": 1, "image_id": 1, "category_id": 2, "bbox": [1, 1, 4, 3], "area": 12.0, "iscrowd": 0}
     shapes = {"polygon": [[1, 1, 5, 1, 5, 4, 1, 4]], "runs": {"size": [8, 9], "counts": [9, 3, 5, 3, 52]}}
-    shapes |= {"letters": {"size": [8, 9], "counts": "93530l1"}, "none": None}
+    shapes |= {"letters": LETTERS, "none": None}
     image, category = {"id": 1, "file_name": "a.png", "height": 8, "width": 9}, {"id": 2, "name": "cat"}
     return {
         f"{name}.json": json.dumps(
@@ -139,8 +145,7 @@ def annotations() -> dict[str, bytes]:
 
 
 def results() -> dict[str, bytes]:
-    runs = {"size": [8, 9], "counts": "93530l1"}
-    row = {"image_id": 1, "category_id": 2, "bbox": [1, 1, 4, 3], "score": 0.5, "file_name": "a.png", "segmentation": runs}
+    row = {"image_id": 1, "category_id": 2, "bbox": [1, 1, 4, 3], "score": 0.5, "file_name": "a.png", "segmentation": LETTERS}
     return {"one.json": json.dumps([row]).encode(), "two.json": json.dumps([row, {**row, "category": "cat"}]).encode()}
 
 

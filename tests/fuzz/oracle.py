@@ -15,7 +15,7 @@ from PIL import Image
 
 from fqvit.detect.images import prepare
 from fqvit.detect.program import DetectorProgram
-from fqvit.errors import FqvitError
+from fqvit.errors import LONGEST, FqvitError
 from fqvit.ir.file import opened
 from fqvit.ir.program import Program, Verified
 from fqvit.runtime import native
@@ -24,7 +24,6 @@ from fqvit.runtime.reference import Reference
 
 ISAS = instruction_sets()
 RUN_ELEMENTS = 200_000  # of all buffers: what is larger is loaded and not run
-LONGEST = 1000  # letters of a line
 
 
 class Finding(Exception):
