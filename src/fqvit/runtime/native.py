@@ -180,8 +180,8 @@ class _Loader:
         """One number, or one a channel: i32 [1] or [C]."""
         if isinstance(zero, str):
             return self.constants[zero].astype(np.int32)
-        if isinstance(zero, int):
-            return np.array([zero], np.int32)
+        if isinstance(zero, int) or len(zero) == 1:
+            return np.array(zero, np.int32).reshape(1)
         return np.repeat(np.array(zero, np.int32), channels // len(zero))
 
     def channels(self, name: str) -> int:
