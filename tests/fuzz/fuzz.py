@@ -44,7 +44,7 @@ def main() -> None:
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         return rewrite(data, most, random.Random(seed), atheris.Mutate)
 
-    kept, corpus = ROOT / "build" / "fuzz" / "seeds" / target, ROOT / "build" / "fuzz" / "corpus" / target
+    kept, corpus = (ROOT / "build" / "fuzz" / "readers" / target / name for name in ("seeds", "corpus"))
     for made in (kept, corpus):
         made.mkdir(parents=True, exist_ok=True)
     small = {name: raw for name, raw in golden().items() if len(raw) < 30_000} if target == "program" else {}
