@@ -1,12 +1,12 @@
-# make demo | test | lint | bench | detector | sanitize | fuzz-engine | faults | soak | mutants | pythons | api | clean.
-# Each makes .venv and installs what it needs, once.
+# make demo | test | lint | bench | detector | clean; to break it: sanitize | fuzz | fuzz-files | faults | soak | mutants;
+# pythons | api. Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench detector sanitize fuzz-engine faults soak mutants pythons api oracles clean
+.PHONY: demo test lint bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak mutants pythons api oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -69,8 +69,40 @@ build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/r
 	rm -rf $@
 	$(BIN)/python native/fuzz/make_seeds.py --networks $@
 
-# libFuzzer, hence clang (Debian: clang libclang-rt-14-dev). What it finds is kept in build/fuzz and the run fails.
+# The engine's boundary, then every reader of foreign files (docs/hardening.md), each for so many seconds. What is found is kept in
+# build/fuzz and the run fails.
 FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= program detector safetensors torch npz image coco results recipe settings classes shard
+fuzz: fuzz-engine fuzz-readers
+
+# Atheris has wheels for some platforms only. Without it the rest of `fuzz` runs.
+fuzz-readers: .venv/.fuzz
+	@if ! $(BIN)/python -c 'import atheris' 2>/dev/null; then \
+	  echo 'fuzz-readers: atheris has no wheel for this platform and Python; the readers were NOT fuzzed.'; exit 0; fi; \
+	for target in $(FUZZ_TARGETS); do echo "== $$target"; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/fuzz/fuzz.py $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+.venv/.fuzz: .venv/.dev
+	-$(PIP) install -q 'atheris>=3' && touch $@
+
+# Mutated .fqvit files through the extension built with ASan and UBSan, loaded in the place of the installed one.
+COUNT ?= 1000000
+SEED ?= 1
+WORKERS ?= 1
+ASAN_CXX ?= g++
+ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g
+fuzz-files: build/sanitize/site
+	LD_PRELOAD="$$($(ASAN_CXX) -print-file-name=libasan.so) $$($(ASAN_CXX) -print-file-name=libstdc++.so)" OMP_NUM_THREADS=1 \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:max_allocation_size_mb=1024:quarantine_size_mb=32 UBSAN_OPTIONS=print_stacktrace=1 \
+	nice -n 10 $(BIN)/python tests/fuzz/campaign.py --count $(COUNT) --seed $(SEED) --workers $(WORKERS) --native $</fqvit/_native*.so
+
+build/sanitize/site: .venv/.dev $(SOURCES)
+	rm -rf $@
+	CXX=$(ASAN_CXX) $(PIP) install -q --no-deps --target $@ -C build-dir=build/sanitize/cmake \
+	  -C 'cmake.define.CMAKE_CXX_FLAGS=$(ASAN_FLAGS)' .
+	@touch $@
+
+# libFuzzer, hence clang (Debian: clang libclang-rt-14-dev).
 fuzz-engine: build/fuzz/engine
 	@mkdir -p build/fuzz/corpus
 	build/fuzz/engine -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 -max_len=4096 -print_final_stats=1 \

@@ -12,6 +12,8 @@ namespace fqvit::avx2 {
 
 FQVIT_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 FQVIT_INLINE void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+// The upper 8 bytes, anywhere: _mm_storeh_pd takes a double, which the language wants aligned.
+FQVIT_INLINE void store_upper(void* p, __m128i v) { _mm_storel_epi64(static_cast<__m128i*>(p), _mm_unpackhi_epi64(v, v)); }
 
 // Even lanes of `even` and odd lanes of `odd`, both i32 in the upper half of 64-bit lanes.
 FQVIT_INLINE __m256i upper_halves(__m256i even, __m256i odd) { return _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA); }

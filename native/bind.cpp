@@ -158,5 +158,6 @@ NB_MODULE(_native, m) {
         .def_prop_ro("instruction_set", [](const fqvit::Engine& e) { return e.machine().gemm->name; })
         .def_prop_ro("threads", &fqvit::Engine::threads)
         .def_prop_ro("arena_bytes", &fqvit::Engine::arena_bytes)
+        .def_prop_ro("run_bytes", &fqvit::Engine::run_bytes)
         .def_prop_ro("constant_bytes", &fqvit::Engine::constant_bytes);
 }

@@ -139,11 +139,11 @@ void Engine::plan() {
         placed.push_back(life);
     }
     scratch_bytes_ = aligned(scratch_bytes_ + 64);
-    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(scratch_bytes_);
-    lane(0);
 }
 
+// Made by the first run: loading a small file that declares large shapes costs no memory.
 Engine::Lane& Engine::lane(std::size_t i) {
+    while (static_cast<int>(scratch_.size()) < pool_.threads()) scratch_.emplace_back(scratch_bytes_);
     while (lanes_.size() <= i) {
         auto made = std::make_unique<Lane>();
         made->arena.resize(arena_bytes_);
@@ -220,6 +220,7 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
 const std::uint8_t* Engine::buffer(int number) const {
     need(keep_ && number > 0 && number < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(number)],
          "this engine keeps no such buffer");
+    need(!lanes_.empty(), "nothing has been run");
     return lanes_.front()->frame[static_cast<std::size_t>(number)];
 }
 

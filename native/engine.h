@@ -48,6 +48,7 @@ public:
     const Machine& machine() const { return machine_; }
     int threads() const { return pool_.threads(); }
     std::size_t arena_bytes() const { return arena_bytes_; }
+    std::size_t run_bytes() const { return arena_bytes_ + scratch_bytes_; }  // of one image on its way
     std::size_t constant_bytes() const;
 
 private:

@@ -312,7 +312,7 @@ public:
             for (; k + 8 <= inputs; k += 8, out += 2 * QUAD) {
                 const __m128i both = _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + k)), cells);
                 _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
-                _mm_storeh_pd(reinterpret_cast<double*>(out + QUAD), _mm_castsi128_pd(both));  // moves 8 bytes; nothing is a float
+                store_upper(out + QUAD, both);
             }
             for (; k < inputs; k += 4, out += QUAD) {
                 std::uint8_t quad[8] = {};

@@ -41,9 +41,9 @@ FQVIT_INLINE void put_four_rows(const __m256i (&code)[4], std::int32_t last, std
     const __m256i rows = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     const __m128i low = _mm256_castsi256_si128(rows), high = _mm256_extracti128_si256(rows, 1);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(y), low);
-    _mm_storeh_pd(reinterpret_cast<double*>(y + stride), _mm_castsi128_pd(low));  // moves 8 bytes; nothing is a float
+    store_upper(y + stride, low);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(y + 2 * stride), high);
-    _mm_storeh_pd(reinterpret_cast<double*>(y + 3 * stride), _mm_castsi128_pd(high));
+    store_upper(y + 3 * stride, high);
 }
 
 // A tile 8 columns wide, all of which exist. Bias and zero points are in vector_half.

@@ -39,6 +39,7 @@ std::size_t RescaleConstants::bytes() const { return mult_.size() * (4 + 1 + 4 +
 namespace {
 
 std::vector<std::int32_t> alphas_of(const Array& array, std::int64_t channels, const char* name) {
+    need(channels <= MAX_CHANNELS, "more channels than can be");
     if (count_of(array) == 0) return std::vector<std::int32_t>(static_cast<std::size_t>(channels));
     need(array.dtype == DType::u8, "alpha must be u8");
     return channels_of(array, channels, 0, 15, name);
@@ -76,6 +77,7 @@ Lookup::Lookup(const Record& record, const Scope& scope) {
     if (count_of(record.arrays[1]) == 0) {  // no alpha: the table is the result
         need(table.dtype == DType::u8 || table.dtype == DType::u16, "the table must hold codes");
         for (const std::int64_t code : integers(table, 0, MAX_CODE, "table")) tables.push_back(static_cast<std::uint16_t>(code));
+        need(channels <= MAX_CHANNELS, "more channels than can be");
         which.assign(static_cast<std::size_t>(channels), 0);
         const auto [lo, hi] = std::minmax_element(tables.begin(), tables.end());
         value = Value{table.dtype, x.shape, *lo, *hi};

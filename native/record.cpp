@@ -71,6 +71,7 @@ std::vector<std::int64_t> integers(const Array& array, std::int64_t lo, std::int
 }
 
 std::vector<std::int32_t> channels_of(const Array& array, std::int64_t channels, std::int64_t lo, std::int64_t hi, const char* name) {
+    need(channels <= MAX_CHANNELS, "more channels than can be");
     const std::vector<std::int64_t> given = integers(array, lo, hi, name);
     const auto count = static_cast<std::int64_t>(given.size());
     if (count != 1 && count != channels) throw BadProgram(std::string(name) + " has neither one entry nor one a channel");

@@ -32,6 +32,7 @@ inline std::int64_t size_of(DType dtype) {
 using Shape = std::vector<std::int64_t>;
 
 constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // of one buffer of one image
+constexpr std::int64_t MAX_CHANNELS = std::int64_t{1} << 20;  // of what is computed: parameters are written down for each
 constexpr std::size_t MAX_AXES = 8;
 
 // The number of elements, or BadProgram where it passes MAX_ELEMENTS or an axis is not positive.

@@ -39,7 +39,7 @@ def fingerprint_of(text: str, tensors: Tensors) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         dtype, shape, part = tensors[name]
-        digest.update(f"\n{name} {dtype.lower()} {','.join(map(str, shape))}\n".encode())
+        digest.update(f"\n{name} {dtype.lower()} {','.join(map(str, shape))}\n".encode("utf-8", "surrogatepass"))
         digest.update(part)
     return digest.hexdigest()
 

@@ -165,8 +165,8 @@ def read_classes(path: Path | None) -> Classes | None:
     names, ids = [], []
     for number, item in enumerate(items):
         id, name = item if isinstance(item, list) and len(item) == 2 else (None, item)
-        if not isinstance(name, str) or not name.strip() or "\n" in name.strip():
-            raise FqvitError(f"{path}: class {number} is {name!r}, expected a name on one line.")
+        if not isinstance(name, str) or not name.strip() or not name.strip().isprintable():
+            raise FqvitError(f"{path}: class {number} is {repr(name)[:60]}, expected a name on one line.")
         names.append(name.strip())
         if isinstance(id, str):
             ids.append(id)

@@ -76,7 +76,10 @@ def run(
     inputs.check_output(target)
     start = time.perf_counter()
     if calibration_file is not None:
-        calibration = Calibration.from_json(text)
+        try:
+            calibration = Calibration.from_json(text)
+        except FqvitError as error:
+            raise FqvitError(f"{calibration_file}: {error}") from None
         recipe, where, skipped = calibration.recipe, str(calibration_file), 0
     else:
         pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, workers)

@@ -21,6 +21,7 @@ from fqvit.images import existing_folder, plain
 Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 FAR = 1e6  # no coordinate is farther out
+MOST_PIXELS = 2**31 - 1  # pycocotools counts in 32 bits
 LONGEST = 1e6  # outline of an annotation, in pixels; pycocotools keeps five points a pixel of it: 40 MB
 OTHER_CATEGORIES = "Pass annotations of its classes, or quantize with their ids as `categories` (--settings)."
 
@@ -108,6 +109,9 @@ def _checked(where: str, file: File) -> Truth:
     images, categories = {row.id: row for row in file.images}, {c.id: c.name for c in file.categories}
     if not images:
         raise FqvitError("no images.")
+    for row in file.images:
+        if row.height * row.width > MOST_PIXELS:
+            raise FqvitError(f"image {row.id}: {row.height} x {row.width} pixels, expected {MOST_PIXELS} at most.")
     for a in file.annotations:
         if a.image_id not in images:
             raise FqvitError(f"annotation {a.id}: image {a.image_id} is not among the images.")

@@ -38,6 +38,7 @@ from fqvit.workers import cores
 KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
 # Squares of so many boxes and what heads make of them are in memory at a time: at full width 50 kB a square, its masks 250 kB.
 BOXES_AT_ONCE = 256
+MOST_BYTES = 8 << 30  # of the pyramid's buffers: 58 MB at 800 x 1344, 3.6 GB at the largest sides that there are
 Backend = Literal["native", "reference"]
 
 
@@ -186,7 +187,8 @@ class IntegerDetector:
                 made = resized(self.template, *size)
                 # Levels that are alike at the template's size need not be here.
                 check_grids(made.header, made.verify().buffers, self.between.strides)
-                self._pyramids[size] = Engine(made, self.threads) if self.backend == "native" else Reference(made)
+                native = self.backend == "native"
+                self._pyramids[size] = Engine(made, self.threads, most_bytes=MOST_BYTES) if native else Reference(made)
             self._pyramids.move_to_end(size)
             return self._pyramids[size]
 

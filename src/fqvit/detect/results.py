@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from fqvit.detect.masks import Runs
+from fqvit.detect.masks import Runs, lengths_of
 from fqvit.detect.pipeline import Result
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
@@ -80,6 +80,11 @@ def read_results(path: str | Path) -> list[NamedResult]:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         said = str(error).replace("`", "").replace("$", "results")
         raise FqvitError(f"{path}: not results ({said}). Pass what `fqvit detect predict -o` wrote.") from None
+    for number, row in enumerate(rows):
+        try:
+            lengths_of(Runs(size=list(row.segmentation.size), counts=row.segmentation.counts))
+        except FqvitError as error:
+            raise FqvitError(f"{path}: result {number}: {error} Pass what `fqvit detect predict -o` wrote.") from None
     return [
         NamedResult(
             image_id=row.image_id,

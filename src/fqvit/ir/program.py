@@ -21,7 +21,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
-from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_CODE, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
+from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_CHANNELS, MAX_CODE, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
 from fqvit.preprocess import Preprocess
 
 AnyOp = (
@@ -244,6 +244,8 @@ class Program:
             value, found = op.infer(scope)
             scope.check(len(value.shape) <= MAX_AXES, f"shape {list(value.shape)} has more than {MAX_AXES} axes")
             scope.check(math.prod(value.shape) < MAX_ELEMENTS, f"shape {list(value.shape)} is too large")
+            moved = isinstance(op, Permute | Concat)
+            scope.check(moved or value.channels <= MAX_CHANNELS, f"{value.channels} channels, at most {MAX_CHANNELS} can be")
             for proof in found:
                 if not proof.holds:
                     raise FqvitError(

@@ -19,6 +19,7 @@ Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MAX_ELEMENTS = 2**28  # of one buffer of one image; Swin-B at 384 pixels needs 2^24
 MAX_CODE = 2**16 - 1
+MAX_CHANNELS = 2**20  # of what is computed: runners write parameters down for each, whatever the file says in one number
 MAX_AXES = 8
 DAMAGED = "The file is damaged or was not written by fqvit."
 

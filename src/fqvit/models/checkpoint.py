@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
+import math
 import pickle
 import re
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -40,6 +39,9 @@ SUFFIX: dict[Container, str] = {"safetensors": ".safetensors", "torch": ".pth", 
 # Where training scripts put the weights inside what they save, in order of preference, and what wrappers put before names.
 NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
+MOST_NESTS = 8  # a pickle can hold itself
+# Bytes that an archive may unpack to: so many times its own, and some more. Weights hardly shrink.
+MOST_TIMES, MORE = 20, 1 << 26
 MEMORY = re.compile(r"(allocate|out of) memory|not enough memory", re.IGNORECASE)
 
 
@@ -50,21 +52,6 @@ class Checkpoint:
     label: str
     source: str
     tensors: dict[str, Tensor]
-
-
-# What the three readers raise on files that they cannot read: damaged ones mostly, see _unreadable.
-UNREADABLE = (
-    SafetensorError,
-    RuntimeError,
-    MemoryError,
-    EOFError,
-    ValueError,
-    LookupError,
-    OSError,
-    AttributeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -82,8 +69,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise FqvitError(f"{path.name}: a TorchScript program, which is code and is not run. Save model.state_dict() instead.")
     if found != expected:
         raise FqvitError(f"{path.name}: is a {found} file, not a {expected} one. Rename it to {path.stem}{SUFFIX[found]}.")
-    content = _read(path, found)
-    return Checkpoint(path.name, f"{path.name} sha256:{file_hash(path)}", flatten(content, path.name))
+    tensors = flatten(_read(path, found), path.name)
+    _check_views(path, tensors)
+    return Checkpoint(path.name, f"{path.name} sha256:{file_hash(path)}", tensors)
 
 
 def from_mapping(state: Mapping[str, object]) -> Checkpoint:
@@ -94,7 +82,9 @@ def from_mapping(state: Mapping[str, object]) -> Checkpoint:
 
 def flatten(content: object, label: str) -> dict[str, Tensor]:
     """The state dict inside what a training script saved, without its wrappers' prefixes."""
-    while isinstance(content, Mapping):
+    for _ in range(MOST_NESTS):
+        if not isinstance(content, Mapping):
+            break
         nest = next((key for key in NESTS if isinstance(content.get(key), Mapping)), None)
         if nest is None:
             break
@@ -132,7 +122,7 @@ def _sniff(path: Path) -> Container | Literal["torch script"] | None:
         try:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
-        except zipfile.BadZipFile:
+        except Exception:  # zipfile, too
             return None
         if all(name.endswith(".npy") for name in names):
             return "npz"
@@ -148,7 +138,9 @@ def _read(path: Path, container: Container) -> object:
         if container == "safetensors":
             return load_file(path)
         if container == "npz":
+            _check_archive(path)
             return _read_npz(path)
+        _check_archive(path)
         # Training scripts keep their arguments beside the weights; a Namespace is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -157,12 +149,35 @@ def _read(path: Path, container: Container) -> object:
             said = f"{path.name}: holds code or foreign objects beside its tensors, which are not run"
             raise FqvitError(f"{said}. Save model.state_dict() alone.") from error
         raise _unreadable(path, error) from error
-    except UNREADABLE as error:
+    except FqvitError:
+        raise
+    except Exception as error:  # the three readers raise almost anything on damaged files
         raise _unreadable(path, error) from error
+
+
+def _check_archive(path: Path) -> None:
+    """Refuses what would unpack to far more than the file has. Files that are no archives pass."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        claimed = sum(member.file_size for member in archive.infolist())
+    size = path.stat().st_size
+    if claimed > MOST_TIMES * size + MORE:
+        raise FqvitError(f"{path.name}: {size:,} bytes claim to unpack to {claimed:,}. It is no checkpoint; download it again.")
+
+
+def _check_views(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses tensors of more elements than are stored: one number can be shown as any shape."""
+    for name, x in tensors.items():
+        plain = x.layout is torch.strided and x.device.type == "cpu" and not x.is_quantized
+        if not plain or x.numel() * x.element_size() > x.untyped_storage().nbytes():
+            said = f"'{name}' of shape {list(x.shape)} is no plain tensor with all its elements"
+            raise FqvitError(f"{path.name}: {said}. Save model.state_dict() of contiguous tensors.")
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     tensors = {}
+    _check_npz(path)
     with np.load(path, allow_pickle=False) as arrays:
         for name in arrays.files:
             array = arrays[name]
@@ -170,6 +185,22 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
                 raise FqvitError(f"{path.name}: '{name}' has dtype {array.dtype}, expected float. Convert it to float32.")
             tensors[name] = torch.from_numpy(array)
     return tensors
+
+
+def _check_npz(path: Path) -> None:
+    """Refuses arrays that claim another size than they have: numpy would make room for them first."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                if version not in ((1, 0), (2, 0)):
+                    continue  # numpy refuses it, or it has fields, which are refused later
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+                claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+            if claimed != there and not dtype.hasobject:
+                said = f"{member.filename} claims {claimed:,} bytes and has {there:,}"
+                raise FqvitError(f"{path.name}: {said}. The file is damaged; download it again.")
 
 
 def _unreadable(path: Path, error: Exception) -> FqvitError:

@@ -26,8 +26,10 @@ from fqvit.models import checkpoint, fold
 from fqvit.models.config import DetectorConfig, SwinConfig
 from fqvit.models.detector import Detector, FloatDetector, build_detector
 from fqvit.models.detector_keys import DetectorLayout, Released, from_release, released_name, to_release
+from fqvit.models.keymaps import refuse_absurd
 
 METADATA = "fqvit.detector"
+MOST_WINDOW = 64  # its fourth power are the pairs of places that a bias is looked up for
 SMALLEST = (64, 64)  # a pyramid is built for some size; at_size makes the others
 
 
@@ -46,15 +48,18 @@ def load_detector(
         saved = _saved_settings(Path(weights))
     own = isinstance(settings, DetectSettings) or saved is not None or bool({"classes", "categories"} & set(settings or {}))
     s = settings if isinstance(settings, DetectSettings) else changed(saved or DetectSettings(), settings or {})
+    refuse_absurd(found.tensors, found.label)
     released = from_release(found.tensors, found.label)
     config = config_of(released, found.label)
     name = "cascade_mask_rcnn" if config.stages > 1 else "mask_rcnn"
-    module = build_detector(config)
-    # In the checkpoint's own names and shapes, so that an error speaks of what is in the file.
-    want = to_release(dict(module.state_dict()), released.layout)
+    # In the checkpoint's own names and shapes, so that an error speaks of what is in the file. Without memory at first: weights
+    # of some kB can ask for a network of any size.
+    with torch.device("meta"):
+        want = to_release(dict(build_detector(config).state_dict()), released.layout)
     error = fold.mismatch(name, found.label, want, released.tensors, {})
     if error is not None:
         raise error
+    module = build_detector(config)
     module.load_state_dict(released.state)
     return FloatDetector(name, module.eval(), _fitting(s, own, config, found.label), found.source)
 
@@ -114,7 +119,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
     tables = [shape(f"{layers}.{i}.blocks.0.attn.relative_position_bias_table", 2) for i in range(len(depths))]
     window = (math.isqrt(tables[0][0]) + 1) // 2
     for i, table in enumerate(tables):
-        if (2 * window - 1) ** 2 != table[0] or (width * 2**i) % table[1]:
+        if window > MOST_WINDOW or (2 * window - 1) ** 2 != table[0] or (width * 2**i) % table[1]:
             said = f"'{layers}.{i}.blocks.0.attn.relative_position_bias_table' is {list(table)}"
             raise FqvitError(f"{label}: {said}, which fits no window of width {width * 2**i}. The file is damaged.")
     hidden = shape(f"{layers}.0.blocks.0.mlp.fc1.weight", 2)[0]

@@ -8,7 +8,7 @@ Neighbours: checkpoint.py reads the files, fold.py makes the values fit our modu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +40,7 @@ IGNORED = re.compile(
 )
 
 # Deeper than any model here; without a bound one hostile name would make a loop over millions of blocks.
-ABSURD = re.compile(r"(?:layers?|blocks|encoderblock)[._](\d{3,})(?=[./])")
+ABSURD = re.compile(r"(?:^|[._])(\d{3,})(?=[./])")
 
 GOOGLE_ROOT = re.compile(r"^(opt/target/|params/)")
 
@@ -97,12 +97,17 @@ HF_SWIN = [
 ]
 
 
+def refuse_absurd(names: Iterable[str], label: str) -> None:
+    """Blocks are counted by their names."""
+    absurd = next((key for key in names if ABSURD.search(key)), None)
+    if absurd is not None:
+        raise FqvitError(f"{label}: '{absurd[:80]}' numbers a block or stage above 99. The checkpoint is damaged.")
+
+
 def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
     """The same weights under timm's names; names no map knows are kept, for the errors that follow."""
     kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
-    absurd = next((key for key in kept if ABSURD.search(key)), None)
-    if absurd is not None:
-        raise FqvitError(f"{label}: '{absurd[:80]}' numbers a block or stage above 99. The checkpoint is damaged.")
+    refuse_absurd(kept, label)
     layout = _layout(kept, label)
     rename = RENAMES[layout]
     origin = {rename(key): key for key in kept}

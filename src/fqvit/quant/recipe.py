@@ -171,7 +171,7 @@ def load_recipe(name: str | Path) -> Recipe:
         raise FqvitError(
             f"{path}: cannot be read ({error.strerror}). Use one of {', '.join(RECIPES)}, or a .toml file."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of many digits and deep nesting, too
         raise FqvitError(f"{path}: not a TOML file ({error}).") from None
     base = table.pop("base", None)
     if base is not None and str(base) not in RECIPES:

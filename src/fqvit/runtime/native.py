@@ -29,6 +29,8 @@ Integers = np.ndarray[Any, Any]
 NOTHING = np.zeros(0, np.uint8)
 OUTS = {"codes": 0, "acc": 1, "i32": 2}
 ISA = "FQVIT_ISA"  # environment variable: the instruction set, for tests and comparisons
+# Of one image on its way. A file of 1 kB can declare shapes that need any amount; Swin-B at 384 pixels needs some 20 MB.
+MOST_BYTES = 512 << 20
 
 
 class Engine:
@@ -39,20 +41,35 @@ class Engine:
     """
 
     def __init__(
-        self, program: Program | str | Path, threads: int | None = None, *, isa: str | None = None, keep: bool = False
+        self,
+        program: Program | str | Path,
+        threads: int | None = None,
+        *,
+        isa: str | None = None,
+        keep: bool = False,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        """isa: one of `instruction_sets()`; None takes $FQVIT_ISA, or the best. keep: for `buffers`; slower."""
+        """isa: one of `instruction_sets()`; None takes $FQVIT_ISA, or the best. keep: for `buffers`; slower, eight times the
+        memory. most_bytes: programs whose buffers need more an image are refused."""
         if threads is not None and threads < 1:
             raise FqvitError(f"threads: {threads}, expected 1 or more.")
-        options = threads or cores(), isa or os.environ.get(ISA, ""), keep
+        options = threads or cores(), _instruction_set(isa), keep, 8 * most_bytes if keep else most_bytes
         if isinstance(program, Program):
             self._load(program, program.verify(), *options)
-        else:
-            with opened(Path(program)) as (source, verified):
+            return
+        with opened(Path(program)) as (source, verified):
+            try:
                 self._load(source, verified, *options)
+            except FqvitError as error:
+                raise FqvitError(f"{program}: {error}") from None
 
-    def _load(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool) -> None:
+    def _load(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool, most_bytes: int) -> None:
         loader = _Loader(program, verified, threads, isa, keep)
+        if loader.engine.run_bytes > most_bytes:  # nothing of it has been allocated yet
+            said = (
+                f"its buffers need {loader.engine.run_bytes / 1e6:,.0f} MB an image, at most {most_bytes / 1e6:,.0f} are taken"
+            )
+            raise FqvitError(f"{program.header.model}: {said}. {DAMAGED}")
         self._engine, self._numbers = loader.engine, loader.numbers
         self.header = program.header
         self.classes = program.classes
@@ -114,6 +131,15 @@ def instruction_sets() -> list[str]:
     return _native.instruction_sets()
 
 
+def _instruction_set(isa: str | None) -> str:
+    """What was asked for; "" stands for the best."""
+    where, name = ("isa", isa) if isa else (ISA, os.environ.get(ISA, ""))
+    if name and name not in instruction_sets():
+        known = ", ".join(instruction_sets())
+        raise FqvitError(f"{where}: instruction set {name}: not in this build or not on this CPU; it has {known}.")
+    return name
+
+
 def _contiguous(array: Constant) -> Constant:
     """As the compiled side wants it; numpy's own function would give an array without axes one."""
     return array if array.flags.c_contiguous else array.copy()
@@ -125,10 +151,7 @@ class _Loader:
     def __init__(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool) -> None:
         self.constants = program.constants
         self.values = verified.buffers
-        try:
-            self.engine = _native.Engine(list(program.input_shape), isa, threads)
-        except _native.BadProgram as error:
-            raise FqvitError(f"{ISA}: {error}.") from None
+        self.engine = _native.Engine(list(program.input_shape), isa, threads)
         self.numbers = {INPUT: 0}
         for op in program.ops:
             try:
@@ -158,8 +181,8 @@ class _Loader:
         """One number, or one a channel: i32 [1] or [C]."""
         if isinstance(zero, str):
             return self.constants[zero].astype(np.int32)
-        if isinstance(zero, int):
-            return np.array([zero], np.int32)
+        if isinstance(zero, int) or len(zero) == 1:
+            return np.array(zero, np.int32).reshape(1)
         return np.repeat(np.array(zero, np.int32), channels // len(zero))
 
     def channels(self, name: str) -> int:

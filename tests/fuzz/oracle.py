@@ -1,0 +1,138 @@
+"""What must happen to any file: one line that names it refuses it, or it is taken with one meaning. The rest are findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from PIL import Image
+
+from fqvit.detect.images import prepare
+from fqvit.detect.program import DetectorProgram
+from fqvit.errors import LONGEST, FqvitError
+from fqvit.ir.file import opened
+from fqvit.ir.program import Program, Verified
+from fqvit.runtime import native
+from fqvit.runtime.native import Engine, instruction_sets
+from fqvit.runtime.reference import Reference
+
+ISAS = instruction_sets()
+RUN_ELEMENTS = 200_000  # of all buffers: what is larger is loaded and not run
+
+
+class Finding(Exception):
+    """A file that was neither refused nor run as promised."""
+
+
+def checked_line(error: FqvitError, path: Path) -> str:
+    line = str(error)
+    if path.name not in line or len(line.splitlines()) != 1 or len(line) > LONGEST:
+        raise Finding(f"not one line that names the file: {line[:300]!r}")
+    return line
+
+
+@dataclass
+class Opened:
+    """What Engine found in the latest file that passed all of Python's checks."""
+
+    program: Program | None = None
+    verified: Verified | None = None
+
+
+LATEST = Opened()
+
+
+@contextmanager
+def _recorded(path: Path) -> Iterator[tuple[Program, Verified]]:
+    with opened(path) as (program, verified):
+        LATEST.program, LATEST.verified = Program(program.header, dict(program.constants)), verified
+        yield program, verified
+
+
+def judge_program(path: Path, number: int) -> str:
+    """Loaded as users load it, run on one of the instruction sets, and compared with the reference."""
+    LATEST.program = LATEST.verified = None
+    try:
+        with patch.object(native, "opened", _recorded):
+            engine = Engine(path, 1, isa=ISAS[number % len(ISAS)], keep=number % 3 == 0)
+        assert LATEST.program is not None and LATEST.verified is not None
+        if sum(math.prod(value.shape) for value in LATEST.verified.buffers.values()) > RUN_ELEMENTS:
+            return "accepted | too large to be run here"
+        _compare(LATEST.program, LATEST.verified, engine, number)
+        return "accepted | equal integers"
+    except FqvitError as error:
+        return f"{_stage(str(error)) if LATEST.program is None else 'engine'} | {checked_line(error, path)}"
+    except Finding:
+        raise
+    except Exception as error:
+        raise Finding(f"{type(error).__name__}: {error}") from error
+
+
+def _compare(program: Program, verified: Verified, engine: Engine, number: int) -> None:
+    shape = (2, *program.input_shape)
+    images = np.random.default_rng(number).integers(0, 256, shape).astype(np.uint8)
+    kept: dict[str, Any] = {}
+    outside = []
+
+    def visit(name: str, codes: Any) -> None:
+        value = verified.buffers[name]
+        if codes.shape[1:] != value.shape or int(codes.min()) < value.lo or int(codes.max()) > value.hi:
+            outside.append(name)
+        kept[name] = codes[0]
+
+    exact = Reference(program).run_all(images, visit)
+    if outside:
+        raise Finding(f"the reference leaves what was proved at {outside[0]}")
+    for found, expected in zip(engine.run_all(images), exact, strict=True):
+        if found.dtype != expected.dtype or not np.array_equal(found, expected):
+            raise Finding(f"other integers than the reference on {engine.isa}")
+    if number % 3 == 0:
+        for name, codes in engine.buffers(images[0]).items():
+            if not np.array_equal(codes, kept[name]):
+                raise Finding(f"other integers than the reference at {name} on {engine.isa}")
+
+
+def judge_detector(path: Path, number: int) -> str:
+    reached = False
+    try:
+        detector = DetectorProgram.load(path)
+        reached = True
+        native = detector.ready(1)
+        if max(detector.settings.short, detector.settings.long) > 128 or detector.settings.proposals > 100:
+            return "accepted | too large to be run here"
+        noise = np.random.default_rng(number).integers(0, 256, (24, 32, 3)).astype(np.uint8)
+        image = prepare(Image.fromarray(noise), detector.settings)
+        found, exact = native.detect(image), detector.ready(1, "reference").detect(image)
+        for name in ("boxes", "scores", "labels", "probabilities"):
+            if not np.array_equal(getattr(found, name), getattr(exact, name)):
+                raise Finding(f"other {name} than the reference")
+        return "accepted | equal integers"
+    except FqvitError as error:
+        if reached:  # its parts are no files; whoever runs it knows which one it is
+            return f"engine | {error}"
+        return f"{_stage(str(error))} | {checked_line(error, path)}"
+    except Finding:
+        raise
+    except Exception as error:
+        raise Finding(f"{type(error).__name__}: {error}") from error
+
+
+def _stage(line: str) -> str:
+    """Who refused it, by its words."""
+    for stage, words in (
+        ("container", ("not a readable", "only integers may be in a program", "safetensors, but", "holds a")),
+        ("fingerprint", ("the fingerprint does not",)),
+        (
+            "types",
+            ("is not JSON", "format version", ": expected ", "unknown field", "missing required", "invalid value", "object "),
+        ),
+    ):
+        if any(word in line for word in words):
+            return stage
+    return "verify"

@@ -1,0 +1,101 @@
+"""What fuzzing and looking for trouble have found, one test each, so that it stays found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fqvit import _native
+from fqvit.detect.results import read_results
+from fqvit.errors import LONGEST, FqvitError
+from fqvit.models.checkpoint import read_checkpoint
+from fqvit.models.detector_load import load_detector
+from fqvit.runtime.native import Engine
+from tests.fuzz.seeds import golden, seeds_of
+from tests.hostile.containers import rewritten
+from tests.hostile.records import recorded
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.fqvit"
+    path.write_bytes(golden()["tiny_v1.fqvit"])
+    return path
+
+
+def test_an_error_is_one_line_without_commands_to_a_terminal_whatever_names_are_in_it() -> None:
+    assert str(FqvitError("a\nb\x1b[2J\x85c\u2028d: é is fine.")) == r"a\nb\x1b[2J\x85c\u2028d: é is fine."
+    assert len(str(FqvitError("x" * 10**6))) <= LONGEST
+
+
+def test_a_field_whose_name_ends_the_line_is_shown_on_it(program: Path) -> None:
+    program.write_bytes(rewritten(program.read_bytes(), lambda header, _: header["preprocess"].update({"a\n": 1})))
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: preprocess: .*unknown field a\\n\."):
+        Engine(program)
+
+
+def test_an_instruction_set_that_is_not_there_is_blamed_on_who_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FqvitError, match="^isa: instruction set abacus: not in this build"):
+        Engine(program, isa="abacus")
+    monkeypatch.setenv("FQVIT_ISA", "beads")
+    with pytest.raises(FqvitError, match="^FQVIT_ISA: instruction set beads"):
+        Engine(program)
+    with pytest.raises(FqvitError, match="^isa: instruction set abacus"):
+        Engine(program, isa="abacus")
+    assert Engine(program, isa="scalar").isa == "scalar"
+
+
+def test_what_needs_too_much_memory_is_refused_by_the_files_name(program: Path) -> None:
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: vit: its buffers need 0 MB an image, at most 0 are taken"):
+        Engine(program, 1, most_bytes=1)
+
+
+def test_an_engine_has_no_buffers_before_its_first_run(program: Path) -> None:
+    from fqvit.ir.program import Program
+
+    engine = recorded(Program.load(program)).build("scalar", 1, keep=True)
+    with pytest.raises(_native.BadProgram, match="nothing has been run"):
+        engine.buffer(1)
+    engine.run(np.zeros((1, 12, 12, 3), np.uint8))
+    assert engine.buffer(1).size > 0
+
+
+def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() -> None:
+    engine = _native.Engine([8192, 8192, 1], "scalar", 1)
+    flat = engine.add("flat", "permute", [0], [], [np.array(x, np.int64) for x in ([1 << 26], [0], [], [])])
+    one, nothing = np.ones(1, np.int32), np.zeros(0, np.uint8)
+    with pytest.raises(_native.BadProgram, match="more channels than can be"):
+        engine.add("sum", "add", [flat, flat], [1, 8], [one, one, nothing, one, one, nothing, one, nothing])
+    with pytest.raises(_native.BadProgram, match="more channels than can be"):
+        engine.add("looked up", "lookup", [flat], [8], [np.arange(256).astype(np.uint8), nothing, one])
+
+
+@pytest.mark.parametrize("name", ["backbone.layers.99999999.blocks.0.norm1.bias", "roi_head.bbox_head.99999999.fc_cls.bias"])
+def test_a_detectors_part_of_a_high_number_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
+    tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
+    save_file({**tensors, name: torch.zeros(1)}, tmp_path / "d.safetensors")
+    with pytest.raises(FqvitError, match=r"d\.safetensors: .*numbers a block or stage above 99"):
+        load_detector(tmp_path / "d.safetensors")
+
+
+def test_a_window_of_a_thousand_places_is_refused_before_its_pairs_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
+    tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
+    wide = {name: torch.zeros(1999**2, x.shape[1], dtype=torch.int8) for name, x in tensors.items() if "bias_table" in name}
+    save_file({**tensors, **wide}, tmp_path / "d.safetensors")
+    with pytest.raises(FqvitError, match=r"d\.safetensors: .*fits no window"):
+        load_detector(tmp_path / "d.safetensors")
+
+
+def test_results_with_impossible_masks_are_refused_by_the_files_name(tmp_path: Path) -> None:
+    rows = json.loads(seeds_of("results")["two.json"])
+    rows[1]["segmentation"]["size"] = [8, 10]
+    (tmp_path / "r.json").write_text(json.dumps(rows))
+    with pytest.raises(FqvitError, match=r"r\.json: result 1: run lengths of 72 pixels for 8 x 10"):
+        read_results(tmp_path / "r.json")
