@@ -51,6 +51,7 @@ def main() -> None:
     seeds = seeds_of(target) | small
     for name, raw in seeds.items():
         (kept / name).write_bytes(raw)
+        one_input(raw)  # what is imported when it is first needed is imported now
     longest = max(2 * max(map(len, seeds.values())), 16384)
     arguments = [sys.argv[0], *OPTIONS, f"-max_len={longest}", f"-artifact_prefix={ROOT}/build/fuzz/{target}-", *given]
     if not any(Path(word).is_file() for word in given):
