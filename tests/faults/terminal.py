@@ -57,8 +57,8 @@ def run(
     """`python WORDS` in `folder`. signum: sent so many seconds `after` the start, to the process `alone` or to its whole group,
     as a terminal does."""
     master, slave = pty.openpty()
-    # A child inherits what is ignored, as SIGINT is behind a shell's `&`, but not handlers.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A child inherits what is ignored, as SIGINT is behind a shell's `&` and SIGHUP under nohup, but not handlers.
+    before = {number: signal.signal(number, _nothing) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *map(str, words)],
@@ -69,7 +69,8 @@ def run(
         env={**os.environ, **QUIET, **environment},
         start_new_session=True,
     )
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     os.close(slave)
     screen, sent = bytearray(), signum is None
     try:
@@ -92,6 +93,10 @@ def run(
     for one in left:
         os.kill(one, signal.SIGKILL)
     return Ended(process.returncode, screen.decode(errors="replace").replace("\r\n", "\n"), seconds, left)
+
+
+def _nothing(number: int, frame: object) -> None:
+    pass
 
 
 def _read(master: int) -> bytes:
