@@ -98,6 +98,16 @@ def test_more_squares_than_a_buffer_holds_are_refused(size: int, rows: int, coun
         _repeated(index, rows, count)
 
 
+def test_more_squares_than_a_buffer_holds_are_refused_where_no_rows_are_counted() -> None:
+    whole = head()
+    kept = (Permute(y="flat", x="pixels", view=(12,), perm=(0,)), Linear(y="logits", x="flat", out="i32"))
+    header = msgspec.structs.replace(whole.header, ops=kept, others=())
+    program = Program(header, parts("logits", 5, 12, 2))
+    batched(program, MAX_ELEMENTS // 12)
+    with pytest.raises(FqvitError, match="^input of shape .* is impossible"):
+        batched(program, MAX_ELEMENTS // 12 + 1)
+
+
 def test_as_many_squares_as_a_buffer_holds_are_taken() -> None:
     assert _repeated(np.zeros(1, np.int32), MAX_ELEMENTS - 1, 1).tolist() == [0]
 
@@ -117,8 +127,9 @@ def test_squares_are_the_outermost_axis(before: Any, after: Any) -> None:
 
 
 def test_a_choice_within_each_square_stays() -> None:
-    made = _permute(Permute(y="y", x="x", view=(2, 3, 4), perm=(0, 1), select=(1, 2)), 3)
-    assert (made.view, made.perm, made.select) == ((6, 3, 4), (0, 1), (1, 2))
+    for select in ((1, 2), (1, 0)):
+        made = _permute(Permute(y="y", x="x", view=(2, 3, 4), perm=(0, 1), select=select), 3)
+        assert (made.view, made.perm, made.select) == ((6, 3, 4), (0, 1), select)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +137,7 @@ def test_a_choice_within_each_square_stays() -> None:
     [
         {"view": (2, 3), "perm": (1, 0)},
         {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 0)},  # of the first square only
+        {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 1)},
         {"view": (6,), "perm": (0,), "shape": (2, 3)},
         {"view": (2, 3), "perm": (0, 1), "shape": (6,)},
     ],

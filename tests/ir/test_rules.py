@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from torch import Tensor
 
 import fqvit.ir.lower  # noqa: F401  # registers all rules
 from fqvit.errors import FqvitError
-from fqvit.ir.attention import Attend
+from fqvit.ir.attention import Attend, Softmax
 from fqvit.ir.emit import Emitter, Wire
 from fqvit.ir.kit import DTYPES, NumpyKit
 from fqvit.ir.moves import Take
+from fqvit.ir.ops import Linear
 from fqvit.ir.program import Move
 from fqvit.ir.rules import Lowering, encode, rule
 from fqvit.ir.value import NAMES, Scope, Value
@@ -24,6 +26,7 @@ from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.weights import quantize_linear
 
 Array = np.ndarray[Any, Any]
 MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 0.5)
@@ -147,14 +150,25 @@ def test_what_is_added_to_a_sum_comes_in_fractions_of_its_step_where_multipliers
 
 
 def test_weights_that_were_chosen_are_taken() -> None:
-    from fqvit.quant.weights import quantize_linear
-
     leaf, x = linear(), codes((5, 6))
     chosen = quantize_linear(leaf.weight.detach().double().numpy() * 3, None, X.steps(6), 8)
     emit = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}, {"y": chosen}), False)
     rule(leaf, Lowering(emit, Node("y", leaf, ("x",)), [x[0]], PREPROCESS))
     np.testing.assert_array_equal(emit.constants["y.w"], chosen.w)
     np.testing.assert_array_equal(emit.constants["y.bias"], chosen.bias - chosen.w.astype(np.int64).sum(1) * 100)
+
+
+def test_weights_of_groups_are_packed() -> None:
+    leaf = layers.Linear(16, 4, "fc1")
+    leaf.weight.data = whole(4, 16).float()
+    wire = codes((5, 16))[0]
+    emit = Emitter(Calibration(Recipe(name="test", weight_bits=4, weight_group=8), "logits", 1, {}), False)
+    rule(leaf, Lowering(emit, Node("y", leaf, ("x0",)), [wire], PREPROCESS))
+    (op,) = emit.ops
+    assert isinstance(op, Linear) and op.group == 8 and set(emit.constants) == {"y.w", "y.exponent", "y.bias"}
+    expected = quantize_linear(leaf.weight.detach().double().numpy(), np.zeros(4), X.steps(16), 4, group=8).w
+    known = {"x0": Value("u8", (5, 16), 0, 255)}
+    np.testing.assert_array_equal(op.weights(Scope(known, emit.constants, "y")), expected)
 
 
 def test_patches_are_those_of_normalised_pixels() -> None:
@@ -272,6 +286,32 @@ def test_attention_times_v(q: QParams, mult: str) -> None:
         (attend,) = [op for op in made.emit.ops if isinstance(op, Attend)]
         assert attend.levels == (() if q.levels == BYTES else LEVELS)
         assert attend.mult < 2**29
+
+
+def multiplier_of(leaf: layers.Leaf, inputs: list[tuple[Wire, Array]], q: QParams, mult: str = "full") -> tuple[int, int]:
+    (op,) = [op for op in Made(leaf, inputs, q, recipe={"mult": mult}).emit.ops if isinstance(op, Attend | Softmax)]
+    return op.mult, op.shift
+
+
+@pytest.mark.parametrize("scale", [*(0.1 * 1.07**i for i in range(12)), 50 * (1 - 2.0**-31)])
+def test_multipliers_of_weighted_means_leave_room_for_the_largest_level(scale: float) -> None:
+    q = params(1.0, 0, 3, levels=LEVELS)
+    wire, attention = codes((2, 3, 3), q)
+    inputs = [(wire, attention * 0), codes((2, 3, 4), params(scale, 99), 1)]
+    exact = Fraction(scale) / Fraction(0.2) / 1000
+    mult, shift = multiplier_of(layers.Context(), inputs, params(0.2, 128))
+    assert 2**28 <= mult < 2**29
+    # Rounded to 31 bits and then to 29; below 2^29 also where that is the nearest.
+    assert abs(mult - exact * 2**shift) <= Fraction(5, 8) + Fraction(1, 10**6) or mult == 2**29 - 1 < exact * 2**shift
+    mult, shift = multiplier_of(layers.Context(), inputs, params(0.2, 128), "short")
+    assert 2**15 <= mult < 2**16 and abs(mult - exact * 2**shift) <= Fraction(51, 100)
+
+
+@pytest.mark.parametrize("scale", [1 / 255, 1 / 15, 0.3, 0.7, 1.0, 1e-4, 3e-3])
+def test_the_multiplier_of_uniform_attention_has_52_bits(scale: float) -> None:
+    mult, shift = multiplier_of(layers.Softmax(), [codes((2, 3, 3), SCORES)], params(scale, 0))
+    # The quotient of doubles is a last digit off.
+    assert abs(mult - Fraction(2**shift) / Fraction(scale)) <= 1 and 2**51 <= mult < 2**53 and shift <= 52
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
