@@ -218,6 +218,15 @@ def test_means_leave_the_first_tokens_out(skip: int) -> None:
     Made(layers.Mean(skip), [codes((5, 40))], params(0.25, 128)).check()
 
 
+@pytest.mark.parametrize("finest, greatest", [(2.0**-6, 2**14), (256 / 32767, 32767), (2.0**-7, 2**15), (2.0**-8, 2**16)])
+def test_tables_of_gelu_have_16_bits_where_all_entries_fit(finest: float, greatest: int) -> None:
+    by_power = QParams(8, finest * np.array([2.0, 1, 64, 4]), np.array([3, 9, 100, 7]))
+    made = Made(layers.Gelu(), [codes((3, 4), params(1.0, 127))], by_power)
+    table = made.emit.constants["y.table"]
+    assert table.dtype == (np.int16 if greatest < 2**15 else np.int32) and table.max() == greatest
+    made.check()
+
+
 @pytest.mark.parametrize("join", [False, True])
 @pytest.mark.parametrize("index", [[[0, 1], [2, 0]], [[0, -1], [2, 1]]])
 def test_rows_that_are_taken(index: list[list[int]], join: bool) -> None:
