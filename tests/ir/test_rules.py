@@ -72,7 +72,8 @@ class Made:
         for wire, x in inputs:
             levels = () if wire.q is None else wire.q.levels  # every row of such codes has the largest level
             row_code = levels.index(max(levels)) if levels else None
-            known[wire.buffer] = Value(NAMES[x.dtype], x.shape[1:], int(x.min()), int(x.max()), row_code=row_code)
+            lo, hi = (int(x.min()), int(x.max())) if wire.q is None else (0, wire.q.last)
+            known[wire.buffer] = Value(NAMES[x.dtype], x.shape[1:], lo, hi, row_code=row_code)
         kit = NumpyKit()
         for op in self.emit.ops:
             known[op.y], proofs = op.infer(Scope(known, self.emit.constants, op.y))
