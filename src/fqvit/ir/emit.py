@@ -101,9 +101,10 @@ class Emitter:
             return tuple(thirds[:, 0].tolist())
         return self.shared("zero", q.zero.astype(np.uint8 if q.bits <= 8 else np.uint16))
 
-    def encode(self, name: str, ratio: float) -> tuple[int, int]:
+    def encode(self, name: str, ratio: float, short: bool = False) -> tuple[int, int]:
+        """(mult, shift) of a ratio. short: 16 bits of mult even where the recipe does not ask for it."""
         try:
-            return _shortened(*multiplier(ratio)) if self.short else multiplier(ratio)
+            return _shortened(*multiplier(ratio)) if self.short or short else multiplier(ratio)
         except (ValueError, OverflowError):
             raise FqvitError(
                 f"{name}: the ratio of its scales is {ratio:g}, which no multiplier holds. Check the checkpoint's values."
@@ -114,13 +115,7 @@ class Emitter:
 
         short: 16 bits of mult, where the result is codes: 2^-17 of their range is far below one of them.
         """
-        pairs = np.array([self.encode(name, float(ratio)) for ratio in ratios])
-        short = short and not self.short  # those are short already
-        mult, shift = pairs[:, 0], pairs[:, 1]
-        if short and shift.min() > SHORT:
-            mult = (mult + (1 << (SHORT - 1))) >> SHORT
-            over = mult == 1 << 16
-            mult, shift = np.where(over, mult >> 1, mult), np.where(over, shift - 1, shift) - SHORT
+        mult, shift = np.array([self.encode(name, float(ratio), short) for ratio in ratios]).T
         self.constant(f"{name}.mult", mult.astype(np.uint16 if mult.max() < 1 << 16 else np.int32))
         self.constant(f"{name}.shift", shift.astype(np.uint8))
 
@@ -190,11 +185,13 @@ class Emitter:
 
 
 def _shortened(mult: int, shift: int) -> tuple[int, int]:
-    """16 bits of a multiplier of 31, rounded; as it is where its shift has no room."""
-    if shift <= SHORT or mult < 1 << 16:
+    """16 bits of a multiplier of 31, rounded; as it is where its shift has no room, or where it is 0."""
+    if shift <= SHORT or mult == 0:
         return mult, shift
-    short = (mult + (1 << (SHORT - 1))) >> SHORT
-    return (short >> 1, shift - SHORT - 1) if short == 1 << 16 else (short, shift - SHORT)
+    short, shift = (mult + (1 << (SHORT - 1))) >> SHORT, shift - SHORT
+    if short < 1 << 16:
+        return short, shift
+    return (short >> 1, shift - 1) if shift > 1 else (short - 1, shift)
 
 
 def powers(q: QParams) -> tuple[float, NDArray[np.uint8], tuple[int, ...]]:

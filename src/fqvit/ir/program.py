@@ -37,7 +37,7 @@ Scale = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]  # finite, and so is a cod
 Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 
 
-class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True):
+class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """How to read the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]; log2 codes: 2^-code; with levels:
     levels[code] over the sum of its row.
 

@@ -261,6 +261,6 @@ def double(tensor: Tensor) -> np.ndarray:
 
 
 def encode(values: np.ndarray, q: QParams) -> np.ndarray:
-    codes = np.floor(values / q.steps(values.shape[-1] if q.alpha is not None else 1) + 0.5) + q.zero[0]
+    codes = np.floor(values / q.steps(values.shape[-1]) + 0.5) + q.zero[0]
     clipped: np.ndarray = np.clip(codes, 0, q.last)
     return clipped

@@ -1,0 +1,159 @@
+"""What a header says of buffers: sites and outputs that make sense are accepted, the nearest that make none are refused."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.ir.program import AnyOp, CodeInput, Header, Move, Output, Site
+from fqvit.ir.value import Scope, Value
+
+C = 6
+CONSTANTS = {
+    "alpha": np.array([0, 1, 2, 0, 1, 2], np.uint8),
+    "steps": np.array([1, 2, 3, 4, 5, 6], np.uint16),
+    "two": np.array([3, 5], np.uint16),
+}
+BUFFERS = {
+    "codes": Value("u8", (4, C), 0, 255),
+    "wide": Value("u16", (4, C), 0, 256),
+    "few": Value("u8", (4, C), 0, 3),
+    "numbers": Value("i32", (C,), -9, 9),
+    "pooled": Value("u8", (C,), 0, 255),
+    "map": Value("u8", (2, 2, C), 0, 255),
+    "wide map": Value("u16", (2, 2, C), 0, 256),
+    "scores": Value("i32", (2, 2, C), -9, 9),
+    "matrix": Value("i32", (2, C), -9, 9),
+}
+
+
+def scope(op: str) -> Scope:
+    return Scope(BUFFERS, CONSTANTS, op)
+
+
+GOOD_SITES = {
+    "8 bits": ("codes", Site("norm", 8, (0.5,), (3,))),
+    "more bits than the codes need": ("codes", Site("norm", 9, (0.5,), (3,))),
+    "two scales": ("codes", Site("norm", 8, (0.5, 0.25), (3, 4))),
+    "a scale each": ("codes", Site("norm", 8, (0.5,) * C, (3,) * C)),
+    "alpha": ("codes", Site("norm", 8, (0.5,), (3,), "alpha")),
+    "a zero point for each alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5), "alpha")),
+    "log2, with neither scale nor zero": ("codes", Site("attention", 8, log2=True)),
+    "as many levels as codes, only one above 0": ("few", Site("attention", 2, levels=(0, 1, 0, 0))),
+    "three scales beside steps": ("codes", Site("qkv", 8, (0.5, 0.25, 0.1), (1, 2, 3), steps="two")),
+}
+BAD_SITES = {
+    "bits": ("codes", Site("norm", 7, (0.5,), (3,)), "7 bits for codes up to 255"),
+    "a bit too few": ("wide", Site("norm", 8, (0.5,), (3,)), "8 bits for codes up to 256"),
+    "a level too few": ("few", Site("attention", 2, levels=(1, 1, 1)), "3 levels for codes up to 3"),
+    "levels of 0": ("few", Site("attention", 2, levels=(0,) * 4), "no level above 0"),
+    "zero points": ("codes", Site("norm", 8, (0.5,), (3, 4)), "1 scales and 2 zero points"),
+    "no zero points": ("codes", Site("norm", 8, (0.5,), ()), "1 scales and 0 zero points"),
+    "too few for alpha": ("codes", Site("norm", 8, (0.5,), (3, 4), "alpha"), "1 scales and 2 zero points"),
+    "two scales beside alpha": ("codes", Site("norm", 8, (0.5, 0.5), (3, 4, 5), "alpha"), "2 scales and 3 zero points"),
+    "a zero point for each alpha, and no alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5)), "1 scales and 3 zero points"),
+    "neither scale nor zero": ("codes", Site("norm", 8), "0 scales for 6 channels"),
+    "four scales": ("codes", Site("norm", 8, (0.5,) * 4, (3,) * 4), "4 scales for 6 channels"),
+}
+
+
+@pytest.mark.parametrize("case", GOOD_SITES)
+def test_a_site_may_have(case: str) -> None:
+    buffer, site = GOOD_SITES[case]
+    site.check(scope("site"), BUFFERS[buffer])
+
+
+@pytest.mark.parametrize("case", BAD_SITES)
+def test_a_site_may_not_have_wrong(case: str) -> None:
+    buffer, site, message = BAD_SITES[case]
+    with pytest.raises(FqvitError, match=f"^site: {message}"):
+        site.check(scope("site"), BUFFERS[buffer])
+
+
+@pytest.mark.parametrize(
+    "site, scale, zero",
+    [
+        (Site("norm", 8, (0.5, 0.25), (3, 4)), [0.5, 0.25], [3, 4]),
+        (Site("norm", 8, (0.5,), (3,), "alpha"), [0.5], [3]),  # alpha is not in it: it is the same for all zero points
+        (Site("norm", 8, (0.5,), (3, 4, 5), "alpha"), [0.5, 1, 2, 0.5, 1, 2], [3, 4, 5, 3, 4, 5]),
+        (Site("norm", 8, (0.5,), (3, 4), "alpha"), None, None),
+        (Site("norm", 8, (0.5,), (3,), steps="steps"), [0.5, 1, 1.5, 2, 2.5, 3], [3] * 6),
+        (Site("qkv", 8, (0.5, 0.25, 0.125), (1, 2, 3), steps="two"), [0.5, 0.5, 0.25, 0.25, 0.375, 0.625], [1, 1, 2, 2, 3, 3]),
+    ],
+)
+def test_how_to_read_codes(site: Site, scale: list[float] | None, zero: list[int] | None) -> None:
+    if scale is None:
+        with pytest.raises(IndexError):  # check() refuses such a site
+            site.scales_and_zeros(CONSTANTS)
+    else:
+        found = site.scales_and_zeros(CONSTANTS)
+        assert (found[0].tolist(), found[1].tolist()) == (scale, zero)
+
+
+GOOD_OUTPUTS = [
+    Output("numbers", "logits", 0.5),
+    Output("codes", "tokens", 0.5, 3, "alpha"),
+    Output("wide", "tokens", 0.5, 3),
+    Output("pooled", "pooled", 0.5, 3),
+    Output("map", "map", 0.5, 3),
+    Output("scores", "scores", 0.5),
+    Output("scores", "deltas", 0.5),
+    Output("numbers", "deltas", 0.5),
+]
+BAD_OUTPUTS = [
+    (Output("numbers", "logits", 0.5, 1), "logits have neither zero point nor alpha"),
+    (Output("numbers", "logits", 0.5, 0, "alpha"), "logits have neither zero point nor alpha"),
+    (Output("scores", "scores", 0.5, 1, "alpha"), "scores have neither zero point nor alpha"),
+    (Output("scores", "logits", 0.5), "logits of shape .* expected 1 axes"),
+    (Output("pooled", "tokens", 0.5), "tokens of shape .* expected 2 axes"),
+    (Output("codes", "pooled", 0.5), "pooled of shape .* expected 1 axes"),
+    (Output("codes", "map", 0.5), "map of shape .* expected 3 axes"),
+    (Output("matrix", "scores", 0.5), "scores of shape .* expected 3 axes"),
+    (Output("matrix", "deltas", 0.5), "deltas of shape .* expected 1 or 3 axes"),
+    (Output("numbers", "pooled", 0.5), ".*'numbers' is i32"),
+    (Output("pooled", "logits", 0.5), ".*'pooled' is u8"),
+    (Output("wide map", "map", 0.5), ".*'wide map' is u16"),
+]
+
+
+@pytest.mark.parametrize("output", GOOD_OUTPUTS, ids=lambda o: f"{o.buffer} as {o.kind}")
+def test_an_output_is_of_its_kind(output: Output) -> None:
+    assert output.check(scope("output")) is BUFFERS[output.buffer]
+
+
+@pytest.mark.parametrize("output, message", BAD_OUTPUTS)
+def test_an_output_of_another_kind_is_refused(output: Output, message: str) -> None:
+    with pytest.raises(FqvitError, match=f"^output: {message}"):
+        output.check(scope("output"))
+
+
+@pytest.mark.parametrize("output", GOOD_OUTPUTS, ids=lambda o: f"{o.buffer} as {o.kind}")
+def test_features_are_what_classifiers_give(output: Output) -> None:
+    if output.kind in ("logits", "tokens", "pooled"):
+        assert output.features() == output.kind
+    else:
+        with pytest.raises(FqvitError, match=f"^{output.buffer}: the output is of kind {output.kind}: a part of a detector"):
+            output.features()
+
+
+EXAMPLES = [Output("y", "logits", 0.5), CodeInput((1, 1, 1), 0.5, 0), Move("grid"), Site("norm", 8)]
+
+
+@pytest.mark.parametrize("cls", [Header, *map(type, EXAMPLES), *get_args(AnyOp)])
+def test_parts_of_a_program_do_not_change_and_have_no_fields_that_nobody_knows(cls: Any) -> None:
+    assert cls.__struct_config__.frozen and cls.__struct_config__.forbid_unknown_fields
+
+
+def test_fields_that_say_nothing_are_not_written() -> None:
+    """So that a program keeps its fingerprint when fields are added."""
+    written = [msgspec.json.encode(example) for example in EXAMPLES[:3]]
+    assert written == [
+        b'{"buffer":"y","kind":"logits","scale":0.5}',
+        b'{"shape":[1,1,1],"scale":0.5,"zero":0}',
+        b'{"kind":"grid"}',
+    ]
+    assert CodeInput((1, 1, 1), 0.5, 0).bits == 8
