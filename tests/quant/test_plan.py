@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import Graph, trace
+from fqvit.models.graph import Graph, Node, trace
+from fqvit.models.maps import Relu
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.recipe import RECIPES, SiteRule
 from tests.factories import MODELS, float_model
@@ -109,6 +110,29 @@ def test_attention_of_more_than_four_bits_is_uniform() -> None:
     )
 
 
+def test_uniform_attention_is_uniform_with_few_bits_too() -> None:
+    for bits in (2, 4, 8):
+        assert planned("minmax", attention_bits=bits)["blocks.0.attn.softmax"].kind == "range"
+
+
+def test_ranges_of_what_is_never_negative_start_at_0() -> None:
+    for low in (0.0, -0.0):
+        found = planned("minmax", sites={"attention": SiteRule(range=(low, 0.5))})["blocks.0.attn.softmax"]
+        assert found.fixed == (0.0, 0.5)
+    with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.softmax: range -1\.\.1, but attention is never negative"):
+        planned("minmax", sites={"attention": SiteRule(range=(-1.0, 1.0))})
+    graph = Graph((Node("act", Relu(), ("images",)),), "act")
+    for rule, words in (
+        (SiteRule(range=(-1.0, 1.0)), "range -1..1, but a ReLU is never negative"),
+        (SiteRule(bits=9), "9 bits, but what a matrix product reads has 8 at most"),
+        (SiteRule(observer="ptf"), "ptf is for LayerNorm inputs only"),
+    ):
+        with pytest.raises(FqvitError, match=f"^act: {words}"):
+            plan(graph, msgspec.structs.replace(RECIPES["minmax"], sites={"relu": rule}))
+    recipe = msgspec.structs.replace(RECIPES["minmax"], sites={"relu": SiteRule(bits=8, range=(0.0, 6.0))})
+    assert plan(graph, recipe)["act"] == SitePlan("act", "range", 8, "relu", fixed=(0.0, 6.0))
+
+
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
     with pytest.raises(FqvitError, match=r"no site with codes is called 'blocks\.9\.\*'"):
         planned(sites={"blocks.9.*": SiteRule(bits=4)})
@@ -158,8 +182,9 @@ def test_more_than_8_bits_are_refused_where_a_matrix_product_reads(role: str) ->
 
 
 def test_more_than_8_bits_are_refused_for_attention_pools_and_branches() -> None:
-    with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.softmax: 16 bits, but attention codes have 8 at most"):
-        planned(sites={"attention": SiteRule(bits=16)})
+    for bits in (9, 16):
+        with pytest.raises(FqvitError, match=rf"^blocks\.0\.attn\.softmax: {bits} bits, but attention codes have 8 at most"):
+            planned(sites={"attention": SiteRule(bits=bits)})
     with pytest.raises(FqvitError, match=r"^pool: 9 bits"):
         planned(kind="swin", sites={"pooled": SiteRule(bits=9)})
     with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.proj: 12 bits"):
