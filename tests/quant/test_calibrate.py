@@ -29,6 +29,7 @@ from fqvit.quant.calibrate import (
     trim_gelu_inputs,
 )
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.observers import Ema, MinMax, Omse, Percentile
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import RECIPES, SiteRule
@@ -247,6 +248,8 @@ BROKEN = {
     "17 bits": edited(lambda w: w["sites"]["embed"].update(bits=17)),
     "a scale in words": edited(lambda w: w["sites"]["embed"].update(scale=["x"])),
     "no scale": edited(lambda w: w["sites"]["embed"].pop("scale")),
+    "an empty scale": edited(lambda w: w["sites"]["embed"].update(scale=[], zero=[])),
+    "two scales and one zero": edited(lambda w: w["sites"]["embed"].update(scale=[1.0, 1.0], zero=[0])),
     "a negative alpha": edited(lambda w: w["sites"]["embed"].update(alpha=[-1] * 24)),
     "other features": edited(lambda w: w.update(features="boxes")),
     "images in words": edited(lambda w: w.update(images="many")),
@@ -311,6 +314,15 @@ def test_the_range_before_gelu_ends_where_gelu_rounds_to_zero(high: float) -> No
     # The range starts one step below the foot and ends where it did.
     end = (wide.last - wide.zero[0]) * wide.scale[0]
     assert end - x.scale[0] * 255 == pytest.approx(gelu_foot(after.scale[0] / 2) - x.scale[0])
+
+
+def test_a_site_has_the_observer_that_its_plan_names() -> None:
+    kinds = {"minmax": MinMax, "ema": Ema, "percentile": Percentile, "omse": Omse}
+    for name, kind in kinds.items():
+        (part,) = SiteObserver(SitePlan("norm", "range", 6, "norm", name), RECIPES["fq-vit-original"]).parts  # type: ignore[arg-type]
+        assert type(part) is kind
+        wanted = {"momentum": 0.01, "quantile": 0.99999, "bits": 6, "last_batch": True}
+        assert part.state()["settings"] == {key: wanted[key] for key in part.settings}
 
 
 def test_groups_are_thirds_of_the_channels() -> None:

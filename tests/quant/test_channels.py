@@ -87,6 +87,8 @@ def test_the_range_of_a_channel_is_that_of_all_its_values_and_0() -> None:
 def test_a_value_that_is_not_finite_is_refused_with_the_site(bad: float) -> None:
     with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed NaN or infinite"):
         seen(torch.ones(2, 3), torch.tensor([[0.0, bad, 1.0]]), torch.ones(2, 3)).ranges()
+    with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed NaN or infinite"):
+        seen(torch.tensor([[0.0, bad, 1.0], [1.0, 1.0, 1.0]])).ranges()  # only one end of the channel is not finite
 
 
 def test_a_site_without_data_is_named() -> None:

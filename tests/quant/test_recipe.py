@@ -50,6 +50,7 @@ def test_the_numbers_of_the_named_recipes() -> None:
     """Measured accuracies (docs) are of these."""
     assert {recipe.batch for name, recipe in RECIPES.items() if name != "fq-vit-original"} == {16}
     assert (RECIPES["fq-vit-original"].batch, RECIPES["fq-vit-original"].shuffle) == (100, 0)
+    assert [(rule, RECIPES["fqvit"].sites[rule].bits) for rule in RECIPES["fqvit"].sites] == [("residual", 16), ("hidden", 10)]
     assert {recipe.images for recipe in RECIPES.values()} == {1000}
     assert {name: r.weight_bits for name, r in RECIPES.items() if r.weight_bits != 8} == {"w4": 4, "fast": 7}
     assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16}
