@@ -29,8 +29,7 @@ from fqvit.quant.calibrate import (
     trim_gelu_inputs,
 )
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.observers import Ema, MinMax, Omse, Percentile
-from fqvit.quant.plan import SitePlan, plan
+from fqvit.quant.plan import plan
 from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import RECIPES, SiteRule
 from fqvit.quant.simulate import Simulation
@@ -314,21 +313,6 @@ def test_the_range_before_gelu_ends_where_gelu_rounds_to_zero(high: float) -> No
     # The range starts one step below the foot and ends where it did.
     end = (wide.last - wide.zero[0]) * wide.scale[0]
     assert end - x.scale[0] * 255 == pytest.approx(gelu_foot(after.scale[0] / 2) - x.scale[0])
-
-
-def test_a_site_has_the_observer_that_its_plan_names() -> None:
-    kinds = {"minmax": MinMax, "ema": Ema, "percentile": Percentile, "omse": Omse}
-    for name, kind in kinds.items():
-        (part,) = SiteObserver(SitePlan("norm", "range", 6, "norm", name), RECIPES["fq-vit-original"]).parts  # type: ignore[arg-type]
-        assert type(part) is kind
-        wanted = {"momentum": 0.01, "quantile": 0.99999, "bits": 6, "last_batch": True}
-        assert part.state()["settings"] == {key: wanted[key] for key in part.settings}
-
-
-def test_groups_are_thirds_of_the_channels() -> None:
-    observer = SiteObserver(SitePlan("qkv", "range", 8, "qkv", groups=3), FQ)
-    observer.observe(torch.tensor([1.0, -1.0, 2.0, -2.0, 4.0, -4.0]).repeat(2, 9, 1))
-    assert observer.qparams().scale == pytest.approx([2 / 255, 4 / 255, 8 / 255])
 
 
 def test_the_codes_of_squares_survive_json() -> None:
