@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import threading
 from collections import defaultdict
 from pathlib import Path
 from types import FrameType
@@ -25,9 +26,11 @@ TESTS = """
 tests/ir tests/quant tests/golden tests/runtime/test_networks.py tests/runtime/test_exhaustive.py
 tests/hostile/test_fqvit_files.py tests/hostile/test_relative_files.py
 tests/detect/test_programs.py tests/detect/test_sizes.py tests/detect/test_batches.py tests/detect/test_shared_weights.py
+tests/test_workers.py
 """
 # Seconds each, where others run the same lines; or nothing of these files.
 SLOW = "not stay_near_float and not it_beats and not little_more_than_its_weights and not engine_is_exact and not onnx_is_exact"
+SLOW += " and not torchrun and not processes and not killed_worker and not ends_all and not without_torchrun"
 # Without plugins that nobody asked for and without a garbage collection of all of torch for every mutant.
 QUIET = ["-q", "-x", "--no-header", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "_hypothesis_pytestplugin"]
 QUIET += [word for name in ("cacheprovider", "unraisableexception", "threadexception") for word in ("-p", f"no:{name}")]
@@ -105,9 +108,11 @@ def record(tests: list[str]) -> None:
     plugin = Record()
     calm()
     words = [*(word for word in QUIET if word != "-x"), "-k", SLOW, *tests]
+    threading.settrace(plugin.trace)  # workers of tests/together.py are threads
     sys.settrace(plugin.trace)
     pytest.main(words, plugins=[plugin])
     sys.settrace(None)
+    threading.settrace(None)
     clock = Clock()  # once more, since tracing takes its time
     pytest.main(words, plugins=[clock])
     before = json.loads((OUT / "lines.json").read_text()) if (OUT / "lines.json").exists() else []

@@ -154,6 +154,19 @@ def test_workers_that_were_given_different_things_are_told() -> None:
         together(2, work)
 
 
+def test_workers_that_were_given_other_images_are_told() -> None:
+    def work(worker: Thread) -> None:
+        calibrate(MODEL, SOURCE.take(range(20 + worker.rank)), RECIPES["minmax"], workers=worker)
+
+    with pytest.raises(FqvitError, match=r"worker 1 has 21 of them, worker 0 has 20 of them"):
+        together(2, work)
+
+
+def test_images_are_looked_at_again_only_where_a_recipe_asks_for_it() -> None:
+    sizes = {name: dealt.sample_size(recipe) for name, recipe in RECIPES.items()}
+    assert {name: size for name, size in sizes.items() if size} == {"w4": 128, "auto": 128, "ptq-vit": 128, "bit-split": 256}
+
+
 def test_without_torchrun_a_worker_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (None, "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False)

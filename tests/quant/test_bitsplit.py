@@ -149,7 +149,51 @@ def test_an_input_that_is_always_zero_keeps_its_weights() -> None:
     x, weight, _ = problem(2)
     x[:, 3] = 0
     start = by_weights(weight, 4)
-    np.testing.assert_array_equal(by_outputs(start, products_of(x, x @ weight.T)).bits[:, :, 3], start.bits[:, :, 3])
+    y = x @ weight.T
+    found = by_outputs(start, products_of(x, y))
+    np.testing.assert_array_equal(found.bits[:, :, 3], start.bits[:, :, 3])
+    # And the others are as they would be without it.
+    alone = by_outputs(Split(start.scale, np.delete(start.bits, 3, 2)), products_of(np.delete(x, 3, 1), y))
+    np.testing.assert_array_equal(np.delete(found.bits, 3, 2), alone.bits)
+    np.testing.assert_allclose(found.scale, alone.scale, rtol=1e-9)
+
+
+def test_the_unit_of_inputs_and_outputs_does_not_matter() -> None:
+    x, weight, y = problem(6)
+    start = by_weights(weight, 4)
+    expected = by_outputs(start, products_of(x, y))
+    for unit in (1e-4, 1e4):
+        found = by_outputs(start, products_of(unit * x, unit * y))
+        np.testing.assert_array_equal(found.bits, expected.bits)
+        np.testing.assert_allclose(found.scale, expected.scale, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [8 * 7 - 1, 8 * 7, 8 * 7 + 1])
+def test_a_layer_is_fitted_in_codes_of_its_inputs_and_to_outputs_where_rows_are_many(rows: int) -> None:
+    """With steps [K] the codes are those of inputs x / step and weights w * step."""
+    x, weight, y = problem(5, rows=rows)
+    steps = np.array([0.5, 0.1, 3.0, 0.02, 1.0, 0.7, 0.3])
+    layer = LinearMap.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
+    linear = LinearMap(layer.leaf, layer.preprocess, weight, np.arange(5.0))
+    found = bitsplit.fit(linear, products_of(x, y), steps, 4)
+    split = by_weights(weight * steps, 4)
+    if rows >= 8 * 7:
+        split = by_outputs(split, products_of(x / steps, y))
+    np.testing.assert_array_equal(found.w, split.codes())
+    np.testing.assert_allclose(found.scale, split.scale / 4, rtol=1e-9)
+    np.testing.assert_allclose(found.bias * found.scale, linear.bias, rtol=0, atol=found.scale.max())
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9, 1.1, 3.0])
+def test_a_bias_is_2_to_the_30_units_at_most(share: float) -> None:
+    """share: of 2^30 units, were they those of the row's own weights."""
+    layer = LinearMap.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
+    weight = np.array([[0.5, -1.0, 0.25], [1.0, 1.0, 1.0]])
+    own = by_weights(weight, 8).scale[0] / 2**6
+    linear = LinearMap(layer.leaf, layer.preprocess, weight, np.array([share * 2**30 * own, 0.0]))
+    found = bitsplit.fit(linear, Products(np.eye(3), weight, np.ones(2), 0), np.ones(1), 8)
+    assert abs(found.bias[0]) <= 2**30 and found.bias[0] * found.scale[0] == pytest.approx(linear.bias[0])
+    assert (found.scale[0] == pytest.approx(own)) == (share < 1)
 
 
 def test_products_of_batches_are_those_of_all_rows() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -246,6 +247,8 @@ BROKEN = {
     "17 bits": edited(lambda w: w["sites"]["embed"].update(bits=17)),
     "a scale in words": edited(lambda w: w["sites"]["embed"].update(scale=["x"])),
     "no scale": edited(lambda w: w["sites"]["embed"].pop("scale")),
+    "an empty scale": edited(lambda w: w["sites"]["embed"].update(scale=[], zero=[])),
+    "two scales and one zero": edited(lambda w: w["sites"]["embed"].update(scale=[1.0, 1.0], zero=[0])),
     "a negative alpha": edited(lambda w: w["sites"]["embed"].update(alpha=[-1] * 24)),
     "other features": edited(lambda w: w.update(features="boxes")),
     "images in words": edited(lambda w: w.update(images="many")),
@@ -291,7 +294,7 @@ def test_calibration_leaves_the_model_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in MODEL.module.state_dict().items())
 
 
-@pytest.mark.parametrize("least", [1e-6, 0.01, 0.1, 0.17, 0.3])
+@pytest.mark.parametrize("least", [1e-6, 0.01, 0.1, 0.16, 0.1699, 0.17, 0.3])
 def test_below_its_foot_gelu_is_smaller_than_asked(least: float) -> None:
     foot = gelu_foot(least)
     assert all(abs(gelu(foot - d)) < least for d in np.linspace(0, 30, 3001)[1:])
@@ -307,6 +310,16 @@ def test_the_range_before_gelu_ends_where_gelu_rounds_to_zero(high: float) -> No
     lowest = float(-x.zero[0] * x.scale[0])
     assert x.scale[0] < wide.scale[0] and lowest > -10.0
     assert all(abs(gelu(value)) < after.scale[0] / 2 for value in np.linspace(-10, lowest, 101))  # clipped: the code of 0
+    # The range starts one step below the foot and ends where it did.
+    end = (wide.last - wide.zero[0]) * wide.scale[0]
+    assert end - x.scale[0] * 255 == pytest.approx(gelu_foot(after.scale[0] / 2) - x.scale[0])
+
+
+def test_the_codes_of_squares_survive_json() -> None:
+    before = replace(calibration_of(MODEL, FQ), square=affine(-1.0, 3.0, 8))
+    after = Calibration.from_json(before.to_json())
+    assert after.square is not None and after.square.scale == before.square.scale and after.square.zero == before.square.zero  # type: ignore[union-attr]
+    assert Calibration.from_json(calibration_of(MODEL, FQ).to_json()).square is None
 
 
 def test_a_range_that_was_asked_for_is_left_alone() -> None:

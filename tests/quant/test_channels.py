@@ -87,6 +87,8 @@ def test_the_range_of_a_channel_is_that_of_all_its_values_and_0() -> None:
 def test_a_value_that_is_not_finite_is_refused_with_the_site(bad: float) -> None:
     with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed NaN or infinite"):
         seen(torch.ones(2, 3), torch.tensor([[0.0, bad, 1.0]]), torch.ones(2, 3)).ranges()
+    with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed NaN or infinite"):
+        seen(torch.tensor([[0.0, bad, 1.0], [1.0, 1.0, 1.0]])).ranges()  # only one end of the channel is not finite
 
 
 def test_a_site_without_data_is_named() -> None:
@@ -192,11 +194,35 @@ def test_a_site_that_is_always_0_has_steps_of_a_usual_size(count: int) -> None:
         assert 1e-3 < q.scale.min() and q.scale.max() <= 1
 
 
+@many
+@given(SEEDS, st.integers(1, 9), BITS, st.integers(0, 8))
+def test_symmetric_gelu_outputs_cover_their_channels(seed: int, count: int, bits: int, k: int) -> None:
+    high = ranges(seed, count)[1]
+    q = channels.symmetric_gelu(high, bits, k)
+    assert covers(q, np.full(count, -0.17), high, 0) and set(q.zero.tolist()) == {2 ** (bits - 1)}
+    power = np.log2(q.scale.max() / q.scale)
+    assert np.array_equal(power, np.rint(power)) and power.max() <= k
+
+
+def test_a_narrow_channel_keeps_its_step_unless_a_least_is_asked_for() -> None:
+    low, high = np.array([-1.0, -1e-3]), np.array([0.5, 1e-4])
+    steps = channels.symmetric(low, high, 8).scale
+    assert steps[1] == pytest.approx(1e-3 / 127, rel=0.1) and steps[0] == pytest.approx(1 / 127, rel=1e-4)
+    assert channels.symmetric(low, high, 8, 0.25).scale[1] == pytest.approx(0.25 / 127, rel=1e-4)
+
+
 @pytest.mark.parametrize(
-    ("role", "same"), [("norm", channels.asymmetric), ("gelu", lambda low, high, bits: channels.gelu(low, high, bits, 2))]
+    ("role", "symmetric", "same"),
+    [
+        ("norm", False, channels.asymmetric),
+        ("norm", True, channels.symmetric),
+        ("gelu", False, lambda low, high, bits: channels.gelu(low, high, bits, 2)),
+        ("gelu", True, lambda low, high, bits: channels.symmetric_gelu(high, bits, 2)),
+    ],
 )
-def test_the_role_decides(role: Any, same: Any) -> None:
+def test_the_role_decides(role: Any, symmetric: bool, same: Any) -> None:
     low, high = np.array([-0.1, -0.1, 0.0]), np.array([1.0, 2.0, 3.0])
-    q, wanted = channels.qparams(SitePlan(SITE, "channels", 6, role, k=2), low, high, None), same(low, high, 6)
+    site = SitePlan(SITE, "channels", 6, role, k=2, symmetric=symmetric)
+    q, wanted = channels.qparams(site, low, high, None), same(low, high, 6)
     np.testing.assert_array_equal(q.scale, wanted.scale)
     np.testing.assert_array_equal(q.zero, wanted.zero)

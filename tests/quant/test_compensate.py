@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -98,6 +99,15 @@ def test_moments_of_small_movements_around_a_large_mean_keep_their_digits() -> N
     torch.testing.assert_close(found.square, covariance(far.double()), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.mean_simulated, far.double().mean(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(found.mean_float, found.mean_simulated, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("ends", "codes"), [("codes", 7), ("halves", 7.5)])
+def test_the_largest_weight_is_where_the_recipe_wants_it(ends: Any, codes: float) -> None:
+    leaf = layers.Linear(6, 3, "branch")
+    recipe = msgspec.structs.replace(W4, weight_group=0, weight_ends=ends, channels=False)
+    x = [correlated(1, 6).float()]
+    found = fit(Node("one", leaf, ("x",)), Moments.of(x, x), np.ones(1), Calibration(recipe, "logits", 1, {}))
+    np.testing.assert_allclose(found.scale, leaf.weight.detach().double().abs().amax(1).numpy() / codes)
 
 
 @pytest.mark.parametrize("group", [0, 8])

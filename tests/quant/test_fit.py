@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
+import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
 from fqvit.ir.lower import lower
 from fqvit.models.config import ViTConfig
+from fqvit.models.graph import trace
 from fqvit.models.load import FloatModel, build
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.fit import check_fit
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.weights import QuantizedLinear
 from tests.factories import images_for
 
 CONFIG = ViTConfig(image=(8, 8), patch=4, channels=3, classes=3, width=12, depth=2, heads=2, hidden=24)
@@ -20,6 +25,11 @@ PREPROCESS = Preprocess(8, 8, 3, 8, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.2
 
 def model(config: ViTConfig = CONFIG) -> FloatModel:
     return FloatModel("tiny", build(config).eval(), PREPROCESS, None, "random")
+
+
+def random_weights(outputs: int, inputs: int) -> QuantizedLinear:
+    w = np.random.default_rng(0).integers(-127, 128, (outputs, inputs)).astype(np.int8)
+    return QuantizedLinear(w, np.ones(outputs), np.zeros(outputs, np.int64))
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +58,29 @@ def test_codes_that_the_recipe_does_not_ask_for_are_refused(
     sites = {**calibration.sites, name: dataclasses.replace(calibration.sites[name], **change)}
     with pytest.raises(FqvitError, match=said):
         lower(model(), dataclasses.replace(calibration, sites=sites))
+
+
+def test_chosen_weights_of_every_linear_map_fit_the_model_and_others_do_not(calibration: Calibration) -> None:
+    """The patch embedding's are [C, channels * patch * patch] like those of any linear map."""
+    graph = trace(model().module)
+    widths = {"patch_embed.proj": (12, 48), "blocks.0.attn.qkv": (36, 12), "head": (3, 12)}
+    weights = {name: random_weights(*shape) for name, shape in widths.items()}
+    check_fit(graph, dataclasses.replace(calibration, weights=weights), PREPROCESS, "tiny")
+    for name, shape in (("patch_embed.proj", (12, 47)), ("head", (4, 12)), ("norm", (12, 12))):
+        with pytest.raises(FqvitError, match=f"^{name}: weights of .*, which tiny does not have"):
+            check_fit(graph, dataclasses.replace(calibration, weights={name: random_weights(*shape)}), PREPROCESS, "tiny")
+    narrow = msgspec.structs.replace(calibration.recipe, weight_bits=7)
+    with pytest.raises(FqvitError, match=r"^head: weights that are not of the bits and groups of recipe fq-vit"):
+        check_fit(graph, dataclasses.replace(calibration, recipe=narrow, weights={"head": weights["head"]}), PREPROCESS, "tiny")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_the_first_site_that_is_missing_or_foreign_is_named(missing: bool, calibration: Calibration) -> None:
+    sites = dict(calibration.sites)
+    if missing:
+        del sites["blocks.1.norm1"]
+    else:
+        sites["blocks.7.norm1"] = sites["blocks.1.norm1"]
+    said = "blocks.1.norm1: not calibrated, but a site of tiny" if missing else "blocks.7.norm1: calibrated, but tiny does not"
+    with pytest.raises(FqvitError, match=f"^{said}"):
+        check_fit(trace(model().module), dataclasses.replace(calibration, sites=sites), PREPROCESS, "tiny")

@@ -99,3 +99,18 @@ def test_squared_error_is_the_mean_over_a_fine_grid(bits: int, width: float) -> 
 def test_squared_error_of_a_point_is_its_own() -> None:
     point = np.array([0.3])
     assert squared_error(point, point, 1.0, -10, 10)[0] == pytest.approx(0.09)
+
+
+def test_bins_meet_at_their_edges_and_only_the_one_around_0_has_both_signs() -> None:
+    rows = torch.arange(-7, 9, dtype=torch.float32)[:, None].repeat(1, 3)
+    lower, upper, counts = observed(rows, bins=16).edges()
+    assert (counts == 1).all()
+    np.testing.assert_array_equal(lower[0], [-7, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7, 8])
+    np.testing.assert_array_equal(upper[0], [-7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7, 8, 8])
+
+
+@pytest.mark.parametrize("value", [1e-3, 5.0, -1e-6])
+def test_a_channel_that_was_constant_is_as_fine_as_one_that_never_was(value: float) -> None:
+    first = torch.full((4, 3), value)
+    rows = torch.cat([first, value * (1 + torch.linspace(0, 1, 30)[:, None].repeat(1, 3) / 8)])
+    assert_same(observed(first, rows[4:]), observed(rows))

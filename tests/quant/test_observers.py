@@ -102,7 +102,8 @@ def test_only_zeros_give_a_usable_result(kind: str) -> None:
     if isinstance(observer, RangeObserver):
         assert observer.range() == (0.0, 0.0)
     else:
-        assert observer.result().scale > 0 and not observer.result().alpha.any()
+        levels = 255 * 2**observer.k  # as of the range 0..1
+        assert observer.result().scale == pytest.approx(1 / levels) and not observer.result().alpha.any()
 
 
 @pytest.mark.parametrize("kind", ["minmax", "ema", "percentile", "omse"])
@@ -212,6 +213,24 @@ def test_ptf_is_the_argmin_over_all_elements(bits: int, k: int, last_batch: bool
     chosen = np.take_along_axis(errors, result.alpha[None].astype(np.int64), 0)[0]
     assert (chosen <= 1.02 * errors.min(0)).all()
     assert (result.alpha == errors.argmin(0)).mean() > 0.95
+
+
+@pytest.mark.parametrize(("bits", "k"), [(8, 3), (4, 0), (6, 5)])
+def test_symmetric_ptf_has_its_zero_in_the_middle_and_the_largest_value_at_the_last_code(bits: int, k: int) -> None:
+    x = torch.tensor([[-6.0, 0.1], [2.0, -0.05]])
+    result = fed(Ptf(SITE, bits, k, symmetric=True), [x]).result()
+    middle = 2 ** (bits - 1)
+    assert result.zero == middle and result.scale == pytest.approx(6 / (middle - 1) / 2**k)
+    assert result.alpha[0] == k and (k == 0 or result.alpha[1] < k)
+
+
+def test_ptf_of_what_is_never_negative_starts_at_code_0() -> None:
+    assert fed(Ptf(SITE), [torch.tensor([[0.0, 3.0], [1.0, 2.0]])]).result().zero == 0
+    assert fed(Ptf(SITE), [torch.tensor([[0.0, -3.0], [-1.0, -2.0]])]).result().zero == 255
+
+
+def test_all_batches_count_unless_the_last_is_asked_for() -> None:
+    assert not Omse(SITE).last_batch and not Ptf(SITE).last_batch
 
 
 def test_views_and_half_precision_are_observed_as_their_values() -> None:

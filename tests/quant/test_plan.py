@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import Graph, trace
-from fqvit.quant.plan import SitePlan, plan
+from fqvit.models.graph import Graph, Node, trace
+from fqvit.models.layers import Add, Linear
+from fqvit.models.maps import Relu, Upsample
+from fqvit.quant.plan import SitePlan, plan, recipes_of_parts, relus
 from fqvit.quant.recipe import RECIPES, SiteRule
 from tests.factories import MODELS, float_model
 
@@ -109,6 +111,64 @@ def test_attention_of_more_than_four_bits_is_uniform() -> None:
     )
 
 
+def test_uniform_attention_is_uniform_with_few_bits_too() -> None:
+    for bits in (2, 4, 8):
+        assert planned("minmax", attention_bits=bits)["blocks.0.attn.softmax"].kind == "range"
+
+
+def test_ranges_of_what_is_never_negative_start_at_0() -> None:
+    for low in (0.0, -0.0):
+        found = planned("minmax", sites={"attention": SiteRule(range=(low, 0.5))})["blocks.0.attn.softmax"]
+        assert found.fixed == (0.0, 0.5)
+    with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.softmax: range -1\.\.1, but attention is never negative"):
+        planned("minmax", sites={"attention": SiteRule(range=(-1.0, 1.0))})
+    graph = Graph((Node("act", Relu(), ("images",)),), "act")
+    for rule, words in (
+        (SiteRule(range=(-1.0, 1.0)), "range -1..1, but a ReLU is never negative"),
+        (SiteRule(bits=9), "9 bits, but what a matrix product reads has 8 at most"),
+        (SiteRule(observer="ptf"), "ptf is for LayerNorm inputs only"),
+    ):
+        with pytest.raises(FqvitError, match=f"^act: {words}"):
+            plan(graph, msgspec.structs.replace(RECIPES["minmax"], sites={"relu": rule}))
+    recipe = msgspec.structs.replace(RECIPES["minmax"], sites={"relu": SiteRule(bits=8, range=(0.0, 6.0))})
+    assert plan(graph, recipe)["act"] == SitePlan("act", "range", 8, "relu", fixed=(0.0, 6.0))
+
+
+def test_a_map_that_only_its_relu_reads_is_no_site() -> None:
+    one = Node("one", Linear(4, 4, "inner"), ("images",))
+    act = Node("act", Relu(), ("one",))
+    assert relus(Graph((one, act), "act")) == {"one": "act"}
+    both = Node("both", Add(), ("one", "act"))
+    assert relus(Graph((one, act, both), "both")) == {}  # something else reads it, too
+    assert relus(Graph((one, act), "act", ("one",))) == {}  # it is an output
+    assert relus(Graph((one, Node("sum", Add(), ("one", "images"))), "sum")) == {}
+
+
+def test_a_branch_of_the_pyramid_is_no_site_unless_more_than_a_sum_reads_it() -> None:
+    """An Upsample that takes only its size does not count."""
+    lateral, other = (Node(name, Linear(4, 4, "pyramid"), ("images",)) for name in ("lateral", "other"))
+    size = Node("size", Upsample(), ("other", "lateral"))
+    total = Node("total", Add(), ("size", "lateral"))
+    recipe = RECIPES["minmax"]
+    nodes = (lateral, other, size, total)
+    assert "lateral" not in plan(Graph(nodes, "total"), recipe) and "other" in plan(Graph(nodes, "total"), recipe)
+    assert "lateral" in plan(Graph(nodes, "total", ("lateral",)), recipe)
+    assert "lateral" in plan(Graph(nodes, "total"), msgspec.structs.replace(recipe, branches="codes"))
+    nodes = (*nodes, Node("more", Upsample(), ("lateral", "total")))
+    assert "lateral" in plan(Graph(nodes, "more"), recipe)
+
+
+def test_a_part_has_the_rules_of_its_own_sites() -> None:
+    relu = Graph((Node("act", Relu(), ("images",)),), "act")
+    rules = {"relu": SiteRule(bits=5), "gelu": SiteRule(bits=6), "*act": SiteRule(observer="omse")}
+    recipe = msgspec.structs.replace(RECIPES["minmax"], sites=rules)
+    first, second = recipes_of_parts([GRAPHS["vit"], relu], recipe)
+    assert set(first.sites) == {"gelu", "*act"} and set(second.sites) == {"relu", "*act"}
+    assert msgspec.structs.replace(first, sites=rules) == recipe
+    with pytest.raises(FqvitError, match="no site with codes is called 'relu'"):
+        recipes_of_parts([GRAPHS["vit"]], recipe)
+
+
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
     with pytest.raises(FqvitError, match=r"no site with codes is called 'blocks\.9\.\*'"):
         planned(sites={"blocks.9.*": SiteRule(bits=4)})
@@ -158,8 +218,9 @@ def test_more_than_8_bits_are_refused_where_a_matrix_product_reads(role: str) ->
 
 
 def test_more_than_8_bits_are_refused_for_attention_pools_and_branches() -> None:
-    with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.softmax: 16 bits, but attention codes have 8 at most"):
-        planned(sites={"attention": SiteRule(bits=16)})
+    for bits in (9, 16):
+        with pytest.raises(FqvitError, match=rf"^blocks\.0\.attn\.softmax: {bits} bits, but attention codes have 8 at most"):
+            planned(sites={"attention": SiteRule(bits=bits)})
     with pytest.raises(FqvitError, match=r"^pool: 9 bits"):
         planned(kind="swin", sites={"pooled": SiteRule(bits=9)})
     with pytest.raises(FqvitError, match=r"^blocks\.0\.attn\.proj: 12 bits"):

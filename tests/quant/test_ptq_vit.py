@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fqvit.models import embedded
 from fqvit.models.graph import Node, run_float, trace
+from fqvit.models.layers import Context, Linear, Patches
 from fqvit.models.load import load_model
 from fqvit.models.pixels import normalise
 from fqvit.quant import similarity
@@ -125,6 +126,101 @@ def test_the_grid_is_searched_side_by_side_from_the_start() -> None:
     assert search(score, whole, whole, (True, False))[1] == 1.0
     assert search(score, whole, whole, (False, False)) == (1.0, 1.0)
     assert (FACTORS[0], FACTORS[-1], len(FACTORS)) == (0.5, 1.2, 100)
+
+
+def test_sides_take_turns_until_neither_changes() -> None:
+    """Along a ridge each turn goes a little further: one turn of each side is far from the end."""
+    score = lambda a, b: -(9 * (a - b).square() + (a - 0.6).square() + (b - 0.6).square()).flatten().double()  # noqa: E731
+    whole = Operand(torch.ones(1), 1.0, -1, 1)
+    a, b = search(score, whole, whole)
+
+    def at(a: float, b: float) -> float:
+        return float(score(torch.tensor([a]), torch.tensor([b])))
+
+    assert at(a, b) >= max(at(float(f), b) for f in FACTORS) - 1e-6
+    assert at(a, b) >= max(at(a, float(f)) for f in FACTORS) - 1e-6
+    assert abs(a - 0.6) < 0.15 and abs(b - 0.6) < 0.15
+
+
+@pytest.mark.parametrize("kind", ["distilled", "swin"])
+def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets are the float model's results; scores are likeness less a tenth of the ranking loss; only steps that nothing has
+    chosen before are free."""
+    model = float_model(kind)
+    images = images_for(model.preprocess, 3)
+    targets: list[Tensor] = []
+    calls: list[tuple[similarity.Score, tuple[bool, bool]]] = []
+
+    class Recorded(Likeness):
+        def __init__(self, target: Tensor) -> None:
+            targets.append(target)
+            super().__init__(target)
+
+    def recorded(score: similarity.Score, first: Operand, second: Operand, free: tuple[bool, bool]) -> tuple[float, float]:
+        calls.append((score, free))
+        return (0.7 if free[0] else 1.0), (0.8 if free[1] else 1.0)
+
+    monkeypatch.setattr(similarity, "Likeness", Recorded)
+    monkeypatch.setattr(similarity, "search", recorded)
+    searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
+    exact: dict[str, Tensor] = {}
+    chosen: set[tuple[str, int]] = set()
+
+    def step(node: Node, columns: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
+        exact[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)])
+        before = len(calls)
+        found = searcher.step(node, columns, raw)
+        if len(calls) == before:
+            return found
+        ((score, free),) = calls[before:]
+        if isinstance(node.leaf, Patches):
+            assert free == (True, False)
+        else:
+            places = [searcher._place(name) for name in node.inputs]
+            expected = tuple(place not in chosen for place in places)
+            assert free == ((True, *expected) if isinstance(node.leaf, Linear) else expected), node.name
+            chosen.update(places)
+        target = targets[-1]
+        if isinstance(node.leaf, Linear | Patches):
+            y = exact[node.name].reshape(3, -1, target.shape[-1])
+            torch.testing.assert_close(target, y[:, similarity._choice(y.shape[1], similarity.TOKENS)], rtol=1e-4, atol=1e-4)
+        elif not isinstance(node.leaf, Context):  # attention maps, of the softmax that comes next
+            (softmax,) = (other for other in searcher.graph.nodes if node.name in other.inputs)
+            maps = softmax.leaf(exact[node.name])
+            maps = maps[:, None] if maps.ndim == 4 else maps
+            windows, tokens = (
+                similarity._choice(maps.shape[1], similarity.WINDOWS),
+                similarity._choice(maps.shape[3], similarity.TOKENS),
+            )
+            torch.testing.assert_close(target, maps[:, windows][..., tokens, :], rtol=1e-4, atol=1e-5)
+            q, k = (similarity._windows(x)[:, windows] for x in columns)
+            q, k = q[..., tokens, :] * 1.3, k * 0.9
+            scores = (q * node.leaf.scale) @ k.transpose(-2, -1)  # type: ignore[operator]
+            if kind == "distilled":  # neither bias nor mask
+                other = scores.softmax(-1)
+                expected_score = likeness(target, other) - 0.1 * slow_ranking(target, other)
+                assert float(score(q[None], k[None])) == pytest.approx(expected_score, abs=1e-5)
+        return found
+
+    with torch.no_grad():
+        similarity.side_by_side(searcher.graph, model.preprocess, images, step, None, "")
+    # Heads that read the same tokens have the same step of inputs: the first chose it.
+    linear = [name for name, q in searcher.sites.items() if (name, 0) in chosen]
+    before = calibration_of(model, OBSERVED, count=2).sites
+    assert linear and all((searcher.sites[name].scale != before[name].scale).any() for name in linear)
+
+
+def test_a_bias_beyond_reach_ends_at_2_to_the_30(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = float_model("vit")
+    searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
+    node = searcher.graph.node("head")
+    leaf = Linear(node.leaf.weight.shape[1], 2, "logits")  # type: ignore[union-attr, index]
+    with torch.no_grad():
+        leaf.bias.copy_(torch.tensor([1e9, -1e9]))  # type: ignore[union-attr]
+        leaf.weight.mul_(1e-3)
+        x = [random(2, leaf.weight.shape[1])]
+        searcher._linear(similarity.dataclasses.replace(node, leaf=leaf), [x], [x])
+    assert searcher.weights["head"].bias.tolist() == [2**30, -(2**30)]
 
 
 def test_a_linear_map_takes_the_best_steps_of_the_grid() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fqvit.quant.observers import Ptf
-from fqvit.quant.qparams import QParams, affine, joined, log2, log2_encode
+from fqvit.quant.qparams import QParams, affine, joined, log2, log2_encode, relative
 from tests.factories import few, many
 
 BITS = st.integers(2, 8)
@@ -94,6 +94,23 @@ def test_log2_codes_of_every_ratio_that_decides_one(bits: int) -> None:
     ratios = range(1, 2**16 + 1)
     got = log2_encode(1 / torch.tensor(ratios, dtype=torch.float64), 2**bits - 1)
     assert got.tolist() == [min(r.bit_length() - 1 + (2 * r >= 3 << r.bit_length() - 1), 2**bits - 1) for r in ratios]
+
+
+@pytest.mark.parametrize("bits", [5, 8])
+def test_wide_log2_codes_end_at_30(bits: int) -> None:
+    p = torch.tensor([2.0**-29, 2.0**-30, 2.0**-33, 0.0])
+    assert log2_encode(p, 2**bits - 1).tolist() == [29, 30, 30, 30]
+
+
+def test_relative_levels_are_powers_of_two_halves_between_the_largest_four_and_0() -> None:
+    powers = [2**k for k in range(15, 3, -1)]
+    assert relative(4, 197).levels == (*sorted([*powers, 24576, 12288, 6144], reverse=True), 0)
+    assert relative(3, 197).levels == (*powers[:7], 0) and relative(2, 197).levels == (*powers[:3], 0)
+    assert relative(5, 197).levels == tuple(range(32)) and relative(8, 197).levels == tuple(range(256))
+    # A row of 8-bit values all at the largest level must stay within 31 bits.
+    for tokens in (256, 257, 1024, 5000):
+        top = relative(4, tokens).levels[0]
+        assert 255 * tokens * top <= 2**31 < 2 * 255 * tokens * top or top == 2**15
 
 
 def test_the_last_log2_code_means_0_where_asked() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, SiteRule, load_recipe, with_bits
+from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, SiteRule, check_detector, load_recipe, with_bits
 
 
 def written(folder: Path, text: str) -> Path:
@@ -44,6 +44,18 @@ def test_a_recipe_by_name_is_that_recipe_and_survives_json(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe is RECIPES[name]
     assert msgspec.convert(msgspec.to_builtins(recipe), Recipe) == recipe
+
+
+def test_the_numbers_of_the_named_recipes() -> None:
+    """Measured accuracies (docs) are of these."""
+    assert {recipe.batch for name, recipe in RECIPES.items() if name != "fq-vit-original"} == {16}
+    assert (RECIPES["fq-vit-original"].batch, RECIPES["fq-vit-original"].shuffle) == (100, 0)
+    assert [(rule, RECIPES["fqvit"].sites[rule].bits) for rule in RECIPES["fqvit"].sites] == [("residual", 16), ("hidden", 10)]
+    assert {recipe.images for recipe in RECIPES.values()} == {1000}
+    assert {name: r.weight_bits for name, r in RECIPES.items() if r.weight_bits != 8} == {"w4": 4, "fast": 7}
+    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16}
+    assert {name: r.k for name, r in RECIPES.items() if r.k != 3} == dict.fromkeys(("fqvit", "w4", "fast", "npu", "auto"), 4)
+    assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 
 
 def test_an_empty_file_is_the_papers_method_under_the_files_name(tmp_path: Path) -> None:
@@ -100,6 +112,8 @@ WRONG = {
     "a range of three": ("[sites.qkv]\nrange = [0, 1, 2]", "range"),
     "a range that is no number": ("[sites.qkv]\nrange = [nan, 1.0]", "range"),
     "an endless range": ("[sites.qkv]\nrange = [0.0, inf]", "range"),
+    "an endless range below": ("[sites.qkv]\nrange = [-inf, 1.0]", "range"),
+    "a range of nothing but 0": ("[sites.qkv]\nrange = [0.0, 0.0]", "range"),
     "a range without a width": ("[sites.qkv]\nrange = [2.0, 1.0]", "range"),
     "a site of 17 bits": ("[sites.residual]\nbits = 17", "<= 16.*sites"),
     "a negative loss": ("max_loss = -0.1", ">= 0.*max_loss"),
@@ -179,3 +193,14 @@ def test_a_file_based_on_ours_keeps_its_sites_unless_it_names_some(tmp_path: Pat
     assert recipe == msgspec.structs.replace(RECIPES["fqvit"], name="mine", k=2)
     recipe = load_recipe(written(tmp_path, 'base = "fqvit"\n[sites.scores]\nbits = 10'))
     assert recipe.sites == {**RECIPES["fqvit"].sites, "scores": SiteRule(bits=10)}
+
+
+def test_a_detector_takes_recipes_that_only_observe() -> None:
+    for name in ("fqvit", "fast", "npu", "fq-vit", "fq-vit-original", "minmax"):
+        check_detector(RECIPES[name])
+    for name, words in (("auto", "max_loss is 0.5"), ("w4", "rounding is compensated"), ("partial", "no integer program")):
+        with pytest.raises(FqvitError, match=f"^recipe {name}: .*{words}"):
+            check_detector(RECIPES[name])
+    searched = Recipe(name="searched", nonlinear="float", intervals="similarity", symmetric=True, attention="uniform")
+    with pytest.raises(FqvitError, match="^recipe searched: LayerNorm and Softmax stay float"):
+        check_detector(searched)

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from fqvit.ir.exptable import EXP_TABLES
 from fqvit.models import layers
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
+from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import RECIPES
-from fqvit.quant.simulate import Simulation
+from fqvit.quant.simulate import Simulation, table_softmax
+from fqvit.quant.weights import pixel_linear
 from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -59,6 +62,47 @@ def test_rounded_weights_are_within_half_a_step() -> None:
             weight, _ = simulation.weights[node.name]
             exact = node.leaf.weight.detach()
             assert ((weight - exact).abs().amax(1) <= exact.abs().amax(1) / 127 / 2 * 1.001).all(), node.name
+
+
+def test_a_unit_of_the_patch_embedding_is_that_of_whole_pixels() -> None:
+    model = float_model("vit")
+    simulation = Simulation(model, calibration_of(model))
+    leaf = simulation.graph.node("patch_embed.proj").leaf
+    assert isinstance(leaf, layers.Patches)
+    weight, _, _ = pixel_linear(leaf.weight.detach().double().numpy(), leaf.bias.detach().double().numpy(), model.preprocess)
+    np.testing.assert_allclose(simulation.patch_units["patch_embed.proj"].numpy(), np.abs(weight).max(1) / 255 / 127, rtol=1e-9)
+
+
+@pytest.mark.parametrize("exp", EXP_TABLES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_table_softmax_is_the_table_of_the_distance_to_the_largest_code(exp: str, masked: bool) -> None:
+    mask = torch.ones(2, 5, 5, dtype=torch.bool)
+    mask[1, :, 3:] = not masked
+    leaf = layers.Softmax(mask if masked else None)
+    q = affine(-6.0, 6.0, 8)
+    scores = q.decode(torch.randint(0, 256, (3, 2, 4, 5, 5), generator=torch.Generator().manual_seed(0)).float())
+    table = EXP_TABLES[exp](float(q.scale[0]), 256, 5)
+    found = table_softmax(leaf, scores, q, exp)
+    torch.testing.assert_close(found.sum(-1), torch.ones(3, 2, 4, 5))
+    for image, window, head, row in np.ndindex(3, 2, 4, 5):
+        codes = q.encode(scores[image, window, head, row]).long().tolist()
+        seen = [code for code, kept in zip(codes, mask[window, row].tolist(), strict=True) if kept]
+        weights = [float(table[min(max(seen) - code, len(table) - 1)]) for code in seen]
+        expected = [w / sum(weights) for w in weights] + [0.0] * (5 - len(seen))
+        assert found[image, window, head, row].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("exp", EXP_TABLES)
+def test_a_recipes_exponentials_are_simulated(exp: str) -> None:
+    """But the exact table, which is softmax itself."""
+    model = float_model("vit")
+    simulation = Simulation(model, calibration_of(model, msgspec.structs.replace(RECIPES["fq-vit"], exp=exp)))
+    node = simulation.graph.node("blocks.0.attn.softmax")
+    q = simulation.sites["blocks.0.attn.scores"]
+    scores = q.decode(torch.randint(0, 256, (1, 2, 3, 7), generator=torch.Generator().manual_seed(0)).float())
+    assert isinstance(node.leaf, layers.Softmax)
+    expected = scores.softmax(-1) if exp == "table" else table_softmax(node.leaf, scores, q, exp)
+    torch.testing.assert_close(simulation.call(node, [scores]), expected)
 
 
 def test_the_model_is_only_read() -> None:

@@ -13,7 +13,14 @@ from fqvit.models.pixels import normalise
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe
-from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions
+from fqvit.quant.weights import (
+    QuantizedLinear,
+    bits_and_group,
+    fits_groups,
+    pixel_linear,
+    quantize_linear,
+    quantize_positions,
+)
 from tests.factories import few, float_model, images_for
 
 
@@ -116,6 +123,28 @@ def test_groups_are_for_4_bits_and_less_and_spare_the_ends(bits: int, group: int
         for leaf in (leaf for leaf in leaves if isinstance(leaf, layers.Linear | layers.Patches)):
             edge = isinstance(leaf, layers.Patches) or leaf.role == "logits"
             assert bits_and_group(recipe, leaf) == (edges if edge else blocks), leaf
+
+
+def test_weights_fit_where_they_are_codes_of_so_many_bits() -> None:
+    ones = np.ones(2)
+
+    def fits(w: list[list[int]], bits: int, group: int = 0, exponent: list[list[int]] | None = None) -> bool:
+        powers = None if exponent is None else np.array(exponent, np.uint8)
+        return fits_groups(QuantizedLinear(np.array(w, np.int8), ones, np.zeros(2, np.int64), powers), bits, group)
+
+    assert fits([[7, 0, 1], [-7, 3, 2]], 4) and fits([[127, 0], [-127, 1]], 8)
+    assert not fits([[8, 0, 1], [0, 0, 0]], 4) and not fits([[0, 0, 1], [0, -8, 0]], 4) and not fits([[9, 0, 0]] * 2, 4)
+    assert not fits([[7, 0], [0, 0]], 4, exponent=[[0], [0]])
+    w, exponent = [[7, -3, 112], [14, -2, 0]], [[0, 4], [1, 0]]
+    assert fits(w, 4, 2, exponent) and not fits(w, 4, 2) and not fits(w, 4, 3, exponent)
+    assert not fits([[8, 0, 0], [0, 0, 0]], 4, 2, exponent)  # beyond the last code
+    assert not fits([[0, 0, 0], [15, 0, 0]], 4, 2, exponent)  # no whole number of the group's units
+    assert not fits([[0, 0, 0], [0, 0, 0]], 4, 2, [[5, 0], [0, 0]])  # an exponent that a file cannot hold
+
+
+def test_a_row_of_zeros_in_groups_has_the_scale_of_the_others() -> None:
+    found = quantize_linear(np.array([[0.0] * 8, [1.0] * 8]), None, np.ones(1), 4, group=4)
+    assert found.scale[0] == pytest.approx(1 / 7 / 16) and not found.w[0].any()
 
 
 def test_a_missing_bias_is_0() -> None:

@@ -88,7 +88,8 @@ class QParams:
 
 
 def log2_encode(p: Tensor, last: int) -> Tensor:
-    """clip(log2 of round(1 / p), rounded at mantissa 1.5, 0, last): what LogSoftmax computes in integers; p = 0 gives last."""
+    """clip(log2 of round(1 / p), rounded at mantissa 1.5, 0, last): what LogSoftmax computes in integers. p below 2^-30, 0 too,
+    counts as 2^-30: that is last but for the wide codes that are only simulated, which end at 30."""
     r = (1 / p.clamp(min=2.0**-30) + 0.5).floor_()
     mantissa, exponent = torch.frexp(r)  # r = mantissa 2^exponent, mantissa in [1/2, 1)
     return (exponent - 1 + (mantissa >= 0.75)).clamp(0, last).to(p.dtype)
