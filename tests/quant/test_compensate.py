@@ -105,9 +105,12 @@ def test_moments_of_small_movements_around_a_large_mean_keep_their_digits() -> N
 def test_the_largest_weight_is_where_the_recipe_wants_it(ends: Any, codes: float) -> None:
     leaf = layers.Linear(6, 3, "branch")
     recipe = msgspec.structs.replace(W4, weight_group=0, weight_ends=ends, channels=False)
-    x = [correlated(1, 6).float()]
-    found = fit(Node("one", leaf, ("x",)), Moments.of(x, x), np.ones(1), Calibration(recipe, "logits", 1, {}))
-    np.testing.assert_allclose(found.scale, leaf.weight.detach().double().abs().amax(1).numpy() / codes)
+    moments = Moments(torch.eye(6, dtype=torch.float64), *torch.zeros(2, 6, dtype=torch.float64))
+    found = fit(Node("one", leaf, ("x",)), moments, np.array([0.5]), Calibration(recipe, "logits", 1, {}))
+    weight = leaf.weight.detach().double().numpy() * 0.5
+    np.testing.assert_allclose(found.scale, np.abs(weight).max(1) / codes)
+    # Independent inputs: the nearest codes.
+    np.testing.assert_array_equal(found.w, np.clip(np.floor(weight / found.scale[:, None] + 0.5), -7, 7))
 
 
 @pytest.mark.parametrize("group", [0, 8])
