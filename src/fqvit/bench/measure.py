@@ -87,7 +87,7 @@ def measure(
 def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folder: Path, found: Measured) -> dict[str, Path]:
     """The peers' files by name; what was learned on the way goes into `found`."""
     calibration = folder / "calibration.npy"
-    save(calibration, normalised(pictures(program.header, CALIBRATION, seed=1), program.header.preprocess))
+    _save(calibration, normalised(pictures(program.header, CALIBRATION, seed=1), program.header.preprocess))
     first = next(op for op in program.ops if isinstance(op, Linear))
     height, width, channels = program.input_shape
     patch = math.isqrt(program.unpacked().constants[first.part("w")].shape[1] // channels)
@@ -170,10 +170,10 @@ def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
 
 def _save_images(program: Program, batch: int, pixels: Path, floats: Path) -> None:
     images = pictures(program.header, batch)
-    save(pixels, images)
-    save(floats, normalised(images, program.header.preprocess))
+    _save(pixels, images)
+    _save(floats, normalised(images, program.header.preprocess))
 
 
-def save(path: Path, array: NDArray[Any]) -> None:
+def _save(path: Path, array: NDArray[Any]) -> None:
     """For another process; FqvitError names the path where the disk is full."""
     write_atomically(path, lambda temporary: temporary.write_bytes(npy_bytes(array)))
