@@ -5,7 +5,7 @@
     python scripts/mutants.py run --again        those that survived, once more, with more time for each
     python scripts/mutants.py show               counts of every module, and the survivors
 
-A mutant is a function with other code in a fork of a process that has imported everything; constants, defaults and the like,
+A mutant is a function with other code in a fork of a process that has collected all tests; constants, defaults and the like,
 and all mutants with --again, run in forks of one that has imported nothing of ours. It gets the tests that run its line, as
 many as fit `--seconds`, until one fails. A run that is stopped goes on where it was. Tools that do this skip
 functions with decorators (mutmut; all lowering rules are such) or start Python and torch anew for each mutant (cosmic-ray).
@@ -22,7 +22,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
-import io
 import json
 import os
 import random
@@ -31,6 +30,7 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -68,7 +68,8 @@ def tests_of(path: Path, m: Mutation, recorded: list[Any], seconds: float) -> li
         if total > seconds and names:
             break
         names.append(test["test"])
-    return names
+    turn = {name.split("::")[0]: i for i, name in reversed(list(enumerate(names)))}  # of each file, by its first test
+    return names[:10] + sorted(names[10:], key=lambda name: turn[name.split("::")[0]])  # a file's fixtures are made once
 
 
 class Mutated(importlib.abc.MetaPathFinder):
@@ -97,23 +98,46 @@ def functions(code: CodeType) -> dict[tuple[str, int], CodeType]:
     return found
 
 
-def warm_up() -> dict[tuple[str, str, int], list[FunctionType]]:
-    """Imports the tests and so everything of ours; the functions that there are now, by file, name and line."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main([*QUIET, "--collect-only", *TESTS.split()])
-    found = defaultdict(list)
-    for f in gc.get_objects():
-        if isinstance(f, FunctionType):
-            found[f.__code__.co_filename, f.__code__.co_qualname, f.__code__.co_firstlineno].append(f)
-    return found
+class Collected:
+    """A pytest plugin that runs mutants in the place of tests. Tests are collected once; forks run what they are given.
+
+    items: by name. functions: all that there are, by file, name and line. failed: the first test that did, in this process.
+    """
+
+    def __init__(self, mutants: Callable[[Collected], None]) -> None:
+        self.mutants, self.failed = mutants, ""
+        self.items: dict[str, pytest.Item] = {}
+        self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        for f in gc.get_objects():
+            if type(f) is FunctionType:
+                self.functions[f.__code__.co_filename, f.__code__.co_qualname, f.__code__.co_firstlineno].append(f)
+        gc.freeze()
+        self.mutants(self)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    def run(self, tests: list[str]) -> str:
+        """ "survived", or the first test that failed."""
+        items = [self.items[name] for name in tests]
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                return self.failed
+        return "survived"
 
 
-def swap(path: Path, m: Mutation, warm: dict[tuple[str, str, int], list[FunctionType]]) -> bool:
+def swap(path: Path, m: Mutation, live_functions: dict[tuple[str, str, int], list[FunctionType]]) -> bool:
     """Gives the functions that the mutation changes their new code; False where that is not enough."""
     source, file = (ROOT / path).read_text(), str(ROOT / path)
     before, after = (functions(compile(tree, file, "exec")) for tree in (ast.parse(source), mutated(source, m.number)))
     changed = [name for name in before if before[name] != after.get(name)]
-    live = [(f, after[name]) for name in changed if name in after for f in warm.get((file, *name), [])]
+    live = [(f, after[name]) for name in changed if name in after for f in live_functions.get((file, *name), [])]
     if not live or any(f.__code__.co_freevars != code.co_freevars for f, code in live):
         return False
     for f, code in live:
@@ -121,12 +145,12 @@ def swap(path: Path, m: Mutation, warm: dict[tuple[str, str, int], list[Function
     return True
 
 
-def attempt(path: Path, m: Mutation, tests: list[str], limit: float, warm: Any = None) -> str:
+def attempt(path: Path, m: Mutation, tests: list[str], limit: float, warm: Collected | None) -> str:
     """In a fork: "survived", or what noticed it."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setsid()
+        os.setpgrp()
         with contextlib.suppress(BaseException):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
@@ -147,24 +171,23 @@ def attempt(path: Path, m: Mutation, tests: list[str], limit: float, warm: Any =
     return verdict or "died"
 
 
-def _child(path: Path, m: Mutation, tests: list[str], writer: int, warm: Any) -> None:
-    class First:
-        failed = ""
-
-        def pytest_runtest_logreport(self, report: Any) -> None:
-            if report.failed and not self.failed:
-                self.failed = report.nodeid
-
+def _child(path: Path, m: Mutation, tests: list[str], writer: int, warm: Collected | None) -> None:
     if warm is None:
         source = (ROOT / path).read_text()
         sys.meta_path.insert(0, Mutated(path, compile(mutated(source, m.number), str(ROOT / path), "exec")))
-    elif not swap(path, m, warm):
-        os.write(writer, b"cold")
-        return
-    first = First()
-    status = pytest.main([*QUIET, *tests], plugins=[first])
-    verdict = "survived" if status == 0 else (first.failed or f"collecting ({int(status)})")
+        verdict = _import_and_run(tests)
+    elif swap(path, m, warm.functions):
+        verdict = warm.run(tests)
+    else:
+        verdict = "cold"
     os.write(writer, verdict[:4000].encode())
+
+
+def _import_and_run(tests: list[str]) -> str:
+    verdicts: list[str] = []
+    plugin = Collected(lambda collected: verdicts.append(collected.run(tests)))
+    status = pytest.main([*QUIET, *{name.split("::")[0]: None for name in tests}], plugins=[plugin])
+    return verdicts[0] if verdicts else f"collecting ({int(status)})"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -206,7 +229,7 @@ def run(options: argparse.Namespace) -> None:
 def work(todo: list[tuple[Path, Mutation]], recorded: list[Any], options: argparse.Namespace) -> None:
     """First what a process that has imported everything can run."""
 
-    def one(path: Path, m: Mutation, warm: Any) -> bool:
+    def one(path: Path, m: Mutation, warm: Collected | None) -> bool:
         tests = tests_of(path, m, recorded, options.seconds)
         start = time.monotonic()
         verdict = attempt(path, m, tests, 20 + 6 * options.seconds, warm) if tests else "no test"
@@ -220,12 +243,14 @@ def work(todo: list[tuple[Path, Mutation]], recorded: list[Any], options: argpar
     cold = [(path, m) for path, m in todo if m.statement is None or options.again]
     warmer = os.fork()
     if warmer == 0:
-        warm = warm_up()
-        gc.freeze()
-        with (OUT / f"cold{os.getpid()}").open("w") as f:
-            for item in todo:
-                if item not in cold and not one(*item, warm):
-                    f.write(f"{key(*item)}\n")
+
+        def all_warm(collected: Collected) -> None:
+            with (OUT / f"cold{os.getpid()}").open("w") as f:
+                for item in todo:
+                    if item not in cold and not one(*item, collected):
+                        f.write(f"{key(*item)}\n")
+
+        pytest.main([*QUIET, "-s", *TESTS.split()], plugins=[Collected(all_warm)])
         os._exit(0)
     os.waitpid(warmer, 0)
     left = OUT / f"cold{warmer}"
