@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import NoReturn
 
 
 def main() -> NoReturn:
-    from fqvit import stops
+    try:
+        from fqvit import stops
 
-    stops.install()
+        stops.install()
+    except KeyboardInterrupt:  # before anybody took it
+        os._exit(130)
     from fqvit.cli import main as command_line
 
     command_line()

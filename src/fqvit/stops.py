@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +31,8 @@ def install() -> None:
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _end)
             _mine.append(number)
+    if _mine:
+        sys.unraisablehook = _again
 
 
 @contextmanager
@@ -60,3 +63,17 @@ def _raise(number: int, _: FrameType | None) -> NoReturn:
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
     os._exit(128 + number)
+
+
+def _again(dropped: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised inside `__del__` and the callbacks of weak references, of which an import has many. The
+    signal then comes once more, a moment later, from a thread: it would end up in here otherwise."""
+    if _came is None or not isinstance(dropped.exc_value, Stopped):
+        sys.__unraisablehook__(dropped)
+        return
+    import _thread
+    import threading
+
+    again = threading.Timer(0.02, _thread.interrupt_main, (_came,))
+    again.daemon = True
+    again.start()

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fqvit
+
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+PYTHONS_START = ("Failed to import the site module", "Could not import runpy module", "<frozen runpy>")
+OURS = str(Path(fqvit.__file__).parent)
 QUIET = {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"}
 
 
@@ -28,8 +32,8 @@ class Ended:
 
     def faults(self, codes: Sequence[int]) -> list[str]:
         """What is not as it should be after a signal."""
-        if "Failed to import the site module" in self.screen:
-            return []  # the first tenth of a second, which is Python's own
+        if any(words in self.screen for words in PYTHONS_START) and OURS not in self.screen:
+            return []  # the first tenth of a second, before any line of ours
         found = []
         if self.code not in codes:
             found.append(f"exit code {self.code}")

@@ -73,6 +73,30 @@ def test_whatever_an_interruption_becomes_the_exit_code_tells(tmp_path: Path) ->
     assert ended.faults([130]) == [] and list(tmp_path.iterdir()) == []
 
 
+def test_a_signal_that_python_drops_comes_again(tmp_path: Path) -> None:
+    """Whatever is raised in a callback, of which an import has many, is only written down and forgotten."""
+    code = work(signal.SIGINT)[1].replace("os.kill(os.getpid(), 2)", "callback()").replace("                pass", WAIT)
+    ended = terminal.run(["-c", code], tmp_path)
+    assert ended.faults([130]) == [] and "Exception" not in ended.screen and "too late" not in ended.screen
+    assert list(tmp_path.iterdir()) == []
+
+
+WAIT = """
+                import time
+                time.sleep(10)
+                print("too late")
+
+class Thing:
+    pass
+
+def callback():
+    import weakref
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), 2))
+    del thing
+"""
+
+
 def test_an_error_ends_the_bar_before_it_is_said(tmp_path: Path) -> None:
     ended = terminal.run(work(0, "raise OSError(28, 'Disk full', 'x')"), tmp_path)
     assert ended.code == 2 and ended.screen.rfind(terminal.SHOW) > ended.screen.rfind(terminal.HIDE)
