@@ -82,6 +82,21 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Do finished cells again.")
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"fqvit {version('fqvit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def general(
+    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
 def main() -> NoReturn:
     """Parses the words of the command line and runs their command. __main__.py calls it."""
     if not sys.warnoptions:
@@ -262,7 +277,7 @@ def export(
     image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="vectors: what runs; default a test picture.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a program for other runtimes; all kinds but qdq have the same bits."""
+    """Write a program for other runtimes. All kinds but qdq have the same bits."""
     from fqvit.commands import export as export_command
 
     options: dict[str, object] = {"target": target, "attention": attention, "image": image}
@@ -289,7 +304,7 @@ def table(
     out: Written = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods on models: top-1 beside float and what was published. Finished cells are kept."""
+    """Compare methods on models by top-1. Beside float and what was published; finished cells are kept."""
     from fqvit.commands import table as table_command
     from fqvit.commands.study import Options, named_models
 
@@ -356,7 +371,7 @@ def bitops(
     layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count bit operations for one image, in the paper's convention and in the usual one."""
+    """Count bit operations for one image. In the paper's convention and in the usual one."""
     from fqvit.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, layers, as_json)
@@ -364,7 +379,7 @@ def bitops(
 
 @command("doctor")
 def doctor(as_json: Json = False) -> None:
-    """Show CPU, versions and what is missing; check the compiled kernels."""
+    """Show CPU, versions and what is missing. Checks the compiled kernels, too."""
     from fqvit.commands import doctor as doctor_command
 
     doctor_command.run(as_json)
