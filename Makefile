@@ -161,4 +161,4 @@ oracles: .venv/.oracles
 	@touch $@
 
 clean:
-	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -31,7 +31,7 @@ def server(file: str, port: int) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             length = int(self.headers.get("Content-Length", 0))
-            if length > LARGEST:
+            if not 0 <= length <= LARGEST:
                 return self.reply(413, {"error": f"at most {LARGEST} bytes"})
             try:
                 return self.reply(200, answer(engine, self.rfile.read(length)))

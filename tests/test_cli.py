@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,11 @@ def embedded_asset(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
 
 
 # What a command gives
+
+
+def test_the_version_is_the_packages() -> None:
+    done = fqvit("--version")
+    assert (done.code, done.out.split()) == (0, ["fqvit", version("fqvit")])
 
 
 def test_models_lists_every_model_with_its_size() -> None:

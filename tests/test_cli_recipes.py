@@ -36,7 +36,9 @@ def test_a_profile_is_applied_to_the_recipe(weights: Path, tmp_path: Path) -> No
     words = ("quantize", "fmnist_swin", "--weights", weights, "--images", 2, "--json", "-o", tmp_path / "a.fqvit")
     fqvit(*words, "--recipe", "minmax", "--profile", "npu")
     recipe = Program.load(tmp_path / "a.fqvit").header.recipe
-    assert recipe["name"] == "minmax" and recipe["symmetric"] is True and recipe["mult"] == "short"
+    assert recipe["name"] == "minmax-npu" and recipe["symmetric"] is True and recipe["mult"] == "short"
+    profiled, named = fqvit(*words, "--profile", "npu").json, fqvit(*words, "--recipe", "npu").json
+    assert (profiled["recipe"], profiled["fingerprint"]) == ("npu", named["fingerprint"])
     refused(fqvit(*words, "--profile", "tpu"), "profile 'tpu': expected npu")
 
 

@@ -25,7 +25,10 @@ from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe
 from fqvit.runtime.reference import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 OPS: dict[str, Any] = {str(op.__struct_config__.tag): op for op in get_args(AnyOp)}
 ROOMS = (
     r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export|study|report"

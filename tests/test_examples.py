@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import io
 import json
@@ -77,4 +78,9 @@ def test_the_server_answers_threads_and_refuses_what_is_no_picture(program: Path
             urllib.request.urlopen(address, io.BytesIO(b"no picture").read())
         assert refused.value.code == 400
         refused.value.close()
+        for length in (-1, 10**9):  # said, not sent: neither may be waited for
+            connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
+            connection.request("POST", "/", headers={"Content-Length": str(length)})
+            assert connection.getresponse().status == 413
+            connection.close()
         server.shutdown()

@@ -1,6 +1,6 @@
 """Vision transformers as integer-only programs. The public names, each imported when it is first used.
 
-Running a saved program needs numpy alone; load_model, calibrate and lower bring in torch.
+Running a saved program needs no torch; load_model, calibrate and lower bring it in.
 
     model = fqvit.load_model("deit_tiny", "deit_tiny.safetensors")
     program = fqvit.lower(model, fqvit.calibrate(model, images, fqvit.load_recipe("fq-vit")))

@@ -64,8 +64,10 @@ Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="C
 Classes = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
 ]
-Calib = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration; no labels.")]
-Data = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Test images, one sub-folder a class.")]
+Calib = Annotated[
+    Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration, a folder or tar shards; no labels.")
+]
+Data = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Test images, one sub-folder a class, or tar shards.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
 CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")]
 Models = Annotated[
@@ -78,6 +80,21 @@ CellCache = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Do finished cells again.")]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"fqvit {version('fqvit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def general(
+    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Options that stand before the command."""
 
 
 def main() -> NoReturn:
@@ -103,9 +120,7 @@ def models(as_json: Json = False) -> None:
 def quantize(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME; default fmnist_vit.")] = None,
     weights: Weights = None,
-    calib: Annotated[
-        Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration, a folder or tar shards; no labels.")
-    ] = None,
+    calib: Calib = None,
     recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="How to quantize; default fqvit.")] = None,
     bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")] = None,
     profile: Annotated[str | None, typer.Option(metavar="npu", help="For chips with symmetric int8 only.")] = None,
@@ -147,10 +162,10 @@ def quantize(
 def evaluate(
     target: Annotated[str, typer.Argument(metavar="FILE.fqvit|FILE.onnx|MODEL", show_default=False)],
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images, one sub-folder a class, or tar shards.")] = None,
+    data: Data = None,
     classes: Classes = None,
     backend: Annotated[Backend | None, typer.Option(help="What runs a program; default native.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = None,
+    limit: Limit = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -214,7 +229,9 @@ def compare(
 def report(
     file: Program,
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Images; labels from sub-folders, or none.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR|TAR", help="Images; labels from sub-folders or shards, or none.")
+    ] = None,
     classes: Classes = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, default 1000.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html", help="Default: named like FILE, here.")] = None,
@@ -260,7 +277,7 @@ def export(
     image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="vectors: what runs; default a test picture.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a program for other runtimes, with the same bits."""
+    """Write a program for other runtimes. All kinds but qdq have the same bits."""
     from fqvit.commands import export as export_command
 
     options: dict[str, object] = {"target": target, "attention": attention, "image": image}
@@ -287,7 +304,7 @@ def table(
     out: Written = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods on models: top-1 beside float and what was published. Finished cells are kept."""
+    """Compare methods on models by top-1. Beside float and what was published; finished cells are kept."""
     from fqvit.commands import table as table_command
     from fqvit.commands.study import Options, named_models
 
@@ -354,7 +371,7 @@ def bitops(
     layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count bit operations for one image, in the paper's convention and in the usual one."""
+    """Count bit operations for one image. In the paper's convention and in the usual one."""
     from fqvit.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, layers, as_json)
@@ -362,7 +379,7 @@ def bitops(
 
 @command("doctor")
 def doctor(as_json: Json = False) -> None:
-    """Show CPU, versions and what is missing; check the compiled kernels."""
+    """Show CPU, versions and what is missing. Checks the compiled kernels, too."""
     from fqvit.commands import doctor as doctor_command
 
     doctor_command.run(as_json)

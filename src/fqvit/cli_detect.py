@@ -12,7 +12,7 @@ import typer
 from fqvit.commands import guard
 
 app = typer.Typer(
-    help="Detectors as integer-only programs: boxes, classes and masks of Swin Mask R-CNN and Cascade Mask R-CNN.",
+    help="Detectors as integer-only programs. Boxes, classes and masks of Swin Mask R-CNN and Cascade Mask R-CNN.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -56,7 +56,7 @@ def quantize(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.fqvit", help="Default: MODEL.fqvit here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn the checkpoint of a float detector into an integer-only one."""
+    """Turn a float detector's checkpoint into an integer-only one."""
     from fqvit.commands import detect_quantize
 
     detect_quantize.run(model, weights, settings, calib, images, recipe, bits, out, as_json)
@@ -75,7 +75,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.json", help="Also the results, as COCO's.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure COCO's average precision of boxes and masks, of a program or of a float detector."""
+    """Measure COCO's average precision of boxes and masks. Of a program, or of a float detector."""
     from fqvit.commands import detect_eval
 
     detect_eval.run(
@@ -119,7 +119,7 @@ def draw(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Draw what is found in images: one PNG each, with boxes, masks, names and scores."""
+    """Draw what is found in images. One PNG each, with boxes, masks, names and scores."""
     from fqvit.commands import detect_draw
 
     detect_draw.run(file, images or [], results, data, out, score, threads, as_json)

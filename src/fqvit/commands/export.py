@@ -1,4 +1,4 @@
-"""`fqvit export`: a program as a file or folder for other runtimes, with the same bits. Each kind is a module of export/."""
+"""`fqvit export`: a program as a file or folder for other runtimes. Each kind is a module of export/."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fqvit.commands import inputs
 from fqvit.commands.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.progress import track
-from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, check_integer, load_recipe, with_bits, with_profile
+from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, check_integer, load_recipe, with_bits, with_profile
 from fqvit.text import facts, size, table
 from fqvit.workers import Workers
 
@@ -153,7 +153,7 @@ def recipe_of(
 ) -> Recipe:
     recipe = load_recipe(name)
     if profile is not None:
-        recipe = with_profile(recipe, profile)
+        recipe = _named(with_profile(recipe, profile), profile)
     if bits is not None:
         recipe = with_bits(recipe, bits)
     if images is not None:
@@ -171,6 +171,12 @@ def recipe_of(
             raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100, points of top-1.")
         recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
     return recipe
+
+
+def _named(recipe: Recipe, profile: str) -> Recipe:
+    """Files and tables shall not call it what it was before the profile: the profile's own recipe, or NAME-PROFILE."""
+    own = msgspec.structs.replace(recipe, name=profile)
+    return own if own == RECIPES.get(profile) else msgspec.structs.replace(recipe, name=f"{recipe.name}-{profile}")
 
 
 def account(choice: Choice) -> str:

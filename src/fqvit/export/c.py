@@ -53,7 +53,7 @@ def readme(program: Program, emitter: Emitter) -> str:
     output = program.header.output
     shape = " x ".join(map(str, emitter.values[output.buffer].shape))
     preprocess = program.header.preprocess
-    meaning = f"Scores times {output.scale:.6g} are the float model's logits."
+    meaning = f"Scores times {output.scale:.6g} are near the float model's logits."
     if output.kind != "logits":
         meaning = f"Outputs are codes: value = (code - {output.zero}) * {output.scale:.6g}"
         meaning += "." if output.alpha is None else ", times 2^alpha of its channel."
