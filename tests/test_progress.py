@@ -45,3 +45,8 @@ def test_the_items_come_one_at_a_time() -> None:
 
     next(track(source(), None, "read"))
     assert taken == [0]
+
+
+def test_a_closed_stderr_is_nobody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where the descriptor was closed before the start
+    assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]

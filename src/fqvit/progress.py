@@ -22,7 +22,7 @@ class Progress(Protocol):
 
 def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "batches") -> Iterator[T]:
     """The items themselves, with a bar that shows the share done, rate in `unit` a second, and time left."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None where it was closed before the start
         yield from iterable
         return
     # Late: rich costs a tenth of a second, which `--help` and scripts should not pay.

@@ -190,7 +190,8 @@ class Watch:
     def _end(self, code: int) -> NoReturn:
         files.remove_unfinished()
         progress.abandon_bars()
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os._exit(code)  # the main thread may be inside gloo, from where nothing brings it back
 
 
