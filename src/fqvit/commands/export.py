@@ -24,16 +24,16 @@ def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as
             raise FqvitError(f"--{option}: only with --to {OPTIONS[option]}. Leave it out.")
     module, ending = KINDS[to]
     target = out or Path(f"{file.stem}{ending}")
-    (inputs.check_output if "." in ending else inputs.check_beside)(target)
-    name = f"fqvit.export.{module}"
+    if "." in ending:
+        inputs.check_output(target, file)
+    else:
+        inputs.check_beside(target)
     try:
-        writer = importlib.import_module(name)
+        writer = importlib.import_module(f"fqvit.export.{module}")
     except ModuleNotFoundError as error:
-        if error.name == name:
-            raise FqvitError(f"--to {to}: not in this version of fqvit. Use --to onnx.") from None
-        if error.name == "onnx":
-            raise FqvitError(f"--to {to}: needs onnx, {INSTALL}") from None
-        raise
+        if error.name != "onnx":
+            raise
+        raise FqvitError(f"--to {to}: needs onnx, {INSTALL}") from None
     program = Program.load(file)
     for note in writer.export(program, target, **options) or ():
         warn(note)
