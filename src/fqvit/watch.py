@@ -84,6 +84,8 @@ class Watch:
         signal.signal(signal.SIGTERM, self._handler)
         self._ringer.send(b"\0")
         self._thread.join()
+        self._ringer.close()
+        self._bell.close()
 
     def fail(self, message: str) -> NoReturn:
         """The reason why all must end, if nobody had one before."""
