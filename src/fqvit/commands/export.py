@@ -15,7 +15,7 @@ from fqvit.text import size
 
 # Module of export/, and how the default name of what it writes ends; a folder where that has no dot.
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
-OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors"}  # and the kind that each belongs to
+OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors", "prefix": "c"}  # and the kind that each belongs to
 
 
 def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as_json: bool) -> None:
