@@ -135,7 +135,7 @@ def append(name: str, kind: str, recipes: tuple[str, ...], rounds: int, found: M
                         row.threads,
                         f"recipe {row.name}" if ours else row.name,
                         *(f"{value:.2f}" for value in times),
-                        f"{row.peak_mb:.0f}",
+                        "" if row.peak_mb is None else f"{row.peak_mb:.0f}",
                         f"{row.load_s:.2f}",
                         f"{row.ratio:.3f}",
                         {True: "yes", False: "no", None: ""}[note.exact],

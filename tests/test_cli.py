@@ -169,6 +169,7 @@ def test_classify_goes_on_after_an_unreadable_image_but_fails(program: Path, pic
     done = fqvit("classify", program, bad, next(pictures.rglob("*.png")))
     assert done.code == 2 and "logit" in done.out
     assert "bad.jpg: not an image" in done.err and "1 of 2 images cannot be read" in done.err
+    refused(fqvit("classify", program, bad), "bad.jpg: not an image")  # one image, one line
 
 
 def test_inspect_shows_summary_and_lists(program: Path) -> None:
@@ -203,6 +204,8 @@ def test_class_names_are_read_from_pairs_and_from_lines(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("tench\r\ngoldfish\n")
     assert read_classes(tmp_path / "pairs.json") == Classes(["tench", "goldfish"], ["n01", "n02"])
     assert read_classes(tmp_path / "lines.txt") == Classes(["tench", "goldfish"], [])
+    (tmp_path / "marked.txt").write_text("tench\ngoldfish\n", encoding="utf-8-sig")  # as some editors begin UTF-8
+    assert read_classes(tmp_path / "marked.txt") == Classes(["tench", "goldfish"], [])
 
 
 # What it says of mistakes
@@ -274,8 +277,28 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path: Pat
     refused(fqvit("quantize", "-o", tmp_path / "none" / "x.fqvit"), "there is no folder")
     refused(fqvit("quantize", "-o", tmp_path), "is a folder")
     refused(fqvit("quantize", "--save-calibration", tmp_path / "none" / "x.json"), "there is no folder")
+    (tmp_path / "old.fqvit").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or Path(path).is_dir())
+    refused(fqvit("quantize", "-o", tmp_path / "old.fqvit"), "is there and may not be written to")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     refused(fqvit("quantize", "-o", tmp_path / "x.fqvit"), "may not be written")
+
+
+def test_no_command_writes_over_what_it_reads(program: Path, weights: Path, tmp_path: Path) -> None:
+    mine, names = tmp_path / "mine.safetensors", tmp_path / "names.json"
+    mine.write_bytes(weights.read_bytes())
+    names.write_text("[]")
+    (tmp_path / "link").symlink_to(program)
+    before = program.read_bytes()
+    for words in (
+        ("export", program, "--to", "onnx", "-o", program),
+        ("export", tmp_path / "link", "--to", "qdq", "-o", program),
+        ("report", program, "-o", tmp_path / "link"),
+        ("quantize", "fmnist_vit", "--weights", mine, "-o", mine),
+        ("table", "--classes", names, "-o", names),
+    ):
+        refused(fqvit(*words), str(words[-1]), "is read by this command, and would be lost")
+    assert program.read_bytes() == before and mine.read_bytes() == weights.read_bytes() and names.read_text() == "[]"
 
 
 def test_class_names_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from fqvit.models import embedded
 from fqvit.models.load import build
+from fqvit.models.zoo import find
 
 
 def test_the_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,8 +21,8 @@ def test_the_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert spec is not None and spec.loader is not None
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
-    for name, config in embedded.embedded_configs().items():
-        save_file(dict(build(config).state_dict()), tmp_path / f"{name}.safetensors")
+    for name in embedded.MODELS:
+        save_file(dict(build(find(name).config).state_dict()), tmp_path / f"{name}.safetensors")
     monkeypatch.setattr("fqvit.models.load.embedded_weights", lambda name: tmp_path / f"{name}.safetensors")
     few = embedded.calibration_images()[:8]
     monkeypatch.setattr(demo, "calibration_images", lambda: few)

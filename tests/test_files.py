@@ -91,3 +91,9 @@ def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(FqvitError, match="Choose a folder that you may write to"):
         write_atomically(tmp_path / "file", lambda path: path.touch())
+
+
+def test_a_name_of_many_letters_outside_ascii_is_taken(tmp_path: Path) -> None:
+    target = tmp_path / ("猫" * 80 + ".fqvit")  # 246 bytes, of 255 that a name may have
+    write_atomically(target, lambda path: path.write_text("new"))
+    assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]

@@ -124,6 +124,13 @@ def test_one_unreadable_image_in_a_hundred_is_skipped_and_counted(tmp_path: Path
     assert len(folder.skipped) == 1
 
 
+def test_what_is_no_file_is_called_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImage, match=f"^{tmp_path}: is a directory. Expected an image file"):
+        read_image(tmp_path, GREY)
+    with pytest.raises(UnreadableImage, match="none.png: no such file"):
+        read_image(tmp_path / "none.png", GREY)
+
+
 def test_more_than_one_in_a_hundred_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     for value in range(100):
         save(tmp_path / f"{value:03}.png", value)

@@ -45,3 +45,15 @@ def test_the_items_come_one_at_a_time() -> None:
 
     next(track(source(), None, "read"))
     assert taken == [0]
+
+
+def test_a_closed_stderr_is_nobody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where the descriptor was closed before the start
+    assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
+
+
+def test_without_rich_there_is_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import measure
 from fqvit.images import ImageArray, ImageFolder
 from fqvit.ir.lower import lower
+from fqvit.models.device import own_gpu
 from fqvit.quant import dealt
 from fqvit.quant.calibrate import Sample, calibrate
 from fqvit.quant.recipe import RECIPES
@@ -176,6 +177,8 @@ def test_without_torchrun_a_worker_is_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
     refused(fqvit("eval", "none.fqvit"), "WORLD_SIZE is 2, but RANK is not set", "torchrun")
+    monkeypatch.setenv("RANK", "first")
+    refused(fqvit("eval", "none.fqvit"), "RANK=first", "expected a number")
     monkeypatch.setenv("WORLD_SIZE", "two")
     refused(fqvit("eval", "none.fqvit"), "WORLD_SIZE=two", "expected a number")
 
@@ -191,6 +194,19 @@ def test_workers_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
             if value:
                 monkeypatch.setenv(name, value)
         assert cores() == expected
+
+
+def test_workers_of_a_machine_take_its_gpus_in_turn() -> None:
+    for rank, count, expected in (
+        (None, 4, "cuda"),
+        ("0", 4, "cuda:0"),
+        ("3", 4, "cuda:3"),
+        ("5", 4, "cuda:1"),
+        ("1", 0, "cuda"),
+    ):
+        assert own_gpu({} if rank is None else {"LOCAL_RANK": rank}, count) == expected
+    with pytest.raises(FqvitError, match="LOCAL_RANK=x: expected a number"):
+        own_gpu({"LOCAL_RANK": "x"}, 2)
 
 
 # From here on real processes. Each needs seconds to import torch, so that few tests do much.

@@ -275,12 +275,13 @@ def export(
     target: Annotated[QdqTarget | None, typer.Option(help="qdq: the runtime it is for; default ort.")] = None,
     attention: Annotated[QdqAttention | None, typer.Option(help="qdq: 4-bit codes emulated, or 8 bits.")] = None,
     image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="vectors: what runs; default a test picture.")] = None,
+    prefix: Annotated[str | None, typer.Option(metavar="NAME", help="c: before every name, for several models.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a program for other runtimes. All kinds but qdq have the same bits."""
     from fqvit.commands import export as export_command
 
-    options: dict[str, object] = {"target": target, "attention": attention, "image": image}
+    options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
     given = {name: value for name, value in options.items() if value is not None}
     export_command.run(file, to.value, out, given, as_json)
 

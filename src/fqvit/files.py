@@ -74,7 +74,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
     """A new name in the same folder, by which people and `ls -a` know what is unfinished: .NAME.xxxxxxxx.tmp"""
-    return target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}{ending}")
+    # 50 letters: four bytes each at most, and a name may have 255.
+    return target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}{ending}")
 
 
 def remove_unfinished() -> None:

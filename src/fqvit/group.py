@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fqvit.errors import FqvitError
 from fqvit.watch import ARRIVE, Handler, Watch
-from fqvit.workers import Foldable, Workers
+from fqvit.workers import Foldable, Workers, number_in
 
 ARRAY = 1  # MessagePack's number for our kind of value
 NO_LIMIT = timedelta(days=365)
@@ -37,10 +37,10 @@ class Group(Workers):
     @classmethod
     def join(cls, size: int, handler: Handler) -> Group:
         """Meets the others at MASTER_ADDR; returns when all are there. handler: SIGTERM's, for the time after `close`."""
+        rank = number_in(os.environ, "RANK")
         missing = next((name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
-        if missing is not None:
+        if rank is None or missing is not None:
             raise FqvitError(f"WORLD_SIZE is {size}, but {missing} is not set. Start with torchrun, or unset WORLD_SIZE.")
-        rank = int(os.environ["RANK"])
         try:
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE)))
             # torchrun's store outlives the workers that it starts again, and so would their bad news.

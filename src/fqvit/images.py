@@ -247,6 +247,8 @@ def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], na
     except UnidentifiedImageError as error:
         raise UnreadableImage(name, "not an image") from error
     except Exception as error:  # Pillow's decoders raise almost anything on damaged files
+        if isinstance(error, OSError) and error.strerror:  # the system's word, not Pillow's: a folder, no permission
+            raise UnreadableImage(name, error.strerror.lower()) from error
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(name, f"cannot be decoded ({reason})") from error
 

@@ -5,6 +5,7 @@ The only place where library code may show something, and it does so only when a
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,8 @@ class Progress(Protocol):
 
 def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "batches") -> Iterator[T]:
     """The items themselves, with a bar that shows the share done, rate in `unit` a second, and time left."""
-    if not sys.stderr.isatty():
+    # None where it was closed before the start. Rich is typer's to bring; without it work goes on without a bar.
+    if sys.stderr is None or not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield from iterable
         return
     # Late: rich costs a tenth of a second, which `--help` and scripts should not pay.

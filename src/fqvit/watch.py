@@ -84,6 +84,8 @@ class Watch:
         signal.signal(signal.SIGTERM, self._handler)
         self._ringer.send(b"\0")
         self._thread.join()
+        self._ringer.close()
+        self._bell.close()
 
     def fail(self, message: str) -> NoReturn:
         """The reason why all must end, if nobody had one before."""
@@ -190,7 +192,8 @@ class Watch:
     def _end(self, code: int) -> NoReturn:
         files.remove_unfinished()
         progress.abandon_bars()
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os._exit(code)  # the main thread may be inside gloo, from where nothing brings it back
 
 

@@ -43,7 +43,7 @@ class Workers:
     def from_environment() -> Workers:
         """The workers that torchrun started, joined once a process; a worker alone where there is no torchrun."""
         if Workers._joined is None:
-            size = _number("WORLD_SIZE", os.environ)
+            size = number_in(os.environ, "WORLD_SIZE")
             if size is None or size < 2:
                 return ALONE
             # Torch's own words about lost connections are dozens of lines of C++; what matters is said in one of ours.
@@ -118,12 +118,13 @@ def _stopped_early(*_: object) -> NoReturn:
 def cores() -> int:
     """Cores for this process: those it may use, divided by the workers that torchrun started on this machine."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = _number("WORLD_SIZE", os.environ) or 1
-    here = _number("LOCAL_WORLD_SIZE", os.environ) or size
+    size = number_in(os.environ, "WORLD_SIZE") or 1
+    here = number_in(os.environ, "LOCAL_WORLD_SIZE") or size
     return max(1, usable // min(here, size)) if size > 1 else usable
 
 
-def _number(name: str, environment: Mapping[str, str]) -> int | None:
+def number_in(environment: Mapping[str, str], name: str) -> int | None:
+    """What torchrun has set; None where it has not."""
     text = environment.get(name)
     if text is None:
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from fqvit.bench import ops, report
+from fqvit.bench import ops, report, worker
 from fqvit.bench.measure import Measured, Note
 from fqvit.bench.ops import OpTime
 from fqvit.bench.peers import Skipped
@@ -35,6 +36,26 @@ def test_times_are_of_an_image_and_ratios_by_the_clock_of_the_setting(found: Mea
     assert [row.ratio for row in one] == [1.0, 2.0]  # CPU time with one thread
     assert [row.ratio for row in two] == [1.0, 10.0]  # wall time with more
     assert one[0].peak_mb == 50.0 and one[0].runs == 3
+
+
+def test_what_a_system_does_not_tell_is_left_out(found: Measured) -> None:
+    """Windows: no peak of memory, and CPU time in steps that are longer than a run."""
+    found.timings[0][0].memory = None
+    assert report.rows(found.timings[0])[0].peak_mb is None and json.loads(json.dumps(report.summary(found), allow_nan=False))
+    assert " - " in report.text(found)
+    assert [report.clock(threads, coarse) for threads, coarse in ((1, False), (1, True), (2, False))] == ["cpu", "wall", "wall"]
+
+
+def test_the_peak_of_memory_needs_no_module_of_unix(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (worker.peak_memory() or 0) > 10_000_000
+    monkeypatch.setattr("builtins.open", _no_file)
+    assert (worker.peak_memory() or 0) > 10_000_000
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert worker.peak_memory() is None
+
+
+def _no_file(*_: object) -> None:
+    raise FileNotFoundError
 
 
 def test_the_text_has_a_table_a_setting_and_says_what_was_skipped(found: Measured) -> None:

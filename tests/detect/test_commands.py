@@ -43,7 +43,8 @@ def test_quantize_takes_other_settings(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         "short = 64\nlong = 64\nscore = 0.25\nclasses = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']\n"
     )
-    (tmp_path / "s.json").write_text(json.dumps({"short": 64, "long": 64, "score": 0.25, "classes": list("abcdefgh")}))
+    changes = json.dumps({"short": 64, "long": 64, "score": 0.25, "classes": list("abcdefgh")})
+    (tmp_path / "s.json").write_text(changes, encoding="utf-8-sig")  # as some editors begin UTF-8
     prints = set()
     for kind in ("toml", "json"):
         words = ("--weights", "shapes.safetensors", "--calib", "train", "--images", 1, "--settings", tmp_path / f"s.{kind}")

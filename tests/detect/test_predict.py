@@ -68,6 +68,8 @@ def test_unreadable_images_are_named_and_the_others_done(tmp_path: Path) -> None
     assert {r["file_name"] for r in results_of(tmp_path / "r.json")} == {"val/000001.jpg"}
     done = fqvit("detect", "draw", *words, "-o", tmp_path / "pictures")
     assert done.code == 2 and [path.name for path in (tmp_path / "pictures").iterdir()] == ["000001.png"]
+    for command in (("predict",), ("draw", "-o", tmp_path / "none")):  # one image, one line
+        refused(fqvit("detect", *command, "shapes.fqvit", tmp_path / "none.jpg"), "none.jpg: no such file")
 
 
 def test_draw_shows_what_was_found(tmp_path: Path) -> None:
@@ -168,3 +170,10 @@ def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
         assert fqvit("detect", "draw", "shapes.fqvit", photos / "a.png", photos / "a.png", "-o", tmp_path / "out").code == 0
     assert {path.name for path in photos.iterdir()} == {*before, "z.png"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.png", "a-2.png"}
+
+
+def test_names_that_differ_in_case_alone_are_two_pictures_on_every_disk(tmp_path: Path) -> None:
+    for name in ("a", "A"):
+        shutil.copy("val/000001.jpg", tmp_path / f"{name}.jpg")
+    done = fqvit("detect", "draw", "shapes.fqvit", tmp_path / "a.jpg", tmp_path / "A.jpg", "-o", tmp_path / "out")
+    assert done.code == 0 and {path.name for path in (tmp_path / "out").iterdir()} == {"a.png", "A-2.png"}

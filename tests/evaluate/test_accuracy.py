@@ -20,6 +20,14 @@ def test_equal_scores_are_ranked_as_argmax_and_top_rank_them() -> None:
     assert int(scores.argmax(-1)[0]) == 0
 
 
+def test_a_model_that_gives_no_numbers_has_no_accuracy() -> None:
+    """Compared with NaN, no class would come before any label: 100 %."""
+    images, labels = np.zeros((2, 2, 2, 1), np.uint8), np.array([0, 3])
+    with pytest.raises(FqvitError, match=r"no numbers \(NaN\)"):
+        measure(lambda x: np.full((len(x), 4), np.nan, np.float32), arrays(images, labels, 2))
+    assert rank(np.array([[-np.inf, 1.0, np.inf]]), np.array([1])).tolist() == [1]
+
+
 def test_top_takes_the_extremes_of_int32() -> None:
     assert top(np.array([-(2**31), 2**31 - 1, 0], np.int32), 3) == [1, 2, 0]
 

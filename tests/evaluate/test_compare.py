@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import Comparer, calibration_of, compare
 from fqvit.models.config import ViTConfig
+from fqvit.models.layers import LayerNorm
 from fqvit.models.load import build
 from fqvit.quant.simulate import Simulation
 
@@ -74,3 +76,13 @@ def test_another_model_than_the_programs_is_refused(made: Any) -> None:
 def test_no_images_are_refused(made: Any) -> None:
     with pytest.raises(FqvitError, match="no images"):
         compare(made.program, made.model, [])
+
+
+def test_a_float_model_that_gives_no_numbers_is_refused(made: Any) -> None:
+    module = copy.deepcopy(made.model.module)
+    with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, LayerNorm):
+                part.weight.fill_(3e38)
+    with pytest.raises(FqvitError, match=r"norm\d?: the float model gives NaN or infinite values"):
+        compare(made.program, dataclasses.replace(made.model, module=module), [made.images[:1]])

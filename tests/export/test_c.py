@@ -19,7 +19,7 @@ from fqvit.ir.value import Scope
 from fqvit.models.embedded import test_images as embedded_images
 from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import run as reference
-from tests.export.compiled import MODEL, STRICT, Builder, sources
+from tests.export.compiled import MODEL, STRICT, Builder, outputs_of, sources
 from tests.factories import assert_same, images_for
 from tests.golden.test_golden import FILES
 from tests.ir.draw import STYLES, Draw
@@ -163,6 +163,46 @@ def test_names_cannot_break_out_of_comments_or_meet(builder: Builder) -> None:
     other.verify()
     images = images_for(model.preprocess, 1, 1)
     assert_same(builder.outputs(other, images), reference(program, images), "renamed")
+
+
+BOTH = """\
+#include <stdio.h>
+#include "%s/model.h"
+#include "%s/model.h"
+static uint8_t pixels[SHOES_PIXELS + BIRDS_PIXELS], arena[SHOES_ARENA_BYTES + BIRDS_ARENA_BYTES];
+static int32_t output[SHOES_OUTPUTS + BIRDS_OUTPUTS];
+int main(void)
+{
+    if (fread(pixels, 1, sizeof pixels, stdin) != sizeof pixels) return 1;
+    shoes_run(pixels, arena, output);
+    birds_run(pixels + SHOES_PIXELS, arena, output + SHOES_OUTPUTS);
+    for (int i = 0; i < SHOES_OUTPUTS + BIRDS_OUTPUTS; ++i) printf("%%ld\\n", (long)output[i]);
+    return 0;
+}
+"""
+
+
+def test_two_models_with_prefixes_fit_into_one_program(builder: Builder, tmp_path: Path) -> None:
+    files, images, expected = [], b"", []
+    for name, kind in (("shoes", "vit"), ("birds", "padded swin")):
+        model, _, program, _ = lowered(kind, "fqvit")
+        c.export(program, tmp_path / name, prefix=name)
+        files += [path for path in sources(tmp_path / name) if path.name != "fqvit_ops.c"]
+        image = images_for(model.preprocess, 1, 1)
+        images, expected = images + image.tobytes(), [*expected, *reference(program, image)[0]]
+    (tmp_path / "both.c").write_text(BOTH % (tmp_path / "shoes", tmp_path / "birds"))
+    files += [tmp_path / "both.c", tmp_path / "shoes" / "fqvit_ops.c"]
+    run(builder.command, *STRICT, *files, "-o", tmp_path / "both")
+    assert_same(outputs_of([tmp_path / "both"], np.frombuffer(images, np.uint8)[None])[0], np.array(expected), "both")
+    run(tool("make"), "-s", "-C", tmp_path / "birds", f"CC={builder.command}", "CFLAGS=-O1")
+    assert run(tmp_path / "birds" / "classify", "--sizes").startswith("BIRDS_PIXELS ")
+
+
+@pytest.mark.parametrize("prefix", ["", "Shoes", "1st", "a-b", "fqvit", "fqvit_x", "é", "a" * 32, "a;b"])
+def test_prefixes_that_are_no_names_are_refused(prefix: str, tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match="prefix .*expected up to 31 small letters"):
+        c.export(lowered("vit", "fqvit")[2], tmp_path / "c", prefix=prefix)
+    assert list(tmp_path.iterdir()) == []
 
 
 def called(program: Program, name: str) -> Program:

@@ -81,11 +81,15 @@ def test_what_export_says(exported: Path, file: Path, tmp_path: Path, monkeypatc
     assert said["out"] == "small.onnx" and said["bytes"] == exported.stat().st_size and said["files"] == 1
     assert said["fingerprint"] == Program.load(file).fingerprint()
     assert "small.onnx: " in fqvit("export", file, "--to", "onnx").out
+    assert fqvit("export", file, "--to", "c", "--prefix", "shoes").code == 0
+    assert "void shoes_run(" in (tmp_path / "small_c" / "model.h").read_text()
 
 
 def test_mistakes_are_one_line(exported: Path, file: Path, tmp_path: Path) -> None:
     refused(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "none" / "x.onnx"), "there is no folder")
     refused(fqvit("export", tmp_path / "none.fqvit", "--to", "onnx", "-o", tmp_path / "x.onnx"), "none.fqvit")
+    refused(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only with --to c")
+    refused(fqvit("export", file, "--to", "c", "-o", tmp_path / "c", "--prefix", "a b"), "prefix 'a b'", "such as shoes")
     refused(fqvit("eval", exported, "--backend", "native"), "--backend onnx alone")
     refused(fqvit("eval", tmp_path / "none.onnx"), "no such file")
     broken = tmp_path / "broken.onnx"

@@ -14,6 +14,7 @@ from PIL import Image
 
 from fqvit.errors import FqvitError
 from fqvit.export import vectors
+from fqvit.export.folder import check_free
 from fqvit.ir.kit import DTYPES, kit
 from fqvit.ir.program import AnyOp, Program
 from tests.factories import assert_same, buffers_of, images_for
@@ -101,3 +102,22 @@ def test_what_is_wrong_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path)
     for _ in range(2):  # into the empty folder, then over the first
         vectors.export(program, tmp_path / "v")
     assert [path.name for path in tmp_path.iterdir()] == ["v"]
+
+
+def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = lowered("vit", "fqvit")[2]
+    (tmp_path / "v" / "below").mkdir(parents=True)
+    for place in (tmp_path / "v", tmp_path / "v" / "below"):
+        monkeypatch.chdir(place)
+        with pytest.raises(FqvitError, match="the folder that this command runs in"):
+            vectors.export(program, tmp_path / "v")
+    assert list((tmp_path / "v").rglob("*")) == [tmp_path / "v" / "below"]
+
+
+@pytest.mark.parametrize(
+    "manifest", ['{"format": "mine 1", "files": []}', '{"format": 1}', "[]", '{"format": "fqvit 1", "files": [[]]}']
+)
+def test_a_manifest_of_somebody_else_makes_no_export(manifest: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(FqvitError, match="no export of fqvit"):
+        check_free(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
+from fqvit.models.zoo import find
 
 
 def test_calibration_images_are_512_pictures_in_bytes() -> None:
@@ -55,7 +56,7 @@ def test_float16_weights_load_strictly_and_classify_nine_in_ten(name: str) -> No
 
     weights = load_file(embedded.embedded_weights(name))
     assert {value.dtype for value in weights.values()} == {torch.float16}
-    config = embedded.embedded_configs()[name]
+    config = find(name).config
     model = (ViT(config) if isinstance(config, ViTConfig) else Swin(config)).eval()
     model.load_state_dict(weights, strict=True)  # converts to float32
 

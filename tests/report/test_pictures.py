@@ -46,6 +46,12 @@ def test_boxes(norms: int) -> None:
     parsed(plots.norm_boxes([*(ranges(30, f"blocks.{i}.norm1") for i in range(norms)), dead]))
 
 
+def test_boxes_of_channels_that_never_change() -> None:
+    still = ChannelRanges("norm", np.ones(4), np.ones(4))
+    parsed(plots.norm_boxes([still, still]))
+    parsed(plots.norm_boxes([still, ranges(4)]))
+
+
 @pytest.mark.parametrize("filled", [(), (0,), (95,), (3, 20, 40, FINE * OCTAVES)])
 def test_attention_values(filled: tuple[int, ...]) -> None:
     parsed(plots.attention_values(counts(*filled)))

@@ -14,9 +14,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from fqvit.commands.study import Named, named_models
 from fqvit.errors import FqvitError
+from fqvit.models import embedded
 from fqvit.quant.recipe import load_recipe
 from fqvit.study import cells
 from fqvit.study.cells import Answers
@@ -109,7 +111,20 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path: Path) -> N
     assert len(done.err.splitlines()) == 1 and "1 cell is missing" in done.err and "no.such.site" in done.err
 
 
-def test_mistakes_come_before_any_work(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_told_once_for_all_cells(tmp_path: Path) -> None:
+    images, labels = embedded.test_images()
+    for i in range(110):
+        folder = tmp_path / "images" / str(labels[i])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[i, :, :, 0]).save(folder / f"{i:03}.png")
+    (folder / "broken.png").write_text("no image")
+    places = ("--calib", tmp_path / "images", "--data", tmp_path / "images", "--cache", tmp_path / "cells")
+    done = fqvit("table", "--methods", "minmax,ema", *places)
+    assert done.code == 0 and len(done.err.splitlines()) == 1, done.err
+    assert "skipped 1 image of 111" in done.err and "broken.png" in done.err
+
+
+def test_mistakes_come_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ("--cache", tmp_path / "cells")
     refused(fqvit("table", "--models", "fmnist_vitt", *cache), "fmnist_vitt", "Did you mean")
     refused(fqvit(*SMALL, "--methods", "fq-vitt", *cache), "fq-vitt", "no such recipe")
@@ -126,6 +141,13 @@ def test_mistakes_come_before_any_work(tmp_path: Path) -> None:
     refused(fqvit(*SMALL, "--methods", "", *cache), "--methods: none given")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    refused(fqvit(*SMALL), "no home folder", "--cache DIR")
 
 
 def test_a_recipe_of_ones_own_does_not_pass_for_a_published_one(tmp_path: Path) -> None:

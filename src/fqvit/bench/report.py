@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fqvit.bench.measure import Measured, Note
-from fqvit.bench.rounds import Timing
+from fqvit.bench.rounds import COARSE, Timing
 from fqvit.text import table
 
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds an image; ratio: this one's time over the first program's, by the setting's clock."""
+    """Milliseconds an image; ratio: this one's time over the first program's, by the setting's clock. peak_mb: None where the
+    system does not tell."""
 
     name: str
     threads: int
@@ -23,15 +24,16 @@ class Row:
     cpu_min: float
     wall_median: float
     wall_min: float
-    peak_mb: float
+    peak_mb: float | None
     load_s: float
     ratio: float
     runs: int
 
 
-def clock(threads: int) -> str:
-    """CPU time is what a neighbour on the machine changes least; with several threads wall time is the point."""
-    return "cpu" if threads == 1 else "wall"
+def clock(threads: int, coarse: bool = COARSE) -> str:
+    """CPU time is what a neighbour on the machine changes least; with several threads wall time is the point, and where CPU
+    time is `coarse`, it is all there is."""
+    return "cpu" if threads == 1 and not coarse else "wall"
 
 
 def rows(timings: Sequence[Timing]) -> list[Row]:
@@ -46,7 +48,7 @@ def rows(timings: Sequence[Timing]) -> list[Row]:
             cpu_min=round(timing.least("cpu"), 4),
             wall_median=round(timing.median("wall"), 4),
             wall_min=round(timing.least("wall"), 4),
-            peak_mb=round(timing.memory / 1e6, 1),
+            peak_mb=None if timing.memory is None else round(timing.memory / 1e6, 1),
             load_s=round(timing.load, 3),
             ratio=round(timing.median(clock(timing.threads)) / first.median(clock(timing.threads)), 3),
             runs=len(timing.cpu),
@@ -63,7 +65,7 @@ def setting_text(timings: Sequence[Timing]) -> str:
         (
             row.name,
             *(_milli(value) for value in (row.cpu_median, row.cpu_min, row.wall_median, row.wall_min)),
-            f"{row.peak_mb:.0f}",
+            "-" if row.peak_mb is None else f"{row.peak_mb:.0f}",
             f"{row.ratio:.2f}",
             str(row.runs),
         )

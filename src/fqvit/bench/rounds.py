@@ -26,6 +26,7 @@ TURN = 0.2  # seconds: a turn has as many runs as fit into it, one at least
 RUNS = 50  # and no more than these
 PAUSE = 0.25  # seconds for the last one's threads to stop spinning, where there are several
 MILLI = 1000
+COARSE = sys.platform == "win32"  # whether CPU time is counted in steps of 1/64 second, many runs of a small model
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class Contestant:
 
 @dataclass
 class Timing:
-    """Seconds a batch of every timed run; bytes; seconds from the file to the first result, after imports of ours."""
+    """Seconds a batch of every timed run; bytes, None where the system does not tell; seconds from the file to the first
+    result, after imports of ours."""
 
     name: str
     threads: int
     batch: int
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
-    memory: int = 0
+    memory: int | None = None
     load: float = 0.0
     first: list[float] = field(default_factory=list)
     failure: str | None = None
@@ -84,8 +86,8 @@ class Worker:
         try:
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; what it wrote last says why
+        except OSError:
+            pass  # a broken pipe: it has ended, and what it wrote last says why
         line = self.process.stdout.readline()
         if not line:
             raise Failed(self.last_words())
@@ -100,7 +102,7 @@ class Worker:
 
     def stop(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # BrokenPipeError, which Windows calls EINVAL
             self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
@@ -128,7 +130,7 @@ def race(contestants: Sequence[Contestant], threads: int, batch: int, rounds: in
                 ready = worker.ask(question)
                 timing.load, timing.first = ready["load"], ready["first"]
                 once = worker.ask({"runs": 1})["cpu"][0] / threads  # wall time would count the neighbours, too
-                running[-1] = timing, worker, max(1, min(RUNS, round(TURN / once)))
+                running[-1] = timing, worker, max(1, min(RUNS, round(TURN / once))) if once else RUNS
         for number in track(range(rounds), rounds, f"{threads} threads, batch {batch}"):
             for timing, worker, runs in _rotated(running, number):
                 if timing.failure is None:

@@ -98,14 +98,16 @@ def timed(run: Runner, runs: int) -> dict[str, object]:
     return {"cpu": cpu, "wall": wall, "memory": peak_memory()}
 
 
-def peak_memory() -> int:
-    """Bytes. Linux counts what the parent had before exec in ru_maxrss, so its own figure comes first."""
+def peak_memory() -> int | None:
+    """Bytes; None on Windows. Linux counts what the parent had before exec in ru_maxrss, so its own figure comes first."""
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) * 1024
     except (OSError, StopIteration):
-        import resource
-
+        try:
+            import resource
+        except ModuleNotFoundError:
+            return None
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 

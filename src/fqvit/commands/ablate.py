@@ -12,7 +12,7 @@ from fqvit.commands.study import Named, Options
 def run(models: Sequence[Named], options: Options, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.ablation import markdown, rows, settings
 
-    study.check_outputs(out)
+    study.check_outputs(out, options)
     ran = study.run_cells(models, [setting.method for setting in settings()], options, "ablate")
     told = rows(ran.rows, ran.configs)
     study.finish(ran, told, markdown(ran.rows, told), out, as_json)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fqvit.commands.output import say, say_json, warn
+from fqvit.commands.output import Unreadable, say, say_json
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import top
 from fqvit.images import UnreadableImage, read_image
@@ -24,13 +24,12 @@ def run(file: Path, images: list[Path], as_json: bool) -> None:
     output = engine.header.output
     if output.kind != "logits":
         raise FqvitError(f"{file}: gives features ({output.kind}), not classes. Quantize without --features.")
-    results, unreadable = [], 0
+    results, unreadable = [], Unreadable(len(images))
     for path in track(images, len(images), "classifying", "images"):
         try:
             pixels = read_image(path, engine.header.preprocess)
         except UnreadableImage as error:
-            unreadable += 1
-            warn(str(error))
+            unreadable.add(error)
             continue
         logits: np.ndarray[Any, Any] = engine.run(pixels[None])[0]
         best = [_row(engine, index, int(logits[index])) for index in top(logits, BEST)]
@@ -39,8 +38,7 @@ def run(file: Path, images: list[Path], as_json: bool) -> None:
         say_json({"file": str(file), "model": engine.header.model, "results": results})
     else:
         _print(results)
-    if unreadable:
-        raise FqvitError(f"{unreadable} of {len(images)} images cannot be read. Repair or remove them.")
+    unreadable.refuse()
 
 
 def _row(engine: Engine, index: int, code: int) -> dict[str, object]:

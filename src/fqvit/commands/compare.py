@@ -30,8 +30,8 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
         model = inputs.float_model(header.model, weights)
         # Refuses other shapes; other weights of the same are compared, with a warning.
         comparers = [Comparer(each, model) for each in (program, other) if each is not None]
-        if _hash(model.source) != _hash(header.source):
-            warn(f"these weights ({model.source}) are not those that {file} was made from ({header.source}).")
+        for text in inputs.other_weights(model, header, file):
+            warn(text)
         for batch in pictures.batches(BATCH, "comparing"):
             for comparer in comparers:
                 comparer.add(batch.images)
@@ -71,7 +71,3 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
         if before is not None and before.integer_agreement is not None:
             said += f", baseline {before.integer_agreement:.1f} %"
         say(f"\nSame best class as float: {said}")
-
-
-def _hash(source: str) -> str:
-    return source.rpartition("sha256:")[2]

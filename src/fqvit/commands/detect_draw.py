@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fqvit.commands import detectors, inputs
-from fqvit.commands.output import say, say_json, warn
+from fqvit.commands.output import Unreadable, say, say_json
 from fqvit.detect.draw import draw
 from fqvit.detect.pictures import expanded, read_picture
 from fqvit.detect.results import NamedResult, read_results
@@ -32,13 +32,13 @@ def run(
     if out is None:
         raise FqvitError("detect draw: no folder for the pictures given (-o DIR).")
     inputs.check_folder(out, "-o")
-    unreadable: list[str] = []
     if file is not None:
         if data is not None or not images:
             raise FqvitError("detect draw: a FILE.fqvit needs images after it, and no --data.")
         paths = expanded(images)
         targets = _targets(out, paths, paths)
-        total, seen = len(paths), detectors.each(detectors.program(file, None, threads), paths, least, unreadable)
+        unreadable = Unreadable(len(paths))
+        seen = detectors.each(detectors.program(file, None, threads), paths, least, unreadable)
     else:
         assert results is not None
         if data is None:
@@ -46,7 +46,8 @@ def run(
         by_file, folder = _by_file(read_results(results)), existing_folder(data)
         places = {name: _place(folder, name) for name in by_file}
         targets = _targets(out, [Path(name) for name in by_file], list(places.values()))
-        total, seen = len(by_file), _written(by_file, places, least, unreadable)
+        unreadable = Unreadable(len(by_file))
+        seen = _written(by_file, places, least, unreadable)
     objects = 0
     for one in seen:
         picture = draw(one.image, one.results, str(one.name))
@@ -54,12 +55,12 @@ def run(
         with replacing(targets[one.place]) as temporary:
             picture.save(temporary, "PNG", compress_level=3)
         objects += len(one.results)
-    count = total - len(unreadable)
+    count = unreadable.total - len(unreadable.errors)
     if as_json:
         say_json({"out": str(out), "pictures": count, "objects": objects, "score": least})
     elif count:
         say(f"{out}: {'1 picture' if count == 1 else f'{count} pictures'} with {objects} objects of score {least:g} and more")
-    detectors.refuse_unreadable(unreadable, total)
+    unreadable.refuse()
 
 
 def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
@@ -73,15 +74,14 @@ def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
 
 
 def _written(
-    by_file: dict[str, list[NamedResult]], places: dict[str, Path], least: float, unreadable: list[str]
+    by_file: dict[str, list[NamedResult]], places: dict[str, Path], least: float, unreadable: Unreadable
 ) -> Iterator[detectors.Seen]:
     """The images of some results, each with its own. places: where they are"""
     for number, (name, found) in track(enumerate(by_file.items()), len(by_file), "drawing", "images"):
         try:
             image = read_picture(places[name])
         except UnreadableImage as error:
-            warn(str(error))
-            unreadable.append(name)
+            unreadable.add(error)
             continue
         yield detectors.Seen(number, Path(name), image, [result for result in found if result["score"] >= least])
 
@@ -114,8 +114,8 @@ def _known(path: Path) -> tuple[int, int] | None:
 def _free(stem: str, taken: set[str]) -> str:
     """A file name that no other picture of this run has."""
     name, number = f"{stem}.png", 1
-    while name in taken:
+    while name.casefold() in taken:  # a.png and A.png are one file on many disks
         number += 1
         name = f"{stem}-{number}.png"
-    taken.add(name)
+    taken.add(name.casefold())
     return name

@@ -45,7 +45,7 @@ def run(
     if data is None or annotations is None:
         raise FqvitError("detect eval: pass the folder of images (--data DIR) and their annotations (--annotations FILE.json).")
     if out is not None:
-        inputs.check_output(out)
+        inputs.check_output(out, file, weights, settings, annotations)
     require_pycocotools()
     truth = read_annotations(annotations)
     ids = sorted(truth.images)

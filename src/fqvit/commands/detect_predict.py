@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fqvit.commands import detectors, inputs
-from fqvit.commands.output import say, say_json
+from fqvit.commands.output import Unreadable, say, say_json
 from fqvit.detect.pictures import expanded
 from fqvit.detect.results import NamedResult, write_results
 from fqvit.text import table
@@ -26,11 +26,11 @@ def run(
 ) -> None:
     """Images that cannot be read are named on stderr; the others are looked at all the same, and the command fails."""
     least = detectors.check_score(score)
-    if out is not None:
-        inputs.check_output(out)
     paths = expanded(images)
+    if out is not None:
+        inputs.check_output(out, file, *paths)
     ready = detectors.program(file, backend, threads)
-    unreadable: list[str] = []
+    unreadable = Unreadable(len(paths))
     results: list[NamedResult] = []
     for number, seen in enumerate(detectors.each(ready, paths, least, unreadable)):
         results += seen.results
@@ -38,7 +38,7 @@ def run(
             say(("\n" if number else "") + _text(seen))
     if out is not None:
         write_results(out, results)
-    count = len(paths) - len(unreadable)
+    count = len(paths) - len(unreadable.errors)
     if as_json:
         found: dict[str, object] = {"out": str(out)} if out is not None else {"results": results}
         say_json(
@@ -47,7 +47,7 @@ def run(
         )
     elif out is not None:
         say(f"{out}: {len(results)} detections in {'1 image' if count == 1 else f'{count} images'}")
-    detectors.refuse_unreadable(unreadable, len(paths))
+    unreadable.refuse()
 
 
 def _text(seen: detectors.Seen) -> str:

@@ -40,7 +40,7 @@ def run(
     changes = None if settings is None else read_settings(settings)
     pictures = Pictures.of(calib).limit(recipe.images)
     if out is not None:
-        inputs.check_output(out)
+        inputs.check_output(out, weights, settings, recipe_name)
     inputs.require_torch("detect quantize")
     from fqvit.detect.between import check_settings
     from fqvit.detect.program import DetectorProgram

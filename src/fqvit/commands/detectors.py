@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from fqvit.commands import inputs
-from fqvit.commands.output import warn
+from fqvit.commands.output import Unreadable
 from fqvit.detect.images import Input, prepare
 from fqvit.detect.pictures import read_picture
 from fqvit.detect.pipeline import Finding, coco_results
@@ -51,23 +51,16 @@ class Seen:
     results: list[NamedResult]
 
 
-def each(ready: Ready, paths: Sequence[Path], least: float, unreadable: list[str]) -> Iterator[Seen]:
-    """Detects in one image after the other. What cannot be read is named on stderr and added to `unreadable`."""
+def each(ready: Ready, paths: Sequence[Path], least: float, unreadable: Unreadable) -> Iterator[Seen]:
+    """Detects in one image after the other. What cannot be read is added to `unreadable`."""
     numbered = enumerate(zip(paths, image_ids(paths), strict=True))
     for place, (path, number) in track(numbered, len(paths), "detecting", "images"):
         try:
             image = read_picture(path)
         except UnreadableImage as error:
-            warn(str(error))
-            unreadable.append(str(path))
+            unreadable.add(error)
             continue
         yield Seen(place, path, image, ready.results(image, number, str(path), least))
-
-
-def refuse_unreadable(unreadable: Sequence[str], total: int) -> None:
-    """At the end, when the others are done: the exit code tells."""
-    if unreadable:
-        raise FqvitError(f"{len(unreadable)} of {total} images cannot be read. Repair or remove them.")
 
 
 def check_score(score: float | None) -> float:

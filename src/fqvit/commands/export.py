@@ -15,7 +15,7 @@ from fqvit.text import size
 
 # Module of export/, and how the default name of what it writes ends; a folder where that has no dot.
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
-OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors"}  # and the kind that each belongs to
+OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors", "prefix": "c"}  # and the kind that each belongs to
 
 
 def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as_json: bool) -> None:
@@ -24,16 +24,16 @@ def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as
             raise FqvitError(f"--{option}: only with --to {OPTIONS[option]}. Leave it out.")
     module, ending = KINDS[to]
     target = out or Path(f"{file.stem}{ending}")
-    (inputs.check_output if "." in ending else inputs.check_beside)(target)
-    name = f"fqvit.export.{module}"
+    if "." in ending:
+        inputs.check_output(target, file)
+    else:
+        inputs.check_beside(target)
     try:
-        writer = importlib.import_module(name)
+        writer = importlib.import_module(f"fqvit.export.{module}")
     except ModuleNotFoundError as error:
-        if error.name == name:
-            raise FqvitError(f"--to {to}: not in this version of fqvit. Use --to onnx.") from None
-        if error.name == "onnx":
-            raise FqvitError(f"--to {to}: needs onnx, {INSTALL}") from None
-        raise
+        if error.name != "onnx":
+            raise
+        raise FqvitError(f"--to {to}: needs onnx, {INSTALL}") from None
     program = Program.load(file)
     for note in writer.export(program, target, **options) or ():
         warn(note)

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from fqvit.shards import TarShards, are_shards
 from fqvit.workers import ALONE, Workers
 
 if TYPE_CHECKING:
+    from fqvit.ir.program import Header
     from fqvit.models.load import FloatModel
     from fqvit.models.zoo import Row
 
@@ -32,12 +33,16 @@ CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 @dataclass
 class Images:
-    """Images from outside or from inside the package, which `workers` share. `skipped` is known after the pass."""
+    """Images from outside or from inside the package, which `workers` share. `skipped` is known after the pass.
+
+    told: names of unreadable images that were told already; a command that passes over its images again and again shares it
+    """
 
     source: Source
     where: str
     workers: Workers = ALONE
     skipped: int = 0
+    told: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
         """This worker's part of one pass, to be taken to its end. The first worker shows a progress bar and warns."""
@@ -48,10 +53,12 @@ class Images:
         self.report()
 
     def report(self) -> None:
-        """Says what the pass could not read."""
+        """Says what the pass could not read, unless all of it was said before."""
+        names = {name for name, _ in self.source.skipped}
         self.skipped = len(self.source.skipped)
-        if self.workers.first:
+        if self.workers.first and not names <= self.told:
             warn_of_skipped(self.source)
+        self.told |= names
 
 
 def labelled(
@@ -147,7 +154,7 @@ def read_classes(path: Path | None) -> Classes | None:
     if path is None:
         return None
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
     except OSError as error:
         raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a file of class names.") from None
     except UnicodeDecodeError:
@@ -209,6 +216,12 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
         )
 
 
+def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
+    """A warning if a program was made from other weights than the float model has."""
+    mine, own = (source.rpartition("sha256:")[2] for source in (model.source, header.source))
+    return [] if mine == own else [f"these weights ({model.source}) are not those that {file} was made from ({header.source})."]
+
+
 def check_name(name: str | None) -> None:
     """Refuses an unknown model before torch is imported."""
     if name is not None and not name.startswith("hf:"):
@@ -237,10 +250,18 @@ def _name_from(weights: str) -> tuple[str, str | None]:
     return stem, weights
 
 
-def check_output(path: Path) -> None:
-    """Refuses a place that cannot be written before minutes of work go into what should be written there."""
+def check_output(path: Path, *read: Path | str | None) -> None:
+    """Refuses a place that cannot be written before minutes of work go into what should be written there.
+
+    read: what the command reads (None: nothing), which must not be lost under what it writes
+    """
     if path.is_dir():
         raise FqvitError(f"{path}: is a folder. Choose a file name, in it or elsewhere.")
+    if path.exists():
+        if any(source is not None and os.path.exists(source) and path.samefile(source) for source in read):
+            raise FqvitError(f"{path}: is read by this command, and would be lost. Choose another name.")
+        if not os.access(path, os.W_OK):
+            raise FqvitError(f"{path}: is there and may not be written to. Choose another name.")
     check_beside(path)
 
 

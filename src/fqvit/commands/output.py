@@ -8,6 +8,8 @@ from typing import Protocol
 
 import typer
 
+from fqvit.errors import FqvitError
+
 
 class Pass(Protocol):
     """A pass over images: how many, and (name, reason) of those that could not be read."""
@@ -33,6 +35,26 @@ def say_json(result: Mapping[str, object]) -> None:
 
 def warn(text: str) -> None:
     typer.echo(f"fqvit: warning: {text}", err=True)
+
+
+class Unreadable:
+    """Images, named one by one on the command line, that could not be read: each is told when it comes, and at the end the
+    exit code tells. One image alone is told once."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.errors: list[FqvitError] = []
+
+    def add(self, error: FqvitError) -> None:
+        self.errors.append(error)
+        if self.total > 1:
+            warn(str(error))
+
+    def refuse(self) -> None:
+        """When the others are done."""
+        if self.errors:
+            many = FqvitError(f"{len(self.errors)} of {self.total} images cannot be read. Repair or remove them.")
+            raise self.errors[0] if self.total == 1 else many
 
 
 def warn_of_skipped(source: Pass) -> int:

@@ -61,7 +61,7 @@ def run(
     inputs.check_name(model_name)
     for path in (out, save_calibration):
         if path is not None:
-            inputs.check_output(path)
+            inputs.check_output(path, weights, classes, calibration_file, recipe_name)
     inputs.require_torch("quantize")
     from fqvit.ir.lower import lower
     from fqvit.models.device import device_of

@@ -40,7 +40,7 @@ def run(
 ) -> None:
     program = Program.load(file)
     target = out or Path(f"{file.stem}.html")
-    inputs.check_output(target)
+    inputs.check_output(target, file, weights, classes)
     if pictures is not None:
         inputs.check_folder(pictures, "--pictures")
     if importlib.util.find_spec("jinja2") is None:
@@ -53,8 +53,7 @@ def run(
     names, ids = _names(program, classes, file)
     images, warnings = _images(program, data, names, ids, LIMIT if limit is None else limit)
     model = inputs.float_model(program.header.model, weights)
-    if _hash(model.source) != _hash(program.header.source):
-        warnings.append(f"these weights ({model.source}) are not those that {file} was made from ({program.header.source}).")
+    warnings += inputs.other_weights(model, program.header, file)
     for text in warnings:
         warn(text)
     found = gather(program, file, model, images.batches(BATCH, "float and integer"), len(images.source), track)
@@ -107,10 +106,6 @@ def _images(
             if any(entry.is_dir() for entry in data.iterdir()):  # they may have been meant as classes
                 warnings.append(f"read without labels, because of this: {error}")
     return inputs.unlabelled(data, "--data", header.model, header.preprocess, limit), warnings
-
-
-def _hash(source: str) -> str:
-    return source.rpartition("sha256:")[2]
 
 
 def _command(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,7 @@ def benches(models: Sequence[Named], options: Options, command: str) -> Iterator
     workers = options.workers
     cache = Cache(options.cache or default_cache(), options.fresh, workers)
     inputs.warn_of_unlike_machines(workers)
+    told: set[str] = set()  # every cell passes over the images again
     for named in models or [Named(model, None) for model in embedded.MODELS]:
         model = inputs.float_model(named.name, named.weights)
         if workers.first:
@@ -96,9 +97,11 @@ def benches(models: Sequence[Named], options: Options, command: str) -> Iterator
         if not isinstance(names, int) and len(names) != count:
             raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Give one a logit.")
         data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, workers)
+        data = replace(data, told=told)
 
         def calib(limit: int, model: FloatModel = model) -> inputs.Images:
-            return inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
+            found = inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
+            return replace(found, told=told)
 
         calib(1)  # a folder that is not there should be noticed before an hour of work
         yield Bench(model, calib, data, cache, options.device)
@@ -122,7 +125,10 @@ def _check_models(models: Sequence[Named]) -> None:
 
 def default_cache() -> Path:
     """Where other programs keep what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fqvit" / "cells"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fqvit" / "cells"
+    except RuntimeError:  # a user whom the system does not know, as in some containers
+        raise FqvitError("no home folder to keep finished cells in. Choose one for them (--cache DIR).") from None
 
 
 @dataclass
@@ -163,13 +169,13 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Optio
     return ran
 
 
-def check_outputs(paths: Sequence[Path], drawn: bool = False) -> None:
+def check_outputs(paths: Sequence[Path], options: Options, drawn: bool = False) -> None:
     """Before any work: results can be written there. drawn: as a picture, too."""
     for path in paths:
         kinds = (*SUFFIXES, ".svg") if drawn else SUFFIXES
         if path.suffix not in kinds:
             raise FqvitError(f"{path}: written as {', '.join(kinds[:-1])} or {kinds[-1]}. Choose a name that ends so.")
-        inputs.check_output(path)
+        inputs.check_output(path, options.classes)
 
 
 def finish(

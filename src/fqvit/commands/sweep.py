@@ -19,7 +19,7 @@ def run(models: Sequence[Named], recipe_name: str, largest: int, options: Option
         raise FqvitError(f"--largest {largest}: expected 0 to 8.")
     if recipe.residual != "ptf":
         raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so that K changes nothing there. Use fq-vit.")
-    study.check_outputs(out, drawn=True)
+    study.check_outputs(out, options, drawn=True)
     ran = study.run_cells(models, sweep(recipe, largest), options, "sweep-k")
     from fqvit.study.sweep import draw, markdown, rows
 

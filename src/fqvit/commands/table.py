@@ -20,7 +20,7 @@ def run(
     from fqvit.study.methods import DEFAULT, parse
 
     chosen = parse(DEFAULT if methods is None else methods, bits)
-    study.check_outputs(out)
+    study.check_outputs(out, options)
     ran = study.run_cells(models, chosen, options, "table")
     from fqvit.study.table import flat, markdown
 

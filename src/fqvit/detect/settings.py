@@ -79,7 +79,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """Some of the fields, from a TOML or JSON file: what is to be changed."""
     where = Path(path)
     try:
-        text = where.read_text(encoding="utf-8")
+        text = where.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
         table = json.loads(text) if where.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a .toml or .json file of settings.") from None

@@ -67,6 +67,8 @@ def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
     scores: [N, classes]   labels: i64 [N]
     """
+    if np.isnan(scores).any():  # nothing is above NaN, so that the label would always come first
+        raise FqvitError("accuracy: the model gives scores that are no numbers (NaN). Check the weights and the images.")
     own = np.take_along_axis(scores, labels[:, None], -1)
     before = np.arange(scores.shape[-1])[None, :] < labels[:, None]
     places: NDArray[np.int64] = ((scores > own) | ((scores == own) & before)).sum(-1)

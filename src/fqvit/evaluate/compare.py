@@ -144,6 +144,9 @@ class Comparer:
                 floats[node.name] = y
                 power, q = self.power[node.name], self.qparams.get(node.name)
                 power.signal += _energy(y)
+                if not math.isfinite(power.signal):
+                    said = f"{node.name}: the float model gives NaN or infinite values"
+                    raise FqvitError(f"{said}. Check the weights and the images.")
                 power.alone += 0.0 if q is None else _energy(y - q.decode(q.encode(y)))
             return y
 

@@ -13,36 +13,43 @@ from pathlib import Path
 
 from fqvit.export.c_emit import Emitter
 from fqvit.export.c_plan import plan
-from fqvit.export.c_text import comment
+from fqvit.export.c_text import Prefix, comment
 from fqvit.export.folder import check_free, replacing_folder, write_manifest
 from fqvit.ir.program import Program
 
 FORMAT = "c 1"
-TEMPLATES = ("fqvit_ops.h", "fqvit_ops.c", "main.c", "Makefile")
+TEMPLATES = ("fqvit_ops.h", "fqvit_ops.c", "Makefile")
 BUILT = ("classify",)
 
 
-def export(program: Program, path: str | Path) -> None:
-    """Writes the folder `path`; an earlier export there is replaced, anything else refused."""
+def export(program: Program, path: str | Path, prefix: str | None = None) -> None:
+    """Writes the folder `path`; an earlier export there is replaced, anything else refused.
+
+    prefix: in place of `model` in functions and constants and, in capitals, of `FQVIT` in model.h's macros, so that several
+    models fit into one program.
+    """
+    begin = Prefix.of(prefix)
     check_free(Path(path), BUILT)
     program.check_plain("export to C")
     verified = program.verify()
-    emitter = Emitter(program, verified, plan(program, verified))
+    emitter = Emitter(program, verified, plan(program, verified), begin)
     code = emitter.code()
     with replacing_folder(path, BUILT) as folder:
         head = f"/* {comment(program.header.model)}, written by fqvit from {program.fingerprint()[:16]}. Do not edit. */\n"
         (folder / "model.c").write_text(head + code)
         (folder / "model.h").write_text(head + emitter.header())
-        guard = "#ifndef FQVIT_WEIGHTS_H\n#define FQVIT_WEIGHTS_H\n\n#include <stdint.h>\n\n"
+        guard = begin.applied("#ifndef FQVIT_WEIGHTS_H\n#define FQVIT_WEIGHTS_H\n\n#include <stdint.h>\n\n")
         (folder / "weights.h").write_text(f"{head}{guard}{''.join(emitter.arrays.declarations())}\n#endif\n")
         for i, part in enumerate(emitter.arrays.files()):
             with (folder / f"weights{i}.c").open("w") as file:
                 file.write(f'{head}#include "weights.h"\n')
                 file.writelines(part)
+        templates = files("fqvit.export") / "templates" / "c"
         for name in TEMPLATES:
-            with as_file(files("fqvit.export") / "templates" / "c" / name) as template:
+            with as_file(templates / name) as template:
                 shutil.copyfile(template, folder / name)
-        (folder / "README.txt").write_text(readme(program, emitter))
+        (folder / "main.c").write_text(begin.applied((templates / "main.c").read_text(encoding="utf-8")))
+        (folder / "README.txt").write_text(begin.applied(readme(program, emitter)))
         sizes = {"arena_bytes": emitter.plan.arena_bytes, "constant_bytes": emitter.arrays.bytes}
         names = {"model": program.header.model, "fingerprint": program.fingerprint()}
         write_manifest(folder, FORMAT, {**names, **sizes})

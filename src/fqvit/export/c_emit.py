@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fqvit.export.c_ops import Structs
 from fqvit.export.c_plan import BYTES, Plan, Stage, row_bytes, rows_of
-from fqvit.export.c_text import Arrays, Names, comment
+from fqvit.export.c_text import Arrays, Names, Prefix, comment
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add
@@ -18,10 +18,10 @@ from fqvit.ir.value import NAMES
 class Emitter:
     """Writes the code of one program; `arrays` has its constants afterwards."""
 
-    def __init__(self, program: Program, verified: Verified, plan: Plan) -> None:
-        self.program, self.values, self.plan = program, verified.buffers, plan
+    def __init__(self, program: Program, verified: Verified, plan: Plan, prefix: Prefix) -> None:
+        self.program, self.values, self.plan, self.prefix = program, verified.buffers, plan, prefix
         self.identifier = Names()  # of buffers, and of the ops that write them
-        self.arrays = Arrays(Names())
+        self.arrays = Arrays(Names(), prefix)
         self.structs = Structs(program, verified, self.arrays)
 
     def code(self) -> str:
@@ -34,8 +34,8 @@ class Emitter:
             "/* ---- where buffers lie in the arena; a row or slice of some is all there is at a time ---- */\n"
             f"{''.join(self.offsets())}\n/* ---- the ops and their constants ---- */\n\n{structs}"
             f"/* ---- stages: all ops of one for row 0, then for row 1, and so on ---- */\n\n{''.join(stages)}"
-            "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{\n"
-            f"{runs}    for (uint32_t i = 0; i < FQVIT_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
+            f"void {self.prefix.names}_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{{\n"
+            f"{runs}    for (uint32_t i = 0; i < {self.prefix.macros}_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
         )
 
     def call(self, number: int, text: str) -> str:
@@ -154,7 +154,7 @@ class Emitter:
         height, width, channels = self.program.input_shape
         output = self.program.header.output
         outputs = math.prod(self.values[output.buffer].shape)
-        return (
+        return self.prefix.applied(
             "#ifndef FQVIT_MODEL_H\n#define FQVIT_MODEL_H\n\n#include <stdint.h>\n\n"
             f"#define FQVIT_HEIGHT {height}\n#define FQVIT_WIDTH {width}\n#define FQVIT_CHANNELS {channels}\n"
             f"#define FQVIT_PIXELS {height * width * channels} /* bytes of an image: rows of pixels, channels together */\n"

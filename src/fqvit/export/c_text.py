@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fqvit.errors import FqvitError
 from fqvit.ir.value import NAMES
 
 Array = np.ndarray[Any, Any]
@@ -16,6 +18,28 @@ C_TYPES = {"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t",
 NUMBERS_A_LINE = 64
 NUMBERS_A_FILE = 1 << 20  # compilers take a few hundred bytes of memory for each
 MAX_NAME = 80
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the names begin with that other files see: functions and constants, and macros."""
+
+    names: str = "model"
+    macros: str = "FQVIT"
+
+    @staticmethod
+    def of(given: str | None) -> Prefix:
+        """One of its own for each model, so that several fit into one program; None: the usual."""
+        if given is None:
+            return Prefix()
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", given) or given.startswith("fqvit"):
+            said = "expected up to 31 small letters, digits and _, a letter first, and not fqvit"
+            raise FqvitError(f"prefix {given!r}: {said}. Choose another, such as shoes.")
+        return Prefix(given, given.upper())
+
+    def applied(self, text: str) -> str:
+        """C that was written for the usual one."""
+        return text.replace("model_run", f"{self.names}_run").replace("FQVIT_", f"{self.macros}_")
 
 
 def comment(text: str) -> str:
@@ -45,14 +69,14 @@ class Names:
 class Arrays:
     """The constants that the code names, each once, in the order in which they were first asked for."""
 
-    def __init__(self, names: Names) -> None:
-        self._names = names
+    def __init__(self, names: Names, prefix: Prefix) -> None:
+        self._names, self._prefix = names, prefix
         self._arrays: dict[str, Array] = {}
 
     def add(self, name: str, array: Array) -> str:
         """-> the identifier of a constant of its own type."""
         assert NAMES[array.dtype] in C_TYPES, array.dtype
-        identifier = f"model_{self._names(f'{name} {NAMES[array.dtype]}')}"
+        identifier = f"{self._prefix.names}_{self._names(f'{name} {NAMES[array.dtype]}')}"
         self._arrays[identifier] = array
         return identifier
 

@@ -42,7 +42,7 @@ def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[P
 
 
 def _put(temporary: Path, target: Path) -> None:
-    if target.exists() and any(target.iterdir()):
+    if target.exists():  # empty, too: not every system renames over a folder
         old = temporary_beside(target, ".old")
         os.replace(target, old)
         try:
@@ -61,22 +61,33 @@ def check_free(path: Path, also: tuple[str, ...] = ()) -> None:
         raise FqvitError(f"{path}: is a file, expected a folder. Choose another path.")
     if not path.is_dir():
         return
-    inside = sorted(str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir())
-    if not inside:
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise FqvitError(f"{path}: is the folder that this command runs in, and is replaced as a whole. Choose another name.")
+    if next(_files(path), None) is None:
         return
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        assert str(manifest["format"]).startswith("fqvit ")
-        own = {MANIFEST, *also, *manifest["files"]}
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
-        raise FqvitError(f"{path}: holds files that are no export of fqvit. Choose another folder or empty it.") from None
-    others = [name for name in inside if name not in own and not name.endswith(BUILT)]
+    own = _own(path)
+    if own is None:
+        raise FqvitError(f"{path}: holds files that are no export of fqvit. Choose another folder or empty it.")
+    others = [name for name in _files(path) if name not in {*own, *also} and not name.endswith(BUILT)]
     if others:
-        raise FqvitError(f"{path}: holds {others[0]!r}, which fqvit did not write. Choose another folder or move it.")
+        raise FqvitError(f"{path}: holds {min(others)!r}, which fqvit did not write. Choose another folder or move it.")
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Everything in it but folders, as the manifest names it on every system; one by one, since it may be anybody's home."""
+    return (file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
+
+
+def _own(folder: Path) -> set[str] | None:
+    """The manifest and the files that it lists; None where it is no export of ours."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return {MANIFEST, *manifest["files"]} if manifest["format"].startswith("fqvit ") else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def write_manifest(folder: Path, kind: str, content: dict[str, object]) -> None:
     """`kind` and version, as in "fqvit vectors 1"; the files are listed as they are."""
-    files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
-    text = json.dumps({"format": f"fqvit {kind}", **content, "files": files}, indent=1, ensure_ascii=True)
+    text = json.dumps({"format": f"fqvit {kind}", **content, "files": sorted(_files(folder))}, indent=1, ensure_ascii=True)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")

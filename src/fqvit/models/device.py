@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from fqvit.errors import FqvitError
+from fqvit.workers import number_in
 
 
 def device_of(name: str) -> torch.device:
@@ -18,11 +20,17 @@ def device_of(name: str) -> torch.device:
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,4})?", name):
         raise FqvitError(f"device {name!r} is not available, expected cpu, cuda, cuda:N or mps. Use --device cpu.")
     try:
-        device = torch.device(name)
+        device = torch.device(own_gpu(os.environ, torch.cuda.device_count()) if name == "cuda" else name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
         raise FqvitError(f"device {name!r} is not available here. Use --device cpu.") from None
     return device
+
+
+def own_gpu(environment: Mapping[str, str], count: int) -> str:
+    """Which of `count` GPUs is meant by plain `cuda`: workers that torchrun started on one machine take them in turn."""
+    rank = number_in(environment, "LOCAL_RANK")
+    return "cuda" if rank is None or count == 0 else f"cuda:{rank % count}"
 
 
 def keep_freed_memory() -> None:

@@ -34,18 +34,12 @@ FMNIST_CLASSES = (
 # Mean and standard deviation of the 60,000 training images' pixels / 255.
 FMNIST_PREPROCESS = Preprocess(height=28, width=28, channels=1, resize=28, interpolation="bicubic", mean=(0.286,), std=(0.353,))
 
-
 FMNIST_VIT_CONFIG = ViTConfig(image=(28, 28), patch=4, channels=1, classes=10, width=96, depth=4, heads=3, hidden=384)
 
 # Stage 1 has 14 x 14 tokens: two windows a side, the second block shifted. After the merging one window sees all.
 FMNIST_SWIN_CONFIG = SwinConfig(
     image=(28, 28), patch=2, channels=1, classes=10, width=32, depths=(2, 2), heads=(2, 4), window=7
 )
-
-
-def embedded_configs() -> dict[str, ViTConfig | SwinConfig]:
-    """name -> config, in the order of MODELS."""
-    return {"fmnist_vit": FMNIST_VIT_CONFIG, "fmnist_swin": FMNIST_SWIN_CONFIG}
 
 
 def embedded_weights(name: str) -> Path:

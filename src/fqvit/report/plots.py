@@ -49,8 +49,9 @@ def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
     """A box plot of channel ranges for each LayerNorm, in the order of the network, on a log axis; max/median above each."""
     canvas = Canvas(WIDTH, 360)
     boxes = [box(found.ranges[found.ranges > 0]) if (found.ranges > 0).any() else None for found in norms]
-    every = np.concatenate([found.ranges[found.ranges > 0] for found in norms] or [np.ones(1)])
-    y = Axis(float(every.min()) / 1.2, float(every.max()) * 1.2, 285, 46, log=True)
+    every = np.concatenate([found.ranges[found.ranges > 0] for found in norms])
+    least, most = (float(every.min()), float(every.max())) if len(every) else (1.0, 1.0)  # no channel of any norm may change
+    y = Axis(least / 1.2, most * 1.2, 285, 46, log=True)
     canvas.rows(y, LEFT, RIGHT)
     slot = (RIGHT - LEFT) / max(len(norms), 1)
     half = min(slot * 0.3, 14)
