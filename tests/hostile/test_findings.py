@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from fqvit.models.detector_load import load_detector
 from fqvit.runtime.native import Engine
 from tests.fuzz.seeds import golden, seeds_of
 from tests.hostile.containers import rewritten
-from tests.hostile.records import recorded
 
 
 @pytest.fixture
@@ -55,16 +55,6 @@ def test_what_needs_too_much_memory_is_refused_by_the_files_name(program: Path) 
         Engine(program, 1, most_bytes=1)
 
 
-def test_an_engine_has_no_buffers_before_its_first_run(program: Path) -> None:
-    from fqvit.ir.program import Program
-
-    engine = recorded(Program.load(program)).build("scalar", 1, keep=True)
-    with pytest.raises(_native.BadProgram, match="nothing has been run"):
-        engine.buffer(1)
-    engine.run(np.zeros((1, 12, 12, 3), np.uint8))
-    assert engine.buffer(1).size > 0
-
-
 def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() -> None:
     engine = _native.Engine([8192, 8192, 1], "scalar", 1)
     flat = engine.add("flat", "permute", [0], [], [np.array(x, np.int64) for x in ([1 << 26], [0], [], [])])
@@ -73,6 +63,20 @@ def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() ->
         engine.add("sum", "add", [flat, flat], [1, 8], [one, one, nothing, one, one, nothing, one, nothing])
     with pytest.raises(_native.BadProgram, match="more channels than can be"):
         engine.add("looked up", "lookup", [flat], [8], [np.arange(256).astype(np.uint8), nothing, one])
+
+
+def test_more_ops_than_can_be_planned_in_time_are_refused(program: Path) -> None:
+    def repeat(header: dict[str, Any], _: object) -> None:
+        header["ops"] = [header["ops"][0]] * 8193
+
+    program.write_bytes(rewritten(program.read_bytes(), repeat))
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: ops: expected array of length <= 8192"):
+        Engine(program)
+    engine, lists = _native.Engine([1, 1, 1], "scalar", 1), [np.array(x, np.int64) for x in ([1], [0], [], [])]
+    for _ in range(8192):
+        engine.add("y", "permute", [0], [], lists)
+    with pytest.raises(_native.BadProgram, match="more ops than can be"):
+        engine.add("y", "permute", [0], [], lists)
 
 
 @pytest.mark.parametrize("name", ["backbone.layers.99999999.blocks.0.norm1.bias", "roi_head.bbox_head.99999999.fc_cls.bias"])
