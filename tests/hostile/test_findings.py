@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from fqvit import _native
+from fqvit.detect.program import DetectorProgram
 from fqvit.detect.results import read_results
 from fqvit.errors import LONGEST, FqvitError
+from fqvit.ir import grids
+from fqvit.ir.program import Header, Move, Program
+from fqvit.ir.resize import resized
 from fqvit.models.checkpoint import read_checkpoint
 from fqvit.models.detector_load import load_detector
+from fqvit.runtime.memory import live_bytes
 from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
 from tests.fuzz.seeds import golden, seeds_of
-from tests.hostile.containers import rewritten
+from tests.hostile.containers import DETECTOR, rewritten
 
 
 @pytest.fixture
@@ -103,3 +111,74 @@ def test_results_with_impossible_masks_are_refused_by_the_files_name(tmp_path: P
     (tmp_path / "r.json").write_text(json.dumps(rows))
     with pytest.raises(FqvitError, match=r"r\.json: result 1: run lengths of 72 pixels for 8 x 10"):
         read_results(tmp_path / "r.json")
+
+
+def test_a_head_that_does_not_run_on_several_squares_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    def turn(header: dict[str, Any], _: object) -> None:
+        op = next(op for op in header["masks"][0]["ops"] if op["op"] == "permute" and len(op["view"]) == 3)
+        op["view"], op["perm"] = [1, *op["view"]], [1, 0, 2, 3]
+        op["shape"] = op["view"][1:]
+
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(rewritten(seeds_of("detector")["tiny.fqvit"], turn, DETECTOR))
+    with pytest.raises(FqvitError, match=r"d\.fqvit: .*does not run on several squares at once"):
+        DetectorProgram.load(path)
+
+
+def template(side: int, op: dict[str, Any], move: Move) -> Program:
+    """An op on the pixels of a large image, which says how it follows from the size and does not."""
+    raw = {"version": 1, "model": "x", "ops": [op], "sites": {}, "recipe": {}, "source": "", "images": 1}
+    shape = {"height": side, "width": side, "channels": 1, "resize": 1, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
+    raw |= {"preprocess": shape, "output": {"buffer": "y", "kind": "tokens", "scale": 1.0}, "moves": {"y": move}}
+    return Program(msgspec.convert(raw, Header), {"rows": np.zeros(1, np.int32)})
+
+
+@pytest.mark.parametrize("kind", ["neighbours", "windows", "tokens", "second", "merge"])
+def test_rows_that_a_file_does_not_have_are_not_made(kind: Any) -> None:
+    program = template(8192, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind=kind, window=256, shift=1))
+    program.verify()
+    tracemalloc.start()
+    with pytest.raises(FqvitError, match="does not follow from the image's size"):
+        resized(program, 8192, 8192)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+def test_regions_of_a_window_take_no_memory_for_its_pairs() -> None:
+    tracemalloc.start()
+    assert grids.regions((300, 200), 256, 1).shape == (2, 1 << 16)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+def test_more_rows_than_a_buffer_can_have_are_not_made() -> None:
+    program = template(32, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind="neighbours"))
+    with pytest.raises(FqvitError, match="y: the image is too large"):
+        resized(program, 8192, 8192)
+
+
+def test_the_reference_refuses_what_needs_too_much_memory_as_the_engine_does(program: Path) -> None:
+    whole = Program.load(program)
+    with pytest.raises(FqvitError, match=r"^vit: its buffers need 0 MB an image, at most 0 are taken"):
+        Reference(whole, most_bytes=1)
+    most = live_bytes(whole, whole.verify().buffers)
+    Reference(whole, most_bytes=most)
+    with pytest.raises(FqvitError, match="its buffers need"):
+        Reference(whole, most_bytes=most - 1)
+
+
+def test_live_bytes_are_those_that_the_reference_has_at_a_time(program: Path) -> None:
+    whole = Program.load(program)
+    reference, seen = Reference(whole), [0]
+    alive = {"pixels": 12 * 12 * 3}
+
+    def visit(name: str, codes: Any) -> None:
+        alive[name] = codes.nbytes
+        seen.append(sum(alive.values()))
+        i = next(i for i, op in enumerate(whole.ops) if op.y == name)
+        for read in whole.ops[i].inputs():
+            if reference.last_use[read] == i and read != whole.header.output.buffer:
+                alive.pop(read, None)
+
+    reference.run(np.zeros((1, 12, 12, 3), np.uint8), visit)
+    assert max(seen) == live_bytes(whole, whole.verify().buffers)

@@ -187,8 +187,10 @@ class IntegerDetector:
                 made = resized(self.template, *size)
                 # Levels that are alike at the template's size need not be here.
                 check_grids(made.header, made.verify().buffers, self.between.strides)
-                native = self.backend == "native"
-                self._pyramids[size] = Engine(made, self.threads, most_bytes=MOST_BYTES) if native else Reference(made)
+                if self.backend == "native":
+                    self._pyramids[size] = Engine(made, self.threads, most_bytes=MOST_BYTES)
+                else:
+                    self._pyramids[size] = Reference(made, most_bytes=MOST_BYTES)
             self._pyramids.move_to_end(size)
             return self._pyramids[size]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fqvit.detect.between import MAX_SQUARE, Between, outputs, square_of
 from fqvit.errors import FqvitError
+from fqvit.ir.batch import batched
 from fqvit.ir.program import Header, Kind, Program
 from fqvit.ir.value import DAMAGED, Value
 
@@ -70,6 +71,7 @@ def _check_square(head: Program, channels: int, kinds: Sequence[Kind]) -> Mappin
     _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, expected a square of {channels} channels")
     found = [output.kind for output in head.header.outputs]
     _need(found == kinds, f"{head.header.model}: gives {found}, expected {kinds}")
+    batched(head, 1)  # refuses what would not run on several squares at once
     return head.verify().buffers
 
 

@@ -23,14 +23,13 @@ from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Zero
 from fqvit.ir.program import INPUT, Program, Verified
 from fqvit.ir.value import DAMAGED, Constant, Scope
+from fqvit.runtime.memory import MOST_BYTES, check_bytes
 from fqvit.workers import cores
 
 Integers = np.ndarray[Any, Any]
 NOTHING = np.zeros(0, np.uint8)
 OUTS = {"codes": 0, "acc": 1, "i32": 2}
 ISA = "FQVIT_ISA"  # environment variable: the instruction set, for tests and comparisons
-# Of one image on its way. A file of 1 kB can declare shapes that need any amount; Swin-B at 384 pixels needs some 20 MB.
-MOST_BYTES = 512 << 20
 # Parameters are written down for each op and channel, also where a file has one number for all of them or several ops share a
 # constant: so many bytes, or times what is stored, if that is more.
 MOST_PARAMETERS = 64 << 20
@@ -69,11 +68,7 @@ class Engine:
 
     def _load(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool, most_bytes: int) -> None:
         loader = _Loader(program, verified, threads, isa, keep)
-        if loader.engine.run_bytes > most_bytes:  # nothing of it has been allocated yet
-            said = (
-                f"its buffers need {loader.engine.run_bytes / 1e6:,.0f} MB an image, at most {most_bytes / 1e6:,.0f} are taken"
-            )
-            raise FqvitError(f"{program.header.model}: {said}. {DAMAGED}")
+        check_bytes(program.header.model, loader.engine.run_bytes, most_bytes)  # nothing of it has been allocated yet
         self._engine, self._numbers = loader.engine, loader.numbers
         self.header = program.header
         self.classes = program.classes
