@@ -11,9 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from fqvit import _native
+from fqvit.detect import integer, parts
+from fqvit.detect.images import prepare
 from fqvit.detect.program import DetectorProgram
 from fqvit.detect.results import read_results
 from fqvit.errors import LONGEST, FqvitError
@@ -182,3 +185,25 @@ def test_live_bytes_are_those_that_the_reference_has_at_a_time(program: Path) ->
 
     reference.run(np.zeros((1, 12, 12, 3), np.uint8), visit)
     assert max(seen) == live_bytes(whole, whole.verify().buffers)
+
+
+def test_a_head_that_gives_much_takes_few_boxes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(seeds_of("detector")["tiny.fqvit"])
+    detector = DetectorProgram.load(path)
+    image = prepare(Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 32, 3)).astype(np.uint8)), detector.settings)
+    expected = detector.ready(1).detect(image)
+    monkeypatch.setattr(integer, "BYTES_AT_ONCE", 1)
+    found = detector.ready(1).detect(image)
+    assert len(found.boxes) > 1
+    for name in ("boxes", "scores", "labels", "probabilities"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_more_scores_than_fit_are_refused_when_a_detector_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(seeds_of("detector")["tiny.fqvit"])
+    detector = DetectorProgram.load(path)
+    monkeypatch.setattr(parts, "MAX_SCORES", detector.between.proposals * (detector.classes + 1) - 1)
+    with pytest.raises(FqvitError, match=r"d\.fqvit: detector: .* scores an image, at most"):
+        DetectorProgram.load(path)

@@ -10,6 +10,7 @@ from fqvit.ir.batch import batched
 from fqvit.ir.program import Header, Kind, Program
 from fqvit.ir.value import DAMAGED, Value
 
+MAX_SCORES = 1 << 25  # proposals by classes, all in memory at a time: 1000 by 33,000, 10,000 by 3,300
 PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
@@ -21,6 +22,8 @@ def check_parts(between: Between, pyramid: Program, boxes: Sequence[Program], ma
         _need(len({head.input_shape for head in part}) == 1, "heads take squares of different sizes")
     classes = {_classes_of_boxes(head, channels) for head in boxes} | {_classes_of_masks(head, channels) for head in masks}
     _need(len(classes) == 1, "heads have different numbers of classes")
+    scores = between.proposals * (classes.pop() + 1)
+    _need(scores <= MAX_SCORES, f"{scores:,} scores an image, at most {MAX_SCORES:,} can be")
 
 
 def _check_pyramid(between: Between, pyramid: Program) -> int:
