@@ -52,7 +52,7 @@ FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a,
         "vpaddd %[u], %[l], %[l]\n\t"
         "vpaddd %[t], %[r], %[r]"
         : [l] "+x"(left), [r] "+x"(right), [t] "=&x"(t), [u] "=&x"(u)
-        : [a] "r"(a), [o] "i"(stride * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(*a));
+        : [a] "r"(a), [o] "i"(stride * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(read_by<stride * r + 4>(a)));
 }
 
 // out[r][c] = sum over pairs of a[r] b[c]; b: [pairs][16][2]

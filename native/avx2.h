@@ -12,6 +12,9 @@ namespace fqvit::avx2 {
 
 FQVIT_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 FQVIT_INLINE void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+// The bytes from p on that assembly reads, as one operand: without it compilers may write them later.
+template <int bytes>
+FQVIT_INLINE const std::uint8_t (&read_by(const std::uint8_t* p))[bytes] { return *reinterpret_cast<const std::uint8_t(*)[bytes]>(p); }
 // The upper 8 bytes, anywhere: _mm_storeh_pd takes a double, which the language wants aligned.
 FQVIT_INLINE void store_upper(void* p, __m128i v) { _mm_storel_epi64(static_cast<__m128i*>(p), _mm_unpackhi_epi64(v, v)); }
 

@@ -4,8 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <limits>
+#include <new>
+
 #include "cpu.h"
 #include "engine.h"
+#include "gate.h"
 #include "roialign.h"
 
 namespace nb = nanobind;
@@ -16,6 +21,38 @@ using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Boxes = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+
+fqvit::Gate* gate = new fqvit::Gate;  // never deleted: threads sleep in it to the end
+
+// Lets other Python threads run, as nb::gil_scoped_release, behind the gate.
+class WithoutGil {
+public:
+    WithoutGil() : state_(PyEval_SaveThread()) { gate->enter(); }
+    ~WithoutGil() {
+        gate->leave();
+        PyEval_RestoreThread(state_);
+        gate->returned();
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+private:
+    PyThreadState* state_;
+};
+
+void before_fork() {
+    const nb::gil_scoped_release release;
+    gate->close();
+}
+
+void after_fork() { gate->open(); }
+
+void in_child() { gate = new fqvit::Gate; }  // threads that wait in the old one are the parent's
+
+void at_exit() {
+    const nb::gil_scoped_release release;
+    gate->end();
+}
 
 nb::dict features() {
     const fqvit::CpuFeatures found = fqvit::cpu_features();
@@ -40,6 +77,8 @@ fqvit::Array borrow(const AnyArray& array) {
     else if (type == nb::dtype<std::int32_t>()) out.dtype = fqvit::DType::i32;
     else if (type == nb::dtype<std::int64_t>()) out.dtype = fqvit::DType::i64;
     else throw fqvit::BadProgram("a constant is of no integer type");
+    const auto size = static_cast<std::uintptr_t>(fqvit::size_of(out.dtype));
+    fqvit::need(reinterpret_cast<std::uintptr_t>(array.data()) % size == 0, "a constant is not aligned");
     for (std::size_t i = 0; i < array.ndim(); ++i) out.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
     out.data = array.data();
     return out;
@@ -49,7 +88,7 @@ int add(fqvit::Engine& engine, const std::string& name, const std::string& tag, 
         const std::vector<std::int64_t>& ints, const std::vector<AnyArray>& arrays) {
     fqvit::Record record{tag, inputs, ints, {}};
     for (const AnyArray& array : arrays) record.arrays.push_back(borrow(array));
-    const nb::gil_scoped_release release;
+    const WithoutGil without;
     return engine.add(name, record);
 }
 
@@ -57,7 +96,10 @@ int add(fqvit::Engine& engine, const std::string& name, const std::string& tag, 
 nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t*& data) {
     std::vector<std::size_t> shape;
     std::size_t bytes = static_cast<std::size_t>(value.bytes());
-    if (first >= 0) shape.push_back(static_cast<std::size_t>(first)), bytes *= static_cast<std::size_t>(first);
+    if (first >= 0) {
+        if (first > std::numeric_limits<std::int64_t>::max() / 2 / value.bytes()) throw std::bad_alloc();
+        shape.push_back(static_cast<std::size_t>(first)), bytes *= static_cast<std::size_t>(first);
+    }
     for (const std::int64_t size : value.shape) shape.push_back(static_cast<std::size_t>(size));
     auto* memory = new std::uint8_t[bytes + 1];
     const nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
@@ -80,7 +122,7 @@ nb::object run(fqvit::Engine& engine, const Images& images) {
     std::uint8_t* y = nullptr;
     const auto count = static_cast<std::int64_t>(images.shape(0));
     nb::object out = new_array(engine.output(), count, y);
-    const nb::gil_scoped_release release;
+    const WithoutGil without;
     engine.run(images.data(), count, y);
     return out;
 }
@@ -95,7 +137,7 @@ nb::list run_all(fqvit::Engine& engine, const Images& images) {
         out.append(new_array(engine.value(number), count, y));
         ys.push_back(y);
     }
-    const nb::gil_scoped_release release;
+    const WithoutGil without;
     engine.run_all(images.data(), count, ys);
     return out;
 }
@@ -105,7 +147,7 @@ nb::list profile(fqvit::Engine& engine, const Images& images, int rounds) {
     fqvit::need(images.shape(0) == 1 && rounds >= 1, "one image, one round or more");
     std::vector<fqvit::OpTime> times;
     {
-        const nb::gil_scoped_release release;
+        const WithoutGil without;
         times = engine.profile(images.data(), rounds);
     }
     nb::list out;
@@ -113,11 +155,19 @@ nb::list profile(fqvit::Engine& engine, const Images& images, int rounds) {
     return out;
 }
 
-nb::object buffer(const fqvit::Engine& engine, int number) {
-    const std::uint8_t* from = engine.buffer(number);
-    std::uint8_t* to = nullptr;
-    nb::object out = new_array(engine.value(number), -1, to);
-    std::memcpy(to, from, static_cast<std::size_t>(engine.value(number).bytes()));
+nb::list buffers(fqvit::Engine& engine, const Images& images, const std::vector<int>& numbers) {
+    check_images(engine, images);
+    fqvit::need(images.shape(0) == 1, "one image");
+    nb::list out;
+    std::vector<std::uint8_t*> ys;
+    for (const int number : numbers) {
+        fqvit::need(engine.keeps(number), "this engine keeps no such buffer");
+        std::uint8_t* y = nullptr;
+        out.append(new_array(engine.value(number), -1, y));
+        ys.push_back(y);
+    }
+    const WithoutGil without;
+    engine.run_kept(images.data(), numbers, ys);
     return out;
 }
 
@@ -125,12 +175,15 @@ nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, st
                      int shift, std::int32_t head_zero, std::int32_t last, int threads, const std::string& instruction_set) {
     const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(map.shape(i)); };
     const auto count = static_cast<std::int64_t>(boxes.shape(0));
-    fqvit::Alignment a{map.data(), axis(0), axis(1), axis(2), zero, boxes.data(), count, side, cell, mult, shift, head_zero, last, nullptr};
+    // Copied, so that what is checked is what is used, whatever their owner does meanwhile.
+    std::vector<std::int64_t> edges(static_cast<std::size_t>(4 * count));
+    if (count > 0) std::memcpy(edges.data(), boxes.data(), edges.size() * sizeof(std::int64_t));
+    fqvit::Alignment a{map.data(), axis(0), axis(1), axis(2), zero, edges.data(), count, side, cell, mult, shift, head_zero, last, nullptr};
     fqvit::check_alignment(a);
     const std::string name = fqvit::machine_of(instruction_set).gemm->name;
     const fqvit::Value square{fqvit::DType::u8, {side, side, a.channels}, 0, last};
     nb::object out = new_array(square, count, a.y);
-    const nb::gil_scoped_release release;
+    const WithoutGil without;
     fqvit::roi_align(a, std::clamp(threads, 1, 256), name != "scalar" && fqvit::cpu_features().avx2);
     return out;
 }
@@ -145,6 +198,13 @@ NB_MODULE(_native, m) {
     m.def("roi_align", &roi_align, nb::arg("map").noconvert(), nb::arg("boxes").noconvert(), nb::arg("side"), nb::arg("cell"),
           nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"), nb::arg("threads"),
           nb::arg("instruction_set") = "", "Codes of a square for each box, cut out of a map.");
+    nb::set_leak_warnings(false);  // a daemon thread has its engine to the end
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));
+    const nb::module_ os = nb::module_::import_("os");
+    if (nb::hasattr(os, "register_at_fork")) {
+        os.attr("register_at_fork")(nb::arg("before") = nb::cpp_function(&before_fork), nb::arg("after_in_parent") = nb::cpp_function(&after_fork),
+                                    nb::arg("after_in_child") = nb::cpp_function(&in_child));
+    }
     nb::exception<fqvit::BadProgram>(m, "BadProgram", PyExc_ValueError);
     nb::class_<fqvit::Engine>(m, "Engine")
         .def(nb::init<fqvit::Shape, const std::string&, int>(), nb::arg("image"), nb::arg("instruction_set"), nb::arg("threads"))
@@ -154,7 +214,7 @@ NB_MODULE(_native, m) {
         .def("run", &run, nb::arg("images").noconvert())
         .def("run_all", &run_all, nb::arg("images").noconvert())
         .def("profile", &profile, nb::arg("image").noconvert(), nb::arg("rounds"))
-        .def("buffer", &buffer)
+        .def("buffers", &buffers, nb::arg("image").noconvert(), nb::arg("numbers"))
         .def_prop_ro("instruction_set", [](const fqvit::Engine& e) { return e.machine().gemm->name; })
         .def_prop_ro("threads", &fqvit::Engine::threads)
         .def_prop_ro("arena_bytes", &fqvit::Engine::arena_bytes)

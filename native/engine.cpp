@@ -61,6 +61,7 @@ Engine::Engine(Shape image, const std::string& instruction_set, int threads)
 }
 
 int Engine::constant(const Array& array) {
+    const std::lock_guard lock(running_);
     need(!finished(), "the program is finished");
     need(!array.shape.empty() && array.shape.size() <= MAX_AXES && count_of(array) > 0, "a constant has an impossible shape");
     need(array.dtype != DType::i8 && array.dtype != DType::i64, "a constant has another type than buffers");
@@ -69,21 +70,26 @@ int Engine::constant(const Array& array) {
     values_.push_back(Value{array.dtype, array.shape, *lo, *hi});
     const auto* bytes = static_cast<const std::uint8_t*>(array.data);
     data_.emplace_back(bytes, bytes + values_.back().bytes());
+    constant_bytes_ += data_.back().size();
     is_constant_.push_back(true), names_.emplace_back();
     return static_cast<int>(values_.size()) - 1;
 }
 
 int Engine::add(const std::string& name, const Record& record) {
+    const std::lock_guard lock(running_);
     need(!finished(), "the program is finished");
+    need(ops_.size() < MAX_OPS, "more ops than can be");
     std::unique_ptr<Op> op = make_op(record, {values_, is_constant_, machine_});
     op->output = static_cast<int>(values_.size());
     values_.push_back(op->value);
     is_constant_.push_back(false), data_.emplace_back(), names_.push_back(name);
+    constant_bytes_ += op->bytes();
     ops_.push_back(std::move(op));
     return static_cast<int>(values_.size()) - 1;
 }
 
 void Engine::finish(int output, bool keep, const std::vector<int>& others) {
+    const std::lock_guard lock(running_);
     need(!finished(), "the program is finished");
     std::vector<int> outputs{output};
     outputs.insert(outputs.end(), others.begin(), others.end());
@@ -116,7 +122,7 @@ void Engine::plan() {
         scratch_bytes_ = std::max(scratch_bytes_, op.scratch());
     }
     for (const int number : outputs_) end[static_cast<std::size_t>(number)] = last;
-    for (std::size_t v = 1; v < values_.size(); ++v) {  // pixels stay where the caller has them
+    for (std::size_t v = 0; v < values_.size(); ++v) {
         if (is_constant_[v] || begin[v] < 0) continue;
         lives.push_back({v, aligned(static_cast<std::size_t>(values_[v].bytes()) + 64), keep_ ? 0 : begin[v], keep_ ? last : end[v]});
     }
@@ -155,9 +161,10 @@ Engine::Lane& Engine::lane(std::size_t i) {
     return *lanes_[i];
 }
 
+// The image is copied: its owner may change it meanwhile, and ops that read a value twice rely on reading the same.
 template <class Each>
 void Engine::run_image(Lane& lane, const std::uint8_t* image, const Each& each) const {
-    lane.frame[0] = const_cast<std::uint8_t*>(image);  // no op writes its input
+    std::memcpy(lane.frame[0], image, static_cast<std::size_t>(this->image().bytes()));
     for (const std::unique_ptr<Op>& op : ops_) each(*op, lane.frame.data());
 }
 
@@ -172,8 +179,21 @@ void Engine::run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y
 
 void Engine::run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
     need(finished(), "the program is not finished");
-    const std::lock_guard lock(running_);
     need(ys.size() <= outputs_.size(), "more arrays than outputs");
+    const std::lock_guard lock(running_);
+    run_locked(images, count, ys);
+}
+
+void Engine::run_kept(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys) {
+    need(finished(), "the program is not finished");
+    for (const int number : numbers) need(keeps(number), "this engine keeps no such buffer");
+    need(ys.size() == numbers.size(), "not one array a buffer");
+    const std::lock_guard lock(running_);
+    run_locked(image, 1, {});
+    for (std::size_t i = 0; i < ys.size(); ++i) std::memcpy(ys[i], buffer(numbers[i]), static_cast<std::size_t>(value(numbers[i]).bytes()));
+}
+
+void Engine::run_locked(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
     const std::int64_t in = image().bytes(), threads = pool_.threads();
     // Whole images side by side as long as there is one for every thread; what is left, op by op on all of them.
     const std::int64_t side_by_side = threads == 1 ? count : count / threads * threads;
@@ -217,18 +237,14 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
     return times;
 }
 
-const std::uint8_t* Engine::buffer(int number) const {
-    need(keep_ && number > 0 && number < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(number)],
-         "this engine keeps no such buffer");
-    need(!lanes_.empty(), "nothing has been run");
-    return lanes_.front()->frame[static_cast<std::size_t>(number)];
+bool Engine::keeps(int number) const {
+    return keep_ && number > 0 && number < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(number)];
 }
 
-std::size_t Engine::constant_bytes() const {
-    std::size_t bytes = 0;
-    for (const std::unique_ptr<Op>& op : ops_) bytes += op->bytes();
-    for (const AlignedVector<std::uint8_t>& data : data_) bytes += data.size();
-    return bytes;
+const std::uint8_t* Engine::buffer(int number) const {
+    need(keeps(number), "this engine keeps no such buffer");
+    need(!lanes_.empty(), "nothing has been run");
+    return lanes_.front()->frame[static_cast<std::size_t>(number)];
 }
 
 }  // namespace fqvit

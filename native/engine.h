@@ -37,10 +37,13 @@ public:
     void run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y);
     // ys: one a value of outputs(), in that order.
     void run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
+    // A run of one image by an engine that keeps: what these buffers hold after it, one array each.
+    void run_kept(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys);
     std::vector<OpTime> profile(const std::uint8_t* image, int rounds);
 
     const Value& value(int number) const { return values_.at(static_cast<std::size_t>(number)); }
-    const std::uint8_t* buffer(int number) const;  // after a run of an engine that keeps
+    bool keeps(int number) const;
+    const std::uint8_t* buffer(int number) const;  // after a run of an engine that keeps, and before the next one
     const Value& output() const { return value(outputs_.front()); }
     const std::vector<int>& outputs() const { return outputs_; }
     const Value& image() const { return values_.front(); }
@@ -49,7 +52,7 @@ public:
     int threads() const { return pool_.threads(); }
     std::size_t arena_bytes() const { return arena_bytes_; }
     std::size_t run_bytes() const { return arena_bytes_ + scratch_bytes_; }  // of one image on its way
-    std::size_t constant_bytes() const;
+    std::size_t constant_bytes() const { return constant_bytes_; }  // of what ops keep
 
 private:
     // Memory of one image on its way, and the pointers into it.
@@ -59,6 +62,7 @@ private:
     };
 
     void plan();
+    void run_locked(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
     Lane& lane(std::size_t i);
     template <class Each>
     void run_image(Lane& lane, const std::uint8_t* image, const Each& each) const;
@@ -75,10 +79,10 @@ private:
     std::vector<int> outputs_;  // none until finished
     bool keep_ = false;
     std::vector<std::size_t> offsets_;
-    std::size_t arena_bytes_ = 0, scratch_bytes_ = 0;
+    std::size_t arena_bytes_ = 0, scratch_bytes_ = 0, constant_bytes_ = 0;
     std::vector<std::unique_ptr<Lane>> lanes_;
     std::vector<AlignedVector<std::uint8_t>> scratch_;
-    std::mutex running_;
+    std::mutex running_;  // one call at a time, of whatever thread
 };
 
 }  // namespace fqvit

@@ -62,7 +62,7 @@ FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uin
         "vpmaddwd %[ones], %[t], %[t]\n\t"
         "vpaddd %[t], %[acc], %[acc]"
         : [acc] "+x"(acc), [t] "=&x"(t), [u] "=&x"(u)
-        : [a] "r"(a), [b] "r"(b), [o] "i"(CELL * r), [wa] "x"(wa), [wb] "x"(wb), [ones] "x"(ones), "m"(*a), "m"(*b));
+        : [a] "r"(a), [b] "r"(b), [o] "i"(CELL * r), [wa] "x"(wa), [wb] "x"(wb), [ones] "x"(ones), "m"(read_by<CELL * r + 4>(a)), "m"(read_by<CELL * r + 4>(b)));
 }
 
 template <int r>
@@ -74,7 +74,7 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
         "vpmaddwd %[ones], %[t], %[t]\n\t"
         "vpaddd %[t], %[acc], %[acc]"
         : [acc] "+x"(acc), [t] "=&x"(t)
-        : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(*a));
+        : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(read_by<CELL * r + 4>(a)));
 }
 
 template <int... r>

@@ -109,7 +109,7 @@ public:
     Lookup(const Record& record, const Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
-    std::size_t bytes() const override { return tables.size() * sizeof(std::uint16_t); }
+    std::size_t bytes() const override { return which.size() + tables.size() * sizeof(std::uint16_t); }
 
     std::vector<std::uint8_t> which;
     std::vector<std::uint16_t> tables;  // [.., length]
@@ -127,6 +127,7 @@ public:
     Add(const Record& record, const Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
+    std::size_t bytes() const override;
 
     // Which of its terms is a plain accumulator, so that the sum can be the end of a linear map; -1: none.
     int acc() const { return acc_; }
@@ -152,7 +153,7 @@ public:
     Take(const Record& record, const Scope& scope);
     std::int64_t items() const override { return static_cast<std::int64_t>(index.size()); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
-    std::size_t bytes() const override { return index.size() * sizeof(std::int32_t); }
+    std::size_t bytes() const override { return index.size() * sizeof(std::int32_t) + fill.size(); }
     // Rows begin..end of the output, one after the other.
     void gather(const std::uint8_t* x, std::int64_t begin, std::int64_t end, std::uint8_t* y) const;
 
@@ -221,6 +222,7 @@ public:
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::int64_t macs() const override { return value.count() * inner; }
+    std::size_t bytes() const override { return bias.size() * sizeof(std::int32_t) + index.size() * sizeof(std::uint16_t); }
 
     std::int64_t inner, mult, shift, a_zero, b_zero, y_zero, last, heads;
     bool b_rows, wide_a, wide_b;
@@ -234,6 +236,7 @@ public:
     RowSoftmax(const Record& record, const Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
+    std::size_t bytes() const override { return table.size() * sizeof(std::int32_t) + region.size(); }
 
     Attention::Kind kind;
     std::int64_t mult = 0, shift = 1, last;

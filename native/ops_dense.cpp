@@ -149,6 +149,11 @@ Add::Add(const Record& record, const Scope& scope) : kernels_(scope.machine.kern
     if (acc_ >= 0) no_bias_.assign(static_cast<std::size_t>(channels), 0);
 }
 
+std::size_t Add::bytes() const {
+    const std::size_t channels = zero.size(), each = 6 * sizeof(std::int32_t) + sizeof(std::uint8_t) + sizeof(std::int32_t);
+    return channels * each + (acc_ < 0 ? 0 : rescale_.bytes() + channels * 4 * sizeof(std::int32_t));
+}
+
 void Add::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
     const std::int64_t channels = value.channels();
     const bool wide = value.dtype == DType::u16;
@@ -287,6 +292,7 @@ public:
     }
 
     std::int64_t items() const override { return value.channels(); }
+    std::size_t bytes() const override { return (zero_.size() + alpha_.size()) * sizeof(std::int32_t); }
 
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const override {
         const scalar::Codes x{frame[inputs[0]], wide_};

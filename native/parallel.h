@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -18,8 +19,14 @@ namespace fqvit {
 
 class Pool {
 public:
+    // Where the system gives fewer threads, it works with those.
     explicit Pool(int threads) : state_(std::make_unique<State>()), process_(process()) {
-        for (int i = 1; i < threads; ++i) state_->workers.emplace_back([state = state_.get(), i] { state->work(i); });
+        std::vector<std::thread>& workers = state_->workers;
+        workers.reserve(static_cast<std::size_t>(threads));
+        try {
+            for (int i = 1; i < threads; ++i) workers.emplace_back([state = state_.get(), i] { state->work(i); });
+        } catch (const std::exception&) {  // no thread left, or no memory for one; those that are there wait for work
+        }
     }
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;

@@ -11,6 +11,9 @@
 
 namespace fqvit {
 
+// A thousand buffers of the largest kind fit 64 bits, so sizes are added and multiplied without asking.
+static_assert(sizeof(std::size_t) >= 8);
+
 class BadProgram : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
@@ -34,6 +37,7 @@ using Shape = std::vector<std::int64_t>;
 constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // of one buffer of one image
 constexpr std::int64_t MAX_CHANNELS = std::int64_t{1} << 20;  // of what is computed: parameters are written down for each
 constexpr std::size_t MAX_AXES = 8;
+constexpr std::size_t MAX_OPS = 8192;  // planning compares each with all others
 
 // The number of elements, or BadProgram where it passes MAX_ELEMENTS or an axis is not positive.
 inline std::int64_t elements(const Shape& shape) {

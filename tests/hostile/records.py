@@ -55,7 +55,7 @@ def send(engine: Any, record: Record) -> int:
 class _Recorder:
     """In the place of the compiled engine: numbers values as it does and keeps what it is given."""
 
-    instruction_set, threads, run_bytes = "recorder", 1, 0
+    instruction_set, threads, run_bytes, constant_bytes = "recorder", 1, 0, 0
 
     def __init__(self, keep: Callable[[Record], int]) -> None:
         self.keep = keep

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from fqvit import _native
+from fqvit.detect import integer, parts
+from fqvit.detect.images import prepare
+from fqvit.detect.program import DetectorProgram
 from fqvit.detect.results import read_results
 from fqvit.errors import LONGEST, FqvitError
+from fqvit.ir import grids
+from fqvit.ir.program import Header, Move, Program
+from fqvit.ir.resize import resized
 from fqvit.models.checkpoint import read_checkpoint
 from fqvit.models.detector_load import load_detector
+from fqvit.runtime.memory import live_bytes
 from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
 from tests.fuzz.seeds import golden, seeds_of
-from tests.hostile.containers import rewritten
-from tests.hostile.records import recorded
+from tests.hostile.containers import DETECTOR, rewritten
 
 
 @pytest.fixture
@@ -55,16 +66,6 @@ def test_what_needs_too_much_memory_is_refused_by_the_files_name(program: Path) 
         Engine(program, 1, most_bytes=1)
 
 
-def test_an_engine_has_no_buffers_before_its_first_run(program: Path) -> None:
-    from fqvit.ir.program import Program
-
-    engine = recorded(Program.load(program)).build("scalar", 1, keep=True)
-    with pytest.raises(_native.BadProgram, match="nothing has been run"):
-        engine.buffer(1)
-    engine.run(np.zeros((1, 12, 12, 3), np.uint8))
-    assert engine.buffer(1).size > 0
-
-
 def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() -> None:
     engine = _native.Engine([8192, 8192, 1], "scalar", 1)
     flat = engine.add("flat", "permute", [0], [], [np.array(x, np.int64) for x in ([1 << 26], [0], [], [])])
@@ -73,6 +74,20 @@ def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() ->
         engine.add("sum", "add", [flat, flat], [1, 8], [one, one, nothing, one, one, nothing, one, nothing])
     with pytest.raises(_native.BadProgram, match="more channels than can be"):
         engine.add("looked up", "lookup", [flat], [8], [np.arange(256).astype(np.uint8), nothing, one])
+
+
+def test_more_ops_than_can_be_planned_in_time_are_refused(program: Path) -> None:
+    def repeat(header: dict[str, Any], _: object) -> None:
+        header["ops"] = [header["ops"][0]] * 8193
+
+    program.write_bytes(rewritten(program.read_bytes(), repeat))
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: ops: expected array of length <= 8192"):
+        Engine(program)
+    engine, lists = _native.Engine([1, 1, 1], "scalar", 1), [np.array(x, np.int64) for x in ([1], [0], [], [])]
+    for _ in range(8192):
+        engine.add("y", "permute", [0], [], lists)
+    with pytest.raises(_native.BadProgram, match="more ops than can be"):
+        engine.add("y", "permute", [0], [], lists)
 
 
 @pytest.mark.parametrize("name", ["backbone.layers.99999999.blocks.0.norm1.bias", "roi_head.bbox_head.99999999.fc_cls.bias"])
@@ -99,3 +114,96 @@ def test_results_with_impossible_masks_are_refused_by_the_files_name(tmp_path: P
     (tmp_path / "r.json").write_text(json.dumps(rows))
     with pytest.raises(FqvitError, match=r"r\.json: result 1: run lengths of 72 pixels for 8 x 10"):
         read_results(tmp_path / "r.json")
+
+
+def test_a_head_that_does_not_run_on_several_squares_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    def turn(header: dict[str, Any], _: object) -> None:
+        op = next(op for op in header["masks"][0]["ops"] if op["op"] == "permute" and len(op["view"]) == 3)
+        op["view"], op["perm"] = [1, *op["view"]], [1, 0, 2, 3]
+        op["shape"] = op["view"][1:]
+
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(rewritten(seeds_of("detector")["tiny.fqvit"], turn, DETECTOR))
+    with pytest.raises(FqvitError, match=r"d\.fqvit: .*does not run on several squares at once"):
+        DetectorProgram.load(path)
+
+
+def template(side: int, op: dict[str, Any], move: Move) -> Program:
+    """An op on the pixels of a large image, which says how it follows from the size and does not."""
+    raw = {"version": 1, "model": "x", "ops": [op], "sites": {}, "recipe": {}, "source": "", "images": 1}
+    shape = {"height": side, "width": side, "channels": 1, "resize": 1, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
+    raw |= {"preprocess": shape, "output": {"buffer": "y", "kind": "tokens", "scale": 1.0}, "moves": {"y": move}}
+    return Program(msgspec.convert(raw, Header), {"rows": np.zeros(1, np.int32)})
+
+
+@pytest.mark.parametrize("kind", ["neighbours", "windows", "tokens", "second", "merge"])
+def test_rows_that_a_file_does_not_have_are_not_made(kind: Any) -> None:
+    program = template(8192, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind=kind, window=256, shift=1))
+    program.verify()
+    tracemalloc.start()
+    with pytest.raises(FqvitError, match="does not follow from the image's size"):
+        resized(program, 8192, 8192)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+def test_regions_of_a_window_take_no_memory_for_its_pairs() -> None:
+    tracemalloc.start()
+    assert grids.regions((300, 200), 256, 1).shape == (2, 1 << 16)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+def test_more_rows_than_a_buffer_can_have_are_not_made() -> None:
+    program = template(32, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind="neighbours"))
+    with pytest.raises(FqvitError, match="y: the image is too large"):
+        resized(program, 8192, 8192)
+
+
+def test_the_reference_refuses_what_needs_too_much_memory_as_the_engine_does(program: Path) -> None:
+    whole = Program.load(program)
+    with pytest.raises(FqvitError, match=r"^vit: its buffers need 0 MB an image, at most 0 are taken"):
+        Reference(whole, most_bytes=1)
+    most = live_bytes(whole, whole.verify().buffers)
+    Reference(whole, most_bytes=most)
+    with pytest.raises(FqvitError, match="its buffers need"):
+        Reference(whole, most_bytes=most - 1)
+
+
+def test_live_bytes_are_those_that_the_reference_has_at_a_time(program: Path) -> None:
+    whole = Program.load(program)
+    reference, seen = Reference(whole), [0]
+    alive = {"pixels": 12 * 12 * 3}
+
+    def visit(name: str, codes: Any) -> None:
+        alive[name] = codes.nbytes
+        seen.append(sum(alive.values()))
+        i = next(i for i, op in enumerate(whole.ops) if op.y == name)
+        for read in whole.ops[i].inputs():
+            if reference.last_use[read] == i and read != whole.header.output.buffer:
+                alive.pop(read, None)
+
+    reference.run(np.zeros((1, 12, 12, 3), np.uint8), visit)
+    assert max(seen) == live_bytes(whole, whole.verify().buffers)
+
+
+def test_a_head_that_gives_much_takes_few_boxes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(seeds_of("detector")["tiny.fqvit"])
+    detector = DetectorProgram.load(path)
+    image = prepare(Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 32, 3)).astype(np.uint8)), detector.settings)
+    expected = detector.ready(1).detect(image)
+    monkeypatch.setattr(integer, "BYTES_AT_ONCE", 1)
+    found = detector.ready(1).detect(image)
+    assert len(found.boxes) > 1
+    for name in ("boxes", "scores", "labels", "probabilities"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_more_scores_than_fit_are_refused_when_a_detector_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(seeds_of("detector")["tiny.fqvit"])
+    detector = DetectorProgram.load(path)
+    monkeypatch.setattr(parts, "MAX_SCORES", detector.between.proposals * (detector.classes + 1) - 1)
+    with pytest.raises(FqvitError, match=r"d\.fqvit: detector: .* scores an image, at most"):
+        DetectorProgram.load(path)

@@ -27,6 +27,7 @@ ALL = SIDE * SIDE
 PREPROCESS = {"height": SIDE, "width": SIDE, "channels": 1, "resize": 1, "interpolation": "bicubic"}
 PREPROCESS |= {"mean": [0.5], "std": [0.5]}
 FLAT = {"op": "permute", "y": "flat", "x": "pixels", "view": [ALL], "perm": [0]}
+MILLION = {"op": "permute", "y": "million", "x": "pixels", "view": [64, 1 << 20], "perm": [0], "select": [0, 0]}
 COLUMN = {"op": "permute", "y": "column", "x": "pixels", "view": [ALL, 1], "perm": [0, 1]}
 
 
@@ -129,6 +130,10 @@ CASES: dict[str, tuple[bytes, str]] = {
     "program a table over 2^26 channels.fqvit": (
         program([FLAT, {"op": "lookup", "y": "z", "x": "flat"}], TABLE),
         "channels, at most",
+    ),
+    "program many sums of 2^20 channels.fqvit": (
+        program([MILLION, *(add(x="million") | {"y": f"z{i}"} for i in range(50))], {}),
+        "MB up to here, made of 0.0 that are stored",
     ),
     "program numbers of a large map.fqvit": (
         program([COLUMN, {"op": "linear", "y": "z", "x": "column", "out": "acc"}, MAP], THREE, "scores"),

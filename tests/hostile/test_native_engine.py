@@ -351,7 +351,7 @@ def test_outputs_are_there_once_and_all_are_given() -> None:
 
 def test_a_program_is_finished_once_and_run_afterwards() -> None:
     engine, images = engine_with(), np.zeros((1, *IMAGE), np.uint8)
-    for use in (lambda: engine.run(images), lambda: engine.profile(images, 1), lambda: engine.buffer(X)):
+    for use in (lambda: engine.run(images), lambda: engine.profile(images, 1), lambda: engine.buffers(images, [X])):
         with pytest.raises(REFUSED):
             use()
     engine.finish(ACC, False)
@@ -359,7 +359,7 @@ def test_a_program_is_finished_once_and_run_afterwards() -> None:
         lambda: engine.finish(ACC, False),
         lambda: send(engine, VALID["linear"]),
         lambda: engine.constant(np.zeros(3, np.uint8)),
-        lambda: engine.buffer(X),
+        lambda: engine.buffers(images, [X]),
         lambda: engine.profile(np.zeros((2, *IMAGE), np.uint8), 1),
         lambda: engine.profile(images, 0),
         lambda: engine.run(np.zeros((1, 4, 3, 2), np.uint8)),
@@ -375,10 +375,13 @@ def test_a_program_is_finished_once_and_run_afterwards() -> None:
 def test_only_buffers_that_ops_write_can_be_read_back(number: int) -> None:
     engine = engine_with()
     engine.finish(ACC, True)
-    engine.run(np.zeros((1, *IMAGE), np.uint8))
+    image = np.zeros((1, *IMAGE), np.uint8)
+    for numbers in ([number], [X, number]):
+        with pytest.raises(_native.BadProgram):
+            engine.buffers(image, numbers)
     with pytest.raises(_native.BadProgram):
-        engine.buffer(number)
-    assert engine.buffer(WIDE_X).dtype == np.uint16
+        engine.buffers(np.zeros((2, *IMAGE), np.uint8), [X])
+    assert [codes.dtype for codes in engine.buffers(image, [WIDE_X, X])] == [np.uint16, np.uint8]
 
 
 def test_a_pool_of_absurd_size_is_cut() -> None:

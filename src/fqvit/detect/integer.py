@@ -6,6 +6,7 @@ found.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -38,6 +39,7 @@ from fqvit.workers import cores
 KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
 # Squares of so many boxes and what heads make of them are in memory at a time: at full width 50 kB a square, its masks 250 kB.
 BOXES_AT_ONCE = 256
+BYTES_AT_ONCE = 256 << 20  # of what a head gives; a stranger's can be large, and then fewer boxes are taken
 MOST_BYTES = 8 << 30  # of the pyramid's buffers: 58 MB at 800 x 1344, 3.6 GB at the largest sides that there are
 Backend = Literal["native", "reference"]
 
@@ -83,11 +85,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class _Head:
-    """side: of the squares that it takes   cuts: how they are cut from each map"""
+    """side: of the squares that it takes   cuts: how they are cut from each map   at_once: boxes"""
 
     runner: Runner
     side: int
     cuts: Sequence[Cut]
+    at_once: int
 
     def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
         """u8 [n, side, side, C] -> every output, i32 [n, ...]."""
@@ -149,7 +152,7 @@ class IntegerDetector:
         b = self.between
         total = np.zeros((1, 1), np.int64)
         for stage, head in enumerate(self._boxes):
-            parts = [head.run(self._cut(levels, some, head)) for some in _slices(boxes)]
+            parts = [head.run(self._cut(levels, some, head)) for some in _slices(boxes, head.at_once)]
             logits, deltas = (np.concatenate(part) for part in zip(*parts, strict=True))
             total = total + scaled(logits, b.classes[stage])
             if stage < b.stages - 1:
@@ -161,7 +164,8 @@ class IntegerDetector:
         count, side = len(chosen.boxes), 2 * self._masks[0].side
         total = np.zeros((count, side, side), np.int64)
         for stage, head in enumerate(self._masks if count else ()):
-            for some, labels, sum_ in zip(*map(_slices, (chosen.boxes, chosen.labels, total)), strict=True):
+            parts = (_slices(x, head.at_once) for x in (chosen.boxes, chosen.labels, total))
+            for some, labels, sum_ in zip(*parts, strict=True):
                 (logits,) = head.run(self._cut(levels, some, head))
                 own = logits[np.arange(len(some)), :, :, labels]
                 sum_ += sigmoid(scaled(own, self.between.mask_logits[stage]))
@@ -177,7 +181,9 @@ class IntegerDetector:
             Cut(stride, map_.zero, ratio, square.zero, last)
             for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # the last levels have no map
         ]
-        return _Head(Head(program, self.threads, self.backend), square.shape[0], cuts)
+        runner = Head(program, self.threads, self.backend)
+        each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # outputs of heads are i32
+        return _Head(runner, square.shape[0], cuts, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
 
     def _pyramid(self, size: tuple[int, int]) -> Runner:
         with self._lock:
@@ -187,12 +193,14 @@ class IntegerDetector:
                 made = resized(self.template, *size)
                 # Levels that are alike at the template's size need not be here.
                 check_grids(made.header, made.verify().buffers, self.between.strides)
-                native = self.backend == "native"
-                self._pyramids[size] = Engine(made, self.threads, most_bytes=MOST_BYTES) if native else Reference(made)
+                if self.backend == "native":
+                    self._pyramids[size] = Engine(made, self.threads, most_bytes=MOST_BYTES)
+                else:
+                    self._pyramids[size] = Reference(made, most_bytes=MOST_BYTES)
             self._pyramids.move_to_end(size)
             return self._pyramids[size]
 
 
-def _slices(x: Integers) -> list[Integers]:
-    """Views of at most BOXES_AT_ONCE along the first axis."""
-    return [x[start : start + BOXES_AT_ONCE] for start in range(0, len(x), BOXES_AT_ONCE)]
+def _slices(x: Integers, count: int) -> list[Integers]:
+    """Views of at most that many along the first axis."""
+    return [x[start : start + count] for start in range(0, len(x), count)]

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from fqvit.detect.between import MAX_SQUARE, Between, outputs, square_of
 from fqvit.errors import FqvitError
+from fqvit.ir.batch import batched
 from fqvit.ir.program import Header, Kind, Program
 from fqvit.ir.value import DAMAGED, Value
 
+MAX_SCORES = 1 << 25  # proposals by classes, all in memory at a time: 1000 by 33,000, 10,000 by 3,300
 PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
@@ -20,6 +22,8 @@ def check_parts(between: Between, pyramid: Program, boxes: Sequence[Program], ma
         _need(len({head.input_shape for head in part}) == 1, "heads take squares of different sizes")
     classes = {_classes_of_boxes(head, channels) for head in boxes} | {_classes_of_masks(head, channels) for head in masks}
     _need(len(classes) == 1, "heads have different numbers of classes")
+    scores = between.proposals * (classes.pop() + 1)
+    _need(scores <= MAX_SCORES, f"{scores:,} scores an image, at most {MAX_SCORES:,} can be")
 
 
 def _check_pyramid(between: Between, pyramid: Program) -> int:
@@ -70,6 +74,7 @@ def _check_square(head: Program, channels: int, kinds: Sequence[Kind]) -> Mappin
     _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, expected a square of {channels} channels")
     found = [output.kind for output in head.header.outputs]
     _need(found == kinds, f"{head.header.model}: gives {found}, expected {kinds}")
+    batched(head, 1)  # refuses what would not run on several squares at once
     return head.verify().buffers
 
 

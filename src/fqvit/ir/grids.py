@@ -60,13 +60,19 @@ def regions(grid: tuple[int, int], window: int, shift: int) -> NDArray[np.uint8]
     height, width = (-(-side // window) * window for side in grid)
     cuts = [np.searchsorted([side - window, side - shift], np.arange(side), "right") for side in (height, width)]
     region = _cut(3 * cuts[0][:, None] + cuts[1], window)
-    return numbered(region[:, :, None] == region[:, None, :])
+    return np.stack([_in_order(window) for window in region]).astype(np.uint8)
 
 
 def numbered(same: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """[W, T] from which tokens see each other [W, T, T], a partition of every window: its parts in order, from 0."""
     first = same.argmax(-1)  # the first token that each token sees names its region
     return np.stack([np.unique(window, return_inverse=True)[1] for window in first]).astype(np.uint8)
+
+
+def _in_order(parts: NDArray[np.int32]) -> NDArray[np.intp]:
+    """[T] -> the same parts, numbered as they come: `numbered` without a byte for every pair of tokens."""
+    _, first, number = np.unique(parts, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]
 
 
 def _cut(grid: NDArray[np.int32], window: int) -> Rows:

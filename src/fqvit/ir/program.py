@@ -162,7 +162,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: int
     model: str
     preprocess: Preprocess
-    ops: tuple[AnyOp, ...]
+    ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # native/engine.cpp compares each with all others
     output: Output
     sites: dict[str, Site]
     recipe: dict[str, object]

@@ -7,6 +7,8 @@ that lowering for that size gives. Refuses programs without moves. Neighbours: g
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -16,7 +18,7 @@ from fqvit.ir import grids
 from fqvit.ir.attention import LogSoftmax, RowCodes, Softmax
 from fqvit.ir.moves import Permute, Take
 from fqvit.ir.program import INPUT, AnyOp, Move, Program
-from fqvit.ir.value import DAMAGED, Constant, Scope, Value
+from fqvit.ir.value import DAMAGED, MAX_ELEMENTS, Constant, Scope, Value
 
 STRIDE = 32  # of the last level: sides are multiples of it
 
@@ -44,6 +46,9 @@ class _Walk:
         sized = {op.index for op in program.ops if isinstance(op, Take)}
         sized |= {op.region for op in program.ops if isinstance(op, LogSoftmax | Softmax | RowCodes) and op.region is not None}
         self.constants: dict[str, Constant] = {name: x for name, x in program.constants.items() if name not in sized}
+        # At the program's own size every choice of rows is there to be compared with.
+        self.stored = program.constants if (height, width) == program.input_shape[:2] else {}
+        self.elements = 0  # of all that was made
         self.shared: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
         self.grid = {INPUT: (height, width)}
         self.values = {INPUT: Value("u8", (height, width, program.input_shape[2]), 0, 255)}
@@ -59,33 +64,68 @@ class _Walk:
         if isinstance(op, Take):
             if move is None:
                 raise FqvitError(f"{op.y}: does not say how its rows follow from the image's size. {DAMAGED}")
-            op = msgspec.structs.replace(op, index=self._share("rows", self._rows(op.y, grid, move)))
+            shape = self._shape(op.y, grid, move)
+            index = self._made("rows", op.y, op.index, shape, partial(self._rows, grid, move, shape))
+            op = msgspec.structs.replace(op, index=index)
+            if move.kind in ("enlarged", "second"):
+                self.grid[op.y] = shape[0], shape[1]
+            elif move.kind == "merge":
+                self.grid[op.y] = -(-grid[0] // 2), -(-grid[1] // 2)
         elif isinstance(op, Permute):
             op = self._permute(op, grid, move)
         elif isinstance(op, LogSoftmax | Softmax | RowCodes) and op.region is not None:
             if move is None or not 0 < move.shift < move.window:
                 raise FqvitError(f"{op.y}: does not say how its regions follow from the image's size. {DAMAGED}")
-            region = self._share("region", grids.regions(grid, move.window, move.shift))
-            op = msgspec.structs.replace(op, region=region)
+            shape = _windows(grid, move.window)
+            made = self._made("region", op.y, op.region, shape, partial(grids.regions, grid, move.window, move.shift))
+            op = msgspec.structs.replace(op, region=made)
         self.values[op.y] = op.infer(Scope(self.values, self.constants, op.y))[0]
         return op
 
-    def _rows(self, y: str, grid: tuple[int, int], move: Move) -> grids.Rows:
+    def _shape(self, y: str, grid: tuple[int, int], move: Move) -> tuple[int, ...]:
+        """Of the rows that a move chooses, before they are made."""
+        places, half = math.prod(grid), (-(-grid[0] // 2), -(-grid[1] // 2))
         if move.kind in ("windows", "tokens") and move.shift >= move.window:
             raise FqvitError(f"{y}: windows of {move.window} shifted by {move.shift}. {DAMAGED}")
+        if move.kind == "windows":
+            return _windows(grid, move.window)
+        if move.kind == "tokens":
+            return (places,)
+        if move.kind == "neighbours":
+            return places, 9
+        if move.kind == "enlarged" and move.of in self.grid:
+            return self.grid[move.of]
+        if move.kind == "merge":
+            return math.prod(half), 4
+        if move.kind == "second":
+            return half
+        raise FqvitError(f"{y}: {move.kind} is not a choice of rows. {DAMAGED}")
+
+    def _rows(self, grid: tuple[int, int], move: Move, shape: tuple[int, ...]) -> grids.Rows:
         if move.kind == "windows":
             return grids.windows(grid, move.window, move.shift)
         if move.kind == "tokens":
             return grids.tokens(grid, move.window, move.shift)
         if move.kind == "neighbours":
             return grids.neighbours(*grid)
-        if move.kind == "enlarged" and move.of in self.grid:
-            self.grid[y] = self.grid[move.of]
-            return grids.enlarged(grid, self.grid[y])
-        if move.kind in ("merge", "second"):
-            self.grid[y] = (-(-grid[0] // 2), -(-grid[1] // 2))
-            return grids.merged(grid) if move.kind == "merge" else grids.every_second(*grid)
-        raise FqvitError(f"{y}: {move.kind} is not a choice of rows. {DAMAGED}")
+        if move.kind == "enlarged":
+            return grids.enlarged(grid, (shape[0], shape[1]))
+        return grids.merged(grid) if move.kind == "merge" else grids.every_second(*grid)
+
+    def _made(self, kind: str, y: str, name: str, shape: tuple[int, ...], make: Callable[[], Constant]) -> str:
+        """The name of what is made. A few bytes of a file can ask for much, so it is compared with what the file has, if it is
+        of this size, and bounded if not."""
+        stored = self.stored.get(name)
+        self._expect(y, stored is None or stored.shape == shape)
+        if self.elements + math.prod(shape) > MAX_ELEMENTS:
+            raise FqvitError(f"{y}: the image is too large: {MAX_ELEMENTS:,} places were chosen before. Take a smaller one.")
+        array = make()
+        self._expect(y, stored is None or np.array_equal(stored, array))
+        return self._share(kind, array)
+
+    def _expect(self, y: str, condition: bool) -> None:
+        if not condition:
+            raise FqvitError(f"{y}: what it reads does not follow from the image's size as its move says. {DAMAGED}")
 
     def _permute(self, op: Permute, grid: tuple[int, int], move: Move | None) -> Permute:
         """Where no move says otherwise, only the first axis follows from the size: windows, or tokens."""
@@ -111,4 +151,10 @@ class _Walk:
         if key not in self.shared:
             self.shared[key] = f"{kind}.{sum(known[0] == kind for known in self.shared)}"
             self.constants[self.shared[key]] = np.ascontiguousarray(array)
+            self.elements += array.size
         return self.shared[key]
+
+
+def _windows(grid: tuple[int, int], window: int) -> tuple[int, int]:
+    """How many there are, and how many places each has."""
+    return math.prod(-(-side // window) for side in grid), window * window

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import singledispatchmethod
+from functools import cached_property, singledispatchmethod
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,17 @@ from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Zero
 from fqvit.ir.program import INPUT, Program, Verified
 from fqvit.ir.value import DAMAGED, Constant, Scope
+from fqvit.runtime.memory import MOST_BYTES, check_bytes
 from fqvit.workers import cores
 
 Integers = np.ndarray[Any, Any]
 NOTHING = np.zeros(0, np.uint8)
 OUTS = {"codes": 0, "acc": 1, "i32": 2}
 ISA = "FQVIT_ISA"  # environment variable: the instruction set, for tests and comparisons
-# Of one image on its way. A file of 1 kB can declare shapes that need any amount; Swin-B at 384 pixels needs some 20 MB.
-MOST_BYTES = 512 << 20
+# Parameters are written down for each op and channel, also where a file has one number for all of them or several ops share a
+# constant: so many bytes, or times what is stored, if that is more.
+MOST_PARAMETERS = 64 << 20
+MOST_TIMES = 20
 
 
 class Engine:
@@ -65,11 +68,7 @@ class Engine:
 
     def _load(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool, most_bytes: int) -> None:
         loader = _Loader(program, verified, threads, isa, keep)
-        if loader.engine.run_bytes > most_bytes:  # nothing of it has been allocated yet
-            said = (
-                f"its buffers need {loader.engine.run_bytes / 1e6:,.0f} MB an image, at most {most_bytes / 1e6:,.0f} are taken"
-            )
-            raise FqvitError(f"{program.header.model}: {said}. {DAMAGED}")
+        check_bytes(program.header.model, loader.engine.run_bytes, most_bytes)  # nothing of it has been allocated yet
         self._engine, self._numbers = loader.engine, loader.numbers
         self.header = program.header
         self.classes = program.classes
@@ -108,12 +107,13 @@ class Engine:
 
     def buffers(self, image: NDArray[np.uint8]) -> dict[str, Integers]:
         """Every buffer of a run of one image, uint8 [H, W, C]. Only where the engine was made with keep=True."""
-        self.run(image[None])
-        return {op.y: self._engine.buffer(self._numbers[op.y]) for op in self.header.ops}
+        numbers = [self._numbers[op.y] for op in self.header.ops]
+        found = self._engine.buffers(self._checked(image[None]), numbers)
+        return {op.y: codes for op, codes in zip(self.header.ops, found, strict=True)}
 
     def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
         """The time of every op, as fused ones run, on one thread: of the fastest of `rounds` runs of uint8 [H, W, C]."""
-        return [OpTime(*row) for row in self._engine.profile(np.ascontiguousarray(image[None]), rounds)]
+        return [OpTime(*row) for row in self._engine.profile(self._checked(image[None]), rounds)]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _instruction_set(isa: str | None) -> str:
 
 def _contiguous(array: Constant) -> Constant:
     """As the compiled side wants it; numpy's own function would give an array without axes one."""
-    return array if array.flags.c_contiguous else array.copy()
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
 class _Loader:
@@ -164,7 +164,17 @@ class _Loader:
     def send(self, op: Op, ints: list[int], arrays: list[Constant]) -> int:
         inputs = [self.number(name) for name in op.inputs()]
         tag: str = op.__struct_config__.tag  # type: ignore[assignment]
-        return self.engine.add(op.y, tag, inputs, ints, [_contiguous(array) for array in arrays])
+        number = self.engine.add(op.y, tag, inputs, ints, [_contiguous(array) for array in arrays])
+        taken = self.engine.constant_bytes
+        if taken > MOST_PARAMETERS and taken > MOST_TIMES * self.stored:
+            said = f"parameters of {taken / 1e6:,.0f} MB up to here, made of {self.stored / 1e6:,.1f} that are stored"
+            raise FqvitError(f"{op.y}: {said}. {DAMAGED}")
+        return number
+
+    @cached_property
+    def stored(self) -> int:
+        """Bytes of all constants."""
+        return sum(array.nbytes for array in self.constants.values())
 
     def number(self, name: str) -> int:
         if name not in self.numbers:

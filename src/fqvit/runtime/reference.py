@@ -16,6 +16,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.fixed import Array
 from fqvit.ir.kit import kit
 from fqvit.ir.program import INPUT, Program
+from fqvit.runtime.memory import MOST_BYTES, check_bytes, live_bytes
 
 Integers = np.ndarray[Any, Any]
 
@@ -23,7 +24,9 @@ Integers = np.ndarray[Any, Any]
 class Reference:
     """A program made ready to run: verified, its weights unpacked and its constants converted once."""
 
-    def __init__(self, program: Program, library: Literal["numpy", "torch"] = "numpy") -> None:
+    def __init__(self, program: Program, library: Literal["numpy", "torch"] = "numpy", *, most_bytes: int = MOST_BYTES) -> None:
+        """most_bytes: programs whose buffers need more an image are refused. While an op runs, its numbers have 64 bits."""
+        check_bytes(program.header.model, live_bytes(program, program.verify().buffers), most_bytes)
         ready = program.unpacked()
         self.program, self.ops = program, ready.ops
         self.kit = kit(library)

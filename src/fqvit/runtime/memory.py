@@ -1,0 +1,34 @@
+"""How much memory a program's buffers may take: a file of 1 kB can declare shapes that need any amount."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from fqvit.errors import FqvitError
+from fqvit.ir.kit import DTYPES
+from fqvit.ir.program import INPUT, Program
+from fqvit.ir.value import DAMAGED, Value
+
+MOST_BYTES = 512 << 20  # of one image on its way; Swin-B at 384 pixels needs some 20 MB
+
+
+def check_bytes(model: str, needed: int, most: int) -> None:
+    if needed > most:
+        said = f"its buffers need {needed / 1e6:,.0f} MB an image, at most {most / 1e6:,.0f} are taken"
+        raise FqvitError(f"{model}: {said}. {DAMAGED}")
+
+
+def live_bytes(program: Program, buffers: Mapping[str, Value]) -> int:
+    """The most that buffers of one image take at a time, each from the op that writes it to the last that reads it."""
+    sizes = {name: math.prod(value.shape) * np.dtype(DTYPES[value.dtype]).itemsize for name, value in buffers.items()}
+    last_use = {name: i for i, op in enumerate(program.ops) for name in op.inputs()}
+    last_use |= {output.buffer: len(program.ops) for output in program.header.outputs}
+    live, most = sizes[INPUT], sizes[INPUT]
+    for i, op in enumerate(program.ops):
+        live += sizes[op.y]
+        most = max(most, live)
+        live -= sum(sizes[name] for name in {op.y, *op.inputs()} & sizes.keys() if last_use.get(name, i) == i)
+    return most
