@@ -268,6 +268,8 @@ def test_sites_say_how_to_read_every_kind_of_codes() -> None:
         "thirds": Site("qkv", 8, (0.1, 0.2, 0.333333333), (1, 2, 3)),
         "ptf": Site("residual", 8, (0.5,), (3,), "alpha.1"),
     }
+    # Q and K have one step each.
+    assert read["qkv"].scale[:2] == (0.1, 0.2) and len(found.constants["steps.1"]) == 2
     for name in ("gelu", "norm", "norm of zeros", "qkv"):
         q = sites[name][1]
         assert q is not None

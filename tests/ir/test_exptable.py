@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fqvit.ir.attention import Attend
@@ -61,6 +61,8 @@ def test_the_polynomial_is_within_the_papers_bound(scale: float) -> None:
 
 @many
 @given(SCALES | st.floats(1e-7, 1e-3), st.integers(1, 1024))
+@example(0.0031674016065418096, 197)  # where c + 1 for c would be seen
+@example(1.010693265542995e-05, 197)  # where one more bit of lift would be seen
 def test_the_polynomial_is_the_papers_in_exact_integers(scale: float, tokens: int) -> None:
     lift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
     step = scale / 2**lift

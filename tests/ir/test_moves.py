@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.ir.kit import DTYPES, NumpyKit
+from fqvit.ir.kit import DTYPES, NumpyKit, kit
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.value import MAX_AXES, Scope, Value
 
@@ -57,6 +57,17 @@ def test_a_view_has_as_many_axes_as_buffers_may_have() -> None:
         permute((1,) * MAX_AXES + (24,), shape=(24,))
 
 
+@pytest.mark.parametrize("view", [(-4, -6), (-1, 4, -6), (0, 24), (23,), (48,)])
+def test_a_view_of_other_elements_is_refused(view: tuple[int, ...]) -> None:
+    with pytest.raises(FqvitError, match="^y: view .* does not fit"):
+        permute(view)
+
+
+def test_a_view_without_axes_is_refused_even_of_one_element() -> None:
+    with pytest.raises(FqvitError, match=r"^y: view \[\] does not fit"):
+        Permute(y="y", x="x", view=(), perm=(), shape=(1, 1)).infer(scope(Value("u8", (1, 1), 0, 255)))
+
+
 @pytest.mark.parametrize("select, left", [((0, 1), (3, 4)), ((1, 2), (2, 4)), ((2, 0), (2, 3)), ((2, 3), (2, 3))])
 def test_select_drops_an_axis_of_the_view(select: tuple[int, int], left: tuple[int, ...]) -> None:
     assert permute((2, 3, 4), select=select) == left
@@ -101,3 +112,9 @@ def test_torch_has_the_same_values_in_the_same_types_except_u16(name: str) -> No
     found = TorchKit().asarray(x)
     assert found.tolist() == x.tolist()
     assert found.dtype == (torch.int32 if name == "u16" else getattr(torch, x.dtype.name))
+
+
+def test_a_kit_is_of_the_library_that_is_asked_for() -> None:
+    torch = pytest.importorskip("torch")
+    for name, array in (("numpy", np.ndarray), ("torch", torch.Tensor)):
+        assert isinstance(kit(name).asarray(np.zeros(1)), array)

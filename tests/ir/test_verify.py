@@ -13,7 +13,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
-from fqvit.ir.program import Header, Output, Program, Site
+from fqvit.ir.program import CodeInput, Header, Output, Program, Site
 from fqvit.preprocess import Preprocess
 from fqvit.runtime.reference import Reference
 
@@ -351,6 +351,22 @@ def test_the_refused_programs_are_one_change_away_from_accepted_ones() -> None:
     program_of([plus(x_term(), x_term())], {}).verify()
     context = ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1, zero_code=True)
     program_of([HEADS, SCORES, SOFTMAX, context], MASKED, output="x").verify()
+
+
+def test_verify_gives_the_proofs_of_all_ops_in_order() -> None:
+    found = program_of([norm(), Linear(y="z", x="y", out="acc")], {"y.affine": AFFINE, **linear_parts("z")}, "x").verify()
+    assert [(proof.buffer, proof.what) for proof in found.proofs] == [
+        *(("y", what) for what in ("D", "t numerator", "t", "y before its shift")),
+        ("z", "acc"),
+    ]
+
+
+def test_a_part_of_a_detector_takes_codes_or_has_several_outputs() -> None:
+    plain = program_of([], {})
+    plain.check_plain("export")
+    for fields in ({"input": CodeInput((4, 2, 3), 0.5, 0)}, {"others": (plain.header.output,)}):
+        with pytest.raises(FqvitError, match="^test: a part of a detector .*; export takes none yet"):
+            with_header(plain, **fields).check_plain("export")
 
 
 def test_a_program_that_is_not_verified_does_not_run() -> None:

@@ -38,6 +38,13 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         ),
         "s: constant 'i' points outside 4 rows",
     ),
+    "a bias of products past its rows in one place": (
+        lambda: program_of(
+            [HEADS, msgspec.structs.replace(SCORES, index="i")],
+            {"s.bias": np.zeros((4, 2), np.int32), "i": np.array([[0, 1], [4, 2]], np.uint16)},
+        ),
+        "s: constant 'i' points outside 4 rows",
+    ),
     "scores that never are 0": (
         lambda: program_of(
             [HEADS, Lookup(y="t", x="h"), LogSoftmax(y="a", x="t")],
@@ -83,6 +90,13 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
             {"a.table": np.zeros(2, np.uint8)},
         ),
         "y: .* do not fit",
+    ),
+    "attention times V of 5 bits": (  # whose sum would be 0 whatever the codes
+        lambda: program_of(
+            [HEADS, SCORES, Lookup(y="a", x="s"), Lookup(y="v", x="h"), context(v="v", a_bits=5)],
+            {"a.table": np.arange(256, dtype=np.uint8) // 8, "v.table": np.zeros(256, np.uint8)},
+        ),
+        "y: 'a' holds codes up to 31, expected 5 bits",
     ),
     "attention times V with shift 63": (
         lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), context(shift=63)], {"a.table": TABLE}),

@@ -42,9 +42,7 @@ def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]
     z = -q // q_ln2
     p = q + z * q_ln2
     unit = q_b * q_b + q_c  # L at p = 0 in units of 0.3585 step^2
-    values = [
-        ((int(p_) + q_b) ** 2 + q_c) * 2 ** one_bits(tokens) // unit >> min(int(z_), 62) for p_, z_ in zip(p, z, strict=True)
-    ]
+    values = [((int(p_) + q_b) ** 2 + q_c) * 2 ** one_bits(tokens) // unit >> int(z_) for p_, z_ in zip(p, z, strict=True)]
     return _trimmed(np.array(values, np.int32))
 
 
@@ -59,7 +57,7 @@ def coarse_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
     values = []
     for d in range(codes):
         z, left = divmod(d, q_ln2)
-        values.append(max(0, left * (left - q_b) + q_c) * 2 ** one_bits(tokens) // q_c >> min(z, 62))
+        values.append((left * (left - q_b) + q_c) * 2 ** one_bits(tokens) // q_c >> z)
     return _trimmed(np.array(values, np.int32))
 
 

@@ -58,8 +58,8 @@ def merged(grid: tuple[int, int]) -> Rows:
 def regions(grid: tuple[int, int], window: int, shift: int) -> NDArray[np.uint8]:
     """[W, window^2]: numbers that are equal where two places of a shifted window were neighbours in the image."""
     height, width = (-(-side // window) * window for side in grid)
-    cuts = [np.searchsorted([side - window, side - shift], np.arange(side), "right") for side in (height, width)]
-    region = _cut(3 * cuts[0][:, None] + cuts[1], window)
+    wrapped = [np.arange(side) >= side - shift for side in (height, width)]  # rows and columns that came from the other edge
+    region = _cut(2 * wrapped[0][:, None] + wrapped[1], window)
     return np.stack([_in_order(window) for window in region]).astype(np.uint8)
 
 
