@@ -104,6 +104,14 @@ def test_an_empty_histogram_restores_to_an_empty_one_and_adds_nothing() -> None:
     assert_same(empty, Histogram(3, 16))
 
 
+def test_counts_move_to_the_device_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shown with torch's device that holds no values, which has all that this needs but bincount."""
+    monkeypatch.setattr(torch, "bincount", lambda index, minlength: index.new_zeros(minlength, dtype=torch.int64))
+    histogram = observed(torch.ones(2, 3))
+    histogram.observe(torch.ones(2, 3, device="meta"), np.ones(3), np.ones(3))
+    assert histogram._counts.device.type == "meta"
+
+
 def test_one_channel_that_grows_is_enough_to_widen_its_bins() -> None:
     small = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
     for end in (100.0, -100.0):
