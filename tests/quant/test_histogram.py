@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fqvit.quant.histogram import Histogram, squared_error
+from fqvit.quant.histogram import INDEX_BITS, LEAST_EXPONENT, Histogram, squared_error
 
 LARGEST = float(torch.finfo(torch.float32).max)
 EXTREMES = [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-30, 1.0, -1.0, 4.0, 255.99998, 1e10, LARGEST, -LARGEST]
@@ -66,6 +68,57 @@ def test_every_value_lies_in_the_bin_that_counts_it(case: tuple[Tensor, list[int
         for a, b, count in zip(lower[channel], upper[channel], counts[channel], strict=True):
             assert ((x >= a) & (x <= b)).sum() >= count
         assert (lower[channel] <= upper[channel]).all()
+
+
+def least_exponent(low: float, high: float, bins: int) -> int:
+    """By trying all: the least with indices that fit `bins` neighbours and are below 2^INDEX_BITS."""
+    for e in range(LEAST_EXPONENT, 129):
+        first, last = math.trunc(math.ldexp(low, -e)), math.trunc(math.ldexp(high, -e))
+        if last - first < bins and max(-first, last) < 2**INDEX_BITS:
+            return e
+    raise AssertionError((low, high))
+
+
+@pytest.mark.parametrize("bins", [8, 512, 8192])
+def test_bins_are_as_narrow_as_their_number_and_the_size_of_indices_allow(bins: int) -> None:
+    ends = [0.0, 1e-45, 2.0**-100, 1e-30, 0.001, 1.0, 3.9999, 4.0, 7.0, 8.0, 1000.0, 1001.0, 1e10, LARGEST]
+    ends += [-x for x in ends]
+    pairs = np.array([(low, high) for low in ends for high in ends if low <= high], np.float32)
+    histogram = Histogram(len(pairs), bins)
+    histogram.observe(torch.from_numpy(pairs.T.copy()), *pairs.T.astype(np.float64))
+    assert histogram.exponent.tolist() == [least_exponent(low, high, bins) for low, high in pairs.astype(np.float64)]
+
+
+def test_channels_of_zeros_are_counted_apart() -> None:
+    _, _, counts = observed(torch.zeros(5, 3)).edges()
+    assert counts.max(1).tolist() == [5, 5, 5]
+
+
+def test_an_empty_histogram_restores_to_an_empty_one_and_adds_nothing() -> None:
+    empty = Histogram(3, 16)
+    assert_same(Histogram.from_state(empty.state()), Histogram(3, 16))
+    histogram = observed(torch.ones(2, 3))
+    histogram.merge(empty)
+    empty.merge(Histogram(3, 16))
+    assert_same(histogram, observed(torch.ones(2, 3)))
+    assert_same(empty, Histogram(3, 16))
+
+
+def test_counts_move_to_the_device_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shown with torch's device that holds no values, which has all that this needs but bincount."""
+    monkeypatch.setattr(torch, "bincount", lambda index, minlength: index.new_zeros(minlength, dtype=torch.int64))
+    histogram = observed(torch.ones(2, 3))
+    histogram.observe(torch.ones(2, 3, device="meta"), np.ones(3), np.ones(3))
+    assert histogram._counts.device.type == "meta"
+
+
+def test_one_channel_that_grows_is_enough_to_widen_its_bins() -> None:
+    small = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+    for end in (100.0, -100.0):
+        for channel in range(3):
+            large = torch.zeros(1, 3)
+            large[0, channel] = end
+            assert_same(observed(small, large), observed(torch.cat([small, large])))
 
 
 def test_a_scale_jump_keeps_old_counts() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.quant.observers import OMSE_STRIDE, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
+from fqvit.quant.observers import OMSE_STRIDE, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver, _tail
 
 SITE = "blocks.3.attn.scores"
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -94,6 +94,25 @@ def test_a_value_that_is_not_finite_is_refused_with_the_site(kind: str, place: i
     observer.merge(later)
     with pytest.raises(FqvitError, match=r"^blocks.3.attn.scores: observed NaN or infinite"):
         outcome(observer)
+    alone = fed(MAKERS[kind](), [torch.randn(2, 6)])
+    alone.merge(fed(MAKERS[kind](), [poisoned]))
+    with pytest.raises(FqvitError, match=r"^blocks.3.attn.scores: observed NaN or infinite"):
+        outcome(alone)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_a_tail_of_many_elements_with_a_nan_is_nan(largest: bool) -> None:
+    flat = torch.randn(10_000)
+    flat[1234] = math.nan
+    assert math.isnan(_tail(flat, 0.999, largest))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_observer_that_saw_nothing_adds_nothing(kind: str) -> None:
+    batches = batches_of(3, 5)
+    observer = fed(MAKERS[kind](), batches)
+    observer.merge(MAKERS[kind]())
+    assert_equal_state(observer.state(), fed(MAKERS[kind](), batches).state())
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -138,7 +157,12 @@ def test_ema_forgets_only_what_rounding_would_lose() -> None:
     assert ema.range()[1] == pytest.approx(exact, rel=1e-15)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (7, 11), (64, 50), (199, 997)])
+def test_ema_with_a_momentum_of_1_is_the_last_batch() -> None:
+    ema = fed(Ema(SITE, 1.0), [torch.tensor([[-9.0, 9.0]]), torch.tensor([[-3.0, 2.0]])])
+    assert ema.range() == (-3.0, 2.0) and ema.state()["recent"].tolist() == [[-3.0, 2.0]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 1), (7, 11), (64, 50), (199, 997)])
 @pytest.mark.parametrize("quantile", [0.6, 0.99, 0.999, 0.99999, 1.0])
 def test_percentile_is_the_quantile_of_every_element(shape: tuple[int, int], quantile: float) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)) ** 3
@@ -148,10 +172,13 @@ def test_percentile_is_the_quantile_of_every_element(shape: tuple[int, int], qua
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(FqvitError, match="momentum 0"):
-        Ema(SITE, 0.0)
-    with pytest.raises(FqvitError, match="quantile 0.2"):
-        Percentile(SITE, 0.2)
+    for momentum in (0.0, 0.0009, 1.1, math.nan):
+        with pytest.raises(FqvitError, match=f"momentum {momentum}, expected 0.001 to 1"):
+            Ema(SITE, momentum)
+    for quantile in (0.2, 0.5, 1.1, math.nan):
+        with pytest.raises(FqvitError, match=f"quantile {quantile}, expected above 0.5 and at most 1"):
+            Percentile(SITE, quantile)
+    assert Ema(SITE, 0.001).momentum == 0.001 and Percentile(SITE, 1.0, 1.0).quantile == 1.0
 
 
 def omse_by_definition(x: np.ndarray[Any, np.dtype[np.float64]], low: float, high: float, bits: int) -> list[float]:
@@ -177,9 +204,33 @@ def test_omse_is_the_argmin_over_the_sampled_elements(bits: int, last_batch: boo
     assert errors[step] <= 1.005 * min(errors)
 
 
-def test_omse_samples_every_channel() -> None:
-    x = torch.zeros(40, OMSE_STRIDE * 2)
-    x[:, 1] = 1.0
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_omse_of_values_of_one_sign_searches_from_0(sign: float) -> None:
+    x = sign * (5 + torch.rand(400, 97, generator=torch.Generator().manual_seed(0)))
+    end = max(fed(Omse(SITE, 4), [x]).range(), key=abs)
+    sample = x.reshape(-1)[::OMSE_STRIDE].double().numpy()
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    errors = omse_by_definition(sample, low, high, 4)
+    assert errors[round(100 * (1 - end / (low + high)))] <= 1.005 * min(errors)
+
+
+def test_omse_shrinks_by_89_percent_at_most() -> None:
+    x = torch.linspace(0, 1, 5200).reshape(100, 52).contiguous()
+    x[0, 1] = 100.0  # between two of the elements that are looked at
+    low, high = fed(Omse(SITE), [x]).range()
+    assert low == 0.0 and high == pytest.approx(11.0)
+
+
+@pytest.mark.parametrize("last_batch", [False, True])
+def test_omse_counts_every_13th_element_once(last_batch: bool) -> None:
+    counts = fed(Omse(SITE, last_batch=last_batch), [torch.randn(9, 100), torch.randn(4, 100)]).state()["histogram"]["counts"]
+    assert counts.sum() == math.ceil(400 / OMSE_STRIDE) + (0 if last_batch else math.ceil(900 / OMSE_STRIDE))
+
+
+@pytest.mark.parametrize("shape", [(40, OMSE_STRIDE * 2), (4, 10, OMSE_STRIDE * 2), (OMSE_STRIDE, 40, OMSE_STRIDE * 14)])
+def test_omse_samples_every_channel(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape)
+    x[..., 1] = 1.0
     counts = fed(Omse(SITE), [x]).state()["histogram"]["counts"]
     assert (counts > 0).sum() == 2
 
@@ -229,8 +280,22 @@ def test_ptf_of_what_is_never_negative_starts_at_code_0() -> None:
     assert fed(Ptf(SITE), [torch.tensor([[0.0, -3.0], [-1.0, -2.0]])]).result().zero == 255
 
 
-def test_all_batches_count_unless_the_last_is_asked_for() -> None:
-    assert not Omse(SITE).last_batch and not Ptf(SITE).last_batch
+@pytest.mark.parametrize(("sign", "zero"), [(1.0, 0), (-1.0, 255)])
+def test_the_range_of_ptf_starts_at_0_where_all_values_are_beyond(sign: float, zero: int) -> None:
+    result = fed(Ptf(SITE, k=3), [sign * torch.tensor([[3.0, 4.0], [5.0, 2.0]])]).result()
+    assert result.scale == pytest.approx(5 / 255 / 8) and result.zero == zero
+
+
+def test_the_usual_settings() -> None:
+    """Those of the paper's code; all batches count unless the last is asked for."""
+    usual = {observer.__name__: observer(SITE).state()["settings"] for observer in (MinMax, Ema, Percentile, Omse, Ptf)}
+    assert usual == {
+        "MinMax": {},
+        "Ema": {"momentum": 0.01},
+        "Percentile": {"quantile": 0.99999, "momentum": 0.01},
+        "Omse": {"bits": 8, "last_batch": False},
+        "Ptf": {"bits": 8, "k": 3, "last_batch": False, "symmetric": False},
+    }
 
 
 def test_views_and_half_precision_are_observed_as_their_values() -> None:

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fqvit.quant.calibration import SavedSite
 from fqvit.quant.observers import Ptf
-from fqvit.quant.qparams import QParams, affine, joined, log2, log2_encode, relative
+from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, log2_encode, relative
 from tests.factories import few, many
 
 BITS = st.integers(2, 8)
@@ -32,6 +34,14 @@ def test_the_range_is_covered_with_0_inside(lo: float, hi: float, bits: int) -> 
 
 def test_a_site_that_is_always_0_has_a_step() -> None:
     assert affine(0.0, 0.0, 8).scale[0] == 1.0 and affine(0.0, 0.0, 8).zero[0] == 0
+    assert balanced(0.0, 0.0, 8).scale[0] == 1.0 and balanced(0.0, 0.0, 8).zero[0] == 128
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_the_largest_absolute_value_is_a_last_code_of_balanced_ones(bits: int) -> None:
+    for lo, hi in ((-3.0, 1.0), (-1.0, 3.0)):
+        q = balanced(lo, hi, bits)
+        assert q.scale[0] * (2 ** (bits - 1) - 1) == pytest.approx(3.0) and q.zero[0] == 2 ** (bits - 1)
 
 
 @pytest.mark.parametrize("lo, hi, zero", [(0.0, 1.0, 0), (-1.0, 0.0, 255), (2.0, 5.0, 0), (-5.0, -2.0, 255), (-1.0, 1.0, 128)])
@@ -71,6 +81,20 @@ def test_groups_of_channels_lie_side_by_side() -> None:
     assert q.encode(torch.tensor([7.0, 7, 0, 0, -7, -7])).tolist() == [7, 7, 128, 128, 248, 248]
     assert [q.group(i).zero.tolist() for i in range(3)] == [[0], [128], [255]]
     assert affine(-1.0, 1.0, 8).group(2).zero.tolist() == [128]
+    assert QParams(8, np.array([1.0, 2]), np.array([3, 4])).encode(torch.tensor([[5.0, 6.0]])).tolist() == [[8, 7]]
+
+
+def test_a_third_of_the_channels_is_one_number_only_where_both_steps_and_zeros_are_equal() -> None:
+    q = QParams(8, np.array([1.0, 1, 2, 3, 3, 3, 4, 4, 4]), np.array([7, 7, 7, 0, 5, 0, 6, 6, 6]))
+    assert [q.group(i).scale.tolist() for i in range(3)] == [[1, 1, 2], [3, 3, 3], [4]]
+    assert [q.group(i).zero.tolist() for i in range(3)] == [[7, 7, 7], [0, 5, 0], [6]]
+
+
+def test_copies_of_the_channels_have_their_parameters_and_one_for_all_stays_one() -> None:
+    q = QParams(8, np.array([1.0, 2]), np.array([3, 4])).tiled(3)
+    assert q.steps(6).tolist() == [1, 2] * 3 and q.zeros(6).tolist() == [3, 4] * 3
+    one = QParams(8, np.array([1.0]), np.array([3])).tiled(3)
+    assert one.scale.tolist() == [1] and one.zero.tolist() == [3]
 
 
 def slow_log2(p: float, last: int) -> int:
@@ -113,10 +137,32 @@ def test_relative_levels_are_powers_of_two_halves_between_the_largest_four_and_0
         assert 255 * tokens * top <= 2**31 < 2 * 255 * tokens * top or top == 2**15
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_relative_codes_are_of_the_nearest_level_and_of_the_heavier_one_in_the_middle(bits: int) -> None:
+    q = relative(bits, 197)
+    weights = np.array(q.levels) / max(q.levels)  # powers of two and halves between them: middles are exact
+    row = np.concatenate([weights, (weights[1:] + weights[:-1]) / 2, np.linspace(0, 1, 101)])
+    nearest = np.abs(row[:, None] - weights).argmin(1)  # of two the first, which is the heavier one
+    rows = torch.from_numpy(row) * torch.tensor([[1.0], [0.25], [0.5]])  # each is beside the largest of its own row
+    assert q.encode(rows).tolist() == [nearest.tolist()] * 3
+
+
+def test_log2_parameters_encode_logarithms() -> None:
+    p = torch.tensor([[1.0, 0.5], [0.1, 0.0]])
+    assert log2(4, False).encode(p).tolist() == log2(4, True).encode(p).tolist() == [[0, 1], [3, 15]]
+
+
 def test_the_last_log2_code_means_0_where_asked() -> None:
     codes = torch.tensor([0.0, 1.0, 14.0, 15.0])
     assert log2(4, False).decode(codes).tolist() == [1.0, 0.5, 2.0**-14, 2.0**-15]
     assert log2(4, True).decode(codes).tolist() == [1.0, 0.5, 2.0**-14, 0.0]
+
+
+@pytest.mark.parametrize("q", [log2(4, False), log2(2, True), relative(3, 197), relative(8, 197)])
+def test_codes_of_attention_can_be_saved(q: QParams) -> None:
+    restored = msgspec.json.decode(msgspec.json.encode(SavedSite.of(q)), type=SavedSite).qparams()
+    codes = torch.tensor([[0.0, 1.0, q.last]])
+    assert restored.bits == q.bits and torch.equal(restored.decode(codes), q.decode(codes))
 
 
 @few

@@ -37,8 +37,6 @@ class Histogram:
         self.high: Floats = np.full(channels, -np.inf)
         self.exponent: Ints = np.full(channels, LEAST_EXPONENT, np.int64)
         self._counts = torch.zeros(channels * bins, dtype=torch.int64)
-        self._inverse = torch.zeros(channels)
-        self._first = torch.zeros(channels, dtype=torch.int32)
         self._place(torch.device("cpu"))
 
     @property

@@ -82,7 +82,7 @@ class QParams:
         return (codes - zeros) * steps
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        channels = x.shape[-1] if len(self.scale) > 1 or self.alpha is not None else 1
+        channels = x.shape[-1] if len(self.scale) > 1 else 1  # one scale broadcasts, quicker than its copies
         steps = torch.from_numpy(self.steps(channels)).to(x.device, x.dtype)
         return steps, torch.from_numpy(self.zeros(channels)).to(x.device, x.dtype)
 
