@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.ir.program import AnyOp, CodeInput, Header, Move, Output, Site
+from fqvit.ir.program import AnyOp, CodeInput, Header, Move, Output, Program, Site
 from fqvit.ir.value import Scope, Value
+from fqvit.preprocess import Preprocess
 
 C = 6
 CONSTANTS = {
     "alpha": np.array([0, 1, 2, 0, 1, 2], np.uint8),
     "steps": np.array([1, 2, 3, 4, 5, 6], np.uint16),
+    "no steps": np.array([1, 2, 0, 4, 5, 6], np.uint16),
     "two": np.array([3, 5], np.uint16),
 }
 BUFFERS = {
@@ -44,6 +46,7 @@ GOOD_SITES = {
     "a zero point for each alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5), "alpha")),
     "log2, with neither scale nor zero": ("codes", Site("attention", 8, log2=True)),
     "as many levels as codes, only one above 0": ("few", Site("attention", 2, levels=(0, 1, 0, 0))),
+    "a scale beside steps from 1 on": ("codes", Site("norm", 8, (0.5,), (3,), steps="steps")),
     "three scales beside steps": ("codes", Site("qkv", 8, (0.5, 0.25, 0.1), (1, 2, 3), steps="two")),
 }
 BAD_SITES = {
@@ -57,6 +60,7 @@ BAD_SITES = {
     "two scales beside alpha": ("codes", Site("norm", 8, (0.5, 0.5), (3, 4, 5), "alpha"), "2 scales and 3 zero points"),
     "a zero point for each alpha, and no alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5)), "1 scales and 3 zero points"),
     "neither scale nor zero": ("codes", Site("norm", 8), "0 scales for 6 channels"),
+    "a step of 0": ("codes", Site("norm", 8, (0.5,), (3,), steps="no steps"), "constant 'no steps' has a step of 0"),
     "four scales": ("codes", Site("norm", 8, (0.5,) * 4, (3,) * 4), "4 scales for 6 channels"),
 }
 
@@ -138,6 +142,24 @@ def test_features_are_what_classifiers_give(output: Output) -> None:
     else:
         with pytest.raises(FqvitError, match=f"^{output.buffer}: the output is of kind {output.kind}: a part of a detector"):
             output.features()
+
+
+def test_a_plain_program_has_pixels_and_one_output() -> None:
+    header = Header(
+        version=1,
+        model="test",
+        preprocess=Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3),
+        ops=(),
+        output=GOOD_OUTPUTS[0],
+        sites={},
+        recipe={},
+        source="",
+        images=1,
+    )
+    Program(header, {}).check_plain("this")
+    for part in ({"others": (GOOD_OUTPUTS[1],)}, {"input": CodeInput((1, 1, 1), 0.5, 0)}):
+        with pytest.raises(FqvitError, match="^test: a part of a detector .*; this takes none yet"):
+            Program(msgspec.structs.replace(header, **part), {}).check_plain("this")
 
 
 EXAMPLES = [Output("y", "logits", 0.5), CodeInput((1, 1, 1), 0.5, 0), Move("grid"), Site("norm", 8)]
