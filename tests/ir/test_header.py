@@ -144,22 +144,24 @@ def test_features_are_what_classifiers_give(output: Output) -> None:
             output.features()
 
 
+HEADER = Header(
+    version=1,
+    model="test",
+    preprocess=Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3),
+    ops=(),
+    output=GOOD_OUTPUTS[0],
+    sites={},
+    recipe={},
+    source="",
+    images=1,
+)
+
+
 def test_a_plain_program_has_pixels_and_one_output() -> None:
-    header = Header(
-        version=1,
-        model="test",
-        preprocess=Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3),
-        ops=(),
-        output=GOOD_OUTPUTS[0],
-        sites={},
-        recipe={},
-        source="",
-        images=1,
-    )
-    Program(header, {}).check_plain("this")
+    Program(HEADER, {}).check_plain("this")
     for part in ({"others": (GOOD_OUTPUTS[1],)}, {"input": CodeInput((1, 1, 1), 0.5, 0)}):
         with pytest.raises(FqvitError, match="^test: a part of a detector .*; this takes none yet"):
-            Program(msgspec.structs.replace(header, **part), {}).check_plain("this")
+            Program(msgspec.structs.replace(HEADER, **part), {}).check_plain("this")
 
 
 EXAMPLES = [Output("y", "logits", 0.5), CodeInput((1, 1, 1), 0.5, 0), Move("grid"), Site("norm", 8)]
@@ -170,6 +172,24 @@ def test_parts_of_a_program_do_not_change_and_have_no_fields_that_nobody_knows(c
     assert cls.__struct_config__.frozen and cls.__struct_config__.forbid_unknown_fields
 
 
+SITE = Site("norm", 8, (0.5,), (3,))
+ENDS = [{"bits": 1}, {"bits": 16}, {"scale": (1e-30, 9.9e29)}, {"zero": (0, 65535)}, {"levels": (0, 65535)}]
+BEYOND = [{"bits": 0}, {"bits": 17}, {"scale": (0.0,)}, {"scale": (1e30,)}, {"zero": (-1,)}, {"zero": (65536,)}]
+
+
+@pytest.mark.parametrize("fields", ENDS)
+def test_numbers_of_a_site_are_read_up_to_their_ends(fields: dict[str, Any]) -> None:
+    site = msgspec.structs.replace(SITE, **fields)
+    text = msgspec.json.encode(site)
+    assert text.startswith(b"[") and msgspec.json.decode(text, type=Site) == site
+
+
+@pytest.mark.parametrize("fields", BEYOND)
+def test_numbers_of_a_site_are_not_read_beyond_their_ends(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(SITE, **fields)), type=Site)
+
+
 def test_fields_that_say_nothing_are_not_written() -> None:
     """So that a program keeps its fingerprint when fields are added."""
     written = [msgspec.json.encode(example) for example in EXAMPLES[:3]]
@@ -178,4 +198,5 @@ def test_fields_that_say_nothing_are_not_written() -> None:
         b'{"shape":[1,1,1],"scale":0.5,"zero":0}',
         b'{"kind":"grid"}',
     ]
-    assert CodeInput((1, 1, 1), 0.5, 0).bits == 8
+    assert CodeInput((1, 1, 1), 0.5, 0).bits == 8 and (Move("grid").window, Move("grid").shift) == (0, 0)
+    assert not {"others", "input", "moves"} & msgspec.to_builtins(HEADER).keys() and not SITE.zero_code
