@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
-from fqvit.ir.file import opened
+from fqvit.ir.file import DETECTOR, PROGRAM, container, kind_of, opened, read_metadata, write_container
 from fqvit.ir.lower import lower
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Program
@@ -183,3 +184,42 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Program.load(tmp_path / "nothing.fqvit")
     with pytest.raises(FqvitError, match="no such file"):
         Program.load(tmp_path)
+
+
+def test_data_starts_at_a_multiple_of_8_after_as_few_spaces_as_can_be() -> None:
+    for length in range(1, 10):
+        raw = container(PROGRAM, b"x" * length, "", {"c": np.zeros(1, np.int32)})
+        (size,) = struct.unpack("<Q", raw[:8])
+        header = raw[8 : 8 + size]
+        assert size % 8 == 0 and size - len(header.rstrip(b" ")) < 8 and len(raw) == 8 + size + 4
+        json.loads(header)
+
+
+def test_text_is_written_in_utf_8_and_not_in_escapes() -> None:
+    assert "é".encode() in container(PROGRAM, '{"source":"é"}'.encode(), "", {})
+
+
+def test_a_file_says_whether_it_holds_a_program_or_a_detector(tiny: Program, tmp_path: Path) -> None:
+    program, detector, weights, nothing = (tmp_path / name for name in ("p.fqvit", "d.fqvit", "w.safetensors", "none"))
+    tiny.save(program)
+    write_container(detector, DETECTOR, b"{}", "", {})
+    weights.write_bytes(serialize({"w": np.zeros(2, np.int8)}))  # has no metadata
+    assert [kind_of(path) for path in (program, detector, weights, nothing)] == [PROGRAM, DETECTOR, PROGRAM, PROGRAM]
+    with pytest.raises(FqvitError, match=r"d\.fqvit: holds a detector"):
+        Program.load(detector)
+    with pytest.raises(FqvitError, match=r"p\.fqvit: holds a classifier"):
+        read_metadata(program, DETECTOR)
+    with pytest.raises(FqvitError, match=r"w\.safetensors: safetensors, but not a quantized program"):
+        Program.load(weights)
+
+
+def test_constants_of_an_opened_file_are_remembered_one_at_a_time_and_end_with_it(tiny: Program, tmp_path: Path) -> None:
+    tiny.save(tmp_path / "p.fqvit")
+    with opened(tmp_path / "p.fqvit") as (program, _):
+        first, second = list(program.constants)[:2]
+        found = program.constants[first]
+        assert program.constants[first] is found
+        program.constants[second]
+        assert program.constants[first] is not found
+    with pytest.raises(ValueError, match="closed"):
+        program.constants[second]

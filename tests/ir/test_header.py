@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.ir.program import AnyOp, CodeInput, Header, Move, Output, Site
+from fqvit.ir.program import AnyOp, CodeInput, Header, Move, Output, Program, Site
 from fqvit.ir.value import Scope, Value
+from fqvit.preprocess import Preprocess
 
 C = 6
 CONSTANTS = {
     "alpha": np.array([0, 1, 2, 0, 1, 2], np.uint8),
     "steps": np.array([1, 2, 3, 4, 5, 6], np.uint16),
+    "no steps": np.array([1, 2, 0, 4, 5, 6], np.uint16),
     "two": np.array([3, 5], np.uint16),
 }
 BUFFERS = {
@@ -44,6 +46,7 @@ GOOD_SITES = {
     "a zero point for each alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5), "alpha")),
     "log2, with neither scale nor zero": ("codes", Site("attention", 8, log2=True)),
     "as many levels as codes, only one above 0": ("few", Site("attention", 2, levels=(0, 1, 0, 0))),
+    "a scale beside steps from 1 on": ("codes", Site("norm", 8, (0.5,), (3,), steps="steps")),
     "three scales beside steps": ("codes", Site("qkv", 8, (0.5, 0.25, 0.1), (1, 2, 3), steps="two")),
 }
 BAD_SITES = {
@@ -57,6 +60,7 @@ BAD_SITES = {
     "two scales beside alpha": ("codes", Site("norm", 8, (0.5, 0.5), (3, 4, 5), "alpha"), "2 scales and 3 zero points"),
     "a zero point for each alpha, and no alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5)), "1 scales and 3 zero points"),
     "neither scale nor zero": ("codes", Site("norm", 8), "0 scales for 6 channels"),
+    "a step of 0": ("codes", Site("norm", 8, (0.5,), (3,), steps="no steps"), "constant 'no steps' has a step of 0"),
     "four scales": ("codes", Site("norm", 8, (0.5,) * 4, (3,) * 4), "4 scales for 6 channels"),
 }
 
@@ -140,12 +144,50 @@ def test_features_are_what_classifiers_give(output: Output) -> None:
             output.features()
 
 
+HEADER = Header(
+    version=1,
+    model="test",
+    preprocess=Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3),
+    ops=(),
+    output=GOOD_OUTPUTS[0],
+    sites={},
+    recipe={},
+    source="",
+    images=1,
+)
+
+
+def test_a_plain_program_has_pixels_and_one_output() -> None:
+    Program(HEADER, {}).check_plain("this")
+    for part in ({"others": (GOOD_OUTPUTS[1],)}, {"input": CodeInput((1, 1, 1), 0.5, 0)}):
+        with pytest.raises(FqvitError, match="^test: a part of a detector .*; this takes none yet"):
+            Program(msgspec.structs.replace(HEADER, **part), {}).check_plain("this")
+
+
 EXAMPLES = [Output("y", "logits", 0.5), CodeInput((1, 1, 1), 0.5, 0), Move("grid"), Site("norm", 8)]
 
 
 @pytest.mark.parametrize("cls", [Header, *map(type, EXAMPLES), *get_args(AnyOp)])
 def test_parts_of_a_program_do_not_change_and_have_no_fields_that_nobody_knows(cls: Any) -> None:
     assert cls.__struct_config__.frozen and cls.__struct_config__.forbid_unknown_fields
+
+
+SITE = Site("norm", 8, (0.5,), (3,))
+ENDS = [{"bits": 1}, {"bits": 16}, {"scale": (1e-30, 9.9e29)}, {"zero": (0, 65535)}, {"levels": (0, 65535)}]
+BEYOND = [{"bits": 0}, {"bits": 17}, {"scale": (0.0,)}, {"scale": (1e30,)}, {"zero": (-1,)}, {"zero": (65536,)}]
+
+
+@pytest.mark.parametrize("fields", ENDS)
+def test_numbers_of_a_site_are_read_up_to_their_ends(fields: dict[str, Any]) -> None:
+    site = msgspec.structs.replace(SITE, **fields)
+    text = msgspec.json.encode(site)
+    assert text.startswith(b"[") and msgspec.json.decode(text, type=Site) == site
+
+
+@pytest.mark.parametrize("fields", BEYOND)
+def test_numbers_of_a_site_are_not_read_beyond_their_ends(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(SITE, **fields)), type=Site)
 
 
 def test_fields_that_say_nothing_are_not_written() -> None:
@@ -156,4 +198,5 @@ def test_fields_that_say_nothing_are_not_written() -> None:
         b'{"shape":[1,1,1],"scale":0.5,"zero":0}',
         b'{"kind":"grid"}',
     ]
-    assert CodeInput((1, 1, 1), 0.5, 0).bits == 8
+    assert CodeInput((1, 1, 1), 0.5, 0).bits == 8 and (Move("grid").window, Move("grid").shift) == (0, 0)
+    assert not {"others", "input", "moves"} & msgspec.to_builtins(HEADER).keys() and not SITE.zero_code

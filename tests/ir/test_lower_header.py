@@ -15,6 +15,7 @@ from fqvit.ir import lower_detector
 from fqvit.ir.emit import Emitter, Wire
 from fqvit.ir.lower import LATER_FIELDS, _input, _outputs, lower, recorded
 from fqvit.ir.lower_detector import KEPT_SIZES, LoweredDetector
+from fqvit.ir.ops import Linear
 from fqvit.ir.program import CodeInput, Output
 from fqvit.models.graph import Graph, Node
 from fqvit.models.layers import Leaf
@@ -90,6 +91,30 @@ def test_the_last_code_of_attention_means_0_wherever_some_window_is_masked(kind:
     model = float_model(kind)
     sites = lower(model, calibration_of(model, Recipe(name="test", zero_code=False))).header.sites.values()
     assert {site.zero_code for site in sites if site.log2} == {masked}
+
+
+@pytest.mark.parametrize("kind, added", [("vit", 5), ("swin", 6)])
+def test_whatever_is_added_comes_in_fractions_of_the_sums_step_where_multipliers_are_short(kind: str, added: int) -> None:
+    model = float_model(kind)
+    full, short = (
+        [op.out for op in lower(model, calibration_of(model, recipe, 4)).ops if isinstance(op, Linear)]
+        for recipe in (Recipe(name="test"), Recipe(name="test", mult="short"))
+    )
+    assert full.count("acc") == added and short == ["i32" if out == "acc" else out for out in full]
+
+
+def test_a_class_name_is_one_line() -> None:
+    model = float_model("distilled", classes=("a", "b", "c\nd", "e", "f"))
+    with pytest.raises(FqvitError, match=r"^class name 'c\\nd': has a line break"):
+        lower(model, calibration_of(model, count=4))
+    # Features have no classes.
+    assert lower(model, calibration_of(model, count=4, features="pooled")).classes is None
+
+
+def test_what_lowering_gives_is_verified() -> None:
+    model = float_model("distilled", classes=("a", "b"))
+    with pytest.raises(FqvitError, match="^2 class names for 5 logits"):
+        lower(model, calibration_of(model, count=4))
 
 
 def test_the_sizes_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

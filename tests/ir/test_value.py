@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.ir.value import Scope, Value, magnitude
+from fqvit.ir.value import MAX_AXES, MAX_CHANNELS, MAX_ELEMENTS, Scope, Value, magnitude
 
 SMALL = range(-4, 5)
 
@@ -23,6 +23,12 @@ def test_the_largest_distance_of_codes_from_zero_points_is_that_of_some_pair() -
     for (lo, hi), (first, last) in itertools.product(pairs, pairs):
         tried = max(abs(x - zero) for x in range(lo, hi + 1) for zero in range(first, last + 1))
         assert magnitude(lo, hi, first, last) == tried
+    assert [magnitude(lo, hi) for lo, hi in ((-3, 7), (-9, 7), (2, 7))] == [7, 9, 7]  # from 0
+
+
+def test_limits_are_those_that_the_format_names() -> None:
+    """Readers in other languages have them from docs/format.md."""
+    assert (MAX_ELEMENTS, MAX_AXES, MAX_CHANNELS) == (2**28, 8, 2**20)
 
 
 @pytest.mark.parametrize("dtype, name", [(np.uint8, "u8"), (np.int16, "i16"), (np.int32, "i32")])

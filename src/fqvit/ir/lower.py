@@ -41,7 +41,7 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
     masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)
     emitter = Emitter(calibration, masked)
     for node in graph.nodes:
-        if isinstance(node.leaf, layers.Add | layers.Embed) and node.name in calibration.sites:
+        if isinstance(node.leaf, layers.Add | layers.Embed):
             emitter.sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
     emitter.relus = relus(graph)
     # Maps of a detector keep their weights at every image size; heads and classifiers have one size.
