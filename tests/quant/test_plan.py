@@ -154,7 +154,8 @@ def test_a_map_that_only_its_relu_reads_is_no_site() -> None:
 def test_a_symmetric_relu_has_the_half_of_an_int8_that_is_not_negative(bits: int, found: int) -> None:
     graph = Graph((Node("act", Relu(), ("images",)),), "act")
     recipe = msgspec.structs.replace(RECIPES["minmax"], symmetric=True, sites={"relu": SiteRule(bits=bits)})
-    assert plan(graph, recipe)["act"].bits == found
+    site = plan(graph, recipe)["act"]
+    assert (site.bits, site.groups, site.symmetric) == (found, 1, False)
 
 
 def test_a_branch_of_the_pyramid_is_no_site_unless_more_than_a_sum_reads_it() -> None:

@@ -69,7 +69,7 @@ def test_the_ranking_loss_with_masked_and_equal_places() -> None:
     assert ranking(exact, noisy) == pytest.approx(slow_ranking(exact, noisy), rel=1e-5)
     assert ranking(exact, exact) < ranking(exact, noisy)
     pair = torch.tensor([[0.9, 0.1]])
-    assert ranking(pair, pair.flip(-1)) == pytest.approx(slow_ranking(pair, pair.flip(-1))) == pytest.approx(THETA + 0.8)
+    assert ranking(pair, pair.flip(-1)) == pytest.approx(slow_ranking(pair, pair.flip(-1))) == pytest.approx(0.2 + 0.8)
     both = Ranking(exact)(torch.stack([noisy, exact]))
     assert both.tolist() == pytest.approx([ranking(exact, noisy), ranking(exact, exact)])
 
@@ -266,7 +266,6 @@ def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypa
 
     with torch.no_grad():
         similarity.side_by_side(searcher.graph, model.preprocess, images, step, None, "")
-    # Heads that read the same tokens have the same step of inputs: the first chose it.
     linear = [name for name, q in searcher.sites.items() if (name, 0) in chosen and name not in fixed]
     before = calibration_of(model, recipe, count=2).sites
     assert linear and all((searcher.sites[name].scale != before[name].scale).any() for name in linear)
@@ -283,6 +282,18 @@ def test_a_bias_beyond_reach_ends_at_2_to_the_30(monkeypatch: pytest.MonkeyPatch
         x = [random(2, leaf.weight.shape[1])]
         searcher._linear(similarity.dataclasses.replace(node, leaf=leaf), [x], [x])
     assert searcher.weights["head"].bias.tolist() == [2**30, -(2**30)]
+
+
+def test_the_first_product_that_reads_a_site_chooses_its_step() -> None:
+    model = float_model("vit")
+    searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
+    scales = [searcher.sites["norm"].scale[0]]
+    for seed in (0, 1):
+        x = [random(2, 24, seed=seed) * 3]
+        with torch.no_grad():
+            searcher._linear(searcher.graph.node("head"), [x], [x])
+        scales.append(searcher.sites["norm"].scale[0])
+    assert scales[0] != scales[1] == scales[2]
 
 
 def test_a_linear_map_takes_the_best_steps_of_the_grid() -> None:
