@@ -7,7 +7,7 @@ import pytest
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node, trace
-from fqvit.models.layers import Add, Linear
+from fqvit.models.layers import Add, Context, Heads, LayerNorm, Linear
 from fqvit.models.maps import Relu, Upsample
 from fqvit.quant.plan import SitePlan, plan, recipes_of_parts, relus
 from fqvit.quant.recipe import RECIPES, SiteRule
@@ -96,6 +96,7 @@ def test_later_rules_win_field_by_field() -> None:
     sites = planned(sites={"residual": SiteRule(k=5, bits=7), "embed": SiteRule(k=0)})
     assert (sites["embed"].k, sites["embed"].bits) == (0, 7)
     assert (sites["blocks.0.add1"].k, sites["blocks.0.add1"].bits) == (5, 7)
+    assert planned(sites={"residual": SiteRule(k=5), "embed": SiteRule(bits=7)})["embed"].k == 5
 
 
 def test_residuals_can_be_moved_to_and_from_power_of_two_factors() -> None:
@@ -104,7 +105,9 @@ def test_residuals_can_be_moved_to_and_from_power_of_two_factors() -> None:
 
 
 def test_attention_of_more_than_four_bits_is_uniform() -> None:
-    assert planned(attention_bits=8)["blocks.0.attn.softmax"].kind == "range"
+    for bits in (5, 8):
+        assert planned(attention_bits=bits)["blocks.0.attn.softmax"].kind == "range"
+        assert planned(sites={"attention": SiteRule(bits=bits)})["blocks.0.attn.softmax"].kind == "range"
     assert planned(attention_bits=2)["blocks.0.attn.softmax"] == SitePlan("blocks.0.attn.softmax", "log2", 2, "attention")
     assert planned(sites={"attention": SiteRule(bits=8)})["blocks.0.attn.softmax"] == SitePlan(
         "blocks.0.attn.softmax", "range", 8, "attention"
@@ -142,6 +145,17 @@ def test_a_map_that_only_its_relu_reads_is_no_site() -> None:
     assert relus(Graph((one, act, both), "both")) == {}  # something else reads it, too
     assert relus(Graph((one, act), "act", ("one",))) == {}  # it is an output
     assert relus(Graph((one, Node("sum", Add(), ("one", "images"))), "sum")) == {}
+    total = Node("sum", Add(), ("images", "images"))
+    assert relus(Graph((total, Node("act", Relu(), ("sum",))), "act")) == {}  # a sum writes codes of its own
+    assert set(plan(Graph((one, act), "act"), RECIPES["minmax"])) == {"act"}
+
+
+@pytest.mark.parametrize("bits, found", [(8, 7), (7, 7), (4, 4)])
+def test_a_symmetric_relu_has_the_half_of_an_int8_that_is_not_negative(bits: int, found: int) -> None:
+    graph = Graph((Node("act", Relu(), ("images",)),), "act")
+    recipe = msgspec.structs.replace(RECIPES["minmax"], symmetric=True, sites={"relu": SiteRule(bits=bits)})
+    site = plan(graph, recipe)["act"]
+    assert (site.bits, site.groups, site.symmetric) == (found, 1, False)
 
 
 def test_a_branch_of_the_pyramid_is_no_site_unless_more_than_a_sum_reads_it() -> None:
@@ -183,6 +197,8 @@ def test_a_site_without_codes_cannot_be_overridden(site: str) -> None:
 def test_power_of_two_factors_are_for_residuals_only() -> None:
     with pytest.raises(FqvitError, match=r"blocks\.0\.mlp\.act: ptf is for LayerNorm inputs only"):
         planned(sites={"gelu": SiteRule(observer="ptf")})
+    with pytest.raises(FqvitError, match=r"blocks\.0\.attn\.softmax: ptf is for LayerNorm inputs only"):
+        planned("minmax", sites={"attention": SiteRule(observer="ptf")})
 
 
 def test_ours_site_by_site() -> None:
@@ -258,7 +274,8 @@ def test_a_site_with_an_observer_or_range_of_its_own_has_one_step() -> None:
         assert with_channels(GRAPHS["vit"], sites={"gelu": rule}) == {
             name for name in with_channels(GRAPHS["vit"]) if not name.endswith("act")
         }
-    assert "blocks.0.mlp.act" in with_channels(GRAPHS["vit"], sites={"gelu": SiteRule(bits=6, k=2)})
+    found = planned("fqvit", sites={"gelu": SiteRule(bits=6, k=2)})["blocks.0.mlp.act"]
+    assert (found.kind, found.bits, found.k) == ("channels", 6, 2)
 
 
 def test_values_have_steps_for_each_channel_only_with_attention_times_v() -> None:
@@ -271,3 +288,21 @@ def test_values_have_steps_for_each_channel_only_with_attention_times_v() -> Non
     assert qkv == {"blocks.0.attn.qkv": ("range", 3), "blocks.1.attn.qkv": ("channels", 1)}
     other_way = with_channels(GRAPHS["vit"], sites={"qkv": SiteRule(observer="omse")})
     assert "blocks.0.attn.context" in other_way and "blocks.0.attn.qkv" not in other_way
+
+
+def test_channels_need_linear_maps_and_nothing_else_to_read_them() -> None:
+    norm = Node("norm", LayerNorm(4, 1e-6), ("images",))
+    maps = tuple(Node(name, Linear(4, 4, "logits"), ("norm",)) for name in ("one", "two"))
+    assert with_channels(Graph((norm, *maps), "two", ("one",)), sites={}) == {"norm"}
+    total = Node("sum", Add(), ("norm", "images"))
+    assert with_channels(Graph((norm, *maps, total), "sum", ("one", "two")), sites={}) == set()
+
+
+def test_values_that_two_read_need_channels_in_both() -> None:
+    qkv = Node("qkv", Linear(4, 12, "qkv"), ("images",))
+    v = Node("v", Heads(2, 2), ("qkv",))
+    products = tuple(Node(name, Context(), ("images", "v")) for name in ("one", "two"))
+    ends = tuple(Node(f"{name}.end", Linear(4, 4, "logits"), (name,)) for name in ("one", "two"))
+    graph = Graph((qkv, v, *products, *ends), "two.end", ("one.end",))
+    assert with_channels(graph, sites={}) == {"qkv", "one", "two"}
+    assert with_channels(graph, sites={"two": SiteRule(observer="omse")}) == {"one"}

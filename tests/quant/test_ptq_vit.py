@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 
 from fqvit.models import embedded
 from fqvit.models.graph import Node, run_float, trace
-from fqvit.models.layers import Context, Linear, Patches
+from fqvit.models.layers import BiasedScores, Context, Linear, Patches, Scores
 from fqvit.models.load import load_model
 from fqvit.models.pixels import normalise
 from fqvit.quant import similarity
@@ -66,6 +68,8 @@ def test_the_ranking_loss_with_masked_and_equal_places() -> None:
     exact, noisy = scores.softmax(-1), (scores + random(4, 6, 9, seed=3)).softmax(-1)
     assert ranking(exact, noisy) == pytest.approx(slow_ranking(exact, noisy), rel=1e-5)
     assert ranking(exact, exact) < ranking(exact, noisy)
+    pair = torch.tensor([[0.9, 0.1]])
+    assert ranking(pair, pair.flip(-1)) == pytest.approx(slow_ranking(pair, pair.flip(-1))) == pytest.approx(0.2 + 0.8)
     both = Ranking(exact)(torch.stack([noisy, exact]))
     assert both.tolist() == pytest.approx([ranking(exact, noisy), ranking(exact, exact)])
 
@@ -142,14 +146,49 @@ def test_sides_take_turns_until_neither_changes() -> None:
     assert abs(a - 0.6) < 0.15 and abs(b - 0.6) < 0.15
 
 
+@pytest.mark.parametrize("limit, most", [(8, 2), (7, 1), (1, 1)])
+def test_a_search_tries_as_many_steps_at_a_time_as_memory_allows_and_stops_once_settled(
+    limit: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similarity, "CHUNK", limit)
+    first, second = Operand(torch.ones(2), 1.0, -1, 1), Operand(torch.ones(4), 1.0, -1, 1)
+    tried: list[int] = []
+
+    def score(a: Tensor, b: Tensor) -> Tensor:
+        tried.append(max(len(a), len(b)))
+        return -(a[:, 0] - 0.7).abs().double() - (b[:, 0] - 1.1).abs().double()
+
+    for free, turns in (((True, True), 3), ((True, False), 1), ((False, True), 1), ((False, False), 0)):
+        tried.clear()
+        found = search(score, first, second, free)
+        assert found == pytest.approx((0.7 if free[0] else 1.0, 1.1 if free[1] else 1.0), abs=0.004)
+        assert sum(tried) == turns * len(FACTORS) and set(tried) <= {most}
+
+
+def test_q_k_and_v_have_a_step_each() -> None:
+    model = float_model("vit")
+    searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
+    parts = [node.name for node in searcher.graph.nodes if node.name.startswith("blocks.0.attn") and node.leaf.role == "route"]
+    assert [searcher._place(name) for name in parts[:3]] == [("blocks.0.attn.qkv", part) for part in range(3)]
+    assert searcher._place("blocks.0.norm1") == ("blocks.0.norm1", 0)
+
+
+def test_tokens_that_are_judged_are_distinct_and_the_first_is_among_them() -> None:
+    for size, count in ((1, 4), (4, 4), (9, 32), (50, 8), (200, 32)):
+        chosen = similarity._choice(size, count).tolist()
+        assert chosen[0] == 0 and chosen == sorted(set(chosen)) and len(chosen) == min(size, count) and chosen[-1] < size
+        assert chosen == similarity._choice(size, count).tolist()
+
+
 @pytest.mark.parametrize("kind", ["distilled", "swin"])
 def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets are the float model's results; scores are likeness less a tenth of the ranking loss; only steps that nothing has
-    chosen before are free."""
+    chosen before are free. What comes out is the product of codes, for linear maps without their mean error."""
     model = float_model(kind)
     images = images_for(model.preprocess, 3)
     targets: list[Tensor] = []
-    calls: list[tuple[similarity.Score, tuple[bool, bool]]] = []
+    calls: list[tuple[similarity.Score, tuple[bool, bool], list[Operand]]] = []
+    recipe = OBSERVED if kind == "swin" else msgspec.structs.replace(OBSERVED, sites={"attention": SiteRule(range=(0.0, 1.0))})
 
     class Recorded(Likeness):
         def __init__(self, target: Tensor) -> None:
@@ -157,26 +196,49 @@ def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypa
             super().__init__(target)
 
     def recorded(score: similarity.Score, first: Operand, second: Operand, free: tuple[bool, bool]) -> tuple[float, float]:
-        calls.append((score, free))
+        calls.append((score, free, [first, second]))
         return (0.7 if free[0] else 1.0), (0.8 if free[1] else 1.0)
 
     monkeypatch.setattr(similarity, "Likeness", Recorded)
     monkeypatch.setattr(similarity, "search", recorded)
-    searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
+    searcher = similarity.Searcher(model, calibration_of(model, recipe, count=2))
     exact: dict[str, Tensor] = {}
-    chosen: set[tuple[str, int]] = set()
+    fixed = [node.name for node in searcher.graph.nodes if kind == "distilled" and node.leaf.role == "attention"]
+    chosen = {(name, 0) for name in fixed}
+
+    def codes(name: str, xs: Sequence[Tensor]) -> tuple[Tensor, float]:
+        site, group = searcher._place(name)
+        q = searcher.sites[site]
+        step, zero = float(q.scale[group]), int(q.zero[group])
+        return (torch.cat(list(xs)) / step + 0.5).floor().clamp(-zero, q.last - zero), step
 
     def step(node: Node, columns: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
         exact[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)])
-        before = len(calls)
+        before, sites = len(calls), dict(searcher.sites)
         found = searcher.step(node, columns, raw)
-        if len(calls) == before:
+        product = isinstance(node.leaf, Linear | Patches | Scores | BiasedScores | Context)
+        assert len(calls) - before == int(product), node.name
+        if not product:
             return found
-        ((score, free),) = calls[before:]
+        ((score, free, operands),) = calls[before:]
         if isinstance(node.leaf, Patches):
             assert free == (True, False)
         else:
             places = [searcher._place(name) for name in node.inputs]
+            for (site, group), operand in zip(places, operands[-len(places) :], strict=True):
+                q = sites[site]
+                ends = (-int(q.zero[group]), q.last - int(q.zero[group]))
+                assert (operand.step, operand.low, operand.high) == (q.scale[group], *ends), node.name
+            quantized = [codes(name, xs) for name, xs in zip(node.inputs, raw, strict=True)]
+            if isinstance(node.leaf, Linear):
+                chose = searcher.weights[node.name]
+                w, bias = torch.from_numpy(chose.w).double(), torch.from_numpy(chose.bias)
+                ours = (quantized[0][0].double() @ w.T + bias) * chose.scale[0]
+                error = (ours - exact[node.name]).flatten(0, -2).mean(0).abs().max()
+                assert error <= chose.scale[0] / 2 * 1.001 + 1e-6, node.name
+            else:
+                ours = node.leaf(*(x * step for x, step in quantized), *node.params).double()
+            torch.testing.assert_close(torch.cat(found).double(), ours, rtol=1e-4, atol=1e-4)
             expected = tuple(place not in chosen for place in places)
             assert free == ((True, *expected) if isinstance(node.leaf, Linear) else expected), node.name
             chosen.update(places)
@@ -204,9 +266,8 @@ def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypa
 
     with torch.no_grad():
         similarity.side_by_side(searcher.graph, model.preprocess, images, step, None, "")
-    # Heads that read the same tokens have the same step of inputs: the first chose it.
-    linear = [name for name, q in searcher.sites.items() if (name, 0) in chosen]
-    before = calibration_of(model, OBSERVED, count=2).sites
+    linear = [name for name, q in searcher.sites.items() if (name, 0) in chosen and name not in fixed]
+    before = calibration_of(model, recipe, count=2).sites
     assert linear and all((searcher.sites[name].scale != before[name].scale).any() for name in linear)
 
 
@@ -221,6 +282,18 @@ def test_a_bias_beyond_reach_ends_at_2_to_the_30(monkeypatch: pytest.MonkeyPatch
         x = [random(2, leaf.weight.shape[1])]
         searcher._linear(similarity.dataclasses.replace(node, leaf=leaf), [x], [x])
     assert searcher.weights["head"].bias.tolist() == [2**30, -(2**30)]
+
+
+def test_the_first_product_that_reads_a_site_chooses_its_step() -> None:
+    model = float_model("vit")
+    searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
+    scales = [searcher.sites["norm"].scale[0]]
+    for seed in (0, 1):
+        x = [random(2, 24, seed=seed) * 3]
+        with torch.no_grad():
+            searcher._linear(searcher.graph.node("head"), [x], [x])
+        scales.append(searcher.sites["norm"].scale[0])
+    assert scales[0] != scales[1] == scales[2]
 
 
 def test_a_linear_map_takes_the_best_steps_of_the_grid() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fqvit.ir.exptable import EXP_TABLES
-from fqvit.models import layers
+from fqvit.models import layers, maps
 from fqvit.models.graph import run_float, trace
+from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.quant.qparams import affine
-from fqvit.quant.recipe import RECIPES
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.qparams import QParams, affine
+from fqvit.quant.recipe import RECIPES, Recipe
 from fqvit.quant.simulate import Simulation, table_softmax
-from fqvit.quant.weights import pixel_linear
+from fqvit.quant.weights import QuantizedLinear, pixel_linear, pixel_zero
 from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -71,6 +77,144 @@ def test_a_unit_of_the_patch_embedding_is_that_of_whole_pixels() -> None:
     assert isinstance(leaf, layers.Patches)
     weight, _, _ = pixel_linear(leaf.weight.detach().double().numpy(), leaf.bias.detach().double().numpy(), model.preprocess)
     np.testing.assert_allclose(simulation.patch_units["patch_embed.proj"].numpy(), np.abs(weight).max(1) / 255 / 127, rtol=1e-9)
+
+
+def test_the_patch_embedding_of_normalised_images_is_that_of_whole_pixels() -> None:
+    model = float_model("vit")
+    simulation = Simulation(model, calibration_of(model))
+    node = simulation.graph.node("patch_embed.proj")
+    found = simulation._nearest(node)
+    images = images_for(model.preprocess, 2)
+    squares = images.reshape(2, 3, 4, 3, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 9, 48).astype(np.int64)
+    units = (squares - pixel_zero(model.preprocess)) @ found.w.T.astype(np.int64) + found.bias
+    got = simulation.call(node, [normalise(images, model.preprocess)])
+    np.testing.assert_allclose(got.numpy(), units * found.scale, atol=1e-5)
+
+
+def test_relative_position_biases_are_whole_numbers_of_what_a_score_counts() -> None:
+    model = float_model("swin")
+    simulation = Simulation(model, calibration_of(model))
+    node = simulation.graph.node("layers.0.blocks.0.attn.scores")
+    leaf, (table,) = node.leaf, node.params
+    assert isinstance(leaf, layers.BiasedScores)
+    q = simulation.sites["layers.0.blocks.0.attn.qkv"]
+    unit = leaf.scale * float(q.group(0).scale[0]) * float(q.group(1).scale[0])
+    zeros = torch.zeros(1, 4, 2, 16, 4, dtype=torch.float64)
+    found, exact = simulation.call(node, [zeros, zeros]), leaf(zeros, zeros, table.double())
+    assert (found - exact).abs().max() <= unit / 2 * (1 + 1e-6) < (found - exact).abs().max() * 2
+    torch.testing.assert_close(found / unit, (found / unit).round(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["vit", "maps"])
+def test_without_sites_only_weights_are_rounded(kind: str) -> None:
+    model = float_model(kind) if kind == "vit" else MAPS
+    simulation = Simulation(model, Calibration(Recipe(name="a", weight_bits=4), "logits", 1, {}))
+    for node in simulation.graph.nodes:
+        if node.name in simulation.weights and not isinstance(node.leaf, layers.Patches):
+            assert simulation.input_steps(node) is None
+            weight, _ = simulation.weights[node.name]
+            step = weight.abs().amax(1, keepdim=True) / 7
+            torch.testing.assert_close(weight / step, (weight / step).round(), rtol=0, atol=1e-4)
+            assert float(weight.abs().max()) == pytest.approx(float(node.leaf.weight.detach().abs().max()))  # type: ignore[union-attr, operator]
+
+
+def test_steps_of_channels_reach_linear_maps_through_moves_of_rows() -> None:
+    model = float_model("swin")
+    simulation = Simulation(model, calibration_of(model, "fqvit", count=2))
+    steps = simulation.input_steps(simulation.graph.node("layers.0.blocks.1.attn.qkv"))
+    scale = simulation.sites["layers.0.blocks.1.norm1"].scale
+    assert steps is not None and steps.tolist() == scale.tolist() and len(set(scale)) > 1
+
+
+class Merge(nn.Module):
+    """Rows put side by side, without a norm of them: squares [N, 2, 2, 3] -> [N, 2, 5]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.take, self.last = layers.Take(torch.tensor([[0, 1], [2, 3]]), join=True), layers.Linear(6, 5, "logits")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.take(x))  # type: ignore[no-any-return]
+
+
+class Maps(nn.Module):
+    """What a detector's mask head is made of: [N, h, w, 3] -> [N, 2h, 2w, 2]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.one = maps.Conv2d(3, 6, "inner"), maps.Relu()
+        self.deconv, self.two = maps.Deconv(6, 5, "inner"), maps.Relu()
+        self.last = layers.Linear(5, 2, "logits")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.two(self.deconv(self.one(self.conv(x)))))  # type: ignore[no-any-return]
+
+
+def of_squares(module: nn.Module, side: int) -> FloatModel:
+    generator = torch.Generator().manual_seed(0)
+    for p in module.parameters():
+        p.data = torch.randn(p.shape, generator=generator)
+    return FloatModel("squares", module.eval(), float_model("vit").preprocess, None, "random", (side, side, 3))
+
+
+MAPS = of_squares(Maps(), 4)
+SQUARE = QParams(8, np.array([0.01, 0.02, 0.005]), np.array([128, 100, 140]))
+
+
+def test_steps_of_channels_count_once_for_each_row_beside_another() -> None:
+    simulation = Simulation(of_squares(Merge(), 2), Calibration(Recipe(name="a"), "logits", 1, {}, square=SQUARE))
+    steps = simulation.input_steps(simulation.graph.node("last"))
+    assert steps is not None and steps.tolist() == [*SQUARE.scale, *SQUARE.scale]
+
+
+@pytest.mark.parametrize("recipe", [Recipe(name="a", weight_bits=3), Recipe(name="b", mult="short")])
+def test_maps_of_squares_with_rounded_weights(recipe: Recipe) -> None:
+    """Both kinds of convolution as sums over codes, place by place."""
+    sites = {"one": affine(0.0, 20.0, 8), "two": affine(0.0, 60.0, 8)}
+    simulation = Simulation(MAPS, Calibration(recipe, "logits", 1, sites, square=SQUARE))
+    codes = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
+    conv, deconv = (simulation.graph.node(name) for name in ("conv", "deconv"))
+    assert simulation.input_steps(conv).tolist() == SQUARE.scale.tolist() * 9  # type: ignore[union-attr]
+
+    def linear(node: str, rows: Tensor) -> Tensor:
+        found = simulation._nearest(simulation.graph.node(node))
+        units = rows.double() @ torch.from_numpy(found.w.T.astype(np.float64)) + torch.from_numpy(found.bias)
+        return units * torch.from_numpy(found.scale)
+
+    around = F.pad(torch.from_numpy(codes).double() - torch.from_numpy(SQUARE.zero), (0, 0, 1, 1, 1, 1))
+    rows = torch.stack([around[:, i : i + 4, j : j + 4] for i in range(3) for j in range(3)], -2).flatten(-2)
+    first = linear("conv", rows)
+    x = SQUARE.decode(torch.from_numpy(codes).float())
+    torch.testing.assert_close(simulation.call(conv, [x]).double(), first, rtol=1e-4, atol=1e-4)
+    one = sites["one"].encode(F.relu(first))
+    four = linear("deconv", one).view(2, 4, 4, 2, 2, 5)
+    second = torch.stack([four[:, i // 2, j // 2, i % 2, j % 2] for i in range(8) for j in range(8)], 1).view(2, 8, 8, 5)
+    got = simulation.call(deconv, [sites["one"].decode(one).float()])
+    torch.testing.assert_close(got.double(), second, rtol=1e-4, atol=1e-4)
+    two = sites["two"].encode(F.relu(second))
+    torch.testing.assert_close(simulation.run(codes).double(), linear("last", two), rtol=1e-2, atol=0.5)
+
+
+def test_weights_of_the_calibration_are_taken() -> None:
+    model = float_model("vit")
+    w, scale = np.arange(5 * 24).reshape(5, 24).astype(np.int8), np.full(5, 0.5)
+    found = QuantizedLinear(w, scale, np.arange(5))
+    simulation = Simulation(model, dataclasses.replace(calibration_of(model), weights={"head": found}))
+    weight, bias = simulation.weights["head"]
+    np.testing.assert_allclose(weight.numpy(), w * 0.5 / simulation.sites["norm"].steps(24), rtol=1e-6)
+    assert bias.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize("exp", EXP_TABLES)
+def test_table_softmax_reads_the_whole_table_of_rows_so_long(exp: str) -> None:
+    """Codes 0 and 255 in one row of 2,048: 255 steps apart, and less than 20 bits for each entry."""
+    for limit in (0.5, 6.0):
+        q = affine(-limit, limit, 8)
+        codes = torch.arange(4096).reshape(1, 1, 2, 2048).float() % 256
+        found = table_softmax(layers.Softmax(None), q.decode(codes), q, exp)
+        table = EXP_TABLES[exp](float(q.scale[0]), 256, 2048).astype(np.float64)
+        entries = table[np.minimum(255 - codes.long().numpy(), len(table) - 1)]
+        np.testing.assert_allclose(found.numpy(), entries / entries.sum(-1, keepdims=True), rtol=1e-5)
 
 
 @pytest.mark.parametrize("exp", EXP_TABLES)

@@ -7,19 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fqvit.ir.emit import Emitter
-from fqvit.models import layers
+from fqvit.models import layers, maps
 from fqvit.models.graph import trace
 from fqvit.models.pixels import normalise
 from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import (
+    SCALES_IN_AN_OCTAVE,
     QuantizedLinear,
     bits_and_group,
     fits_groups,
     pixel_linear,
+    pixel_zero,
     quantize_linear,
     quantize_positions,
+    short_steps,
 )
 from tests.factories import few, float_model, images_for
 
@@ -106,6 +110,16 @@ def test_small_groups_beside_large_ones_are_finer_than_without_groups() -> None:
     assert quantize_linear(weight, None, np.ones(1), 4).exponent is None
 
 
+def test_the_scale_of_groups_is_one_of_an_octave() -> None:
+    """Where the largest weight hardly counts, it is the one that the others are whole numbers of."""
+    for step in range(SCALES_IN_AN_OCTAVE):
+        unit = 2.0 ** (-step / SCALES_IN_AN_OCTAVE)
+        weight = np.array([[7 * 16.0] + [0.0] * 7 + [unit * code for code in (1, -2, 3, -4, 5, -6, 7, 0)]])
+        importance = np.repeat([1e-9, 1.0], 8)
+        found = quantize_linear(weight, None, np.ones(1), 4, group=8, importance=importance)
+        assert found.scale[0] == pytest.approx(unit) and found.w[0, 8:].tolist() == [1, -2, 3, -4, 5, -6, 7, 0]
+
+
 @pytest.mark.parametrize(
     "bits, group, blocks, edges",
     [
@@ -113,7 +127,7 @@ def test_small_groups_beside_large_ones_are_finer_than_without_groups() -> None:
         (4, 0, (4, 0), (4, 0)),
         (4, 32, (4, 32), (8, 0)),
         (3, 16, (3, 16), (8, 0)),
-        (6, 32, (6, 0), (6, 0)),
+        (5, 32, (5, 0), (5, 0)),
     ],
 )
 def test_groups_are_for_4_bits_and_less_and_spare_the_ends(bits: int, group: int, blocks: object, edges: object) -> None:
@@ -138,7 +152,7 @@ def test_weights_fit_where_they_are_codes_of_so_many_bits() -> None:
     w, exponent = [[7, -3, 112], [14, -2, 0]], [[0, 4], [1, 0]]
     assert fits(w, 4, 2, exponent) and not fits(w, 4, 2) and not fits(w, 4, 3, exponent)
     assert not fits([[8, 0, 0], [0, 0, 0]], 4, 2, exponent)  # beyond the last code
-    assert not fits([[0, 0, 0], [15, 0, 0]], 4, 2, exponent)  # no whole number of the group's units
+    assert not fits([[0, 0, 0], [13, 0, 0]], 4, 2, exponent)  # no whole number of the group's units
     assert not fits([[0, 0, 0], [0, 0, 0]], 4, 2, [[5, 0], [0, 0]])  # an exponent that a file cannot hold
 
 
@@ -194,6 +208,30 @@ def test_scales_lie_where_multipliers_of_16_bits_are_exact(seed: int, group: int
     mult, shift = emitter.constants["y.mult"], emitter.constants["y.shift"]
     assert mult.dtype == np.uint16 and mult.min() >= 2**15
     np.testing.assert_allclose(mult / np.exp2(shift.astype(float)), q.scale / outputs, rtol=1e-12)
+
+
+def test_a_scale_whose_multiplier_has_16_bits_already_is_kept() -> None:
+    """Ratios of 3, 1/4 and 65535, though the first is 2.9999999999999996 in doubles."""
+    scale, outputs = np.array([0.3, 1.0, 65535.0]), np.array([0.1, 4.0, 1.0])
+    found = quantize_linear(127 * scale[:, None], None, np.ones(1), 8, outputs=outputs)
+    np.testing.assert_allclose(found.scale, scale, rtol=1e-12)
+
+
+def test_multipliers_are_short_where_the_recipe_says_so_or_has_steps_by_channel() -> None:
+    linear, ten, eleven = layers.Linear(4, 6, "hidden"), affine(-1.0, 1.0, 10), affine(-1.0, 1.0, 11)
+    plain, short, channels = Recipe(name="a"), Recipe(name="b", mult="short"), Recipe(name="c", channels=True)
+    assert short_steps(plain, linear, ten, 6) is None
+    for recipe in (short, channels):
+        assert short_steps(recipe, linear, ten, 6).tolist() == [ten.scale[0]] * 6  # type: ignore[union-attr]
+        assert short_steps(recipe, linear, eleven, 6) is None and short_steps(recipe, linear, None, 6) is None
+        assert short_steps(recipe, maps.Conv2d(4, 6, "pyramid"), ten, 6) is None
+        assert short_steps(recipe, maps.Deconv(4, 6, "pyramid"), ten, 24) is not None
+
+
+@pytest.mark.parametrize("mean, zero", [((0.485, 0.456, 0.406), 114), ((0.45,), 115)])
+def test_pixels_count_from_the_one_nearest_to_the_mean(mean: tuple[float, ...], zero: int) -> None:
+    preprocess = Preprocess(8, 8, len(mean), 8, "bicubic", mean, mean)  # type: ignore[arg-type]
+    assert pixel_zero(preprocess) == zero
 
 
 def test_multipliers_stay_long_where_16_bits_have_no_shift_left() -> None:

@@ -178,7 +178,7 @@ class Searcher:
         w = (codes / step).round().to(torch.int8).numpy()
         self.weights[node.name] = QuantizedLinear(w, np.full(len(w), scale), whole)
         corrected = torch.from_numpy(whole * scale).float()
-        shapes = [x.shape[:2] if pixels else x.shape[:-1] for x in (rows[1] if pixels else raw[0])]
+        shapes = [x.shape[:-1] for x in (rows[1] if pixels else raw[0])]
         return [(y + corrected).reshape(*shape, -1) for y, shape in zip(outputs, shapes, strict=True)]
 
     def _scores(self, node: Node, exact: Columns, raw: Columns) -> None:
@@ -236,12 +236,12 @@ class Searcher:
         return Operand(x, float(q.scale[group]), -zero, q.last - zero)
 
     def _settle(self, place: tuple[str, int], factor: float) -> None:
+        """factor: 1 where the place was settled before."""
         site, group = place
-        if place not in self.settled:
-            scale = self.sites[site].scale.copy()
-            scale[group] *= factor
-            self.sites[site] = dataclasses.replace(self.sites[site], scale=scale)
-            self.settled.add(place)
+        scale = self.sites[site].scale.copy()
+        scale[group] *= factor
+        self.sites[site] = dataclasses.replace(self.sites[site], scale=scale)
+        self.settled.add(place)
 
 
 @torch.no_grad()
