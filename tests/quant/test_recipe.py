@@ -37,7 +37,10 @@ def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.logits == "codes" or r.weight_ends == "halves"] == ["fq-vit-original"]
     assert {name: r.shuffle for name, r in RECIPES.items() if r.shuffle is not None} == {"fq-vit-original": 0}
-    assert RECIPES["fq-vit-original"].momentum == 0.01
+    assert RECIPES["fq-vit-original"].momentum == 0.01 and RECIPES["fq-vit-original"].last_batch
+    assert {name: r.position_bits for name, r in RECIPES.items() if r.position_bits != 16} == {"fq-vit-original": 8}
+    assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
+    assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -45,6 +48,12 @@ def test_a_recipe_by_name_is_that_recipe_and_survives_json(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe is RECIPES[name]
     assert msgspec.convert(msgspec.to_builtins(recipe), Recipe) == recipe
+
+
+def test_a_recipe_is_written_without_its_defaults() -> None:
+    """So that a new field changes no file of those who do not use it."""
+    assert msgspec.to_builtins(RECIPES["fq-vit"]) == {"name": "fq-vit"}
+    assert msgspec.to_builtins(RECIPES["fqvit"])["sites"] == {"residual": {"bits": 16}, "hidden": {"bits": 10}}
 
 
 def test_the_numbers_of_the_named_recipes() -> None:
@@ -208,6 +217,7 @@ def test_bits_are_set_together() -> None:
     recipe = with_bits(RECIPES["fq-vit"], "4/6/3")
     assert (recipe.weight_bits, recipe.activation_bits, recipe.attention_bits) == (4, 6, 3) and recipe.log2_attention
     assert not with_bits(RECIPES["fq-vit"], "8/8/8").log2_attention
+    assert not with_bits(RECIPES["fq-vit"], "8/8/5").log2_attention
     assert not with_bits(RECIPES["minmax"], "8/8/4").log2_attention
 
 
@@ -238,6 +248,8 @@ def test_a_file_based_on_ours_keeps_its_sites_unless_it_names_some(tmp_path: Pat
     assert recipe == msgspec.structs.replace(RECIPES["fqvit"], name="mine", k=2)
     recipe = load_recipe(written(tmp_path, 'base = "fqvit"\n[sites.scores]\nbits = 10'))
     assert recipe.sites == {**RECIPES["fqvit"].sites, "scores": SiteRule(bits=10)}
+    recipe = load_recipe(written(tmp_path, 'base = "fqvit"\n[sites.residual]\nobserver = "omse"'))
+    assert recipe.sites["residual"] == SiteRule(bits=16, observer="omse")
 
 
 def test_a_detector_takes_recipes_that_only_observe() -> None:
