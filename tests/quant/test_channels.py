@@ -182,6 +182,10 @@ def test_gelu_outputs_have_few_kinds_of_steps_and_cover_their_channels(seed: int
 def test_a_gelu_that_is_never_above_0_has_its_zero_at_the_last_code(bits: int) -> None:
     q = channels.gelu(np.full(2, -0.1), np.zeros(2), bits, 4)
     assert q.zero.tolist() == [q.last] * 2
+    # Also beside a channel that is wider by nearly a power of two, where the quotient is rounded up past the last code.
+    for j in range(1, 9):
+        wide = np.nextafter(0.17 * 2**j - 0.17, 0)
+        assert channels.gelu(np.full(2, -0.1), np.array([wide, 0.0]), bits, 8).zero.max() <= q.last
 
 
 @pytest.mark.parametrize("count", [1, 4])
