@@ -131,8 +131,9 @@ def unreadable(folder: Path, count: int, bad: list[int]) -> ImageFolder:
     return ImageFolder.unlabelled(folder, MODEL.preprocess)
 
 
-def test_unreadable_images_are_counted_over_all_workers(tmp_path: Path) -> None:
-    recipe = msgspec.structs.replace(RECIPES["ema"], batch=4)
+@pytest.mark.parametrize("name", ["ema", "fq-vit-original"])
+def test_unreadable_images_are_counted_over_all_workers(name: str, tmp_path: Path) -> None:
+    recipe = msgspec.structs.replace(RECIPES[name], batch=4, shuffle=None)
     folder = unreadable(tmp_path, 200, [10, 199])
     alone = calibrate(MODEL, folder, recipe)
     assert alone.images == 198 and len(folder.skipped) == 2

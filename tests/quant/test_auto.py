@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,9 +19,9 @@ from fqvit.ir.lower import lower
 from fqvit.models.graph import run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.quant.auto import WIDER, measure, wide
+from fqvit.quant.auto import PROBE_IMAGES, WIDER, choose, measure, wide
 from fqvit.quant.calibrate import calibrate
-from fqvit.quant.calibration import Calibration, Choice
+from fqvit.quant.calibration import Calibration, Choice, Measure
 from fqvit.quant.fit import check_fit
 from fqvit.quant.plan import plan
 from fqvit.quant.recipe import RECIPES, Recipe, SiteRule
@@ -159,6 +160,64 @@ def test_the_wide_recipe_raises_nothing_that_a_matrix_product_reads() -> None:
         assert narrow.keys() == wider.keys()
         for name, site in wider.items():
             assert site.bits == WIDER.get(site.role, 8) and (site.role in WIDER or site == narrow[name])
+
+
+def test_a_recipes_own_rules_come_after_the_raised_roles() -> None:
+    """In their order: where several match a site, the last one counts."""
+    own = {"blocks.0.*": SiteRule(k=2), "residual": SiteRule(observer="minmax"), "*.scores": SiteRule(bits=9)}
+    found = wide(msgspec.structs.replace(AUTO, sites=own))
+    assert list(found.sites.items()) == [
+        ("hidden", SiteRule(bits=12)),
+        ("scores", SiteRule(bits=10)),
+        ("blocks.0.*", SiteRule(k=2)),
+        ("residual", SiteRule(observer="minmax", bits=16)),
+        ("*.scores", SiteRule(bits=9)),
+    ]
+    assert (found.attention_bits, found.residual, found.max_loss) == (8, "tensor", None)
+
+
+class Counted:
+    """In place of `Simulation`: as scores it gives how many sites are raised, for every image."""
+
+    def __init__(self, model: FloatModel, calibration: Calibration) -> None:
+        self.raised = sum(q.bits > (4 if name.endswith("softmax") else 8) for name, q in calibration.sites.items())
+
+    def run(self, images: Any) -> torch.Tensor:
+        return torch.full((len(images), 5), float(self.raised))
+
+
+@torch.no_grad()
+def test_as_few_units_are_raised_as_are_enough_those_that_bring_most_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = float_model("vit")
+    images = images_for(model.preprocess, 40, 7)
+    recipe = msgspec.structs.replace(AUTO, max_loss=1.5)
+    plain = msgspec.structs.replace(recipe, max_loss=None)
+    narrow, wider = replace(calibrate(model, [images], plain), recipe=recipe), calibrate(model, [images], wide(recipe))
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    monkeypatch.setattr("fqvit.quant.auto.Simulation", Counted)
+    counts: list[int] = []
+    for enough in range(14):
+
+        def counted(float_logits: torch.Tensor, logits: torch.Tensor, enough: int = enough) -> Measure:
+            counts.append(len(logits))
+            torch.testing.assert_close(float_logits, exact[: len(logits)])
+            raised = float(logits[0, 0])
+            return Measure(kl=-raised, agreement=0.0, loss=1.5 if raised >= enough else 1.6)  # just within the limit
+
+        monkeypatch.setattr("fqvit.quant.auto.measure", counted)
+        chosen = choose(model, narrow, wider, images)
+        found = chosen.choice
+        assert found is not None
+        sizes = [unit.sites for unit in found.raised]
+        assert min(enough, 11) <= sum(sizes) and (sum(sizes[:-1]) < enough or not sizes)
+        assert [unit.gain for unit in found.raised] == sizes == sorted(sizes, reverse=True)
+        assert found.reached == (enough <= 11) and found.units == 9 and found.end.kl == -sum(sizes)
+    # Rules name an observer only where the recipe's own would be another one.
+    roles = {node.name: node.leaf.role for node in trace(model.module).nodes}
+    named = {(roles[name] == "residual", rule.observer) for name, rule in chosen.recipe.sites.items()}
+    assert named == {(True, "minmax"), (False, None)}
+    # What one unit brings is asked of some of the images, everything else of all.
+    assert set(counts) == {40, PROBE_IMAGES} and counts.count(PROBE_IMAGES) == 13 * (1 + 9)
 
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])

@@ -182,6 +182,10 @@ def test_gelu_outputs_have_few_kinds_of_steps_and_cover_their_channels(seed: int
 def test_a_gelu_that_is_never_above_0_has_its_zero_at_the_last_code(bits: int) -> None:
     q = channels.gelu(np.full(2, -0.1), np.zeros(2), bits, 4)
     assert q.zero.tolist() == [q.last] * 2
+    # Also beside a channel that is wider by nearly a power of two, where the quotient is rounded up past the last code.
+    for j in range(1, 9):
+        wide = np.nextafter(0.17 * 2**j - 0.17, 0)
+        assert channels.gelu(np.full(2, -0.1), np.array([wide, 0.0]), bits, 8).zero.max() <= q.last
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -209,6 +213,27 @@ def test_a_narrow_channel_keeps_its_step_unless_a_least_is_asked_for() -> None:
     steps = channels.symmetric(low, high, 8).scale
     assert steps[1] == pytest.approx(1e-3 / 127, rel=0.1) and steps[0] == pytest.approx(1 / 127, rel=1e-4)
     assert channels.symmetric(low, high, 8, 0.25).scale[1] == pytest.approx(0.25 / 127, rel=1e-4)
+
+
+@pytest.mark.parametrize("steps", [channels.symmetric, channels.asymmetric])
+def test_a_channel_that_never_moves_has_the_least_step_of_the_grid(steps: Any) -> None:
+    scale = steps(np.array([-1.0, 0.0]), np.array([0.5, 0.0]), 8).scale
+    assert scale[0] / scale[1] == pytest.approx(STEP_GRID)
+
+
+def test_gelu_outputs_have_no_room_beyond_what_was_seen_and_gelus_least() -> None:
+    assert channels.gelu(np.zeros(2), np.array([3.0, 1.0]), 8, 0).scale == pytest.approx([3.17 / 255] * 2)
+    assert channels.symmetric_gelu(np.array([3.0, 1.0]), 8, 0).scale == pytest.approx([3 / 127] * 2)
+    # Narrow channels have finer steps, by powers of two and as many as k.
+    assert channels.gelu(np.zeros(2), np.array([3.0, 0.1]), 8, 2).scale == pytest.approx([3.17 / 255, 3.17 / 255 / 4])
+    assert channels.symmetric_gelu(np.array([3.0, 1.0]), 8, 2).scale == pytest.approx([3 / 127, 3 / 127 / 2])
+    assert channels.symmetric_gelu(np.zeros(1), 8, 0).scale == pytest.approx([0.17 / 127])
+
+
+def test_queries_and_keys_have_their_zero_in_the_middle_only_where_that_is_asked_for() -> None:
+    low, high = np.zeros(6), np.arange(1.0, 7.0)
+    assert channels.qkv(low, high, 8).zero.tolist() == [0, 0, 0, 0, 128, 128]
+    assert channels.qkv(low, high, 8, True).zero.tolist() == [128] * 6
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ def test_inputs_that_do_not_move_are_rounded_to_the_nearest() -> None:
         assert torch.equal(round_in_turn(values, square, units, 7), nearest(values, units, 7))
 
 
+def test_the_column_of_the_largest_input_is_rounded_to_the_nearest_and_those_after_it_make_up_for_it() -> None:
+    values = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    units = torch.full((40, 8), 0.3, dtype=torch.float64)
+    square = covariance(correlated(0, 8))
+    first = int(square.diagonal().argmax())
+    same = round_in_turn(values, square, units, 7) == nearest(values, units, 7)
+    assert same[:, first].all() and not same.all()
+
+
 def test_independent_inputs_are_rounded_to_the_nearest() -> None:
     values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((4, 9), 0.3, dtype=torch.float64)
@@ -90,6 +99,29 @@ def test_a_covariance_that_is_only_noise_does_not_stop_it() -> None:
     units = torch.full((3, 40), 0.5, dtype=torch.float64)
     codes = round_in_turn(values, noise, units, 7) / units
     assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
+
+
+def test_a_covariance_whose_inverse_has_no_factor_is_damped_further() -> None:
+    """Two inputs that are next to equal in spite of the first damping; which of these it is depends on the last bit."""
+    values = torch.tensor([[0.3, 0.9, -1.2], [1.1, -0.7, 0.2]], dtype=torch.float64)
+    units = torch.full((2, 3), 0.5, dtype=torch.float64)
+    for step in range(-4, 12):
+        square = torch.eye(3, dtype=torch.float64)
+        square[0, 1] = square[1, 0] = 1.01 - step * 2.0**-52
+        codes = round_in_turn(values, square, units, 7) / units
+        assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
+
+
+@pytest.mark.parametrize("definite", [True, False])
+def test_the_unit_of_inputs_does_not_matter(definite: bool) -> None:
+    """Damping follows the inputs, also where it has to grow."""
+    values = torch.randn(5, 12, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    units = torch.full((5, 12), 0.4, dtype=torch.float64)
+    square = covariance(correlated(8, 12)) if definite else covariance(correlated(8, 12)) - 0.2 * torch.eye(12)
+    expected = round_in_turn(values, square, units, 7)
+    assert not torch.equal(expected, nearest(values, units, 7))
+    for unit in (2.0**-20, 2.0**10):
+        torch.testing.assert_close(round_in_turn(values, unit * square, units, 7), expected)
 
 
 def test_moments_of_small_movements_around_a_large_mean_keep_their_digits() -> None:
@@ -111,6 +143,38 @@ def test_the_largest_weight_is_where_the_recipe_wants_it(ends: Any, codes: float
     np.testing.assert_allclose(found.scale, np.abs(weight).max(1) / codes)
     # Independent inputs: the nearest codes.
     np.testing.assert_array_equal(found.w, np.clip(np.floor(weight / found.scale[:, None] + 0.5), -7, 7))
+
+
+def test_columns_are_rounded_in_units_of_their_own() -> None:
+    generator = torch.Generator().manual_seed(2)
+    size = BLOCK + 9
+    values = torch.randn(3, size, generator=generator, dtype=torch.float64)
+    units = 0.2 * 2.0 ** torch.randint(-2, 3, (3, size), generator=generator)
+    codes = round_in_turn(values, covariance(correlated(2, size)), units, 7) / units
+    assert torch.equal(codes, codes.round()) and codes.abs().max() == 7
+    independent = round_in_turn(values, torch.eye(size, dtype=torch.float64), units, 7)
+    torch.testing.assert_close(independent, nearest(values, units, 7))
+
+
+def test_steps_of_inputs_are_those_of_weights_as_many_times_larger() -> None:
+    x, steps = correlated(4, 20), np.linspace(0.01, 2.0, 20)
+    leaf, other = (layers.Linear(20, 7, "branch", bias=False) for _ in range(2))
+    with torch.no_grad():
+        other.weight.copy_((leaf.weight.double() * torch.from_numpy(steps)).float())
+        leaf.weight.copy_((other.weight.double() / torch.from_numpy(steps)).float())
+    calibration = Calibration(msgspec.structs.replace(W4, weight_group=0), "logits", 1, {})
+    whole = x / torch.from_numpy(steps)
+    found = fit(Node("one", leaf, ("x",)), Moments.of([x], [x]), steps, calibration)
+    same = fit(Node("one", other, ("x",)), Moments.of([whole], [whole]), np.ones(20), calibration)
+    np.testing.assert_array_equal(found.w, same.w)
+    np.testing.assert_allclose(found.scale, same.scale, rtol=1e-6)
+
+
+def test_a_bias_is_2_to_the_30_units_at_most() -> None:
+    leaf = layers.Linear(6, 3, "branch")
+    moments = Moments(torch.eye(6, dtype=torch.float64), torch.zeros(6).double(), 1e15 * leaf.weight[0].detach().double())
+    found = fit(Node("one", leaf, ("x",)), moments, np.ones(1), Calibration(W4, "logits", 1, {}))
+    assert found.bias[0] == 2**30 and np.abs(found.bias).max() == 2**30
 
 
 @pytest.mark.parametrize("group", [0, 8])
@@ -159,6 +223,16 @@ def test_compensated_weights_bring_the_network_nearer_to_float(kind: str) -> Non
         near += float((Simulation(model, ours).run(images) - exact).square().mean())
         far += float((Simulation(model, plain).run(images) - exact).square().mean())
     assert near < far
+
+
+def test_the_scores_of_the_images_keep_their_mean() -> None:
+    """Every layer makes up for what the layers before it became, and for their means."""
+    model = float_model("vit")
+    images = images_for(model.preprocess, 20, 1)
+    found = compensate(model, calibration_of(model, msgspec.structs.replace(W4, rounding="nearest")), images)
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    wrong = (Simulation(model, found).run(images) - exact).double().mean(0).abs().numpy()
+    assert (wrong <= 0.51 * found.weights["head"].scale + 1e-5).all()
 
 
 @pytest.mark.parametrize("kind", ["vit", "swin"])

@@ -60,6 +60,26 @@ def test_codes_that_the_recipe_does_not_ask_for_are_refused(
         lower(model(), dataclasses.replace(calibration, sites=sites))
 
 
+def test_scales_levels_and_zero_points_that_no_program_could_have_are_refused(calibration: Calibration) -> None:
+    ours = calibrate(model(), [images_for(PREPROCESS, 4)], Recipe(name="ours", attention="relative", channels=True))
+    graph = trace(model().module)
+    cases = [
+        (calibration, "blocks.0.attn.qkv", {"scale": np.ones(2), "zero": np.zeros(2, np.int64)}, "2 scales, expected 3"),
+        (calibration, "blocks.0.attn.qkv", {"zero": np.array([0, 256, 0])}, "zero point 256, but 8 bits end at 255"),
+        (ours, "blocks.0.norm1", {"scale": np.ones(11), "zero": np.zeros(11, np.int64)}, "11 channels, tiny has 12"),
+        (ours, "blocks.0.attn.softmax", {"levels": tuple(range(15))}, "15 levels for 4 bits"),
+    ]
+    for whole, name, change, said in cases:
+        sites = {**whole.sites, name: dataclasses.replace(whole.sites[name], **change)}
+        with pytest.raises(FqvitError, match=f"^{name}: .*{said}"):
+            check_fit(graph, dataclasses.replace(whole, sites=sites), PREPROCESS, "tiny")
+    # The last code may be the zero point, and channels may share a step.
+    last = dataclasses.replace(calibration.sites["blocks.0.norm1"], zero=np.array([255]))
+    check_fit(graph, dataclasses.replace(calibration, sites={**calibration.sites, "blocks.0.norm1": last}), PREPROCESS, "tiny")
+    one = dataclasses.replace(ours.sites["blocks.0.norm1"], scale=np.ones(1), zero=np.zeros(1, np.int64))
+    check_fit(graph, dataclasses.replace(ours, sites={**ours.sites, "blocks.0.norm1": one}), PREPROCESS, "tiny")
+
+
 def test_chosen_weights_of_every_linear_map_fit_the_model_and_others_do_not(calibration: Calibration) -> None:
     """The patch embedding's are [C, channels * patch * patch] like those of any linear map."""
     graph = trace(model().module)

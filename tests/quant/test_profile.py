@@ -66,6 +66,12 @@ def test_the_profile_keeps_rules_that_do_not_widen() -> None:
     assert found.residual == "ptf" and with_profile(load_recipe("minmax"), "npu").residual == "tensor"
 
 
+def test_the_profile_keeps_8_bits_and_takes_away_9() -> None:
+    rules = {"residual": SiteRule(bits=8), "norm": SiteRule(bits=6), "hidden": SiteRule(bits=9), "scores": SiteRule(bits=8)}
+    found = with_profile(Recipe(name="mine", residual="tensor", sites=rules), "npu")
+    assert found.sites == {name: rule for name, rule in rules.items() if name != "hidden"} and found.residual == "tensor"
+
+
 def test_another_profile_is_refused() -> None:
     with pytest.raises(FqvitError, match="profile 'tpu': expected npu"):
         with_profile(load_recipe("fqvit"), "tpu")

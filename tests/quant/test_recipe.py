@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,7 +37,10 @@ def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.logits == "codes" or r.weight_ends == "halves"] == ["fq-vit-original"]
     assert {name: r.shuffle for name, r in RECIPES.items() if r.shuffle is not None} == {"fq-vit-original": 0}
-    assert RECIPES["fq-vit-original"].momentum == 0.01
+    assert RECIPES["fq-vit-original"].momentum == 0.01 and RECIPES["fq-vit-original"].last_batch
+    assert {name: r.position_bits for name, r in RECIPES.items() if r.position_bits != 16} == {"fq-vit-original": 8}
+    assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
+    assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -44,6 +48,12 @@ def test_a_recipe_by_name_is_that_recipe_and_survives_json(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe is RECIPES[name]
     assert msgspec.convert(msgspec.to_builtins(recipe), Recipe) == recipe
+
+
+def test_a_recipe_is_written_without_its_defaults() -> None:
+    """So that a new field changes no file of those who do not use it."""
+    assert msgspec.to_builtins(RECIPES["fq-vit"]) == {"name": "fq-vit"}
+    assert msgspec.to_builtins(RECIPES["fqvit"])["sites"] == {"residual": {"bits": 16}, "hidden": {"bits": 10}}
 
 
 def test_the_numbers_of_the_named_recipes() -> None:
@@ -98,17 +108,25 @@ WRONG = {
     "a group of 7": ("weight_bits = 4\nweight_group = 7", "weight_group 7 must be 0 or 8 to 256"),
     "a group of 257": ("weight_group = 257", "<= 256.*weight_group"),
     "a negative group": ("weight_group = -8", ">= 0.*weight_group"),
+    "a group of 1": ("weight_bits = 4\nweight_group = 1", "weight_group 1 must be 0 or 8 to 256"),
     "one bit": ("activation_bits = 1", ">= 2.*activation_bits"),
     "a momentum of 0": ("momentum = 0.0", "momentum"),
+    "a momentum above 1": ("momentum = 1.01", "momentum"),
     "a momentum that is no number": ("momentum = nan", "momentum"),
     "a quantile of a half": ("quantile = 0.5", "quantile"),
+    "a quantile above 1": ("quantile = 1.01", "quantile"),
     "no images": ("images = 0", ">= 1.*images"),
     "a batch of 0": ("batch = 0", ">= 1.*batch"),
+    "a batch of 1025": ("batch = 1025", "<= 1024.*batch"),
     "a negative seed": ("shuffle = -1", ">= 0.*shuffle"),
     "a shuffle that is no seed": ("shuffle = true", "shuffle"),
     "K of 9": ("k = 9", "<= 8.*k"),
+    "K of -1": ("k = -1", ">= 0.*k"),
+    "K of 9 at a site": ("[sites.residual]\nk = 9", "<= 8.*sites"),
+    "K of -1 at a site": ("[sites.residual]\nk = -1", ">= 0.*sites"),
     "an unknown observer": ('observer = "median"', "observer"),
     "an unknown field of a site": ("[sites.qkv]\nbit = 4", "unknown field bit"),
+    "a rule that is no table": ("sites.qkv = 4", "Expected object, got int.*sites"),
     "a range of three": ("[sites.qkv]\nrange = [0, 1, 2]", "range"),
     "a range that is no number": ("[sites.qkv]\nrange = [nan, 1.0]", "range"),
     "an endless range": ("[sites.qkv]\nrange = [0.0, inf]", "range"),
@@ -116,6 +134,7 @@ WRONG = {
     "a range of nothing but 0": ("[sites.qkv]\nrange = [0.0, 0.0]", "range"),
     "a range without a width": ("[sites.qkv]\nrange = [2.0, 1.0]", "range"),
     "a site of 17 bits": ("[sites.residual]\nbits = 17", "<= 16.*sites"),
+    "a site of one bit": ("[sites.residual]\nbits = 1", ">= 2.*sites"),
     "a negative loss": ("max_loss = -0.1", ">= 0.*max_loss"),
     "a loss of more than all": ("max_loss = 101", "<= 100.*max_loss"),
     "a loss that is no number": ("max_loss = nan", "max_loss"),
@@ -137,6 +156,41 @@ def test_a_file_is_refused_in_one_line_with_its_name(case: str, tmp_path: Path) 
     with pytest.raises(FqvitError, match=message) as caught:
         load_recipe(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+ENDS: dict[str, tuple[Any, ...]] = {
+    "weight_bits": (2, 8),
+    "activation_bits": (2, 8),
+    "attention_bits": (2, 8),
+    "weight_group": (0, 8, 256),
+    "k": (0, 8),
+    "momentum": (0.001, 1.0),
+    "quantile": (0.51, 1.0),
+    "images": (1, 10**6),
+    "shuffle": (0,),
+    "batch": (1, 1024),
+    "max_loss": (0.0, 100.0),
+}
+
+
+@pytest.mark.parametrize("field", ENDS)
+def test_a_file_may_use_the_first_and_the_last_number_of_a_field(field: str, tmp_path: Path) -> None:
+    for value in ENDS[field]:
+        assert getattr(load_recipe(written(tmp_path, f"{field} = {value}")), field) == value
+
+
+def test_a_site_may_have_the_first_and_the_last_number_of_a_field(tmp_path: Path) -> None:
+    for bits, k, ends in ((2, 0, (-2.0, 0.0)), (16, 8, (0.0, 2.0))):
+        recipe = load_recipe(written(tmp_path, f"[sites.residual]\nbits = {bits}\nk = {k}\nrange = {list(ends)}"))
+        assert recipe.sites == {"residual": SiteRule(bits=bits, k=k, range=ends)}
+
+
+def test_recipes_cannot_be_changed_in_place() -> None:
+    """The named ones are shared by all who load them."""
+    with pytest.raises(AttributeError):
+        RECIPES["fqvit"].k = 2  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        RECIPES["fqvit"].sites["residual"].bits = 8  # type: ignore[misc]
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -163,6 +217,7 @@ def test_bits_are_set_together() -> None:
     recipe = with_bits(RECIPES["fq-vit"], "4/6/3")
     assert (recipe.weight_bits, recipe.activation_bits, recipe.attention_bits) == (4, 6, 3) and recipe.log2_attention
     assert not with_bits(RECIPES["fq-vit"], "8/8/8").log2_attention
+    assert not with_bits(RECIPES["fq-vit"], "8/8/5").log2_attention
     assert not with_bits(RECIPES["minmax"], "8/8/4").log2_attention
 
 
@@ -193,6 +248,8 @@ def test_a_file_based_on_ours_keeps_its_sites_unless_it_names_some(tmp_path: Pat
     assert recipe == msgspec.structs.replace(RECIPES["fqvit"], name="mine", k=2)
     recipe = load_recipe(written(tmp_path, 'base = "fqvit"\n[sites.scores]\nbits = 10'))
     assert recipe.sites == {**RECIPES["fqvit"].sites, "scores": SiteRule(bits=10)}
+    recipe = load_recipe(written(tmp_path, 'base = "fqvit"\n[sites.residual]\nobserver = "omse"'))
+    assert recipe.sites["residual"] == SiteRule(bits=16, observer="omse")
 
 
 def test_a_detector_takes_recipes_that_only_observe() -> None:
@@ -204,3 +261,5 @@ def test_a_detector_takes_recipes_that_only_observe() -> None:
     searched = Recipe(name="searched", nonlinear="float", intervals="similarity", symmetric=True, attention="uniform")
     with pytest.raises(FqvitError, match="^recipe searched: LayerNorm and Softmax stay float"):
         check_detector(searched)
+    with pytest.raises(FqvitError, match="^recipe wide: its attention codes are simulated"):
+        check_detector(Recipe(name="wide", attention="log2-wide"))

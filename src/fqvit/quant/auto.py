@@ -61,7 +61,6 @@ def choose(
     progress: Progress | None = None,
 ) -> Calibration:
     """The calibration with some sites of `wider` in place of those of `narrow`, and with the account of it."""
-    check(narrow.features)
     limit = narrow.recipe.max_loss
     assert limit is not None
     graph = trace(model.module)

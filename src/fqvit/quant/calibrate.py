@@ -57,11 +57,8 @@ class SiteObserver:
 
     def observe(self, x: Tensor) -> None:
         self.tokens = x.shape[-1] if self.site.kind == "relative" else 1
-        if len(self.parts) == 1:
-            self.parts[0].observe(x)
-        else:
-            for part, slice_ in zip(self.parts, x.chunk(len(self.parts), -1), strict=True) if self.parts else ():
-                part.observe(slice_)
+        for part, slice_ in zip(self.parts, x.chunk(len(self.parts), -1), strict=True) if self.parts else ():
+            part.observe(slice_)
 
     def state(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "parts": [part.state() for part in self.parts]}
@@ -230,15 +227,13 @@ def calibrate(
 def _observe_given(found: Pass, images: Iterable[NDArray[np.uint8]], recipe: Recipe) -> Callable[[], NDArray[np.uint8]]:
     """Gives the sample for rounding and `auto`."""
     p = found.model.preprocess
-    size = dealt.sample_size(recipe)
-    sample = Sample(size)
+    sample = Sample(dealt.sample_size(recipe))
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
     if recipe.shuffle is not None:
         batches = shuffled(batches, recipe.batch, recipe.shuffle)
     for batch, last in marked(batches):
         found.observe(batch, last)
-        if size:
-            sample.add(batch)
+        sample.add(batch)
     return sample.images
 
 

@@ -72,7 +72,7 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) ->
 
 def on_grid(steps: Floats) -> Floats:
     """Steps rounded up to whole numbers (16 bits) of one unit, by which a file names them."""
-    unit = float(steps.max()) / STEP_GRID or 1.0
+    unit = float(steps.max()) / STEP_GRID
     return np.maximum(np.ceil(steps / unit * (1 - 1e-12)), 1.0) * unit
 
 

@@ -1,0 +1,89 @@
+"""What a calibration has beside ranges: what a recipe looks at images again for, its JSON, and who is told of progress."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.images import ImageArray
+from fqvit.models.graph import trace
+from fqvit.models.layers import Linear, Patches
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.recipe import RECIPES
+from tests.factories import float_model, images_for
+from tests.factories import one_thread as one_thread
+from tests.together import together
+
+MODEL = float_model("mean")
+PICTURES = images_for(MODEL.preprocess, 20, 4)
+
+
+def test_every_recipe_that_looks_at_images_again_does_what_it_is_for() -> None:
+    found = {name: calibrate(MODEL, [PICTURES], RECIPES[name]) for name in ("fqvit", "w4", "auto", "bit-split", "ptq-vit")}
+    nodes = trace(MODEL.module).nodes
+    linear = {node.name for node in nodes if isinstance(node.leaf, Linear)}
+    embedding = {node.name for node in nodes if isinstance(node.leaf, Patches)}
+    assert {name: set(each.weights) for name, each in found.items() if name != "ptq-vit"} == {
+        "fqvit": set(),
+        "w4": linear,
+        "auto": set(),
+        "bit-split": linear | embedding,
+    }
+    assert [name for name, each in found.items() if each.choice is not None] == ["auto"]
+    observed = calibrate(MODEL, [PICTURES], msgspec.structs.replace(RECIPES["ptq-vit"], intervals="observed"))
+    searched = found["ptq-vit"]
+    assert any(searched.sites[name].scale[0] != q.scale[0] for name, q in observed.sites.items())
+
+
+GOOD = json.loads(calibrate(MODEL, [PICTURES[:4]], RECIPES["w4"]).to_json())
+
+
+@pytest.mark.parametrize("place", ["", "recipe", "sites", "weights"])
+def test_a_field_that_this_version_does_not_know_is_refused(place: str) -> None:
+    """It might mean something."""
+    whole: Any = json.loads(json.dumps(GOOD))
+    table = whole[place] if place else whole
+    (next(iter(table.values())) if place in ("sites", "weights") else table)["colour"] = 1
+    with pytest.raises(FqvitError, match="unknown field `colour`"):
+        Calibration.from_json(json.dumps(whole))
+
+
+def test_a_plain_calibration_is_written_without_weights_and_squares() -> None:
+    assert list(GOOD) == ["recipe", "features", "images", "sites", "weights"]
+    assert list(json.loads(calibrate(MODEL, [PICTURES[:4]], RECIPES["minmax"]).to_json())) == list(GOOD)[:-1]
+
+
+def test_workers_with_other_weights_are_told() -> None:
+    source = ImageArray(PICTURES, [0] * 20, MODEL.preprocess)
+
+    def work(worker: Any) -> None:
+        calibrate(replace(MODEL, source=f"weights {worker.rank}"), source, RECIPES["minmax"], workers=worker)
+
+    with pytest.raises(FqvitError, match=r"weights 1, .*weights 0.*same checkpoint"):
+        together(2, work)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_first_worker_is_told_of_its_batches(size: int) -> None:
+    source = ImageArray(PICTURES, [0] * 20, MODEL.preprocess)
+    recipe = msgspec.structs.replace(RECIPES["minmax"], batch=3)
+
+    def work(worker: Any) -> list[tuple[int, str, int]]:
+        told = []
+
+        def progress(items: Any, total: int, label: str) -> Any:
+            passed = list(items)
+            told.append((total, label, len(passed)))
+            return passed
+
+        calibrate(MODEL, source, recipe, progress=progress, workers=worker)
+        return told
+
+    share = 7 // size  # of 7 batches
+    assert together(size, work) == [[(share, "calibrating", share)], *([[]] * (size - 1))]
