@@ -17,7 +17,7 @@ import fqvit
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 PYTHONS_START = ("Failed to import the site module", "Could not import runpy module", "<frozen runpy>")
-OURS = str(Path(fqvit.__file__).parent)
+OURS = str(Path(fqvit.__file__).with_name("__main__.py"))  # from its first line on it is ours to stop
 QUIET = {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"}
 
 
