@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
+from fqvit.ir.ops import Term
 from fqvit.ir.program import AnyOp, CodeInput, Header, Move, Output, Program, Site
 from fqvit.ir.value import Scope, Value
 from fqvit.preprocess import Preprocess
@@ -167,9 +168,36 @@ def test_a_plain_program_has_pixels_and_one_output() -> None:
 EXAMPLES = [Output("y", "logits", 0.5), CodeInput((1, 1, 1), 0.5, 0), Move("grid"), Site("norm", 8)]
 
 
-@pytest.mark.parametrize("cls", [Header, *map(type, EXAMPLES), *get_args(AnyOp)])
+@pytest.mark.parametrize("cls", [Header, *map(type, EXAMPLES), *get_args(AnyOp), Term])
 def test_parts_of_a_program_do_not_change_and_have_no_fields_that_nobody_knows(cls: Any) -> None:
     assert cls.__struct_config__.frozen and cls.__struct_config__.forbid_unknown_fields
+
+
+# docs/format.md: what a field means that is not in the file. Another number here is another format.
+DEFAULTS: dict[str, dict[str, object]] = {
+    "Term": {"zero": 0, "alpha": None},
+    "Lookup": {"alpha": None, "y_zero": (), "bits": 8},
+    "Linear": {"out": "codes", "y_zero": 0, "bits": 8, "group": 0, "weights_of": None},
+    "LayerNorm": {"zero": 0, "alpha": None, "bits": 8},
+    "Add": {"y_zero": 0, "y_alpha": None, "bits": 8},
+    "Take": {"fill": 0},
+    "Permute": {"shape": (), "select": None},
+    "Concat": {},
+    "Mean": {"skip": 0, "zero": 0, "alpha": None, "y_zero": 0, "bits": 8},
+    "MatMul": {"a_zero": 0, "b_zero": 0, "b_rows": False, "index": None, "y_zero": 0, "bits": 8},
+    "LogSoftmax": {"bits": 4, "region": None},
+    "Softmax": {"bits": 8, "region": None},
+    "ShiftMatMul": {"v_zero": 0, "a_bits": 4, "zero_code": False, "y_zero": 0, "bits": 8},
+    "RowCodes": {"region": None},
+    "Attend": {"levels": (), "v_zero": 0, "y_zero": 0, "bits": 8},
+}
+
+
+@pytest.mark.parametrize("cls", [*get_args(AnyOp), Term])
+def test_fields_that_are_not_in_the_file_have_these_values_and_such_are_not_written(cls: Any) -> None:
+    fields = msgspec.structs.fields(cls)
+    assert {f.name: f.default for f in fields if f.default is not msgspec.NODEFAULT} == DEFAULTS[cls.__name__]
+    assert cls.__struct_config__.omit_defaults and (cls is Term or cls.__struct_config__.tag_field == "op")
 
 
 SITE = Site("norm", 8, (0.5,), (3,))
