@@ -81,6 +81,8 @@ def test_the_recipe_or_the_rule_asks_for_short_multipliers() -> None:
 
 def test_multipliers_are_16_bits_only_if_all_are() -> None:
     found = emitter()
+    found.requantizer("x", np.array([0.3]))  # what is no codes keeps all bits
+    assert found.constants["x.mult"].tolist() == [multiplier(0.3)[0]]
     found.requantizer("y", np.array([0.3, 40000.0]), short=True)  # the second has no room to lose 15 bits of shift
     assert found.constants["y.mult"].dtype == np.int32
     assert found.constants["y.mult"].tolist() == [_shortened(*multiplier(0.3))[0], multiplier(40000.0)[0]]
