@@ -189,14 +189,6 @@ def test_compare_lists_sites_worst_first(program: Path, weights: Path, pictures:
     assert found["images"] == 4 and noise == sorted(noise) and "head" in {row["site"] for row in found["sites"]}
 
 
-def test_compare_warns_of_other_weights(program: Path, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    other = tmp_path / "other.safetensors"
-    save_file(dict(build(embedded.FMNIST_VIT_CONFIG).state_dict()), other)
-    done = fqvit("compare", program, "--weights", other, "--limit", 1)
-    assert done.code == 0 and "are not those that" in done.err
-
-
 def test_class_names_are_read_from_pairs_and_from_lines(tmp_path: Path) -> None:
     from fqvit.commands.inputs import Classes, read_classes
 

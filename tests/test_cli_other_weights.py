@@ -112,3 +112,11 @@ def test_a_saved_calibration_gives_the_same_program_again(five: Path, tmp_path: 
     refused(
         fqvit("quantize", "fmnist_swin", "--calibration", saved, "-o", tmp_path / "c.fqvit"), "not calibrated", "fmnist_swin"
     )
+
+
+def test_compare_warns_of_other_weights(program: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    other = tmp_path / "other.safetensors"
+    save_file(dict(build(replace(embedded.FMNIST_VIT_CONFIG, classes=5)).state_dict()), other)
+    done = fqvit("compare", program, "--weights", other, "--limit", 1)
+    assert done.code == 0 and "are not those that" in done.err
