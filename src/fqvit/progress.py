@@ -5,6 +5,7 @@ The only place where library code may show something, and it does so only when a
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+SHOW_CURSOR = b"\x1b[?25h"
 _shown: set[Callable[[], None]] = set()  # how to end each bar that is on the screen
 
 
@@ -38,25 +40,30 @@ def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "bat
             return Text("" if speed is None else f"{speed:.1f} {unit}/s")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        _shown.add(progress.stop)
-        task = progress.add_task(label, total=total)
-        try:
+    progress = Progress(*columns, console=Console(stderr=True))
+    _shown.add(progress.stop)
+    try:
+        with progress:
+            task = progress.add_task(label, total=total)
             for item in iterable:
                 yield item
                 progress.advance(task)
-        finally:
+    finally:
+        if not isinstance(sys.exception(), KeyboardInterrupt):  # which may come while the bar itself begins or ends
             _shown.discard(progress.stop)
 
 
 def end_bars() -> None:
     """For a command that ends early, whose bars may be in the middle of something: ends their lines and shows the cursor."""
-    while _shown:
-        _shown.pop()()
+    if _shown:
+        while _shown:
+            with contextlib.suppress(Exception):  # of one that has half begun
+                _shown.pop()()
+        os.write(2, SHOW_CURSOR)
 
 
 def abandon_bars() -> None:
     """As end_bars, without waiting for anybody: for a thread that is about to end the process."""
     if _shown:
         _shown.clear()
-        os.write(2, b"\x1b[?25h\n")
+        os.write(2, SHOW_CURSOR + b"\n")

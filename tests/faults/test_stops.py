@@ -97,6 +97,28 @@ def callback():
 """
 
 
+@pytest.mark.parametrize("show", [False, True])
+def test_a_signal_while_the_bar_begins_or_ends_leaves_no_hidden_cursor(show: bool, tmp_path: Path) -> None:
+    code = CURSOR.replace("WHEN", str(show)) + work(0)[1]
+    ended = terminal.run(["-c", code], tmp_path)
+    assert ended.faults([130]) == [] and terminal.HIDE in ended.screen and list(tmp_path.iterdir()) == []
+
+
+CURSOR = """
+import os, rich.console
+show_cursor = rich.console.Console.show_cursor
+
+def with_signal(self, show=True):
+    if show and WHEN:
+        os.kill(os.getpid(), 2)
+    show_cursor(self, show)
+    if not show and not WHEN:
+        os.kill(os.getpid(), 2)
+
+rich.console.Console.show_cursor = with_signal
+"""
+
+
 def test_an_error_ends_the_bar_before_it_is_said(tmp_path: Path) -> None:
     ended = terminal.run(work(0, "raise OSError(28, 'Disk full', 'x')"), tmp_path)
     assert ended.code == 2 and ended.screen.rfind(terminal.SHOW) > ended.screen.rfind(terminal.HIDE)
