@@ -87,6 +87,15 @@ def test_rows_and_regions_are_those_of_the_new_size() -> None:
     assert made.constants.keys() == pyramid().constants.keys()  # none of the old size is left
 
 
+@pytest.mark.parametrize("name", ["rows.0", "region.0", "rows.1", "rows.2"])
+def test_rows_of_the_programs_own_size_are_what_its_moves_say(name: str) -> None:
+    program = pyramid()
+    program.constants[name] = program.constants[name][::-1].copy()
+    with pytest.raises(FqvitError, match="does not follow from the image's size as its move says"):
+        resized(program, 32, 32)
+    assert resized(program, 64, 64).fingerprint() == resized(pyramid(), 64, 64).fingerprint()  # all of them are made anew
+
+
 ROWS = "does not say how its rows follow"
 REGIONS = "does not say how its regions follow"
 CHOICE = "is not a choice of rows"
