@@ -96,6 +96,36 @@ def test_rows_of_the_programs_own_size_are_what_its_moves_say(name: str) -> None
     assert resized(program, 64, 64).fingerprint() == resized(pyramid(), 64, 64).fingerprint()  # all of them are made anew
 
 
+def test_all_that_is_made_for_a_size_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = resized(pyramid(), 64, 64)
+    total = sum(x.size for name, x in made.constants.items() if name.startswith(("rows.", "region.")))
+    monkeypatch.setattr("fqvit.ir.resize.MAX_ELEMENTS", total)
+    resized(pyramid(), 64, 64)
+    monkeypatch.setattr("fqvit.ir.resize.MAX_ELEMENTS", total - 1)
+    with pytest.raises(FqvitError, match="the image is too large"):
+        resized(pyramid(), 64, 64)
+
+
+@pytest.mark.parametrize(("grid", "window", "shift"), [((8, 8), 4, 2), ((6, 9), 4, 1), ((7, 3), 3, 2), ((4, 4), 4, 3)])
+def test_places_of_a_window_see_each_other_where_no_edge_of_the_image_was_between(
+    grid: tuple[int, int], window: int, shift: int
+) -> None:
+    height, width = (-(-side // window) * window for side in grid)
+    found = grids.regions(grid, window, shift)
+    places = [
+        [(top + i, left + j) for i in range(window) for j in range(window)]
+        for top in range(0, height, window)
+        for left in range(0, width, window)
+    ]
+    before = [[((y + shift) % height, (x + shift) % width) for y, x in square] for square in places]  # the shift undone
+    for numbers, now, then in zip(found, places, before, strict=True):
+        assert numbers[0] == 0 and set(numbers) == set(range(max(numbers) + 1))
+        for a in range(window**2):
+            for b in range(window**2):
+                near = all(then[a][k] - then[b][k] == now[a][k] - now[b][k] for k in (0, 1))
+                assert (numbers[a] == numbers[b]) == near
+
+
 ROWS = "does not say how its rows follow"
 REGIONS = "does not say how its regions follow"
 CHOICE = "is not a choice of rows"
