@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fqvit import watch
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import measure
 from fqvit.images import ImageArray, ImageFolder
@@ -257,6 +258,16 @@ def test_an_error_of_one_worker_ends_all_with_one_line(tmp_path: Path) -> None:
     assert len(lines) == 1 and "nowhere: no such folder" in lines[0] and lines[0].startswith("fqvit: worker 1 on "), lines
     assert time.monotonic() - began < 50
     assert [path.name for path in tmp_path.iterdir()] == ["calib"]
+
+
+def test_workers_that_never_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import HashStore
+
+    monkeypatch.setattr(watch, "ARRIVE", 0.2)
+    store = HashStore()
+    with pytest.raises(FqvitError, match="1 of 2 workers came within 0 seconds"):
+        watch.Watch(store, 0, 2, None).arrive()
+    watch.Watch(store, 1, 2, None).arrive()
 
 
 WAIT = """

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,23 +49,25 @@ class Watch:
         self._stopped = threading.Event()
         self._ending = threading.Lock()
         self._stepped = time.monotonic()
-        self._bell, self._ringer = socket.socketpair()
-        self._ringer.setblocking(False)
 
     def arrive(self) -> None:
         """Waits for all others. Must be called by the main thread, before `start`."""
         me = f"{socket.gethostname()}, process {os.getpid()}"
         self._beat()
         self._store.set(f"who/{self.rank}", me)
-        try:
-            self._store.wait([f"who/{rank}" for rank in range(self.size)], timedelta(seconds=ARRIVE))
-        except RuntimeError:
-            here = [rank for rank in range(self.size) if self._store.check([f"who/{rank}"])]
-            raise FqvitError(
-                f"{len(here)} of {self.size} workers came within {ARRIVE:.0f} seconds. Start all of them, with one address."
-            ) from None
+        everybody = [f"who/{rank}" for rank in range(self.size)]
+        end = time.monotonic() + ARRIVE
+        while not self._store.check(everybody):  # not `wait`, inside which no signal is heeded
+            if time.monotonic() > end:
+                here = sum(self._store.check([each]) for each in everybody)
+                raise FqvitError(
+                    f"{here} of {self.size} workers came within {ARRIVE:.0f} seconds. Start all of them, with one address."
+                )
+            time.sleep(0.05)
 
     def start(self) -> None:
+        self._bell, self._ringer = socket.socketpair()
+        self._ringer.setblocking(False)
         # The C handler rings the bell at once, whatever the main thread does; the Python handler keeps SIGTERM from ending us.
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)

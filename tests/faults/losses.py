@@ -24,9 +24,10 @@ PATIENCE = 45.0  # seconds; torchrun itself allows 30 between its SIGTERM and SI
 
 
 def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """Returns how often all was done, all ended with one line, or without one, and faults.
+    """Returns how often all was done, all ended with one line, or workers had not met, and faults.
 
-    Until workers have met, the first seconds of imports, only torchrun can say who was lost.
+    Until workers have met, the first seconds of imports, only torchrun can say who was lost. From then on one of them
+    must, until the answer is out: what is lost afterwards is a process on its way out.
     """
     luck = random.Random(f"{name} {seed}")
     began = time.monotonic()
@@ -42,18 +43,19 @@ def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[
         lost, after = luck.randrange(len(workers)), seconds * (number + luck.random()) / times
         time.sleep(after)
         over = process.poll() is not None
+        met = all(map(has_sockets, workers))
         try:
             os.kill(workers[lost], signal.SIGKILL)
         except ProcessLookupError:
             over = True
         killed = time.monotonic()
-        said = process.communicate(timeout=300)[1]
+        answer, said = process.communicate(timeout=300)
         spent = time.monotonic() - killed
         ours = [line for line in said.splitlines() if line.startswith("fqvit: ")]
-        over = over or process.returncode == 0 or (home / "out.fqvit").exists()
-        counts["all was done" if over else "one line" if ours else f"no line, at {after / seconds:.0%}"] += 1
+        over = over or bool(answer) or (home / "out.fqvit").exists()
+        counts["all was done" if over else "one line" if ours else "had met, no line" if met else "had not met"] += 1
         found = [] if over else unfinished(home)
-        if not over and (len(ours) > 1 or "src/fqvit" in said or spent > PATIENCE):
+        if not over and (len(ours) > 1 or (met and not ours) or "src/fqvit" in said or spent > PATIENCE):
             found.append(f"{spent:.0f} s, {ours}, {said[-1500:]}")
         found += [f"left running: {left}"] if (left := alive(process.pid)) else []
         # A worker that is killed cannot tidy up.
@@ -70,7 +72,7 @@ def started(name: str, home: Path) -> tuple[subprocess.Popen[str], list[int]]:
         [sys.executable, *TORCHRUN, *map(str, COMMANDS[name])],
         cwd=home,
         env={**os.environ, **QUIET, "FQVIT_LOST_AFTER": "3"},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -100,3 +102,11 @@ def rank_of(pid: int) -> int | None:
     except OSError:
         return None
     return next((int(word[5:]) for word in words if word.startswith(b"RANK=")), None)
+
+
+def has_sockets(pid: int) -> bool:
+    """Whether a worker has begun to speak with others: it has no socket before."""
+    try:
+        return any(os.readlink(file).startswith("socket:") for file in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
