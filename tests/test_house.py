@@ -63,6 +63,12 @@ def test_only_the_command_line_uses_the_commands() -> None:
     assert using == {"cli.py", "cli_detect.py", "commands"}
 
 
+def test_nothing_is_unpickled() -> None:
+    words = re.compile(r"pickle\.loads?\(|Unpickler|weights_only=False|allow_pickle=True")
+    code = (path for path in tracked_files() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests")
+    assert [path.name for path in code if words.search(path.read_text())] == []
+
+
 def test_no_tracked_text_names_a_machine() -> None:
     # In two pieces, so that this file passes its own test.
     words = ["/" + "tmp/w", "/" + "work/", "/home" + "/", "/opt" + "/", "pypi" + ".org", "files." + "pythonhosted"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -33,10 +35,11 @@ def test_peers_that_are_not_installed_are_named_with_the_command_that_installs_t
 
 
 @pytest.mark.parametrize("kind", ["vit", "distilled", "mean", "swin", "padded swin"])
-def test_the_quick_form_of_a_float_model_gives_its_values(kind: str) -> None:
+def test_the_quick_form_of_a_float_model_gives_its_values(kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from fqvit.bench.eager import quicken
+    from fqvit.bench.eager import quicken, read
     from fqvit.bench.measure import normalised
+    from fqvit.bench.prepare import save_torch
     from fqvit.models.pixels import normalise
     from tests.factories import float_model, images_for
 
@@ -46,6 +49,7 @@ def test_the_quick_form_of_a_float_model_gives_its_values(kind: str) -> None:
     np.testing.assert_allclose(normalised(pixels, model.preprocess), x.numpy(), rtol=1e-5, atol=1e-6)
     with torch.inference_mode():
         expected = model.module(x).clone()
+        assert torch.equal(read(str(save_torch(model, tmp_path)))(x), expected)
         for _ in range(2):
             torch.testing.assert_close(quicken(model.module)(x), expected, rtol=1e-4, atol=1e-4)
 

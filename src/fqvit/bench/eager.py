@@ -11,9 +11,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.layers import Take
+from fqvit.models.load import build
 from fqvit.models.swin import WindowAttention
 from fqvit.models.vit import Attention
+
+
+def read(file: str) -> nn.Module:
+    """The model that prepare.py saved. Its tensors stay in the file until they are used, and none is made in their place:
+    the peak of memory is to be that of a process which only runs the model."""
+    saved = torch.load(file, mmap=True, weights_only=True)
+    sizes = saved["config"]
+    with torch.device("meta"):
+        module = build(SwinConfig(**sizes) if "window" in sizes else ViTConfig(**sizes)).eval()
+    for name, tensor in saved["tensors"].items():
+        owner, _, leaf = name.rpartition(".")
+        part = module.get_submodule(owner)
+        if leaf in part._parameters:
+            part._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            part._buffers[leaf] = tensor
+    return module
 
 
 def quicken(module: nn.Module) -> nn.Module:

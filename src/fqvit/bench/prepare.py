@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +46,16 @@ def float_model(name: str, weights: str | None, image: list[int], patch: int, cl
 
 
 def save_torch(model: FloatModel, folder: Path) -> Path:
+    """The sizes and every tensor, also those that the sizes decide: the reader then makes none of its own (eager.py)."""
     import torch
 
-    path = folder / "model.pt"
-    torch.save(model.module, path)
+    from fqvit.models.swin import Swin
+    from fqvit.models.vit import ViT
+
+    module, path = model.module, folder / "model.pt"
+    assert isinstance(module, ViT | Swin)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    torch.save({"config": asdict(module.config), "tensors": {k: v.detach() for k, v in tensors.items()}}, path)
     return path
 
 

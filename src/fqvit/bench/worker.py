@@ -29,12 +29,12 @@ def fqvit(file: str, x: Batch, threads: int) -> Runner:
 def torch(file: str, x: Batch, threads: int) -> Runner:
     import torch
 
-    from fqvit.bench.eager import quicken
+    from fqvit.bench.eager import quicken, read
     from fqvit.models.device import keep_freed_memory
 
     keep_freed_memory()  # otherwise batches of 8 spend a tenth of their time in page faults
     torch.set_num_threads(threads)
-    module = quicken(torch.load(file, mmap=True, weights_only=False))  # prepare.py wrote it, a moment ago
+    module = quicken(read(file))
     images = torch.from_numpy(x)
 
     def run() -> Batch:
