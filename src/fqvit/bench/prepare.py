@@ -46,16 +46,15 @@ def float_model(name: str, weights: str | None, image: list[int], patch: int, cl
 
 
 def save_torch(model: FloatModel, folder: Path) -> Path:
-    """The sizes and every tensor, also those that the sizes decide: the reader then makes none of its own (eager.py)."""
+    """The sizes and the weights, which eager.py reads."""
     import torch
 
     from fqvit.models.swin import Swin
     from fqvit.models.vit import ViT
 
-    module, path = model.module, folder / "model.pt"
-    assert isinstance(module, ViT | Swin)
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    torch.save({"config": asdict(module.config), "tensors": {k: v.detach() for k, v in tensors.items()}}, path)
+    path = folder / "model.pt"
+    assert isinstance(model.module, ViT | Swin)
+    torch.save({"config": asdict(model.module.config), "state": model.module.state_dict()}, path)
     return path
 
 
