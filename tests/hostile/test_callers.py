@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from fqvit import _native
 from fqvit.ir.program import Program
+from fqvit.runtime import reference
 from fqvit.runtime.native import Engine
 from tests.fuzz.seeds import golden
 
@@ -127,6 +129,18 @@ def test_buffers_are_those_of_their_image_whoever_else_runs_the_engine(program: 
     finally:
         ended.set()
         thread.join()
+
+
+def test_a_file_may_be_cut_short_or_written_over_once_it_is_loaded(program: Path) -> None:
+    engine, whole, first = Engine(program, 1), Program.load(program), Engine(program, 1)
+    images = np.random.default_rng(0).integers(0, 256, (2, *engine.input_shape)).astype(np.uint8)
+    expected = first.run(images)
+    with program.open("r+b") as file:
+        file.write(bytes(program.stat().st_size))
+    np.testing.assert_array_equal(engine.run(images), expected)
+    os.truncate(program, 100)
+    np.testing.assert_array_equal(first.run(images), expected)
+    np.testing.assert_array_equal(reference.run(whole, images), expected)
 
 
 def test_constants_at_odd_addresses_are_copied_and_the_compiled_side_takes_none(program: Path) -> None:
