@@ -51,7 +51,7 @@ int main(int count, char** arguments) {
             for (const int threads : {1, 3}) {
                 const bool same = answers(*build(program, isa, threads, false, NO_LIMITS), images, number) == expected;
                 ++(same ? passed : failed);
-                if (!same) std::printf("%s: other bits (%s, %d threads)\n", path.stem().c_str(), isa.c_str(), threads);
+                if (!same) std::printf("%s: other bits (%s, %d threads)\n", path.stem().string().c_str(), isa.c_str(), threads);
             }
         }
     }

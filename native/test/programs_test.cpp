@@ -68,7 +68,7 @@ int main(int count, char** arguments) {
             const int found = check(bytes_of(entry.path()));
             ++programs;
             if (found < 0) ++refused;
-            if (found != 0) std::printf("%s: %s\n", entry.path().c_str(), found < 0 ? "refused" : "other bits");
+            if (found != 0) std::printf("%s: %s\n", entry.path().string().c_str(), found < 0 ? "refused" : "other bits");
             if (found > 0) ++wrong;
         }
     }

@@ -37,9 +37,10 @@ def run(*command: str | Path, code: int = 0) -> str:
 
 
 class Compiler:
-    def __init__(self, command: str, folder: Path) -> None:
+    def __init__(self, command: str, folder: Path, suffix: str = "", link: tuple[str, ...] = ()) -> None:
         self.command = command
         self.folder = folder
+        self.suffix, self.link = suffix, link
 
     def object(self, source: str | Path, *flags: str) -> Path:
         """A file of native/ (or any path), compiled."""
@@ -55,7 +56,7 @@ class Compiler:
         return [self.object(name, "-O1") for name in core()]
 
     def program(self, *objects: Path) -> Path:
-        to = self.folder / objects[0].stem
+        to = self.folder / f"{objects[0].stem}{self.suffix}"
         if not to.exists():
-            run(self.command, *objects, "-pthread", "-o", to)
+            run(self.command, *objects, "-pthread", *self.link, "-o", to)
         return to

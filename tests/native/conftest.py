@@ -36,3 +36,8 @@ def aarch64_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 @pytest.fixture(scope="session")
 def s390x_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     return Compiler(tool("s390x-linux-gnu-g++"), tmp_path_factory.mktemp("s390x"))
+
+
+@pytest.fixture(scope="session")
+def windows_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return Compiler(tool("x86_64-w64-mingw32-g++-posix"), tmp_path_factory.mktemp("windows"), ".exe", ("-static",))

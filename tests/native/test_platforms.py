@@ -1,6 +1,7 @@
-"""The same answers on other machines: the engine compiled for this one, AArch64 and s390x (big-endian), against the reference.
+"""The same answers on other machines: the engine compiled for this one, AArch64, s390x (big-endian) and Windows.
 
-Skipped where Debian's packages g++-aarch64-linux-gnu, g++-s390x-linux-gnu and qemu-user are not installed.
+Skipped where Debian's packages are not installed: g++-aarch64-linux-gnu, g++-s390x-linux-gnu and qemu-user;
+g++-mingw-w64-x86-64-posix and wine64.
 """
 
 from __future__ import annotations
@@ -84,4 +85,16 @@ def test_other_machines_give_the_references_answers(
     emulator, libraries = tool(f"qemu-{machine}"), Path(f"/usr/{machine}-linux-gnu")
     folder, programs = answers
     output = run(emulator, "-cpu", "max", "-L", libraries, answers_test(compiler), folder)
+    assert output.splitlines() == [*families, f"{2 * programs * len(families)} passed, 0 failed"]
+
+
+def test_windows_gives_the_references_answers(
+    windows_compiler: Compiler, answers: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wine = tool("wine64", "/usr/lib/wine/wine64", "wine")
+    for name, value in {"WINEPREFIX": str(tmp_path), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree=;mshtml="}.items():
+        monkeypatch.setenv(name, value)
+    folder, programs = answers
+    families = _native.instruction_sets()
+    output = run(wine, answers_test(windows_compiler), folder)
     assert output.splitlines() == [*families, f"{2 * programs * len(families)} passed, 0 failed"]
