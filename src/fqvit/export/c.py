@@ -36,23 +36,27 @@ def export(program: Program, path: str | Path, prefix: str | None = None) -> Non
     code = emitter.code()
     with replacing_folder(path, BUILT) as folder:
         head = f"/* {comment(program.header.model)}, written by fqvit from {program.fingerprint()[:16]}. Do not edit. */\n"
-        (folder / "model.c").write_text(head + code)
-        (folder / "model.h").write_text(head + emitter.header())
+        _write(folder / "model.c", head + code)
+        _write(folder / "model.h", head + emitter.header())
         guard = begin.applied("#ifndef FQVIT_WEIGHTS_H\n#define FQVIT_WEIGHTS_H\n\n#include <stdint.h>\n\n")
-        (folder / "weights.h").write_text(f"{head}{guard}{''.join(emitter.arrays.declarations())}\n#endif\n")
+        _write(folder / "weights.h", f"{head}{guard}{''.join(emitter.arrays.declarations())}\n#endif\n")
         for i, part in enumerate(emitter.arrays.files()):
-            with (folder / f"weights{i}.c").open("w") as file:
+            with (folder / f"weights{i}.c").open("w", encoding="utf-8", newline="\n") as file:
                 file.write(f'{head}#include "weights.h"\n')
                 file.writelines(part)
         templates = files("fqvit.export") / "templates" / "c"
         for name in TEMPLATES:
             with as_file(templates / name) as template:
                 shutil.copyfile(template, folder / name)
-        (folder / "main.c").write_text(begin.applied((templates / "main.c").read_text(encoding="utf-8")))
-        (folder / "README.txt").write_text(begin.applied(readme(program, emitter)))
+        _write(folder / "main.c", begin.applied((templates / "main.c").read_text(encoding="utf-8")))
+        _write(folder / "README.txt", begin.applied(readme(program, emitter)))
         sizes = {"arena_bytes": emitter.plan.arena_bytes, "constant_bytes": emitter.arrays.bytes}
         names = {"model": program.header.model, "fingerprint": program.fingerprint()}
         write_manifest(folder, FORMAT, {**names, **sizes})
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every machine
 
 
 def readme(program: Program, emitter: Emitter) -> str:
