@@ -270,6 +270,37 @@ def test_workers_that_never_come_are_not_waited_for_without_end(monkeypatch: pyt
     watch.Watch(store, 1, 2, None).arrive()
 
 
+ARRIVE = """
+import sys
+from pathlib import Path
+import fqvit.group
+from fqvit.workers import Workers
+Path(sys.argv[1], sys.argv[2]).touch()
+Workers.from_environment()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a Windows process cannot be asked to end")
+def test_workers_that_wait_for_others_heed_signals(tmp_path: Path) -> None:
+    processes = start([["-c", ARRIVE, tmp_path, "first"], ["-c", ""]])
+    processes += start([["-c", ""], ["-c", ARRIVE, tmp_path, "second"]])
+    until = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    waiting = [processes[0], processes[3]]
+    assert [process.poll() for process in waiting] == [None, None]
+    for process in waiting:
+        process.terminate()
+    found = ends(waiting, 20)
+    assert [code for code, _, _ in found] == [2, 2]
+    lines = [line for _, _, err in found for line in err.splitlines()]
+    assert len(lines) == 1 and "was lost while the workers started" in lines[0], lines
+    for process in processes:
+        process.kill()
+    ends(processes)
+
+
 WAIT = """
 import sys, time
 from pathlib import Path

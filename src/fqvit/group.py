@@ -8,10 +8,13 @@ worker is lost.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +29,7 @@ from fqvit.workers import Foldable, Workers, number_in
 
 ARRAY = 1  # MessagePack's number for our kind of value
 NO_LIMIT = timedelta(days=365)
+T = TypeVar("T")
 
 
 class Group(Workers):
@@ -42,7 +46,7 @@ class Group(Workers):
         if rank is None or missing is not None:
             raise FqvitError(f"WORLD_SIZE is {size}, but {missing} is not set. Start with torchrun, or unset WORLD_SIZE.")
         try:
-            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE)))
+            store, _, _ = _heeding_signals(lambda: next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE))))
             # torchrun's store outlives the workers that it starts again, and so would their bad news.
             prefix = f"fqvit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             watch = Watch(PrefixStore(f"{prefix}/watch", store.clone()), rank, size, handler)
@@ -119,6 +123,22 @@ class Group(Workers):
         except RuntimeError as error:
             reason = str(error).splitlines()[0].rpartition("] ")[2].rstrip(".")
             self._watch.lost(f"a worker was lost ({reason}).")
+
+
+def _heeding_signals(call: Callable[[], T]) -> T:
+    """What call() gives, by a thread of its own: inside torch the main thread would heed no signal until it is over."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="fqvit-meet", daemon=True).start()
+    while not result.done():
+        time.sleep(0.02)
+    return result.result()
 
 
 def _bytes(value: Any) -> torch.Tensor:
