@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import atheris
@@ -19,13 +21,32 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 OPTIONS = ["-timeout=10", "-rss_limit_mb=1500", "-print_final_stats=1"]
 
-with atheris.instrument_imports(include=["fqvit", "tomllib", "tarfile"]):
-    from fqvit.errors import FqvitError
-    from tests.fuzz.readers import READERS
 
-from tests.fuzz.oracle import checked_line  # noqa: E402
-from tests.fuzz.rewrite import BY_READER, plain  # noqa: E402
-from tests.fuzz.seeds import golden, seeds_of  # noqa: E402
+class Sources:
+    """Finds the package's modules as plain files: atheris cannot see into those that an editable install loads."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> ModuleSpec | None:
+        place = ROOT / "src" / Path(*name.split("."))
+        if place.is_dir():
+            return spec_from_file_location(name, place / "__init__.py", submodule_search_locations=[str(place)])
+        file = place.with_suffix(".py")
+        return spec_from_file_location(name, file) if file.is_file() else None
+
+
+sys.meta_path.insert(0, Sources)  # type: ignore[arg-type]
+INSTRUMENTED = ["fqvit", "tomllib", "tarfile"]
+
+with atheris.instrument_imports(include=INSTRUMENTED):
+    from fqvit.errors import FqvitError
+    from fqvit.quant.recipe import load_recipe
+    from tests.fuzz.oracle import checked_line
+    from tests.fuzz.readers import READERS
+    from tests.fuzz.rewrite import BY_READER, plain
+    from tests.fuzz.seeds import golden, seeds_of
+
+if "__ATHERIS_INSTRUMENTED__" not in load_recipe.__code__.co_consts:
+    sys.exit("atheris does not see into fqvit: without coverage it would only try the same few files.")
 
 
 def main() -> None:
@@ -49,9 +70,10 @@ def main() -> None:
         made.mkdir(parents=True, exist_ok=True)
     small = {name: raw for name, raw in golden().items() if len(raw) < 30_000} if target == "program" else {}
     seeds = seeds_of(target) | small
-    for name, raw in seeds.items():
-        (kept / name).write_bytes(raw)
-        one_input(raw)  # what is imported when it is first needed is imported now
+    with atheris.instrument_imports(include=INSTRUMENTED):
+        for name, raw in seeds.items():
+            (kept / name).write_bytes(raw)
+            one_input(raw)  # what is imported when it is first needed is imported now
     longest = max(2 * max(map(len, seeds.values())), 16384)
     arguments = [sys.argv[0], *OPTIONS, f"-max_len={longest}", f"-artifact_prefix={ROOT}/build/fuzz/{target}-", *given]
     if not any(Path(word).is_file() for word in given):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -20,7 +21,8 @@ BLOCK = 512
 def fqvit(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
     try:
         return mutated(rng, Seed.of(raw))[:most]
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):  # no longer a file that can be taken apart
+    # No longer a file that can be taken apart.
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error):
         return bytewise(raw, most)
 
 
