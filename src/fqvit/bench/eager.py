@@ -1,4 +1,4 @@
-"""The float model the way PyTorch runs it fastest: fused attention, rows by index_select. The same values, to rounding.
+"""The float model, read and run as PyTorch is fastest: fused attention, rows by index_select. The same values, to rounding.
 
 The model's own leaf modules are written for tracing; a comparison with them would flatter the engine.
 """
