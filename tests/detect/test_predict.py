@@ -72,6 +72,16 @@ def test_unreadable_images_are_named_and_the_others_done(tmp_path: Path) -> None
         refused(fqvit("detect", *command, "shapes.fqvit", tmp_path / "none.jpg"), "none.jpg: no such file")
 
 
+def test_results_of_no_image_at_all_are_not_written(tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"not an image")
+    out = tmp_path / "results.json"
+    out.write_text("older")
+    for images in (["bad.png"], ["bad.png", "missing.png"]):
+        done = fqvit("detect", "predict", "shapes.fqvit", *(tmp_path / name for name in images), "-o", out)
+        assert done.code == 2 and done.out == "" and len(done.err.splitlines()) == (1 if len(images) == 1 else 3)
+    assert out.read_text() == "older"
+
+
 def test_draw_shows_what_was_found(tmp_path: Path) -> None:
     done = fqvit("detect", "draw", "shapes.fqvit", "val/000001.jpg", "-o", tmp_path / "a" / "b", "--score", 0.15, "--json").json
     assert done["pictures"] == 1 and done["objects"] > 0

@@ -36,9 +36,11 @@ def run(
         results += seen.results
         if out is None and not as_json:
             say(("\n" if number else "") + _text(seen))
+    count = len(paths) - len(unreadable.errors)
+    if not count:
+        unreadable.refuse()  # before an older output is lost for nothing
     if out is not None:
         write_results(out, results)
-    count = len(paths) - len(unreadable.errors)
     if as_json:
         found: dict[str, object] = {"out": str(out)} if out is not None else {"results": results}
         say_json(
