@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "program.h"
+#include "fuzz/program.h"
 
 namespace {
 

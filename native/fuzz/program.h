@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "../engine.h"
+#include "fqvit/engine.h"
 
 namespace fqvit::fuzz {
 

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstdio>
 
-#include "../fuzz/program.h"
+#include "fuzz/program.h"
 
 namespace {
 

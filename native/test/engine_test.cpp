@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../engine.h"
+#include "fqvit/engine.h"
 
 namespace {
 

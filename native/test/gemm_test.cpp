@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "../aligned.h"
-#include "../cpu.h"
-#include "../gemm.h"
-#include "../gemm_vnni_shim.h"
+#include "core/aligned.h"
+#include "fqvit/cpu.h"
+#include "kernels/gemm.h"
+#include "kernels/vnni/gemm_vnni_shim.h"
 
 namespace {
 

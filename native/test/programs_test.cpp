@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "../fuzz/program.h"
+#include "fuzz/program.h"
 
 namespace {
 

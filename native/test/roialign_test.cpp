@@ -1,11 +1,11 @@
 // RoIAlign on random and extreme boxes, scalar on one thread beside AVX2 on several: made for sanitizers, which see every access
 // and overflow. Bits are compared with numpy's in tests/detect. Exits with 1 where something differs.
-#include "../roialign.h"
+#include "fqvit/roialign.h"
 
 #include <cstdio>
 #include <random>
 
-#include "../cpu.h"
+#include "fqvit/cpu.h"
 
 namespace {
 

@@ -15,10 +15,10 @@ STANDARD = ("-std=c++20", "-Wall", "-Wextra", "-Werror")
 
 
 def core() -> list[str]:
-    """The engine's sources, as CMake has them."""
-    found = re.search(r"set\(FQVIT_CORE ([^)]*)\)", (ROOT / "CMakeLists.txt").read_text())
+    """The engine's sources listed in native/CMakeLists.txt, as paths below native/."""
+    found = re.search(r"set\(FQVIT_CORE\s([^)]*)\)", (NATIVE / "CMakeLists.txt").read_text())
     assert found
-    return [Path(name).name for name in found.group(1).split()]
+    return found.group(1).split()
 
 
 def tool(*names: str) -> str:
@@ -48,7 +48,7 @@ class Compiler:
         name = re.sub(r"\W+", "_", " ".join((str(source), *flags)))
         to = self.folder / f"{name}.o"
         if not to.exists():
-            run(self.command, *STANDARD, *flags, "-I", NATIVE, "-c", NATIVE / source, "-o", to)
+            run(self.command, *STANDARD, *flags, "-I", NATIVE, "-I", NATIVE / "include", "-c", NATIVE / source, "-o", to)
         return to
 
     def engine(self) -> list[Path]:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fqvit import _native
-from tests.native.compilers import Compiler, run, tool
+from tests.native.compilers import Compiler, core, run, tool
 
 ARM_ROOT = Path("/usr/aarch64-linux-gnu")
-FAMILIES = ("gemm_scalar.cpp", "gemm_avx2.cpp", "gemm_vnni.cpp", "gemm_neon.cpp")
+FAMILIES = [source for source in core() if "/gemm_" in source]
+VNNI = "kernels/vnni/gemm_vnni.cpp"
 
 
 def passed(output: str) -> dict[str, int]:
@@ -48,7 +49,7 @@ def test_families_give_what_three_loops_give(compiler: Compiler) -> None:
 
 def test_vnni_multiplies_unsigned_activations_by_signed_weights(x86_compiler: Compiler) -> None:
     # What the shim cannot show: the order of the instruction's operands. The unsigned one must be what was broadcast.
-    listing = run(tool("objdump"), "-d", "--no-show-raw-insn", x86_compiler.object("gemm_vnni.cpp"))
+    listing = run(tool("objdump"), "-d", "--no-show-raw-insn", x86_compiler.object(VNNI))
     writer: dict[str, str] = {}  # of each vector register: the instruction that wrote it last
     found = {"ymm": 0, "zmm": 0}
     for name, operands in re.findall(r"^ +[0-9a-f]+:\t(?:\{vex\} )?(\w+) +(.*)$", listing, re.MULTILINE):
@@ -66,7 +67,7 @@ def test_vnni_multiplies_unsigned_activations_by_signed_weights(x86_compiler: Co
 
 
 def test_vnni_tiles_stay_in_registers(x86_compiler: Compiler) -> None:
-    listing = run(tool("objdump"), "-d", "--no-show-raw-insn", x86_compiler.object("gemm_vnni.cpp"))
+    listing = run(tool("objdump"), "-d", "--no-show-raw-insn", x86_compiler.object(VNNI))
     tiles = re.findall(r"<\w*multiply_tile\w*>:\n(.*?)\n\n", listing + "\n\n", re.DOTALL)
     assert len(tiles) == 6 + 12
     assert [line for tile in tiles for line in tile.splitlines() if re.search(r"mm\d+,.*\(%r[sb]p", line)] == []

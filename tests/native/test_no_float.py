@@ -11,7 +11,7 @@ from tests.native.compilers import Compiler, core, run, tool
 
 SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
 # engine.cpp counts seconds in profile(), and runs nothing itself; NEON is not x86-64's.
-SCALAR = [name for name in core() if name not in (*SIMD, "engine.cpp", "gemm_neon.cpp")]
+SCALAR = [name for name in core() if name not in (*SIMD, "core/engine.cpp", "kernels/neon/gemm_neon.cpp")]
 
 # Named like floats, these only move, mix or mask bits, or compute with packed integers (vpmaxsd).
 HARMLESS = re.compile(r"v?(mov\w*|shuf|unpck[lh]|blendv?|broadcast|insert|extract|maskmov|andn?|or|xor)(ss|sd|ps|pd)|v?p\w+")
@@ -58,7 +58,7 @@ def test_scalar_code_compiles_without_float_registers(source: str, gcc: Compiler
 
 def test_every_scalar_op_of_attention_compiles_without_float_registers(gcc: Compiler, tmp_path: Path) -> None:
     path = tmp_path / "attention.cpp"
-    path.write_text('#include "attention_scalar.h"\n')
+    path.write_text('#include "kernels/scalar/attention_scalar.h"\n')
     made = gcc.object(path, "-O1", "-mgeneral-regs-only", "-fkeep-inline-functions")
     names = run(tool("nm"), "-C", made)
     for name in ("matmul_row", "log_softmax_row", "softmax_row", "row_codes_row", "context_row"):

@@ -1,8 +1,8 @@
 // The ops of attention one by one. fuse.cpp joins them to whole heads where the machine has a kernel for that.
 #include <algorithm>
 
-#include "attention_scalar.h"
-#include "ops.h"
+#include "kernels/scalar/attention_scalar.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 namespace {

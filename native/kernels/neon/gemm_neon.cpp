@@ -7,7 +7,7 @@
 //
 // A tile is 8 x 12: 24 accumulators, 3 vectors of weights, 2 of activations (four bytes a row; sdot takes them by index): 29 of 32
 // registers, 5 loads for 24 products.
-#include "gemm.h"
+#include "kernels/gemm.h"
 
 // Clang before 16 hides these intrinsics from functions with an attribute: there only a build for such CPUs (-march) has them.
 #if defined(__aarch64__) && defined(__GNUC__) && (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_DOTPROD))
@@ -19,7 +19,7 @@
 #include <cstring>
 #include <utility>
 
-#include "aligned.h"
+#include "core/aligned.h"
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #define FQVIT_TARGET

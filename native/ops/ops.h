@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "aligned.h"
-#include "gemm.h"
-#include "kernels.h"
-#include "value.h"
+#include "core/aligned.h"
+#include "kernels/gemm.h"
+#include "kernels/kernels.h"
+#include "fqvit/value.h"
 
 namespace fqvit {
 
@@ -24,7 +24,7 @@ struct Array {
     const void* data;
 };
 
-// One op as it came. docs/engine.md lists the integers and arrays of each tag, in order.
+// One op as it came. docs/explanation/engine.md lists the integers and arrays of each tag, in order.
 struct Record {
     std::string tag;
     std::vector<std::int64_t> inputs;  // numbers of values: buffers and constants

@@ -1,4 +1,4 @@
-#include "fuse.h"
+#include "core/fuse.h"
 
 #include <algorithm>
 #include <cstring>

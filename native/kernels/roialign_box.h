@@ -2,8 +2,8 @@
 // roialign_avx2.cpp for AVX2.
 #pragma once
 
-#include "fixed.h"
-#include "roialign.h"
+#include "core/fixed.h"
+#include "fqvit/roialign.h"
 
 #if defined(__GNUC__)
 #define FQVIT_EVERYWHERE __attribute__((always_inline)) inline

@@ -1,8 +1,8 @@
 // RoIAlign compiled for AVX2; elsewhere the scalar version.
-#include "roialign_box.h"
+#include "kernels/roialign_box.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#include "avx2.h"
+#include "kernels/avx2/avx2.h"
 #else
 #define FQVIT_AVX2
 #endif

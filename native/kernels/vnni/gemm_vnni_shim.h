@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "gemm.h"
+#include "kernels/gemm.h"
 
 namespace fqvit {
 // The families with the shim in place of the instruction; null where there is no x86-64.

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "parallel.h"
+#include "core/thread_pool.h"
 
 namespace fqvit {
 

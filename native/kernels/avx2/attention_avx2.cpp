@@ -1,15 +1,15 @@
 // Both products are int16 x int16 by vpmaddwd, 6 rows x 16 columns: codes less their zero point are 9 bits, weights 16.
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include "attention_avx2.h"
+#include "kernels/avx2/attention_avx2.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "avx2.h"
-#include "fixed.h"
-#include "softmax_avx2.h"
+#include "kernels/avx2/avx2.h"
+#include "core/fixed.h"
+#include "kernels/avx2/softmax_avx2.h"
 
 namespace fqvit {
 namespace {

@@ -1,11 +1,11 @@
 // AVX2: what follows a product, and LayerNorm. Whatever does not fit the vector form goes to the scalar kernels.
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include "attention_avx2.h"
-#include "avx2.h"
-#include "fixed.h"
+#include "kernels/avx2/attention_avx2.h"
+#include "kernels/avx2/avx2.h"
+#include "core/fixed.h"
 
 namespace fqvit {
 namespace {

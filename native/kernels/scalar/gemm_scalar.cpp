@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gemm.h"
+#include "kernels/gemm.h"
 
 namespace fqvit {
 namespace {

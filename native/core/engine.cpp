@@ -1,11 +1,11 @@
-#include "engine.h"
+#include "fqvit/engine.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 
-#include "cpu.h"
-#include "fuse.h"
+#include "fqvit/cpu.h"
+#include "core/fuse.h"
 
 namespace fqvit {
 namespace {

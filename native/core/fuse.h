@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "ops.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 

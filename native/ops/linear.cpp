@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "attention_scalar.h"
-#include "fixed.h"
-#include "ops.h"
+#include "kernels/scalar/attention_scalar.h"
+#include "core/fixed.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 namespace {

@@ -1,8 +1,8 @@
 // RoIAlign: limits, weights, and the version for every CPU.
-#include "roialign.h"
+#include "fqvit/roialign.h"
 
-#include "ops.h"
-#include "roialign_box.h"
+#include "ops/ops.h"
+#include "kernels/roialign_box.h"
 
 namespace fqvit {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace fqvit {
 

@@ -6,10 +6,10 @@
 //
 // Both families use the same tile, two vectors wide: 6 x 16 (12 accumulators, 2 of weights, 1 of activations: 15 of 16 registers)
 // and 12 x 32 (27 of 32). Ten or more independent sums hide the instruction's latency of 4 or 5 cycles at two a cycle.
-#include "gemm.h"
+#include "kernels/gemm.h"
 
 #ifdef FQVIT_VNNI_SHIM
-#include "gemm_vnni_shim.h"
+#include "kernels/vnni/gemm_vnni_shim.h"
 #define FQVIT_VNNI_NAME(name) name##_shim
 #else
 #define FQVIT_VNNI_NAME(name) name
@@ -24,7 +24,7 @@
 #include <cstring>
 #include <utility>
 
-#include "aligned.h"
+#include "core/aligned.h"
 
 #define FQVIT_INLINE __attribute__((always_inline)) inline
 
@@ -58,7 +58,7 @@ FQVIT_TARGET FQVIT_INLINE Vector dot4(Vector acc, Vector x, Vector w) { return _
 FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), v); }
 #endif
 
-#include "gemm_vnni_tile.h"
+#include "kernels/vnni/gemm_vnni_tile.h"
 #undef FQVIT_TARGET
 
 }  // namespace avx
@@ -87,7 +87,7 @@ FQVIT_TARGET FQVIT_INLINE Vector dot4(Vector acc, Vector x, Vector w) { return _
 FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) { _mm512_storeu_si512(to, v); }
 #endif
 
-#include "gemm_vnni_tile.h"
+#include "kernels/vnni/gemm_vnni_tile.h"
 #undef FQVIT_TARGET
 
 }  // namespace avx512

@@ -1,7 +1,7 @@
 // The readable kernels: plain loops in 64-bit integers. Also compiled with -mgeneral-regs-only, which refuses any float.
-#include "kernels.h"
+#include "kernels/kernels.h"
 
-#include "fixed.h"
+#include "core/fixed.h"
 
 namespace fqvit {
 namespace {

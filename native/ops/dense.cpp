@@ -1,9 +1,9 @@
 // The ops that compute channel by channel or over all channels of a row: lookup, add, layernorm, mean. Linear has its own file.
 #include <algorithm>
 
-#include "attention_scalar.h"
-#include "fixed.h"
-#include "ops.h"
+#include "kernels/scalar/attention_scalar.h"
+#include "core/fixed.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 

@@ -10,7 +10,7 @@
 //  - Quads are matched in twos whose sums fit ("doubles": 5 instructions for 64 products a lane group); what finds no partner
 //    stays alone ("singles": 3 for 32). A list of offsets into the block says which quads, in which pairing.
 // Every quad that goes into a list has been checked against the rule above; nothing saturates for any activations.
-#include "gemm.h"
+#include "kernels/gemm.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "aligned.h"
-#include "avx2.h"
+#include "core/aligned.h"
+#include "kernels/avx2/avx2.h"
 
 
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "fixed.h"
+#include "core/fixed.h"
 
 namespace fqvit::scalar {
 

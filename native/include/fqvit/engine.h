@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ops.h"
-#include "parallel.h"
+#include "ops/ops.h"
+#include "core/thread_pool.h"
 
 namespace fqvit {
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "avx2.h"
-#include "fixed.h"
-#include "kernels.h"
+#include "kernels/avx2/avx2.h"
+#include "core/fixed.h"
+#include "kernels/kernels.h"
 
 namespace fqvit::avx2 {
 

@@ -1,7 +1,7 @@
 // Reading records: the checks that all ops share.
 #include <algorithm>
 
-#include "ops.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 

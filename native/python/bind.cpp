@@ -8,10 +8,10 @@
 #include <limits>
 #include <new>
 
-#include "cpu.h"
-#include "engine.h"
-#include "gate.h"
-#include "roialign.h"
+#include "fqvit/cpu.h"
+#include "fqvit/engine.h"
+#include "python/gate.h"
+#include "fqvit/roialign.h"
 
 namespace nb = nanobind;
 
