@@ -16,7 +16,9 @@ struct Aligned64 {
     T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64})); }
     void deallocate(T* p, std::size_t) noexcept { ::operator delete(p, std::align_val_t{64}); }
     template <class U>
-    bool operator==(const Aligned64<U>&) const noexcept { return true; }
+    bool operator==(const Aligned64<U>&) const noexcept {
+        return true;
+    }
 };
 
 template <class T>

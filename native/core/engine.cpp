@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "fqvit/cpu.h"
 #include "core/fuse.h"
+#include "fqvit/cpu.h"
 
 namespace fqvit {
 namespace {
@@ -53,7 +53,8 @@ Machine machine_of(const std::string& name) {
 }
 
 Engine::Engine(Shape image, const std::string& instruction_set, int threads)
-    : machine_(machine_of(instruction_set)), pool_(std::clamp(threads, 1, 256)) {
+    : machine_(machine_of(instruction_set)),
+      pool_(std::clamp(threads, 1, 256)) {
     need(image.size() == 3, "an image has three axes");
     values_.push_back(Value{DType::u8, std::move(image), 0, 255});
     values_.front().count();  // refuses what is too large
@@ -63,9 +64,11 @@ Engine::Engine(Shape image, const std::string& instruction_set, int threads)
 int Engine::constant(const Array& array) {
     const std::lock_guard lock(running_);
     need(!finished(), "the program is finished");
-    need(!array.shape.empty() && array.shape.size() <= MAX_AXES && count_of(array) > 0, "a constant has an impossible shape");
+    need(!array.shape.empty() && array.shape.size() <= MAX_AXES && count_of(array) > 0,
+         "a constant has an impossible shape");
     need(array.dtype != DType::i8 && array.dtype != DType::i64, "a constant has another type than buffers");
-    const std::vector<std::int64_t> entries = integers(array, -(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1, "a constant");
+    const std::vector<std::int64_t> entries =
+        integers(array, -(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1, "a constant");
     const auto [lo, hi] = std::minmax_element(entries.begin(), entries.end());
     values_.push_back(Value{array.dtype, array.shape, *lo, *hi});
     const auto* bytes = static_cast<const std::uint8_t*>(array.data);
@@ -104,7 +107,8 @@ void Engine::finish(int output, bool keep, const std::vector<int>& others) {
     plan();
 }
 
-// Places buffers in one arena: the largest first, each at the lowest place where nothing that lives at the same time lies.
+// Places buffers in one arena: the largest first, each at the lowest place where nothing that lives at the same time
+// lies.
 void Engine::plan() {
     struct Life {
         std::size_t value, size;
@@ -124,7 +128,8 @@ void Engine::plan() {
     for (const int number : outputs_) end[static_cast<std::size_t>(number)] = last;
     for (std::size_t v = 0; v < values_.size(); ++v) {
         if (is_constant_[v] || begin[v] < 0) continue;
-        lives.push_back({v, aligned(static_cast<std::size_t>(values_[v].bytes()) + 64), keep_ ? 0 : begin[v], keep_ ? last : end[v]});
+        lives.push_back({v, aligned(static_cast<std::size_t>(values_[v].bytes()) + 64), keep_ ? 0 : begin[v],
+                         keep_ ? last : end[v]});
     }
     std::stable_sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) { return a.size > b.size; });
     offsets_.assign(values_.size(), 0);
@@ -132,7 +137,8 @@ void Engine::plan() {
     for (const Life& life : lives) {
         std::vector<std::pair<std::size_t, std::size_t>> taken;
         for (const Life& other : placed) {
-            if (other.begin <= life.end && life.begin <= other.end) taken.emplace_back(offsets_[other.value], offsets_[other.value] + other.size);
+            if (other.begin <= life.end && life.begin <= other.end)
+                taken.emplace_back(offsets_[other.value], offsets_[other.value] + other.size);
         }
         std::sort(taken.begin(), taken.end());
         std::size_t at = 0;
@@ -171,7 +177,8 @@ void Engine::run_image(Lane& lane, const std::uint8_t* image, const Each& each) 
 void Engine::copy_out(const Lane& lane, std::int64_t i, const std::vector<std::uint8_t*>& ys) const {
     for (std::size_t k = 0; k < ys.size(); ++k) {
         const std::int64_t bytes = value(outputs_[k]).bytes();
-        std::memcpy(ys[k] + i * bytes, lane.frame[static_cast<std::size_t>(outputs_[k])], static_cast<std::size_t>(bytes));
+        std::memcpy(ys[k] + i * bytes, lane.frame[static_cast<std::size_t>(outputs_[k])],
+                    static_cast<std::size_t>(bytes));
     }
 }
 
@@ -184,13 +191,15 @@ void Engine::run_all(const std::uint8_t* images, std::int64_t count, const std::
     run_locked(images, count, ys);
 }
 
-void Engine::run_kept(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys) {
+void Engine::run_kept(const std::uint8_t* image, const std::vector<int>& numbers,
+                      const std::vector<std::uint8_t*>& ys) {
     need(finished(), "the program is not finished");
     for (const int number : numbers) need(keeps(number), "this engine keeps no such buffer");
     need(ys.size() == numbers.size(), "not one array a buffer");
     const std::lock_guard lock(running_);
     run_locked(image, 1, {});
-    for (std::size_t i = 0; i < ys.size(); ++i) std::memcpy(ys[i], buffer(numbers[i]), static_cast<std::size_t>(value(numbers[i]).bytes()));
+    for (std::size_t i = 0; i < ys.size(); ++i)
+        std::memcpy(ys[i], buffer(numbers[i]), static_cast<std::size_t>(value(numbers[i]).bytes()));
 }
 
 void Engine::run_locked(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
@@ -203,7 +212,8 @@ void Engine::run_locked(const std::uint8_t* images, std::int64_t count, const st
             for (std::int64_t i = begin; i < end; ++i) {
                 std::uint8_t* scratch = scratch_[static_cast<std::size_t>(thread)].data();
                 Lane& mine = *lanes_[static_cast<std::size_t>(thread)];
-                run_image(mine, images + i * in, [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), scratch); });
+                run_image(mine, images + i * in,
+                          [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), scratch); });
                 copy_out(mine, i, ys);
             }
         });
@@ -211,9 +221,10 @@ void Engine::run_locked(const std::uint8_t* images, std::int64_t count, const st
     for (std::int64_t i = side_by_side; i < count; ++i) {
         run_image(lane(0), images + i * in, [&](const Op& op, Frame frame) {
             const std::int64_t items = op.items();
-            pool_.run(items, std::max<std::int64_t>(1, items / (threads * 4)), [&](int thread, std::int64_t begin, std::int64_t end) {
-                op.run(frame, begin, end, scratch_[static_cast<std::size_t>(thread)].data());
-            });
+            pool_.run(items, std::max<std::int64_t>(1, items / (threads * 4)),
+                      [&](int thread, std::int64_t begin, std::int64_t end) {
+                          op.run(frame, begin, end, scratch_[static_cast<std::size_t>(thread)].data());
+                      });
         });
         copy_out(lane(0), i, ys);
     }
@@ -223,7 +234,8 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
     need(finished(), "the program is not finished");
     const std::lock_guard lock(running_);
     std::vector<OpTime> times;
-    for (const std::unique_ptr<Op>& op : ops_) times.push_back({names_[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
+    for (const std::unique_ptr<Op>& op : ops_)
+        times.push_back({names_[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
     for (int round = 0; round < rounds; ++round) {
         std::size_t i = 0;
         run_image(lane(0), image, [&](const Op& op, Frame frame) {
@@ -238,7 +250,8 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
 }
 
 bool Engine::keeps(int number) const {
-    return keep_ && number > 0 && number < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(number)];
+    return keep_ && number > 0 && number < static_cast<int>(values_.size()) &&
+           !is_constant_[static_cast<std::size_t>(number)];
 }
 
 const std::uint8_t* Engine::buffer(int number) const {

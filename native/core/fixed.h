@@ -1,5 +1,5 @@
-// Fixed-point primitives, as in src/fqvit/ir/fixed.py: the only arithmetic there is. Plain 64-bit integers, no headers that
-// know of floats, so that everything built from these compiles with -mgeneral-regs-only too.
+// Fixed-point primitives, as in src/fqvit/ir/fixed.py: the only arithmetic there is. Plain 64-bit integers, no headers
+// that know of floats, so that everything built from these compiles with -mgeneral-regs-only too.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,9 @@ namespace fqvit {
 inline std::int64_t round_shift(std::int64_t x, int shift) { return (x + (std::int64_t{1} << (shift - 1))) >> shift; }
 
 // floor(acc * mult / 2^shift + 1/2): one rounding, ties up. |acc| and mult below 2^31.
-inline std::int64_t requantize(std::int64_t acc, std::int64_t mult, int shift) { return round_shift(acc * mult, shift); }
+inline std::int64_t requantize(std::int64_t acc, std::int64_t mult, int shift) {
+    return round_shift(acc * mult, shift);
+}
 
 inline std::int64_t clamp(std::int64_t value, std::int64_t last) { return value < 0 ? 0 : value > last ? last : value; }
 

@@ -42,7 +42,8 @@ public:
             if (!bias.empty() && head != expanded_head) {
                 const std::int32_t* own = bias.data() + head * bias_rows;
                 for (std::int64_t m = 0; m < tokens; ++m) {
-                    for (std::int64_t t = 0; t < tokens; ++t) expanded[m * bias_stride() + t] = own[index[static_cast<std::size_t>(m * tokens + t)]];
+                    for (std::int64_t t = 0; t < tokens; ++t)
+                        expanded[m * bias_stride() + t] = own[index[static_cast<std::size_t>(m * tokens + t)]];
                 }
                 expanded_head = head;
             }
@@ -56,13 +57,17 @@ public:
 private:
     // Rows as long as kernels read them.
     std::int64_t bias_stride() const { return (attention.tokens + 15) / 16 * 16; }
-    std::size_t bias_bytes() const { return bias.empty() ? 0 : static_cast<std::size_t>(attention.tokens * bias_stride()) * 4; }
+    std::size_t bias_bytes() const {
+        return bias.empty() ? 0 : static_cast<std::size_t>(attention.tokens * bias_stride()) * 4;
+    }
 };
 
 class Fuser {
 public:
     Fuser(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& kept, const Machine& machine)
-        : ops_(ops), kept_(kept.begin(), kept.end()), machine_(machine) {
+        : ops_(ops),
+          kept_(kept.begin(), kept.end()),
+          machine_(machine) {
         for (std::size_t i = 0; i < ops.size(); ++i) {
             writer_[ops[i]->output] = i;
             for (const int in : ops[i]->inputs) ++uses_[in];
@@ -132,11 +137,14 @@ private:
         auto* q = producer<Permute>(scores->inputs[0]);
         auto* k = producer<Permute>(scores->inputs[1]);
         auto* v = producer<Permute>(times_v->inputs[1]);
-        if (q == nullptr || k == nullptr || v == nullptr || uses_[times_v->output] != 1 || kept_.contains(times_v->output)) return;
+        if (q == nullptr || k == nullptr || v == nullptr || uses_[times_v->output] != 1 ||
+            kept_.contains(times_v->output))
+            return;
         Permute* joined = nullptr;
         std::size_t joined_place = 0;
         for (std::size_t i = place + 1; i < ops_.size(); ++i) {
-            if (ops_[i] != nullptr && ops_[i]->inputs[0] == times_v->output) joined = dynamic_cast<Permute*>(ops_[i].get()), joined_place = i;
+            if (ops_[i] != nullptr && ops_[i]->inputs[0] == times_v->output)
+                joined = dynamic_cast<Permute*>(ops_[i].get()), joined_place = i;
         }
         if (joined == nullptr) return;
         // [W], H, T, D
@@ -144,21 +152,27 @@ private:
         const std::size_t lead = shape.size() - 3;
         if (shape.size() < 3 || shape.size() > 4 || q->value.shape != shape || k->value.shape != shape) return;
         const std::int64_t heads = shape[lead], tokens = shape[lead + 1], width = shape[lead + 2];
-        Shape view(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(lead)), perm, back_view = shape, back_shape = view;
+        Shape view(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(lead)), perm, back_view = shape,
+                                                                                            back_shape = view;
         view.insert(view.end(), {tokens, 3, heads, width});
         for (std::size_t i = 0; i < lead; ++i) perm.push_back(static_cast<std::int64_t>(i));
         const auto n = static_cast<std::int64_t>(lead);
         perm.insert(perm.end(), {n + 1, n, n + 2});
         back_shape.insert(back_shape.end(), {tokens, heads * width});
         const auto takes = [&](const Permute* p, std::int64_t part) {
-            return p->view == view && p->perm == perm && p->select == Shape({n + 1, part}) && p->inputs[0] == q->inputs[0];
+            return p->view == view && p->perm == perm && p->select == Shape({n + 1, part}) &&
+                   p->inputs[0] == q->inputs[0];
         };
         if (!takes(q, 0) || !takes(k, 1) || !takes(v, 2)) return;
-        if (joined->view != back_view || joined->perm != perm || !joined->select.empty() || joined->value.shape != back_shape) return;
+        if (joined->view != back_view || joined->perm != perm || !joined->select.empty() ||
+            joined->value.shape != back_shape)
+            return;
         const auto narrow = [](const Op* op) { return op->value.dtype == DType::u8; };
         if (!narrow(v) || !narrow(q) || !narrow(scores) || !narrow(softmax) || !narrow(times_v)) return;
-        // Kernels hold codes less their zero point in 16 bits; rows are divided by their sum after row_codes, and only there.
-        if (std::max({scores->a_zero, scores->b_zero, context != nullptr ? context->v_zero : uniform->b_zero}) > 255) return;
+        // Kernels hold codes less their zero point in 16 bits; rows are divided by their sum after row_codes, and only
+        // there.
+        if (std::max({scores->a_zero, scores->b_zero, context != nullptr ? context->v_zero : uniform->b_zero}) > 255)
+            return;
         if ((softmax->kind == Attention::RELATIVE) != (context != nullptr && context->largest > 0)) return;
 
         auto fused = std::make_unique<Heads>();
@@ -166,13 +180,15 @@ private:
         a.tokens = tokens, a.width = width;
         a.q_stride = a.k_stride = a.v_stride = 3 * heads * width, a.y_stride = heads * width;
         a.q_zero = static_cast<std::int32_t>(scores->a_zero), a.k_zero = static_cast<std::int32_t>(scores->b_zero);
-        a.score_zero = static_cast<std::int32_t>(scores->y_zero), a.score_last = static_cast<std::int32_t>(scores->last);
+        a.score_zero = static_cast<std::int32_t>(scores->y_zero),
+        a.score_last = static_cast<std::int32_t>(scores->last);
         a.score_mult = scores->mult, a.score_shift = static_cast<int>(scores->shift);
         a.kind = softmax->kind;
         fused->table = softmax->table;
         a.table_length = static_cast<std::int64_t>(fused->table.size());
         a.falling = std::is_sorted(fused->table.rbegin(), fused->table.rend());
-        // Kernels also multiply the entries of distances that are not in the row: at most its sum where the table falls.
+        // Kernels also multiply the entries of distances that are not in the row: at most its sum where the table
+        // falls.
         if (a.kind == Attention::UNIFORM && !a.falling) return;
         a.softmax_mult = softmax->mult, a.softmax_shift = static_cast<int>(softmax->shift);
         a.softmax_last = static_cast<std::int32_t>(softmax->last);
@@ -184,7 +200,8 @@ private:
             a.v_zero = static_cast<std::int32_t>(context->v_zero);
             a.y_zero = static_cast<std::int32_t>(context->y_zero), a.y_last = static_cast<std::int32_t>(context->last);
         } else {
-            for (std::int64_t code = 0; code <= softmax->last; ++code) weight.push_back(static_cast<std::int32_t>(code - uniform->a_zero));
+            for (std::int64_t code = 0; code <= softmax->last; ++code)
+                weight.push_back(static_cast<std::int32_t>(code - uniform->a_zero));
             a.mult = uniform->mult, a.shift = static_cast<int>(uniform->shift);
             a.v_zero = static_cast<std::int32_t>(uniform->b_zero);
             a.y_zero = static_cast<std::int32_t>(uniform->y_zero), a.y_last = static_cast<std::int32_t>(uniform->last);
@@ -202,15 +219,19 @@ private:
             }
             for (std::size_t code = 0; code < std::min<std::size_t>(weight.size(), 16); ++code) {
                 const auto word = static_cast<std::uint16_t>(fused->weight[code]);
-                fused->weight_low[code] = static_cast<std::uint8_t>(word & 255), fused->weight_high[code] = static_cast<std::uint8_t>(word >> 8);
+                fused->weight_low[code] = static_cast<std::uint8_t>(word & 255),
+                fused->weight_high[code] = static_cast<std::uint8_t>(word >> 8);
             }
         }
-        a.masked_code = static_cast<std::int32_t>(a.kind == Attention::LOG ? softmax->last : a.kind == Attention::UNIFORM ? 0 : fused->table.back());
+        a.masked_code = static_cast<std::int32_t>(a.kind == Attention::LOG       ? softmax->last
+                                                  : a.kind == Attention::UNIFORM ? 0
+                                                                                 : fused->table.back());
         fused->index = scores->index, fused->region = softmax->region;
         fused->windows = lead == 1 ? shape[0] : 1, fused->heads = heads;
         fused->bias_rows = scores->bias.empty() ? 0 : static_cast<std::int64_t>(scores->bias.size()) / heads;
         for (std::int64_t h = 0; h < heads; ++h) {
-            for (std::int64_t r = 0; r < fused->bias_rows; ++r) fused->bias.push_back(scores->bias[static_cast<std::size_t>(r * heads + h)]);
+            for (std::int64_t r = 0; r < fused->bias_rows; ++r)
+                fused->bias.push_back(scores->bias[static_cast<std::size_t>(r * heads + h)]);
         }
         fused->kernels = machine_.kernels;
         fused->macs_ = scores->macs() + times_v->macs();
@@ -219,7 +240,8 @@ private:
         fused->inputs = {q->inputs[0]};
         fused->output = joined->output, fused->value = joined->value;
         uses_[q->inputs[0]] -= 2;
-        for (Op* part : std::initializer_list<Op*>{q, k, v, scores, softmax, times_v}) ops_[writer_[part->output]] = nullptr;
+        for (Op* part : std::initializer_list<Op*>{q, k, v, scores, softmax, times_v})
+            ops_[writer_[part->output]] = nullptr;
         ops_[joined_place] = std::move(fused);
     }
 

@@ -1,4 +1,5 @@
-// Ops joined where that keeps every bit: a linear map with the table or sum that follows it, and attention head by head.
+// Ops joined where that keeps every bit: a linear map with the table or sum that follows it, and attention head by
+// head.
 #pragma once
 
 #include <memory>

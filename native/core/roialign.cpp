@@ -1,19 +1,21 @@
 // RoIAlign: limits, weights, and the version for every CPU.
 #include "fqvit/roialign.h"
 
-#include "ops/ops.h"
 #include "kernels/roialign_box.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 
 void check_alignment(const Alignment& a) {
-    need(a.height >= 1 && a.height <= Alignment::CELLS && a.width >= 1 && a.width <= Alignment::CELLS && a.channels >= 1,
-         "a map has 1 to 8192 rows and columns, and a channel");
+    need(
+        a.height >= 1 && a.height <= Alignment::CELLS && a.width >= 1 && a.width <= Alignment::CELLS && a.channels >= 1,
+        "a map has 1 to 8192 rows and columns, and a channel");
     need(a.side >= 1 && a.side <= Alignment::SIDE, "squares have 1 to 64 places a side");
     need(a.cell >= Alignment::SHORTEST && a.cell <= Alignment::LONGEST, "cells have 2^8 to 2^18 units");
     need(a.zero >= 0 && a.zero <= 255 && a.head_zero >= 0 && a.head_zero <= 255 && a.last >= 0 && a.last <= 255,
          "zero points and codes are 0 to 255");
-    need(a.mult >= 0 && a.mult < std::int64_t{1} << 31 && a.shift >= 1 && a.shift <= 62, "a multiplier or shift is out of range");
+    need(a.mult >= 0 && a.mult < std::int64_t{1} << 31 && a.shift >= 1 && a.shift <= 62,
+         "a multiplier or shift is out of range");
     for (std::int64_t i = 0; i < 4 * a.count; ++i) {
         need(a.boxes[i] >= -Alignment::EDGE && a.boxes[i] <= Alignment::EDGE, "edges of boxes are within 2^24 units");
     }
@@ -53,7 +55,8 @@ void find_weights(std::int64_t low, std::int64_t high, std::int64_t cell, std::i
         axis.begin[static_cast<std::size_t>(bin)] = begin;
         axis.end[static_cast<std::size_t>(bin)] = end;
         for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t weight = round_divide(numerators[static_cast<std::size_t>(i)] * (1 << 15), whole * samples);
+            const std::int64_t weight =
+                round_divide(numerators[static_cast<std::size_t>(i)] * (1 << 15), whole * samples);
             axis.weights[static_cast<std::size_t>(bin * size + i)] = static_cast<std::int32_t>(weight);
         }
     }

@@ -1,5 +1,5 @@
-// A small pool: chunks of work taken from a counter, so that a core that is busy elsewhere takes fewer of them. Workers spin a
-// little between jobs and then sleep.
+// A small pool: chunks of work taken from a counter, so that a core that is busy elsewhere takes fewer of them. Workers
+// spin a little between jobs and then sleep.
 #pragma once
 
 #include <atomic>
@@ -43,8 +43,8 @@ public:
 
     int threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
-    // Calls task(thread, begin, end) for chunks of at most `grain` that cover 0..items, from this and the pool's threads, and
-    // returns when all are done. One caller at a time; tasks do not throw.
+    // Calls task(thread, begin, end) for chunks of at most `grain` that cover 0..items, from this and the pool's
+    // threads, and returns when all are done. One caller at a time; tasks do not throw.
     template <class Task>
     void run(std::int64_t items, std::int64_t grain, const Task& task) {
         State& s = *state_;
@@ -52,7 +52,9 @@ public:
             if (items > 0) task(0, std::int64_t{0}, items);
             return;
         }
-        s.call = [](const void* t, int thread, std::int64_t begin, std::int64_t end) { (*static_cast<const Task*>(t))(thread, begin, end); };
+        s.call = [](const void* t, int thread, std::int64_t begin, std::int64_t end) {
+            (*static_cast<const Task*>(t))(thread, begin, end);
+        };
         s.task = &task;
         s.items = items, s.grain = grain;
         s.next.store(0, std::memory_order_relaxed);

@@ -1,5 +1,6 @@
-// libFuzzer on the engine's boundary: bytes become records, records an engine or a refusal. What is accepted runs, stays inside
-// the bounds that were promised, and gives the same bits on every instruction set, op by op or joined, on used memory or fresh.
+// libFuzzer on the engine's boundary: bytes become records, records an engine or a refusal. What is accepted runs,
+// stays inside the bounds that were promised, and gives the same bits on every instruction set, op by op or joined, on
+// used memory or fresh.
 #include <cstdio>
 #include <cstdlib>
 
@@ -35,8 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             try {
                 build(program, isa, 1, false, limits);
                 fail("refused by scalar alone", isa);
-            } catch (const BadProgram&) {
-            }
+            } catch (const BadProgram&) {}
         }
         return 0;
     }

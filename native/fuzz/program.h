@@ -1,11 +1,12 @@
 // Bytes -> records, for the fuzzer and the tests under sanitizers. make_seeds.py writes the same format.
 //
 // Any bytes mean something: past the end all are 0.
-//   program: byte style of the image, 3 ints height width channels, int output, where the style's bit 2 is set int count and
+//   program: byte style of the image, 3 ints height width channels, int output, where the style's bit 2 is set int
+//   count and
 //            further outputs, then records up to the end
-//   record:  byte tag; a constant (tag 0) has one array, an op: int count and inputs, int count and ints, int count and arrays
-//   array:   byte dtype, int rank, ints of the shape, then the elements, little-endian
-//   int:     a byte below 248 is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed; 252..255: -1, 2^30, 2^31 - 1, 2^62
+//   record:  byte tag; a constant (tag 0) has one array, an op: int count and inputs, int count and ints, int count and
+//   arrays array:   byte dtype, int rank, ints of the shape, then the elements, little-endian int:     a byte below 248
+//   is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed; 252..255: -1, 2^30, 2^31 - 1, 2^62
 #pragma once
 
 #include <algorithm>
@@ -23,8 +24,9 @@
 
 namespace fqvit::fuzz {
 
-inline const char* const TAGS[] = {"",        "lookup", "linear",      "layernorm", "add",          "mean",      "take",  "permute",
-                                   "concat",  "matmul", "log_softmax", "softmax",   "shift_matmul", "row_codes", "attend"};
+inline const char* const TAGS[] = {"",        "lookup", "linear", "layernorm",   "add",     "mean",         "take",
+                                   "permute", "concat", "matmul", "log_softmax", "softmax", "shift_matmul", "row_codes",
+                                   "attend"};
 constexpr std::size_t TAG_COUNT = sizeof TAGS / sizeof *TAGS;
 
 // So that a run takes milliseconds: records, elements of an array, of all buffers, and products of one op.
@@ -101,7 +103,8 @@ public:
         at_ += taken;
         if constexpr (std::endian::native == std::endian::big) {
             const std::ptrdiff_t size = size_of(out.dtype);
-            for (auto element = out.data.begin(); element != out.data.end(); element += size) std::reverse(element, element + size);
+            for (auto element = out.data.begin(); element != out.data.end(); element += size)
+                std::reverse(element, element + size);
         }
         out.data.shrink_to_fit();  // so that ASan sees the end
         return out;
@@ -148,7 +151,8 @@ inline Program decode(const std::uint8_t* data, std::size_t size) {
 }
 
 // An engine that took the whole program; null where it would be too much work. BadProgram where the engine refuses.
-inline std::unique_ptr<Engine> build(const Program& program, const std::string& isa, int threads, bool keep, Limits limits = {}) {
+inline std::unique_ptr<Engine> build(const Program& program, const std::string& isa, int threads, bool keep,
+                                     Limits limits = {}) {
     auto engine = std::make_unique<Engine>(program.image, isa, threads);
     std::int64_t all = engine->value(0).count();
     for (const OwnedRecord& owned : program.records) {
@@ -160,7 +164,8 @@ inline std::unique_ptr<Engine> build(const Program& program, const std::string& 
             Record record{owned.tag, owned.inputs, owned.ints, {}};
             for (const Owned& array : owned.arrays) record.arrays.push_back(array.view());
             number = engine->add("y", record);
-            for (const std::int64_t in : owned.inputs) longest = std::max(longest, engine->value(static_cast<int>(in)).channels());
+            for (const std::int64_t in : owned.inputs)
+                longest = std::max(longest, engine->value(static_cast<int>(in)).channels());
         }
         all += engine->value(number).count();
         if (all > limits.values || engine->value(number).count() > limits.work / longest) return nullptr;
@@ -181,7 +186,10 @@ inline std::vector<std::uint8_t> image_of(const Program& program, std::uint32_t 
     for (std::uint8_t& pixel : pixels) {
         seed = static_cast<std::uint32_t>((std::uint64_t{seed} * 1664525 + 1013904223) & 0xffffffff);
         const auto random = static_cast<std::uint8_t>(seed >> 24);
-        pixel = program.style % 4 == 1 ? 0 : program.style % 4 == 2 ? 255 : program.style % 4 == 3 ? (random & 1 ? 255 : 0) : random;
+        pixel = program.style % 4 == 1   ? 0
+                : program.style % 4 == 2 ? 255
+                : program.style % 4 == 3 ? (random & 1 ? 255 : 0)
+                                         : random;
     }
     return pixels;
 }
@@ -192,7 +200,8 @@ using Found = std::vector<std::vector<std::uint8_t>>;
 inline Found run(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
     Found found;
     std::vector<std::uint8_t*> ys;
-    for (const int number : engine.outputs()) found.emplace_back(static_cast<std::size_t>(engine.value(number).bytes() * count));
+    for (const int number : engine.outputs())
+        found.emplace_back(static_cast<std::size_t>(engine.value(number).bytes() * count));
     for (std::vector<std::uint8_t>& y : found) ys.push_back(y.data());
     engine.run_all(images.data(), count, ys);
     return found;

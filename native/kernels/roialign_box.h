@@ -1,5 +1,5 @@
-// One box of RoIAlign. Plain loops over channels that compilers make vectors of: roialign.cpp compiles them as they are,
-// roialign_avx2.cpp for AVX2.
+// One box of RoIAlign. Plain loops over channels that compilers make vectors of: roialign.cpp compiles them as they
+// are, roialign_avx2.cpp for AVX2.
 #pragma once
 
 #include "core/fixed.h"
@@ -14,7 +14,8 @@
 namespace fqvit {
 
 // y[i] += weight (x[i] - zero)
-FQVIT_EVERYWHERE void add_codes(std::int32_t* y, const std::uint8_t* x, std::int32_t weight, std::int32_t zero, std::int64_t count) {
+FQVIT_EVERYWHERE void add_codes(std::int32_t* y, const std::uint8_t* x, std::int32_t weight, std::int32_t zero,
+                                std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) y[i] += weight * (x[i] - zero);
 }
 

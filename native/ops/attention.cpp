@@ -36,14 +36,17 @@ MatMul::MatMul(const Record& record, const Scope& scope) {
         need(shape.size() >= 3, "a bias needs heads");
         heads = from_end(shape, 3);
         const Array& table = record.arrays[0];
-        need(table.dtype == DType::i32 && table.shape.size() == 2 && table.shape[1] == heads && table.shape[0] > 0, "bias must be i32 [R, H]");
-        need(places.dtype == DType::u16 && places.shape == Shape(shape.end() - 2, shape.end()), "index must be u16 [M, N]");
+        need(table.dtype == DType::i32 && table.shape.size() == 2 && table.shape[1] == heads && table.shape[0] > 0,
+             "bias must be i32 [R, H]");
+        need(places.dtype == DType::u16 && places.shape == Shape(shape.end() - 2, shape.end()),
+             "index must be u16 [M, N]");
         std::int64_t largest = 0;
         for (const std::int64_t entry : integers(table, -(MAX_MULT + 1), MAX_MULT, "bias")) {
             largest = std::max(largest, entry < 0 ? -entry : entry);
             bias.push_back(static_cast<std::int32_t>(entry));
         }
-        for (const std::int64_t i : integers(places, 0, table.shape[0] - 1, "index")) index.push_back(static_cast<std::uint16_t>(i));
+        for (const std::int64_t i : integers(places, 0, table.shape[0] - 1, "index"))
+            index.push_back(static_cast<std::uint16_t>(i));
         bound = bound_add(bound, largest);
     }
     prove(bound, 31, "an accumulator");
@@ -51,9 +54,20 @@ MatMul::MatMul(const Record& record, const Scope& scope) {
 
 void MatMul::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
     const scalar::Codes a{frame[inputs[0]], wide_a}, b{frame[inputs[1]], wide_b};
-    const scalar::Product product = {from_end(value.shape, 2), value.channels(), inner,
-                                     a_zero, b_zero, b_rows, mult, static_cast<int>(shift), y_zero, last, value.dtype == DType::u16,
-                                     bias.empty() ? nullptr : bias.data(), index.data(), heads};
+    const scalar::Product product = {from_end(value.shape, 2),
+                                     value.channels(),
+                                     inner,
+                                     a_zero,
+                                     b_zero,
+                                     b_rows,
+                                     mult,
+                                     static_cast<int>(shift),
+                                     y_zero,
+                                     last,
+                                     value.dtype == DType::u16,
+                                     bias.empty() ? nullptr : bias.data(),
+                                     index.data(),
+                                     heads};
     for (std::int64_t row = begin; row < end; ++row) scalar::matmul_row(product, a, b, frame[output], row);
 }
 
@@ -73,7 +87,8 @@ RowSoftmax::RowSoftmax(const Record& record, const Scope& scope) {
         for (const std::int64_t r : integers(places, 0, 255, "region")) region.push_back(static_cast<std::uint8_t>(r));
     }
     const Array& entries = record.arrays[0];
-    need(entries.dtype == (kind == Attention::RELATIVE ? DType::u8 : DType::i32) && entries.shape.size() == 1 && entries.shape[0] > 0,
+    need(entries.dtype == (kind == Attention::RELATIVE ? DType::u8 : DType::i32) && entries.shape.size() == 1 &&
+             entries.shape[0] > 0,
          "the table is of another type");
     for (const std::int64_t e : integers(entries, 0, MAX_MULT, "table")) table.push_back(static_cast<std::int32_t>(e));
     const std::int64_t largest = *std::max_element(table.begin(), table.end());
@@ -93,7 +108,8 @@ RowSoftmax::RowSoftmax(const Record& record, const Scope& scope) {
         value.masked = masked;
         return;
     }
-    mult = within(record.ints[0], 1, (std::int64_t{1} << 58) - 1, "mult"), shift = within(record.ints[1], 1, 52, "shift");
+    mult = within(record.ints[0], 1, (std::int64_t{1} << 58) - 1, "mult"),
+    shift = within(record.ints[1], 1, 52, "shift");
     value = codes(record.ints[2], x.shape);
     last = value.hi;
     prove(bound_add(mult + 2 * largest, std::int64_t{1} << (shift - 1)), 63, "a softmax");
@@ -102,8 +118,9 @@ RowSoftmax::RowSoftmax(const Record& record, const Scope& scope) {
 void RowSoftmax::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
     const scalar::Codes x{frame[inputs[0]], wide_in};
     const std::int64_t tokens = value.channels();
-    const scalar::Rows rows = {tokens, region.empty() ? 1 : from_end(value.shape, 3) * tokens, region.empty() ? nullptr : region.data(),
-                               table.data(), static_cast<std::int64_t>(table.size())};
+    const scalar::Rows rows = {tokens, region.empty() ? 1 : from_end(value.shape, 3) * tokens,
+                               region.empty() ? nullptr : region.data(), table.data(),
+                               static_cast<std::int64_t>(table.size())};
     std::uint8_t* y = frame[output];
     for (std::int64_t row = begin; row < end; ++row) {
         switch (kind) {
@@ -142,14 +159,17 @@ Context::Context(const Record& record, const Scope& scope) {
         value = codes(record.ints[6], shape);
         y_zero = within(record.ints[5], 0, value.hi, "y_zero");
     } else {
-        for (const std::int64_t level : integers(record.arrays[0], 0, std::int64_t{1} << 15, "levels")) weight.push_back(static_cast<std::int32_t>(level));
+        for (const std::int64_t level : integers(record.arrays[0], 0, std::int64_t{1} << 15, "levels"))
+            weight.push_back(static_cast<std::int32_t>(level));
         if (weight.empty()) {
             for (std::int32_t code = 0; code < 256; ++code) weight.push_back(code);
         }
         need(static_cast<std::int64_t>(weight.size()) > a.hi && weight.size() <= 256, "levels do not fit the codes");
         largest = *std::max_element(weight.begin(), weight.end());
-        need(largest > 0 && a.row_code >= 0 && weight[static_cast<std::size_t>(a.row_code)] == largest, "a row may lack the largest weight");
-        need(a.mask_code < 0 || weight[static_cast<std::size_t>(a.mask_code)] == 0, "masked positions must have weight 0");
+        need(largest > 0 && a.row_code >= 0 && weight[static_cast<std::size_t>(a.row_code)] == largest,
+             "a row may lack the largest weight");
+        need(a.mask_code < 0 || weight[static_cast<std::size_t>(a.mask_code)] == 0,
+             "masked positions must have weight 0");
         const std::int64_t weights = bound_multiply(inner, largest);
         prove(bound_multiply(side, weights), 31, "an accumulator");
         prove(bound_add(mult * largest, weights), 63, "a row's multiplier");
@@ -162,8 +182,17 @@ Context::Context(const Record& record, const Scope& scope) {
 }
 
 void Context::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
-    const scalar::Context context = {from_end(value.shape, 2), inner, value.channels(), weight.data(), largest, v_zero, mult,
-                                     static_cast<int>(shift), y_zero, last, value.dtype == DType::u16};
+    const scalar::Context context = {from_end(value.shape, 2),
+                                     inner,
+                                     value.channels(),
+                                     weight.data(),
+                                     largest,
+                                     v_zero,
+                                     mult,
+                                     static_cast<int>(shift),
+                                     y_zero,
+                                     last,
+                                     value.dtype == DType::u16};
     for (std::int64_t row = begin; row < end; ++row) {
         scalar::context_row(context, frame[inputs[0]], {frame[inputs[1]], wide_v}, frame[output], row);
     }

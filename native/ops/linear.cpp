@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/scalar/attention_scalar.h"
 #include "core/fixed.h"
+#include "kernels/scalar/attention_scalar.h"
 #include "ops/ops.h"
 
 namespace fqvit {
@@ -20,7 +20,8 @@ Linear::Linear(const Record& record, const Scope& scope) : machine_(scope.machin
     const Value& x = input(record, scope, 0);
     const Array& w = record.arrays[0];
     inputs_ = x.channels();
-    need(w.dtype == DType::i8 && w.shape.size() == 2 && w.shape[1] == inputs_ && w.shape[0] > 0, "weights must be i8 [O, K]");
+    need(w.dtype == DType::i8 && w.shape.size() == 2 && w.shape[1] == inputs_ && w.shape[0] > 0,
+         "weights must be i8 [O, K]");
     outputs_ = w.shape[0];
     rows_ = x.rows();
     need(count_of(w) <= MAX_ELEMENTS && bound_multiply(rows_, outputs_) <= MAX_ELEMENTS, "a product is too large");
@@ -60,7 +61,8 @@ Linear::Linear(const Record& record, const Scope& scope) : machine_(scope.machin
     } else {
         const std::vector<std::int64_t> mult = integers(record.arrays[2], 0, (std::int64_t{1} << 31) - 1, "mult");
         const std::vector<std::int64_t> shift = integers(record.arrays[3], 1, 62, "shift");
-        need(static_cast<std::int64_t>(mult.size()) == outputs_ && mult.size() == shift.size(), "mult and shift must have O entries");
+        need(static_cast<std::int64_t>(mult.size()) == outputs_ && mult.size() == shift.size(),
+             "mult and shift must have O entries");
         std::vector<std::int32_t> zero(mult.size());
         if (out == OUT_CODES) {
             value = codes(record.ints[1], shape);
@@ -76,7 +78,8 @@ Linear::Linear(const Record& record, const Scope& scope) : machine_(scope.machin
             value = Value{DType::i32, shape, -largest, largest};
             epilogue_.kind = Epilogue::I32;
         }
-        rescale_ = RescaleConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()}, std::move(zero), value.hi, bias_data);
+        rescale_ = RescaleConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()}, std::move(zero), value.hi,
+                                    bias_data);
     }
     epilogue_.wide = value.dtype == DType::u16;
     set_bias({bias_data, bias_data + outputs_});
@@ -101,9 +104,11 @@ void Linear::set_bias(std::vector<std::int32_t> bias) {
 std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * panel_groups_; }
 
 std::size_t Linear::scratch() const {
-    const std::int64_t tiles = packed_ != nullptr && packed_->passes() > 1 ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
+    const std::int64_t tiles =
+        packed_ != nullptr && packed_->passes() > 1 ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
     const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(machine_.gemm->rows * inputs_);
-    return aligned(machine_.gemm->block_bytes(inputs_)) + static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t) + gathered;
+    return aligned(machine_.gemm->block_bytes(inputs_)) +
+           static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t) + gathered;
 }
 
 std::size_t Linear::bytes() const {
@@ -124,7 +129,8 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
             for (std::int64_t o = 0; o < outputs_; ++o) {
                 std::int32_t acc = 0;
                 for (std::int64_t k = 0; k < inputs_; ++k) {
-                    acc += static_cast<std::int32_t>(x[r * inputs_ + k]) * plain_[static_cast<std::size_t>(o * inputs_ + k)];
+                    acc += static_cast<std::int32_t>(x[r * inputs_ + k]) *
+                           plain_[static_cast<std::size_t>(o * inputs_ + k)];
                 }
                 kernels_scalar()->finish(epilogue, {&acc, 1, 1, 1, r, o, outputs_}, y);
             }

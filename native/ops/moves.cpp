@@ -56,7 +56,8 @@ Take::Take(const Record& record, const Scope& scope) {
     need(x.shape.size() >= 2, "an input has too few axes");
     const Array& rows = record.arrays[0];
     need(rows.dtype == DType::i32 && rows.shape.size() < MAX_AXES && count_of(rows) > 0, "index must be i32");
-    for (const std::int64_t i : integers(rows, -1, x.rows() - 1, "index")) index.push_back(static_cast<std::int32_t>(i));
+    for (const std::int64_t i : integers(rows, -1, x.rows() - 1, "index"))
+        index.push_back(static_cast<std::int32_t>(i));
     const std::vector<std::int32_t> codes = channels_of(record.arrays[1], x.channels(), x.lo, x.hi, "fill");
     fill.resize(static_cast<std::size_t>(x.channels() * size_of(x.dtype)));
     for (std::size_t c = 0; c < codes.size(); ++c) {
@@ -109,7 +110,8 @@ Permute::Permute(const Record& record, const Scope& scope) {
     Shape sorted = perm;
     std::sort(sorted.begin(), sorted.end());
     need(perm.size() == sizes.size() && !perm.empty(), "perm does not fit");
-    for (std::size_t i = 0; i < sorted.size(); ++i) need(sorted[i] == static_cast<std::int64_t>(i), "perm is no permutation");
+    for (std::size_t i = 0; i < sorted.size(); ++i)
+        need(sorted[i] == static_cast<std::int64_t>(i), "perm is no permutation");
     Shape moved;
     for (const std::int64_t axis : perm) {
         moved.push_back(sizes[static_cast<std::size_t>(axis)]);
@@ -136,11 +138,14 @@ void Permute::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_
     std::uint8_t* y = frame[output] + begin * run_;
     for (std::int64_t i = begin; i < end; ++i, y += run_) {
         std::int64_t rest = i, from = 0;
-        for (std::size_t axis = sizes_.size(); axis-- > 0; rest /= sizes_[axis]) from += rest % sizes_[axis] * strides_[axis];
+        for (std::size_t axis = sizes_.size(); axis-- > 0; rest /= sizes_[axis])
+            from += rest % sizes_[axis] * strides_[axis];
         std::memcpy(y, x + from, static_cast<std::size_t>(run_));
     }
 }
 
-std::unique_ptr<Op> make_concat(const Record& record, const Scope& scope) { return std::make_unique<Concat>(record, scope); }
+std::unique_ptr<Op> make_concat(const Record& record, const Scope& scope) {
+    return std::make_unique<Concat>(record, scope);
+}
 
 }  // namespace fqvit

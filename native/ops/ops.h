@@ -1,7 +1,9 @@
-// The ops of a program, checked and made ready to run on one image. Meaning: src/fqvit/ir/ops.py, moves.py and attention.py.
+// The ops of a program, checked and made ready to run on one image. Meaning: src/fqvit/ir/ops.py, moves.py and
+// attention.py.
 //
-// A constructor takes a Record (what Python read from the file), checks every index, shape, shift and bound again, and packs its
-// constants. It trusts nothing: a record that breaks a rule raises BadProgram. After that, run() checks nothing.
+// A constructor takes a Record (what Python read from the file), checks every index, shape, shift and bound again, and
+// packs its constants. It trusts nothing: a record that breaks a rule raises BadProgram. After that, run() checks
+// nothing.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +13,9 @@
 #include <vector>
 
 #include "core/aligned.h"
+#include "fqvit/value.h"
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
-#include "fqvit/value.h"
 
 namespace fqvit {
 
@@ -71,11 +73,14 @@ std::unique_ptr<Op> make_op(const Record& record, const Scope& scope);
 void need(bool condition, const char* problem);
 const Value& any_input(const Record& record, const Scope& scope, std::size_t i);     // a buffer or a constant
 const Value& buffer_input(const Record& record, const Scope& scope, std::size_t i);  // a buffer of any type
-const Value& input(const Record& record, const Scope& scope, std::size_t i, std::size_t min_rank = 1);  // a buffer of codes
+const Value& input(const Record& record, const Scope& scope, std::size_t i,
+                   std::size_t min_rank = 1);  // a buffer of codes
 void shape_of_record(const Record& record, std::size_t inputs, std::size_t ints, std::size_t arrays);
 std::int64_t within(std::int64_t value, std::int64_t lo, std::int64_t hi, const char* name);
-std::vector<std::int64_t> integers(const Array& array, std::int64_t lo, std::int64_t hi, const char* name);  // of any integer type
-std::vector<std::int32_t> channels_of(const Array& array, std::int64_t channels, std::int64_t lo, std::int64_t hi, const char* name);
+std::vector<std::int64_t> integers(const Array& array, std::int64_t lo, std::int64_t hi,
+                                   const char* name);  // of any integer type
+std::vector<std::int32_t> channels_of(const Array& array, std::int64_t channels, std::int64_t lo, std::int64_t hi,
+                                      const char* name);
 Value codes(std::int64_t bits, Shape shape);
 std::int64_t magnitude(const Value& value, std::int64_t zero_lo, std::int64_t zero_hi);
 void prove(std::int64_t bound, int bits, const char* what);
@@ -88,8 +93,8 @@ class RescaleConstants {
 public:
     RescaleConstants() = default;
     // bias: of the accumulators, one a channel; null where there is none.
-    RescaleConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift, std::vector<std::int32_t> zero, std::int64_t last,
-                     const std::int32_t* bias);
+    RescaleConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift, std::vector<std::int32_t> zero,
+                     std::int64_t last, const std::int32_t* bias);
     Rescale view() const;
     std::size_t bytes() const;
 
@@ -222,7 +227,9 @@ public:
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::int64_t macs() const override { return value.count() * inner; }
-    std::size_t bytes() const override { return bias.size() * sizeof(std::int32_t) + index.size() * sizeof(std::uint16_t); }
+    std::size_t bytes() const override {
+        return bias.size() * sizeof(std::int32_t) + index.size() * sizeof(std::uint16_t);
+    }
 
     std::int64_t inner, mult, shift, a_zero, b_zero, y_zero, last, heads;
     bool b_rows, wide_a, wide_b;

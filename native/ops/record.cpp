@@ -10,7 +10,8 @@ void need(bool condition, const char* problem) {
 }
 
 void shape_of_record(const Record& record, std::size_t inputs, std::size_t ints, std::size_t arrays) {
-    need(record.inputs.size() == inputs && record.ints.size() == ints && record.arrays.size() == arrays, "a field is missing");
+    need(record.inputs.size() == inputs && record.ints.size() == ints && record.arrays.size() == arrays,
+         "a field is missing");
 }
 
 const Value& any_input(const Record& record, const Scope& scope, std::size_t i) {
@@ -50,7 +51,8 @@ std::int64_t count_of(const Array& array) {
 namespace {
 
 template <class T>
-void copy_checked(const Array& array, std::vector<std::int64_t>& out, std::int64_t lo, std::int64_t hi, const char* name) {
+void copy_checked(const Array& array, std::vector<std::int64_t>& out, std::int64_t lo, std::int64_t hi,
+                  const char* name) {
     const T* data = static_cast<const T*>(array.data);
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = within(data[i], lo, hi, name);
 }
@@ -70,11 +72,13 @@ std::vector<std::int64_t> integers(const Array& array, std::int64_t lo, std::int
     return out;
 }
 
-std::vector<std::int32_t> channels_of(const Array& array, std::int64_t channels, std::int64_t lo, std::int64_t hi, const char* name) {
+std::vector<std::int32_t> channels_of(const Array& array, std::int64_t channels, std::int64_t lo, std::int64_t hi,
+                                      const char* name) {
     need(channels <= MAX_CHANNELS, "more channels than can be");
     const std::vector<std::int64_t> given = integers(array, lo, hi, name);
     const auto count = static_cast<std::int64_t>(given.size());
-    if (count != 1 && count != channels) throw BadProgram(std::string(name) + " has neither one entry nor one a channel");
+    if (count != 1 && count != channels)
+        throw BadProgram(std::string(name) + " has neither one entry nor one a channel");
     std::vector<std::int32_t> out(static_cast<std::size_t>(channels));
     for (std::size_t c = 0; c < out.size(); ++c) out[c] = static_cast<std::int32_t>(given[count == 1 ? 0 : c]);
     return out;
@@ -91,24 +95,37 @@ std::int64_t magnitude(const Value& value, std::int64_t zero_lo, std::int64_t ze
 }
 
 void prove(std::int64_t bound, int bits, const char* what) {
-    if (bound > (bits == 63 ? UNBOUNDED - 1 : (std::int64_t{1} << bits) - 1)) throw BadProgram(std::string(what) + " can overflow");
+    if (bound > (bits == 63 ? UNBOUNDED - 1 : (std::int64_t{1} << bits) - 1))
+        throw BadProgram(std::string(what) + " can overflow");
 }
 
 std::unique_ptr<Op> make_op(const Record& record, const Scope& scope) {
     const std::string& tag = record.tag;
     std::unique_ptr<Op> op;
-    if (tag == "linear") op = std::make_unique<Linear>(record, scope);
-    else if (tag == "lookup") op = std::make_unique<Lookup>(record, scope);
-    else if (tag == "layernorm") op = make_layernorm(record, scope);
-    else if (tag == "add") op = std::make_unique<Add>(record, scope);
-    else if (tag == "mean") op = make_mean(record, scope);
-    else if (tag == "take") op = std::make_unique<Take>(record, scope);
-    else if (tag == "permute") op = std::make_unique<Permute>(record, scope);
-    else if (tag == "concat") op = make_concat(record, scope);
-    else if (tag == "matmul") op = std::make_unique<MatMul>(record, scope);
-    else if (tag == "log_softmax" || tag == "softmax" || tag == "row_codes") op = std::make_unique<RowSoftmax>(record, scope);
-    else if (tag == "shift_matmul" || tag == "attend") op = std::make_unique<Context>(record, scope);
-    else throw BadProgram("unknown op " + tag);
+    if (tag == "linear")
+        op = std::make_unique<Linear>(record, scope);
+    else if (tag == "lookup")
+        op = std::make_unique<Lookup>(record, scope);
+    else if (tag == "layernorm")
+        op = make_layernorm(record, scope);
+    else if (tag == "add")
+        op = std::make_unique<Add>(record, scope);
+    else if (tag == "mean")
+        op = make_mean(record, scope);
+    else if (tag == "take")
+        op = std::make_unique<Take>(record, scope);
+    else if (tag == "permute")
+        op = std::make_unique<Permute>(record, scope);
+    else if (tag == "concat")
+        op = make_concat(record, scope);
+    else if (tag == "matmul")
+        op = std::make_unique<MatMul>(record, scope);
+    else if (tag == "log_softmax" || tag == "softmax" || tag == "row_codes")
+        op = std::make_unique<RowSoftmax>(record, scope);
+    else if (tag == "shift_matmul" || tag == "attend")
+        op = std::make_unique<Context>(record, scope);
+    else
+        throw BadProgram("unknown op " + tag);
     need(op->value.shape.size() <= MAX_AXES, "too many axes");
     op->value.count();  // refuses what is too large
     op->tag = tag;

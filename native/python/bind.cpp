@@ -10,8 +10,8 @@
 
 #include "fqvit/cpu.h"
 #include "fqvit/engine.h"
-#include "python/gate.h"
 #include "fqvit/roialign.h"
+#include "python/gate.h"
 
 namespace nb = nanobind;
 
@@ -70,13 +70,20 @@ fqvit::Array borrow(const AnyArray& array) {
     fqvit::Array out;
     const nb::dlpack::dtype type = array.dtype();
     fqvit::need(type.lanes == 1, "a constant is of no integer type");
-    if (type == nb::dtype<std::uint8_t>()) out.dtype = fqvit::DType::u8;
-    else if (type == nb::dtype<std::int8_t>()) out.dtype = fqvit::DType::i8;
-    else if (type == nb::dtype<std::uint16_t>()) out.dtype = fqvit::DType::u16;
-    else if (type == nb::dtype<std::int16_t>()) out.dtype = fqvit::DType::i16;
-    else if (type == nb::dtype<std::int32_t>()) out.dtype = fqvit::DType::i32;
-    else if (type == nb::dtype<std::int64_t>()) out.dtype = fqvit::DType::i64;
-    else throw fqvit::BadProgram("a constant is of no integer type");
+    if (type == nb::dtype<std::uint8_t>())
+        out.dtype = fqvit::DType::u8;
+    else if (type == nb::dtype<std::int8_t>())
+        out.dtype = fqvit::DType::i8;
+    else if (type == nb::dtype<std::uint16_t>())
+        out.dtype = fqvit::DType::u16;
+    else if (type == nb::dtype<std::int16_t>())
+        out.dtype = fqvit::DType::i16;
+    else if (type == nb::dtype<std::int32_t>())
+        out.dtype = fqvit::DType::i32;
+    else if (type == nb::dtype<std::int64_t>())
+        out.dtype = fqvit::DType::i64;
+    else
+        throw fqvit::BadProgram("a constant is of no integer type");
     const auto size = static_cast<std::uintptr_t>(fqvit::size_of(out.dtype));
     fqvit::need(reinterpret_cast<std::uintptr_t>(array.data()) % size == 0, "a constant is not aligned");
     for (std::size_t i = 0; i < array.ndim(); ++i) out.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
@@ -104,7 +111,7 @@ nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t
     auto* memory = new std::uint8_t[bytes + 1];
     const nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
     data = memory;
-    const auto type = value.dtype == fqvit::DType::u8 ? nb::dtype<std::uint8_t>()
+    const auto type = value.dtype == fqvit::DType::u8    ? nb::dtype<std::uint8_t>()
                       : value.dtype == fqvit::DType::u16 ? nb::dtype<std::uint16_t>()
                                                          : nb::dtype<std::int32_t>();
     return nb::cast(nb::ndarray<nb::numpy>(memory, shape.size(), shape.data(), owner, nullptr, type));
@@ -113,7 +120,8 @@ nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t
 void check_images(const fqvit::Engine& engine, const Images& images) {
     fqvit::need(engine.finished(), "the program is not finished");
     for (std::size_t i = 0; i < 3; ++i) {
-        fqvit::need(static_cast<std::int64_t>(images.shape(i + 1)) == engine.image().shape[i], "images of another shape");
+        fqvit::need(static_cast<std::int64_t>(images.shape(i + 1)) == engine.image().shape[i],
+                    "images of another shape");
     }
 }
 
@@ -171,14 +179,16 @@ nb::list buffers(fqvit::Engine& engine, const Images& images, const std::vector<
     return out;
 }
 
-nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, std::int64_t cell, std::int32_t zero, std::int64_t mult,
-                     int shift, std::int32_t head_zero, std::int32_t last, int threads, const std::string& instruction_set) {
+nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, std::int64_t cell, std::int32_t zero,
+                     std::int64_t mult, int shift, std::int32_t head_zero, std::int32_t last, int threads,
+                     const std::string& instruction_set) {
     const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(map.shape(i)); };
     const auto count = static_cast<std::int64_t>(boxes.shape(0));
     // Copied, so that what is checked is what is used, whatever their owner does meanwhile.
     std::vector<std::int64_t> edges(static_cast<std::size_t>(4 * count));
     if (count > 0) std::memcpy(edges.data(), boxes.data(), edges.size() * sizeof(std::int64_t));
-    fqvit::Alignment a{map.data(), axis(0), axis(1), axis(2), zero, edges.data(), count, side, cell, mult, shift, head_zero, last, nullptr};
+    fqvit::Alignment a{map.data(), axis(0), axis(1), axis(2), zero,      edges.data(), count,
+                       side,       cell,    mult,    shift,   head_zero, last,         nullptr};
     fqvit::check_alignment(a);
     const std::string name = fqvit::machine_of(instruction_set).gemm->name;
     const fqvit::Value square{fqvit::DType::u8, {side, side, a.channels}, 0, last};
@@ -194,23 +204,27 @@ NB_MODULE(_native, m) {
     m.doc() = "The compiled part of fqvit.";
     m.attr("version") = FQVIT_VERSION;
     m.def("cpu_features", &features, "Integer instruction sets that this machine can run, by name.");
-    m.def("instruction_sets", &fqvit::instruction_sets, "Families of kernels that this build has and this CPU can run, best first.");
-    m.def("roi_align", &roi_align, nb::arg("map").noconvert(), nb::arg("boxes").noconvert(), nb::arg("side"), nb::arg("cell"),
-          nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"), nb::arg("threads"),
-          nb::arg("instruction_set") = "", "Codes of a square for each box, cut out of a map.");
+    m.def("instruction_sets", &fqvit::instruction_sets,
+          "Families of kernels that this build has and this CPU can run, best first.");
+    m.def("roi_align", &roi_align, nb::arg("map").noconvert(), nb::arg("boxes").noconvert(), nb::arg("side"),
+          nb::arg("cell"), nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"),
+          nb::arg("threads"), nb::arg("instruction_set") = "", "Codes of a square for each box, cut out of a map.");
     nb::set_leak_warnings(false);  // a daemon thread has its engine to the end
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));
     const nb::module_ os = nb::module_::import_("os");
     if (nb::hasattr(os, "register_at_fork")) {
-        os.attr("register_at_fork")(nb::arg("before") = nb::cpp_function(&before_fork), nb::arg("after_in_parent") = nb::cpp_function(&after_fork),
+        os.attr("register_at_fork")(nb::arg("before") = nb::cpp_function(&before_fork),
+                                    nb::arg("after_in_parent") = nb::cpp_function(&after_fork),
                                     nb::arg("after_in_child") = nb::cpp_function(&in_child));
     }
     nb::exception<fqvit::BadProgram>(m, "BadProgram", PyExc_ValueError);
     nb::class_<fqvit::Engine>(m, "Engine")
-        .def(nb::init<fqvit::Shape, const std::string&, int>(), nb::arg("image"), nb::arg("instruction_set"), nb::arg("threads"))
+        .def(nb::init<fqvit::Shape, const std::string&, int>(), nb::arg("image"), nb::arg("instruction_set"),
+             nb::arg("threads"))
         .def("constant", [](fqvit::Engine& e, const AnyArray& a) { return e.constant(borrow(a)); })
         .def("add", &add, nb::arg("name"), nb::arg("tag"), nb::arg("inputs"), nb::arg("ints"), nb::arg("arrays"))
-        .def("finish", &fqvit::Engine::finish, nb::arg("output"), nb::arg("keep"), nb::arg("others") = std::vector<int>())
+        .def("finish", &fqvit::Engine::finish, nb::arg("output"), nb::arg("keep"),
+             nb::arg("others") = std::vector<int>())
         .def("run", &run, nb::arg("images").noconvert())
         .def("run_all", &run_all, nb::arg("images").noconvert())
         .def("profile", &profile, nb::arg("image").noconvert(), nb::arg("rounds"))

@@ -1,7 +1,9 @@
 // What all calls from Python that let go of its lock (the GIL) pass, so that two moments find them in order:
-//  - fork: a child has only the thread that made it. What another one had locked or half written would stay so: fork waits until
+//  - fork: a child has only the thread that made it. What another one had locked or half written would stay so: fork
+//  waits until
 //    no call runs.
-//  - the end of Python: a thread that then asks for the GIL is ended where it stands, which C++ answers with abort(). It sleeps
+//  - the end of Python: a thread that then asks for the GIL is ended where it stands, which C++ answers with abort().
+//  It sleeps
 //    instead, until the process is gone.
 #pragma once
 
@@ -49,7 +51,8 @@ public:
         changed_.notify_all();
     }
 
-    // No other thread asks for the GIL from here on; the last one, which calls this, goes on as before. The GIL is free meanwhile.
+    // No other thread asks for the GIL from here on; the last one, which calls this, goes on as before. The GIL is free
+    // meanwhile.
     void end() {
         std::unique_lock lock(mutex_);
         ended_ = true, last_ = std::this_thread::get_id();

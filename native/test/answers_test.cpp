@@ -1,6 +1,6 @@
-// Programs with the answers of the Python reference, on whatever machine this was compiled for: tests/native/test_platforms.py
-// writes them. Each case is NAME.program (fuzz/program.h), NAME.images (uint8) and NAME.answers (all outputs of all images, one
-// output after the other, little-endian).
+// Programs with the answers of the Python reference, on whatever machine this was compiled for:
+// tests/native/test_platforms.py writes them. Each case is NAME.program (fuzz/program.h), NAME.images (uint8) and
+// NAME.answers (all outputs of all images, one output after the other, little-endian).
 //
 //   answers_test FOLDER
 #include <bit>
@@ -51,7 +51,9 @@ int main(int count, char** arguments) {
             for (const int threads : {1, 3}) {
                 const bool same = answers(*build(program, isa, threads, false, NO_LIMITS), images, number) == expected;
                 ++(same ? passed : failed);
-                if (!same) std::printf("%s: other bits (%s, %d threads)\n", path.stem().string().c_str(), isa.c_str(), threads);
+                if (!same)
+                    std::printf("%s: other bits (%s, %d threads)\n", path.stem().string().c_str(), isa.c_str(),
+                                threads);
             }
         }
     }

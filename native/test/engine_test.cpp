@@ -1,6 +1,6 @@
-// A small transformer built by hand, run by every instruction set of this build and CPU: every buffer of the plain run and the
-// result of the fused one, with several threads, against the scalar kernels; and those against a hash, the same on every machine.
-// Exits with 1 where something differs.
+// A small transformer built by hand, run by every instruction set of this build and CPU: every buffer of the plain run
+// and the result of the fused one, with several threads, against the scalar kernels; and those against a hash, the same
+// on every machine. Exits with 1 where something differs.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -18,18 +18,21 @@ public:
     std::int32_t within(std::int64_t lo, std::int64_t hi) {
         state_ ^= state_ >> 12, state_ ^= state_ << 25, state_ ^= state_ >> 27;
         const std::uint64_t bits = (state_ * 0x2545f4914f6cdd1dull) >> 32;
-        return static_cast<std::int32_t>(lo + static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(hi - lo + 1)));
+        return static_cast<std::int32_t>(lo +
+                                         static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(hi - lo + 1)));
     }
 
 private:
     std::uint64_t state_ = 0x2718281828459045ull;
 };
 
-// T tokens of C channels: 9 patches of 4 x 4 x 3 pixels and one more, 4 heads of 5. No size is a multiple of a vector's.
-constexpr std::int64_t SIDE = 3, PATCH = 4, COLORS = 3, T = SIDE * SIDE + 1, H = 4, D = 5, C = H * D, HIDDEN = 83, CLASSES = 7;
+// T tokens of C channels: 9 patches of 4 x 4 x 3 pixels and one more, 4 heads of 5. No size is a multiple of a
+// vector's.
+constexpr std::int64_t SIDE = 3, PATCH = 4, COLORS = 3, T = SIDE * SIDE + 1, H = 4, D = 5, C = H * D, HIDDEN = 83,
+                       CLASSES = 7;
 constexpr std::int64_t IMAGES = 5, WIDE_BITS = 12;
 constexpr std::uint32_t RESULTS = 0xebd6522b;  // what ops mean never changes, so neither does this
-const Shape IMAGE = {SIDE * PATCH, SIDE * PATCH, COLORS};
+const Shape IMAGE = {SIDE * PATCH, SIDE* PATCH, COLORS};
 
 // Adds ops to an engine; the constants come in the same order for every engine, and so are the same.
 class Builder {
@@ -37,8 +40,9 @@ public:
     explicit Builder(Engine& engine) : engine_(engine) {}
 
     int transformer() {
-        const int patches = add("permute", {0}, {}, {list({SIDE, PATCH, SIDE, PATCH, COLORS}), list({0, 2, 1, 3, 4}),
-                                                     list({SIDE * SIDE, PATCH * PATCH * COLORS}), none()});
+        const int patches = add("permute", {0}, {},
+                                {list({SIDE, PATCH, SIDE, PATCH, COLORS}), list({0, 2, 1, 3, 4}),
+                                 list({SIDE * SIDE, PATCH * PATCH * COLORS}), none()});
         const int embedded = linear_codes(patches, PATCH * PATCH * COLORS, C, 8, 39);
         const int first = engine_.constant(random<std::uint8_t>(DType::u8, {1, C}, 0, 255));
         const int tokens = add("concat", {first, embedded}, {}, {});
@@ -46,7 +50,8 @@ public:
         int x = sum(tokens, 1 << 24, 128, positions, 1 << 17, 0, 20);
         x = sum(linear_acc(attention(norm(x)), C, C), 1 << 10, 0, x, 1 << 18, 2048, 18);
         const int hidden = linear_codes(norm(x), C, HIDDEN, 8, 39);
-        const int table = add("lookup", {hidden}, {0}, {random<std::uint8_t>(DType::u8, {256}, 0, 255), none(), none()});
+        const int table =
+            add("lookup", {hidden}, {0}, {random<std::uint8_t>(DType::u8, {256}, 0, 255), none(), none()});
         x = sum(linear_acc(table, HIDDEN, C), 1 << 9, 0, x, 1 << 18, 2048, 18);
         const int normed = norm(x);
         // Both ways to one row: the first token, and the mean of the others.
@@ -68,7 +73,8 @@ private:
         const int scores = add("matmul", {parts[0], parts[1]}, {1 << 30, 37, 120, 131, 0, 128, 8}, {none(), none()});
         std::vector<std::int32_t> table;  // falls by an eighth from code to code
         for (std::int32_t e = 1 << 20; e > 0; e -= (e + 7) / 8) table.push_back(e);
-        const int softmax = add("log_softmax", {scores}, {4}, {keep(DType::i32, {static_cast<std::int64_t>(table.size())}, table), none()});
+        const int softmax = add("log_softmax", {scores}, {4},
+                                {keep(DType::i32, {static_cast<std::int64_t>(table.size())}, table), none()});
         const int context = add("shift_matmul", {softmax, parts[2]}, {1 << 30, 44, 125, 4, 0, 128, 8}, {});
         return add("permute", {context}, {}, {list({H, T, D}), list({1, 0, 2}), list({T, C}), none()});
     }
@@ -87,29 +93,37 @@ private:
     }
     int linear_acc(int x, std::int64_t inputs, std::int64_t outputs) { return linear(x, inputs, outputs, 1, 8, 1); }
 
-    int linear(int x, std::int64_t inputs, std::int64_t outputs, std::int64_t out, std::int64_t bits, std::int64_t shift) {
+    int linear(int x, std::int64_t inputs, std::int64_t outputs, std::int64_t out, std::int64_t bits,
+               std::int64_t shift) {
         const Array w = random<std::int8_t>(DType::i8, {outputs, inputs}, -128, 127);
         const auto* weights = static_cast<const std::int8_t*>(w.data);
         std::vector<std::int32_t> bias(static_cast<std::size_t>(outputs));
         for (std::int64_t o = 0; o < outputs; ++o) {
-            for (std::int64_t k = 0; k < inputs; ++k) bias[static_cast<std::size_t>(o)] -= 128 * weights[o * inputs + k];
+            for (std::int64_t k = 0; k < inputs; ++k)
+                bias[static_cast<std::size_t>(o)] -= 128 * weights[o * inputs + k];
         }
         const Array mult = random<std::int32_t>(DType::i32, {outputs}, 1 << 28, (1 << 30) - 1);
         const Array shifts = random<std::uint8_t>(DType::u8, {outputs}, shift - 1, shift);
-        return add("linear", {x}, {out, bits}, {w, keep(DType::i32, {outputs}, bias), mult, shifts, list({out == 0 ? 128 : 0})});
+        return add("linear", {x}, {out, bits},
+                   {w, keep(DType::i32, {outputs}, bias), mult, shifts, list({out == 0 ? 128 : 0})});
     }
 
-    int sum(int a, std::int64_t a_mult, std::int64_t a_zero, int b, std::int64_t b_mult, std::int64_t b_zero, std::int64_t shift) {
-        return add("add", {a, b}, {shift, WIDE_BITS},
-                   {list({a_mult}), list({a_zero}), none(), list({b_mult}), list({b_zero}), none(), list({2048}), none()});
+    int sum(int a, std::int64_t a_mult, std::int64_t a_zero, int b, std::int64_t b_mult, std::int64_t b_zero,
+            std::int64_t shift) {
+        return add(
+            "add", {a, b}, {shift, WIDE_BITS},
+            {list({a_mult}), list({a_zero}), none(), list({b_mult}), list({b_zero}), none(), list({2048}), none()});
     }
 
-    int add(const char* tag, std::vector<std::int64_t> inputs, std::vector<std::int64_t> ints, std::vector<Array> arrays) {
+    int add(const char* tag, std::vector<std::int64_t> inputs, std::vector<std::int64_t> ints,
+            std::vector<Array> arrays) {
         return engine_.add(tag, Record{tag, std::move(inputs), std::move(ints), std::move(arrays)});
     }
 
     Array none() { return {DType::i32, {0}, nullptr}; }
-    Array list(const std::vector<std::int64_t>& values) { return keep(DType::i64, {static_cast<std::int64_t>(values.size())}, values); }
+    Array list(const std::vector<std::int64_t>& values) {
+        return keep(DType::i64, {static_cast<std::int64_t>(values.size())}, values);
+    }
 
     template <class T>
     Array random(DType dtype, Shape shape, std::int64_t lo, std::int64_t hi) {

@@ -1,5 +1,5 @@
-// Every family of products against three plain loops: many shapes, weights that overflow what is narrower than int32, and every
-// number of rows. Prints one line a family and exits with 1 where one differs.
+// Every family of products against three plain loops: many shapes, weights that overflow what is narrower than int32,
+// and every number of rows. Prints one line a family and exits with 1 where one differs.
 //
 //   gemm_test [FAMILY]...      only these; without arguments all that this build has and this CPU can run
 #include <algorithm>
@@ -63,15 +63,16 @@ struct Tally {
     long passed = 0, failed = 0;
 };
 
-void report(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, int rows, const std::string& what, Tally& tally) {
+void report(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, int rows,
+            const std::string& what, Tally& tally) {
     if (++tally.failed > 20) return;
     std::printf("%s: K %lld, O %lld, weights %s, %d rows: %s\n", gemm.name, static_cast<long long>(inputs),
                 static_cast<long long>(outputs), NAMES[kind], rows, what.c_str());
 }
 
 // One matrix of weights, and a few numbers of rows.
-void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, const std::vector<int>& counts, Random& random,
-           Tally& tally) {
+void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, const std::vector<int>& counts,
+           Random& random, Tally& tally) {
     const std::vector<std::int8_t> w = make_weights(kind, outputs, inputs, random);
     // Rows of every kind in one block. No byte lies behind the last one, so that sanitizers see a read past it.
     const std::int64_t stride = inputs + random.within(0, 3), rows = gemm.rows;
@@ -90,7 +91,8 @@ void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t in
         for (std::int64_t o = 0; o < outputs; ++o) {
             std::int32_t sum = 0;
             for (std::int64_t k = 0; k < inputs; ++k) {
-                sum += std::int32_t{x[static_cast<std::size_t>(r * stride + k)]} * w[static_cast<std::size_t>(o * inputs + k)];
+                sum += std::int32_t{x[static_cast<std::size_t>(r * stride + k)]} *
+                       w[static_cast<std::size_t>(o * inputs + k)];
             }
             expected[static_cast<std::size_t>(r * padded + o)] = sum;
         }
@@ -104,7 +106,8 @@ void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t in
     for (const int count : counts) {
         std::fill(block.begin(), block.end(), POISON);
         gemm.pack_rows(x.data(), stride, count, inputs, block.data());
-        if (std::any_of(block.begin() + static_cast<std::ptrdiff_t>(bytes), block.end(), [](std::uint8_t b) { return b != POISON; })) {
+        if (std::any_of(block.begin() + static_cast<std::ptrdiff_t>(bytes), block.end(),
+                        [](std::uint8_t b) { return b != POISON; })) {
             report(gemm, kind, outputs, inputs, count, "pack_rows wrote past block_bytes", tally);
             continue;
         }
@@ -115,12 +118,14 @@ void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t in
             const std::int64_t tile = std::int64_t{count} * gemm.columns;
             for (std::int64_t i = 0; i < tile && problem.empty(); ++i) {
                 const std::int64_t r = i / gemm.columns, c = panel * gemm.columns + i % gemm.columns;
-                const std::int32_t found = acc[static_cast<std::size_t>(i)], wanted = expected[static_cast<std::size_t>(r * padded + c)];
+                const std::int32_t found = acc[static_cast<std::size_t>(i)],
+                                   wanted = expected[static_cast<std::size_t>(r * padded + c)];
                 if (found == wanted) continue;
-                problem = "row " + std::to_string(r) + ", column " + std::to_string(c) + ": found " + std::to_string(found) +
-                          ", expected " + std::to_string(wanted);
+                problem = "row " + std::to_string(r) + ", column " + std::to_string(c) + ": found " +
+                          std::to_string(found) + ", expected " + std::to_string(wanted);
             }
-            if (problem.empty() && std::any_of(acc.begin() + tile, acc.end(), [](std::int32_t a) { return a != POISON_ACC; })) {
+            if (problem.empty() &&
+                std::any_of(acc.begin() + tile, acc.end(), [](std::int32_t a) { return a != POISON_ACC; })) {
                 problem = "multiply wrote past its tile";
             }
         }
@@ -177,9 +182,12 @@ int main(int argc, char** argv) {
     };
     Tally all;
     for (const Family& family : families) {
-        if (argc > 1 && std::none_of(argv + 1, argv + argc, [&](const char* name) { return std::strcmp(name, family.label) == 0; })) continue;
+        if (argc > 1 &&
+            std::none_of(argv + 1, argv + argc, [&](const char* name) { return std::strcmp(name, family.label) == 0; }))
+            continue;
         if (family.gemm == nullptr || !family.runs) {
-            std::printf("%s: not run, %s\n", family.label, family.gemm == nullptr ? "not in this build" : "not on this CPU");
+            std::printf("%s: not run, %s\n", family.label,
+                        family.gemm == nullptr ? "not in this build" : "not on this CPU");
             continue;
         }
         const Tally tally = check_family(*family.gemm);

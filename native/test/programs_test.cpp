@@ -1,5 +1,5 @@
-// Programs of a folder (native/fuzz/make_seeds.py) under a sanitizer: several engines at once, each called from several threads,
-// with every instruction set, thread count and batch size. All must give the same bits.
+// Programs of a folder (native/fuzz/make_seeds.py) under a sanitizer: several engines at once, each called from several
+// threads, with every instruction set, thread count and batch size. All must give the same bits.
 //
 //   programs_test FOLDER...
 #include <atomic>
@@ -43,11 +43,13 @@ int check(const std::vector<std::uint8_t>& bytes) {
         if (!std::equal(first.begin(), first.end(), expected.front().begin())) ++wrong;
     };
     for (const std::string& isa : instruction_sets()) {
-        const std::unique_ptr<Engine> one = build(program, isa, 1, false, NO_LIMITS), three = build(program, isa, 3, false, NO_LIMITS);
+        const std::unique_ptr<Engine> one = build(program, isa, 1, false, NO_LIMITS),
+                                      three = build(program, isa, 3, false, NO_LIMITS);
         std::vector<std::thread> callers;
         for (int caller = 0; caller < 3; ++caller) {
             callers.emplace_back([&, caller] {
-                for (const std::int64_t count : {std::int64_t{1}, std::int64_t{0}, IMAGES, IMAGES - 1}) compare(caller == 0 ? *one : *three, count);
+                for (const std::int64_t count : {std::int64_t{1}, std::int64_t{0}, IMAGES, IMAGES - 1})
+                    compare(caller == 0 ? *one : *three, count);
             });
         }
         // Meanwhile an engine comes and goes.
@@ -68,7 +70,8 @@ int main(int count, char** arguments) {
             const int found = check(bytes_of(entry.path()));
             ++programs;
             if (found < 0) ++refused;
-            if (found != 0) std::printf("%s: %s\n", entry.path().string().c_str(), found < 0 ? "refused" : "other bits");
+            if (found != 0)
+                std::printf("%s: %s\n", entry.path().string().c_str(), found < 0 ? "refused" : "other bits");
             if (found > 0) ++wrong;
         }
     }

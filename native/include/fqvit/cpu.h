@@ -1,5 +1,6 @@
 // Which integer instructions this CPU and its operating system can run, asked once at run time: one build serves every
-// machine and picks its kernels by these answers. It knows x86-64 and AArch64 (Linux, macOS); elsewhere everything is false.
+// machine and picks its kernels by these answers. It knows x86-64 and AArch64 (Linux, macOS); elsewhere everything is
+// false.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// An integer program made ready to run: ops added one by one, each checked and packed at once, then planned and run on images.
+// An integer program made ready to run: ops added one by one, each checked and packed at once, then planned and run on
+// images.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
 #include "core/thread_pool.h"
+#include "ops/ops.h"
 
 namespace fqvit {
 
@@ -29,8 +30,8 @@ public:
 
     int constant(const Array& array);  // a constant that ops read as a buffer -> its number
     int add(const std::string& name, const Record& record);
-    // No op can be added afterwards. keep: every buffer stays readable after a run (of one image), and nothing is fused.
-    // others: further values that run_all gives after `output`, each once.
+    // No op can be added afterwards. keep: every buffer stays readable after a run (of one image), and nothing is
+    // fused. others: further values that run_all gives after `output`, each once.
     void finish(int output, bool keep, const std::vector<int>& others = {});
 
     // images: u8 [N, *image]; y: [N, *output.shape]. Calls from several threads wait for each other.
@@ -52,7 +53,7 @@ public:
     int threads() const { return pool_.threads(); }
     std::size_t arena_bytes() const { return arena_bytes_; }
     std::size_t run_bytes() const { return arena_bytes_ + scratch_bytes_; }  // of one image on its way
-    std::size_t constant_bytes() const { return constant_bytes_; }  // of what ops keep
+    std::size_t constant_bytes() const { return constant_bytes_; }           // of what ops keep
 
 private:
     // Memory of one image on its way, and the pointers into it.
@@ -66,7 +67,8 @@ private:
     Lane& lane(std::size_t i);
     template <class Each>
     void run_image(Lane& lane, const std::uint8_t* image, const Each& each) const;
-    // What image number i gives, from its lane to the callers' arrays: of the first outputs, as many as there are arrays.
+    // What image number i gives, from its lane to the callers' arrays: of the first outputs, as many as there are
+    // arrays.
     void copy_out(const Lane& lane, std::int64_t i, const std::vector<std::uint8_t*>& ys) const;
 
     Machine machine_;

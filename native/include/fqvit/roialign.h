@@ -25,7 +25,8 @@ struct Alignment {
     // Limits under which no sum overflows; they are checked before anything runs.
     // A bin's weights sum to 2^15 and half a unit a cell, so with 8192 cells to less than 2^15 + 2^12:
     //     first pass   255 (2^15 + 2^12) < 2^24;   second   (2^15 + 2^12) (255 (2^15 + 2^12) / 2^8 + 1) < 2^31
-    // With samples <= 2^25 / 2^8 + 1 and 2 samples bins cell <= 2 (2^25 + 64 2^18) = 2^26, a weight's numerator is below 2^59.
+    // With samples <= 2^25 / 2^8 + 1 and 2 samples bins cell <= 2 (2^25 + 64 2^18) = 2^26, a weight's numerator is
+    // below 2^59.
     static constexpr std::int64_t CELLS = 8192, SIDE = 64, EDGE = 1 << 24, SHORTEST = 1 << 8, LONGEST = 1 << 18;
 };
 
@@ -39,7 +40,7 @@ struct AlignScratch {
         std::vector<std::int64_t> begin, end;
     };
     Axis rows, columns;
-    std::vector<std::int64_t> numerators;  // [cells]
+    std::vector<std::int64_t> numerators;   // [cells]
     std::vector<std::int32_t> strip, sums;  // [width][channels], [channels]
 };
 

@@ -1,5 +1,5 @@
-// What is known of a buffer before anything runs, as in src/fqvit/ir/value.py: type, shape, and the integers it can hold.
-// A program that breaks a rule raises BadProgram; nothing of it has run by then.
+// What is known of a buffer before anything runs, as in src/fqvit/ir/value.py: type, shape, and the integers it can
+// hold. A program that breaks a rule raises BadProgram; nothing of it has run by then.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,8 @@ inline std::int64_t size_of(DType dtype) {
 using Shape = std::vector<std::int64_t>;
 
 constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // of one buffer of one image
-constexpr std::int64_t MAX_CHANNELS = std::int64_t{1} << 20;  // of what is computed: parameters are written down for each
+constexpr std::int64_t MAX_CHANNELS = std::int64_t{1}
+                                      << 20;  // of what is computed: parameters are written down for each
 constexpr std::size_t MAX_AXES = 8;
 constexpr std::size_t MAX_OPS = 8192;  // planning compares each with all others
 
@@ -69,7 +70,9 @@ struct Value {
 constexpr std::int64_t UNBOUNDED = std::numeric_limits<std::int64_t>::max();
 
 inline std::int64_t bound_add(std::int64_t a, std::int64_t b) { return a > UNBOUNDED - b ? UNBOUNDED : a + b; }
-inline std::int64_t bound_multiply(std::int64_t a, std::int64_t b) { return b != 0 && a > UNBOUNDED / b ? UNBOUNDED : a * b; }
+inline std::int64_t bound_multiply(std::int64_t a, std::int64_t b) {
+    return b != 0 && a > UNBOUNDED / b ? UNBOUNDED : a * b;
+}
 inline std::int64_t bound_shift(std::int64_t a, int shift) { return bound_multiply(a, std::int64_t{1} << shift); }
 
 }  // namespace fqvit

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/avx2/avx2.h"
 #include "core/fixed.h"
+#include "kernels/avx2/avx2.h"
 #include "kernels/avx2/softmax_avx2.h"
 
 namespace fqvit {
@@ -18,8 +18,8 @@ using namespace avx2;
 
 constexpr int ROWS = 6, COLUMNS = 16;
 constexpr std::int64_t MAX_WIDTH = 128, MAX_TOKENS = 1024;
-constexpr int Q_STRIDE = MAX_WIDTH * 2;             // bytes between rows of Q, as constants in the instructions
-constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;     // and of weights; no power of two, which would crowd the cache's sets
+constexpr int Q_STRIDE = MAX_WIDTH * 2;          // bytes between rows of Q, as constants in the instructions
+constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;  // and of weights; no power of two, which would crowd the cache's sets
 constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;  // bytes between rows of scores
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
@@ -30,7 +30,9 @@ struct Layout {
 
     explicit Layout(const Attention& head) {
         std::size_t at = 0;
-        const auto take = [&](std::int64_t bytes) { return std::exchange(at, at + static_cast<std::size_t>(round_up(bytes, 64))); };
+        const auto take = [&](std::int64_t bytes) {
+            return std::exchange(at, at + static_cast<std::size_t>(round_up(bytes, 64)));
+        };
         keys = take(round_up(head.tokens, COLUMNS) * round_up(head.width, 16) * 2);
         values = take(round_up(head.width, COLUMNS) * round_up(head.tokens, 2) * 2);
         queries = take(ROWS * Q_STRIDE);
@@ -57,9 +59,10 @@ FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a,
 
 // out[r][c] = sum over pairs of a[r] b[c]; b: [pairs][16][2]
 template <int stride, int... r>
-FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs,
-                                std::int32_t* out) {
-    __m256i left[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...}, right[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
+FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uint8_t* a, const std::int16_t* b,
+                                std::int64_t pairs, std::int32_t* out) {
+    __m256i left[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...},
+            right[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
     for (; pairs > 0; --pairs, a += 4, b += 2 * COLUMNS) {
         const __m256i b_left = load(b), b_right = load(b + COLUMNS);
         (add_pair<r, stride>(left[r], right[r], a, b_left, b_right), ...);
@@ -130,7 +133,9 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, std::int
             __m256i rows[8];
             for (int i = 0; i < 8; ++i) {
                 const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
-                rows[i] = t + i < head.tokens ? first_words(centred(k + (t + i) * head.k_stride + c, taken, zero), taken) : _mm256_setzero_si256();
+                rows[i] = t + i < head.tokens
+                              ? first_words(centred(k + (t + i) * head.k_stride + c, taken, zero), taken)
+                              : _mm256_setzero_si256();
             }
             transpose(rows);
             for (int i = 0; i < 8; ++i) store(panel + (c / 2 + i) * 2 * COLUMNS, rows[i]);
@@ -146,7 +151,8 @@ FQVIT_AVX2 void pack_values(const Attention& head, const std::uint8_t* v, std::i
         const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
         for (std::int64_t p = 0; p < pairs; ++p, out += 2 * COLUMNS) {
             const __m256i a = centred(v + 2 * p * head.v_stride + c, taken, zero);
-            const __m256i b = 2 * p + 1 < head.tokens ? centred(v + (2 * p + 1) * head.v_stride + c, taken, zero) : _mm256_setzero_si256();
+            const __m256i b = 2 * p + 1 < head.tokens ? centred(v + (2 * p + 1) * head.v_stride + c, taken, zero)
+                                                      : _mm256_setzero_si256();
             const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
             store(out, _mm256_permute2x128_si256(low, high, 0x20));
             store(out + COLUMNS, _mm256_permute2x128_si256(low, high, 0x31));
@@ -166,8 +172,9 @@ bool as_high(std::int64_t& mult, int& shift, std::int64_t largest) {
     return shift >= 32;
 }
 
-FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std::uint8_t* queries, const std::int16_t* keys, int rows,
-                          const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {
+FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std::uint8_t* queries,
+                          const std::int16_t* keys, int rows, const std::int32_t* bias, std::uint8_t* scores,
+                          std::int32_t* tile) {
     const __m256i zero = _mm256_set1_epi32(head.score_zero);
     const __m128i last = _mm_set1_epi8(static_cast<char>(head.score_last));
     const std::int64_t pairs = round_up(head.width, 16) / 2;
@@ -179,7 +186,8 @@ FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std:
                 const std::int32_t* own = bias + r * round_up(head.tokens, COLUMNS) + t;
                 left = _mm256_add_epi32(left, load(own)), right = _mm256_add_epi32(right, load(own + 8));
             }
-            const __m128i codes = to_codes(_mm256_add_epi32(rescale(left), zero), _mm256_add_epi32(rescale(right), zero));
+            const __m128i codes =
+                to_codes(_mm256_add_epi32(rescale(left), zero), _mm256_add_epi32(rescale(right), zero));
             _mm_storeu_si128(reinterpret_cast<__m128i*>(scores + r * S_STRIDE + t), _mm_min_epu8(codes, last));
         }
     }
@@ -191,13 +199,14 @@ FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std:
 std::size_t attend_scratch_avx2(const Attention& head) {
     std::int64_t score_mult = head.score_mult, mult = head.mult;
     int score_shift = head.score_shift, shift = head.shift;
-    const bool fits = head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS && as_high(score_mult, score_shift, head.score_mult) &&
-                      as_high(mult, shift, head.mult);
+    const bool fits = head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS &&
+                      as_high(score_mult, score_shift, head.score_mult) && as_high(mult, shift, head.mult);
     return fits ? Layout(head).end : 0;
 }
 
-FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v, const std::int32_t* bias,
-                            const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch) {
+FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
+                            const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y,
+                            std::uint8_t* scratch) {
     const Layout at(head);
     auto* keys = reinterpret_cast<std::int16_t*>(scratch + at.keys);
     auto* values = reinterpret_cast<std::int16_t*>(scratch + at.values);
@@ -230,7 +239,8 @@ FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const 
                 store(out + c, first_words(centred(q + (first + r) * head.q_stride + c, taken, q_zero), taken));
             }
         }
-        scores_of(head, to_scores, queries, keys, rows, bias == nullptr ? nullptr : bias + first * round_up(head.tokens, COLUMNS), scores, tile);
+        scores_of(head, to_scores, queries, keys, rows,
+                  bias == nullptr ? nullptr : bias + first * round_up(head.tokens, COLUMNS), scores, tile);
         High rescale[ROWS];
         for (int r = 0; r < rows; ++r) {
             std::uint8_t* row = scores + r * S_STRIDE;
@@ -253,9 +263,11 @@ FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const 
             for (int r = 0; r < rows; ++r) {
                 __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
                 if (head.sign < 0) {
-                    left = _mm256_sub_epi32(_mm256_setzero_si256(), left), right = _mm256_sub_epi32(_mm256_setzero_si256(), right);
+                    left = _mm256_sub_epi32(_mm256_setzero_si256(), left),
+                    right = _mm256_sub_epi32(_mm256_setzero_si256(), right);
                 }
-                const __m128i wide = to_codes(_mm256_add_epi32(rescale[r](left), y_zero), _mm256_add_epi32(rescale[r](right), y_zero));
+                const __m128i wide =
+                    to_codes(_mm256_add_epi32(rescale[r](left), y_zero), _mm256_add_epi32(rescale[r](right), y_zero));
                 const __m128i codes = _mm_min_epu8(wide, y_last);
                 std::uint8_t* out = y + (first + r) * head.y_stride + c;
                 if (taken >= 16) {

@@ -1,19 +1,21 @@
 // AVX2: u8 x i8 products by vpmaddubsw, exact although that instruction saturates.
 //
-// vpmaddubsw multiplies 32 bytes and adds neighbours in int16. x <= 255, so a sum of products is exact in int16 wherever the
-// positive weights in it add up to at most 128 and so do the negative ones (255 * 128 < 2^15). Two instructions may be added in
-// int16 before one vpmaddwd widens them, if that holds for all four weights of a lane. Weights of real checkpoints (largest / sigma
-// about 3) rarely fit as they come. Packing makes them fit, for each panel of 8 outputs on its own:
-//  - Inputs go in quads k..k+3. A block of activations holds each quad as the 8 bytes x0 x2 x1 x3 x0 x1 x2 x3: four bytes from
+// vpmaddubsw multiplies 32 bytes and adds neighbours in int16. x <= 255, so a sum of products is exact in int16
+// wherever the positive weights in it add up to at most 128 and so do the negative ones (255 * 128 < 2^15). Two
+// instructions may be added in int16 before one vpmaddwd widens them, if that holds for all four weights of a lane.
+// Weights of real checkpoints (largest / sigma about 3) rarely fit as they come. Packing makes them fit, for each panel
+// of 8 outputs on its own:
+//  - Inputs go in quads k..k+3. A block of activations holds each quad as the 8 bytes x0 x2 x1 x3 x0 x1 x2 x3: four
+//  bytes from
 //    offset 0, 1 or 4 on are the quad with its inputs paired in each of the three possible ways.
 //  - A quad that fits in no way is cut in two: weights clipped, and what was clipped off.
-//  - Quads are matched in twos whose sums fit ("doubles": 5 instructions for 64 products a lane group); what finds no partner
+//  - Quads are matched in twos whose sums fit ("doubles": 5 instructions for 64 products a lane group); what finds no
+//  partner
 //    stays alone ("singles": 3 for 32). A list of offsets into the block says which quads, in which pairing.
 // Every quad that goes into a list has been checked against the rule above; nothing saturates for any activations.
 #include "kernels/gemm.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-
 
 #include <algorithm>
 #include <cstring>
@@ -22,9 +24,6 @@
 
 #include "core/aligned.h"
 #include "kernels/avx2/avx2.h"
-
-
-
 
 namespace fqvit {
 namespace {
@@ -40,17 +39,20 @@ constexpr int TRIES = 40;              // partners that a quad asks before it st
 
 constexpr int WAYS = 4;
 constexpr int OFFSETS[WAYS] = {0, 1, 3, 4};
-// Inputs at those offsets of a cell: lane 0 adds the first two, lane 1 the others. The third way is the second with lanes exchanged.
+// Inputs at those offsets of a cell: lane 0 adds the first two, lane 1 the others. The third way is the second with
+// lanes exchanged.
 constexpr int ORDER[WAYS][4] = {{0, 2, 1, 3}, {2, 1, 3, 0}, {3, 0, 1, 2}, {0, 1, 2, 3}};
 
-// One pass over part of K: `doubles` pairs of offsets, then `singles` offsets; weights in the same order, 32 bytes a quad.
+// One pass over part of K: `doubles` pairs of offsets, then `singles` offsets; weights in the same order, 32 bytes a
+// quad.
 struct Stretch {
     std::uint32_t doubles, singles;
     std::size_t offsets, weights;  // where they start
 };
 
 template <int r>
-FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uint8_t* b, __m256i wa, __m256i wb, __m256i ones) {
+FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uint8_t* b, __m256i wa, __m256i wb,
+                             __m256i ones) {
     __m256i t, u;
     // In assembly because the order of instructions decides the speed, and compilers spill here.
     asm volatile(
@@ -62,7 +64,8 @@ FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uin
         "vpmaddwd %[ones], %[t], %[t]\n\t"
         "vpaddd %[t], %[acc], %[acc]"
         : [acc] "+x"(acc), [t] "=&x"(t), [u] "=&x"(u)
-        : [a] "r"(a), [b] "r"(b), [o] "i"(CELL * r), [wa] "x"(wa), [wb] "x"(wb), [ones] "x"(ones), "m"(read_by<CELL * r + 4>(a)), "m"(read_by<CELL * r + 4>(b)));
+        : [a] "r"(a), [b] "r"(b), [o] "i"(CELL * r), [wa] "x"(wa), [wb] "x"(wb), [ones] "x"(ones),
+          "m"(read_by<CELL * r + 4>(a)), "m"(read_by<CELL * r + 4>(b)));
 }
 
 template <int r>
@@ -78,8 +81,9 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
 }
 
 template <int... r>
-FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const Stretch* stretch, const Stretch* end, const std::uint8_t* block,
-                                const std::uint16_t* offsets, const std::int8_t* weights, bool add, std::int32_t* out) {
+FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const Stretch* stretch, const Stretch* end,
+                                const std::uint8_t* block, const std::uint16_t* offsets, const std::int8_t* weights,
+                                bool add, std::int32_t* out) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
     if (add) ((acc[r] = load(out + COLUMNS * r)), ...);
@@ -101,21 +105,22 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const Stretch*
 }
 
 template <int rows>
-FQVIT_AVX2 void multiply_block(const Stretch* stretch, const Stretch* end, const std::uint8_t* block, const std::uint16_t* offsets,
-                               const std::int8_t* weights, bool add, std::int32_t* out) {
+FQVIT_AVX2 void multiply_block(const Stretch* stretch, const Stretch* end, const std::uint8_t* block,
+                               const std::uint16_t* offsets, const std::int8_t* weights, bool add, std::int32_t* out) {
     multiply_rows(std::make_integer_sequence<int, rows>(), stretch, end, block, offsets, weights, add, out);
 }
 
-using Multiply = void (*)(const Stretch*, const Stretch*, const std::uint8_t*, const std::uint16_t*, const std::int8_t*, bool, std::int32_t*);
-constexpr Multiply BY_ROWS[ROWS + 1] = {nullptr,          multiply_block<1>, multiply_block<2>, multiply_block<3>,
-                                        multiply_block<4>, multiply_block<5>, multiply_block<6>, multiply_block<7>,
+using Multiply = void (*)(const Stretch*, const Stretch*, const std::uint8_t*, const std::uint16_t*, const std::int8_t*,
+                          bool, std::int32_t*);
+constexpr Multiply BY_ROWS[ROWS + 1] = {nullptr,           multiply_block<1>, multiply_block<2>,  multiply_block<3>,
+                                        multiply_block<4>, multiply_block<5>, multiply_block<6>,  multiply_block<7>,
                                         multiply_block<8>, multiply_block<9>, multiply_block<10>, multiply_block<11>};
 
 // The weights of a quad for 8 outputs, and for each way to pair its inputs what the lanes add up to.
 struct Quad {
-    __m256i w;           // [8 outputs][4 inputs]
-    __m256i sums[WAYS];  // bytes: the 16 lanes' sums of positive weights and of negative ones
-    std::uint32_t size;  // sum of |w|: large ones look for a partner first
+    __m256i w;             // [8 outputs][4 inputs]
+    __m256i sums[WAYS];    // bytes: the 16 lanes' sums of positive weights and of negative ones
+    std::uint32_t size;    // sum of |w|: large ones look for a partner first
     std::uint16_t number;  // in its stretch
     std::uint8_t fits;     // bit p: way p
     bool used;
@@ -125,7 +130,8 @@ struct Quad {
 FQVIT_INLINE __m256i ordered(__m256i w, int way) {
     const int* o = ORDER[way];
     const __m256i in_order = _mm256_set1_epi32(o[0] | o[1] << 8 | o[2] << 16 | o[3] << 24);
-    const __m256i outputs = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    const __m256i outputs =
+        _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
     return _mm256_shuffle_epi8(w, _mm256_add_epi8(in_order, outputs));
 }
 
@@ -171,7 +177,8 @@ FQVIT_AVX2 Quad cut(Quad& quad) {
         for (int lane = 0; lane < 2; ++lane) {
             const int a = w[c][2 * lane], b = w[c][2 * lane + 1], sum = a + b;
             if ((a < 0) != (b < 0) || std::abs(sum) <= LIMIT) continue;
-            const int over = sum > 0 ? sum - LIMIT : sum + LIMIT, larger = 2 * lane + (std::abs(a) >= std::abs(b) ? 0 : 1);
+            const int over = sum > 0 ? sum - LIMIT : sum + LIMIT,
+                      larger = 2 * lane + (std::abs(a) >= std::abs(b) ? 0 : 1);
             w[c][larger] = static_cast<std::int8_t>(w[c][larger] - over);
             rest[c][larger] = static_cast<std::int8_t>(over);
         }
@@ -206,9 +213,11 @@ public:
 
     int passes() const override { return static_cast<int>(stretches_); }
 
-    void multiply_pass(int pass, std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
+    void multiply_pass(int pass, std::int64_t panel, const std::uint8_t* block, int rows,
+                       std::int32_t* acc) const override {
         const Stretch* one = list_.data() + static_cast<std::size_t>(panel) * stretches_ + pass;
-        BY_ROWS[rows](one, one + 1, block + std::int64_t{pass} * BLOCK * QUAD, offsets_.data(), weights_.data(), pass > 0, acc);
+        BY_ROWS[rows](one, one + 1, block + std::int64_t{pass} * BLOCK * QUAD, offsets_.data(), weights_.data(),
+                      pass > 0, acc);
     }
 
     std::size_t bytes() const override {
@@ -216,7 +225,8 @@ public:
     }
 
 private:
-    FQVIT_AVX2 void pack_stretch(const std::int8_t* w, std::int64_t outputs, std::int64_t first, std::int64_t first_quad, int count) {
+    FQVIT_AVX2 void pack_stretch(const std::int8_t* w, std::int64_t outputs, std::int64_t first,
+                                 std::int64_t first_quad, int count) {
         quads_.clear();
         const std::int64_t columns = std::min<std::int64_t>(COLUMNS, outputs - first);
         for (int number = 0; number < count; ++number) {
@@ -234,7 +244,8 @@ private:
             quads_.push_back(quad);
         }
         order_.clear();  // by size, then place: one number to sort by
-        for (std::size_t i = 0; i < quads_.size(); ++i) order_.push_back(~quads_[i].size << 16 | static_cast<std::uint32_t>(i));
+        for (std::size_t i = 0; i < quads_.size(); ++i)
+            order_.push_back(~quads_[i].size << 16 | static_cast<std::uint32_t>(i));
         std::sort(order_.begin(), order_.end());
         Stretch stretch{0, 0, offsets_.size(), weights_.size()};
         alone_.clear();
@@ -300,7 +311,9 @@ public:
         return std::make_unique<PackedAvx2>(w, outputs, inputs);
     }
 
-    std::size_t block_bytes(std::int64_t inputs) const override { return static_cast<std::size_t>((inputs + 3) / 4 * QUAD); }
+    std::size_t block_bytes(std::int64_t inputs) const override {
+        return static_cast<std::size_t>((inputs + 3) / 4 * QUAD);
+    }
 
     FQVIT_AVX2 void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                               std::uint8_t* block) const override {
@@ -310,7 +323,8 @@ public:
             std::uint8_t* out = block + r * CELL;
             std::int64_t k = 0;
             for (; k + 8 <= inputs; k += 8, out += 2 * QUAD) {
-                const __m128i both = _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + k)), cells);
+                const __m128i both =
+                    _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + k)), cells);
                 _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
                 store_upper(out + QUAD, both);
             }

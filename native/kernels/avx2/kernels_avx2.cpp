@@ -3,9 +3,9 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
+#include "core/fixed.h"
 #include "kernels/avx2/attention_avx2.h"
 #include "kernels/avx2/avx2.h"
-#include "core/fixed.h"
 
 namespace fqvit {
 namespace {
@@ -28,15 +28,18 @@ FQVIT_INLINE void put_looked_up(const Epilogue& e, __m256i at_table, void* y, st
     alignas(32) std::uint32_t places[LANES];
     _mm256_store_si256(reinterpret_cast<__m256i*>(places), at_table);
     if (e.wide) {
-        for (int i = 0; i < LANES; ++i) static_cast<std::uint16_t*>(y)[at + i] = static_cast<const std::uint16_t*>(e.tables)[places[i]];
+        for (int i = 0; i < LANES; ++i)
+            static_cast<std::uint16_t*>(y)[at + i] = static_cast<const std::uint16_t*>(e.tables)[places[i]];
     } else {
-        for (int i = 0; i < LANES; ++i) static_cast<std::uint8_t*>(y)[at + i] = static_cast<const std::uint8_t*>(e.tables)[places[i]];
+        for (int i = 0; i < LANES; ++i)
+            static_cast<std::uint8_t*>(y)[at + i] = static_cast<const std::uint8_t*>(e.tables)[places[i]];
     }
 }
 
 // Four rows of 8 codes, clamped to 0..last <= 255.
 FQVIT_INLINE void put_four_rows(const __m256i (&code)[4], std::int32_t last, std::uint8_t* y, std::int64_t stride) {
-    const __m256i words = _mm256_packus_epi16(_mm256_packs_epi32(code[0], code[1]), _mm256_packs_epi32(code[2], code[3]));
+    const __m256i words =
+        _mm256_packus_epi16(_mm256_packs_epi32(code[0], code[1]), _mm256_packs_epi32(code[2], code[3]));
     const __m256i bytes = _mm256_min_epu8(words, _mm256_set1_epi8(static_cast<char>(last)));
     const __m256i rows = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     const __m128i low = _mm256_castsi256_si128(rows), high = _mm256_extracti128_si256(rows, 1);
@@ -47,11 +50,12 @@ FQVIT_INLINE void put_four_rows(const __m256i (&code)[4], std::int32_t last, std
 }
 
 // A tile 8 columns wide, all of which exist. Bias and zero points are in vector_half.
-FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
+FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
+                                void* y) {
     const Rescale& to = e.rescale;
     const __m256i mult = load(to.vector_mult + channel);
-    const High rescale = {mult, _mm256_srli_epi64(mult, 32), load(to.vector_half + channel), load(to.vector_half + channel + 4),
-                          load(to.vector_shift + channel)};
+    const High rescale = {mult, _mm256_srli_epi64(mult, 32), load(to.vector_half + channel),
+                          load(to.vector_half + channel + 4), load(to.vector_shift + channel)};
     const int rows = tile.rows;
     const std::int64_t columns = tile.columns, stride = tile.stride;
     std::int64_t at = tile.row * stride + channel;
@@ -64,7 +68,8 @@ FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::
         }
     }
     if (e.kind == Epilogue::LOOKUP) {
-        const __m256i none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last), starts = load(e.starts + channel);
+        const __m256i none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last),
+                      starts = load(e.starts + channel);
         for (; r < rows; ++r, at += stride) {
             const __m256i code = _mm256_min_epi32(_mm256_max_epi32(rescale(load(acc + r * columns)), none), last);
             put_looked_up(e, _mm256_add_epi32(code, starts), y, at);
@@ -85,19 +90,24 @@ FQVIT_INLINE __m256i residual_of(const Residual& x, std::int64_t at) {
     switch (x.type) {
         case Residual::U8: return from_u8(static_cast<const std::uint8_t*>(x.x) + at);
         case Residual::U16: return from_u16(static_cast<const std::uint16_t*>(x.x) + at);
-        default: return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::int16_t*>(x.x) + at)));
+        default:
+            return _mm256_cvtepi16_epi32(
+                _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::int16_t*>(x.x) + at)));
     }
 }
 
-// (acc + bias) mult + ((x - zero) << alpha) x_mult, rounded by a shift of at most 32: the result is the lower half of each sum.
-FQVIT_AVX2 void finish_sum(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
+// (acc + bias) mult + ((x - zero) << alpha) x_mult, rounded by a shift of at most 32: the result is the lower half of
+// each sum.
+FQVIT_AVX2 void finish_sum(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
+                           void* y) {
     const Rescale& to = e.rescale;
     const Residual& x = e.residual;
     const __m256i bias = load(e.bias + channel), zero = load(to.zero + channel);
     const __m256i mult = load(to.mult + channel), x_mult = load(x.mult + channel);
     const __m256i x_zero = load(x.zero + channel), alpha = load(x.alpha + channel);
     const __m256i shift = from_u8(to.shift + channel), low = _mm256_set1_epi64x(0xffffffff);
-    const __m256i shift_even = _mm256_and_si256(shift, low), shift_odd = _mm256_srli_epi64(shift, 32), one = _mm256_set1_epi64x(1);
+    const __m256i shift_even = _mm256_and_si256(shift, low), shift_odd = _mm256_srli_epi64(shift, 32),
+                  one = _mm256_set1_epi64x(1);
     const __m256i half_even = _mm256_sllv_epi64(one, _mm256_sub_epi64(shift_even, one));
     const __m256i half_odd = _mm256_sllv_epi64(one, _mm256_sub_epi64(shift_odd, one));
     const __m256i mult_odd = _mm256_srli_epi64(mult, 32), x_mult_odd = _mm256_srli_epi64(x_mult, 32);
@@ -115,7 +125,8 @@ FQVIT_AVX2 void finish_sum(const Epilogue& e, const Tile& tile, const std::int32
 }
 
 FQVIT_AVX2 void finish(const Epilogue& e, const Tile& tile, void* y) {
-    const bool rescaled = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) && e.rescale.form == Rescale::HIGH;
+    const bool rescaled = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) &&
+                          e.rescale.form == Rescale::HIGH;
     const bool summed = e.kind == Epilogue::ADD && e.low;
     int c = 0;
     if (rescaled || summed) {
@@ -124,7 +135,8 @@ FQVIT_AVX2 void finish(const Epilogue& e, const Tile& tile, void* y) {
         }
     }
     if (c < tile.taken) {
-        kernels_scalar()->finish(e, {tile.acc + c, tile.rows, tile.columns, tile.taken - c, tile.row, tile.channel + c, tile.stride}, y);
+        kernels_scalar()->finish(
+            e, {tile.acc + c, tile.rows, tile.columns, tile.taken - c, tile.row, tile.channel + c, tile.stride}, y);
     }
 }
 
@@ -149,7 +161,8 @@ std::int64_t root_of_large(std::uint64_t x) {
 
 // v = (x - zero) << alpha as i32
 FQVIT_INLINE __m256i lifted(const Norm& norm, const void* x, std::int64_t at, std::int64_t c) {
-    const __m256i codes = norm.wide_in ? from_u16(static_cast<const std::uint16_t*>(x) + at) : from_u8(static_cast<const std::uint8_t*>(x) + at);
+    const __m256i codes = norm.wide_in ? from_u16(static_cast<const std::uint16_t*>(x) + at)
+                                       : from_u8(static_cast<const std::uint8_t*>(x) + at);
     return _mm256_sllv_epi32(_mm256_sub_epi32(codes, load(norm.zero + c)), load(norm.alpha + c));
 }
 
@@ -159,7 +172,8 @@ FQVIT_INLINE std::int64_t sum_of(__m256i v) {
 }
 
 // Four channels of y before the clamp: t = round(n 2^s / d) exactly, then (t g + b) >> shift in the upper halves.
-// q = round(n rho / 2^(61 - s)) with rho = floor(2^61 / d) is off by at most one (|t| < 2^30), which the remainder n 2^s - q d tells.
+// q = round(n rho / 2^(61 - s)) with rho = floor(2^61 / d) is off by at most one (|t| < 2^30), which the remainder n
+// 2^s - q d tells.
 struct Divider {
     __m256i rho, bias, unbias, down, d, d_half;
     __m128i down_count, up_count;
@@ -170,7 +184,8 @@ struct Divider {
         // An arithmetic shift of 64 bits: add 2^63, shift, take it away again.
         const __m256i raised = _mm256_add_epi64(_mm256_mul_epi32(n, rho), bias);
         __m256i q = _mm256_sub_epi64(_mm256_srl_epi64(raised, down_count), unbias);
-        const __m256i rest = _mm256_add_epi64(_mm256_sub_epi64(_mm256_sll_epi64(n, up_count), _mm256_mul_epi32(q, d)), d_half);
+        const __m256i rest =
+            _mm256_add_epi64(_mm256_sub_epi64(_mm256_sll_epi64(n, up_count), _mm256_mul_epi32(q, d)), d_half);
         q = _mm256_add_epi64(q, _mm256_cmpgt_epi64(_mm256_setzero_si256(), rest));  // rest < 0: one less
         q = _mm256_sub_epi64(q, _mm256_cmpgt_epi64(rest, down));                    // rest >= d: one more
         return _mm256_add_epi64(_mm256_mul_epi32(q, g), b);
@@ -189,14 +204,17 @@ FQVIT_INLINE Moments moments_of(const Norm& norm, const void* x, std::int64_t fi
         m1 = _mm256_add_epi32(m1, v);  // fits: C |v| < 2^31
         m2 = _mm256_add_epi64(m2, _mm256_add_epi64(_mm256_mul_epi32(v, v), _mm256_mul_epi32(odd, odd)));
     }
-    const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)), _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
+    const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)),
+                                          _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
     return {sum_of(wide), sum_of(m2)};
 }
 
 // 16 codes as int16, u16 less 2^15.
 FQVIT_INLINE __m256i plain_codes(const Norm& norm, const void* x, std::int64_t at) {
-    if (norm.wide_in) return _mm256_xor_si256(load(static_cast<const std::uint16_t*>(x) + at), _mm256_set1_epi16(-32768));
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint8_t*>(x) + at)));
+    if (norm.wide_in)
+        return _mm256_xor_si256(load(static_cast<const std::uint16_t*>(x) + at), _mm256_set1_epi16(-32768));
+    return _mm256_cvtepu8_epi16(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint8_t*>(x) + at)));
 }
 
 FQVIT_INLINE Moments plain_moments(const Norm& norm, const void* x, std::int64_t first) {
@@ -209,7 +227,8 @@ FQVIT_INLINE Moments plain_moments(const Norm& norm, const void* x, std::int64_t
         even = _mm256_add_epi64(even, _mm256_and_si256(squares, low));
         odd = _mm256_add_epi64(odd, _mm256_srli_epi64(squares, 32));
     }
-    const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)), _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
+    const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)),
+                                          _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
     return {sum_of(wide), sum_of(_mm256_add_epi64(even, odd))};
 }
 
@@ -240,17 +259,21 @@ FQVIT_INLINE Divider divider_of(const RowScale& row) {
     return divide;
 }
 
-FQVIT_INLINE void put_normalized(const Norm& norm, const Divider& divide, __m256i n, std::int64_t c, void* y, std::int64_t at) {
+FQVIT_INLINE void put_normalized(const Norm& norm, const Divider& divide, __m256i n, std::int64_t c, void* y,
+                                 std::int64_t at) {
     const __m256i low = divide(_mm256_castsi256_si128(n), norm.g + c, norm.b + c);
     const __m256i high = divide(_mm256_extracti128_si256(n, 1), norm.g + c + 4, norm.b + c + 4);
     // Upper halves of 0..3 and 4..7 in order: interleaved by the blend, then put right.
-    const __m256i ordered = _mm256_permutevar8x32_epi32(upper_halves(low, high), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-    put_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last), norm.wide_out, y, at);
+    const __m256i ordered =
+        _mm256_permutevar8x32_epi32(upper_halves(low, high), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+    put_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last),
+              norm.wide_out, y, at);
 }
 
 FQVIT_AVX2 void normalize_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
     const Divider divide = divider_of(row);
-    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)), sum = _mm256_set1_epi32(static_cast<int>(row.sum));
+    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)),
+                  sum = _mm256_set1_epi32(static_cast<int>(row.sum));
     for (std::int64_t c = 0; c < norm.channels; c += LANES) {
         const __m256i n = _mm256_sub_epi32(_mm256_mullo_epi32(lifted(norm, x, first + c, c), count), sum);
         put_normalized(norm, divide, n, c, y, first + c);
@@ -259,7 +282,8 @@ FQVIT_AVX2 void normalize_row(const Norm& norm, const RowScale& row, const void*
 
 FQVIT_AVX2 void normalize_plain_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
     const Divider divide = divider_of(row);
-    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)), sum = _mm256_set1_epi32(static_cast<int>(row.sum));
+    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)),
+                  sum = _mm256_set1_epi32(static_cast<int>(row.sum));
     for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
         const __m256i v = plain_codes(norm, x, first + c);
         // C fits 15 bits, so that a product with it is one vpmaddwd on the codes' low halves.

@@ -1,10 +1,11 @@
-// Rows of scores -> rows of 16-bit weights, for attention_avx2.cpp. Scores are bytes, so distances from the largest are bytes, too.
+// Rows of scores -> rows of 16-bit weights, for attention_avx2.cpp. Scores are bytes, so distances from the largest are
+// bytes, too.
 #pragma once
 
 #include <algorithm>
 
-#include "kernels/avx2/avx2.h"
 #include "core/fixed.h"
+#include "kernels/avx2/avx2.h"
 #include "kernels/kernels.h"
 
 namespace fqvit::avx2 {
@@ -18,8 +19,10 @@ FQVIT_INLINE std::uint8_t largest_of(__m256i v) {
     return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
 }
 
-// Scores of other regions become 0, which is no part of any maximum; then the row's largest. Tokens past the last are 0 already.
-FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t tokens, const std::uint8_t* region, std::uint8_t own) {
+// Scores of other regions become 0, which is no part of any maximum; then the row's largest. Tokens past the last are 0
+// already.
+FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t tokens, const std::uint8_t* region,
+                                           std::uint8_t own) {
     __m256i top = _mm256_setzero_si256();
     const __m256i here = _mm256_set1_epi8(static_cast<char>(own));
     for (std::int64_t t = 0; t < tokens; t += 32) {
@@ -45,10 +48,11 @@ public:
     }
 
     // Returns the sum of the weights as they are stored.
-    FQVIT_AVX2 std::int64_t operator()(const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region, std::uint8_t own,
-                                       std::int16_t* weights) const {
+    FQVIT_AVX2 std::int64_t operator()(const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region,
+                                       std::uint8_t own, std::int16_t* weights) const {
         const std::int64_t tokens = head_.tokens;
-        const __m256i tops = _mm256_set1_epi8(static_cast<char>(top)), last = _mm256_set1_epi8(static_cast<char>(length_ - 1));
+        const __m256i tops = _mm256_set1_epi8(static_cast<char>(top)),
+                      last = _mm256_set1_epi8(static_cast<char>(length_ - 1));
         const __m256i here = _mm256_set1_epi8(static_cast<char>(own)), ones = _mm256_set1_epi16(1);
         __m256i sum = _mm256_setzero_si256();
         for (std::int64_t t = 0; t < tokens; t += 32) {
@@ -68,7 +72,8 @@ public:
                 store(codes, code), store(kept, keep);
                 for (int i = 0; i < 32; ++i) weights[t + i] = kept[i] != 0 ? head_.weight[codes[i]] : std::int16_t{0};
             }
-            sum = _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(load(weights + t), ones), _mm256_madd_epi16(load(weights + t + 16), ones)));
+            sum = _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(load(weights + t), ones),
+                                                         _mm256_madd_epi16(load(weights + t + 16), ones)));
         }
         alignas(32) std::int32_t parts[8];
         store(parts, sum);
@@ -78,11 +83,14 @@ public:
     }
 
 private:
-    FQVIT_INLINE static __m256i twice(const std::uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+    FQVIT_INLINE static __m256i twice(const std::uint8_t* p) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
 
     FQVIT_INLINE static __m256i first_bytes(std::int64_t taken) {
-        alignas(32) static constexpr std::uint8_t places[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                                                                16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+        alignas(32) static constexpr std::uint8_t places[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                                                11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                                                22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
         return _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(taken)), load(places));
     }
 
@@ -104,8 +112,8 @@ private:
 };
 
 // Weights of a row by its sum (LOG, UNIFORM): what each distance becomes, then one look-up a token.
-FQVIT_AVX2 void summed_row(const Attention& head, const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region, std::uint8_t own,
-                           std::int16_t* weights) {
+FQVIT_AVX2 void summed_row(const Attention& head, const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region,
+                           std::uint8_t own, std::int16_t* weights) {
     const std::int64_t last = std::min<std::int64_t>(head.table_length, 256) - 1;
     std::int64_t sum = 0, farthest = 0;
     for (std::int64_t t = 0; t < head.tokens; ++t) {
@@ -122,7 +130,8 @@ FQVIT_AVX2 void summed_row(const Attention& head, const std::uint8_t* row, std::
             const std::int64_t e = head.table[d];
             // q = (sum + e / 2) / e has a code above c exactly if q >= 2 (c = 0) or q >= 3 2^(c - 1): no division.
             if (!head.falling) code = 0;
-            while (code < last_code && (e == 0 || sum >= (code == 0 ? 2 : std::int64_t{3} << (code - 1)) * e - e / 2)) ++code;
+            while (code < last_code && (e == 0 || sum >= (code == 0 ? 2 : std::int64_t{3} << (code - 1)) * e - e / 2))
+                ++code;
             by_distance[d] = head.weight[code];
         }
     } else {

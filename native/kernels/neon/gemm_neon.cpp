@@ -1,16 +1,18 @@
 // AArch64 with dot products: sdot multiplies i8 by i8 and adds four products to each int32 lane.
 //
-// Activations are u8, so blocks hold x - 128 (the same bits with the highest one flipped) and what that takes away is where each
-// sum starts: sum_k x w = sum_k (x - 128) w + 128 sum_k w. |sum_k x w| < 2^31 is proved; the start and the sums on the way may
-// pass 2^31 (|x - 128| w counts weights of the other sign, too), but sdot and this file's sums wrap, and modulo 2^32 the equation
-// holds at every step: the end is exact because it fits.
+// Activations are u8, so blocks hold x - 128 (the same bits with the highest one flipped) and what that takes away is
+// where each sum starts: sum_k x w = sum_k (x - 128) w + 128 sum_k w. |sum_k x w| < 2^31 is proved; the start and the
+// sums on the way may pass 2^31 (|x - 128| w counts weights of the other sign, too), but sdot and this file's sums
+// wrap, and modulo 2^32 the equation holds at every step: the end is exact because it fits.
 //
-// A tile is 8 x 12: 24 accumulators, 3 vectors of weights, 2 of activations (four bytes a row; sdot takes them by index): 29 of 32
-// registers, 5 loads for 24 products.
+// A tile is 8 x 12: 24 accumulators, 3 vectors of weights, 2 of activations (four bytes a row; sdot takes them by
+// index): 29 of 32 registers, 5 loads for 24 products.
 #include "kernels/gemm.h"
 
-// Clang before 16 hides these intrinsics from functions with an attribute: there only a build for such CPUs (-march) has them.
-#if defined(__aarch64__) && defined(__GNUC__) && (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_DOTPROD))
+// Clang before 16 hides these intrinsics from functions with an attribute: there only a build for such CPUs (-march)
+// has them.
+#if defined(__aarch64__) && defined(__GNUC__) && \
+    (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_DOTPROD))
 
 #include <arm_neon.h>
 
@@ -67,8 +69,8 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::int
 }
 
 template <int rows>
-FQVIT_TARGET void multiply_tile(const std::int8_t* w, const std::int32_t* start, const std::uint8_t* block, std::int64_t quads,
-                                std::int32_t* out) {
+FQVIT_TARGET void multiply_tile(const std::int8_t* w, const std::int32_t* start, const std::uint8_t* block,
+                                std::int64_t quads, std::int32_t* out) {
     multiply_rows(std::make_integer_sequence<int, rows>(), w, start, block, quads, out);
 }
 
@@ -85,7 +87,8 @@ class PackedNeon final : public Packed {
 public:
     // For each panel: quads k..k+3 of every column side by side, zeros where K or O end.
     PackedNeon(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs)
-        : quads_((inputs + 3) / 4), panel_(quads_ * 4 * COLUMNS) {
+        : quads_((inputs + 3) / 4),
+          panel_(quads_ * 4 * COLUMNS) {
         const std::int64_t panels = (outputs + COLUMNS - 1) / COLUMNS;
         weights_.resize(static_cast<std::size_t>(panels * panel_));
         start_.resize(static_cast<std::size_t>(panels * COLUMNS));
@@ -102,7 +105,8 @@ public:
     }
 
     void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
-        BY_ROWS[static_cast<std::size_t>(rows - 1)](weights_.data() + panel * panel_, start_.data() + panel * COLUMNS, block, quads_, acc);
+        BY_ROWS[static_cast<std::size_t>(rows - 1)](weights_.data() + panel * panel_, start_.data() + panel * COLUMNS,
+                                                    block, quads_, acc);
     }
 
     std::size_t bytes() const override { return weights_.size() + start_.size() * sizeof(std::int32_t); }
@@ -121,10 +125,13 @@ public:
         return std::make_unique<PackedNeon>(w, outputs, inputs);
     }
 
-    std::size_t block_bytes(std::int64_t inputs) const override { return static_cast<std::size_t>((inputs + 3) / 4 * 4 * ROWS); }
+    std::size_t block_bytes(std::int64_t inputs) const override {
+        return static_cast<std::size_t>((inputs + 3) / 4 * 4 * ROWS);
+    }
 
     // x - 128 of every row, quad by quad. Rows past `count` keep what is there: their sums are never made.
-    void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs, std::uint8_t* block) const override {
+    void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
+                   std::uint8_t* block) const override {
         for (int r = 0; r < count; ++r) {
             const std::uint8_t* row = x + r * stride;
             std::uint8_t* out = block + 4 * r;

@@ -1,5 +1,6 @@
-// The ops of attention one by one, as in src/fqvit/ir/attention.py: plain loops, no floats (-mgeneral-regs-only compiles them).
-// Each function computes rows begin..end of its output; `slice` below is one [.., T, T] or [.., T, D] matrix.
+// The ops of attention one by one, as in src/fqvit/ir/attention.py: plain loops, no floats (-mgeneral-regs-only
+// compiles them). Each function computes rows begin..end of its output; `slice` below is one [.., T, T] or [.., T, D]
+// matrix.
 #pragma once
 
 #include <cstdint>
@@ -28,24 +29,26 @@ inline void put(void* y, bool wide, std::int64_t i, std::int64_t code) {
 struct Product {
     std::int64_t rows, columns, inner;  // M, N, K of one slice
     std::int64_t a_zero, b_zero;
-    bool b_rows;                        // b is [K, N], else [N, K]
+    bool b_rows;  // b is [K, N], else [N, K]
     std::int64_t mult;
     int shift;
     std::int64_t zero, last;
     bool wide;
-    const std::int32_t* bias;           // [R, H] or null
-    const std::uint16_t* index;         // [M, N]
+    const std::int32_t* bias;    // [R, H] or null
+    const std::uint16_t* index;  // [M, N]
     std::int64_t heads;
 };
 
-// y[m, n] = clamp(requantize(sum_k (a - a_zero)(b - b_zero) + bias[index[m, n], h]) + zero); `row` counts over all slices.
+// y[m, n] = clamp(requantize(sum_k (a - a_zero)(b - b_zero) + bias[index[m, n], h]) + zero); `row` counts over all
+// slices.
 inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y, std::int64_t row) {
     const std::int64_t slice = row / p.rows, m = row % p.rows, head = p.heads == 0 ? 0 : slice % p.heads;
     const std::int64_t b_first = slice * p.columns * p.inner;
     for (std::int64_t n = 0; n < p.columns; ++n) {
         std::int64_t acc = 0;
         for (std::int64_t k = 0; k < p.inner; ++k) {
-            acc += (a[row * p.inner + k] - p.a_zero) * (b[b_first + (p.b_rows ? k * p.columns + n : n * p.inner + k)] - p.b_zero);
+            acc += (a[row * p.inner + k] - p.a_zero) *
+                   (b[b_first + (p.b_rows ? k * p.columns + n : n * p.inner + k)] - p.b_zero);
         }
         if (p.bias != nullptr) acc += p.bias[p.index[m * p.columns + n] * p.heads + head];
         put(y, p.wide, row * p.columns + n, clamp(requantize(acc, p.mult, p.shift) + p.zero, p.last));
@@ -53,9 +56,9 @@ inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y
 }
 
 struct Rows {
-    std::int64_t tokens;              // T, the length of a row
-    std::int64_t windows_rows;        // rows of one window: H T; where there are regions
-    const std::uint8_t* region;       // [W, T] or null
+    std::int64_t tokens;         // T, the length of a row
+    std::int64_t windows_rows;   // rows of one window: H T; where there are regions
+    const std::uint8_t* region;  // [W, T] or null
     const std::int32_t* table;
     std::int64_t table_length;
 };
@@ -96,21 +99,26 @@ inline std::int64_t log_code(std::int64_t e, std::int64_t sum, std::int64_t last
 inline void log_softmax_row(const Rows& rows, const Codes& x, std::uint8_t* y, std::int64_t row, std::int64_t last) {
     const std::int64_t sum = row_sum(rows, x, row);
     std::uint8_t* out = y + row * rows.tokens;
-    by_distance(rows, x, row, [&](std::int64_t t, std::int64_t e) { out[t] = static_cast<std::uint8_t>(log_code(e, sum, last)); },
-                [&](std::int64_t t) { out[t] = static_cast<std::uint8_t>(last); });
+    by_distance(
+        rows, x, row,
+        [&](std::int64_t t, std::int64_t e) { out[t] = static_cast<std::uint8_t>(log_code(e, sum, last)); },
+        [&](std::int64_t t) { out[t] = static_cast<std::uint8_t>(last); });
 }
 
-inline void softmax_row(const Rows& rows, const Codes& x, void* y, bool wide, std::int64_t row, std::int64_t mult, int shift,
-                        std::int64_t last) {
+inline void softmax_row(const Rows& rows, const Codes& x, void* y, bool wide, std::int64_t row, std::int64_t mult,
+                        int shift, std::int64_t last) {
     const std::int64_t r = round_divide(mult, row_sum(rows, x, row)), first = row * rows.tokens;
-    by_distance(rows, x, row, [&](std::int64_t t, std::int64_t e) { put(y, wide, first + t, clamp(round_shift(e * r, shift), last)); },
-                [&](std::int64_t t) { put(y, wide, first + t, clamp(round_shift(0, shift), last)); });
+    by_distance(
+        rows, x, row,
+        [&](std::int64_t t, std::int64_t e) { put(y, wide, first + t, clamp(round_shift(e * r, shift), last)); },
+        [&](std::int64_t t) { put(y, wide, first + t, clamp(round_shift(0, shift), last)); });
 }
 
 inline void row_codes_row(const Rows& rows, const Codes& x, std::uint8_t* y, std::int64_t row) {
     std::uint8_t* out = y + row * rows.tokens;
-    by_distance(rows, x, row, [&](std::int64_t t, std::int64_t code) { out[t] = static_cast<std::uint8_t>(code); },
-                [&](std::int64_t t) { out[t] = static_cast<std::uint8_t>(rows.table[rows.table_length - 1]); });
+    by_distance(
+        rows, x, row, [&](std::int64_t t, std::int64_t code) { out[t] = static_cast<std::uint8_t>(code); },
+        [&](std::int64_t t) { out[t] = static_cast<std::uint8_t>(rows.table[rows.table_length - 1]); });
 }
 
 struct Context {
@@ -133,7 +141,8 @@ inline void context_row(const Context& c, const std::uint8_t* a, const Codes& v,
     const std::int64_t mult = c.largest == 0 ? c.mult : round_divide(c.mult * c.largest, sum);
     for (std::int64_t d = 0; d < c.width; ++d) {
         std::int64_t acc = 0;
-        for (std::int64_t t = 0; t < c.inner; ++t) acc += c.weight[codes[t]] * (v[(slice * c.inner + t) * c.width + d] - c.v_zero);
+        for (std::int64_t t = 0; t < c.inner; ++t)
+            acc += c.weight[codes[t]] * (v[(slice * c.inner + t) * c.width + d] - c.v_zero);
         put(y, c.wide, row * c.width + d, clamp(round_shift(acc * mult, c.shift) + c.zero, c.last));
     }
 }

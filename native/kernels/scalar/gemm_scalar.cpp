@@ -12,7 +12,9 @@ constexpr int ROWS = 4, COLUMNS = 4;
 class PackedScalar final : public Packed {
 public:
     PackedScalar(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs)
-        : outputs_(outputs), inputs_(inputs), w_(w, w + outputs * inputs) {}
+        : outputs_(outputs),
+          inputs_(inputs),
+          w_(w, w + outputs * inputs) {}
 
     void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
         for (int r = 0; r < rows; ++r) {
@@ -44,8 +46,10 @@ public:
         return std::make_unique<PackedScalar>(w, outputs, inputs);
     }
     std::size_t block_bytes(std::int64_t inputs) const override { return static_cast<std::size_t>(ROWS * inputs); }
-    void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs, std::uint8_t* block) const override {
-        for (int r = 0; r < count; ++r) std::memcpy(block + r * inputs, x + r * stride, static_cast<std::size_t>(inputs));
+    void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
+                   std::uint8_t* block) const override {
+        for (int r = 0; r < count; ++r)
+            std::memcpy(block + r * inputs, x + r * stride, static_cast<std::size_t>(inputs));
     }
 };
 

@@ -1,4 +1,5 @@
-// The readable kernels: plain loops in 64-bit integers. Also compiled with -mgeneral-regs-only, which refuses any float.
+// The readable kernels: plain loops in 64-bit integers. Also compiled with -mgeneral-regs-only, which refuses any
+// float.
 #include "kernels/kernels.h"
 
 #include "core/fixed.h"
@@ -32,7 +33,8 @@ void finish(const Epilogue& e, const Tile& tile, void* y) {
             if (e.kind == Epilogue::ADD) {
                 const Residual& x = e.residual;
                 // A multiplication, since shifting a negative number left has no meaning before C++20.
-                const std::int64_t term = x.type == Residual::I16 ? static_cast<const std::int16_t*>(x.x)[at] : load(x.x, x.type == Residual::U16, at);
+                const std::int64_t term = x.type == Residual::I16 ? static_cast<const std::int16_t*>(x.x)[at]
+                                                                  : load(x.x, x.type == Residual::U16, at);
                 sum += (term - x.zero[channel]) * (std::int64_t{1} << x.alpha[channel]) * x.mult[channel];
             }
             const std::int64_t rounded = round_shift(sum, to.shift[channel]);

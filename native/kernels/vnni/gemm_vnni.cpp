@@ -1,11 +1,13 @@
 // AVX-VNNI and AVX512-VNNI: u8 x i8 products by vpdpbusd, which adds four of them to each int32 lane.
 //
-// Exact as it is: the instruction has no int16 in between (unlike vpmaddubsw) and wraps instead of saturating (unlike vpdpbusds),
-// and |sum| < 2^31 is proved for the whole. So weights are only put in order: for each panel, quads k..k+3 of every column side by
-// side, zeros where K or O end. A block holds the same quads of every row; broadcasting four bytes gives one row's to all columns.
+// Exact as it is: the instruction has no int16 in between (unlike vpmaddubsw) and wraps instead of saturating (unlike
+// vpdpbusds), and |sum| < 2^31 is proved for the whole. So weights are only put in order: for each panel, quads k..k+3
+// of every column side by side, zeros where K or O end. A block holds the same quads of every row; broadcasting four
+// bytes gives one row's to all columns.
 //
-// Both families use the same tile, two vectors wide: 6 x 16 (12 accumulators, 2 of weights, 1 of activations: 15 of 16 registers)
-// and 12 x 32 (27 of 32). Ten or more independent sums hide the instruction's latency of 4 or 5 cycles at two a cycle.
+// Both families use the same tile, two vectors wide: 6 x 16 (12 accumulators, 2 of weights, 1 of activations: 15 of 16
+// registers) and 12 x 32 (27 of 32). Ten or more independent sums hide the instruction's latency of 4 or 5 cycles at
+// two a cycle.
 #include "kernels/gemm.h"
 
 #ifdef FQVIT_VNNI_SHIM
@@ -48,14 +50,18 @@ FQVIT_INLINE Vector broadcast(const std::uint8_t* from) { return shim::broadcast
 #define FQVIT_TARGET __attribute__((target("avx2,avxvnni")))
 using Vector = __m256i;
 FQVIT_TARGET FQVIT_INLINE Vector zero() { return _mm256_setzero_si256(); }
-FQVIT_TARGET FQVIT_INLINE Vector load(const std::int8_t* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
+FQVIT_TARGET FQVIT_INLINE Vector load(const std::int8_t* from) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+}
 FQVIT_TARGET FQVIT_INLINE Vector broadcast(const std::uint8_t* from) {
     std::int32_t quad;
     std::memcpy(&quad, from, 4);
     return _mm256_set1_epi32(quad);
 }
 FQVIT_TARGET FQVIT_INLINE Vector dot4(Vector acc, Vector x, Vector w) { return _mm256_dpbusd_avx_epi32(acc, x, w); }
-FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), v); }
+FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), v);
+}
 #endif
 
 #include "kernels/vnni/gemm_vnni_tile.h"
@@ -95,7 +101,9 @@ FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) { _mm512_storeu
 class PackedVnni final : public Packed {
 public:
     PackedVnni(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs, int columns, const Multiply* by_rows)
-        : quads_((inputs + 3) / 4), panel_(quads_ * 4 * columns), by_rows_(by_rows) {
+        : quads_((inputs + 3) / 4),
+          panel_(quads_ * 4 * columns),
+          by_rows_(by_rows) {
         weights_.resize(static_cast<std::size_t>((outputs + columns - 1) / columns * panel_));
         for (std::int64_t o = 0; o < outputs; ++o) {
             std::int8_t* to = weights_.data() + o / columns * panel_ + o % columns * 4;
@@ -120,16 +128,21 @@ private:
 
 class Vnni final : public Gemm {
 public:
-    constexpr Vnni(const char* name, int rows, int columns, const Multiply* by_rows) : Gemm(name, rows, columns), by_rows_(by_rows) {}
+    constexpr Vnni(const char* name, int rows, int columns, const Multiply* by_rows)
+        : Gemm(name, rows, columns),
+          by_rows_(by_rows) {}
 
     std::unique_ptr<Packed> pack(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs) const override {
         return std::make_unique<PackedVnni>(w, outputs, inputs, columns, by_rows_);
     }
 
-    std::size_t block_bytes(std::int64_t inputs) const override { return static_cast<std::size_t>((inputs + 3) / 4 * 4 * rows); }
+    std::size_t block_bytes(std::int64_t inputs) const override {
+        return static_cast<std::size_t>((inputs + 3) / 4 * 4 * rows);
+    }
 
     // Rows go in twos, which halves the stores. SSE2 only, so that every x86-64 runs it.
-    void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs, std::uint8_t* block) const override {
+    void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
+                   std::uint8_t* block) const override {
         const std::int64_t step = 4 * rows;  // from a quad to the next
         int r = 0;
         for (; r + 2 <= count; r += 2) {
@@ -156,7 +169,8 @@ private:
         std::memcpy(out + step, &second, 8);
     }
 
-    static void pack_rest(const std::uint8_t* row, std::int64_t k, std::int64_t inputs, std::uint8_t* out, std::int64_t step) {
+    static void pack_rest(const std::uint8_t* row, std::int64_t k, std::int64_t inputs, std::uint8_t* out,
+                          std::int64_t step) {
         for (; k + 4 <= inputs; k += 4, out += step) std::memcpy(out, row + k, 4);
         if (k < inputs) {  // what fills the last quad is multiplied by 0, but is read
             std::memset(out, 0, 4);

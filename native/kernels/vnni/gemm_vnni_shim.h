@@ -1,5 +1,5 @@
-// vpdpbusd in plain C++, after its definition: so the packing and tiling of gemm_vnni.cpp run, bit for bit, on x86-64 CPUs that
-// lack the instruction. For tests; test/gemm_vnni_shim.cpp compiles it.
+// vpdpbusd in plain C++, after its definition: so the packing and tiling of gemm_vnni.cpp run, bit for bit, on x86-64
+// CPUs that lack the instruction. For tests; test/gemm_vnni_shim.cpp compiles it.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ template <int N>
 inline Lanes<N> dot4(Lanes<N> acc, const Lanes<N>& x, const Lanes<N>& w) {
     for (int i = 0; i < N; ++i) {
         for (int byte = 0; byte < 32; byte += 8) {
-            const std::int32_t a = static_cast<std::uint8_t>(x.lane[i] >> byte), b = static_cast<std::int8_t>(w.lane[i] >> byte);
+            const std::int32_t a = static_cast<std::uint8_t>(x.lane[i] >> byte),
+                               b = static_cast<std::int8_t>(w.lane[i] >> byte);
             acc.lane[i] += static_cast<std::uint32_t>(a * b);
         }
     }

@@ -1,17 +1,19 @@
-// The tile of gemm_vnni.cpp, read once for each width of vectors: a function's instruction set is an attribute, which no template
-// parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with its zero, load, broadcast, dot4 and store. No #pragma once.
+// The tile of gemm_vnni.cpp, read once for each width of vectors: a function's instruction set is an attribute, which
+// no template parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with its zero, load, broadcast, dot4 and
+// store. No #pragma once.
 
 constexpr int LANES = static_cast<int>(sizeof(Vector) / 4), COLUMNS = 2 * LANES;
 
-FQVIT_TARGET FQVIT_INLINE void add_row(Vector& low, Vector& high, const std::uint8_t* x, const Vector& w_low, const Vector& w_high) {
+FQVIT_TARGET FQVIT_INLINE void add_row(Vector& low, Vector& high, const std::uint8_t* x, const Vector& w_low,
+                                       const Vector& w_high) {
     const Vector quad = broadcast(x);
     low = dot4(low, quad, w_low);
     high = dot4(high, quad, w_high);
 }
 
 template <int... r>
-FQVIT_TARGET FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::int8_t* w, const std::uint8_t* x,
-                                             std::int64_t quads, std::int32_t* out) {
+FQVIT_TARGET FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::int8_t* w,
+                                             const std::uint8_t* x, std::int64_t quads, std::int32_t* out) {
     Vector low[sizeof...(r)] = {((void)r, zero())...}, high[sizeof...(r)] = {((void)r, zero())...};
     for (; quads > 0; --quads, w += 4 * COLUMNS, x += 4 * ROWS) {
         const Vector w_low = load(w), w_high = load(w + 4 * LANES);
