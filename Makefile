@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt native/CMakeLists.txt \
+  $(wildcard native/core/* native/include/*/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
 .PHONY: demo test lint bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak mutants pythons api oracles clean
@@ -34,7 +35,7 @@ build/detect/%.safetensors: .venv/.run build/detect/shapes/instances_val.json
 build/detect/shapes/instances_val.json: .venv/.run training/make_shapes.py
 	$(BIN)/python training/make_shapes.py -o build/detect/shapes
 
-# Small mistakes in ir/ and quant/, one at a time: which would no test notice (docs/mutants.md)? Hours; stopped, it goes on.
+# Small mistakes in ir/ and quant/, one at a time: which would no test notice (docs/measurements/mutants.md)? Hours; stopped, it goes on.
 MUTANTS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python scripts/mutants.py
 mutants: .venv/.dev
 	test -f build/mutants/lines.json || $(MUTANTS) record
@@ -42,10 +43,11 @@ mutants: .venv/.dev
 	$(MUTANTS) run --jobs 2 --again --seconds 60
 
 # The engine without Python under three sanitizers, on programs that Python wrote: several engines and callers at once.
-CORE := $(filter-out native/bind.cpp,$(wildcard native/*.cpp))
-HEADERS := $(wildcard native/*.h native/fuzz/*.h)
+CORE := $(wildcard native/core/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
+HEADERS := $(wildcard native/core/*.h native/include/*/*.h native/kernels/*.h native/kernels/*/*.h native/ops/*.h native/fuzz/*.h)
+INCLUDES := -Inative -Inative/include
 SANITIZE_CXX ?= $(shell command -v clang++ || echo g++)
-CHECKED := $(SANITIZE_CXX) -std=c++20 -O2 -g -fno-sanitize-recover=all -pthread
+CHECKED := $(SANITIZE_CXX) -std=c++20 $(INCLUDES) -O2 -g -fno-sanitize-recover=all -pthread
 
 ALIGN_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread
 sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $(ALIGN_CHECKED)
@@ -65,11 +67,11 @@ build/sanitize/thread: native/test/programs_test.cpp $(CORE) $(HEADERS)
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=thread native/test/programs_test.cpp $(CORE) -o $@
 
-build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/runtime/*.py tests/hostile/*.py)
+build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/runtime/*.py tests/robustness/hostile/*.py)
 	rm -rf $@
 	$(BIN)/python native/fuzz/make_seeds.py --networks $@
 
-# The engine's boundary, then every reader of foreign files (docs/hardening.md), each for so many seconds. What is found is kept in
+# The engine's boundary, then every reader of foreign files (docs/explanation/hardening.md), each for so many seconds. What is found is kept in
 # build/fuzz and the run fails.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= program detector safetensors torch npz image coco results recipe settings classes shard
@@ -80,7 +82,7 @@ fuzz-readers: .venv/.fuzz
 	@if ! $(BIN)/python -c 'import atheris' 2>/dev/null; then \
 	  echo 'fuzz-readers: atheris has no wheel for this platform and Python; the readers were NOT fuzzed.'; exit 0; fi; \
 	for target in $(FUZZ_TARGETS); do echo "== $$target"; \
-	  OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/fuzz/fuzz.py $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	  OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/robustness/fuzz/fuzz.py $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 .venv/.fuzz: .venv/.dev
 	-$(PIP) install -q 'atheris>=3' && touch $@
@@ -94,7 +96,7 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-f
 fuzz-files: build/sanitize/site
 	LD_PRELOAD="$$($(ASAN_CXX) -print-file-name=libasan.so) $$($(ASAN_CXX) -print-file-name=libstdc++.so)" OMP_NUM_THREADS=1 \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:max_allocation_size_mb=1024:quarantine_size_mb=32 UBSAN_OPTIONS=print_stacktrace=1 \
-	nice -n 10 $(BIN)/python tests/fuzz/campaign.py --count $(COUNT) --seed $(SEED) --workers $(WORKERS) --native $</fqvit/_native*.so
+	nice -n 10 $(BIN)/python tests/robustness/fuzz/campaign.py --count $(COUNT) --seed $(SEED) --workers $(WORKERS) --native $</fqvit/_native*.so
 
 build/sanitize/site: .venv/.dev $(SOURCES)
 	rm -rf $@
@@ -110,7 +112,7 @@ fuzz-engine: build/fuzz/engine
 
 build/fuzz/engine: native/fuzz/engine_fuzz.cpp $(CORE) $(HEADERS)
 	@mkdir -p $(@D)
-	clang++ -std=c++20 -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
+	clang++ -std=c++20 $(INCLUDES) -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
 
 # A wheel from this source for every Python that is there (else: make pythons PYTHONS=...), and the golden files' bits with each.
 PYTHONS ?= python3.11 python3.12 python3.13
@@ -122,12 +124,12 @@ pythons:
 	done
 
 # Pages of every public name, from its docstring: build/api/index.html.
-PUBLIC := fqvit fqvit.detect.images fqvit.detect.integer fqvit.export.onnx fqvit.export.qdq fqvit.export.c fqvit.export.vectors
+PUBLIC := fqvit fqvit.detect.images fqvit.detect.fixed.detector fqvit.export.onnx.writer fqvit.export.qdq.writer fqvit.export.c.writer fqvit.export.vectors
 api: .venv/.dev
 	$(PIP) show -q pdoc 2>/dev/null || $(PIP) install -q pdoc
 	$(BIN)/python -m pdoc --docformat markdown -o build/api $(PUBLIC)
 
-# Commands killed, asked to stop, or losing a worker, at random moments (docs/hardening.md): an hour or less.
+# Commands killed, asked to stop, or losing a worker, at random moments (docs/explanation/hardening.md): an hour or less.
 FAULTS ?= 100
 faults: .venv/.dev
 	$(BIN)/python scripts/faults.py kill --times $(FAULTS)

@@ -19,9 +19,9 @@ import fqvit
 from fqvit.models.device import keep_freed_memory
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
-from fqvit.progress import track
 from fqvit.quant.recipe import with_bits
 from fqvit.runtime.native import Engine
+from fqvit.system.progress import track
 
 FIELDS = (
     "model",

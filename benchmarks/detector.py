@@ -31,23 +31,23 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fqvit.detect.float import FloatNetworks  # noqa: E402
-from fqvit.detect.heads import Head  # noqa: E402
+from fqvit.detect.calibrate import DetectorCalibration, calibrate_detector  # noqa: E402
+from fqvit.detect.fixed.heads import Head  # noqa: E402
+from fqvit.detect.float.networks import FloatNetworks  # noqa: E402
+from fqvit.detect.float.pipeline import Maps, detect  # noqa: E402
+from fqvit.detect.float.proposals import propose, softmax  # noqa: E402
+from fqvit.detect.float.roialign import cut_out  # noqa: E402
 from fqvit.detect.images import Input, pad_pixels, prepare  # noqa: E402
-from fqvit.detect.pipeline import Maps, detect  # noqa: E402
+from fqvit.detect.lower import LoweredDetector  # noqa: E402
+from fqvit.detect.model.detector import FloatDetector  # noqa: E402
+from fqvit.detect.model.load import load_detector, random_release  # noqa: E402
+from fqvit.detect.model.parts import box_model, mask_model, pyramid_model  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
-from fqvit.detect.proposals import propose, softmax  # noqa: E402
-from fqvit.detect.roialign import cut_out  # noqa: E402
 from fqvit.detect.settings import DetectSettings  # noqa: E402
-from fqvit.ir.lower import lower_with_wires  # noqa: E402
-from fqvit.ir.lower_detector import LoweredDetector  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
+from fqvit.lowering.lower import lower_with_wires  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
-from fqvit.models.detector import FloatDetector  # noqa: E402
-from fqvit.models.detector_load import load_detector, random_release  # noqa: E402
-from fqvit.models.detector_parts import box_model, mask_model, pyramid_model  # noqa: E402
 from fqvit.models.load import FloatModel  # noqa: E402
-from fqvit.quant.calibrate_detector import DetectorCalibration, calibrate_detector  # noqa: E402
 from fqvit.quant.calibration import Calibration  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
 from fqvit.runtime.native import Engine  # noqa: E402

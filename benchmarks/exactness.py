@@ -16,9 +16,9 @@ import numpy as np
 
 import fqvit
 from fqvit import _native
-from fqvit.progress import track
 from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import Reference
+from fqvit.system.progress import track
 
 BATCH = 8
 

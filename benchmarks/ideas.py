@@ -1,8 +1,8 @@
 """What each part of recipe `fqvit` brings, and what did not help: one change at a time, in simulation, without labels.
 
 Calibrates on some of the calibration images and compares with the float model on others: agreement of the best class,
-Kullback-Leibler divergence, and the expected loss of top-1 (quant/auto.py). The integer program's accuracy on test images is
-measured by accuracy.py; settings are chosen here, so that those images stay unseen.
+Kullback-Leibler divergence, and the expected loss of top-1 (quant/methods/auto.py). The integer program's accuracy on test
+images is measured by accuracy.py; settings are chosen here, so that those images stay unseen.
 
     .venv/bin/python benchmarks/ideas.py vit_tiny --weights F.safetensors --calib DIR
 """
@@ -20,9 +20,9 @@ import fqvit
 from fqvit.models.device import keep_freed_memory
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
-from fqvit.progress import track
-from fqvit.quant.auto import measure
+from fqvit.quant.methods.auto import measure
 from fqvit.quant.recipe import Recipe, SiteRule
+from fqvit.system.progress import track
 
 BATCH = 16
 

@@ -1,4 +1,4 @@
-"""Rates of one core for docs/scale.md: reading pictures, looking at headers, calibrating, evaluating; what follows from them.
+"""Throughput of one core for docs/how-to/run-on-many-machines.md: decoding, scanning headers, calibration, evaluation.
 
     .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
 

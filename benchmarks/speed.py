@@ -29,11 +29,11 @@ import fqvit
 from fqvit.bench import report
 from fqvit.bench.measure import Measured, measure, smooth_pictures
 from fqvit.bench.peers import LIBRARIES, parse
-from fqvit.commands.bench import numbers
+from fqvit.cli.commands.bench import numbers
 from fqvit.models import zoo
 from fqvit.models.device import keep_freed_memory
 from fqvit.models.load import build
-from fqvit.progress import track
+from fqvit.system.progress import track
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "speed.csv"

@@ -16,8 +16,8 @@ import fqvit
 from fqvit.models.device import keep_freed_memory
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
-from fqvit.progress import track
 from fqvit.runtime.reference import Reference
+from fqvit.system.progress import track
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from fqvit.evaluate.inspect import inspect
 from fqvit.models.embedded import MODELS, calibration_images, test_images
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
-from fqvit.progress import track
 from fqvit.quant.recipe import DEFAULT_RECIPE
 from fqvit.runtime.native import instruction_sets
 from fqvit.runtime.reference import Reference
-from fqvit.text import size, table
+from fqvit.system.progress import track
+from fqvit.system.text import size, table
 
 FOLDER = Path("build") / "demo"
 BATCH = 16

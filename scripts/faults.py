@@ -6,7 +6,7 @@
 
 After a kill an output is the old one or the new one, whole; what is unfinished has a name of its own; and the next run gives
 what an unbroken one gives. After a signal the exit code is 128 + signal, the terminal is clean, and nothing unfinished or
-running is left. Where a worker is lost, the others end soon with one line. tests/faults has what is done and what is checked.
+running is left. Where a worker is lost, the others end soon with one line. See tests/robustness/faults.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.faults import jobs, losses, stops
+from tests.robustness.faults import jobs, losses, stops
 
 
 def kill(names: list[str], times: int, seed: int) -> bool:
     """Whether all was well."""
-    from tests.faults import kills
+    from tests.robustness.faults import kills
 
     kills.warm_up()
     well = True

@@ -24,9 +24,9 @@ quant: qparams observers histogram weights similarity simulate plan recipe calib
 """
 TESTS = """
 tests/ir tests/quant tests/golden tests/runtime/test_networks.py tests/runtime/test_exhaustive.py
-tests/hostile/test_fqvit_files.py tests/hostile/test_relative_files.py
+tests/robustness/hostile/test_fqvit_files.py tests/robustness/hostile/test_relative_files.py
 tests/detect/test_programs.py tests/detect/test_sizes.py tests/detect/test_batches.py tests/detect/test_shared_weights.py
-tests/test_workers.py
+tests/distributed/test_workers.py
 """
 # Seconds each, where others run the same lines; or nothing of these files.
 SLOW = "not stay_near_float and not it_beats and not little_more_than_its_weights and not engine_is_exact and not onnx_is_exact"
@@ -108,7 +108,7 @@ def record(tests: list[str]) -> None:
     plugin = Record()
     calm()
     words = [*(word for word in QUIET if word != "-x"), "-k", SLOW, *tests]
-    threading.settrace(plugin.trace)  # workers of tests/together.py are threads
+    threading.settrace(plugin.trace)  # workers of tests/distributed/together.py are threads
     sys.settrace(plugin.trace)
     pytest.main(words, plugins=[plugin])
     sys.settrace(None)

@@ -1,4 +1,4 @@
-"""Which small mistakes in the numerics would the tests not notice? Results: docs/mutants.md.
+"""Which small mistakes in the numerics would the tests not notice? Results: docs/measurements/mutants.md.
 
     python scripts/mutants.py record             which test runs which line: build/mutants/lines.json, ten minutes
     python scripts/mutants.py run                every mutant of src/fqvit/ir and src/fqvit/quant: build/mutants/results.jsonl

@@ -15,14 +15,14 @@ import torch
 from hypothesis import settings
 from numpy.typing import NDArray
 
-from fqvit.ir.lower import lower
+from fqvit.data.preprocess import Preprocess
 from fqvit.ir.program import Program
+from fqvit.lowering.lower import lower
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.embedded import calibration_images
 from fqvit.models.load import FloatModel, load_model
 from fqvit.models.swin import Swin
 from fqvit.models.vit import ViT
-from fqvit.preprocess import Preprocess
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe, load_recipe

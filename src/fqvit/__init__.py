@@ -17,39 +17,39 @@ from fqvit.errors import FqvitError as FqvitError
 
 if TYPE_CHECKING:
     from fqvit import runtime as runtime
+    from fqvit.data.images import ImageFolder as ImageFolder
+    from fqvit.data.preprocess import Preprocess as Preprocess
+    from fqvit.data.shards import TarShards as TarShards
     from fqvit.detect.program import DetectorProgram as DetectorProgram
+    from fqvit.distributed.workers import Workers as Workers
     from fqvit.evaluate.accuracy import measure as measure
-    from fqvit.images import ImageFolder as ImageFolder
-    from fqvit.ir.lower import lower as lower
     from fqvit.ir.program import Program as Program
+    from fqvit.lowering.lower import lower as lower
     from fqvit.models.load import FloatModel as FloatModel
     from fqvit.models.load import load_model as load_model
-    from fqvit.preprocess import Preprocess as Preprocess
     from fqvit.quant.calibrate import calibrate as calibrate
     from fqvit.quant.calibration import Calibration as Calibration
     from fqvit.quant.recipe import Recipe as Recipe
     from fqvit.quant.recipe import load_recipe as load_recipe
     from fqvit.quant.simulate import Simulation as Simulation
     from fqvit.runtime.native import Engine as Engine
-    from fqvit.shards import TarShards as TarShards
-    from fqvit.workers import Workers as Workers
 
 _HOMES = {
     "Calibration": "fqvit.quant.calibration",
     "DetectorProgram": "fqvit.detect.program",
     "Engine": "fqvit.runtime.native",
     "FloatModel": "fqvit.models.load",
-    "ImageFolder": "fqvit.images",
-    "Preprocess": "fqvit.preprocess",
+    "ImageFolder": "fqvit.data.images",
+    "Preprocess": "fqvit.data.preprocess",
     "Program": "fqvit.ir.program",
     "Recipe": "fqvit.quant.recipe",
     "Simulation": "fqvit.quant.simulate",
-    "TarShards": "fqvit.shards",
-    "Workers": "fqvit.workers",
+    "TarShards": "fqvit.data.shards",
+    "Workers": "fqvit.distributed.workers",
     "calibrate": "fqvit.quant.calibrate",
     "load_model": "fqvit.models.load",
     "load_recipe": "fqvit.quant.recipe",
-    "lower": "fqvit.ir.lower",
+    "lower": "fqvit.lowering.lower",
     "measure": "fqvit.evaluate.accuracy",
 }
 

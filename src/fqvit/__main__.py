@@ -8,12 +8,12 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     try:
-        from fqvit import stops
+        from fqvit.system import signals as stops
 
         stops.install()
     except KeyboardInterrupt:  # before anybody took it
         os._exit(130)
-    from fqvit.cli import main as command_line
+    from fqvit.cli.app import main as command_line
 
     command_line()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fqvit.detect.model.detector import FloatDetector
+from fqvit.detect.model.load import load_detector, random_release
 from fqvit.detect.settings import DetectSettings
 from fqvit.models.config import DetectorConfig, SwinConfig
-from fqvit.models.detector import FloatDetector
-from fqvit.models.detector_load import load_detector, random_release
 
 SWIN = SwinConfig((64, 64), 4, 3, 0, 8, (2, 1, 2, 2), (1, 2, 4, 8), 3, fixed_window=True)
 MASK_RCNN = DetectorConfig(SWIN, 5, channels=16, box_channels=16, box_width=24, mask_convs=2, mask_channels=12)

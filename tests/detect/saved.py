@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from fqvit.detect.calibrate import calibrate_detector
+from fqvit.detect.lower import LoweredDetector
+from fqvit.detect.model.detector import FloatDetector
+from fqvit.detect.model.load import load_detector, random_release, save_detector
 from fqvit.detect.program import DetectorProgram
-from fqvit.ir.lower_detector import LoweredDetector
-from fqvit.models.detector import FloatDetector
-from fqvit.models.detector_load import load_detector, random_release, save_detector
-from fqvit.quant.calibrate_detector import calibrate_detector
 from fqvit.quant.recipe import load_recipe
 
 from .detectors import CONFIGS, SETTINGS

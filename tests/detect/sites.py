@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fqvit.ir.emit import Wire
+from fqvit.lowering.emit import Wire
 from fqvit.models.graph import IMAGES, Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.heads import Head, squares_at_once
+from fqvit.detect.batch import batched
+from fqvit.detect.fixed.heads import Head, squares_at_once
 from fqvit.errors import FqvitError
-from fqvit.ir.batch import batched
 from fqvit.ir.moves import Permute
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Program

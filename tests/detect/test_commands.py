@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import fqvit, refused
+from tests.cli.command_line import fqvit, refused
 from tests.factories import one_thread as one_thread
 
 pytest.importorskip("torch")

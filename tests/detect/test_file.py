@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from fqvit.detect.float.pipeline import coco_results
 from fqvit.detect.images import prepare
-from fqvit.detect.pipeline import coco_results
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.runtime.native import Engine
@@ -21,9 +21,9 @@ pytest.importorskip("torch")
 from fqvit.detect.program import DetectorProgram
 from tests.factories import assert_same, calibration_of, float_model
 from tests.factories import one_thread as one_thread
-from tests.hostile import containers
-from tests.hostile.allocated import at_most
-from tests.hostile.containers import DETECTOR, Change, Json, Tensors, fingerprint_of, packed, unpacked
+from tests.robustness.hostile import containers
+from tests.robustness.hostile.allocated import at_most
+from tests.robustness.hostile.containers import DETECTOR, Change, Json, Tensors, fingerprint_of, packed, unpacked
 
 from .detectors import CONFIGS
 from .saved import program
@@ -88,7 +88,7 @@ def test_a_detector_is_no_program_and_a_program_no_detector(tmp_path: Path) -> N
         with pytest.raises(FqvitError, match=r"d\.fqvit: holds a detector.*fqvit detect eval"):
             load(path)
     model = float_model("vit")
-    from fqvit.ir.lower import lower
+    from fqvit.lowering.lower import lower
 
     lower(model, calibration_of(model)).save(path)
     with pytest.raises(FqvitError, match=r"d\.fqvit: holds a classifier.*fqvit eval"):

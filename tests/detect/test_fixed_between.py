@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fqvit.detect.between import Between, Ratio, make_between
-from fqvit.detect.fixed_boxes import scaled
-from fqvit.detect.fixed_exp import softmax
-from fqvit.detect.fixed_proposals import choose, propose, refine
+from fqvit.data.preprocess import Preprocess
+from fqvit.detect.fixed.boxes import scaled
+from fqvit.detect.fixed.constants import Between, Ratio, make_between
+from fqvit.detect.fixed.exp import softmax
+from fqvit.detect.fixed.proposals import choose, propose, refine
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.ir.program import CodeInput, Header, Output
-from fqvit.preprocess import Preprocess
 
 S = DetectSettings(strides=(4, 8, 16), anchor_ratios=(0.5, 1.0), stds=((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1)))
 

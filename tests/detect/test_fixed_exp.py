@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fqvit.detect.fixed_exp import HIGH, LOW, MIDDLE, power_below_one, power_of_two, sigmoid, softmax
-from fqvit.detect.proposals import sigmoid as float_sigmoid
-from fqvit.detect.proposals import softmax as float_softmax
+from fqvit.detect.fixed.exp import HIGH, LOW, MIDDLE, power_below_one, power_of_two, sigmoid, softmax
+from fqvit.detect.float.proposals import sigmoid as float_sigmoid
+from fqvit.detect.float.proposals import softmax as float_softmax
 
 LOG = 2**27
 LOGITS = st.integers(-40 * LOG, 40 * LOG) | st.sampled_from([0, 2**60, -(2**60), 1, -1])

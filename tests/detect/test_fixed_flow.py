@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.detect import integer as integer_module
-from fqvit.detect.fixed_boxes import scaled
-from fqvit.detect.fixed_proposals import choose, propose, refine
+from fqvit.detect.fixed import detector as integer_module
+from fqvit.detect.fixed.boxes import scaled
+from fqvit.detect.fixed.proposals import choose, propose, refine
+from fqvit.detect.float.proposals import choose as float_choose
+from fqvit.detect.float.proposals import propose as float_propose
+from fqvit.detect.float.proposals import refine as float_refine
 from fqvit.detect.images import prepare
-from fqvit.detect.proposals import choose as float_choose
-from fqvit.detect.proposals import propose as float_propose
-from fqvit.detect.proposals import refine as float_refine
 
 from .test_fixed_between import S, between
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fqvit.detect.fixed_masks import paste
+from fqvit.detect.fixed.masks import paste
 from fqvit.detect.masks import _axis as float_axis
 from fqvit.detect.masks import paste as float_paste
 

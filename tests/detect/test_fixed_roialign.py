@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fqvit import _native
-from fqvit.detect.between import Ratio, least_area
-from fqvit.detect.fixed_roialign import Cut, align_sums, axis_weights, cut_out, level_of, native_roi_align, roi_align
-from fqvit.detect.roialign import level_of as float_level_of
-from fqvit.detect.roialign import roi_align as float_roi_align
+from fqvit.detect.fixed.constants import Ratio, least_area
+from fqvit.detect.fixed.roialign import Cut, align_sums, axis_weights, cut_out, level_of, native_roi_align, roi_align
+from fqvit.detect.float.roialign import level_of as float_level_of
+from fqvit.detect.float.roialign import roi_align as float_roi_align
 from fqvit.ir.fixed import multiplier
 from fqvit.runtime.native import instruction_sets
 

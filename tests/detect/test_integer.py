@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.between import Between, make_between
 from fqvit.detect.boxes import overlaps
-from fqvit.detect.fixed_proposals import propose
+from fqvit.detect.fixed.constants import Between, make_between
+from fqvit.detect.fixed.detector import KEPT_SIZES, Backend, IntegerDetector, IntegerFound
+from fqvit.detect.fixed.proposals import propose
+from fqvit.detect.float.pipeline import Maps, coco_results, detect
+from fqvit.detect.float.roialign import Singles
 from fqvit.detect.images import Input, Pixels, pad_pixels, prepare
-from fqvit.detect.integer import KEPT_SIZES, Backend, IntegerDetector, IntegerFound
-from fqvit.detect.pipeline import Maps, coco_results, detect
-from fqvit.detect.roialign import Singles
+from fqvit.detect.resize import resized
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
-from fqvit.ir.resize import resized
 from fqvit.runtime.native import Engine
 
 pytest.importorskip("torch")
 
-from fqvit.detect.float import FloatNetworks
+from fqvit.detect.float.networks import FloatNetworks
 from tests.factories import one_thread as one_thread
 
 from .detectors import CONFIGS, SETTINGS
@@ -48,7 +48,7 @@ def integer(name: str, backend: Backend = "native", threads: int = 1) -> Integer
 def test_boxes_by_the_slice_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     image = prepare(pictures()[1], SETTINGS)
     whole = integer("cascade").detect(image)
-    monkeypatch.setattr("fqvit.detect.integer.BOXES_AT_ONCE", 7)
+    monkeypatch.setattr("fqvit.detect.fixed.detector.BOXES_AT_ONCE", 7)
     assert len(whole.boxes) > 7
     assert_equal(integer("cascade").detect(image), whole)
 

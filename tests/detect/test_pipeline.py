@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fqvit.detect.boxes import encode
+from fqvit.detect.float.pipeline import Maps, coco_results, detect
+from fqvit.detect.float.proposals import choose, propose, refine, sigmoid, softmax
+from fqvit.detect.float.roialign import Singles
 from fqvit.detect.images import Input, Pixels
 from fqvit.detect.masks import from_runs
-from fqvit.detect.pipeline import Maps, coco_results, detect
-from fqvit.detect.proposals import choose, propose, refine, sigmoid, softmax
-from fqvit.detect.roialign import Singles
 from fqvit.detect.settings import DetectSettings
 
 pytest.importorskip("torch")
 
-from fqvit.detect.float import FloatNetworks, detect_float
+from fqvit.detect.float.networks import FloatNetworks, detect_float
+from fqvit.detect.model.load import load_detector, random_release
 from fqvit.models.config import DetectorConfig, SwinConfig
-from fqvit.models.detector_load import load_detector, random_release
 
 from .detectors import CONFIGS, SETTINGS, random_detector
 

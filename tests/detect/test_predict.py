@@ -14,7 +14,7 @@ from PIL import Image
 
 from fqvit.detect.masks import from_runs, to_runs
 from fqvit.detect.results import read_results
-from tests.command_line import fqvit, refused
+from tests.cli.command_line import fqvit, refused
 from tests.factories import one_thread as one_thread
 
 pytest.importorskip("torch")

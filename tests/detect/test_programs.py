@@ -22,13 +22,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from fqvit.ir.lower import lower_with_wires
-from fqvit.ir.lower_detector import LoweredDetector
+from fqvit.detect.calibrate import DetectorCalibration, calibrate_detector
+from fqvit.detect.lower import LoweredDetector
+from fqvit.detect.model.detector import FloatDetector
+from fqvit.detect.model.parts import box_model, mask_model, pyramid_model
 from fqvit.ir.ops import Linear
-from fqvit.models.detector import FloatDetector
-from fqvit.models.detector_parts import box_model, mask_model, pyramid_model
+from fqvit.lowering.lower import lower_with_wires
 from fqvit.models.load import FloatModel
-from fqvit.quant.calibrate_detector import DetectorCalibration, calibrate_detector
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe
 from tests.factories import assert_same, buffers_of

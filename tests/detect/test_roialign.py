@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.roialign import axis_weights, cut_out, level_of, roi_align
+from fqvit.detect.float.roialign import axis_weights, cut_out, level_of, roi_align
 
 HEIGHT, WIDTH = 9, 12
 BOXES = {

@@ -6,18 +6,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from fqvit.detect.resize import resized
 from fqvit.errors import FqvitError
-from fqvit.ir import grids
 from fqvit.ir.program import Move, Program
-from fqvit.ir.resize import resized
+from fqvit.lowering import grids
 from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import Reference
 
 pytest.importorskip("torch")
 
-from fqvit.ir.lower import lower
-from fqvit.ir.lower_detector import KEPT_SIZES
-from fqvit.models.detector_parts import pyramid_model
+from fqvit.detect.lower import KEPT_SIZES
+from fqvit.detect.model.parts import pyramid_model
+from fqvit.lowering.lower import lower
 from fqvit.models.graph import trace
 from fqvit.models.swin import inverse_index, merge_index, shift_mask, window_index
 from tests.factories import assert_same

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import fqvit
+from tests.cli.command_line import fqvit
 from tests.factories import one_thread as one_thread
 
 pytest.importorskip("torch")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fqvit.detect.float.roialign import cut_out
 from fqvit.detect.masks import from_runs
-from fqvit.detect.roialign import cut_out
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fqvit.ir.lower import lower
+from fqvit.data.preprocess import Preprocess
 from fqvit.ir.program import Program
+from fqvit.lowering.lower import lower
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.load import FloatModel, build
-from fqvit.preprocess import Preprocess
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import RECIPES, Recipe

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fqvit.data.images import Batch
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import arrays, measure, rank, top
-from fqvit.images import Batch
 
 
 def test_the_rank_counts_the_classes_that_come_first() -> None:

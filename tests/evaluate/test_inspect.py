@@ -9,7 +9,7 @@ import numpy as np
 from fqvit.evaluate.inspect import inspect, kind_of
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import CLASSES
-from tests.command_line import fqvit
+from tests.cli.command_line import fqvit
 
 
 def test_the_bytes_add_up_to_the_file(made: Any, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.export import c, c_text
-from fqvit.export.c_plan import plan
+from fqvit.export import c
+from fqvit.export.c import text as c_text
+from fqvit.export.c.plan import plan
 from fqvit.ir.program import Header, Program, encode_header
 from fqvit.ir.value import Scope
 from fqvit.models.embedded import test_images as embedded_images

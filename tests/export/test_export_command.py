@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.ir.lower import lower
 from fqvit.ir.program import Program
+from fqvit.lowering.lower import lower
 from fqvit.runtime.reference import run
-from tests.command_line import fqvit, refused
+from tests.cli.command_line import fqvit, refused
 from tests.factories import calibration_of, float_model, images_for, one_thread  # noqa: F401
 
 CLASSES = ("a", "b", "c", "d", "e")

@@ -15,11 +15,11 @@ onnx = pytest.importorskip("onnx", reason="needs the package onnx")
 ort = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
 
 from fqvit.errors import FqvitError  # noqa: E402
-from fqvit.export.onnx import EMITTERS, export, model  # noqa: E402
-from fqvit.ir.lower import lower  # noqa: E402
+from fqvit.export.onnx.writer import EMITTERS, export, model  # noqa: E402
 from fqvit.ir.ops import LayerNorm, Mean  # noqa: E402
 from fqvit.ir.program import AnyOp, Program  # noqa: E402
 from fqvit.ir.value import Scope  # noqa: E402
+from fqvit.lowering.lower import lower  # noqa: E402
 from tests.factories import assert_same, buffers_of, calibration_of, float_model, images_for, one_thread  # noqa: E402, F401
 from tests.ir.draw import STYLES, Draw  # noqa: E402
 from tests.ir.test_ops import CASES  # noqa: E402
@@ -58,7 +58,7 @@ def programs() -> dict[tuple[str, str], Program]:
 
 def test_every_op_has_an_emitter() -> None:
     missing = [op.__name__ for op in get_args(AnyOp) if op not in EMITTERS]
-    assert missing == [], f"no ONNX emitter for {missing}: add them to EMITTERS of export/onnx.py"
+    assert missing == [], f"no ONNX emitter for {missing}: add them to EMITTERS of export/onnx/writer.py"
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
@@ -200,8 +200,8 @@ def test_a_mean_near_the_largest_product_is_exact() -> None:
 def test_isqrt_is_exact_around_squares() -> None:
     from onnx import TensorProto, helper
 
-    from fqvit.export.onnx_fixed import isqrt
-    from fqvit.export.onnx_graph import Graph
+    from fqvit.export.onnx.fixed import isqrt
+    from fqvit.export.onnx.graph import Graph
     from fqvit.ir.program import Verified
 
     graph = Graph(Program(None, {}), Verified({}, ()))  # type: ignore[arg-type]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray  # noqa: E402
 
 from fqvit.errors import FqvitError  # noqa: E402
 from fqvit.export.qdq import build, export  # noqa: E402
-from fqvit.ir.lower import lower  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
+from fqvit.lowering.lower import lower  # noqa: E402
 from fqvit.quant.recipe import Recipe, load_recipe, with_bits, with_profile  # noqa: E402
 from fqvit.runtime.reference import run  # noqa: E402
 from tests.factories import MODELS, calibration_of, float_model, images_for  # noqa: E402

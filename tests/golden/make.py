@@ -18,13 +18,13 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
+from fqvit.detect.calibrate import calibrate_detector  # noqa: E402
 from fqvit.detect.images import prepare  # noqa: E402
+from fqvit.detect.lower import LoweredDetector  # noqa: E402
+from fqvit.detect.model.load import load_detector, random_release  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
-from fqvit.ir.lower import lower  # noqa: E402
-from fqvit.ir.lower_detector import LoweredDetector  # noqa: E402
+from fqvit.lowering.lower import lower  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
-from fqvit.models.detector_load import load_detector, random_release  # noqa: E402
-from fqvit.quant.calibrate_detector import calibrate_detector  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
 from fqvit.runtime.reference import run  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402

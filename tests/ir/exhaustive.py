@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
-from fqvit.ir.exptable import exp_table
 from fqvit.ir.moves import Concat, Permute
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.program import INPUT, AnyOp, Program
+from fqvit.quant.exptable import exp_table
 from tests.runtime.programs import program_of
 
 BYTES = range(256)

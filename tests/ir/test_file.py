@@ -1,4 +1,4 @@
-"""Saving and loading programs: the same ops, constants, fingerprint and bits; hostile files are in tests/hostile."""
+"""Saving and loading programs: the same ops, constants, fingerprint and bits; hostile files are in tests/robustness/hostile."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
 from fqvit.ir.file import DETECTOR, PROGRAM, container, kind_of, opened, read_metadata, write_container
-from fqvit.ir.lower import lower
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Program
+from fqvit.lowering.lower import lower
 from fqvit.runtime.reference import run
 from tests.factories import GROUPED, MODELS, assert_same, calibration_of, float_model, images_for
 

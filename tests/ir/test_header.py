@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import Term
 from fqvit.ir.program import AnyOp, CodeInput, Header, Move, Output, Program, Site
 from fqvit.ir.value import Scope, Value
-from fqvit.preprocess import Preprocess
 
 C = 6
 CONSTANTS = {

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
-from fqvit.ir.exptable import exp_table
 from fqvit.ir.kit import DTYPES, kit
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.program import AnyOp
 from fqvit.ir.value import Scope
+from fqvit.quant.exptable import exp_table
 from tests.factories import assert_same
 from tests.ir.draw import IMAGES, STYLES, Draw
 from tests.ir.slow_ops import SLOW

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fqvit.ir.lower import lower
+from fqvit.lowering.lower import lower
 from fqvit.models.config import ViTConfig
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import load_recipe

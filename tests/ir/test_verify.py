@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.program import CodeInput, Header, Output, Program, Site
-from fqvit.preprocess import Preprocess
 from fqvit.runtime.reference import Reference
 
 Constants = dict[str, np.ndarray[Any, Any]]

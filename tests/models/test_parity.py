@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.models import zoo
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.load import load_model
-from fqvit.preprocess import Preprocess
 
 ROUNDING = 1e-5  # of the largest logit
 

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from fqvit import _native
-from fqvit.ir.batch import batched
+from fqvit.detect.batch import batched
 from fqvit.ir.program import Program
 from fqvit.models.embedded import test_images as embedded_images
 from fqvit.runtime.reference import Reference
 from tests.detect.test_programs import lowered, packed, some_codes
 from tests.factories import embedded_program
-from tests.hostile.encoding import encoded, little_endian
-from tests.hostile.records import recorded
 from tests.ir.draw import STYLES, Draw
 from tests.native.compilers import Compiler, run, tool
+from tests.robustness.hostile.encoding import encoded, little_endian
+from tests.robustness.hostile.records import recorded
 from tests.runtime.programs import program_with
 from tests.runtime.wide import accepted
 from tests.runtime.wide_moves import EVERY_WIDE

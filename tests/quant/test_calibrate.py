@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
-from fqvit.ir.lower import lower
+from fqvit.lowering.lower import lower
 from fqvit.models.graph import Node, trace
 from fqvit.models.layers import gelu
 from fqvit.models.pixels import normalise

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from fqvit.data.images import ImageArray
 from fqvit.errors import FqvitError
-from fqvit.images import ImageArray
 from fqvit.models.graph import trace
 from fqvit.models.layers import Linear, Patches
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import RECIPES
+from tests.distributed.together import together
 from tests.factories import float_model, images_for
 from tests.factories import one_thread as one_thread
-from tests.together import together
 
 MODEL = float_model("mean")
 PICTURES = images_for(MODEL.preprocess, 20, 4)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fqvit.errors import FqvitError
-from fqvit.ir.emit import Emitter
 from fqvit.ir.program import Site
+from fqvit.lowering.emit import Emitter
 from fqvit.quant import channels
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange, Floats

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.ir.lower import lower
+from fqvit.lowering.lower import lower
 from fqvit.models.config import ViTConfig
 from fqvit.models.graph import trace
 from fqvit.models.load import FloatModel, build
-from fqvit.preprocess import Preprocess
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit

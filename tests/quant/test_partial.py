@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.errors import FqvitError
-from fqvit.ir.lower import lower, recorded
+from fqvit.lowering.lower import lower, recorded
 from fqvit.models import embedded, layers
 from fqvit.models.graph import IMAGES, Node, run_float, trace
 from fqvit.models.load import FloatModel, load_model
 from fqvit.models.pixels import normalise
-from fqvit.quant import similarity
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
+from fqvit.quant.methods import similarity
 from fqvit.quant.plan import plan
 from fqvit.quant.recipe import RECIPES, Recipe, with_bits
 from fqvit.quant.simulate import Simulation
-from tests.command_line import fqvit, refused
+from tests.cli.command_line import fqvit, refused
 from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 

@@ -10,9 +10,9 @@ import pytest
 
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
-from fqvit.ir.lower import lower
 from fqvit.ir.ops import Add, LayerNorm, Linear, Mean
 from fqvit.ir.program import Program
+from fqvit.lowering.lower import lower
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration

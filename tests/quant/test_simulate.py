@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fqvit.ir.exptable import EXP_TABLES
 from fqvit.models import layers, maps
 from fqvit.models.graph import run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.exptable import EXP_TABLES
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import RECIPES, Recipe
 from fqvit.quant.simulate import Simulation, table_softmax

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fqvit.ir.emit import Emitter
+from fqvit.data.preprocess import Preprocess
+from fqvit.lowering.emit import Emitter
 from fqvit.models import layers, maps
 from fqvit.models.graph import trace
 from fqvit.models.pixels import normalise
-from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import Recipe

@@ -15,10 +15,10 @@ pytest.importorskip("jinja2")
 import fqvit
 from fqvit.evaluate.accuracy import arrays
 from fqvit.models import embedded
-from fqvit.progress import track
 from fqvit.quant.recipe import with_bits
 from fqvit.report.gather import BATCH, Report, gather
 from fqvit.report.page import About, render
+from fqvit.system.progress import track
 
 HOSTILE = (
     "<script>window.broken = 1</script>",

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fqvit.models import embedded
-from tests.command_line import fqvit, refused
+from tests.cli.command_line import fqvit, refused
 from tests.report.conftest import HOSTILE, Made
 
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit import _native
+from fqvit.data.preprocess import Preprocess
 from fqvit.ir.attention import Attend, RowCodes
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import INPUT, AnyOp, Header, Output, Program
 from fqvit.ir.value import Scope, Value
-from fqvit.preprocess import Preprocess
 from fqvit.runtime.native import Engine
 from tests.factories import assert_same, buffers_of
 from tests.ir.draw import IMAGES, Draw

@@ -1,6 +1,6 @@
 """The native engine on whole networks: the reference's bits in every buffer, for every instruction set, thread count and batch.
 
-test_engine_ops.py has the ops one by one, tests/hostile/test_native_engine.py what the compiled side refuses.
+test_engine_ops.py has the ops one by one, tests/robustness/hostile/test_native_engine.py what the compiled side refuses.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fqvit.data.images import ImageFolder
+from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
-from fqvit.images import ImageFolder
-from fqvit.ir.lower import lower
 from fqvit.ir.program import Program
+from fqvit.lowering.lower import lower
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.load import load_model
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import load_recipe
 from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import run
-from fqvit.workers import cores
 from tests.factories import assert_same, calibration_of, images_for, model_of
 from tests.golden.test_golden import FILES
 from tests.runtime.programs import ISAS, compare_with_reference

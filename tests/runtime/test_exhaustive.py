@@ -37,7 +37,7 @@ def test_the_engine_is_exact_everywhere(name: str, isa: str) -> None:
 def test_onnx_is_exact_everywhere(name: str) -> None:
     pytest.importorskip("onnx", reason="needs the package onnx")
     ort = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
-    from fqvit.export.onnx import model
+    from fqvit.export.onnx.writer import model
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.ir.emit import Wire
-from fqvit.ir.lower import lower, lower_with_wires
 from fqvit.ir.program import Program
+from fqvit.lowering.emit import Wire
+from fqvit.lowering.lower import lower, lower_with_wires
 from fqvit.models.graph import IMAGES, run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
-from fqvit.ir.exptable import exp_table
 from fqvit.ir.moves import Permute
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Term
 from fqvit.ir.program import AnyOp
 from fqvit.ir.value import Scope
+from fqvit.quant.exptable import exp_table
 from tests.ir.draw import Draw
 
 Case = tuple[AnyOp, ...]

@@ -16,7 +16,7 @@ from fqvit.study.ablation import markdown, rows, settings
 from fqvit.study.cells import Answers
 from fqvit.study.methods import FLOAT
 from fqvit.study.table import row
-from tests.command_line import fqvit
+from tests.cli.command_line import fqvit
 
 
 def test_all_eight_settings_and_partial_are_there() -> None:

@@ -11,7 +11,7 @@ from fqvit.models.layers import BiasedScores, Context, Gelu, LayerNorm, Linear, 
 from fqvit.models.load import build
 from fqvit.models.zoo import find
 from fqvit.study.bitops import Layer, attention_memory, layers_of, paper_totals, usual_total
-from tests.command_line import fqvit, refused
+from tests.cli.command_line import fqvit, refused
 
 SMALL = {
     "vit": ViTConfig((32, 32), 8, 3, 10, 24, 2, 3, 96),

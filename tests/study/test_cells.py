@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fqvit
-from fqvit.commands.inputs import Images
+from fqvit.cli.inputs import Images
+from fqvit.data.images import Batch, ImageArray
 from fqvit.errors import FqvitError
-from fqvit.images import Batch, ImageArray
 from fqvit.models import embedded
 from fqvit.quant.recipe import load_recipe
 from fqvit.study import cells

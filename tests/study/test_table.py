@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.commands.study import Named, named_models
+from fqvit.cli.commands.study import Named, named_models
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.quant.recipe import load_recipe
@@ -26,7 +26,7 @@ from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
 from fqvit.study.published import MODELS, TOP1, published
 from fqvit.study.sweep import draw
 from fqvit.study.table import flat, grid, markdown, row
-from tests.command_line import fqvit, refused
+from tests.cli.command_line import fqvit, refused
 
 SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
 

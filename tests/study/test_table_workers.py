@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import fqvit
-from tests.together import ends, start
+from tests.cli.command_line import fqvit
+from tests.distributed.together import ends, start
 
 WORDS = ["table", "--models", "fmnist_vit", "--methods", "minmax,fq-vit,ema", "--images", 100, "--limit", 100, "--json"]
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from fqvit import _native
 from fqvit.bench.peers import PEERS, Peer, Skipped, choose
 from fqvit.bench.rounds import Contestant, Timing, ask_once, race, unlike
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.files import npy_bytes, write_atomically
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Header, Program
 from fqvit.models import embedded
-from fqvit.preprocess import Preprocess
-from fqvit.progress import Progress
 from fqvit.runtime.native import ISA
+from fqvit.system.files import npy_bytes, write_atomically
+from fqvit.system.progress import Progress
 
 CALIBRATION = 8  # images: times do not depend on the steps that are found
 Pixels = NDArray[np.uint8]

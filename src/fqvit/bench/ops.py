@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fqvit.bench.measure import pictures
-from fqvit.text import table
+from fqvit.system.text import table
 
 PROFILE_ROUNDS = 20
 TOP = 12

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fqvit.bench.measure import Measured, Note
 from fqvit.bench.rounds import COARSE, Timing
-from fqvit.text import table
+from fqvit.system.text import table
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fqvit.errors import FqvitError
-from fqvit.progress import Progress
+from fqvit.system.progress import Progress
 
 TURN = 0.2  # seconds: a turn has as many runs as fit into it, one at least
 RUNS = 50  # and no more than these

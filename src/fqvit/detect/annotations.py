@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from PIL import ExifTags, Image
 
+from fqvit.data.images import existing_folder, plain
 from fqvit.detect.masks import Runs, check_lengths, lengths_of
 from fqvit.errors import FqvitError
-from fqvit.images import existing_folder, plain
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width

@@ -1,8 +1,8 @@
 """An image -> pixels of the network's input: upright, resized with its shape kept, then padded to the network's grid.
 
 Resizing is plain bilinear interpolation between pixel centres without smoothing, as released detectors were trained with
-(OpenCV's), up to its rounding; it is integer arithmetic, for float and integer detectors alike. Neighbour: fqvit.preprocess,
-which is for classifiers.
+(OpenCV's), up to its rounding; it is integer arithmetic, for float and integer detectors alike. Neighbour:
+fqvit.data.preprocess, which is for classifiers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fqvit.data.preprocess import to_eight_bit, upright
 from fqvit.detect.boxes import Floats
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import round_divide, round_shift
-from fqvit.preprocess import to_eight_bit, upright
 
 Pixels = NDArray[np.uint8]
 STRIDE = 32  # sides of network inputs are multiples of it

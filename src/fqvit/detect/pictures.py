@@ -1,6 +1,6 @@
 """Image files for detectors, one at a time in a fixed order. Unreadable ones are skipped and remembered, 1 % of them at most.
 
-Neighbours: fqvit.images (batches of one size, for classifiers), images.py (what the network sees of an image).
+Neighbours: fqvit.data.images (batches of one size, for classifiers), images.py (what the network sees of an image).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from fqvit.images import UnreadableImage, decode_as, existing_folder, image_names, refuse_too_many, spread
-from fqvit.preprocess import to_eight_bit, upright
+from fqvit.data.images import UnreadableImage, decode_as, existing_folder, image_names, refuse_too_many, spread
+from fqvit.data.preprocess import to_eight_bit, upright
 
 
 def read_picture(path: str | Path) -> Image.Image:

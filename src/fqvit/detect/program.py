@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from fqvit.detect.between import MAX_SIDE, Between, make_between
-from fqvit.detect.parts import check_grids, check_parts
+from fqvit.detect.fixed.constants import MAX_SIDE, Between, make_between
+from fqvit.detect.fixed.parts import check_grids, check_parts
+from fqvit.detect.resize import resized
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Header, Program, Verified, fingerprint, plain_header
-from fqvit.ir.resize import resized
 from fqvit.ir.value import DAMAGED, Constant, Value
 
 if TYPE_CHECKING:
-    from fqvit.detect.integer import Backend, IntegerDetector
-    from fqvit.ir.lower_detector import LoweredDetector
-    from fqvit.models.detector import FloatDetector
+    from fqvit.detect.fixed.detector import Backend, IntegerDetector
+    from fqvit.detect.lower import LoweredDetector
+    from fqvit.detect.model.detector import FloatDetector
 
 VERSION = 1
 
@@ -136,7 +136,7 @@ class DetectorProgram:
 
     def ready(self, threads: int | None = None, backend: Backend = "native") -> IntegerDetector:
         """To run it. threads: None takes every core   backend: both give the same bits; reference is slow"""
-        from fqvit.detect.integer import IntegerDetector
+        from fqvit.detect.fixed.detector import IntegerDetector
 
         return IntegerDetector(self.pyramid, self.boxes, self.masks, self.settings, self.between, threads, backend)
 

@@ -12,11 +12,11 @@ from typing import Annotated
 
 import msgspec
 
+from fqvit.detect.float.pipeline import Result
 from fqvit.detect.masks import Runs, lengths_of
-from fqvit.detect.pipeline import Result
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
-from fqvit.files import write_atomically
+from fqvit.system.files import write_atomically
 
 
 class NamedResult(Result):

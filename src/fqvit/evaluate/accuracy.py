@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.data.images import Batch
+from fqvit.distributed.workers import ALONE, Workers
 from fqvit.errors import FqvitError
-from fqvit.images import Batch
-from fqvit.workers import ALONE, Workers
 
 Scores = np.ndarray[Any, Any]
 Run = Callable[[NDArray[np.uint8]], Scores]

@@ -1,6 +1,6 @@
 """What stands in a .fqvit file, in numbers: ops, sites, bytes, and how near every accumulator comes to its limit.
 
-No torch; nothing is run. Neighbours: ir/program.py (verify finds what is reported here), commands/inspect.py (prints it).
+No torch; nothing is run. Neighbours: ir/program.py (verify finds what is reported here), cli/commands/inspect.py (prints it).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fqvit.errors import FqvitError
-from fqvit.files import flush_to_disk, remedy, temporary_beside
+from fqvit.system.files import flush_to_disk, remedy, temporary_beside
 
 MANIFEST = "manifest.json"  # every such folder has one; "format" begins with "fqvit", and "files" lists the others
 BUILT = (".o", ".su", ".d", ".elf", ".a")  # what compilers leave beside sources

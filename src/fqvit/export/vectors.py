@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.export.folder import check_free, replacing_folder, write_manifest
-from fqvit.files import npy_bytes
 from fqvit.ir.program import INPUT, Program
 from fqvit.ir.value import NAMES
-from fqvit.preprocess import Preprocess
 from fqvit.runtime.reference import Reference
+from fqvit.system.files import npy_bytes
 
 FORMAT = "vectors 1"
 Integers = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ def _pixels(preprocess: Preprocess, image: str | Path | NDArray[np.uint8] | None
     if image is None:
         return test_picture(preprocess)
     if isinstance(image, str | Path):
-        from fqvit.images import read_image  # late: Pillow is only needed here
+        from fqvit.data.images import read_image  # late: Pillow is only needed here
 
         return read_image(image, preprocess)
     shape = preprocess.height, preprocess.width, preprocess.channels

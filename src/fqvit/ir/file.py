@@ -18,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
-from fqvit.files import write_atomically
 from fqvit.ir.kit import DTYPES
 from fqvit.ir.program import Header, Program, Verified, encode_header, fingerprint
 from fqvit.ir.value import DAMAGED, Constant
+from fqvit.system.files import write_atomically
 
 VERSION = 1  # what is written
 READABLE = (1,)  # every version ever released: docs/format.md promises it

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
 from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_CHANNELS, MAX_CODE, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
-from fqvit.preprocess import Preprocess
 
 AnyOp = (
     Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean

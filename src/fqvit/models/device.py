@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fqvit.distributed.workers import number_in
 from fqvit.errors import FqvitError
-from fqvit.workers import number_in
 
 
 def device_of(name: str) -> torch.device:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.models.config import SwinConfig, ViTConfig
-from fqvit.preprocess import Preprocess
 
 MODELS = ("fmnist_vit", "fmnist_swin")
 

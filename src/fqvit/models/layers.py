@@ -1,7 +1,7 @@
 """The closed set of leaf modules every float model is written from.
 
 A model is traced down to these and no further, so each one is a node of the graph, its output a named *site*,
-and each has exactly one lowering rule (ir/lower.py). A leaf computes in float and knows nothing of quantization;
+and each has exactly one lowering rule (lowering/lower.py). A leaf computes in float and knows nothing of quantization;
 its `role` only says what part its output plays, which is what recipes speak of.
 
 Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` is N for ViT and N, W inside Swin's
@@ -202,7 +202,7 @@ class Take(Leaf):
     """Rows by number: x [N, ..., C] seen as [N, R, C] -> [N, *index.shape, C]; row -1 is zeros.
 
     With `join` the last index axis is joined to the channels: index [..., 4] -> [N, ..., 4 C] (patch merging).
-    move: how the index follows from rows and columns of tokens, for maps that have other sizes (ir/grids.py)
+    move: how the index follows from rows and columns of tokens, for maps that have other sizes (lowering/grids.py)
     cut: the window and the shift that it follows from
     """
 

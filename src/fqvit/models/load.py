@@ -13,16 +13,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.models import checkpoint, fold, hub, zoo
-from fqvit.models.checkpoint import Checkpoint
+from fqvit.models import zoo
+from fqvit.models.checkpoints import checkpoint, fold, hub
+from fqvit.models.checkpoints.checkpoint import Checkpoint
+from fqvit.models.checkpoints.fold import Hints
+from fqvit.models.checkpoints.keymaps import Canonical, to_timm
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.embedded import FMNIST_CLASSES, embedded_weights
-from fqvit.models.fold import Hints
-from fqvit.models.keymaps import Canonical, to_timm
 from fqvit.models.swin import Swin
 from fqvit.models.vit import ViT
-from fqvit.preprocess import Preprocess
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.preprocess import Preprocess
 
 
 def normalise(images: NDArray[np.uint8], preprocess: Preprocess) -> Tensor:

@@ -10,10 +10,10 @@ import difflib
 import re
 from dataclasses import dataclass, replace
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.embedded import FMNIST_PREPROCESS, FMNIST_SWIN_CONFIG, FMNIST_VIT_CONFIG
-from fqvit.preprocess import Preprocess
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)

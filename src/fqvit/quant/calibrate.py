@@ -16,26 +16,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fqvit.data.images import Source
+from fqvit.distributed.workers import ALONE, Workers
 from fqvit.errors import FqvitError
-from fqvit.images import Source
 from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
 from fqvit.models.layers import Context, Gelu, Heads, Softmax, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.progress import Progress
-from fqvit.quant import auto, channels, dealt
-from fqvit.quant.bitsplit import bit_split
+from fqvit.quant import channels
+from fqvit.quant import distribute as dealt
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange
-from fqvit.quant.compensate import compensate
+from fqvit.quant.methods import auto
+from fqvit.quant.methods.bitsplit import bit_split
+from fqvit.quant.methods.compensate import compensate
+from fqvit.quant.methods.similarity import search_intervals
 from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, relative
 from fqvit.quant.recipe import Recipe
-from fqvit.quant.similarity import search_intervals
 from fqvit.quant.simulate import table_softmax
-from fqvit.workers import ALONE, Workers
+from fqvit.system.progress import Progress
 
 Call = Callable[[Node, list[Tensor]], Tensor]
 Batch = TypeVar("Batch")
@@ -202,8 +204,8 @@ def calibrate(
     """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them, or a
     source of images, of which recipe.images are taken, spread evenly.
 
-    progress(items, count, label): wraps what takes long; fqvit.progress.track is one. workers: those who share a source. Every
-    one of them must call this, and every one gets the same result.
+    progress(items, count, label): wraps what takes long; fqvit.system.progress.track is one. workers: those who share a source.
+    Every one of them must call this, and every one gets the same result.
     """
     # Tracing captures parameters, so the model must be where it will run before that.
     where = device_of(device)

@@ -1,6 +1,6 @@
 """Whether a calibration belongs to a model. Names, kinds of codes and numbers of channels must agree; weights are not compared.
 
-Neighbours: plan.py (which sites a model has), ir/lower.py and evaluate/compare.py (who ask).
+Neighbours: plan.py (which sites a model has), lowering/lower.py and evaluate/compare.py (who ask).
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node
 from fqvit.models.layers import Patches
-from fqvit.preprocess import Preprocess
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
 from fqvit.quant.weights import LinearLeaf, bits_and_group, fits_groups, weight_rows

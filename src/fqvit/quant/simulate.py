@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.ir.exptable import EXP_TABLES
 from fqvit.models import layers, maps
 from fqvit.models.graph import IMAGES, Graph, Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.exptable import EXP_TABLES
 from fqvit.quant.plan import relus
 from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import (

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.ir.nibbles import MAX_EXPONENT
 from fqvit.models import layers, maps
-from fqvit.preprocess import Preprocess
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
 

@@ -159,7 +159,7 @@ def i_exp(x: Floats, kind: str) -> Floats:
 class ExpCurves:
     """x: float64 [P], from 0 down; curves: {polynomial: I-Exp [P]}; gaps: {polynomial: largest |I-Exp - exp| over all x <= 0}.
 
-    tables: {kind: largest |table - exp|} of the integer tables (ir/exptable.py) at the scores' step `step`.
+    tables: {kind: largest |table - exp|} of the integer tables (quant/exptable.py) at the scores' step `step`.
     """
 
     x: Floats
@@ -180,7 +180,7 @@ def exp_curves(step: float, codes: int = 256, tokens: int = 197) -> ExpCurves:
 
 def table_gap(kind: str, step: float, codes: int, tokens: int) -> float:
     """The largest |entry / 2^one - exp(-step d)| over d = 0 .. codes - 1."""
-    from fqvit.ir.exptable import EXP_TABLES, one_bits  # late: it brings in torch
+    from fqvit.quant.exptable import EXP_TABLES, one_bits  # late: it brings in torch
 
     table = EXP_TABLES[kind](step, codes, tokens)
     entries = table[np.minimum(np.arange(codes), len(table) - 1)] / 2.0 ** one_bits(tokens)

@@ -15,21 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fqvit.data.images import Batch
 from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import Comparer, Comparison
 from fqvit.evaluate.inspect import Inspection, inspect
-from fqvit.images import Batch
 from fqvit.ir.program import Program
 from fqvit.models.device import one_thread
 from fqvit.models.graph import Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.progress import Progress
 from fqvit.report.answers import Answers
 from fqvit.report.collect import AttentionHistogram, NormRanges, attention_maps
 from fqvit.report.data import AttentionCounts, AttentionMaps, ChannelRanges, ExpCurves, exp_curves
 from fqvit.report.speed import Speed, quick_look
 from fqvit.runtime.native import Engine
+from fqvit.system.progress import Progress
 
 BATCH = 8
 COMPARED = 8  # images of the comparison by site: the reference interpreter runs them

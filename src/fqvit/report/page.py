@@ -21,7 +21,7 @@ from fqvit.report.answers import Disagreement, Guess
 from fqvit.report.data import entropy, used
 from fqvit.report.gather import Report
 from fqvit.report.svg import asset
-from fqvit.text import size
+from fqvit.system.text import size
 
 THUMBNAIL = 160
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit import _native
+from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.file import opened
@@ -24,7 +25,6 @@ from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Zero
 from fqvit.ir.program import INPUT, Program, Verified
 from fqvit.ir.value import DAMAGED, Constant, Scope
 from fqvit.runtime.memory import MOST_BYTES, check_bytes
-from fqvit.workers import cores
 
 Integers = np.ndarray[Any, Any]
 NOTHING = np.zeros(0, np.uint8)

@@ -1,6 +1,6 @@
 """Running an exported ONNX file with ONNX Runtime: the same images in, the same integers out.
 
-Needs onnxruntime, and nothing else but the file: export/onnx.py has put preprocessing and class names into its metadata.
+Needs onnxruntime, and nothing else but the file: export/onnx/writer.py has put preprocessing and class names into its metadata.
 Its neighbours are native.py, which is faster, and reference.py, which says what is right.
 """
 
@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.program import INPUT, Output
-from fqvit.preprocess import Preprocess
 
 INSTALL = 'which is not installed. Run `pip install "fqvit[onnx]"`.'
 Integers = np.ndarray[Any, Any]
@@ -63,17 +63,3 @@ class Session:
             return self.run(np.zeros((1, *self.input_shape), np.uint8))[:0]
         result: Integers = self._session.run(None, {INPUT: images})[0]
         return result
-
-
-def session_of(path: str | Path, threads: int | None = None) -> Session:
-    """A .fqvit program exported in memory and made ready."""
-    from fqvit.ir.program import Program
-
-    program = Program.load(path)
-    try:
-        from fqvit.export.onnx import model
-    except ModuleNotFoundError as error:
-        if error.name != "onnx":
-            raise
-        raise FqvitError(f"exporting {path} to ONNX: needs onnx, {INSTALL}") from None
-    return Session(model(program).SerializeToString(), threads)

@@ -25,24 +25,24 @@ import torch
 from numpy.typing import NDArray
 
 import fqvit
+from fqvit.data.images import Batch, Source
+from fqvit.distributed.workers import ALONE, Workers
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, measure
-from fqvit.files import write_atomically
-from fqvit.images import Batch, Source
 from fqvit.ir.file import file_size
-from fqvit.ir.lower import lower
+from fqvit.lowering.lower import lower
 from fqvit.models.device import device_of
 from fqvit.models.graph import run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.progress import Progress, T, track
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.native import Engine
 from fqvit.study.methods import Method
-from fqvit.workers import ALONE, Workers
+from fqvit.system.files import write_atomically
+from fqvit.system.progress import Progress, T, track
 
 BATCH = 16
 # What decides answers. Commands, reports, exports and kernels do not: kernels give the reference's bits.
@@ -50,7 +50,7 @@ DECIDING = ("models", "quant", "ir", "images.py", "preprocess.py", "evaluate/acc
 
 
 class Images(Protocol):
-    """Images that workers share, as commands/inputs.py has them: batches(size, label) are this worker's part of a pass."""
+    """Images that workers share, as cli/inputs.py has them: batches(size, label) are this worker's part of a pass."""
 
     source: Source
     workers: Workers

@@ -1,0 +1,54 @@
+"""`fqvit bench`: the engine's time and memory beside those of other runtimes, and where its time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fqvit.bench import ops, report
+from fqvit.bench.measure import measure
+from fqvit.bench.peers import parse
+from fqvit.cli.output import say, say_json, warn
+from fqvit.errors import FqvitError
+from fqvit.ir.program import Program
+from fqvit.system.progress import track
+
+OURS = "fqvit"
+MOST = {"--batch": 1024, "--threads": 256}  # beyond, a slip of the keyboard is likelier than a wish
+
+
+def run(
+    file: Path, against: str, batches: str, threads: str, rounds: int, weights: str | None, by_op: bool, as_json: bool
+) -> None:
+    libraries = parse(against)
+    settings = [(t, b) for t in numbers("--threads", threads) for b in numbers("--batch", batches)]
+    if not 1 <= rounds <= 10_000:
+        raise FqvitError(f"--rounds {rounds}: expected 1 to 10000.")
+    if weights is not None and not weights.startswith("hf:") and not Path(weights).exists():
+        raise FqvitError(f"{weights}: there is no such file. Pass the checkpoint of the float model (--weights FILE).")
+    header = Program.load(file).header
+    found = measure({OURS: file}, libraries, weights, settings, rounds, track)
+    for warning in found.warnings:
+        warn(warning)
+    times = ops.profile(file) if by_op else []
+    if as_json:
+        about: dict[str, object] = {
+            "file": str(file),
+            "model": header.model,
+            "recipe": header.recipe.get("name"),
+            "rounds": rounds,
+        }
+        say_json({**about, **report.summary(found), **({"by_op": ops.summary(times)} if by_op else {})})
+        return
+    machine = report.machine()
+    say(f"{file}: {header.model}, recipe {header.recipe.get('name')}; {machine['cpu']}; {report.count(rounds, 'round')}.\n")
+    say(report.text(found))
+    if by_op:
+        say("\n" + ops.text(times))
+
+
+def numbers(option: str, words: str) -> list[int]:
+    """1,8 -> [1, 8]"""
+    parts = [word.strip() for word in words.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 6 and 1 <= int(part) <= MOST[option] for part in parts):
+        raise FqvitError(f"{option} {words}: expected numbers from 1 to {MOST[option]} with commas between, such as 1,8.")
+    return list(dict.fromkeys(map(int, parts)))

@@ -1,0 +1,98 @@
+"""`fqvit bitops`: bit operations of a model for one image, in the paper's convention and in the usual one. No torch."""
+
+from __future__ import annotations
+
+import re
+
+from fqvit.cli.output import say, say_json
+from fqvit.errors import FqvitError
+from fqvit.models import embedded
+from fqvit.models.zoo import find
+from fqvit.study.bitops import (
+    PAPER_ROWS,
+    Layer,
+    attention_memory,
+    giga,
+    layers_of,
+    paper_bitops,
+    paper_totals,
+    usual_bitops,
+    usual_total,
+)
+from fqvit.system.text import table
+
+USUAL = ("8/8/8", "8/8/4")
+MEANING = {
+    "baseline8": "no PTF, no LIS, 8-bit attention",
+    "ptf8": "PTF, 8-bit attention",
+    "uniform4": "PTF, 4-bit uniform attention",
+    "lis4": "PTF and LIS, 4-bit attention",
+}
+
+
+def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> None:
+    widths = USUAL if bits is None else tuple(dict.fromkeys((*USUAL, bits)))
+    chosen = {width: _parsed(width) for width in widths}
+    row = find(name or embedded.MODELS[0])
+    layers = layers_of(row.config)
+    paper = paper_totals(layers)
+    usual = {width: usual_total(layers, *parsed) for width, parsed in chosen.items()}
+    memory = [attention_memory(layers, bits) for bits in (8, 4)]
+    macs = sum(layer.macs for layer in layers)
+    if as_json:
+        say_json(
+            {
+                "model": row.name,
+                "macs": macs,
+                "paper": {key: round(value, 6) for key, value in paper.items()},
+                "usual": {key: round(value, 6) for key, value in usual.items()},
+                "attention_bytes": {
+                    str(m.bits): {"every_layer": m.every_layer, "largest_layer": m.largest_layer} for m in memory
+                },
+                "layers": [_told(layer, chosen) for layer in layers],
+            }
+        )
+        return
+    say(f"{row.name}: {macs / 1e9:.3f} G multiplications for one image\n")
+    say(table(("the paper's convention", "G BitOPs"), [(MEANING[key], giga(value)) for key, value in paper.items()]))
+    say()
+    say(table(("bits_w x bits_a", "G BitOPs"), [(key, giga(value)) for key, value in usual.items()]))
+    say()
+    sizes = [(f"{m.bits} bits", f"{m.every_layer / 1e6:.3f}", f"{m.largest_layer / 1e6:.3f}") for m in memory]
+    say(table(("attention maps", "all layers, MB", "largest layer, MB"), sizes))
+    if by_layer:
+        head = (
+            "layer",
+            "kind",
+            "M multiplications",
+            "M values",
+            *(f"{key}, M" for key in PAPER_ROWS),
+            *(f"{w}, M" for w in chosen),
+        )
+        rows = []
+        for layer in layers:
+            figures = [paper_bitops(layer, *way) for way in PAPER_ROWS.values()]
+            figures += [usual_bitops(layer, *way) for way in chosen.values()]
+            counts = [f"{layer.macs / 1e6:.2f}", f"{layer.elements / 1e6:.3f}"]
+            rows.append((layer.name, layer.kind, *counts, *(f"{figure / 1e6:.2f}" for figure in figures)))
+        say()
+        say(table(head, rows, left=2))
+
+
+def _parsed(bits: str) -> tuple[int, int, int]:
+    match = re.fullmatch(r"(\d{1,2})/(\d{1,2})/(\d{1,2})", bits)
+    found = (0, 0, 0) if match is None else (int(match[1]), int(match[2]), int(match[3]))
+    if not all(1 <= width <= 32 for width in found):
+        raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 1 to 32, such as 8/8/4.")
+    return found
+
+
+def _told(layer: Layer, chosen: dict[str, tuple[int, int, int]]) -> dict[str, object]:
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "macs": layer.macs,
+        "values": layer.elements,
+        "paper": {key: paper_bitops(layer, *row) / 1e9 for key, row in PAPER_ROWS.items()},
+        "usual": {key: usual_bitops(layer, *row) / 1e9 for key, row in chosen.items()},
+    }

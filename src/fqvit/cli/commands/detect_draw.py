@@ -1,0 +1,122 @@
+"""`fqvit detect draw`: pictures of what a detector finds, or of results that were written before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fqvit.cli import inputs
+from fqvit.cli.commands import detectors
+from fqvit.cli.output import Unreadable, say, say_json
+from fqvit.data.images import UnreadableImage, existing_folder
+from fqvit.detect.draw import draw
+from fqvit.detect.pictures import expanded, read_picture
+from fqvit.detect.results import NamedResult, read_results
+from fqvit.errors import FqvitError
+from fqvit.system.files import replacing
+from fqvit.system.progress import track
+
+
+def run(
+    file: Path | None,
+    images: list[Path],
+    results: Path | None,
+    data: Path | None,
+    out: Path | None,
+    score: float,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    least = detectors.check_score(score)
+    if (file is None) == (results is None):
+        raise FqvitError("detect draw: pass either FILE.fqvit and images, or results (--results FILE.json --data DIR).")
+    if out is None:
+        raise FqvitError("detect draw: no folder for the pictures given (-o DIR).")
+    inputs.check_folder(out, "-o")
+    if file is not None:
+        if data is not None or not images:
+            raise FqvitError("detect draw: a FILE.fqvit needs images after it, and no --data.")
+        paths = expanded(images)
+        targets = _targets(out, paths, paths)
+        unreadable = Unreadable(len(paths))
+        seen = detectors.each(detectors.program(file, None, threads), paths, least, unreadable)
+    else:
+        assert results is not None
+        if data is None:
+            raise FqvitError(f"{results}: where are its images? Pass their folder (--data DIR).")
+        by_file, folder = _by_file(read_results(results)), existing_folder(data)
+        places = {name: _place(folder, name) for name in by_file}
+        targets = _targets(out, [Path(name) for name in by_file], list(places.values()))
+        unreadable = Unreadable(len(by_file))
+        seen = _written(by_file, places, least, unreadable)
+    objects = 0
+    for one in seen:
+        picture = draw(one.image, one.results, str(one.name))
+        out.mkdir(parents=True, exist_ok=True)
+        with replacing(targets[one.place]) as temporary:
+            picture.save(temporary, "PNG", compress_level=3)
+        objects += len(one.results)
+    count = unreadable.total - len(unreadable.errors)
+    if as_json:
+        say_json({"out": str(out), "pictures": count, "objects": objects, "score": least})
+    elif count:
+        say(f"{out}: {'1 picture' if count == 1 else f'{count} pictures'} with {objects} objects of score {least:g} and more")
+    unreadable.refuse()
+
+
+def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
+    """The results of each image, by its name."""
+    if not results:
+        raise FqvitError("no results to draw: the file is an empty list. Pass one with detections.")
+    by_file: dict[str, list[NamedResult]] = {}
+    for result in results:
+        by_file.setdefault(result["file_name"], []).append(result)
+    return by_file
+
+
+def _written(
+    by_file: dict[str, list[NamedResult]], places: dict[str, Path], least: float, unreadable: Unreadable
+) -> Iterator[detectors.Seen]:
+    """The images of some results, each with its own. places: where they are"""
+    for number, (name, found) in track(enumerate(by_file.items()), len(by_file), "drawing", "images"):
+        try:
+            image = read_picture(places[name])
+        except UnreadableImage as error:
+            unreadable.add(error)
+            continue
+        yield detectors.Seen(number, Path(name), image, [result for result in found if result["score"] >= least])
+
+
+def _place(folder: Path, name: str) -> Path:
+    """predict writes paths as they were given, eval those of the annotations; both may be of a folder that has moved."""
+    return folder / name if (folder / name).is_file() else folder / Path(name).name
+
+
+def _targets(out: Path, names: Sequence[Path], images: Sequence[Path]) -> list[Path]:
+    """A file for the picture of each name, no two the same, none of them one of the images that are read."""
+    own = {known for path in images if (known := _known(path)) is not None}
+    taken: set[str] = set()
+    targets = [out / _free(name.stem, taken) for name in names]
+    for target in targets:
+        if _known(target) in own:
+            raise FqvitError(f"{target}: would be overwritten by its picture. Choose another folder (-o DIR).")
+    return targets
+
+
+def _known(path: Path) -> tuple[int, int] | None:
+    """What tells a file from others, by whatever name or link it is reached; None if it is not there."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _free(stem: str, taken: set[str]) -> str:
+    """A file name that no other picture of this run has."""
+    name, number = f"{stem}.png", 1
+    while name.casefold() in taken:  # a.png and A.png are one file on many disks
+        number += 1
+        name = f"{stem}-{number}.png"
+    taken.add(name.casefold())
+    return name

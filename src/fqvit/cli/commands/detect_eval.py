@@ -1,0 +1,99 @@
+"""`fqvit detect eval`: COCO's average precision of a detector, integer or float."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fqvit.cli import inputs
+from fqvit.cli.commands import detectors
+from fqvit.cli.output import say, say_json, warn, warn_of_skipped
+from fqvit.data.images import spread
+from fqvit.detect.annotations import check_categories, image_files, read_annotations
+from fqvit.detect.pictures import Pictures
+from fqvit.detect.results import NamedResult, write_results
+from fqvit.errors import FqvitError
+from fqvit.evaluate.coco import NAMES, average_precision, require_pycocotools
+from fqvit.system.progress import track
+from fqvit.system.text import table
+
+if TYPE_CHECKING:
+    from fqvit.detect.fixed.detector import Backend
+
+HEADS = ("AP", "AP50", "AP75", "small", "medium", "large")
+
+
+def run(
+    file: Path | None,
+    *,
+    weights: Path | None,
+    settings: Path | None,
+    data: Path | None,
+    annotations: Path | None,
+    limit: int | None,
+    backend: Backend | None,
+    threads: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    if (file is None) == (weights is None):
+        raise FqvitError("detect eval: pass either a detector's FILE.fqvit, or the float one's checkpoint (--weights FILE).")
+    for option, value, needs in (("--backend", backend, file), ("--settings", settings, weights)):
+        if value is not None and needs is None:
+            said = "a float detector has no backends" if needs is file else "a .fqvit file has its settings inside"
+            raise FqvitError(f"{option}: {said}. Leave it out.")
+    if data is None or annotations is None:
+        raise FqvitError("detect eval: pass the folder of images (--data DIR) and their annotations (--annotations FILE.json).")
+    if out is not None:
+        inputs.check_output(out, file, weights, settings, annotations)
+    require_pycocotools()
+    truth = read_annotations(annotations)
+    ids = sorted(truth.images)
+    ids = ids if limit is None else [ids[place] for place in spread(len(ids), limit)]
+    pictures = Pictures(image_files(truth, data, ids))
+    if file is not None:
+        ready = detectors.program(file, backend, threads)
+    else:
+        assert weights is not None
+        ready = detectors.float_detector(weights, settings, threads)
+    categories = [ready.settings.category(label) for label in range(ready.classes)]
+    for warning in check_categories(truth, categories, ready.settings.classes):
+        warn(warning)
+
+    start = time.perf_counter()
+    results: list[NamedResult] = []
+    seen = []
+    for place, image in track(pictures, len(pictures), "detecting", "images"):
+        seen.append(ids[place])
+        results += ready.results(image, ids[place], truth.images[ids[place]].file_name)
+    seconds = time.perf_counter() - start
+    skipped = warn_of_skipped(pictures)
+    if not seen:
+        raise FqvitError(f"{data}: no image can be read. Repair or remove them.")
+    scores = average_precision(truth, results, seen, categories)
+    if out is not None:
+        write_results(out, results)
+    if as_json:
+        say_json(
+            {
+                "target": ready.source,
+                "model": ready.model,
+                "backend": ready.backend,
+                **{name: None if value is None else round(value, 4) for name, value in scores.items()},
+                "images": len(seen),
+                "skipped": skipped,
+                "detections": len(results),
+                "out": None if out is None else str(out),
+                "seconds": round(seconds, 3),
+                "seconds_per_image": round(seconds / len(seen), 4),
+            }
+        )
+        return
+    each = f"{seconds:.1f} s, {seconds / len(seen):.2f} s an image"
+    say(f"{ready.source} ({ready.model}, {ready.backend}) on {len(seen)} images ({data}): {each}")
+    cells = {kind: [scores[f"{kind}_{name}"] for name in NAMES] for kind in ("box", "mask")}
+    rows = [(kind, *("-" if value is None else f"{value:.1f}" for value in values)) for kind, values in cells.items()]
+    say(table(("", *HEADS), rows))
+    if out is not None:
+        say(f"{len(results)} detections in {out}")

@@ -1,0 +1,108 @@
+"""Detectors made ready to run, of a .fqvit file or of a float checkpoint: what the detect commands have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+from fqvit.cli import inputs
+from fqvit.cli.output import Unreadable
+from fqvit.data.images import UnreadableImage
+from fqvit.detect.float.pipeline import Finding, coco_results
+from fqvit.detect.images import Input, prepare
+from fqvit.detect.pictures import read_picture
+from fqvit.detect.results import NamedResult, image_ids, named
+from fqvit.detect.settings import DetectSettings, read_settings
+from fqvit.errors import FqvitError
+from fqvit.system.progress import track
+
+if TYPE_CHECKING:
+    from fqvit.detect.fixed.detector import Backend
+
+
+@dataclass(frozen=True)
+class Ready:
+    """source: for messages   backend: native, reference or float   classes: how many"""
+
+    source: str
+    model: str
+    backend: str
+    settings: DetectSettings
+    classes: int
+    detect: Callable[[Input], Finding]
+
+    def results(self, image: Image.Image, image_id: int, file_name: str, least: float = 0.0) -> list[NamedResult]:
+        """What is found in an image with a score of at least that."""
+        found = coco_results(self.detect(prepare(image, self.settings)), image_id, self.settings)
+        return named([result for result in found if result["score"] >= least], file_name, self.settings)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """results: of one image   place: among all that were given   name: as given"""
+
+    place: int
+    name: Path
+    image: Image.Image
+    results: list[NamedResult]
+
+
+def each(ready: Ready, paths: Sequence[Path], least: float, unreadable: Unreadable) -> Iterator[Seen]:
+    """Detects in one image after the other. What cannot be read is added to `unreadable`."""
+    numbered = enumerate(zip(paths, image_ids(paths), strict=True))
+    for place, (path, number) in track(numbered, len(paths), "detecting", "images"):
+        try:
+            image = read_picture(path)
+        except UnreadableImage as error:
+            unreadable.add(error)
+            continue
+        yield Seen(place, path, image, ready.results(image, number, str(path), least))
+
+
+def check_score(score: float | None) -> float:
+    if score is not None and not 0 <= score <= 1:
+        raise FqvitError(f"--score {score:g}: expected 0 to 1.")
+    return score or 0.0
+
+
+def program(path: Path, backend: Backend | None = None, threads: int | None = None) -> Ready:
+    """Of a .fqvit file."""
+    from fqvit.detect.program import DetectorProgram
+
+    check_threads(threads)
+    loaded = DetectorProgram.load(path)
+    ready = loaded.ready(threads, backend or "native")
+    return Ready(str(path), loaded.model, ready.backend, loaded.settings, loaded.classes, ready.detect)
+
+
+def float_detector(weights: Path, settings: Path | None, threads: int | None) -> Ready:
+    """Of a checkpoint, run by torch."""
+    check_threads(threads)
+    changes = None if settings is None else read_settings(settings)
+    inputs.require_torch("detect eval of a float detector")
+    import torch
+
+    from fqvit.detect.float.networks import FloatNetworks
+    from fqvit.detect.float.pipeline import detect
+    from fqvit.detect.model.load import load_detector
+    from fqvit.models.device import keep_freed_memory
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    keep_freed_memory()
+    loaded = load_detector(weights, changes)
+    networks = FloatNetworks(loaded)
+
+    def run(image: Input) -> Finding:
+        return detect(networks, image, loaded.settings)
+
+    return Ready(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)
+
+
+def check_threads(threads: int | None) -> None:
+    if threads is not None and not 1 <= threads <= 256:
+        raise FqvitError(f"--threads {threads}: expected 1 to 256.")

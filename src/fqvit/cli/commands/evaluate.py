@@ -1,0 +1,170 @@
+"""`fqvit eval`: top-1 and top-5 of a program, an exported one, or a float model, on labelled images."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fqvit.cli import inputs
+from fqvit.cli.output import say, say_json
+from fqvit.data.preprocess import Preprocess
+from fqvit.distributed.workers import Workers, cores, joined
+from fqvit.errors import FqvitError
+from fqvit.evaluate.accuracy import Run, Scores, measure
+
+if TYPE_CHECKING:
+    from fqvit.ir.program import Header
+
+PROGRAM_BATCH = 8  # the reference keeps int64 intermediates, so that 8 images are plenty; the engine gains nothing from more
+FLOAT_BATCH = 16
+
+
+def run(
+    target: str,
+    *,
+    weights: str | None,
+    data: Path | None,
+    classes: Path | None,
+    backend: str | None,
+    limit: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    workers = Workers.from_environment()
+    given = inputs.read_classes(classes)
+    path = Path(target)
+    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *inputs.CHECKPOINTS) or path.is_file()):
+        if weights is not None:
+            raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
+        if device != "cpu":
+            raise FqvitError(f"device {device!r}: programs run on the CPU. Use --device cpu.")
+        if path.suffix == ".onnx" or backend == "onnx":
+            model, backend, (preprocess, names, forward), size = *_onnx(path, backend), PROGRAM_BATCH
+        else:
+            model, backend, (preprocess, names, forward), size = *_program(path, backend or "native"), PROGRAM_BATCH
+    else:
+        if backend is not None:
+            raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
+        inputs.check_name(target)
+        inputs.require_torch("eval of a float model")
+        model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
+    ids: list[str] = []
+    if given is not None:
+        count = names if isinstance(names, int) else len(names)
+        if len(given.names) != count:
+            raise FqvitError(f"{classes}: {len(given.names)} classes, but {target} has {count}. Give one a logit.")
+        names, ids = given.names, given.ids
+    if workers.size > 1:
+        workers.agree(target, _identity(path, limit), "Every machine needs the same file, and the same command.")
+    pictures = inputs.labelled(data, model, preprocess, names, ids, limit, workers)
+    start = time.perf_counter()
+    found = measure(forward, pictures.batches(size, "evaluating"), workers)
+    seconds = time.perf_counter() - start
+    if not workers.first:
+        return
+    if as_json:
+        say_json(
+            {
+                "target": target,
+                "model": model,
+                "backend": backend,
+                "top1": round(found.top1, 4),
+                "top5": round(found.top5, 4),
+                "images": found.images,
+                "skipped": pictures.skipped,
+                "workers": workers.size,
+                "seconds": round(seconds, 3),
+                "ms_per_image": round(1000 * found.seconds / found.images, 3),
+            }
+        )
+        return
+    each = f"{seconds:.1f} s, {1000 * found.seconds / found.images:.1f} ms an image in the model"
+    say(f"{target} ({backend}) on {found.images} images ({pictures.where}): {each}")
+    say(f"top-1 {found.top1:.2f} %")
+    say(f"top-5 {found.top5:.2f} %")
+
+
+def _identity(path: Path, limit: int | None) -> str:
+    """What workers must have in common: the same file, if it is one, and the same number of images."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no file"
+    return f"{digest}, limit {limit}"
+
+
+Ready = tuple[Preprocess, Sequence[str] | int, Run]
+
+
+def _program(path: Path, backend: str) -> tuple[str, str, Ready]:
+    header, classes, forward = _engine(path) if backend == "native" else _reference(path)
+    if header.output.kind != "logits":
+        raise FqvitError(f"{path}: gives features ({header.output.kind}), not classes. Quantize without --features.")
+    count = forward(np.zeros((0, *header.input_shape), np.uint8)).shape[-1]
+    return header.model, backend, (header.preprocess, classes or count, forward)
+
+
+def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
+    """An exported file, or a program that is exported on the way."""
+    from fqvit.runtime.onnx import Session
+
+    if backend not in (None, "onnx"):
+        raise FqvitError(f"{path}: an ONNX file, which runs with --backend onnx alone. Leave out --backend.")
+    threads = None if joined() is None else cores()  # a worker alone leaves it to ONNX Runtime
+    session = Session(path if path.suffix == ".onnx" else _exported(path), threads)
+    if session.output.kind != "logits":
+        raise FqvitError(f"{path}: gives features ({session.output.kind}), not classes. Quantize without --features.")
+    return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
+
+
+def _exported(path: Path) -> bytes:
+    """Load a .fqvit program and export it to ONNX in memory."""
+    from fqvit.ir.program import Program
+    from fqvit.runtime.onnx import INSTALL
+
+    program = Program.load(path)
+    try:
+        from fqvit.export.onnx import model
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise FqvitError(f"exporting {path} to ONNX: needs onnx, {INSTALL}") from None
+    exported: bytes = model(program).SerializeToString()
+    return exported
+
+
+def _engine(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
+    from fqvit.runtime.native import Engine
+
+    engine = Engine(path)
+    return engine.header, engine.classes, engine.run
+
+
+def _reference(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
+    from fqvit.ir.program import Program
+    from fqvit.runtime.reference import Reference
+
+    program = Program.load(path)
+    return program.header, program.classes, Reference(program).run
+
+
+def _float(name: str, weights: str | None, device: str, workers: Workers) -> tuple[str, str, Ready]:
+    from fqvit.models.device import device_of
+    from fqvit.models.graph import run_float, trace
+    from fqvit.models.pixels import normalise
+
+    where = device_of(device)
+    model = inputs.float_model(name, weights)
+    if workers.first:
+        inputs.warn_of_other_name(model, weights)
+    module = model.module.to(where)
+    graph = trace(module)
+
+    def forward(images: Scores) -> Scores:
+        logits: Scores = run_float(graph, normalise(images, model.preprocess).to(where)).cpu().numpy()
+        return logits
+
+    count: int = module.config.classes  # type: ignore[assignment,union-attr]
+    return model.name, "float", (model.preprocess, model.classes or count, forward)

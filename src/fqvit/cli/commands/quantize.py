@@ -1,0 +1,206 @@
+"""`fqvit quantize`: a float checkpoint and images without labels -> one .fqvit file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fqvit.cli import inputs
+from fqvit.cli.output import say, say_json
+from fqvit.distributed.workers import Workers
+from fqvit.errors import FqvitError
+from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, check_integer, load_recipe, with_bits, with_profile
+from fqvit.system.progress import track
+from fqvit.system.text import facts, size, table
+
+if TYPE_CHECKING:
+    from fqvit.quant.calibration import Choice, Measure
+
+
+def run(
+    *,
+    model_name: str | None,
+    weights: str | None,
+    calib: Path | None,
+    recipe_name: str | None,
+    bits: str | None,
+    profile: str | None,
+    device: str,
+    features: str | None,
+    images: int | None,
+    k: int | None,
+    max_loss: float | None,
+    classes: Path | None,
+    save_calibration: Path | None,
+    calibration_file: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    workers = Workers.from_environment()
+    if calibration_file is None:
+        recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
+        check_integer(recipe)
+    else:
+        given = {
+            "calib": calib,
+            "recipe": recipe_name,
+            "bits": bits,
+            "profile": profile,
+            "features": features,
+            "images": images,
+            "k": k,
+            "max-loss": max_loss,
+        }
+        extra = next((f"--{option}" for option, value in given.items() if value is not None), None)
+        if extra is not None:
+            raise FqvitError(f"{calibration_file}: says this already. Leave out {extra}, or --calibration.")
+        text = _text_of(calibration_file)
+    inputs.check_name(model_name)
+    for path in (out, save_calibration):
+        if path is not None:
+            inputs.check_output(path, weights, classes, calibration_file, recipe_name)
+    inputs.require_torch("quantize")
+    from fqvit.lowering.lower import lower
+    from fqvit.models.device import device_of
+    from fqvit.quant.calibrate import calibrate
+    from fqvit.quant.calibration import Calibration
+
+    device_of(device)
+    model = inputs.float_model(model_name, weights, classes)
+    if workers.first:
+        inputs.warn_of_other_name(model, weights)
+    target = Path(f"{model.name}.fqvit") if out is None else out
+    inputs.check_output(target)
+    start = time.perf_counter()
+    if calibration_file is not None:
+        try:
+            calibration = Calibration.from_json(text)
+        except FqvitError as error:
+            raise FqvitError(f"{calibration_file}: {error}") from None
+        recipe, where, skipped = calibration.recipe, str(calibration_file), 0
+    else:
+        pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, workers)
+        inputs.warn_of_unlike_machines(workers)
+        kind: Any = features or "logits"
+        calibration = calibrate(model, pictures.source, recipe, device=device, features=kind, progress=track, workers=workers)
+        pictures.report()
+        where, skipped = pictures.where, pictures.skipped
+    if not workers.first:
+        return
+    calibrated = time.perf_counter()
+    program = lower(model, calibration)
+    program.save(target)
+    lowered = time.perf_counter()
+    if save_calibration is not None:
+        from fqvit.system.files import write_atomically
+
+        write_atomically(save_calibration, lambda temporary: temporary.write_text(calibration.to_json(), encoding="utf-8"))
+    from fqvit.evaluate.inspect import inspect
+
+    found, header = inspect(program, target), program.header
+    result = {
+        "file": str(target),
+        "model": model.name,
+        "source": model.source,
+        "recipe": recipe.name,
+        "bits": bits_of(recipe),
+        "calibration_images": calibration.images,
+        "skipped": skipped,
+        "output": header.output.kind,
+        "ops": len(program.ops),
+        "float_ops": found.floats,
+        "sites": len(header.sites),
+        "bytes": found.total,
+        "overhead_percent": round(found.overhead, 2),
+        "fingerprint": program.fingerprint(),
+        "workers": workers.size,
+        "seconds": round(lowered - start, 3),
+        "calibration_seconds": round(calibrated - start, 3),
+        "choice": None if calibration.choice is None else msgspec.to_builtins(calibration.choice),
+    }
+    if as_json:
+        say_json(result)
+        return
+    spent = f"calibrated in {calibrated - start:.1f} s, lowered and proved in {lowered - calibrated:.1f} s"
+    apart = f" and {size(found.names)} of class names" if found.names else ""
+    rows = [
+        ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
+        ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
+        ("images", f"{calibration.images} ({where}), {spent}"),
+        ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
+        ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its weights{apart})"),
+        ("fingerprint", program.fingerprint()),
+    ]
+    if calibration.choice is not None:
+        say(account(calibration.choice) + "\n")
+    say(facts(rows))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass what --save-calibration wrote.") from None
+    except UnicodeDecodeError:
+        raise FqvitError(f"{path}: not UTF-8 text. Pass what --save-calibration wrote.") from None
+
+
+def recipe_of(
+    name: str, bits: str | None, images: int | None, k: int | None, max_loss: float | None, profile: str | None = None
+) -> Recipe:
+    recipe = load_recipe(name)
+    if profile is not None:
+        recipe = _named(with_profile(recipe, profile), profile)
+    if bits is not None:
+        recipe = with_bits(recipe, bits)
+    if images is not None:
+        if images < 1:
+            raise FqvitError(f"--images {images}: expected at least 1.")
+        recipe = msgspec.structs.replace(recipe, images=images)
+    if k is not None:
+        if not 0 <= k <= 8:
+            raise FqvitError(f"--k {k}: expected 0 to 8, the largest Power-of-Two Factor.")
+        recipe = msgspec.structs.replace(recipe, k=k)
+    if max_loss is not None:
+        if recipe.max_loss is None:
+            raise FqvitError(f"--max-loss {max_loss:g}: recipe {recipe.name} does not look at losses. Use --recipe auto.")
+        if not 0 <= max_loss <= 100:
+            raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100, points of top-1.")
+        recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
+    return recipe
+
+
+def _named(recipe: Recipe, profile: str) -> Recipe:
+    """Files and tables shall not call it what it was before the profile: the profile's own recipe, or NAME-PROFILE."""
+    own = msgspec.structs.replace(recipe, name=profile)
+    return own if own == RECIPES.get(profile) else msgspec.structs.replace(recipe, name=f"{recipe.name}-{profile}")
+
+
+def account(choice: Choice) -> str:
+    """What recipe auto did: a row for each part that was raised."""
+    start, end = choice.start, choice.end
+    rows = [("start", "", "", "", *_measure(start))]
+    rows += [
+        (raised.unit, raised.role, str(raised.sites), f"{raised.before} -> {raised.after}", f"{-raised.gain:+.4f}", "", "")
+        for raised in choice.raised
+    ]
+    rows.append(("end", "", "", "", *_measure(end)))
+    heads = ("part", "role", "sites", "bits", "KL", "agreement", "expected loss")
+    raised_parts = f"{len(choice.raised)} of {choice.units} parts raised"
+    verdict = (
+        f"{raised_parts}; expected loss {end.loss:.2f} points of top-1 (asked: {choice.max_loss:g}), on {choice.images} images"
+    )
+    if not choice.reached:
+        verdict += ". This is the least that auto can do; try --bits 8/8/8 or a larger --max-loss"
+    return f"{table(heads, rows, left=2)}\n{verdict}"
+
+
+def _measure(m: Measure) -> tuple[str, str, str]:
+    return f"{m.kl:.4f}", f"{m.agreement:.1f} %", f"{m.loss:.2f}"
+
+
+def bits_of(recipe: Recipe) -> str:
+    return f"{recipe.weight_bits}/{recipe.activation_bits}/{recipe.attention_bits}"

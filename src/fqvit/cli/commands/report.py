@@ -1,0 +1,193 @@
+"""`fqvit report`: what a program does, as one HTML page with pictures, and what was found as numbers."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fqvit.cli import inputs
+from fqvit.cli.output import say, say_json, warn
+from fqvit.errors import FqvitError
+from fqvit.ir.program import Program
+from fqvit.report import MISSING
+from fqvit.report.data import entropy, used
+from fqvit.system.files import write_atomically
+from fqvit.system.progress import track
+from fqvit.system.text import facts, size
+
+if TYPE_CHECKING:
+    from fqvit.report.gather import Report
+
+LIMIT = 1000
+
+
+def run(
+    file: Path,
+    *,
+    weights: str | None,
+    data: Path | None,
+    classes: Path | None,
+    limit: int | None,
+    out: Path | None,
+    pictures: Path | None,
+    as_json: bool,
+) -> None:
+    program = Program.load(file)
+    target = out or Path(f"{file.stem}.html")
+    inputs.check_output(target, file, weights, classes)
+    if pictures is not None:
+        inputs.check_folder(pictures, "--pictures")
+    if importlib.util.find_spec("jinja2") is None:
+        raise FqvitError(MISSING)
+    inputs.require_torch("report")
+    from fqvit.report.gather import BATCH, gather
+    from fqvit.report.page import About, render
+    from fqvit.report.page import pictures_of as drawn
+
+    names, ids = _names(program, classes, file)
+    images, warnings = _images(program, data, names, ids, LIMIT if limit is None else limit)
+    model = inputs.float_model(program.header.model, weights)
+    warnings += inputs.other_weights(model, program.header, file)
+    for text in warnings:
+        warn(text)
+    found = gather(program, file, model, images.batches(BATCH, "float and integer"), len(images.source), track)
+    date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
+    about = About(
+        command=_command(file, weights, data, classes, limit, target, pictures),
+        file=str(file),
+        where=images.where,
+        date=date,
+        names=names,
+        warnings=warnings,
+        skipped=images.skipped,
+    )
+    page = render(found, about).encode("utf-8", "replace")  # names of files need not be Unicode
+    write_atomically(target, lambda path: path.write_bytes(page))
+    written = [] if pictures is None else _write_pictures(pictures, drawn(found, names))
+    result = summary(found) | {"file": str(file), "report": str(target), "bytes": len(page), "pictures": written}
+    if as_json:
+        say_json(result | {"skipped": images.skipped})
+        return
+    say(_text(found, images.where))
+    say(f"\nWritten: {target}, {size(len(page))}" + (f"; {len(written)} pictures in {pictures}" if written else ""))
+
+
+def _names(program: Program, classes: Path | None, file: Path) -> tuple[tuple[str, ...], list[str]]:
+    """Class names (empty where nobody knows them) and ids, those of --classes first."""
+    given = inputs.read_classes(classes)
+    if given is None:
+        return program.classes or (), []
+    output = program.header.output
+    count = program.verify().buffers[output.buffer].channels
+    if output.kind == "logits" and len(given.names) != count:
+        raise FqvitError(f"{classes}: {len(given.names)} classes, but {file} has {count}. Give one a logit.")
+    return tuple(given.names), given.ids
+
+
+def _images(
+    program: Program, data: Path | None, names: tuple[str, ...], ids: list[str], limit: int
+) -> tuple[inputs.Images, list[str]]:
+    """With labels where the folder has them and the program gives classes; else without, and a warning if that may surprise."""
+    header = program.header
+    warnings: list[str] = []
+    if header.output.kind == "logits":
+        count = program.verify().buffers[header.output.buffer].channels
+        try:
+            return inputs.labelled(data, header.model, header.preprocess, names or count, ids, limit), warnings
+        except FqvitError as error:
+            if data is None or not data.is_dir():
+                raise
+            if any(entry.is_dir() for entry in data.iterdir()):  # they may have been meant as classes
+                warnings.append(f"read without labels, because of this: {error}")
+    return inputs.unlabelled(data, "--data", header.model, header.preprocess, limit), warnings
+
+
+def _command(
+    file: Path,
+    weights: str | None,
+    data: Path | None,
+    classes: Path | None,
+    limit: int | None,
+    target: Path,
+    pictures: Path | None,
+) -> str:
+    """As it would be typed again."""
+    options = (
+        ("--weights", weights),
+        ("--data", data),
+        ("--classes", classes),
+        ("--limit", limit),
+        ("-o", target),
+        ("--pictures", pictures),
+    )
+    words = ["fqvit", "report", str(file)]
+    for name, value in options:
+        words += [] if value is None else [name, str(value)]
+    return shlex.join(words)
+
+
+def _write_pictures(folder: Path, found: list[tuple[str, str]]) -> list[str]:
+    """Every picture as an SVG file of its own; returns their paths."""
+    from fqvit.report.svg import standalone
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in found:
+        write_atomically(folder / f"{name}.svg", lambda path, svg=svg: path.write_text(standalone(svg), encoding="utf-8"))  # type: ignore[misc]
+    return [str(folder / f"{name}.svg") for name, _ in found]
+
+
+def summary(found: Report) -> dict[str, object]:
+    """For --json."""
+    answers, attention, inspection = found.answers, found.attention, found.inspection
+    accuracy = None if answers is None else answers.accuracy()
+    result: dict[str, object] = {
+        "model": found.program.header.model,
+        "images": found.images,
+        "agreement": None if answers is None else round(answers.agreement, 4),
+        "accuracy": None if accuracy is None else msgspec.to_builtins(accuracy),
+        "program_bytes": inspection.total,
+        "float32_bytes": 4 * found.parameters,
+        "float_ops": inspection.floats,
+        "proof_count": len(inspection.proofs),
+        "fingerprint": found.fingerprint,
+        "speed": {"integer_ms": round(found.speed.integer, 3), "float_ms": round(found.speed.exact, 3), "isa": found.speed.isa},
+        "max_over_median": {one.norm: round(one.ratio, 2) for one in found.norms if math.isfinite(one.ratio)},
+        "sites": msgspec.to_builtins(found.sites.sites),
+    }
+    if attention is not None:
+        result["attention"] = {
+            "images": attention.images,
+            "share_below_sixteenth": round(attention.share_below, 6),
+            "uniform_bins_used": used(attention.uniform),
+            "log2_bins_used": used(attention.log2),
+            "log2_bins_below_sixteenth": used(attention.below),
+            "uniform_entropy_bits": round(entropy(attention.uniform), 3),
+            "log2_entropy_bits": round(entropy(attention.log2), 3),
+        }
+    if found.exp is not None:
+        result["exp_gaps"] = {"polynomials": found.exp.gaps, "tables": found.exp.tables, "step": found.exp.step}
+    return result
+
+
+def _text(found: Report, where: str) -> str:
+    rows = [("images", f"{found.images} ({where})")]
+    accuracy = None if found.answers is None else found.answers.accuracy()
+    if accuracy is not None:
+        rows.append(("top-1", f"integer {accuracy.integer_top1:.2f} %, float {accuracy.exact_top1:.2f} %"))
+        rows.append(("top-5", f"integer {accuracy.integer_top5:.2f} %, float {accuracy.exact_top5:.2f} %"))
+    if found.answers is not None:
+        rows.append(("agreement", f"{found.answers.agreement:.2f} %"))
+    if found.norms:
+        worst = max(found.norms, key=lambda one: one.ratio)
+        rows.append(("LayerNorm", f"widest channel {worst.ratio:.1f} times the median one ({worst.norm})"))
+    if found.attention is not None:
+        rows.append(("attention", f"{100 * found.attention.share_below:.1f} % of values below 1/16"))
+    speed = found.speed
+    rows.append(("speed", f"{speed.ratio:.1f} times PyTorch on one thread, roughly; `fqvit bench` is the careful one"))
+    return facts(rows)

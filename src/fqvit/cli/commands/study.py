@@ -1,0 +1,210 @@
+"""What `table`, `ablate` and `sweep-k` share: models with their weights and images, cells run one after the other, results
+written. A cell that fails does not stop the others; it is named at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fqvit.cli import inputs
+from fqvit.cli.output import say, say_json, warn
+from fqvit.distributed.workers import Workers
+from fqvit.errors import FqvitError
+from fqvit.models import embedded
+from fqvit.models.config import SwinConfig, ViTConfig
+
+if TYPE_CHECKING:
+    from fqvit.models.load import FloatModel
+    from fqvit.study.cells import Bench
+    from fqvit.study.methods import Method
+    from fqvit.study.table import Row
+
+SUFFIXES = (".md", ".csv", ".json")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the three commands are given alike."""
+
+    calib: Path | None
+    data: Path | None
+    classes: Path | None
+    limit: int | None
+    images: int | None  # at most so many for calibration
+    cache: Path | None
+    fresh: bool
+    device: str
+    workers: Workers = field(default_factory=Workers.from_environment)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model as it was named: a name, a checkpoint, or both."""
+
+    name: str | None
+    weights: str | None
+
+
+def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[Named]:
+    """MODEL with --weights, or --models: NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE named like its model."""
+    words = [word for given in models or () for word in given.split(",") if word]
+    found = [_named(word) for word in (*([model] if model is not None else []), *words)]
+    if models and not words:
+        raise FqvitError("--models: none given. Name models with commas between, such as deit_tiny=FILE,fmnist_vit.")
+    if weights is None:
+        return found
+    if len(found) > 1 or (found and found[0].weights is not None):
+        raise FqvitError(f"--weights {weights}: of which model? Give each its own, such as --models deit_tiny=FILE.")
+    return [Named(found[0].name if found else None, weights)]
+
+
+def _named(word: str) -> Named:
+    name, equals, weights = word.partition("=")
+    if equals and weights:
+        return Named(name, weights)
+    if word.startswith("hf:") or "/" in word or Path(word).suffix in inputs.CHECKPOINTS:
+        return Named(None, word)
+    return Named(word, None)
+
+
+def benches(models: Sequence[Named], options: Options, command: str) -> Iterator[Bench]:
+    """The models one after the other, so that one is in memory at a time."""
+    if options.images is not None and options.images < 1:
+        raise FqvitError(f"--images {options.images}: expected at least 1.")
+    _check_models(models)
+    inputs.require_torch(command)
+    given = inputs.read_classes(options.classes)
+    from fqvit.models.device import device_of
+    from fqvit.study.cells import Bench, Cache
+
+    device_of(options.device)
+    workers = options.workers
+    cache = Cache(options.cache or default_cache(), options.fresh, workers)
+    inputs.warn_of_unlike_machines(workers)
+    told: set[str] = set()  # every cell passes over the images again
+    for named in models or [Named(model, None) for model in embedded.MODELS]:
+        model = inputs.float_model(named.name, named.weights)
+        if workers.first:
+            inputs.warn_of_other_name(model, named.weights)
+        ids = [] if given is None else given.ids
+        count: int = model.module.config.classes  # type: ignore[assignment,union-attr]
+        names = given.names if given is not None else model.classes or count
+        if not isinstance(names, int) and len(names) != count:
+            raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Give one a logit.")
+        data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, workers)
+        data = replace(data, told=told)
+
+        def calib(limit: int, model: FloatModel = model) -> inputs.Images:
+            found = inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
+            return replace(found, told=told)
+
+        calib(1)  # a folder that is not there should be noticed before an hour of work
+        yield Bench(model, calib, data, cache, options.device)
+
+
+def _check_models(models: Sequence[Named]) -> None:
+    """What can be known of all models before the first has run: their names, each once, and that there are weights."""
+    seen: set[str] = set()
+    for named in models:
+        row = inputs.row_of(named.name, named.weights)
+        if row is None:
+            continue  # which model an address has is known when it is read
+        if row.name in seen:
+            raise FqvitError(f"--models: {row.name} twice. A table has a model once; run one table for each checkpoint.")
+        seen.add(row.name)
+        if named.weights is None and not row.embedded:
+            raise FqvitError(f"{row.name}: no weights given. Pass a checkpoint file (--models {row.name}=FILE) or hf:ORG/NAME.")
+        if named.weights is not None and not named.weights.startswith("hf:") and not Path(named.weights).exists():
+            raise FqvitError(f"{named.weights}: no such file. Pass a checkpoint of {row.name}, or hf:ORG/NAME.")
+
+
+def default_cache() -> Path:
+    """Where other programs keep what can be made again."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fqvit" / "cells"
+    except RuntimeError:  # a user whom the system does not know, as in some containers
+        raise FqvitError("no home folder to keep finished cells in. Choose one for them (--cache DIR).") from None
+
+
+@dataclass
+class Ran:
+    """rows: finished cells; failed: why others are missing; reused: how many were finished before; configs: of the models."""
+
+    rows: list[Row] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    reused: int = 0
+    configs: dict[str, ViTConfig | SwinConfig] = field(default_factory=dict)
+
+
+def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Options, command: str) -> Ran:
+    """The float model and every method on every model."""
+    from fqvit.study.cells import CacheError
+    from fqvit.study.methods import FLOAT, with_images
+    from fqvit.study.table import row
+
+    ran = Ran()
+    if options.images is not None:
+        methods = [with_images(method, options.images) for method in methods]
+    for bench in benches(models, options, command):
+        ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
+        exact, reused = bench.answers(FLOAT)
+        ran.rows.append(row(bench.model.name, FLOAT, exact, exact))
+        ran.reused += reused
+        for method in methods:
+            try:
+                answers, reused = bench.answers(method)
+                found = row(bench.model.name, method, answers, exact)
+            except FqvitError as error:
+                if options.workers.size > 1 or isinstance(error, CacheError):
+                    raise  # other workers may not have failed, and would wait for this one
+                ran.failed.append(f"{bench.model.name} {method.label}: {error}")
+                continue
+            ran.rows.append(found)
+            ran.reused += reused
+    return ran
+
+
+def check_outputs(paths: Sequence[Path], options: Options, drawn: bool = False) -> None:
+    """Before any work: results can be written there. drawn: as a picture, too."""
+    for path in paths:
+        kinds = (*SUFFIXES, ".svg") if drawn else SUFFIXES
+        if path.suffix not in kinds:
+            raise FqvitError(f"{path}: written as {', '.join(kinds[:-1])} or {kinds[-1]}. Choose a name that ends so.")
+        inputs.check_output(path, options.classes)
+
+
+def finish(
+    ran: Ran,
+    rows: Sequence[Mapping[str, object]],
+    markdown: str,
+    out: Sequence[Path],
+    as_json: bool,
+    draw: Callable[[], str] | None = None,
+) -> None:
+    """Writes and prints the results, then names the cells that failed: the last of them is the command's error."""
+    if not Workers.from_environment().first:
+        return
+    from fqvit.study.table import as_csv
+    from fqvit.system.files import write_atomically
+
+    told = {"rows": rows, "reused": ran.reused, "failed": ran.failed}
+    texts = {".md": lambda: markdown, ".csv": lambda: as_csv(rows), ".json": lambda: json.dumps(told, indent=1) + "\n"}
+    if draw is not None:
+        texts[".svg"] = draw
+    for path in out:
+        text = texts[path.suffix]()
+        write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+    if as_json:
+        say_json(told)
+    else:
+        say(markdown.rstrip())
+    for failure in ran.failed[:-1]:
+        warn(failure)
+    if ran.failed:
+        count = "1 cell is" if len(ran.failed) == 1 else f"{len(ran.failed)} cells are"
+        raise FqvitError(f"{count} missing. {ran.failed[-1]}")

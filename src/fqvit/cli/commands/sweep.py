@@ -1,0 +1,26 @@
+"""`fqvit sweep-k`: accuracy over the largest Power-of-Two Factor K, the figure of the paper's supplement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fqvit.cli.commands import study
+from fqvit.cli.commands.study import Named, Options
+from fqvit.errors import FqvitError
+from fqvit.quant.recipe import load_recipe
+
+
+def run(models: Sequence[Named], recipe_name: str, largest: int, options: Options, out: Sequence[Path], as_json: bool) -> None:
+    from fqvit.study.methods import sweep
+
+    recipe = load_recipe(recipe_name)
+    if not 0 <= largest <= 8:
+        raise FqvitError(f"--largest {largest}: expected 0 to 8.")
+    if recipe.residual != "ptf":
+        raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so that K changes nothing there. Use fq-vit.")
+    study.check_outputs(out, options, drawn=True)
+    ran = study.run_cells(models, sweep(recipe, largest), options, "sweep-k")
+    from fqvit.study.sweep import draw, markdown, rows
+
+    study.finish(ran, rows(ran.rows), markdown(ran.rows), out, as_json, lambda: draw(ran.rows))

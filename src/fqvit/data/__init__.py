@@ -1,0 +1,1 @@
+"""Images as fixed batches of uint8 pixels: preprocessing, folders and tar shards."""

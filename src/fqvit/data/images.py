@@ -1,0 +1,342 @@
+"""Images as fixed batches of uint8 pixels, decoded a little ahead of whoever consumes them.
+
+Batches are cut by position, and the order of a folder is the sorted relative path, so the same images always give the same
+batches, and workers can share them without looking at all. An unreadable image is skipped and remembered; more than 1 % of
+them stops the pass. It prints nothing: the command line reports `.skipped`. What happens to one image is preprocess.py's
+business; images inside tar files are shards.py's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.distributed.workers import Workers, cores
+from fqvit.errors import FqvitError
+
+T = TypeVar("T")
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
+THREADS = 4  # at most; fewer where workers share a machine
+BATCHES_AHEAD = 2
+UNREADABLE_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Batch:
+    """images: u8 [N, height, width, channels]; labels: i64 [N] class indices, None where unknown; paths: N names."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64] | None
+    paths: list[str]
+
+
+class Source(ABC):
+    """Images in a fixed order, each read when its turn comes.
+
+    labels: class indices, None where they are not known. skipped: (name, reason) of those that the latest pass could not read.
+    """
+
+    def __init__(self, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
+        self.labels = None if labels is None else list(labels)
+        self.preprocess = preprocess
+        self.skipped: list[tuple[str, str]] = []
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Images found, the unreadable ones included: what one pass sees."""
+
+    @abstractmethod
+    def take(self, places: Sequence[int]) -> Self:
+        """The images at these places, in this order."""
+
+    @abstractmethod
+    def name(self, place: int) -> str:
+        """For messages."""
+
+    @abstractmethod
+    def read(self, place: int) -> NDArray[np.uint8]:
+        """As the model sees it, u8 [height, width, channels]; UnreadableImage if that cannot be done. Called by threads."""
+
+    def limit(self, count: int) -> Self:
+        """At most `count` images, spread evenly: names sort by class, so the first ones would be one class."""
+        return self.take(spread(len(self), count))
+
+    def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
+        """One pass. Batch k holds the readable ones of images k*size .. (k+1)*size - 1. share: which batches; None is all."""
+        self.skipped.clear()
+        pool = ThreadPoolExecutor(min(THREADS, cores()), thread_name_prefix="fqvit-decode")
+        try:
+            waiting: deque[tuple[range, list[Future[NDArray[np.uint8]]]]] = deque()
+            numbers = iter(range(-(-len(self) // size)) if share is None else share)
+            while True:
+                while len(waiting) <= BATCHES_AHEAD and (number := next(numbers, None)) is not None:
+                    places = range(number * size, min((number + 1) * size, len(self)))
+                    waiting.append((places, [pool.submit(self.read, place) for place in places]))
+                if not waiting:
+                    return
+                batch = self._collect(*waiting.popleft())
+                if batch.paths:
+                    yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    @abstractmethod
+    def marks(self) -> Iterator[bytes]:
+        """What tells each image from others: name and size of its file, or its pixels."""
+
+    def digest(self) -> str:
+        """Of all that decides what a pass gives, as far as it is known without reading files."""
+        digest = hashlib.sha256(f"{self.labels}\n".encode())
+        for mark in self.marks():
+            digest.update(mark + b"\n")
+        return digest.hexdigest()
+
+    def settle(self, workers: Workers) -> None:
+        """After a pass that workers shared: `skipped` are then those of all of them, and too many are refused."""
+        parts = workers.gather(self.skipped)
+        self.skipped = [(name, reason) for part in parts for name, reason in part]
+        self._refuse_too_many_skipped()
+
+    def _collect(self, places: range, decoded: list[Future[NDArray[np.uint8]]]) -> Batch:
+        images, kept = [], []
+        for place, future in zip(places, decoded, strict=True):
+            try:
+                images.append(future.result())
+                kept.append(place)
+            except UnreadableImage as error:
+                self.skipped.append((error.name, error.reason))
+                self._refuse_too_many_skipped()
+        shape = (0, self.preprocess.height, self.preprocess.width, self.preprocess.channels)
+        pixels = np.stack(images) if images else np.zeros(shape, np.uint8)
+        labels = None if self.labels is None else np.array([self.labels[i] for i in kept], np.int64)
+        return Batch(pixels, labels, [self.name(i) for i in kept])
+
+    def _refuse_too_many_skipped(self) -> None:
+        refuse_too_many(self.skipped, len(self))
+
+
+def refuse_too_many(skipped: Sequence[tuple[str, str]], total: int) -> None:
+    """skipped: (name, reason) of images that could not be read, so far   total: all images of the pass, not those seen so
+    far, or one bad image at the front would always be too many"""
+    if len(skipped) > UNREADABLE_SHARE * total:
+        name, reason = skipped[0]
+        raise FqvitError(
+            f"{name}: {reason}. {len(skipped)} of {total} images cannot be read, at most 1 % may be. Repair or remove them."
+        )
+
+
+class ImageArray(Source):
+    """Images that are in memory: u8 [N, height, width, channels]."""
+
+    def __init__(self, pixels: NDArray[np.uint8], labels: Sequence[int] | None, preprocess: Preprocess) -> None:
+        super().__init__(labels, preprocess)
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, places: Sequence[int]) -> Self:
+        labels = None if self.labels is None else [self.labels[i] for i in places]
+        return type(self)(self.pixels[list(places)], labels, self.preprocess)
+
+    def name(self, place: int) -> str:
+        return f"image {place}"
+
+    def read(self, place: int) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = self.pixels[place]
+        return image
+
+    def marks(self) -> Iterator[bytes]:
+        yield self.pixels.tobytes()
+
+
+class ImageFolder(Source):
+    """The images of a folder."""
+
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None, preprocess: Preprocess) -> None:
+        super().__init__(labels, preprocess)
+        self.paths = list(paths)
+
+    @classmethod
+    def unlabelled(cls, folder: str | Path, preprocess: Preprocess) -> ImageFolder:
+        """Every image under the folder, at any depth."""
+        root = existing_folder(folder)
+        return cls([root / name for name in image_names(root)], None, preprocess)
+
+    @classmethod
+    def labelled(
+        cls, folder: str | Path, preprocess: Preprocess, classes: Sequence[str] | int, ids: Sequence[str] = ()
+    ) -> ImageFolder:
+        """A sub-folder a class; `classes` are the model's class names, or their number; `ids` theirs. See `class_indices`."""
+        root = existing_folder(folder)
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+        names = image_names(root)
+        loose = [name for name in names if "/" not in name]
+        if not folders or len(loose) == len(names):
+            raise FqvitError(f"{root}: no class sub-folders with images. Expected {root}/CLASS/image.jpg.")
+        if loose:
+            raise FqvitError(
+                f"{root}: {len(loose)} images outside the class sub-folders ({loose[0]} first). Move or remove them."
+            )
+        indices = class_indices(str(root), folders, classes, ids)
+        return cls([root / name for name in names], [indices[name.split("/", 1)[0]] for name in names], preprocess)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, places: Sequence[int]) -> Self:
+        labels = None if self.labels is None else [self.labels[i] for i in places]
+        return type(self)([self.paths[i] for i in places], labels, self.preprocess)
+
+    def name(self, place: int) -> str:
+        return str(self.paths[place])
+
+    def read(self, place: int) -> NDArray[np.uint8]:
+        return read_image(self.paths[place], self.preprocess)
+
+    def marks(self) -> Iterator[bytes]:
+        root = os.path.commonpath([path.parent for path in self.paths])  # so that a folder may be moved
+        for path in self.paths:
+            size = path.stat().st_size if path.exists() else -1
+            yield f"{os.path.relpath(path, root)}\0{size}".encode(errors="surrogateescape")
+
+
+class UnreadableImage(FqvitError):
+    """One image that cannot be decoded; a source skips a few of these."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}. Expected an image file; repair or remove it.")
+        self.name, self.reason = name, reason
+
+
+def read_image(path: str | Path, preprocess: Preprocess) -> NDArray[np.uint8]:
+    """One file as the model sees it, u8 [height, width, channels]; UnreadableImage if that cannot be done."""
+    return decode(path, str(path), preprocess)
+
+
+def decode(file: str | Path | IO[bytes], name: str, preprocess: Preprocess) -> NDArray[np.uint8]:
+    """The same of an open file; `name` is for messages."""
+    return decode_as(preprocess.apply, file, name)
+
+
+def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], name: str) -> T:
+    """What `make` makes of the image in a file; UnreadableImage if that cannot be done."""
+    try:
+        with Image.open(file) as image:
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and image.width * image.height > limit:
+                raise UnreadableImage(name, f"{image.width} x {image.height} pixels is over the limit of {limit}")
+            return make(image)
+    except (UnreadableImage, MemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise UnreadableImage(name, "no such file") from error
+    except UnidentifiedImageError as error:
+        raise UnreadableImage(name, "not an image") from error
+    except Exception as error:  # Pillow's decoders raise almost anything on damaged files
+        if isinstance(error, OSError) and error.strerror:  # the system's word, not Pillow's: a folder, no permission
+            raise UnreadableImage(name, error.strerror.lower()) from error
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise UnreadableImage(name, f"cannot be decoded ({reason})") from error
+
+
+def spread(total: int, count: int) -> Sequence[int]:
+    """At most `count` of the places 0 .. total - 1, evenly."""
+    if count < 1:
+        raise FqvitError(f"image limit is {count}: expected at least 1.")
+    return range(total) if count >= total else [i * total // count for i in range(count)]
+
+
+def existing_folder(folder: str | Path) -> Path:
+    root = Path(folder)
+    if not root.exists():
+        raise FqvitError(f"{root}: no such folder. Pass a folder of images.")
+    if not root.is_dir():
+        raise FqvitError(f"{root}: a file, expected a folder of images. Pass the folder that holds it.")
+    return root
+
+
+def image_names(root: Path) -> list[str]:
+    """Relative paths ("/" between parts) of the images under root, sorted; hidden files and folders are left out."""
+    names: list[str] = []
+
+    def visit(prefix: str, above: frozenset[str]) -> None:
+        here = os.path.realpath(root / prefix)
+        if here in above:  # a link back to a folder that we are in
+            return
+        for entry in os.scandir(root / prefix):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                visit(f"{prefix}{entry.name}/", above | {here})
+            elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+                names.append(prefix + entry.name)
+
+    try:
+        visit("", frozenset())
+    except PermissionError as error:
+        raise FqvitError(f"{error.filename}: this folder may not be read. Change its permissions.") from error
+    if not names:
+        kinds = " ".join(sorted(EXTENSIONS))
+        raise FqvitError(f"{root}: no images found. Expected files ending in {kinds}.")
+    return sorted(names)
+
+
+def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | int, ids: Sequence[str] = ()) -> dict[str, int]:
+    """{sub-folder: class index}. The first of these rules that fits all of the sorted folders:
+
+    1. each is the id of one class, or else each is the name of one (case and punctuation do not matter);
+    2. each is a class index written as a number;
+    3. there are as many as classes: the index is the folder's rank, as ImageNet's wnids have it.
+
+    `ids` are in the order of the classes; by rules 1 and 2 some classes may have no folder.
+    """
+    count = classes if isinstance(classes, int) else len(classes)
+    known = (ids, () if isinstance(classes, int) else classes)
+    named = [_indices_of(folders, names) for names in known]
+    for found in named:
+        if len({index for index in found if index is not None}) == len(folders):
+            return {folder: index for folder, index in zip(folders, found, strict=True) if index is not None}
+
+    numbers = [int(folder) if folder.isascii() and folder.isdigit() else -1 for folder in folders]
+    if all(0 <= number < count for number in numbers):
+        return dict(zip(folders, numbers, strict=True))
+
+    # Folders 1, 10, 2, ... would be ranked as text, which nobody means.
+    ambiguous = min(numbers) >= 0 and numbers != sorted(numbers)
+    if len(folders) == count and not ambiguous:
+        return {folder: rank for rank, folder in enumerate(folders)}
+
+    kind, hint = ("id or name", "") if ids else ("name", ", or pass class ids (--classes with [id, name] pairs)")
+    stray = next((folder for folder, *found in zip(folders, *named, strict=True) if found == [None, None]), folders[0])
+    raise FqvitError(
+        f"{where}: {len(folders)} class sub-folders for a model of {count} classes, and '{stray}' is neither a class {kind} "
+        f"nor a number below {count}. Have one sub-folder a class, or name them by class name or by number from 0{hint}."
+    )
+
+
+def _indices_of(folders: Sequence[str], names: Sequence[str]) -> list[int | None]:
+    """Which class each folder names; None where it names none or several."""
+    indices: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        indices.setdefault(plain(name), []).append(index)
+    found = [indices.get(plain(folder), []) for folder in folders]
+    return [at[0] if len(at) == 1 else None for at in found]
+
+
+def plain(name: str) -> str:
+    """A class name as a folder might spell it: "T-shirt/top" and "t_shirt_top" are one."""
+    return re.sub(r"[\W_]+", " ", name.casefold()).strip()

@@ -1,0 +1,138 @@
+"""Calibration of a detector: one float pass, an observer a site of every part, no labels.
+
+Images go through one at a time, each at its own size: sites have the same names at every size. Heads are observed on what the
+float detector itself cuts out. Refuses recipes that search or compensate, which know classifiers only. Neighbours:
+calibrate.py, fqvit.detect.float.pipeline (the flow from maps to boxes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fqvit.detect.float.networks import BOXES_AT_ONCE, FloatNetworks
+from fqvit.detect.float.pipeline import Maps, classify
+from fqvit.detect.float.proposals import propose
+from fqvit.detect.float.roialign import Singles, cut_out
+from fqvit.detect.images import Input, Pixels, normalise_and_pad, prepare
+from fqvit.detect.model.detector import FloatDetector
+from fqvit.detect.model.pyramid import named
+from fqvit.errors import FqvitError
+from fqvit.models.graph import Graph, trace
+from fqvit.quant.calibrate import Call, SiteObserver, coded_attention, marked, observe_batch, site_parameters
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.plan import plan, plan_squares, recipes_of_parts
+from fqvit.quant.recipe import Recipe, check_detector
+
+
+@dataclass(frozen=True)
+class DetectorCalibration:
+    """pyramid: for every image size   boxes, masks: of the heads, one a stage"""
+
+    pyramid: Calibration
+    boxes: tuple[Calibration, ...]
+    masks: tuple[Calibration, ...]
+
+
+class Part:
+    """The observers of one part. Of a head also that of the squares which it takes."""
+
+    def __init__(self, graph: Graph, recipe: Recipe, whole: Recipe, head: bool) -> None:
+        self.graph, self.recipe = graph, recipe
+        self.sites = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
+        self.square = SiteObserver(plan_squares(whole), whole) if head else None
+
+    def observe(self, graph: Graph, x: Tensor, call: Call | None = None) -> tuple[Tensor, ...]:
+        """graph: this part's, perhaps of another image size. Gives its outputs."""
+        if self.square is not None:
+            self.square.observe(x)
+        return observe_batch(graph, x, self.sites, call=call)
+
+    def calibration(self, images: int) -> Calibration:
+        found = site_parameters(self.graph, self.recipe, self.sites)
+        square = None if self.square is None else self.square.qparams()
+        return Calibration(self.recipe, "logits", images, found, square=square)
+
+
+class Observed(FloatNetworks):
+    """The float networks, observed while they run."""
+
+    def __init__(self, detector: FloatDetector, recipe: Recipe) -> None:
+        super().__init__(detector)
+        module = self.module
+        graphs = [trace(part) for part in (module.pyramid, *module.box_heads, *module.mask_heads)]
+        recipes = recipes_of_parts(graphs, recipe)
+        parts = [Part(graph, each, recipe, i > 0) for i, (graph, each) in enumerate(zip(graphs, recipes, strict=True))]
+        self.whole, self.box_heads, self.mask_heads = parts[0], parts[1 : 1 + self.stages], parts[1 + self.stages :]
+        self.last = False  # whether no other image comes
+
+    def maps(self, pixels: Pixels) -> Maps:
+        images = torch.from_numpy(normalise_and_pad(pixels, self.settings))[None]
+        graph = trace(self.pyramid((images.shape[2], images.shape[3])))
+        part = self.whole
+        call = coded_attention(part.recipe, part.sites) if self.last and part.recipe.last_batch else None
+        outputs = named(part.observe(graph, images, call))
+        return Maps(*([x[0].contiguous().numpy() for x in level] for level in outputs))
+
+    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
+        classes, deltas = _observe(self.box_heads[stage], squares)
+        return classes, deltas
+
+    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
+        (logits,) = _observe(self.mask_heads[stage], squares)
+        chosen: Singles = logits[np.arange(len(labels)), :, :, labels]
+        return chosen
+
+
+def _observe(part: Part, squares: Singles) -> Sequence[Singles]:
+    outputs = [part.observe(part.graph, some) for some in torch.split(torch.from_numpy(squares), BOXES_AT_ONCE)]
+    return [torch.cat(some).numpy() for some in zip(*outputs, strict=True)]
+
+
+@torch.no_grad()
+def calibrate_detector(
+    detector: FloatDetector,
+    images: Iterable[Image.Image],
+    recipe: Recipe,
+    *,
+    seen: Callable[[int], None] | None = None,
+) -> DetectorCalibration:
+    """Observe every site of every part on `images`, of which the first recipe.images are taken. seen(n): after image n."""
+    check_detector(recipe)
+    networks, count = Observed(detector, recipe), 0
+    taken: Iterable[Image.Image] = islice(images, recipe.images)
+    if recipe.shuffle is not None:
+        given = list(taken)
+        taken = [given[i] for i in np.random.default_rng(recipe.shuffle).permutation(len(given))]
+    for image, last in marked(taken):
+        networks.last = last
+        _observe_image(networks, prepare(image, detector.settings))
+        count += 1
+        if seen is not None:
+            seen(count)
+    if count == 0:
+        raise FqvitError(f"{detector.name}: no calibration images. Pass at least one.")
+    boxes, masks = (tuple(part.calibration(count) for part in parts) for parts in (networks.box_heads, networks.mask_heads))
+    return DetectorCalibration(networks.whole.calibration(count), boxes, masks)
+
+
+def _observe_image(networks: Observed, image: Input) -> None:
+    s = networks.settings
+    maps = networks.maps(image.pixels)
+    proposals = propose(
+        [x.astype(np.float64) for x in maps.objectness], [x.astype(np.float64) for x in maps.deltas], image.size, s
+    )
+    found = classify(networks, maps.levels, proposals, image.size, s)
+    # Where nothing is found, masks of proposals still show what masks are computed from.
+    boxes = found.boxes if len(found.boxes) else proposals[: s.detections]
+    labels = np.zeros(len(boxes), np.int64)
+    squares = cut_out(maps.levels, boxes, networks.mask_side, s.finest, s.strides)
+    for stage in range(networks.stages if len(squares) else 0):
+        networks.masks(stage, squares, labels)

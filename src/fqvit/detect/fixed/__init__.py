@@ -1,0 +1,1 @@
+"""Detection in integers: everything between the networks, and the whole detector."""

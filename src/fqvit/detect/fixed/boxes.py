@@ -1,0 +1,72 @@
+"""Boxes in integers: anchors, decoding, overlaps. int64 [..., 4], x1, y1, x2, y2 in 1/256 pixel. Neighbour: boxes.py, in float.
+
+Bounds: sides of images are at most 8192 pixels, so edges are within 0 .. 2^21 once clipped; sides of anchors at most 2^22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.boxes import common_and_union
+from fqvit.detect.fixed.constants import FRACTION, IOU_FRACTION, MOVE_FRACTION, Four, Ratio
+from fqvit.detect.fixed.exp import ONE, Integers, power_of_two
+from fqvit.ir.fixed import requantize, round_divide, round_shift
+
+# Within decode edges count in 2^-16 pixel, and are rounded once.
+FINE = 16
+MOST = 1 << 61
+
+
+def anchors(grid: tuple[int, int], stride: int, halves: tuple[tuple[int, int], ...]) -> Integers:
+    """[rows columns A, 4] in the order of fqvit.detect.float.anchors; halves: of each one's width and height."""
+    half = np.array(halves, np.int64)
+    step = stride << FRACTION
+    rows, columns = np.arange(grid[0], dtype=np.int64) * step, np.arange(grid[1], dtype=np.int64) * step
+    centres = np.stack(np.broadcast_arrays(columns[None, :], rows[:, None]), -1)[:, :, None]
+    return np.concatenate([centres - half, centres + half], -1).reshape(-1, 4)
+
+
+def scaled(codes: NDArray[np.int32], ratio: Ratio) -> Integers:
+    """Integers of an output in another unit. |codes| <= 2^31 and mult < 2^31: below 2^62 with the half that rounds."""
+    return np.asarray(requantize(codes.astype(np.int64), ratio.mult, ratio.shift))
+
+
+def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: Four, log_limit: int, size: tuple[int, int]) -> Integers:
+    """Boxes moved and scaled by deltas, clipped to an image of size (height, width) in pixels: [..., 4] x [..., 4] -> [..., 4].
+
+    centre + move side;  half = side 2^log / 2, |log| <= log_limit;  edges centre -+ half, rounded once
+    move in 2^-24, log in 2^-27, centre and half in 2^-16 pixel. Within 1/128 pixel of real arithmetic on the same integers.
+    """
+    sides = boxes[..., 2:] - boxes[..., :2]
+    moves = np.stack([scaled(deltas[..., i], ratios[i]) for i in (0, 1)], -1)
+    logs = np.stack([scaled(deltas[..., i], ratios[i]) for i in (2, 3)], -1)
+    # A product of 2^61 is 2^29 pixels: what is limited here is far outside of every image.
+    farthest = MOST // np.maximum(sides, 1)
+    moved = round_shift(np.clip(moves, -farthest, farthest) * sides, FRACTION + MOVE_FRACTION - FINE)
+    mantissa, exponent = power_of_two(np.clip(logs, -log_limit, log_limit))
+    # side < 2^23 and mantissa < 2^31; log_limit <= 8 keeps the shift within 15..31.
+    half = round_shift(sides * mantissa, ONE + 1 + FRACTION - FINE - exponent)
+    centre = (boxes[..., :2] + boxes[..., 2:]) * (1 << FINE - FRACTION - 1) + moved
+    edges = round_shift(np.concatenate([centre - half, centre + half], -1), FINE - FRACTION)
+    height, width = (side << FRACTION for side in size)
+    return np.asarray(np.clip(edges, 0, np.array([width, height, width, height], np.int64)))
+
+
+def near(iou: int) -> Callable[[Integers, Integers], NDArray[np.bool_]]:
+    """For fqvit.detect.nms: whether boxes overlap by more than iou / 2^16. Unions are at most 2^43."""
+
+    def overlapping(a: Integers, b: Integers) -> NDArray[np.bool_]:
+        common, union = common_and_union(a, b)
+        return np.asarray(common << IOU_FRACTION > iou * union)
+
+    return overlapping
+
+
+def rescaled(boxes: Integers, old: tuple[int, int], new: tuple[int, int]) -> Integers:
+    """Boxes of an image of size `old` (height, width) in that of size `new`, rounded. Edges to 2^21, sides below 2^31."""
+    (old_height, old_width), (height, width) = old, new
+    numerator, denominator = np.array([width, height] * 2, np.int64), np.array([old_width, old_height] * 2, np.int64)
+    return np.asarray(round_divide(boxes * numerator, denominator))

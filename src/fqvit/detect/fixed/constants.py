@@ -1,0 +1,255 @@
+"""What lies between the networks of an integer detector, as integers: scales, anchors, thresholds, made when it is quantized.
+
+`Between` is stored in the detector's file; nothing that runs looks at a scale again. check() proves from its numbers alone that
+no step of the flow overflows, whatever the file says. The formulas are in fixed_*.py and docs/detection-arithmetic.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Annotated
+
+import msgspec
+
+from fqvit.detect.boxes import LARGEST_LOG_RATIO
+from fqvit.detect.images import padding
+from fqvit.detect.settings import Detected, DetectSettings, Proposals
+from fqvit.errors import FqvitError
+from fqvit.ir.fixed import MAX_SHIFT, MULT_BITS, multiplier
+from fqvit.ir.program import CodeInput, Header, Kind, Output
+from fqvit.ir.value import DAMAGED, Proof
+
+FRACTION = 8  # boxes count in 1/256 pixel
+MAX_SIDE = 8192  # pixels of the network's input
+MOVE_FRACTION = 24  # moves of boxes, in their sizes
+LOG_FRACTION = 27  # logarithms to base 2: logits, and ratios of sizes
+SCORE_FRACTION = 24
+IOU_FRACTION = 16
+MASK_FRACTION = 15  # probabilities of pixels; after interpolation twice as many bits
+ALIGN_FRACTION = 22  # of RoIAlign's sums, in steps of the map's codes
+MAX_STRIDE = 1024
+MAX_SQUARE = 64  # cells a side of what is cut out
+FINER = 256  # objectness is compared in 1/256 of the finest step of all levels
+CODES = 1 << 31  # outputs are int32
+
+
+class Ratio(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """mult / 2^shift, for fqvit.ir.fixed.requantize."""
+
+    mult: Annotated[int, msgspec.Meta(ge=0, lt=1 << MULT_BITS)]
+    shift: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHIFT)]
+
+    def reach(self) -> int:
+        """The largest magnitude that an int32 comes to."""
+        return (CODES * self.mult >> self.shift) + 1
+
+
+# Half a side of an anchor: at most 8192 pixels, so that sides stay below 2^22 units.
+Half = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE << FRACTION)]
+Four = tuple[Ratio, Ratio, Ratio, Ratio]
+Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+Share = Annotated[int, msgspec.Meta(ge=0, le=1 << IOU_FRACTION)]
+Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Few = msgspec.Meta(min_length=1, max_length=16)
+
+
+class Between(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """padding: the colour to the right of an image and below it
+    strides: of each level that proposals come from; the first of these levels have maps to cut from
+    anchors: [level][ratio], half a width and half a height   areas: least area of a box cut from map 1, 2, ...
+    objectness: [level], to a unit that all levels share
+    deltas: [level], box_deltas: [stage]: of x, y to 2^-24 of the box's size, of width, height to 2^-27 of log2
+    log_limit: of a ratio of sizes, in 2^-27 of log2
+    classes: [stage], mask_logits: [stage], to 2^-27 of log2; those of classes with 1 / stages, as their mean is taken
+    box_squares, mask_squares: [stage][map], from sums of RoIAlign in steps of the map to the head's codes
+    score: in 2^-24, above it   proposal_iou, iou: in 2^-16, above it   mask: in 2^-30, from it on
+    Lengths are in 1/256 pixel, areas in its square.
+    """
+
+    padding: tuple[Byte, Byte, Byte]
+    strides: Annotated[tuple[Count, ...], Few]
+    anchors: Annotated[tuple[Annotated[tuple[tuple[Half, Half], ...], msgspec.Meta(min_length=1, max_length=64)], ...], Few]
+    areas: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...], msgspec.Meta(max_length=15)]
+    objectness: Annotated[tuple[Ratio, ...], Few]
+    deltas: Annotated[tuple[Four, ...], Few]
+    box_deltas: Annotated[tuple[Four, ...], Few]
+    log_limit: Annotated[int, msgspec.Meta(ge=0, le=8 << LOG_FRACTION)]
+    classes: Annotated[tuple[Ratio, ...], Few]
+    mask_logits: Annotated[tuple[Ratio, ...], Few]
+    box_squares: Annotated[tuple[Annotated[tuple[Ratio, ...], Few], ...], Few]
+    mask_squares: Annotated[tuple[Annotated[tuple[Ratio, ...], Few], ...], Few]
+    proposals_a_level: Proposals
+    proposals: Proposals
+    proposal_iou: Share
+    score: Annotated[int, msgspec.Meta(ge=0, le=1 << SCORE_FRACTION)]
+    iou: Share
+    detections: Detected
+    mask: Annotated[int, msgspec.Meta(ge=0, le=1 << 2 * MASK_FRACTION)]
+
+    @property
+    def stages(self) -> int:
+        return len(self.classes)
+
+    @property
+    def maps(self) -> int:
+        """Levels that boxes are cut from."""
+        return len(self.areas) + 1
+
+    def check(self) -> tuple[Proof, ...]:
+        """Refuses numbers out of their ranges and lists of other lengths; gives the proofs that no int64 or int32 overflows."""
+        try:
+            msgspec.convert(msgspec.to_builtins(self), Between)
+        except msgspec.ValidationError as error:
+            raise FqvitError(f"between: {error}. {DAMAGED}") from None
+        levels = {"anchors": self.anchors, "objectness": self.objectness, "deltas": self.deltas}
+        stages = {"box_deltas": self.box_deltas, "mask_logits": self.mask_logits}
+        squares = {"box_squares": self.box_squares, "mask_squares": self.mask_squares}
+        rows = {f"{name}[{i}]": row for name, part in squares.items() for i, row in enumerate(part)}
+        for lists, length in ((levels, len(self.strides)), (stages | squares, self.stages), (rows, self.maps)):
+            for name, found in lists.items():
+                _need(len(found) == length, f"{name} has {len(found)} entries, expected {length}")
+        _need(self.maps <= len(self.strides), f"{self.maps} maps to cut from, but {len(self.strides)} strides")
+        _need(len({len(some) for some in self.anchors}) == 1, "levels have different numbers of anchors")
+        for stride in self.strides:
+            _need(stride.bit_count() == 1 and stride <= MAX_STRIDE, f"a stride of {stride}, expected a power of two up to 1024")
+        _need(list(self.areas) == sorted(self.areas), "areas do not ascend")
+        proofs = self._proofs()
+        for proof in proofs:
+            _need(proof.holds, f"{proof.what} can reach {proof.bound}, which does not fit {proof.bits} bits")
+        return proofs
+
+    def _proofs(self) -> tuple[Proof, ...]:
+        """Bounds of what fixed_*.py computes; with the ranges of the fields all but the first follow."""
+        side = MAX_SIDE << FRACTION  # of an image; edges are clipped to it
+        anchor = 2 * max(half for level in self.anchors for pair in level for half in pair)
+        size = max(side, anchor)
+        # Mantissas are below 2^31; the largest factor is 2^log_limit.
+        grown = size << (self.log_limit >> LOG_FRACTION) + 1 << FRACTION
+        cells = MAX_SIDE // min(self.strides) + 2  # that a bin of RoIAlign can reach
+        weights = (1 << 15) + cells  # rounded, each by half a unit at most
+        strip = (255 * weights >> 8) + 1
+        return (
+            Proof("classes", "the sum of class logits", 2 * sum(ratio.reach() for ratio in self.classes), 62),
+            Proof("decode", "a size times its mantissa", size << 31, 62),
+            Proof("decode", "a moved edge", (1 << 62 - 16) + grown + (size << FRACTION), 62),
+            Proof("suppress", "a union times its threshold", 2 * side * side << IOU_FRACTION, 62),
+            Proof("roialign", "the first pass", 255 * weights, 31),
+            Proof("roialign", "the second pass", strip * weights, 31),
+            Proof("roialign", "a weight's numerator", _weight_numerator(max(self.strides), min(self.strides)), 62),
+        )
+
+
+def _weight_numerator(widest: int, finest: int) -> int:
+    """A sum of samples' shares of a cell in units of 1/(U D), times 2^15: see fixed_roialign.axis_weights."""
+    length, cell = MAX_SIDE << FRACTION, widest << FRACTION
+    samples = length // (finest << FRACTION) + 1
+    # U D = 2 U samples bins <= 2 (length + U bins)
+    return 2 * (length + cell * MAX_SQUARE) * samples << 15
+
+
+def _need(condition: bool, problem: str) -> None:
+    if not condition:
+        raise FqvitError(f"between: {problem}. {DAMAGED}")
+
+
+def make_between(settings: DetectSettings, pyramid: Header, boxes: Sequence[Header], masks: Sequence[Header]) -> Between:
+    """Everything real of a detector as integers. pyramid: of any image size   boxes, masks: one a stage"""
+    s = settings
+    maps, scores, deltas = (outputs(pyramid, kind) for kind in ("map", "scores", "deltas"))
+    check_settings(s, len(scores), len(boxes))
+    finest = min(output.scale for output in scores)
+    made = Between(
+        padding=padding(s),
+        strides=s.strides,
+        anchors=tuple(anchor_halves(stride, s) for stride in s.strides),
+        areas=tuple(least_area(s.finest, level) for level in range(1, len(maps))),
+        objectness=tuple(_ratio(output.buffer, output.scale / finest * FINER) for output in scores),
+        deltas=tuple(_four(output, (1.0, 1.0, 1.0, 1.0)) for output in deltas),
+        box_deltas=tuple(_four(outputs(head, "deltas")[0], stds) for head, stds in zip(boxes, s.stds, strict=False)),
+        log_limit=round(LARGEST_LOG_RATIO / math.log(2) * 2**LOG_FRACTION),
+        classes=tuple(_log2_ratio(outputs(head, "logits")[0], len(boxes)) for head in boxes),
+        mask_logits=tuple(_log2_ratio(outputs(head, "scores")[0], 1) for head in masks),
+        box_squares=tuple(_squares(head, maps) for head in boxes),
+        mask_squares=tuple(_squares(head, maps) for head in masks),
+        proposals_a_level=s.proposals_a_level,
+        proposals=s.proposals,
+        proposal_iou=round(s.proposal_iou * 2**IOU_FRACTION),
+        score=math.floor(Fraction(s.score) * 2**SCORE_FRACTION),
+        iou=round(s.iou * 2**IOU_FRACTION),
+        detections=s.detections,
+        mask=math.ceil(Fraction(s.mask) * 2 ** (2 * MASK_FRACTION)),
+    )
+    made.check()
+    return made
+
+
+def square_of(head: Header) -> CodeInput:
+    """What a head takes."""
+    if head.input is None:
+        raise FqvitError(f"{head.model}: takes pixels, expected a head of a detector, which takes squares.")
+    return head.input
+
+
+def outputs(header: Header, kind: Kind) -> list[Output]:
+    """Of that kind, in order; at least one."""
+    found = [output for output in header.outputs if output.kind == kind]
+    if not found:
+        raise FqvitError(f"{header.model}: has no output of kind {kind}, expected a detector's pyramid or head.")
+    for output in found:
+        if output.alpha is not None:
+            raise FqvitError(f"{header.model}: {output.buffer} has steps for each channel, which cannot be cut from.")
+    return found
+
+
+def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
+    """What float detectors may have and integer ones may not; worth asking before an hour of calibration."""
+    if len(s.strides) != levels:
+        raise FqvitError(f"settings: {len(s.strides)} strides for a pyramid of {levels} levels. Name one a level.")
+    if len(s.stds) < stages:
+        raise FqvitError(f"settings: stds of {len(s.stds)} stages for {stages} box heads. Name one a stage.")
+    for stride in s.strides:
+        if stride.bit_count() != 1 or stride > MAX_STRIDE:
+            raise FqvitError(f"settings: a stride of {stride}. Integer detectors take powers of two up to {MAX_STRIDE}.")
+        largest = max(max(pair) for pair in anchor_halves(stride, s))
+        if largest > MAX_SIDE << FRACTION:
+            said = f"anchors of {2 * largest >> FRACTION} pixels at stride {stride}"
+            raise FqvitError(f"settings: {said}. Integer detectors take {2 * MAX_SIDE} at most; lower anchor_scale.")
+    if max(s.short, s.long) > MAX_SIDE:
+        raise FqvitError(f"settings: images of {s.short} x {s.long}. Integer detectors take sides up to {MAX_SIDE}.")
+
+
+def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]:
+    """As fqvit.detect.float.anchors, in 1/256 pixel."""
+    side = stride * s.anchor_scale / 2 * 2**FRACTION
+    return tuple((max(round(side / math.sqrt(r)), 1), max(round(side * math.sqrt(r)), 1)) for r in s.anchor_ratios)
+
+
+def least_area(finest: float, level: int) -> int:
+    """Of level_of in fqvit.detect.float.roialign: side >= finest (2^level - 1e-6)."""
+    side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**FRACTION
+    least: int = math.ceil(side * side)
+    return least
+
+
+def _ratio(what: str, ratio: float) -> Ratio:
+    try:
+        return Ratio(*multiplier(ratio))
+    except ValueError:
+        raise FqvitError(f"{what}: a scale so large (a ratio of {ratio:.3g}) fits no multiplier. Calibrate again.") from None
+
+
+def _log2_ratio(output: Output, parts: int) -> Ratio:
+    return _ratio(output.buffer, output.scale / math.log(2) / parts * 2**LOG_FRACTION)
+
+
+def _four(output: Output, stds: tuple[float, ...]) -> Four:
+    x, y, width, height = (output.scale * std for std in stds)
+    move, log = 2.0**MOVE_FRACTION, 2.0**LOG_FRACTION / math.log(2)
+    name = output.buffer
+    return _ratio(name, x * move), _ratio(name, y * move), _ratio(name, width * log), _ratio(name, height * log)
+
+
+def _squares(head: Header, maps: Sequence[Output]) -> tuple[Ratio, ...]:
+    return tuple(_ratio(head.model, one.scale / square_of(head).scale / 2**ALIGN_FRACTION) for one in maps)

@@ -1,0 +1,206 @@
+"""A detector in integers, from pixels to boxes, scores and masks: integer programs, and fixed_*.py between them. No torch.
+
+The flow is that of pipeline.py, which has it in float. Floats appear where a caller asks for them: `detections` of what was
+found.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.fixed.boxes import rescaled, scaled
+from fqvit.detect.fixed.constants import FRACTION, MAX_SIDE, SCORE_FRACTION, Between, Ratio, outputs, square_of
+from fqvit.detect.fixed.exp import Integers, sigmoid
+from fqvit.detect.fixed.heads import Head
+from fqvit.detect.fixed.masks import paste
+from fqvit.detect.fixed.parts import check_grids, check_parts
+from fqvit.detect.fixed.proposals import Chosen, Codes, choose, propose, refine
+from fqvit.detect.fixed.roialign import Bytes, Cut, cut_out, native_roi_align, roi_align
+from fqvit.detect.float.proposals import Detections
+from fqvit.detect.images import Input, Pixels, pad_with
+from fqvit.detect.resize import resized
+from fqvit.detect.settings import DetectSettings
+from fqvit.distributed.workers import cores
+from fqvit.errors import FqvitError
+from fqvit.ir.fixed import round_divide
+from fqvit.ir.program import Program
+from fqvit.runtime.native import ISA, Engine
+from fqvit.runtime.reference import Reference
+
+KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
+# Squares of so many boxes and what heads make of them are in memory at a time: at full width 50 kB a square, its masks 250 kB.
+BOXES_AT_ONCE = 256
+BYTES_AT_ONCE = 256 << 20  # of what a head gives; a stranger's can be large, and then fewer boxes are taken
+MOST_BYTES = 8 << 30  # of the pyramid's buffers: 58 MB at 800 x 1344, 3.6 GB at the largest sides that there are
+Backend = Literal["native", "reference"]
+
+
+class CodeMaps(NamedTuple):
+    """Of one image. levels: u8 [h, w, C], P2..P5   objectness: i32 [h, w, A], deltas: i32 [h, w, 4 A], P2..P6"""
+
+    levels: list[Bytes]
+    objectness: list[Codes]
+    deltas: list[Codes]
+
+
+@dataclass(frozen=True)
+class IntegerFound:
+    """What was found in one image, best first, as integers.
+
+    boxes: i64 [n, 4] in 1/256 pixel of the image itself   scores: i64 [n] in 2^-24   labels: i64 [n], class numbers from 0
+    probabilities: i32 [n, side, side] in 2^-15, of each box's mask   threshold: of its pixels, in 2^-30
+    """
+
+    boxes: Integers
+    scores: Integers
+    labels: Integers
+    probabilities: NDArray[np.int32]
+    height: int
+    width: int
+    threshold: int
+
+    @property
+    def detections(self) -> Detections:
+        """The same as floats; exactly, since units are powers of two."""
+        return Detections(self.boxes / 2**FRACTION, self.scores / 2**SCORE_FRACTION, self.labels)
+
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
+        """[height, width] of each detection, one at a time: all of a large image would not fit."""
+        for square, box in zip(self.probabilities, self.boxes, strict=True):
+            yield paste(square, box, self.height, self.width, self.threshold)
+
+
+class Runner(Protocol):
+    def run_all(self, images: NDArray[np.uint8], /) -> tuple[np.ndarray[Any, Any], ...]: ...
+
+
+@dataclass(frozen=True)
+class _Head:
+    """side: of the squares that it takes   cuts: how they are cut from each map   at_once: boxes"""
+
+    runner: Runner
+    side: int
+    cuts: Sequence[Cut]
+    at_once: int
+
+    def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
+        """u8 [n, side, side, C] -> every output, i32 [n, ...]."""
+        return self.runner.run_all(squares)
+
+
+class IntegerDetector:
+    """pyramid: its program for any image size   boxes, masks: of the heads, one a stage
+    threads: None takes every core   backend: both give the same bits; reference is slow
+    """
+
+    def __init__(
+        self,
+        pyramid: Program,
+        boxes: Sequence[Program],
+        masks: Sequence[Program],
+        settings: DetectSettings,
+        between: Between,
+        threads: int | None = None,
+        backend: Backend = "native",
+    ) -> None:
+        if backend not in ("native", "reference"):
+            raise FqvitError(f"backend: {backend!r}, expected native or reference.")
+        between.check()
+        check_parts(between, pyramid, boxes, masks)
+        self.template, self.settings, self.between = pyramid, settings, between
+        self.threads, self.backend = threads, backend
+        self._boxes = [self._head(*each) for each in zip(boxes, between.box_squares, strict=True)]
+        self._masks = [self._head(*each) for each in zip(masks, between.mask_squares, strict=True)]
+        isa = os.environ.get(ISA, "")
+        self._align = native_roi_align(threads or cores(), isa) if backend == "native" else roi_align
+        self._pyramids: OrderedDict[tuple[int, int], Runner] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def detect(self, image: Input) -> IntegerFound:
+        """All detections of one image, best first. Its sides are at most 8192 pixels after resizing."""
+        if max(image.size) > MAX_SIDE:
+            raise FqvitError(f"an image of {image.size[0]} x {image.size[1]}: sides are at most {MAX_SIDE}. Resize it.")
+        maps = self.maps(image.pixels)
+        proposals = propose(maps.objectness, maps.deltas, image.size, self.between)
+        chosen = self.classify(maps.levels, proposals, image.size)
+        probabilities = self.mask_probabilities(maps.levels, chosen)
+        boxes = rescaled(chosen.boxes, image.size, (image.height, image.width))
+        return IntegerFound(boxes, chosen.scores, chosen.labels, probabilities, image.height, image.width, self.between.mask)
+
+    def maps(self, pixels: Pixels) -> CodeMaps:
+        """What the pyramid gives for u8 [h, w, 3], resized, not padded."""
+        padded = pad_with(pixels, self.between.padding)
+        found = [x[0] for x in self._pyramid((padded.shape[0], padded.shape[1])).run_all(padded[None])]
+        kinds = [output.kind for output in self.template.header.outputs]
+        return CodeMaps(
+            *([x for x, kind in zip(found, kinds, strict=True) if kind == one] for one in ("map", "scores", "deltas"))
+        )
+
+    def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> Chosen:
+        """The box heads on given proposals, i64 [n, 4]: detections in the network's input."""
+        if len(boxes) == 0:
+            return Chosen(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        b = self.between
+        total = np.zeros((1, 1), np.int64)
+        for stage, head in enumerate(self._boxes):
+            parts = [head.run(self._cut(levels, some, head)) for some in _slices(boxes, head.at_once)]
+            logits, deltas = (np.concatenate(part) for part in zip(*parts, strict=True))
+            total = total + scaled(logits, b.classes[stage])
+            if stage < b.stages - 1:
+                boxes = refine(boxes, logits, deltas, stage, size, b)
+        return choose(boxes, total, deltas, size, b)
+
+    def mask_probabilities(self, levels: Sequence[Bytes], chosen: Chosen) -> NDArray[np.int32]:
+        """i32 [n, side, side] in 2^-15: of each one's class, the mean of all stages."""
+        count, side = len(chosen.boxes), 2 * self._masks[0].side
+        total = np.zeros((count, side, side), np.int64)
+        for stage, head in enumerate(self._masks if count else ()):
+            parts = (_slices(x, head.at_once) for x in (chosen.boxes, chosen.labels, total))
+            for some, labels, sum_ in zip(*parts, strict=True):
+                (logits,) = head.run(self._cut(levels, some, head))
+                own = logits[np.arange(len(some)), :, :, labels]
+                sum_ += sigmoid(scaled(own, self.between.mask_logits[stage]))
+        return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
+
+    def _cut(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
+        return cut_out(levels, boxes, head.side, self.between.areas, head.cuts, self._align)
+
+    def _head(self, program: Program, ratios: Sequence[Ratio]) -> _Head:
+        square, maps = square_of(program.header), outputs(self.template.header, "map")
+        last = 2**square.bits - 1
+        cuts = [
+            Cut(stride, map_.zero, ratio, square.zero, last)
+            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # the last levels have no map
+        ]
+        runner = Head(program, self.threads, self.backend)
+        each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # outputs of heads are i32
+        return _Head(runner, square.shape[0], cuts, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
+
+    def _pyramid(self, size: tuple[int, int]) -> Runner:
+        with self._lock:
+            if size not in self._pyramids:
+                while len(self._pyramids) >= KEPT_SIZES:
+                    self._pyramids.popitem(last=False)
+                made = resized(self.template, *size)
+                # Levels that are alike at the template's size need not be here.
+                check_grids(made.header, made.verify().buffers, self.between.strides)
+                if self.backend == "native":
+                    self._pyramids[size] = Engine(made, self.threads, most_bytes=MOST_BYTES)
+                else:
+                    self._pyramids[size] = Reference(made, most_bytes=MOST_BYTES)
+            self._pyramids.move_to_end(size)
+            return self._pyramids[size]
+
+
+def _slices(x: Integers, count: int) -> list[Integers]:
+    """Views of at most that many along the first axis."""
+    return [x[start : start + count] for start in range(0, len(x), count)]

@@ -1,0 +1,50 @@
+"""Masks pasted into images with integers. Neighbour: masks.py, which has the same in float, and run lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.fixed.constants import FRACTION, MASK_FRACTION
+from fqvit.detect.fixed.exp import Integers
+from fqvit.ir.fixed import round_divide, round_shift
+
+WHOLE = 1 << MASK_FRACTION
+
+
+def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Integers, Integers]:
+    """Where pixels first..last - 1 lie in a mask with a ring of zeros around it: the place before each, and the share of the
+    next one in 2^-15, i64 [last - first] twice.
+
+    place = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators: 2^31 pixels, 2^8, 128 places and 2^15 are below 2^62.
+    """
+    if high > low:
+        pixels = (np.arange(first, last, dtype=np.int64) << FRACTION) + (1 << FRACTION - 1) - low
+        place = round_divide(pixels * (side << MASK_FRACTION), high - low) - WHOLE // 2
+    else:  # a box without width shows its middle, as released code does
+        place = np.full(last - first, (side - 1) << MASK_FRACTION - 1, np.int64)
+    place = np.clip(place, -WHOLE, side << MASK_FRACTION) + WHOLE
+    before = np.minimum(place >> MASK_FRACTION, side)
+    return before, place - (before << MASK_FRACTION)
+
+
+def paste(probabilities: NDArray[np.int32], box: Integers, height: int, width: int, threshold: int) -> NDArray[np.bool_]:
+    """i32 [side, side] in 2^-15 in a box (1/256 pixel) of an image -> [height, width]: True from `threshold` (2^-30) on.
+
+    Rows are interpolated and rounded to 2^-15, then columns, exactly: sums are at most 2^30. Pixels farther than one beside
+    the box are False without looking.
+    """
+    mask = np.zeros((height, width), bool)
+    x1, y1, x2, y2 = (int(edge) for edge in box)
+    left, right = max((x1 >> FRACTION) - 1, 0), min(-(-x2 >> FRACTION) + 1, width)
+    top, bottom = max((y1 >> FRACTION) - 1, 0), min(-(-y2 >> FRACTION) + 1, height)
+    if left < right and top < bottom:
+        side = len(probabilities)
+        ringed = np.pad(probabilities, 1)
+        row, down = _axis(y1, y2, top, bottom, side)
+        column, across = (x.astype(np.int32) for x in _axis(x1, x2, left, right, side))
+        strips = ringed[row] * (WHOLE - down)[:, None] + ringed[row + 1] * down[:, None]
+        strips = round_shift(strips, MASK_FRACTION).astype(np.int32)
+        values = strips[:, column] * (WHOLE - across) + strips[:, column + 1] * across
+        mask[top:bottom, left:right] = values >= threshold
+    return mask

@@ -1,0 +1,83 @@
+"""Whether the programs of an integer detector belong together, and to what is between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fqvit.detect.batch import batched
+from fqvit.detect.fixed.constants import MAX_SQUARE, Between, outputs, square_of
+from fqvit.errors import FqvitError
+from fqvit.ir.program import Header, Kind, Program
+from fqvit.ir.value import DAMAGED, Value
+
+MAX_SCORES = 1 << 25  # proposals by classes, all in memory at a time: 1000 by 33,000, 10,000 by 3,300
+PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
+
+
+def check_parts(between: Between, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]) -> None:
+    """Refuses other numbers of levels, stages, anchors, channels or classes. Programs are verified, `between` was checked."""
+    channels = _check_pyramid(between, pyramid)
+    for part in (boxes, masks):
+        _need(len(part) == between.stages, f"{len(part)} heads for {between.stages} stages")
+        _need(len({head.input_shape for head in part}) == 1, "heads take squares of different sizes")
+    classes = {_classes_of_boxes(head, channels) for head in boxes} | {_classes_of_masks(head, channels) for head in masks}
+    _need(len(classes) == 1, "heads have different numbers of classes")
+    scores = between.proposals * (classes.pop() + 1)
+    _need(scores <= MAX_SCORES, f"{scores:,} scores an image, at most {MAX_SCORES:,} can be")
+
+
+def _check_pyramid(between: Between, pyramid: Program) -> int:
+    """Gives the channels of its maps."""
+    header, buffers = pyramid.header, pyramid.verify().buffers
+    maps, scores, deltas = (outputs(header, kind) for kind in ("map", "scores", "deltas"))
+    levels = len(between.strides)
+    found = (len(maps), len(scores), len(deltas))
+    _need(found == (between.maps, levels, levels), f"{found} maps, scores and deltas for {levels} levels")
+    _need(all(output.zero <= 255 for output in maps), "the zero point of a map is above 255")
+    anchors = len(between.anchors[0])
+    for output, each in [(one, 1) for one in scores] + [(one, 4) for one in deltas]:
+        shape = buffers[output.buffer].shape
+        _need(len(shape) == 3 and shape[2] == each * anchors, f"{output.buffer} of shape {list(shape)} for {anchors} anchors")
+    channels = {buffers[output.buffer].channels for output in maps}
+    _need(len(channels) == 1, "maps have different numbers of channels")
+    return channels.pop()
+
+
+def check_grids(header: Header, buffers: Mapping[str, Value], strides: Sequence[int]) -> None:
+    """Every level has the rows and columns of its stride, at the image size of this pyramid."""
+    height, width, _ = header.input_shape
+    for kind in PYRAMID_KINDS:
+        for output, stride in zip(outputs(header, kind), strides, strict=False):  # the last levels have no map
+            shape, grid = buffers[output.buffer].shape[:2], (-(-height // stride), -(-width // stride))
+            _need(shape == grid, f"pyramid: {output.buffer} is {list(shape)}, expected {list(grid)} at stride {stride}")
+
+
+def _classes_of_boxes(head: Program, channels: int) -> int:
+    buffers = _check_square(head, channels, ["logits", "deltas"])
+    (logits,), (deltas,) = (buffers[outputs(head.header, kind)[0].buffer].shape for kind in ("logits", "deltas"))
+    classes = logits - 1  # the last is the background
+    _need(classes >= 1 and deltas in (4, 4 * classes), f"{head.header.model}: {logits} logits and {deltas} deltas")
+    return classes
+
+
+def _classes_of_masks(head: Program, channels: int) -> int:
+    buffers = _check_square(head, channels, ["scores"])
+    shape = buffers[outputs(head.header, "scores")[0].buffer].shape
+    side = 2 * head.input_shape[0]
+    _need(shape[:2] == (side, side), f"{head.header.model}: masks of shape {list(shape)}, expected {side} x {side}")
+    return shape[2]
+
+
+def _check_square(head: Program, channels: int, kinds: Sequence[Kind]) -> Mapping[str, Value]:
+    rows, columns, depth = square_of(head.header).shape
+    fits = rows == columns <= MAX_SQUARE and depth == channels
+    _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, expected a square of {channels} channels")
+    found = [output.kind for output in head.header.outputs]
+    _need(found == kinds, f"{head.header.model}: gives {found}, expected {kinds}")
+    batched(head, 1)  # refuses what would not run on several squares at once
+    return head.verify().buffers
+
+
+def _need(condition: bool, problem: str) -> None:
+    if not condition:
+        raise FqvitError(f"detector: {problem}. {DAMAGED}")

@@ -1,0 +1,1 @@
+"""Detection in float: the reference that the integer pipeline in fixed/ approximates."""

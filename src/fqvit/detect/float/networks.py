@@ -1,0 +1,71 @@
+"""The float networks of a detector, run by torch, one image at a time; the only file here that needs torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fqvit.detect.float.pipeline import Found, Maps, detect
+from fqvit.detect.float.roialign import Singles
+from fqvit.detect.images import Pixels, normalise_and_pad, prepare
+from fqvit.detect.model.detector import FloatDetector, at_size
+from fqvit.detect.model.pyramid import Pyramid, named
+
+# Pyramids differ in row numbers and masks only, but a photograph's take some 10 MB.
+KEPT_SIZES = 16
+# Boxes that go through a head at once: their squares and activations take some 0.3 MB each at full width.
+BOXES_AT_ONCE = 256
+
+
+class FloatNetworks:
+    """Networks of fqvit.detect.float.pipeline: one pyramid a size, made when first met and kept for the next image."""
+
+    def __init__(self, detector: FloatDetector) -> None:
+        self.module, self.settings = detector.module, detector.settings
+        config = self.module.config
+        self.stages, self.box_side, self.mask_side = config.stages, config.box_side, config.mask_side
+        self._pyramids: OrderedDict[tuple[int, int], Pyramid] = OrderedDict()
+
+    def pyramid(self, size: tuple[int, int]) -> Pyramid:
+        """The pyramid for images of this padded size."""
+        if size not in self._pyramids:
+            while len(self._pyramids) >= KEPT_SIZES:
+                self._pyramids.popitem(last=False)
+            self._pyramids[size] = at_size(self.module.pyramid, self.module.config, *size)
+        self._pyramids.move_to_end(size)
+        return self._pyramids[size]
+
+    @torch.inference_mode()
+    def maps(self, pixels: Pixels) -> Maps:
+        images = torch.from_numpy(normalise_and_pad(pixels, self.settings))[None]
+        outputs = named(self.pyramid((images.shape[2], images.shape[3]))(images))
+        return Maps(*([x[0].contiguous().numpy() for x in part] for part in outputs))
+
+    @torch.inference_mode()
+    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
+        pairs = [self.module.box_heads[stage](part) for part in _parts(squares)]
+        classes, deltas = (torch.cat(part).numpy() for part in zip(*pairs, strict=True))
+        return classes, deltas
+
+    @torch.inference_mode()
+    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
+        out = [self.module.mask_heads[stage](part) for part in _parts(squares)]
+        chosen: Tensor = torch.cat(out)[torch.arange(len(labels)), :, :, torch.from_numpy(labels)]
+        return chosen.numpy()
+
+
+def _parts(squares: Singles) -> tuple[Tensor, ...]:
+    return torch.split(torch.from_numpy(squares), BOXES_AT_ONCE)
+
+
+def detect_float(detector: FloatDetector, images: Iterable[Image.Image]) -> Iterator[Found]:
+    """The float detector's detections of each image, in turn. pipeline.coco_results makes COCO's results of them."""
+    networks = FloatNetworks(detector)
+    for image in images:
+        yield detect(networks, prepare(image, detector.settings), detector.settings)

@@ -1,0 +1,134 @@
+"""One image from pixels to detections and masks, in float, whatever runs the networks; and COCO results of any detections.
+
+`Networks` is what a runner must offer: float.py has torch's. integer.py has the same flow in integers. It is that of Mask R-CNN
+for one stage and of Cascade Mask R-CNN for several: boxes move from stage to stage, class logits and mask probabilities are
+averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.boxes import Floats
+from fqvit.detect.float.proposals import Detections, choose, propose, refine, sigmoid
+from fqvit.detect.float.roialign import Singles, cut_out
+from fqvit.detect.images import Input, Pixels
+from fqvit.detect.masks import Runs, paste, to_runs
+from fqvit.detect.settings import DetectSettings
+
+
+class Maps(NamedTuple):
+    """Of one image. levels: [h, w, C], P2..P5   objectness: [h, w, A], deltas: [h, w, 4 A], P2..P6"""
+
+    levels: list[Singles]
+    objectness: list[Singles]
+    deltas: list[Singles]
+
+
+class Networks(Protocol):
+    stages: int
+    box_side: int
+    mask_side: int
+
+    def maps(self, pixels: Pixels) -> Maps:
+        """u8 [h, w, 3], resized, not padded."""
+
+    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
+        """[n, side, side, C] -> class logits [n, classes + 1], deltas [n, 4] or [n, classes 4]."""
+
+    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
+        """[n, side, side, C] -> mask logits of each one's class, [n, 2 side, 2 side]."""
+
+
+class Finding(Protocol):
+    """What was found in one image, by floats or by integers.
+
+    detections: boxes in pixels of the image itself, best first   height, width: of the image
+    """
+
+    @property
+    def detections(self) -> Detections: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
+        """[height, width] of each detection, one at a time: all of a large image would not fit."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of the float detector. probabilities: [n, side, side], of each box's mask   threshold: from which pixels are in it"""
+
+    detections: Detections
+    probabilities: Floats
+    height: int
+    width: int
+    threshold: float
+
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
+        for square, box in zip(self.probabilities, self.detections.boxes, strict=True):
+            yield paste(square, box, self.height, self.width, self.threshold)
+
+
+def detect(networks: Networks, image: Input, s: DetectSettings) -> Found:
+    """All detections of one image, best first."""
+    maps = networks.maps(image.pixels)
+    proposals = propose(
+        [x.astype(np.float64) for x in maps.objectness], [x.astype(np.float64) for x in maps.deltas], image.size, s
+    )
+    found = classify(networks, maps.levels, proposals, image.size, s)
+    squares = cut_out(maps.levels, found.boxes, networks.mask_side, s.finest, s.strides)
+    side = 2 * networks.mask_side
+    probabilities = np.zeros((len(found.boxes), side, side))
+    if len(squares):
+        for stage in range(networks.stages):
+            probabilities += sigmoid(networks.masks(stage, squares, found.labels).astype(np.float64)) / networks.stages
+    here = Detections(image.back(found.boxes), found.scores, found.labels)
+    return Found(here, probabilities, image.height, image.width, s.mask)
+
+
+def classify(
+    networks: Networks, levels: Sequence[Singles], boxes: Floats, size: tuple[int, int], s: DetectSettings
+) -> Detections:
+    """The box heads on given proposals [n, 4]: detections in pixels of the network's input."""
+    if len(boxes) == 0:
+        return Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))
+    total: Floats | float = 0.0
+    for stage in range(networks.stages):
+        squares = cut_out(levels, boxes, networks.box_side, s.finest, s.strides)
+        logits, deltas = (x.astype(np.float64) for x in networks.boxes(stage, squares))
+        total = total + logits
+        if stage < networks.stages - 1:
+            boxes = refine(boxes, logits, deltas, s.stds[stage], size)
+    return choose(boxes, np.asarray(total) / networks.stages, deltas, s.stds[networks.stages - 1], size, s)
+
+
+class Result(TypedDict):
+    """One detection as pycocotools reads it. bbox: x, y, width, height"""
+
+    image_id: int
+    category_id: int
+    bbox: list[float]
+    score: float
+    segmentation: Runs
+
+
+def coco_results(found: Finding, image_id: int, s: DetectSettings) -> list[Result]:
+    d = found.detections
+    return [
+        Result(
+            image_id=image_id,
+            category_id=s.category(int(label)),
+            bbox=[round(float(v), 3) for v in (box[0], box[1], box[2] - box[0], box[3] - box[1])],
+            score=round(float(score), 6),
+            segmentation=to_runs(mask),
+        )
+        for box, score, label, mask in zip(d.boxes, d.scores, d.labels, found.masks(), strict=True)
+    ]

@@ -1,0 +1,82 @@
+"""From the numbers of the networks to boxes: proposals, refinement from stage to stage, detections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.boxes import Floats, decode, near
+from fqvit.detect.float.anchors import anchors
+from fqvit.detect.nms import by_score, suppress_groups
+from fqvit.detect.settings import DetectSettings
+
+UNIT_STDS = (1.0, 1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Detections:
+    """boxes: [n, 4], best first   scores: [n], 0..1   labels: [n], class numbers from 0"""
+
+    boxes: Floats
+    scores: Floats
+    labels: NDArray[np.int64]
+
+
+def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[int, int], s: DetectSettings) -> Floats:
+    """Boxes worth looking at, [n, 4], best first, at most s.proposals.
+
+    objectness: logits [h, w, A] of each level   deltas: [h, w, 4 A]   size: height and width of the image without padding
+    The sigmoid of the logits would not change their order, so they are compared as they are.
+    """
+    found: list[tuple[Floats, Floats, NDArray[np.int64]]] = []
+    for level, (logits, moves, stride) in enumerate(zip(objectness, deltas, s.strides, strict=True)):
+        start = anchors((logits.shape[0], logits.shape[1]), stride, s.anchor_scale, s.anchor_ratios)
+        scores = logits.astype(np.float64).ravel()
+        best = by_score(scores)[: s.proposals_a_level]
+        boxes = decode(start[best], moves.astype(np.float64).reshape(-1, 4)[best], UNIT_STDS, *size)
+        found.append((boxes, scores[best], np.full(len(best), level)))
+    boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    # Boxes that clipping has emptied; comparing drops NaN too.
+    solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))
+    boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
+    kept = suppress_groups(boxes, scores, levels, near(s.proposal_iou))
+    return boxes[kept[: s.proposals]]
+
+
+def refine(boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int]) -> Floats:
+    """The boxes of the next stage, [n, 4]: moved by the deltas of each one's likeliest class, the background left out.
+
+    logits: [n, classes + 1]   deltas: [n, 4] for all classes, or [n, classes 4]
+    """
+    moves = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
+    label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)
+    return decode(boxes, moves[np.arange(len(boxes)), label], stds, *size)
+
+
+def softmax(logits: Floats) -> Floats:
+    """Over the last axis."""
+    power = np.exp(logits - logits.max(-1, keepdims=True, initial=-np.inf))
+    return np.asarray(power / power.sum(-1, keepdims=True))
+
+
+def sigmoid(logits: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-np.clip(logits, -500, 500))))
+
+
+def choose(
+    boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int], s: DetectSettings
+) -> Detections:
+    """The detections of an image: every box with every class that scores above s.score, suppressed class by class.
+
+    boxes: [n, 4], of the last stage   logits: [n, classes + 1], the mean of all stages   deltas: as in refine
+    """
+    scores = softmax(logits.astype(np.float64))[:, :-1]
+    moves = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
+    decoded = decode(boxes[:, None], moves, stds, *size)
+    box, label = np.nonzero(scores > s.score)
+    chosen = decoded[box, label if decoded.shape[1] > 1 else 0]
+    kept = suppress_groups(chosen, scores[box, label], label, near(s.iou))[: s.detections]
+    return Detections(chosen[kept], scores[box, label][kept], label[kept])

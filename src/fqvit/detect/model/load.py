@@ -1,0 +1,184 @@
+"""load_detector: a checkpoint -> a float detector; every size is read from the shapes. save_detector: the other way.
+
+Neighbours: checkpoint.py (files, without running anything), detector_keys.py (names), detect/settings.py (what shapes do not
+tell: kept in the metadata of our own .safetensors files, the releases' values elsewhere).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fqvit.detect.coco import COCO_CATEGORIES
+from fqvit.detect.model.detector import Detector, FloatDetector, build_detector
+from fqvit.detect.settings import DetectSettings, changed
+from fqvit.errors import FqvitError
+from fqvit.models.checkpoints import checkpoint, fold
+from fqvit.models.checkpoints.detector_keys import DetectorLayout, Released, from_release, released_name, to_release
+from fqvit.models.checkpoints.keymaps import refuse_absurd
+from fqvit.models.config import DetectorConfig, SwinConfig
+from fqvit.system.files import write_atomically
+
+METADATA = "fqvit.detector"
+MOST_WINDOW = 64  # its fourth power are the pairs of places that a bias is looked up for
+SMALLEST = (64, 64)  # a pyramid is built for some size; at_size makes the others
+
+
+def load_detector(
+    weights: str | Path | Mapping[str, Tensor], settings: DetectSettings | Mapping[str, Any] | None = None
+) -> FloatDetector:
+    """The detector of a checkpoint file or a live state dict, in mmdetection's layout or the first Swin release's.
+
+    Without `settings` those of the file's own metadata are taken, else the releases', with COCO's names for 80 classes. A
+    mapping changes some fields of these.
+    """
+    if isinstance(weights, Mapping):
+        found, saved = checkpoint.from_mapping(weights), None
+    else:
+        found = checkpoint.read_checkpoint(Path(weights))
+        saved = _saved_settings(Path(weights))
+    own = isinstance(settings, DetectSettings) or saved is not None or bool({"classes", "categories"} & set(settings or {}))
+    s = settings if isinstance(settings, DetectSettings) else changed(saved or DetectSettings(), settings or {})
+    refuse_absurd(found.tensors, found.label)
+    released = from_release(found.tensors, found.label)
+    config = config_of(released, found.label)
+    name = "cascade_mask_rcnn" if config.stages > 1 else "mask_rcnn"
+    # In the checkpoint's own names and shapes, so that an error speaks of what is in the file. Without memory at first: weights
+    # of some kB can ask for a network of any size.
+    with torch.device("meta"):
+        want = to_release(dict(build_detector(config).state_dict()), released.layout)
+    error = fold.mismatch(name, found.label, want, released.tensors, {})
+    if error is not None:
+        raise error
+    module = build_detector(config)
+    module.load_state_dict(released.state)
+    return FloatDetector(name, module.eval(), _fitting(s, own, config, found.label), found.source)
+
+
+def save_detector(path: str | Path, module: Detector, settings: DetectSettings, half: bool = False) -> None:
+    """A .safetensors file in mmdetection's layout, with the settings in its metadata; `half` stores float16."""
+    tensors = to_release(dict(module.state_dict()), "mmdetection")
+    if half:
+        tensors = {key: value.half() for key, value in tensors.items()}
+    metadata = {METADATA: msgspec.json.encode(settings).decode()}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0) -> dict[str, Tensor]:
+    """A checkpoint in a release's layout with seeded random weights of a trained model's rough size: for trying things out."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = Detector(config)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.1)
+                elif "relative_position_bias_table" in name:
+                    parameter.normal_(std=0.5)
+                else:
+                    # A Deconv has its inputs first; each of its outputs sums over them alone.
+                    inputs = parameter.shape[0] if "upsample" in name else parameter[0].numel()
+                    parameter.normal_(std=inputs**-0.5)
+                if name.endswith("deltas.weight"):
+                    parameter.mul_(0.5)
+    return to_release(dict(module.state_dict()), layout)
+
+
+def config_of(released: Released, label: str) -> DetectorConfig:
+    """All sizes from the shapes of a checkpoint; refuses by name what is missing or of another rank."""
+    state = released.state
+
+    def shape(key: str, rank: int) -> torch.Size:
+        value = state.get(key)
+        if value is None or value.ndim != rank or 0 in value.shape:
+            name = released_name(key, released.layout, released.cascade)
+            if value is None:
+                raise FqvitError(f"{label}: lacks '{name}'. The checkpoint is incomplete or of another model.")
+            raise FqvitError(f"{label}: '{name}' is {list(value.shape)}, expected {rank} axes. The file is damaged.")
+        return value.shape
+
+    def count(pattern: str) -> int:
+        return max((int(match[1]) + 1 for key in state if (match := re.match(pattern, key))), default=0)
+
+    width, channels, patch, _ = shape("pyramid.backbone.patch_embed.proj.weight", 4)
+    layers = "pyramid.backbone.layers"
+    depths = tuple(
+        count(rf"pyramid\.backbone\.layers\.{i}\.blocks\.(\d+)\.") for i in range(count(rf"{re.escape(layers)}\.(\d+)\."))
+    )
+    if 0 in depths:
+        raise FqvitError(f"{label}: lacks the blocks of stage {depths.index(0)}. The checkpoint is incomplete.")
+    tables = [shape(f"{layers}.{i}.blocks.0.attn.relative_position_bias_table", 2) for i in range(len(depths))]
+    window = (math.isqrt(tables[0][0]) + 1) // 2
+    for i, table in enumerate(tables):
+        if window > MOST_WINDOW or (2 * window - 1) ** 2 != table[0] or (width * 2**i) % table[1]:
+            said = f"'{layers}.{i}.blocks.0.attn.relative_position_bias_table' is {list(table)}"
+            raise FqvitError(f"{label}: {said}, which fits no window of width {width * 2**i}. The file is damaged.")
+    hidden = shape(f"{layers}.0.blocks.0.mlp.fc1.weight", 2)[0]
+    if hidden % width:
+        raise FqvitError(f"{label}: hidden layers of {hidden} for width {width}, expected a multiple. It is of another model.")
+    swin = SwinConfig(
+        SMALLEST, patch, channels, 0, width, depths, tuple(t[1] for t in tables), window, hidden // width, fixed_window=True
+    )
+    pyramid = shape("pyramid.neck.output.0.weight", 4)[0]
+    box_convs, mask_convs = count(r"box_heads\.0\.convs\.(\d+)\."), count(r"mask_heads\.0\.convs\.(\d+)\.")
+    box_channels = shape("box_heads.0.convs.0.conv.weight", 4)[0] if box_convs else pyramid
+    box_width, inputs = shape("box_heads.0.fcs.0.linear.weight", 2)
+    classes = shape("box_heads.0.classes.weight", 2)[0] - 1
+    side = math.isqrt(inputs // box_channels)
+    if classes < 1 or side * side * box_channels != inputs:
+        raise FqvitError(f"{label}: a box head of {inputs} inputs and {classes} classes fits no map. It is of another model.")
+    return DetectorConfig(
+        backbone=swin,
+        classes=classes,
+        channels=pyramid,
+        anchors=shape("pyramid.rpn_head.objectness.weight", 2)[0],
+        stages=count(r"box_heads\.(\d+)\."),
+        box_convs=box_convs,
+        box_channels=box_channels,
+        box_fcs=count(r"box_heads\.0\.fcs\.(\d+)\."),
+        box_width=box_width,
+        agnostic=classes > 1 and shape("box_heads.0.deltas.weight", 2)[0] == 4,
+        mask_convs=mask_convs,
+        mask_channels=shape("mask_heads.0.upsample.weight", 4)[1],
+        box_side=side,
+    )
+
+
+def _saved_settings(path: Path) -> DetectSettings | None:
+    """From the metadata of our own files."""
+    if path.suffix.lower() != ".safetensors":
+        return None
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get(METADATA)
+    try:
+        return None if text is None else msgspec.json.decode(text, type=DetectSettings)
+    except msgspec.MsgspecError as error:
+        raise FqvitError(f"{path.name}: {METADATA} in its metadata: {error}. The file is damaged.") from error
+
+
+def _fitting(s: DetectSettings, own: bool, config: DetectorConfig, label: str) -> DetectSettings:
+    """own: whether somebody chose the classes' names, or chose none."""
+    if not own and config.classes == len(COCO_CATEGORIES):
+        s = msgspec.structs.replace(s, classes=tuple(COCO_CATEGORIES.values()), categories=tuple(COCO_CATEGORIES))
+    for what, given in (("class names", s.classes), ("categories", s.categories)):
+        if given and len(given) != config.classes:
+            raise FqvitError(f"{label}: {len(given)} {what} for {config.classes} classes. Give one a class.")
+    wanted = {
+        "anchor_ratios": (len(s.anchor_ratios), config.anchors),
+        "strides": (len(s.strides), len(config.backbone.depths) + 1),
+    }
+    for field, (given_number, number) in wanted.items():
+        if given_number != number:
+            raise FqvitError(f"{label}: {given_number} {field} in the settings, but the weights are for {number}.")
+    if len(s.stds) < config.stages:
+        raise FqvitError(f"{label}: stds of {len(s.stds)} stages in the settings, but the weights have {config.stages}.")
+    return s

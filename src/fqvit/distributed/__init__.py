@@ -1,0 +1,1 @@
+"""Workers that share the work, as torchrun starts them."""

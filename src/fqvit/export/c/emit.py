@@ -1,0 +1,171 @@
+"""The text of model.h and model.c: a struct an op, a function a stage, in the order of c_plan.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fqvit.export.c.ops import Structs
+from fqvit.export.c.plan import BYTES, Plan, Stage, row_bytes, rows_of
+from fqvit.export.c.text import Arrays, Names, Prefix, comment
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Add
+from fqvit.ir.program import INPUT, AnyOp, Program, Verified
+from fqvit.ir.value import NAMES
+
+
+class Emitter:
+    """Writes the code of one program; `arrays` has its constants afterwards."""
+
+    def __init__(self, program: Program, verified: Verified, plan: Plan, prefix: Prefix) -> None:
+        self.program, self.values, self.plan, self.prefix = program, verified.buffers, plan, prefix
+        self.identifier = Names()  # of buffers, and of the ops that write them
+        self.arrays = Arrays(Names(), prefix)
+        self.structs = Structs(program, verified, self.arrays)
+
+    def code(self) -> str:
+        """model.c"""
+        stages = [self.stage(i, stage) for i, stage in enumerate(self.plan.stages)]
+        runs = "".join(f"    {self.call(i, text)}\n" for i, text in enumerate(stages))
+        structs = "".join(self.struct(op) for stage in self.plan.stages for op in stage.ops if not isinstance(op, Concat))
+        return (
+            '#include "model.h"\n\n#include "fqvit_ops.h"\n#include "weights.h"\n\n'
+            "/* ---- where buffers lie in the arena; a row or slice of some is all there is at a time ---- */\n"
+            f"{''.join(self.offsets())}\n/* ---- the ops and their constants ---- */\n\n{structs}"
+            f"/* ---- stages: all ops of one for row 0, then for row 1, and so on ---- */\n\n{''.join(stages)}"
+            f"void {self.prefix.names}_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{{\n"
+            f"{runs}    for (uint32_t i = 0; i < {self.prefix.macros}_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
+        )
+
+    def call(self, number: int, text: str) -> str:
+        return f"stage_{number}({'pixels, ' if 'const uint8_t *pixels' in text else ''}arena);"
+
+    def output(self) -> str:
+        name = self.program.header.output.buffer
+        return f"fqvit_load({self.at(self.plan.root(name))}, {self.structs.type(name)}, i)"
+
+    def offsets(self) -> Iterator[str]:
+        for stage in self.plan.stages:
+            for op in stage.ops:
+                place, value = self.plan.places[op.y], self.values[op.y]
+                of = "" if place.kind == "whole" else f", a {place.kind} of {place.bytes} bytes"
+                note = f"{value.dtype} {list(value.shape)}{of}"
+                yield f"#define AT_{self.identifier(op.y)} {place.offset}u /* {note} */\n"
+
+    def struct(self, op: AnyOp) -> str:
+        kind, fields = self.structs.of(op)
+        reads = ", ".join(f"{name} {list(self.values[name].shape)}" for name in op.inputs() if name in self.values)
+        value = self.values[op.y]
+        tag = op.__struct_config__.tag
+        lines = "".join(f"    .{name} = {value},\n" for name, value in fields.items())
+        head = comment(f"{op.y}: {tag} of {reads} -> {value.dtype} {list(value.shape)}")
+        return f"/* {head} */\nstatic const fqvit_{kind}_op op_{self.identifier(op.y)} = {{\n{lines}}};\n\n"
+
+    def stage(self, number: int, stage: Stage) -> str:
+        if isinstance(stage.ops[0], Concat):
+            body = "".join(f"    {line}\n" for line in self.concat(stage.ops[0]))
+        elif stage.rows == 1:
+            body = "".join(f"    {line}\n" for op in stage.ops for line in self.lines(op, "0"))
+        else:
+            lines = "".join(f"        {line}\n" for op in stage.ops for line in self.lines(op, "row"))
+            body = f"    for (uint32_t row = 0; row < {stage.rows}; ++row) {{\n{lines}    }}\n"
+        if all(line.lstrip().startswith("/*") for line in body.splitlines()):
+            body += "    (void)arena;\n"  # rows that were written where they are joined: compilers warn of what is not used
+        pixels = "const uint8_t *pixels, " if "pixels" in body else ""
+        first, last = stage.ops[0].y, stage.ops[-1].y
+        what = comment(f"{first} .. {last}" if first != last else first)
+        return f"/* {what} */\nstatic void stage_{number}({pixels}uint8_t *arena)\n{{\n{body}}}\n\n"
+
+    def lines(self, op: AnyOp, row: str) -> Iterator[str]:
+        """The call that makes a row of op's buffer."""
+        call = f"fqvit_{op.__struct_config__.tag}(&op_{self.identifier(op.y)}"
+        y = self.row(op.y, row)
+        if isinstance(op, Permute):
+            x = self.at(self.plan.root(op.x))
+            if op.y in self.plan.sliced:
+                yield from self.slice(op, f"{call}, {x}, {self.at(op.y)}", row)
+            else:
+                count = self.values[op.y].channels
+                yield f"{call}, {x}, {y}, {times(row, count)}, {count}u);"
+        elif isinstance(op, Take):
+            yield f"{call}, {self.at(self.plan.root(op.x))}, {y}, {row});"
+        elif isinstance(op, MatMul | ShiftMatMul | Attend):
+            first, second = op.inputs()
+            last = f", {row}" if isinstance(op, MatMul) else ""
+            rows = self.values[op.y].shape[-2]
+            yield f"{call}, {self.row(first, row)}, {self.slice_at(second, row, rows)}, {y}{last});"
+        elif isinstance(op, Add):
+            terms = [self.row(term.x, row) if term.x in self.values else "NULL" for term in op.terms]
+            yield f"{call}, {', '.join(terms)}, {y}, {row});"
+        elif isinstance(op, LogSoftmax | Softmax | RowCodes):
+            yield f"{call}, {self.row(op.x, row)}, {y}, {row});"
+        else:
+            (x,) = op.inputs()
+            yield f"{call}, {self.row(x, row)}, {y});"
+
+    def slice(self, op: Permute, call: str, row: str) -> Iterator[str]:
+        """K or V of the head that begins with this row."""
+        reader = next(r for stage in self.plan.stages for r in stage.ops if self.plan.root(r.inputs()[-1]) == op.y)
+        rows = self.values[reader.y].shape[-2]
+        count = math.prod(self.values[reader.inputs()[-1]].shape[-2:])
+        first = "0" if row == "0" else f"row / {rows}u * {count}u"
+        condition = "" if row == "0" else f"if (row % {rows}u == 0) "
+        yield f"{condition}{call}, {first}, {count}u);"
+
+    def slice_at(self, name: str, row: str, rows: int) -> str:
+        root = self.plan.root(name)
+        value = self.values[name]
+        if root in self.plan.sliced or row == "0":
+            return self.at(root)
+        return f"{self.at(root)} + row / {rows}u * {math.prod(value.shape[-2:]) * BYTES[value.dtype]}u"
+
+    def at(self, root: str) -> str:
+        """A pointer to a buffer, or to the row or slice that there is of it."""
+        return "pixels" if root == INPUT else f"arena + AT_{self.identifier(root)}"
+
+    def row(self, name: str, row: str) -> str:
+        """A pointer to a row of a buffer."""
+        root, value = self.plan.root(name), self.values[name]
+        whole = root == INPUT or self.plan.places[root].kind == "whole"
+        if not whole or row == "0" or rows_of(value) == 1:
+            return self.at(root)
+        return f"{self.at(root)} + {times(row, row_bytes(value))}"
+
+    def concat(self, op: Concat) -> Iterator[str]:
+        offset = 0
+        for name in op.xs:
+            to = f"{self.at(op.y)} + {offset}u"
+            if name not in self.values:
+                x = self.program.constants[name]
+                kind = f"FQVIT_{NAMES[x.dtype].upper()}"
+                yield f"fqvit_copy_constant({self.arrays.add(name, x)}, {kind}, {x.size}u, {to}); /* {comment(name)} */"
+                offset += x.nbytes
+                continue
+            size = rows_of(self.values[name]) * row_bytes(self.values[name])
+            if self.plan.root(name) in self.plan.inside:
+                yield f"/* {comment(name)} was written at {offset} */"
+            else:
+                yield f"fqvit_copy({self.at(self.plan.root(name))}, {size}u, {to});"
+            offset += size
+
+    def header(self) -> str:
+        """model.h; after code(), which collects the constants."""
+        height, width, channels = self.program.input_shape
+        output = self.program.header.output
+        outputs = math.prod(self.values[output.buffer].shape)
+        return self.prefix.applied(
+            "#ifndef FQVIT_MODEL_H\n#define FQVIT_MODEL_H\n\n#include <stdint.h>\n\n"
+            f"#define FQVIT_HEIGHT {height}\n#define FQVIT_WIDTH {width}\n#define FQVIT_CHANNELS {channels}\n"
+            f"#define FQVIT_PIXELS {height * width * channels} /* bytes of an image: rows of pixels, channels together */\n"
+            f"#define FQVIT_OUTPUTS {outputs} /* {output.kind} */\n"
+            f"#define FQVIT_ARENA_BYTES {self.plan.arena_bytes} /* memory that a run needs */\n"
+            f"#define FQVIT_CONSTANT_BYTES {self.arrays.bytes} /* weights and tables, read only */\n\n"
+            "/* pixels [FQVIT_PIXELS] -> output [FQVIT_OUTPUTS]. arena [FQVIT_ARENA_BYTES] may hold anything before.\n"
+            " * Keeps no state: runs with arenas of their own may go side by side. */\n"
+            "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output);\n\n#endif\n"
+        )
+
+
+def times(row: str, size: int) -> str:
+    return "0" if row == "0" else row if size == 1 else f"{row} * {size}u"

@@ -1,0 +1,6 @@
+"""Export a program as integer-only ONNX."""
+
+from __future__ import annotations
+
+from fqvit.export.onnx.writer import export as export
+from fqvit.export.onnx.writer import model as model

@@ -1,0 +1,62 @@
+"""The ops that move values, as ONNX nodes. Neighbour: ir/moves.py, whose meaning this has."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fqvit.export.onnx.graph import NUMPY, TYPES, Graph
+from fqvit.ir.moves import Concat, Permute, Take
+
+
+def take(g: Graph, op: Take) -> str:
+    """Gather of whole rows; where some index is -1, the fill instead."""
+    x, y = g.value(op.x), g.value(op.y)
+    rows = g.reshape(op.x, [0, math.prod(x.shape[:-1]), x.channels], "rows")
+    index = g.constants[op.index].astype(np.int64)
+    places = g.common(np.maximum(index, 0), "i64", f"{op.index}/clipped")
+    taken = g.node("Gather", [rows, places], "taken", axis=1)
+    if index.min() >= 0:
+        return taken
+    # Where knows no u16 in ONNX Runtime.
+    dtype = "i32" if y.dtype == "u16" else y.dtype
+    if dtype != y.dtype:
+        taken = g.cast(taken, dtype)
+    # Like the index, without the batch and with one channel; i32, since a mask of bool is no integer tensor.
+    outside = g.common((index < 0)[..., None], "i32", f"{op.index}/outside")
+    is_outside = g.shared("Cast", [outside], f"{op.index}/is outside", to=TYPES["bool"])
+    fill = g.constant(g.zero(op.fill, x.channels), dtype, "fill")
+    filled = g.node("Where", [is_outside, fill, taken], "filled")
+    return filled if dtype == y.dtype else g.cast(filled, y.dtype)
+
+
+def permute(g: Graph, op: Permute) -> str:
+    x, shape, view = op.x, g.value(op.x).shape, op.view
+    if view != shape:
+        x = g.reshape(x, [0, *view])
+    left = list(view)
+    if op.select is not None:
+        axis, index = op.select
+        x = g.node("Gather", [x, g.constant(index, "i64", "selected")], "selected", axis=axis + 1)
+        del left[axis]
+    if op.perm != tuple(range(len(left))):
+        x = g.node("Transpose", [x], "transposed", perm=[0, *(axis + 1 for axis in op.perm)])
+    moved = tuple(left[axis] for axis in op.perm)
+    return g.reshape(x, [0, *op.shape], "shaped") if op.shape and op.shape != moved else x
+
+
+def concat(g: Graph, op: Concat) -> str:
+    """A constant is repeated for every image first."""
+    buffer = next(x for x in op.xs if x in g.values)
+    xs = []
+    for x in op.xs:
+        if x not in g.values:
+            array = g.constants[x]
+            dtype = next(name for name, kind in NUMPY.items() if array.dtype == kind)
+            images = g.node("Shape", [buffer], "images", start=0, end=1)
+            size = g.common(np.array(array.shape, np.int64), "i64", f"shape.{'x'.join(map(str, array.shape))}")
+            size = g.node("Concat", [images, size], f"size of {x}", axis=0)
+            x = g.node("Expand", [g.common(array, dtype, x), size], f"{x} of every image")
+        xs.append(x)
+    return g.node("Concat", xs, "joined", axis=1)

@@ -1,0 +1,188 @@
+"""Lookup, Linear, LayerNorm, Add and Mean as ONNX nodes. Neighbour: ir/ops.py, whose meaning this has."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fqvit.export.onnx.fixed import (
+    I31,
+    codes,
+    exact,
+    floor_shift,
+    half,
+    half_of,
+    highest,
+    isqrt,
+    lookup,
+    lowest,
+    one_shift,
+    requantizer,
+    row_sum,
+    type_for,
+)
+from fqvit.export.onnx.graph import Graph
+from fqvit.ir.kit import kit
+from fqvit.ir.ops import Q24, Add, LayerNorm, Linear, Lookup, Mean
+from fqvit.ir.value import Constant, magnitude
+
+
+def lookup_op(g: Graph, op: Lookup) -> str:
+    """With alpha: the table as each alpha reads it, one after the other, so that a code needs one look."""
+    x, y = g.value(op.x), g.value(op.y)
+    table, index = g.constants[op.part("table")], g.cast(op.x, "i32", "index")
+    if op.alpha is not None:
+        n = len(table)
+        alphas = g.constants[op.alpha].astype(np.int64)
+        everyone = np.arange(len(op.y_zero))
+        # The reference itself makes the tables: each code seen by a channel of each alpha.
+        codes = {op.x: np.repeat(np.arange(n)[:, None], len(everyone), 1), op.alpha: everyone, op.part("table"): table}
+        table = op.run(kit("numpy"), codes.__getitem__).T.reshape(-1)
+        index = g.node("Add", [index, g.constant(alphas * n, "i32", "first entry")], "place")
+    return lookup(g, index, table, y.dtype, x.shape)
+
+
+def byte_parts(g: Graph, x: str) -> list[tuple[str, int]]:
+    """Codes as u8 tensors and what each is worth: themselves, or the high and the low byte."""
+    value = g.value(x)
+    if value.dtype == "u8":
+        return [(x, 1)]
+    if value.hi < 256:
+        return [(g.cast(x, "u8", "bytes"), 1)]
+    wide, base = g.cast(x, "i32"), g.constant(256, "i32", "base")
+    high = g.node("Div", [wide, base], "high")
+    low = g.node("Sub", [wide, g.node("Mul", [high, base], "without low")], "low")
+    return [(g.cast(high, "u8", "high byte"), 256), (g.cast(low, "u8", "low byte"), 1)]
+
+
+def weighted_sum(g: Graph, sums: list[tuple[str, int]]) -> str:
+    """sum of factor * x, i32."""
+    terms = [x if factor == 1 else g.node("Mul", [x, g.constant(factor, "i32", "base")], "high part") for x, factor in sums]
+    return terms[0] if len(terms) == 1 else g.node("Add", terms, "acc")
+
+
+def linear(g: Graph, op: Linear) -> str:
+    """MatMulInteger of u8 x u8, weights kept as w + 128: u8 x i8 saturates on CPUs without VNNI."""
+    x, y = g.value(op.x), g.value(op.y)
+    w, bias = g.constants[op.part("w")].astype(np.int64), g.constants[op.part("bias")].astype(np.int64)
+    weights = g.common((w + 128).T, "u8", op.part("w"))
+    middle = g.constant(128, "u8", "middle")
+    sums = [(g.node("MatMulInteger", [part, weights, "", middle], "sum"), factor) for part, factor in byte_parts(g, op.x)]
+    acc = weighted_sum(g, sums)
+    if op.out == "acc":
+        return g.node("Add", [acc, g.common(bias, "i32", op.part("bias"))], "acc") if np.any(bias) else acc
+    lo, hi = np.minimum(w, 0).sum(1) * x.hi, np.maximum(w, 0).sum(1) * x.hi
+    mult, shift = g.constants[op.part("mult")], g.constants[op.part("shift")]
+    shifting = requantizer(g, acc, lo, hi, mult, shift, bias)
+    if op.out == "i32":
+        return floor_shift(g, *shifting)
+    return codes(g, *shifting, g.zero(op.y_zero, y.channels), op.bits)
+
+
+def lifted(g: Graph, x: str, zero: Constant, scale: Constant, dtype: str) -> str:
+    """(x - zero) * scale, in i32 or i64."""
+    v = g.cast(x, dtype, "codes as integers")
+    if np.any(zero):
+        v = g.node("Sub", [v, g.constant(zero, dtype, "zero")], "centred")
+    return g.node("Mul", [v, g.constant(scale, dtype, "scale")], "lifted") if np.any(scale != 1) else v
+
+
+def layernorm(g: Graph, op: LayerNorm) -> str:
+    x = g.value(op.x)
+    channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
+    steps = math.isqrt(channels) + 1
+    if op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
+        zero = np.array(0, np.int64)  # neither D nor C v - M1 changes with it
+    largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
+
+    # The row: C v - M1, D, j, and the root of D 4^j.
+    dtype = "i32" if 2 * channels * largest < I31 else "i64"
+    v = lifted(g, op.x, zero, scale, dtype)
+    m1 = row_sum(g, v, channels, dtype, "M1")
+    u = g.node("Sub", [g.node("Mul", [v, g.constant(channels, dtype, "C")], "C v"), m1], "C v - M1")
+    squared = "i32" if channels * largest**2 < I31 else "i64"
+    w = v if dtype == squared else g.cast(v, squared)
+    m2 = row_sum(g, g.node("Mul", [w, w], "v squared"), channels, squared, "M2")
+    m1, m2 = (part if kind == "i64" else g.cast(part, "i64") for part, kind in ((m1, dtype), (m2, squared)))
+    c_m2 = g.node("Mul", [m2, g.constant(channels, "i64", "C")], "C M2")
+    d = g.node("Sub", [c_m2, g.node("Mul", [m1, m1], "M1 squared")], "D without epsilon")
+    d = g.node("Add", [d, g.constant(op.epsilon, "i64", "epsilon")], "D")
+    by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon)
+    root = isqrt(g, g.node("Mul", [d, by_4], "D 4^j"))
+
+    # t + K = (u 2^(24 + j) + d / 2 + K d) / d, K so large that the numerator is positive, where Div floors. It has room:
+    # verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(24 + j)| < K d.
+    k = steps << Q24
+    above = g.node("Add", [half_of(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
+    wide = u if dtype == "i64" else g.cast(u, "i64")
+    numerator = g.node("Add", [g.node("Mul", [wide, by_2], "numerator"), above], "numerator above 0")
+    t = g.node("Div", [numerator, root], "t + K")
+    gain, offset = exact(g.constants[op.part("affine")])
+    reach, add = highest(abs(gain)) * k, (offset << op.b_shift) + half(op.shift)
+    far = reach + highest(abs(add))
+    if far + reach < 1 << 61:
+        add = add - gain * k
+    else:
+        t = g.node("Sub", [t, g.constant(k, "i64", "K")], "t")
+    p = g.node("Mul", [t, g.constant(gain, "i64", "gain")], "t g")
+    return codes(g, p, -far, far, add, op.shift, 0, op.bits)
+
+
+def normaliser(g: Graph, d: str, least: int, most: int) -> tuple[str, str]:
+    """4^j and 2^(24 + j), j the largest with d 4^j < 2^62: the number of k in 1..30 with d < 4^k. least <= d <= most."""
+    powers = [4**k for k in range(1, 31)]
+    always = sum(most < power for power in powers)
+    limits = [power for power in powers if least < power <= most] or [least]  # d < least never holds
+    below = g.node("Less", [d, g.constant(limits, "i64", "powers of 4")], "is below")
+    count = row_sum(g, g.cast(below, "i64", "below"), len(limits), "i64", "j")
+    table = 1 << np.arange(always, always + len(limits) + 1, dtype=np.int64)
+    by_4, by_2 = (g.constant(values, "i64", "powers") for values in (table**2, table << Q24))
+    return g.node("Gather", [by_4, count], "4^j"), g.node("Gather", [by_2, count], "2^(24+j)")
+
+
+def add(g: Graph, op: Add) -> str:
+    """x1 m1 + x2 m2 + constants, where m = mult 2^alpha; zero points, constant terms and the half are in the constants."""
+    y = g.value(op.y)
+    shift = exact(op.shift) if op.y_alpha is None else exact(op.shift + g.constants[op.y_alpha].astype(np.int64))
+    mults = [
+        exact(term.mult if isinstance(term.mult, int) else g.constants[term.mult]) * exact(g.alpha(term.alpha))
+        for term in op.terms
+    ]
+    zeros = [exact(g.zero(term.zero, y.channels)) for term in op.terms]
+    ends = []  # of x, and of x - zero
+    for term, zero in zip(op.terms, zeros):
+        x = exact(g.constants[term.x]) if term.x not in g.values else exact([g.value(term.x).lo, g.value(term.x).hi])
+        ends.append((max(abs(lowest(x)), abs(highest(x))), magnitude(lowest(x), highest(x), lowest(zero), highest(zero))))
+    reach = sum(far * mult for (_, far), mult in zip(ends, mults)) + half(shift)
+    factor = one_shift(shift, reach + sum(mults))
+    if highest(factor) > 1 or lowest(shift) == highest(shift):
+        mults, shift, reach = [mult * factor for mult in mults], highest(shift), reach * factor
+    folded = all((plain + far) * highest(mult) < 1 << 60 for (plain, far), mult in zip(ends, mults))
+    constant, products = half(shift), []
+    for term, mult, zero in zip(op.terms, mults, zeros):
+        if term.x not in g.values:
+            constant = constant + (exact(g.constants[term.x]) - zero) * mult
+            continue
+        x = g.cast(term.x, "i64", "wide")
+        if folded:
+            constant = constant - zero * mult
+        elif np.any(exact(zero)):
+            x = g.node("Sub", [x, g.constant(zero, "i64", "zero")], "centred")
+        products.append(g.node("Mul", [x, g.constant(mult, "i64", "mult")], "product"))
+    p = products[0] if len(products) == 1 else g.node("Add", products, "sum")
+    far = highest(reach)
+    return codes(g, p, -far, far, constant, shift, g.zero(op.y_zero, y.channels), op.bits)
+
+
+def mean(g: Graph, op: Mean) -> str:
+    """The sum over rows is a product with ones; zero points and alpha are in the constants after it."""
+    x = g.value(op.x)
+    rows = x.shape[0] - op.skip
+    dtype = type_for(0, rows * x.hi)
+    ones = g.common((np.arange(x.shape[0]) >= op.skip)[None], dtype, f"rows.{op.skip}.{x.shape[0]}.{dtype}")
+    acc = g.node("MatMul", [ones, g.cast(op.x, dtype)], "sum, with its axis")
+    acc = g.reshape(acc, [0, x.channels], "sum")
+    scale = exact(g.alpha(op.alpha))
+    offset = -rows * exact(g.zero(op.zero, x.channels))
+    return codes(g, *requantizer(g, acc, 0, rows * x.hi, scale * op.mult, op.shift, offset), op.y_zero, op.bits)

@@ -1,0 +1,102 @@
+"""A program as one ONNX file of standard ops, without a float between the pixels and the logits, bit for bit the same.
+
+Every op becomes a small subgraph around the buffer of its name; nothing is joined, so that each buffer can be looked at.
+What a program says beside its ops goes into the metadata, under names that begin with `fqvit.`; runtime/onnx.py reads it.
+Needs the package onnx; running the file needs onnxruntime alone. docs/export.md has each op's subgraph and the reasons.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import onnx
+from onnx import helper
+
+from fqvit.export.onnx import attention as onnx_attention
+from fqvit.export.onnx import moves as onnx_moves
+from fqvit.export.onnx import ops as onnx_ops
+from fqvit.export.onnx.graph import Graph
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
+from fqvit.ir.program import INPUT, Program
+from fqvit.system.files import write_atomically
+
+OPSET = 21
+IR_VERSION = 10
+
+EMITTERS = {
+    Lookup: onnx_ops.lookup_op,
+    Linear: onnx_ops.linear,
+    LayerNorm: onnx_ops.layernorm,
+    Add: onnx_ops.add,
+    Mean: onnx_ops.mean,
+    Take: onnx_moves.take,
+    Permute: onnx_moves.permute,
+    Concat: onnx_moves.concat,
+    MatMul: onnx_attention.matmul,
+    LogSoftmax: onnx_attention.log_softmax,
+    Softmax: onnx_attention.softmax,
+    ShiftMatMul: onnx_attention.shift_matmul,
+    RowCodes: onnx_attention.row_codes,
+    Attend: onnx_attention.attend,
+}
+
+
+def export(program: Program, path: str | Path, plain_tables: bool = False) -> None:
+    """Writes the file, whole or not at all."""
+    data = model(program, plain_tables=plain_tables).SerializeToString()
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
+def model(program: Program, buffers: bool = False, plain_tables: bool = False) -> onnx.ModelProto:
+    """buffers: every buffer is an output, in the order of the ops, in place of the program's one.
+
+    plain_tables: tables are read by Gather, in place of GatherElements: for runtimes that lack the one (onnx's own evaluator
+    takes no more than 64 entries). ONNX Runtime is slower with it.
+    """
+    program.check_plain("export to ONNX")
+    ready = program.unpacked()
+    graph = Graph(ready, verified := ready.verify(), plain_tables)
+    for op in ready.ops:
+        graph.op = op.y
+        graph.finish(EMITTERS[type(op)](graph, op), op.y)  # type: ignore[operator]
+    header = program.header
+    if buffers:
+        outputs = [op.y for op in ready.ops]
+    else:
+        # Called by its kind, so that who runs the file need not know the buffer's name.
+        outputs = [header.output.kind if header.output.kind not in verified.buffers else header.output.buffer]
+        if outputs != [header.output.buffer]:
+            graph.nodes.append(helper.make_node("Identity", [header.output.buffer], outputs, name=outputs[0]))
+    infos = {name: graph.info(name, value) for name, value in verified.buffers.items()}
+    named = [infos.get(name) or graph.info(name, verified.buffers[header.output.buffer]) for name in outputs]
+    proto = helper.make_graph(
+        graph.nodes,
+        header.model or "fqvit",
+        [infos.pop(INPUT)],
+        named,
+        list(graph.initializers.values()),
+        value_info=[info for name, info in infos.items() if name not in outputs],
+    )
+    result = helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    result.producer_name = "fqvit"
+    helper.set_model_props(result, metadata(program))
+    onnx.checker.check_model(result)
+    return result
+
+
+def metadata(program: Program) -> dict[str, str]:
+    header = program.header
+    result = {
+        "fqvit.model": header.model,
+        "fqvit.preprocess": msgspec.json.encode(header.preprocess).decode(),
+        "fqvit.output": msgspec.json.encode(header.output).decode(),
+        "fqvit.recipe": msgspec.json.encode(header.recipe).decode(),
+        "fqvit.source": header.source,
+        "fqvit.fingerprint": program.fingerprint(),
+    }
+    if program.classes is not None:
+        result["fqvit.classes"] = "\n".join(program.classes)
+    return result

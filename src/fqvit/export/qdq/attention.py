@@ -1,0 +1,155 @@
+"""Attention in a QDQ graph: scores, the three kinds of softmax, and attention times V.
+
+"uniform" writes 8-bit codes beside the largest weight of a row, exp(score - largest), and divides by the row's sum behind V:
+what recipes with relative attention at 8 bits do. "log2" gives the program's own few codes: the distance to the largest is
+a whole number of steps, and a table has the weight of each. Neighbour: qdq.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from fqvit.errors import FqvitError
+from fqvit.export.qdq.graph import Floats, Graph, Step, Wire
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+
+Attention = Literal["auto", "log2", "uniform"]
+Kind = Literal["log2", "uniform"]
+MASKED = -1e4  # added to a score: its exponential is 0 in half precision, too
+
+
+def matmul(graph: Graph, op: MatMul, a: Wire, b: Wire, table: Any, step: Step, shape: tuple[int, ...]) -> Wire:
+    """Scores, or uniform attention times V. table: the relative position bias [M, N, H], in units of the accumulator."""
+    left = graph.scaled(a.name, np.ones(1), (a.zero - op.a_zero) * a.scale, f"{op.y}.a")
+    right = graph.scaled(b.name, np.ones(1), (b.zero - op.b_zero) * b.scale, f"{op.y}.b")
+    if not op.b_rows:
+        axes = list(range(len(b.shape) + 1))
+        right = graph.op("Transpose", [right], f"{op.y}.b.turned", perm=[*axes[:-2], axes[-1], axes[-2]])
+    ratio = op.mult / 2.0**op.shift * step.scale
+    name = graph.op("MatMul", [left, right], f"{op.y}.product")
+    offset: Floats = (op.y_zero - step.zero) * step.scale
+    name = graph.scaled(name, ratio / (a.scale * b.scale), offset, op.y)
+    if table is not None:
+        bias = graph.real(f"{op.y}.positions", table.astype(np.float64).transpose(2, 0, 1) * ratio)
+        name = graph.op("Add", [name, bias], f"{op.y}.biased")
+    return graph.quantized(name, op.y, shape, step)
+
+
+def softmax(graph: Graph, op: Softmax, x: Wire, mask: Any, step: Step) -> Wire:
+    """Uniform codes of the softmax itself, as the program has them."""
+    scores = _masked(graph, op.y, x, mask)
+    if graph.profile.softmax:
+        name = graph.op("Softmax", [scores], f"{op.y}.softmax", axis=-1)
+    else:
+        e = graph.op("Exp", [_beside(graph, op.y, scores)], f"{op.y}.exp")
+        total = graph.op("ReduceSum", [e, graph.constant("axis.last", np.array([-1], np.int64))], f"{op.y}.total", keepdims=1)
+        name = graph.op("Div", [e, total], f"{op.y}.softmax")
+    return graph.quantized(name, op.y, x.shape, step)
+
+
+def _beside(graph: Graph, y: str, scores: str) -> str:
+    """Scores less the largest of their row."""
+    axis = graph.constant("axis.last", np.array([-1], np.int64))
+    largest = graph.op("ReduceMax", [scores, axis], f"{y}.largest", keepdims=1)
+    return graph.op("Sub", [scores, largest], f"{y}.beside")
+
+
+def weights(
+    graph: Graph,
+    op: LogSoftmax | RowCodes,
+    x: Wire,
+    table: NDArray[Any],
+    mask: Any,
+    reader: ShiftMatMul | Attend | None,
+    emulate: bool,
+    bits: int,
+) -> Wire:
+    """What tokens count in a row, not all divided by its sum yet."""
+    if reader is None:
+        raise FqvitError(f"{op.y}: attention codes that nothing multiplies with V. QDQ export has no op for them.")
+    beside = _beside(graph, op.y, _masked(graph, op.y, x, mask))
+    if not emulate:
+        name = graph.op("Exp", [beside], f"{op.y}.exp")
+        step = Step(np.array([1 / (2.0**bits - 1)]), np.array([0]), bits)
+        wire = graph.quantized(name, op.y, x.shape, step)
+        return Wire(wire.name, x.shape, wire.scale, wire.zero, normalise=True)
+    if isinstance(op, RowCodes):
+        assert isinstance(reader, Attend)
+        levels = np.array(reader.levels or range(256), np.float64)
+        counted = levels[table] / levels.max()
+        name = _by_distance(graph, op.y, op.y, beside, x, counted, mask, float(counted[-1]))
+        return Wire(name, x.shape, np.ones(1), np.array([0]), normalise=True)
+    return _log2(graph, op, beside, x, table.astype(np.float64), mask, reader)
+
+
+def _by_distance(graph: Graph, y: str, out: str, beside: str, x: Wire, table: Floats, mask: Any, elsewhere: float) -> str:
+    """table[distance to the largest of the row, in codes]; `elsewhere` where two tokens lie in different regions."""
+    n = len(table)
+    steps = graph.op("Mul", [beside, graph.real(f"{y}.codes_per_unit", -1 / float(x.scale[0]))], f"{y}.steps")
+    steps = graph.op("Round", [steps], f"{y}.whole")
+    ends = [graph.real("zero", 0.0), graph.real(f"{y}.furthest", float(n - 1))]
+    steps = graph.op("Clip", [steps, *ends], f"{y}.distance")
+    if mask is not None:
+        steps = graph.op("Where", [_same(graph, y, mask), steps, graph.real(f"{y}.beyond", float(n))], f"{y}.seen")
+        table = np.append(table, elsewhere)
+    index = graph.op("Cast", [steps], f"{y}.index", to=TensorProto.INT32)
+    return graph.op("Gather", [graph.real(f"{y}.table", table), index], out, axis=0)
+
+
+def _log2(graph: Graph, op: LogSoftmax, beside: str, x: Wire, table: Floats, mask: Any, reader: ShiftMatMul | Attend) -> Wire:
+    """2^-a with a = log2 of round(S / e), rounded at mantissa 1.5: the floor of log2(4/3 r), where r is whole."""
+    assert isinstance(reader, ShiftMatMul)
+    y, last = op.y, 2**op.bits - 1
+    e = _by_distance(graph, y, f"{y}.e", beside, x, table, mask, 0.0)
+    axis = graph.constant("axis.last", np.array([-1], np.int64))
+    total = graph.op("ReduceSum", [e, axis], f"{y}.total", keepdims=1)
+    # Shares this small have the last code either way, and 0 does not divide.
+    floor = graph.op("Max", [e, graph.real("one", 1.0)], f"{y}.e.positive")
+    r = graph.op("Div", [total, floor], f"{y}.inverse")
+    r = graph.op("Floor", [graph.op("Add", [r, graph.real("half", 0.5)], f"{y}.inverse.half")], f"{y}.r")
+    # A quarter more, so that a whole r at a bound is above it in float, too, and the one before below.
+    r = graph.op("Mul", [graph.op("Add", [r, graph.real("quarter", 0.25)], f"{y}.r.up"), graph.real("4/3", 4 / 3)], f"{y}.r43")
+    log = graph.op("Mul", [graph.op("Log", [r], f"{y}.ln"), graph.real("1/ln2", float(1 / np.log(2)))], f"{y}.log2")
+    code = graph.op("Floor", [log], f"{y}.code")
+    known = graph.op("Greater", [e, graph.real("zero", 0.0)], f"{y}.known")
+    code = graph.op("Where", [known, code, graph.real(f"{y}.last", float(last))], f"{y}.code.known")
+    code = graph.op("Min", [code, f"{y}.last"], f"{y}.code.last")
+    weight = graph.op("Pow", [graph.real("1/2", 0.5), code], f"{y}.weight" if reader.zero_code else y)
+    if reader.zero_code:
+        below = graph.op("Less", [code, f"{y}.last"], f"{y}.below")
+        weight = graph.op("Where", [below, weight, graph.real("zero", 0.0)], y)
+    return Wire(weight, x.shape, np.ones(1), np.array([0]))
+
+
+def attend(graph: Graph, op: ShiftMatMul | Attend, a: Wire, v: Wire, step: Step, shape: tuple[int, ...]) -> Wire:
+    """Weights times V, each row divided by its sum where that is still to do."""
+    name = graph.op("MatMul", [a.name, v.name], f"{op.y}.product")
+    if a.normalise:
+        axis = graph.constant("axis.last", np.array([-1], np.int64))
+        total = graph.op("ReduceSum", [a.name, axis], f"{op.y}.total", keepdims=1)
+        name = graph.op("Div", [name, total], f"{op.y}.mean")
+    if (v.zero != op.v_zero).any():
+        raise FqvitError(f"{op.y}: V's codes count from {int(v.zero[0])}, expected {op.v_zero}. This is a bug.")
+    one = max(op.levels or (255,)) if isinstance(op, Attend) else 2 ** (2**op.a_bits - 1)
+    ratio = op.mult / 2.0**op.shift * one
+    offset: Floats = (op.y_zero - step.zero) * step.scale
+    name = graph.scaled(name, ratio * step.scale / v.scale, offset, op.y)
+    return graph.quantized(name, op.y, shape, step)
+
+
+def _same(graph: Graph, y: str, region: NDArray[Any]) -> str:
+    """Whether two tokens of a window are in one region: bool [W, 1, T, T]."""
+    return graph.constant(f"{y}.same", (region[:, :, None] == region[:, None, :])[:, None])
+
+
+def _masked(graph: Graph, y: str, x: Wire, region: NDArray[Any] | None) -> str:
+    """Scores, those between regions so low that they count nothing."""
+    if region is None:
+        return x.name
+    same = region[:, :, None] == region[:, None, :]
+    mask = graph.real(f"{y}.mask", np.where(same, 0.0, MASKED)[:, None])
+    return graph.op("Add", [x.name, mask], f"{y}.masked")

@@ -1,0 +1,136 @@
+"""Which scale and zero point every buffer of codes has in a QDQ graph: those of the program's sites, where it has one for all
+channels, and otherwise whole codes from the middle on. Neighbours: qdq.py, which emits, and qdq_graph.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fqvit.export.qdq.graph import Floats, Ints, Step, short
+from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Add, Linear, Zero
+from fqvit.ir.program import AnyOp, Program, Site
+
+MOVES = (Permute, Take, Concat)
+
+
+class Steps:
+    """Questions about a program: who reads a buffer, and what its codes are worth."""
+
+    def __init__(self, program: Program, symmetric: bool) -> None:
+        self.program, self.symmetric = program, symmetric
+        self.constants, self.sites = program.constants, program.header.sites
+        self.shapes = {name: value.shape for name, value in program.verify().buffers.items()}
+        self.readers: dict[str, list[AnyOp]] = {name: [] for name in self.shapes}
+        for op in program.ops:
+            for name in op.inputs():
+                if name in self.readers:
+                    self.readers[name].append(op)
+        self.factors: dict[str, float] = {}  # by which Q's scale is multiplied, so that scores need no factor
+        for op in program.ops:
+            if isinstance(op, MatMul) and not op.b_rows and len(self.readers[op.a]) == 1:
+                y, a, b = self.of(op.y, op.y_zero), self.part(op.a), self.part(op.b)
+                if a is not None and b is not None:
+                    self.factors[op.a] = op.mult / 2.0**op.shift * float(y.scale[0] / (a.scale[0] * b.scale[0]))
+
+    def at_last(self, name: str) -> Iterator[AnyOp]:
+        """Who reads a buffer, moves passed through."""
+        for op in self.readers[name]:
+            if isinstance(op, MOVES):
+                yield from self.at_last(op.y)
+            else:
+                yield op
+
+    def thirds(self, op: Linear) -> bool:
+        """Whether Q, K and V are taken from a linear map's outputs one by one, and nothing else is."""
+        count = self.shapes[op.y][-1]
+        return bool(self.readers[op.y]) and all(
+            isinstance(reader, Permute)
+            and reader.select is not None
+            and len(reader.view) > 3
+            and reader.select[0] == len(reader.view) - 3
+            and reader.view[-3] == 3
+            and int(np.prod(reader.view[-3:])) == count
+            for reader in self.readers[op.y]
+        )
+
+    def part(self, name: str) -> Step | None:
+        """The step of Q, K or V as split in heads by the op that writes `name`; None if no such op does."""
+        op = next(op for op in self.program.ops if op.y == name)
+        source = next((o for o in self.program.ops if isinstance(op, Permute) and o.y == op.x), None)
+        if not isinstance(op, Permute) or op.select is None or not isinstance(source, Linear) or not self.thirds(source):
+            return None
+        scale, zero = self._site(source.y, source.y_zero)
+        size = self.shapes[source.y][-1] // 3
+        rows = slice(op.select[1] * size, (op.select[1] + 1) * size)
+        return self._step(name, spread(scale, 3 * size)[rows], spread(zero, 3 * size)[rows], source.bits)
+
+    def of(self, name: str, zero: Zero | None = None, bits: int = 8) -> Step:
+        """The step of the buffer that an op with that y_zero writes; None: those zero points are inside the op."""
+        return self._step(name, *self._site(name, zero), bits)
+
+    def _step(self, name: str, scale: Floats, zero: Ints, bits: int) -> Step:
+        readers = list(self.at_last(name))
+        product = any(isinstance(op, Linear | MatMul | ShiftMatMul | Attend) for op in readers)
+        linear = bool(readers) and all(isinstance(op, Linear) for op in readers)
+        middle = np.array([1 << (bits - 1)], np.int64)
+        if linear:
+            # A linear map has its input's steps and zero points in its weights and bias.
+            even, zeros = np.array([scale.mean()]), short(zero)
+            return Step(even, middle if self.symmetric or len(zeros) > 1 else zeros, bits, product)
+        if product and (len(short(scale)) > 1 or len(short(zero)) > 1):
+            scale, zero = np.array([scale.mean()]), short(zero) if len(short(zero)) == 1 else middle
+        return Step(short(scale) * self.factors.get(name, 1.0), short(zero), bits, product)
+
+    def _site(self, name: str, zero: Zero | None) -> tuple[Floats, Ints]:
+        """Steps and zero points by the site, whose zero points the op's own go before."""
+        site = self._named(name)
+        if site is None or not site.scale:
+            scale, zeros = np.ones(1), np.array([128])
+        else:
+            scale, zeros = site.scales_and_zeros(self.constants)
+            if site.alpha is not None and len(scale) == 1:
+                scale = scale * np.exp2(self.constants[site.alpha].astype(np.float64))
+        return scale, zeros if zero is None else self.zeros(zero)
+
+    def _named(self, name: str) -> Site | None:
+        """The site of a buffer, or of what a move makes of it: attention times V has its site behind the heads."""
+        if name in self.sites:
+            return self.sites[name]
+        moved = (self._named(op.y) for op in self.readers[name] if isinstance(op, MOVES))
+        return next((site for site in moved if site is not None), None)
+
+    def zeros(self, zero: Zero) -> Ints:
+        if isinstance(zero, str):
+            return self.constants[zero].astype(np.int64)
+        return np.atleast_1d(np.array(zero, np.int64))
+
+    def unit(self, name: str, channels: int) -> Floats:
+        """What an accumulator is multiplied by, so that the sum that reads it needs no factor: [C]."""
+        adds = [op for op in self.at_last(name) if isinstance(op, Add)]
+        for term in adds[0].terms if len(adds) == 1 else ():
+            if term.x == name or any(op.y == term.x for op in self._moves(name)):
+                mult = self.constants[term.mult] if isinstance(term.mult, str) else np.array([term.mult])
+                ratio = mult.astype(np.float64) / 2.0 ** adds[0].shift
+                return spread(np.where(ratio > 0, ratio, 1.0) * self.sum_scale(adds[0]), channels)
+        return np.ones(channels)
+
+    def _moves(self, name: str) -> Iterator[AnyOp]:
+        for op in self.readers[name]:
+            if isinstance(op, MOVES):
+                yield op
+                yield from self._moves(op.y)
+
+    def sum_scale(self, op: Add) -> float:
+        """The scale of a sum's codes before its shifts."""
+        scale, _ = self._site(op.y, op.y_zero)
+        alpha = 0 if op.y_alpha is None else int(self.constants[op.y_alpha][0])
+        return float(scale[0]) / 2.0**alpha
+
+
+def spread(values: np.ndarray, channels: int) -> np.ndarray:
+    """One number, or one a group, as one a channel."""
+    return np.repeat(values, channels // len(values))

@@ -1,0 +1,346 @@
+"""QDQ ONNX: a program as float ops with QuantizeLinear and DequantizeLinear at its sites, for runtimes that fuse those.
+
+The codes between two sites are the program's own, up to float rounding: weights are the same int8, each output's scale follows
+from its multiplier, zero points are in the biases. Only standard ops; uint8 pixels go in, float logits come out. The batch is
+open. Attention is in qdq_attention.py, scales and zero points are chosen in qdq_steps.py. docs/export-qdq.md has what it costs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, save_model
+
+from fqvit.errors import FqvitError
+from fqvit.export.qdq.attention import Attention, Kind, attend, matmul, softmax, weights
+from fqvit.export.qdq.graph import PROFILES, Floats, Graph, Step, Target, Wire, short
+from fqvit.export.qdq.scales import Steps, spread
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Zero
+from fqvit.ir.program import INPUT, AnyOp, Program
+from fqvit.system.files import write_atomically
+
+PIXEL = 1 / 255
+# docs/export-qdq.md has the measurement.
+COST = "with DeiT-Tiny 95.8 % of images keep the class of the 8/8/8 program, and 97.6 % with --target ort"
+
+
+def export(program: Program, path: str | Path, target: Target = "ort", attention: Attention = "auto") -> tuple[str, ...]:
+    """Write `program` to `path` as QDQ ONNX. Returns what the reader should know of the result, a line each."""
+    model, notes = build(program, target, attention)
+    write_atomically(Path(path), lambda temporary: save_model(model, str(temporary)))
+    return notes
+
+
+def build(program: Program, target: Target = "ort", attention: Attention = "auto") -> tuple[ModelProto, tuple[str, ...]]:
+    """The ONNX model, and what the reader should know of it."""
+    if target not in PROFILES:
+        raise FqvitError(f"target {target!r}: expected one of {', '.join(PROFILES)}.")
+    if attention not in get_args(Attention):
+        raise FqvitError(f"attention {attention!r}: expected log2 or uniform.")
+    program.check_plain("export to QDQ ONNX")
+    source = program.unpacked()
+    profile = PROFILES[target]
+    kind: Kind = "log2" if attention == "log2" else "uniform"
+    export_ = _Export(source, Graph(profile), Steps(source, profile.symmetric), kind)
+    result = export_.run()
+    graph = export_.graph
+    height, width, channels = program.input_shape
+    output = program.header.output
+    name = {"logits": "logits", "tokens": "tokens", "pooled": "features"}[output.features()]
+    graph.op("Identity", [result.name], name)
+    inputs = [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", height, width, channels])]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *result.shape])]
+    made = helper.make_graph(graph.nodes, program.header.model, inputs, outputs, list(graph.constants.values()))
+    opset = helper.make_opsetid("", profile.opset)
+    model = helper.make_model(made, opset_imports=[opset], ir_version=profile.ir, producer_name="fqvit")
+    helper.set_model_props(model, {"fqvit.fingerprint": program.fingerprint(), "fqvit.target": target})
+    return model, _notes(graph, export_.emulated, export_.coarser, target)
+
+
+def _notes(graph: Graph, emulated: int, coarser: int, target: str) -> tuple[str, ...]:
+    notes = [f"{graph.sites} sites with QuantizeLinear and DequantizeLinear, opset {graph.profile.opset}"]
+    if graph.plain:
+        notes.append(f"{len(graph.plain)} sites stay in float: {target} has 8-bit codes where matrix products read them")
+    if emulated:
+        notes.append(f"{emulated} softmaxes give the program's own codes by a table (Gather)")
+    if coarser:
+        notes.append(f"{coarser} softmaxes are uniform with 8 bits rather than the program's codes; --attention log2 has those")
+    if graph.recentred:
+        notes.append(f"{len(graph.recentred)} sites have coarser steps than the program, to be symmetric: {COST}")
+    return tuple(notes)
+
+
+class _Export:
+    """One walk over the ops; every buffer becomes a wire."""
+
+    def __init__(self, program: Program, graph: Graph, steps: Steps, kind: Kind) -> None:
+        self.program, self.graph, self.steps, self.kind = program, graph, steps, kind
+        self.constants = program.constants
+        self.wires: dict[str, Wire] = {}
+        self.thirds: dict[str, Wire] = {}  # Q, K or V, by the buffer that has its heads
+        self.emulated = self.coarser = 0
+
+    def run(self) -> Wire:
+        self.wires[INPUT] = self._pixels()
+        for op in self.program.ops:
+            self.wires[op.y] = self._wire(op)
+        output = self.program.header.output
+        result = self.wires[output.buffer]
+        return result if output.kind == "logits" else self._true(result, output.scale)
+
+    def _true(self, wire: Wire, scale: float) -> Wire:
+        """Features in their own unit."""
+        alpha = self.program.header.output.alpha
+        steps = scale * (np.ones(1) if alpha is None else np.exp2(self.constants[alpha].astype(np.float64)))
+        zero = self.program.header.output.zero
+        offset = (wire.zero - zero) * steps
+        name = self.graph.scaled(wire.name, steps / wire.scale, offset, "output")
+        return Wire(name, wire.shape, steps, np.array([zero]))
+
+    def _pixels(self) -> Wire:
+        """Pixels over 255; where codes must be symmetric, from the middle of their range on."""
+        graph, shape = self.graph, self.program.input_shape
+        if not graph.profile.symmetric:
+            parts = [graph.real("pixels.scale", PIXEL), graph.constant("pixels.zero", np.array(0, np.uint8))]
+            graph.op("DequantizeLinear", [INPUT, *parts], "pixels.values")
+            return Wire("pixels.values", shape, np.array([PIXEL]), np.array([0]))
+        raw = graph.op("Cast", [INPUT], "pixels.float", to=TensorProto.FLOAT)
+        raw = graph.op("Sub", [raw, graph.real("pixels.middle", 128.0)], "pixels.centred")
+        raw = graph.op("Mul", [raw, graph.real("pixels.unit", PIXEL)], "pixels.scaled")
+        return graph.quantized(raw, "pixels.values", shape, Step(np.array([PIXEL]), np.array([128])))
+
+    def _wire(self, op: AnyOp) -> Wire:
+        shape = self.steps.shapes[op.y]
+        match op:
+            case Linear():
+                return self._linear(op)
+            case LayerNorm():
+                return self._layernorm(op, shape)
+            case Add():
+                return self._add(op, shape)
+            case Lookup():
+                return self._gelu(op, shape)
+            case Mean():
+                return self._mean(op, shape)
+            case Take():
+                return self._take(op, shape)
+            case Permute():
+                return self._permute(op, shape)
+            case Concat():
+                return self._concat(op, shape)
+            case MatMul():
+                table = None if op.index is None else self.constants[op.part("bias")][self.constants[op.index]]
+                step = self.steps.of(op.y, op.y_zero, op.bits)
+                return matmul(self.graph, op, self.wires[op.a], self.wires[op.b], table, step, shape)
+            case Softmax():
+                mask = None if op.region is None else self.constants[op.region]
+                step = Step(np.array([2.0**op.shift / op.mult]), np.array([0]), op.bits)
+                return softmax(self.graph, op, self.wires[op.x], mask, step)
+            case LogSoftmax() | RowCodes():
+                return self._weights(op)
+            case ShiftMatMul() | Attend():
+                step = self.steps.of(op.y, op.y_zero, op.bits)
+                return attend(self.graph, op, self.wires[op.a], self.wires[op.v], step, shape)
+
+    def _weights(self, op: LogSoftmax | RowCodes) -> Wire:
+        reader = next((r for r in self.steps.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
+        mask = None if op.region is None else self.constants[op.region]
+        # Evenly spaced codes beside the largest are what "uniform" writes: nothing is lost then.
+        levels = (reader.levels or tuple(range(256))) if isinstance(reader, Attend) else ()
+        even = levels == tuple(range(len(levels))) and len(levels) > 1
+        emulate = self.kind == "log2" and not even
+        self.emulated, self.coarser = self.emulated + emulate, self.coarser + (not emulate and not even)
+        bits = (len(levels) - 1).bit_length() if even else 8
+        return weights(self.graph, op, self.wires[op.x], self.constants[op.part("table")], mask, reader, emulate, bits)
+
+    # f = (integer - zero) scale everywhere below; a buffer's scale and zero are its step's.
+
+    def _linear(self, op: Linear) -> Wire:
+        x, w = self._even(self.wires[op.x], op.x), self.constants[op.part("w")]
+        outputs = len(w)
+        bias = self.constants[op.part("bias")].astype(np.float64) + x.zero[0] * w.sum(1, dtype=np.int64)
+        shape = self.steps.shapes[op.y]
+        if op.out == "acc":
+            unit = self.steps.unit(op.y, outputs)
+            name = self._product(op.y, x, w, unit, bias * unit, op.y)
+            return Wire(name, shape, unit, np.array([0]))
+        mult, shift = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift"))
+        ratio = mult / np.exp2(shift)
+        if op.out == "i32":
+            output = self.program.header.output
+            unit = np.array([output.scale]) if op.y == output.buffer else self.steps.unit(op.y, outputs)
+            name = self._product(op.y, x, w, ratio * unit, bias * ratio * unit, op.y)
+            return Wire(name, shape, unit, np.array([0]))
+        y_zero = spread(self.steps.zeros(op.y_zero), outputs)
+        if not self.steps.thirds(op):
+            step = self.steps.of(op.y, op.y_zero, op.bits)
+            gain = ratio * step.scale
+            offset = bias * gain + (y_zero - step.zero) * step.scale
+            name = self._product(op.y, x, w, gain, offset, f"{op.y}.sum")
+            return self.graph.quantized(name, op.y, shape, step)
+        third = outputs // 3
+        for reader in self.steps.readers[op.y]:
+            assert isinstance(reader, Permute) and reader.select is not None
+            step_ = self.steps.part(reader.y)
+            assert step_ is not None
+            rows = slice(reader.select[1] * third, (reader.select[1] + 1) * third)
+            gain = ratio[rows] * step_.scale
+            offset = bias[rows] * gain + (y_zero[rows] - step_.zero) * step_.scale
+            part = f"{op.y}.{'qkv'[reader.select[1]]}"
+            name = self._product(part, x, w[rows], gain, offset, f"{part}.sum")
+            self.thirds[reader.y] = self.graph.quantized(name, part, (*shape[:-1], third), step_)
+        return Wire(op.y, shape, np.ones(1), np.array([0]))  # nobody reads it: heads take the thirds
+
+    def _product(self, name: str, x: Wire, w: Any, gain: Floats, offset: Floats, y: str) -> str:
+        """sum over k of f_x w / s_x gain + offset, w in a byte each, [K, O], with a scale for each output."""
+        graph, middle = self.graph, self.graph.profile.middle
+        dtype = np.uint8 if middle else np.int8
+        codes = graph.constant(f"{name}.w", (w.T.astype(np.int16) + middle).astype(dtype))
+        scale = np.broadcast_to(gain / x.scale[0], (len(w),))
+        smallest = np.finfo(np.float32).tiny  # an output that is always 0 has multiplier 0
+        steps = graph.real(f"{name}.w.scale", np.maximum(scale, smallest))
+        zeros = graph.constant(f"{name}.w.zero", np.full(len(w), middle, dtype))
+        weight = graph.op("DequantizeLinear", [codes, steps, zeros], f"{name}.w.values", axis=1)
+        product = graph.op("MatMul", [x.name, weight], f"{name}.product")
+        return graph.op("Add", [product, graph.real(f"{name}.bias", offset)], y)
+
+    def _even(self, wire: Wire, name: str) -> Wire:
+        """With one scale and zero for all channels."""
+        if len(wire.scale) == 1 and len(wire.zero) == 1:
+            return wire
+        unit, zero = wire.scale[:1], wire.zero[:1]
+        found = self.graph.scaled(wire.name, unit / wire.scale, (wire.zero - zero) * unit, f"{name}.even")
+        return Wire(found, wire.shape, unit, zero)
+
+    def _lifted(self, x: Wire, zero: Zero, alpha: str | None, y: str) -> tuple[str, float]:
+        """A tensor g and its unit: (code - zero) 2^alpha = g / unit."""
+        power = self._power(alpha)
+        unit = float(x.scale[0] / power[0])
+        offset = (x.zero - self.steps.zeros(zero)) * power * unit
+        return self.graph.scaled(x.name, power * unit / x.scale, offset, f"{y}.lifted"), unit
+
+    def _power(self, alpha: str | None) -> Floats:
+        return np.ones(1) if alpha is None else np.exp2(self.constants[alpha].astype(np.float64))
+
+    def _layernorm(self, op: LayerNorm, shape: tuple[int, ...]) -> Wire:
+        x, unit = self._lifted(self.wires[op.x], op.zero, op.alpha, op.y)
+        g, b = self.constants[op.part("affine")].astype(np.float64)
+        step = self.steps.of(op.y, None, op.bits)
+        if not step.product and len(step.zero) > 1:  # zero points are in b, and the site has them all
+            step = Step(step.scale, short(step.zero), op.bits, step.product)
+        gamma = g / 2.0 ** (op.shift - 24) * step.scale
+        beta = (b / 2.0 ** (op.shift - op.b_shift) - step.zero) * step.scale
+        parts = [self.graph.real(f"{op.y}.gamma", gamma), self.graph.real(f"{op.y}.beta", beta)]
+        epsilon = op.epsilon * (unit / shape[-1]) ** 2
+        name = self.graph.op("LayerNormalization", [x, *parts], f"{op.y}.norm", axis=-1, epsilon=epsilon)
+        return self.graph.quantized(name, op.y, shape, step)
+
+    def _add(self, op: Add, shape: tuple[int, ...]) -> Wire:
+        unit = self.steps.sum_scale(op)
+        names = []
+        for i, term in enumerate(op.terms):
+            mult = self.constants[term.mult] if isinstance(term.mult, str) else np.array([term.mult])
+            gain = self._power(term.alpha) * mult.astype(np.float64) / 2.0**op.shift * unit
+            zero = self.steps.zeros(term.zero)
+            if term.x in self.constants:
+                values = (self.constants[term.x].astype(np.float64) - spread(zero, shape[-1])) * gain
+                names.append(self.graph.real(f"{op.y}.constant{i}", values))
+            else:
+                x = self.wires[term.x]
+                offset = (x.zero - zero) * gain
+                names.append(self.graph.scaled(x.name, gain / x.scale, offset, f"{op.y}.term{i}"))
+        total = self.graph.op("Add", names, f"{op.y}.sum")
+        return self._coded(total, op.y, op.y_zero, self._power(op.y_alpha) * unit, op.bits, shape)
+
+    def _coded(self, x: str, y: str, y_zero: Zero, steps: Floats, bits: int, shape: tuple[int, ...]) -> Wire:
+        """x = (code - y_zero) steps as codes of the buffer's own step."""
+        step = self.steps.of(y, y_zero, bits)
+        offset = (self.steps.zeros(y_zero) - step.zero) * step.scale
+        return self.graph.quantized(self.graph.scaled(x, step.scale / steps, offset, y), y, shape, step)
+
+    def _gelu(self, op: Lookup, shape: tuple[int, ...]) -> Wire:
+        """The table is GELU between two sites; GELU itself is what runtimes know."""
+        x, site = self.wires[op.x], self.program.header.sites.get(op.y)
+        if site is None or site.role != "gelu" or len(x.scale) > 1:
+            raise FqvitError(f"{op.y}: a table that is not GELU. QDQ export has no op for it; export to onnx instead.")
+        scale, zero = site.scales_and_zeros(self.constants)
+        name = self.graph.op("Gelu", [x.name], f"{op.y}.gelu")
+        step = self.steps.of(op.y, None, op.bits)
+        offset = (zero - step.zero) * step.scale
+        return self.graph.quantized(self.graph.scaled(name, step.scale / scale, offset, op.y), op.y, shape, step)
+
+    def _mean(self, op: Mean, shape: tuple[int, ...]) -> Wire:
+        graph, x = self.graph, self.wires[op.x]
+        name, unit = self._lifted(x, op.zero, op.alpha, op.y)
+        if op.skip:
+            rows = graph.constant(f"{op.y}.rows", np.arange(op.skip, x.shape[0], dtype=np.int64))
+            name = graph.op("Gather", [name, rows], f"{op.y}.kept", axis=1)
+        axis = graph.constant("axis.1", np.array([1], np.int64))
+        name = graph.op("ReduceMean", [name, axis], f"{op.y}.mean", keepdims=0)
+        code = unit / (op.mult / 2.0**op.shift * (x.shape[0] - op.skip))
+        return self._coded(name, op.y, op.y_zero, np.array([code]), op.bits, shape)
+
+    def _take(self, op: Take, shape: tuple[int, ...]) -> Wire:
+        graph, x, index = self.graph, self.wires[op.x], self.constants[op.index].astype(np.int64)
+        name = x.name
+        if len(x.shape) > 2:
+            name = graph.shape(name, (int(np.prod(x.shape[:-1])), x.shape[-1]), f"{op.y}.rows")
+        rows = graph.constant(f"{op.index}.clipped", np.maximum(index, 0))
+        missing = bool((index < 0).any())
+        name = graph.op("Gather", [name, rows], f"{op.y}.taken" if missing else op.y, axis=1)
+        if missing:
+            there = graph.constant(f"{op.index}.there", (index >= 0)[..., None])
+            fill = spread(self.steps.zeros(op.fill), shape[-1])
+            values = np.broadcast_to((fill - x.zero) * x.scale, (shape[-1],))
+            name = graph.op("Where", [there, name, graph.real(f"{op.y}.fill", values)], op.y)
+        return Wire(name, shape, x.scale, x.zero)
+
+    def _permute(self, op: Permute, shape: tuple[int, ...]) -> Wire:
+        graph = self.graph
+        rows = self.thirds.get(op.y)  # Q, K or V alone
+        x, view, perm = self.wires[op.x] if rows is None else rows, list(op.view), op.perm
+        name = x.name
+        if rows is not None:
+            del view[-3]
+        name = graph.shape(name, tuple(view), f"{op.y}.view")
+        if rows is None and op.select is not None:
+            axis, index = op.select
+            chosen = graph.constant(f"index.{index}", np.array(index, np.int64))
+            name = graph.op("Gather", [name, chosen], f"{op.y}.chosen", axis=axis + 1)
+            del view[axis]
+        if perm != tuple(range(len(perm))):
+            name = graph.op("Transpose", [name], f"{op.y}.turned", perm=[0, *(axis + 1 for axis in perm)])
+        name = graph.shape(name, shape, op.y)
+        return Wire(name, shape, self._joined(x.scale, op.y, shape), self._joined(x.zero, op.y, shape))
+
+    def _joined(self, values: Any, name: str, shape: tuple[int, ...]) -> Any:
+        """Of channels, where a move puts those of several tokens side by side."""
+        if len(values) == 1:
+            return values
+        if shape[-1] % len(values):
+            raise FqvitError(f"{name}: splits channels that have a step each. Export to onnx instead.")
+        return np.tile(values, shape[-1] // len(values))
+
+    def _concat(self, op: Concat, shape: tuple[int, ...]) -> Wire:
+        graph = self.graph
+        first = next(self.wires[name] for name in op.xs if name in self.wires)
+        names = []
+        for name in op.xs:
+            if name in self.wires:
+                names.append(self._like(self.wires[name], first, name))
+                continue
+            values: Floats = (self.constants[name].astype(np.float64) - first.zero) * first.scale
+            rows = graph.real(f"{op.y}.{name}", values[None])
+            batch = graph.op("Shape", [first.name], f"{op.y}.batch", start=0, end=1)
+            sizes = graph.constant(f"{op.y}.sizes", np.array(values.shape, np.int64))
+            wanted = graph.op("Concat", [batch, sizes], f"{op.y}.wanted", axis=0)
+            names.append(graph.op("Expand", [rows, wanted], f"{op.y}.{name}.rows"))
+        return Wire(graph.op("Concat", names, op.y, axis=1), shape, first.scale, first.zero)
+
+    def _like(self, wire: Wire, other: Wire, name: str) -> str:
+        offset = (wire.zero - other.zero) * other.scale
+        return self.graph.scaled(wire.name, other.scale / wire.scale, offset, f"{name}.alike")

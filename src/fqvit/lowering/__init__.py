@@ -1,0 +1,1 @@
+"""From a float model and its calibration to an integer program."""

@@ -1,0 +1,107 @@
+"""Lowering: from a float model and its calibration to the verified integer program.
+
+This is the last place where a float exists: every scale ends as a multiplier, a shift, a table entry or a bias.
+Neighbours: rules.py, rules_attention.py, rules_maps.py (one rule a leaf module), emit.py (constants, fixed-point encoding).
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+import fqvit.lowering.rules_attention
+import fqvit.lowering.rules_maps  # noqa: F401  # these two register their rules
+from fqvit.errors import FqvitError
+from fqvit.ir.file import VERSION
+from fqvit.ir.program import CLASSES, INPUT, CodeInput, Header, Kind, Output, Program
+from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.rules import Lowering, rule
+from fqvit.models import layers
+from fqvit.models.graph import IMAGES, Graph, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.maps import Grid
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.fit import check_fit
+from fqvit.quant.plan import relus
+from fqvit.quant.recipe import Recipe, check_integer
+
+LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
+
+
+def lower(model: FloatModel, calibration: Calibration) -> Program:
+    """The integer program of `model`, verified. The model is only read."""
+    return lower_with_wires(model, calibration)[0]
+
+
+def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, Wire]]:
+    """Also what every node of the graph became, for comparing float and integer values."""
+    check_integer(calibration.recipe)
+    graph = trace(model.module, calibration.features)
+    check_fit(graph, calibration, model.preprocess, model.name, model.square)
+    masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)
+    emitter = Emitter(calibration, masked)
+    for node in graph.nodes:
+        if isinstance(node.leaf, layers.Add | layers.Embed):
+            emitter.sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
+    emitter.relus = relus(graph)
+    # Maps of a detector keep their weights at every image size; heads and classifiers have one size.
+    emitter.resizable = any(isinstance(node.leaf, Grid) for node in graph.nodes)
+    image = (model.preprocess.height, model.preprocess.width, model.preprocess.channels)
+    emitter.wires[IMAGES] = Wire(INPUT, model.square or image, calibration.square)
+    for node in graph.nodes:
+        lowering = Lowering(emitter, node, [emitter.wires[name] for name in node.inputs], model.preprocess)
+        wire = rule(node.leaf, lowering)
+        emitter.wires[node.name] = wire
+    output, *others = _outputs(graph, emitter, calibration)
+    header = Header(
+        version=VERSION,
+        model=model.name,
+        preprocess=model.preprocess,
+        ops=tuple(emitter.ops),
+        output=output,
+        sites=emitter.sites(graph),
+        # With its defaults, so that the file still says what it was made with when they change.
+        recipe=recorded(calibration.recipe),
+        source=model.source,
+        images=calibration.images,
+        others=tuple(others),
+        input=_input(model, calibration),
+        moves=emitter.moves,
+    )
+    if model.classes is not None and calibration.features == "logits":
+        broken = next((name for name in model.classes if "\n" in name), None)
+        if broken is not None:
+            raise FqvitError(f"class name {broken!r}: has a line break. Names are kept one a line.")
+        emitter.constant(CLASSES, np.frombuffer("\n".join(model.classes).encode(), np.uint8))
+    program = Program(header, emitter.constants)
+    program.verify()
+    return program, emitter.wires
+
+
+def recorded(recipe: Recipe) -> dict[str, object]:
+    """A recipe's fields as a file has them. Fields that came after the first files are left out where they change nothing, so
+    that a program of that time, made again, keeps its fingerprint."""
+    fields = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(recipe).items()}
+    plain = {field.name: field.default for field in msgspec.structs.fields(Recipe)}
+    return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != plain[name]}
+
+
+def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
+    q = calibration.square
+    if model.square is None or q is None:
+        return None
+    return CodeInput(model.square, float(q.scale[0]), int(q.zero[0]), q.bits)
+
+
+def _outputs(graph: Graph, emitter: Emitter, calibration: Calibration) -> list[Output]:
+    """In the order in which the model returns them."""
+    found = []
+    for name in graph.outputs:
+        wire, features = emitter.wires[name], calibration.features
+        if wire.q is None:
+            kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(wire.shape) == 1 else "scores"
+            found.append(Output(wire.buffer, kind, float(wire.unit[0])))
+        else:
+            kind = "map" if features == "logits" else features
+            found.append(Output(wire.buffer, kind, float(wire.q.scale[0]), int(wire.q.zero[0]), emitter.alpha(wire.q)))
+    return found

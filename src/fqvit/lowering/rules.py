@@ -1,0 +1,266 @@
+"""Lowering rules: one a leaf module. A rule reads the wires of its inputs (which buffer, what its integers mean), emits
+ops, and returns the wire of its output.
+
+Here: embeddings, linear maps, norms, sums and moves. Attention's rules are in rules_attention.py, those of a detector's maps in
+rules_maps.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import singledispatch
+
+import numpy as np
+from torch import Tensor
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.errors import FqvitError
+from fqvit.ir.moves import Concat, Permute, Take
+from fqvit.ir.nibbles import pack
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
+from fqvit.ir.value import Constant
+from fqvit.lowering.emit import Emitter, Wire, powers
+from fqvit.models import layers
+from fqvit.models.graph import Node
+from fqvit.quant.qparams import QParams
+from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions, short_steps, weight_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """What a rule has at hand."""
+
+    emit: Emitter
+    node: Node
+    inputs: list[Wire]
+    preprocess: Preprocess
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def site(self) -> str:
+        """The site whose codes this node writes: its own, or that of the ReLU after it, which is the clamp of the codes."""
+        return self.emit.relus.get(self.name, self.name)
+
+    @property
+    def q(self) -> QParams | None:
+        """The calibrated parameters of this node's site; None where it stays in the accumulator."""
+        return self.emit.calibration.sites.get(self.site)
+
+    def codes(self) -> QParams:
+        if self.q is None:
+            raise FqvitError(f"{self.name}: not calibrated. Calibrate this model with this recipe again.")
+        return self.q
+
+
+@singledispatch
+def rule(leaf: layers.Leaf, low: Lowering) -> Wire:
+    raise FqvitError(f"{low.name}: no lowering rule for {type(leaf).__name__}.")
+
+
+@rule.register
+def _(leaf: layers.Patches, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    (height, width, channels), patch = x.shape, leaf.patch
+    rows, columns = height // patch, width // patch
+    squares = f"{low.name}.pixels"
+    low.emit.op(
+        Permute(
+            y=squares,
+            x=x.buffer,
+            view=(rows, patch, columns, patch, channels),
+            perm=(0, 2, 1, 3, 4),
+            shape=(rows * columns, patch * patch * channels),
+        )
+    )
+    low.emit.move(squares, "patches")
+    weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.preprocess)
+    pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
+    return linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
+
+
+@rule.register
+def _(leaf: layers.Linear, low: Lowering) -> Wire:
+    return linear(low, low.inputs[0], *weight_rows(leaf), logits=leaf.role in ("logits", "deltas"))
+
+
+def linear(
+    low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None, *, logits: bool = False, name: str | None = None
+) -> Wire:
+    """name: of the buffer, where it is not the node's site."""
+    emit, q_x = low.emit, x.codes()
+    name = name or low.site
+    outputs, inputs = weight.shape
+    bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
+    short = short_steps(emit.calibration.recipe, low.node.leaf, low.q, outputs)
+    quantized = emit.calibration.weights.get(low.name)
+    if quantized is None:
+        halves = emit.calibration.recipe.weight_ends == "halves"
+        quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short, halves=halves)
+    parts: dict[str, Constant] = {"w": quantized.w}
+    if quantized.exponent is not None:
+        parts = dict(zip(("w", "exponent"), pack(quantized.w, quantized.exponent, group), strict=True))
+    owner = emit.weights(name, low.node.leaf, parts)
+    with_zero = quantized.bias - quantized.w.astype(np.int64) @ q_x.zeros(inputs)
+    emit.constant(f"{name}.bias", emit.int32(name, "bias", with_zero))
+    shape = (*x.shape[:-1], outputs)
+    if logits:
+        # One scale for all classes, at least the coarsest, so that no ratio passes 1 and scores stay within the accumulator's
+        # bound. Scores that are a site have its step; they are i32 all the same, with no zero point and nothing clipped.
+        unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
+        emit.requantizer(name, quantized.scale / unit)
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
+        return Wire(name, shape, unit=np.array([unit]))
+    fraction = emit.sum_unit(name)
+    if low.q is None and fraction is not None:
+        emit.requantizer(name, quantized.scale / fraction)
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
+        return Wire(name, shape, unit=np.array([fraction]))
+    if low.q is None:
+        emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner))
+        return Wire(name, shape, unit=quantized.scale)
+    emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=short is not None)
+    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner))
+    return Wire(name, shape, low.q)
+
+
+@rule.register
+def _(leaf: layers.Embed, low: Lowering) -> Wire:
+    emit, (patches,) = low.emit, low.inputs
+    prefix, positions = (double(param)[0] for param in low.node.params)
+    stream, tokens = patches.buffer, patches.shape[0]
+    channels = patches.shape[-1]
+    if len(prefix):
+        name = f"{low.name}.prefix"
+        if patches.q is None:
+            emit.constant(name, emit.int32(name, "class token", np.floor(prefix / patches.unit + 0.5).astype(np.int64)))
+        else:
+            emit.constant(name, encode(prefix, patches.q).astype(np.uint8))
+        stream, tokens = f"{low.name}.tokens", tokens + len(prefix)
+        emit.op(Concat(y=stream, xs=(name, patches.buffer)))
+    rounded, unit = quantize_positions(positions, emit.calibration.recipe.position_bits)
+    fraction = emit.sum_unit(low.node.inputs[0])
+    if fraction is None:
+        emit.constant(f"{low.name}.positions", rounded)
+    else:
+        whole = np.floor(rounded * unit / fraction + 0.5).astype(np.int64)
+        unit = fraction
+        emit.constant(f"{low.name}.positions", emit.int32(low.name, "positions", whole))
+    joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
+    return _add(low, joined, Wire(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
+
+
+@rule.register
+def _(leaf: layers.Add, low: Lowering) -> Wire:
+    return _add(low, *low.inputs)
+
+
+def _add(low: Lowering, a: Wire, b: Wire) -> Wire:
+    emit, q, name = low.emit, low.codes(), low.name
+    # In units of the output's one scale, before its shift: codes by their own scale, accumulators channel by channel.
+    ratios = [(wire.unit if wire.q is None else wire.q.scale) / q.scale[0] for wire in (a, b)]
+    mults, shift = emit.shared_shift(name, ratios)
+    terms = []
+    for i, (wire, mult) in enumerate(zip((a, b), mults, strict=True)):
+        number: int | str = int(mult[0])
+        if len(mult) > 1:
+            number = f"{name}.mult{i}"
+            emit.constant(number, mult.astype(np.int32))
+        if wire.q is None:
+            terms.append(Term(x=wire.buffer, mult=number))
+        else:
+            terms.append(Term(x=wire.buffer, mult=number, zero=emit.zero(wire.q), alpha=emit.alpha(wire.q)))
+    zero = emit.zero(q)
+    emit.op(Add(y=name, terms=(terms[0], terms[1]), shift=shift, y_zero=zero, y_alpha=emit.alpha(q), bits=q.bits))
+    return Wire(name, a.shape, q)
+
+
+@rule.register
+def _(leaf: layers.LayerNorm, low: Lowering) -> Wire:
+    emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
+    channels = x.shape[-1]
+    q_x, steps = x.codes(), q.steps(channels)
+    epsilon = max(1, round(leaf.eps * channels**2 / float(q_x.scale[0]) ** 2))
+    shift, b_shift = emit.affine(name, double(leaf.weight) / steps, double(leaf.bias) / steps + q.zeros(channels))
+    emit.op(
+        LayerNorm(
+            y=name,
+            x=x.buffer,
+            epsilon=epsilon,
+            shift=shift,
+            b_shift=b_shift,
+            zero=emit.zero(q_x),
+            alpha=emit.alpha(q_x),
+            bits=q.bits,
+        )
+    )
+    return Wire(name, x.shape, q)
+
+
+@rule.register
+def _(leaf: layers.Gelu, low: Lowering) -> Wire:
+    (x,), q = low.inputs, low.codes()
+    q_x = x.codes()
+    values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
+    emit, name = low.emit, low.name
+    if len(q.scale) == 1:
+        emit.constant(f"{name}.table", encode(values, q).astype(np.uint8))
+        emit.op(Lookup(y=name, x=x.buffer))
+        return Wire(name, x.shape, q)
+    finest, alpha, zeros = powers(q)
+    table = np.floor(2 * values / finest).astype(np.int64)
+    emit.constant(f"{name}.table", table.astype(np.int16 if np.abs(table).max() < 2**15 else np.int32))
+    emit.op(Lookup(y=name, x=x.buffer, alpha=emit.shared("alpha", alpha), y_zero=zeros, bits=q.bits))
+    return Wire(name, x.shape, q)
+
+
+@rule.register
+def _(leaf: layers.Take, low: Lowering) -> Wire:
+    emit, (x,) = low.emit, low.inputs
+    q, channels = x.codes(), x.shape[-1]
+    index = leaf.index.cpu().numpy().astype(np.int32)
+    rows = f"{low.name}.rows" if leaf.join else low.name
+    # At another size there may be a padded place where there is none here.
+    fill = emit.zero(q) if emit.resizable or (index < 0).any() else 0
+    if leaf.move is not None:
+        emit.move(rows, leaf.move, leaf.cut)
+    emit.op(Take(y=rows, x=x.buffer, index=emit.shared("rows", index), fill=fill))
+    shape = (*index.shape, channels)
+    if not leaf.join:
+        return Wire(low.name, shape, q)
+    joined = (*index.shape[:-1], index.shape[-1] * channels)
+    emit.op(Permute(y=low.name, x=rows, view=joined, perm=tuple(range(len(joined))), shape=joined))
+    return Wire(low.name, joined, q.tiled(index.shape[-1]))
+
+
+@rule.register
+def _(leaf: layers.Mean, low: Lowering) -> Wire:
+    emit, (x,), q = low.emit, low.inputs, low.codes()
+    q_x, (tokens, channels) = x.codes(), x.shape
+    mult, shift = emit.encode(low.name, float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
+    emit.op(
+        Mean(
+            y=low.name,
+            x=x.buffer,
+            mult=mult,
+            shift=shift,
+            skip=leaf.skip,
+            zero=emit.zero(q_x),
+            alpha=emit.alpha(q_x),
+            y_zero=int(q.zero[0]),
+            bits=q.bits,
+        )
+    )
+    return Wire(low.name, (channels,), q)
+
+
+def double(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().double().numpy()
+
+
+def encode(values: np.ndarray, q: QParams) -> np.ndarray:
+    codes = np.floor(values / q.steps(values.shape[-1]) + 0.5) + q.zero[0]
+    clipped: np.ndarray = np.clip(codes, 0, q.last)
+    return clipped

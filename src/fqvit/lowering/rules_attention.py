@@ -1,0 +1,145 @@
+"""Lowering rules of attention: heads, scores, softmax and attention times V. The other rules are in rules.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.moves import Permute
+from fqvit.lowering.emit import Wire
+from fqvit.lowering.grids import numbered
+from fqvit.lowering.rules import Lowering, double, rule
+from fqvit.models import layers
+from fqvit.quant.exptable import EXP_TABLES, level_table
+
+SOFTMAX_BITS = 52  # of Softmax's mult: below 2^53, which every JSON reader can hold
+
+
+@rule.register
+def _(leaf: layers.Heads, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    *lead, tokens, triple = x.shape
+    width = triple // 3 // leaf.heads
+    n = len(lead)
+    shape = (*lead, leaf.heads, tokens, width)
+    low.emit.op(
+        Permute(
+            y=low.name,
+            x=x.buffer,
+            view=(*lead, tokens, 3, leaf.heads, width),
+            select=(n + 1, leaf.part),
+            perm=(*range(n), n + 1, n, n + 2),
+        )
+    )
+    return Wire(low.name, shape, x.codes().group(leaf.part))
+
+
+@rule.register
+def _(leaf: layers.Scores, low: Lowering) -> Wire:
+    return _scores(low, leaf.scale, None)
+
+
+@rule.register
+def _(leaf: layers.BiasedScores, low: Lowering) -> Wire:
+    return _scores(low, leaf.scale, leaf.index)
+
+
+def _scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
+    emit, (a, b), q = low.emit, low.inputs, low.codes()
+    q_a, q_b = a.codes(), b.codes()
+    unit = float(q_a.scale[0] * q_b.scale[0]) * scale
+    name = None
+    if index is not None:
+        table = double(low.node.params[0])
+        emit.constant(
+            f"{low.name}.bias", emit.int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64))
+        )
+        name = emit.shared("relative_position_index", index.cpu().numpy().astype(np.uint16))
+    mult, shift = emit.encode(low.name, unit / float(q.scale[0]))
+    emit.op(
+        MatMul(
+            y=low.name,
+            a=a.buffer,
+            b=b.buffer,
+            mult=mult,
+            shift=shift,
+            a_zero=int(q_a.zero[0]),
+            b_zero=int(q_b.zero[0]),
+            index=name,
+            y_zero=int(q.zero[0]),
+            bits=q.bits,
+        )
+    )
+    return Wire(low.name, (*a.shape[:-1], b.shape[-2]), q)
+
+
+@rule.register
+def _(leaf: layers.Softmax, low: Lowering) -> Wire:
+    emit, (x,), q = low.emit, low.inputs, low.codes()
+    q_x, tokens = x.codes(), x.shape[-1]
+    region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
+    if region is not None:
+        emit.move(low.name, "windows", leaf.cut)
+    if q.levels:
+        emit.constant(f"{low.name}.table", level_table(float(q_x.scale[0]), q_x.last + 1, q.levels, leaf.mask is not None))
+        emit.op(RowCodes(y=low.name, x=x.buffer, region=region))
+        return Wire(low.name, x.shape, q)
+    make = EXP_TABLES[emit.calibration.recipe.exp]
+    emit.constant(f"{low.name}.table", make(float(q_x.scale[0]), q_x.last + 1, tokens))
+    if q.log2:
+        emit.op(LogSoftmax(y=low.name, x=x.buffer, bits=q.bits, region=region))
+        q = dataclasses.replace(q, zero_code=q.zero_code or emit.masked)
+    else:
+        scale = float(q.scale[0])
+        softmax_shift = min(SOFTMAX_BITS + math.frexp(scale)[1] - 1, SOFTMAX_BITS)
+        mult = round(2**softmax_shift / scale)
+        emit.op(Softmax(y=low.name, x=x.buffer, mult=mult, shift=softmax_shift, bits=q.bits, region=region))
+    return Wire(low.name, x.shape, q)
+
+
+def _regions(mask: Tensor) -> np.ndarray:
+    """[W, T]: numbers that are equal exactly where the mask [W, T, T] is True; it is a partition of every window.
+
+    There are at most nine in a window: it is cut at most twice in each direction.
+    """
+    same = mask.cpu().numpy()
+    first = same.argmax(-1)  # the first token that each token sees names its region
+    if not (same == (first[:, :, None] == first[:, None, :])).all():
+        raise FqvitError("attention mask: not a partition of the tokens into regions.")
+    return numbered(same)
+
+
+@rule.register
+def _(leaf: layers.Context, low: Lowering) -> Wire:
+    emit, (a, v), q = low.emit, low.inputs, low.codes()
+    q_a, q_v = a.codes(), v.codes()
+    heads = f"{low.name}.heads"
+    # Where V has a step for each channel, its ratio to this site's is the same for all.
+    ratio = float(q_v.scale[0]) / float(q.scale[0])
+    v_zero, y_zero = int(q_v.zero[0]), int(q.zero[0])
+    if q_a.levels:
+        # The largest level cancels; two bits fewer than elsewhere leave Attend room to multiply by it.
+        mult, shift = emit.encode(low.name, 4 * ratio / max(q_a.levels))
+        mult = mult if emit.short else min((mult + 2) >> 2, 2**29 - 1)
+        shift = shift + 2 if emit.short else shift
+        levels = () if q_a.levels == tuple(range(256)) else q_a.levels
+        common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
+        emit.op(Attend(y=heads, a=a.buffer, v=v.buffer, levels=levels, **common))
+    elif q_a.log2:
+        mult, shift = emit.encode(low.name, ratio * 2.0**-q_a.last)
+        common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
+        emit.op(ShiftMatMul(y=heads, a=a.buffer, v=v.buffer, a_bits=q_a.bits, zero_code=q_a.zero_code, **common))
+    else:
+        mult, shift = emit.encode(low.name, ratio * float(q_a.scale[0]))
+        common = {"mult": mult, "shift": shift, "b_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
+        emit.op(MatMul(y=heads, a=a.buffer, b=v.buffer, a_zero=int(q_a.zero[0]), b_rows=True, index=None, **common))
+    *lead, count, tokens, width = v.shape
+    n = len(lead)
+    shape = (*lead, tokens, count * width)
+    emit.op(Permute(y=low.name, x=heads, view=(*lead, count, tokens, width), perm=(*range(n), n + 1, n, n + 2), shape=shape))
+    return Wire(low.name, shape, q)

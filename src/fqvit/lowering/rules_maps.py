@@ -1,0 +1,92 @@
+"""Lowering rules of a detector's leaves (models/maps.py). No op is for them alone: a convolution is nine places side by side
+and a linear map, enlarging is a choice of rows, and a ReLU is the clamp of the codes that the map before it writes.
+
+The other rules are in rules.py; which rows are chosen in grids.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fqvit.errors import FqvitError
+from fqvit.ir.moves import Permute, Take
+from fqvit.lowering import grids
+from fqvit.lowering.emit import Wire
+from fqvit.lowering.rules import Lowering, linear, rule
+from fqvit.models import maps
+from fqvit.quant.weights import weight_rows
+
+
+@rule.register
+def _(leaf: maps.Conv2d, low: Lowering) -> Wire:
+    (x,), emit = low.inputs, low.emit
+    height, width, channels = x.shape
+    q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
+    index = emit.shared("rows", grids.neighbours(height, width))
+    emit.op(Take(y=rows, x=x.buffer, index=index, fill=emit.zero(q)))
+    emit.move(rows, "neighbours")
+    emit.move(squares, "grid")
+    shape = (height, width, 9 * channels)
+    emit.op(Permute(y=squares, x=rows, view=shape, perm=(0, 1, 2)))
+    return linear(low, Wire(squares, shape, q.tiled(9)), *weight_rows(leaf))
+
+
+@rule.register
+def _(leaf: maps.Deconv, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    height, width, _ = x.shape
+    low.codes()  # an accumulator would have a unit for each of the four places
+    four = linear(low, x, *weight_rows(leaf), name=f"{low.site}.four")
+    outputs = four.shape[-1] // 4
+    shape = (2 * height, 2 * width, outputs)
+    view = (height, width, 2, 2, outputs)
+    low.emit.op(Permute(y=low.site, x=four.buffer, view=view, perm=(0, 2, 1, 3, 4), shape=shape))
+    return Wire(low.site, shape, four.q)
+
+
+@rule.register
+def _(leaf: maps.Relu, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    if x.buffer != low.name:
+        raise FqvitError(f"{low.name}: follows no convolution or linear map that it alone reads; there is no rule for that.")
+    return x
+
+
+@rule.register
+def _(leaf: maps.Grid, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    low.emit.move(low.name, "grid")
+    return _seen_as(low, x, (*leaf.grid, x.shape[-1]), 1)
+
+
+@rule.register
+def _(leaf: maps.Flatten, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    return _seen_as(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
+
+
+def _seen_as(low: Lowering, x: Wire, shape: tuple[int, ...], times: int) -> Wire:
+    """The same values in another shape; times: how many copies of the channels lie side by side then."""
+    low.emit.op(Permute(y=low.name, x=x.buffer, view=shape, perm=tuple(range(len(shape)))))
+    return Wire(low.name, shape, x.codes().tiled(times))
+
+
+@rule.register
+def _(leaf: maps.Upsample, low: Lowering) -> Wire:
+    small, large = low.inputs
+    (height, width, _), (rows, columns, _) = small.shape, large.shape
+    low.emit.move(low.name, "enlarged", of=large.buffer)
+    return _chosen(low, small, grids.enlarged((height, width), (rows, columns)))
+
+
+@rule.register
+def _(leaf: maps.Subsample, low: Lowering) -> Wire:
+    (x,) = low.inputs
+    height, width, _ = x.shape
+    low.emit.move(low.name, "second")
+    return _chosen(low, x, grids.every_second(height, width))
+
+
+def _chosen(low: Lowering, x: Wire, index: grids.Rows) -> Wire:
+    low.emit.op(Take(y=low.name, x=x.buffer, index=low.emit.shared("rows", index)))
+    return Wire(low.name, (*index.shape, x.shape[-1]), x.codes())

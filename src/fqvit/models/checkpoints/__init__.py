@@ -1,0 +1,1 @@
+"""Checkpoint files of every known layout, as tensors under the names of our modules."""

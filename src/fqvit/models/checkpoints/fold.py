@@ -1,0 +1,350 @@
+"""A checkpoint under timm's names -> the config and the state dict of our own modules.
+
+Folds what is only a way of writing the same function (LayerScale, the distilled head, positions without a class row, a
+missing qkv bias) and refuses by name what our modules cannot compute. Neighbours: keymaps.py before it, load.py after.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.models.checkpoints.keymaps import Canonical
+from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.models.zoo import Row, likely
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a config.json says beside the weights; None where it is silent."""
+
+    heads: tuple[int, ...] | None = None
+    eps: float | None = None
+    image: tuple[int, int] | None = None
+    labels: tuple[str, ...] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    pool: str | None = None  # timm's global_pool
+    resize: int | None = None  # short side before the crop
+    crop: float | None = None  # timm's crop_pct: the crop's side over `resize`
+    interpolation: Literal["bicubic", "bilinear"] | None = None
+    architecture: str | None = None
+    model_type: str | None = None
+
+
+MAX_SIDE = 8192  # of images, as in Preprocess
+
+# Key pattern -> what it means. The first match is what the error names, so the more telling ones come first.
+REFUSED = [
+    (r"(logit_scale|cpb_mlp\.|continuous_position_bias_mlp\.)", "SwinV2 (cosine attention)"),
+    (r"(\.q_bias|\.v_bias)$", "BEiT or EVA (separate q and v biases)"),
+    (r"^beit\.|\.lambda_[12]$", "BEiT"),
+    (r"^blocks_token_only\.", "CaiT (class attention)"),
+    (r"(^|\.)(reg_token|register_tokens?)$", "register tokens"),
+    (r"\.(q_norm|k_norm|norm_q|norm_k)\.", "qk-norm"),
+    (r"(^|\.)(norm_pre|pre_layrnorm|ln_pre)\.", "a LayerNorm before the blocks (CLIP)"),
+    (r"(^|\.)rope(\.|_)|freqs_cis|\.freqs$", "rotary positions"),
+    (r"(^|\.)(rel_pos|rel_pos_bias|relative_position_bias)\.|rel_pos_[hw]$", "relative positions in a ViT"),
+    (r"^blocks\..*relative_position_bias_table$", "relative positions in a ViT"),
+    (r"^attn_pool\.", "attention pooling (SigLIP)"),
+    (r"^pre_logits\.", "a pre-logits layer (ImageNet-21k head)"),
+    (r"\.mlp\.(w12|w1|w2|w3|fc1_g|fc1_x|gate_proj)\.", "a gated MLP (SwiGLU)"),
+    (r"\.attn\.norm\.|\.mlp\.norm\.", "norms inside attention or MLP"),
+    (r"^(patch_embed\.backbone\.|embeddings\.patch_embeddings\.backbone)", "a hybrid with a convolutional stem"),
+    (r"^absolute_pos_embed$", "Swin with absolute positions"),
+    (r"lambda1$", "DINOv2 in Hugging Face's layout"),
+]
+
+
+def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig | SwinConfig, dict[str, Tensor]]:
+    """The row's config with what the checkpoint changes in it, and the state dict for its module."""
+    refuse(found, label)
+    swin = is_swin(found)
+    if swin != isinstance(row.config, SwinConfig):
+        series, sizes = sizes_of(found)
+        raise FqvitError(f"{row.name}: {label} is a {'Swin' if swin else 'ViT'}. {_advice(likely(series, *sizes))}")
+    for name, tensor in found.tensors.items():
+        # Nothing empty passes: a shape such as [10^12, 0] costs no bytes, but a model of such sizes would.
+        if tensor.numel() == 0:
+            key = found.origin.get(name, name)
+            raise FqvitError(f"{label}: '{key}' is empty: {list(tensor.shape)}. The checkpoint is damaged.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            key = found.origin.get(name, name)
+            raise FqvitError(f"{label}: '{key}' holds NaN or infinity, expected finite weights. Use another checkpoint.")
+    state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in found.tensors.items()}
+    config: ViTConfig | SwinConfig
+    if isinstance(row.config, SwinConfig):
+        config = _swin(found, state, row, row.config, hints, label)
+    else:
+        config = _vit(found, state, row, row.config, hints, label)
+    if not all(1 <= side <= MAX_SIDE for side in config.image):
+        shown = " x ".join(map(str, config.image))
+        raise FqvitError(f"{label}: images of {shown} pixels, expected sides of 1 to {MAX_SIDE}. The checkpoint is damaged.")
+    return config, state
+
+
+def refuse(found: Canonical, label: str) -> None:
+    for pattern, meaning in REFUSED:
+        for name in found.tensors:
+            if re.search(pattern, name):
+                key = found.origin.get(name, name)
+                raise FqvitError(f"{label}: '{key}' means {meaning}, which is not supported. Use a plain ViT, DeiT or Swin.")
+
+
+def is_swin(found: Canonical) -> bool:
+    return any(name.startswith("layers.0.blocks.") for name in found.tensors)
+
+
+def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
+    """Series, and (width, depths, prefix tokens), as far as names and shapes show them."""
+    patch = found.tensors.get("patch_embed.proj.weight")
+    width = patch.shape[0] if patch is not None and patch.ndim > 0 else 0
+    if is_swin(found):
+        depths = [0] * _count(found.tensors, r"layers\.(\d+)\.")
+        for name in found.tensors:
+            if match := re.match(r"layers\.(\d+)\.blocks\.(\d+)\.", name):
+                stage, block = int(match[1]), int(match[2])
+                depths[stage] = max(depths[stage], block + 1)
+        return "swin", (width, tuple(depths), 1)
+    prefix = 2 if "dist_token" in found.tensors else 1
+    return "deit" if prefix == 2 else "vit", (width, (_count(found.tensors, r"blocks\.(\d+)\."),), prefix)
+
+
+def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hints: Hints, label: str) -> ViTConfig:
+    _, (width, depths, prefix) = sizes_of(found)
+    distilled = prefix == 2
+    # Names before sizes: the distilled and the plain model of a size share every other shape.
+    if distilled != (c.prefix == 2):
+        odd = "dist_token" if distilled else "head_dist.weight"
+        said = f"unexpected key '{found.origin.get(odd, odd)}'" if distilled else f"missing key '{odd}'"
+        raise FqvitError(f"{row.name}: {said} in {label}. {_advice(likely('deit', width, depths, prefix))}")
+    _same_sizes(row, (c.width, (c.depth,)), (width, depths), prefix, label)
+    _same_heads(row, (c.heads,), hints.heads or ((found.heads,) if found.heads else None), label)
+
+    if "cls_token" not in state:
+        prefix = 0
+        state["cls_token"] = torch.zeros(1, 0, width)
+    patch, channels = _patch_shape(state, label)
+    mean = "fc_norm.weight" in state or prefix == 0
+    if hints.pool not in (None, "avg" if mean else "token"):
+        # "avg" over a model with a class token and no fc_norm shows in no key; anything else has no module here.
+        if hints.pool != "avg" or distilled:
+            raise FqvitError(f"{label}: global_pool '{hints.pool}', expected '{'avg' if mean else 'token'}' for these weights.")
+        mean = True
+    _fill_qkv_bias(state)
+    _fold_layer_scale(state, label)
+    head = _head(state, "head", label)
+    if distilled:
+        _fold_distilled(found, state, width, label)
+    return replace(
+        c,
+        image=_vit_image(state, patch, prefix, width, hints, label),
+        patch=patch,
+        channels=channels,
+        classes=head.shape[0],
+        hidden=_rows(state, "blocks.0.mlp.fc1.weight", c.hidden),
+        prefix=prefix,
+        pool="mean" if mean else "token",
+        norm_first="norm.weight" in state or "fc_norm.weight" not in state,
+        norm_last="fc_norm.weight" in state,
+        eps=hints.eps if hints.eps is not None else _default_eps(found, c),
+    )
+
+
+def _default_eps(found: Canonical, c: ViTConfig) -> float:
+    """transformers builds ViT and DeiT with 1e-12 where config.json does not say otherwise, all others with the row's."""
+    return 1e-12 if found.layout == "hugging face vit" else c.eps
+
+
+def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, hints: Hints, label: str) -> SwinConfig:
+    _, (width, depths, _) = sizes_of(found)
+    _same_sizes(row, (c.width, c.depths), (width, depths), 1, label)
+    tables = [state.get(f"layers.{i}.blocks.0.attn.relative_position_bias_table") for i in range(len(c.depths))]
+    if all(table is not None and table.ndim == 2 for table in tables):
+        _same_heads(row, c.heads, tuple(table.shape[1] for table in tables if table is not None), label)
+    if hints.eps is not None and hints.eps != c.eps:
+        raise FqvitError(f"{label}: layer_norm_eps {hints.eps}, expected {c.eps}, which Swin has in all its norms.")
+    if hints.pool not in (None, "avg"):
+        raise FqvitError(f"{label}: global_pool '{hints.pool}', expected 'avg' for a Swin. Choose another model.")
+    patch, channels = _patch_shape(state, label)
+    window = c.window
+    if tables[0] is not None and tables[0].ndim == 2:
+        side = math.isqrt(tables[0].shape[0])
+        if side * side != tables[0].shape[0] or side % 2 == 0:
+            rows = tables[0].shape[0]
+            raise FqvitError(f"{label}: bias tables of {rows} rows, expected (2 window - 1)^2: a square window.")
+        window = (side + 1) // 2
+    _fill_qkv_bias(state)
+    return replace(
+        c,
+        image=_swin_image(found, c, patch, window, hints),
+        patch=patch,
+        channels=channels,
+        classes=_head(state, "head.fc", label).shape[0],
+        window=window,
+        hidden_ratio=max(_rows(state, "layers.0.blocks.0.mlp.fc1.weight", c.hidden_ratio * width) // width, 1),
+    )
+
+
+def _vit_image(state: dict[str, Tensor], patch: int, prefix: int, width: int, hints: Hints, label: str) -> tuple[int, int]:
+    """Image size by the number of positions: a square grid, unless config.json gives another. Pads positions for `prefix`."""
+    positions = state.get("pos_embed")
+    if positions is None or positions.ndim != 3:
+        what = "missing key 'pos_embed'" if positions is None else f"'pos_embed' has shape {list(positions.shape)}"
+        raise FqvitError(f"{label}: {what}, expected [1, tokens, {width}]. Only learned positions are supported.")
+    tokens = positions.shape[1]
+    if hints.image is not None and (hints.image[0] // patch) * (hints.image[1] // patch) == tokens - prefix:
+        return hints.image
+    for rows_before in (prefix, 0):
+        side = math.isqrt(max(tokens - rows_before, 0))
+        if side > 0 and side * side == tokens - rows_before:
+            if rows_before < prefix:  # positions are added to the patches only: the prefix gets zeros
+                zeros = positions.new_zeros(positions.shape[0], prefix, positions.shape[2])
+                state["pos_embed"] = torch.cat([zeros, positions], 1)
+            return side * patch, side * patch
+    raise FqvitError(f"{label}: {tokens} positions with {prefix} prefix tokens, expected a square grid of patches.")
+
+
+def _swin_image(found: Canonical, c: SwinConfig, patch: int, window: int, hints: Hints) -> tuple[int, int]:
+    """config.json, or the number of windows, or the row; nothing else in a Swin depends on its image size."""
+    if hints.image is not None:
+        return hints.image
+    if found.windows is not None and math.isqrt(found.windows) ** 2 == found.windows:
+        side = math.isqrt(found.windows) * window * patch
+        return side, side
+    # Another window or patch in the same zoo row: as many windows a side as the row has, like timm's 224 / 7 and 384 / 12.
+    height, width = (side * window * patch // (c.window * c.patch) for side in c.image)
+    return height, width
+
+
+def _same_sizes(row: Row, want: tuple[int, tuple[int, ...]], got: tuple[int, tuple[int, ...]], prefix: int, label: str) -> None:
+    if want == got:
+        return
+    other = likely(row.series, *got, prefix)
+    # One width and some blocks lost is a cut checkpoint, whose missing keys are named later.
+    if other is None and want[0] == got[0] and all(g <= w for g, w in zip(got[1], want[1], strict=False)):
+        return
+    said = f"width {got[0]} and depth {_shown(got[1])} in {label}, expected {want[0]} and {_shown(want[1])}"
+    raise FqvitError(f"{row.name}: {said}. {_advice(other)}")
+
+
+def _same_heads(row: Row, want: tuple[int, ...], got: tuple[int, ...] | None, label: str) -> None:
+    if got is not None and want != got:
+        raise FqvitError(f"{row.name}: {_shown(got)} heads in {label}, expected {_shown(want)}. No model of the zoo has these.")
+
+
+def _patch_shape(state: dict[str, Tensor], label: str) -> tuple[int, int]:
+    """Patch side and channels, from [width, channels, patch, patch]."""
+    weight = state["patch_embed.proj.weight"]
+    if weight.ndim != 4 or weight.shape[2] != weight.shape[3]:
+        raise FqvitError(f"{label}: patch embedding of shape {list(weight.shape)}, expected [width, channels, patch, patch].")
+    if weight.shape[1] not in (1, 3):
+        raise FqvitError(f"{label}: takes images of {weight.shape[1]} channels, expected 1 (grey) or 3 (RGB).")
+    return weight.shape[2], weight.shape[1]
+
+
+def _head(state: dict[str, Tensor], name: str, label: str) -> Tensor:
+    weight = state.get(f"{name}.weight")
+    if weight is None or weight.ndim != 2 or weight.shape[0] == 0:
+        raise FqvitError(
+            f"{label}: missing key '{name}.weight' (a feature extractor without a classifier). "
+            "Use a checkpoint fine-tuned for classification."
+        )
+    return weight
+
+
+def _fill_qkv_bias(state: dict[str, Tensor]) -> None:
+    """qkv_bias=False is a bias of zeros; one that only some blocks lack is damage, and stays missing."""
+    if any(name.endswith("attn.qkv.bias") for name in state):
+        return
+    for name in [name for name, value in state.items() if name.endswith("attn.qkv.weight") and value.ndim == 2]:
+        state[name.removesuffix("weight") + "bias"] = torch.zeros(state[name].shape[0])
+
+
+def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
+    """x + gamma * (W y + b) = x + (gamma W) y + gamma b"""
+    for name in [name for name in state if re.search(r"\.ls[12]\.gamma$", name)]:
+        gamma, block = state.pop(name), name.rsplit(".", 2)[0]
+        target = f"{block}.attn.proj" if ".ls1." in name else f"{block}.mlp.fc2"
+        for part in ("weight", "bias"):
+            value = state.get(f"{target}.{part}")
+            if value is not None and value.ndim > 0:  # a 0-d one is named by mismatch()
+                if value.shape[0] != gamma.numel():
+                    raise FqvitError(f"{label}: '{name}' has {gamma.numel()} values, expected {value.shape[0]}.")
+                state[f"{target}.{part}"] = value * gamma.flatten().view(-1, *[1] * (value.ndim - 1))
+
+
+def _fold_distilled(found: Canonical, state: dict[str, Tensor], width: int, label: str) -> None:
+    """(W c + b + W' d + b') / 2 = [W/2, W'/2] [c, d] + (b + b')/2
+
+    Hugging Face's DeiTForImageClassification has no second head: its logits are W c + b, and d only takes part in attention.
+    """
+    parts = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
+    alone = found.origin["head.weight"] == "classifier.weight"
+    absent = [key for key in (*parts[: 2 if alone else 4], "cls_token") if key not in state]
+    if absent:
+        raise FqvitError(f"{label}: lacks {_named(absent)}. The checkpoint is incomplete or of another model.")
+    tokens = (state["cls_token"], state.pop("dist_token"))
+    if any(token.numel() != width for token in tokens):
+        shapes = " and ".join(str(list(token.shape)) for token in tokens)
+        raise FqvitError(f"{label}: class and distillation tokens of shapes {shapes}, expected [1, 1, {width}].")
+    state["cls_token"] = torch.cat([token.reshape(1, 1, width) for token in tokens], 1)
+    weight, bias = state["head.weight"], state["head.bias"]
+    if alone:
+        state["head.weight"] = torch.cat([weight, torch.zeros_like(weight)], 1)
+        return
+    other, other_bias = state.pop("head_dist.weight"), state.pop("head_dist.bias")
+    if (other.shape, other_bias.shape) != (weight.shape, bias.shape):
+        raise FqvitError(f"{label}: 'head_dist.weight' is {list(other.shape)}, expected {list(weight.shape)} like the head.")
+    state["head.weight"] = torch.cat([weight, other], 1) / 2
+    state["head.bias"] = (bias + other_bias) / 2
+
+
+def mismatch(
+    name: str, label: str, want: dict[str, Tensor], state: dict[str, Tensor], origin: dict[str, str]
+) -> FqvitError | None:
+    """The error that names what a state dict lacks, has too much, or has in another shape; None where it fits."""
+    missing = [key for key in want if key not in state]
+    unexpected = [origin.get(key, key) for key in state if key not in want]
+    shapes = [key for key in want if key in state and want[key].shape != state[key].shape]
+    if missing:
+        return FqvitError(f"{name}: {label} lacks {_named(missing)}. The checkpoint is incomplete or of another model.")
+    if unexpected:
+        return FqvitError(f"{name}: {label} has unexpected {_named(unexpected)}. It is of another model.")
+    if shapes:
+        key = shapes[0]
+        more = f" ({len(shapes)} tensors differ)" if len(shapes) > 1 else ""
+        said = f"'{origin.get(key, key)}' is {list(state[key].shape)}, expected {list(want[key].shape)}{more}"
+        return FqvitError(f"{name}: in {label} {said}. The checkpoint is of another model.")
+    return None
+
+
+def _named(keys: list[str]) -> str:
+    few = ", ".join(f"'{key}'" for key in keys[:3])
+    return f"{len(keys)} key{'s' if len(keys) > 1 else ''}: {few}{', ...' if len(keys) > 3 else ''}"
+
+
+def _advice(row: Row | None) -> str:
+    if row is None:
+        return "No model of the zoo has these sizes; `fqvit models` lists them."
+    short = row.aliases[0] if row.aliases else row.name
+    return f"This looks like {short}: width {row.config.width}. Use that name."
+
+
+def _rows(state: dict[str, Tensor], key: str, otherwise: int) -> int:
+    value = state.get(key)
+    return value.shape[0] if value is not None and value.ndim == 2 else otherwise
+
+
+def _count(tensors: dict[str, Tensor], pattern: str) -> int:
+    return max((int(match[1]) + 1 for name in tensors if (match := re.match(pattern, name))), default=0)
+
+
+def _shown(numbers: tuple[int, ...]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else "-".join(map(str, numbers))

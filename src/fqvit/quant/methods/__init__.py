@@ -1,0 +1,1 @@
+"""Methods that refine a calibration: mixed precision, weight rounding, and searched scales."""

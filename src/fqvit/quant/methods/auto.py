@@ -1,0 +1,140 @@
+"""Recipe `auto`: the fewest wide sites with which the quantized model stays as good as it must, judged without labels.
+
+Two calibrations of the same images, a narrow and a wide one, agree in everything but the bits of some sites. Units (the sites
+of one role in one block) are left narrow one by one to see what each costs, then raised, the costliest first, until the
+expected loss is small enough. Neighbours: calibrate.py (makes the two), simulate.py (measures).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.models.graph import Features, run_float, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.quant.calibration import Calibration, Choice, Measure, Raised
+from fqvit.quant.plan import SitePlan, plan
+from fqvit.quant.recipe import Recipe, SiteRule
+from fqvit.quant.simulate import Simulation
+from fqvit.system.progress import Progress
+
+WIDER = {"residual": 16, "hidden": 12, "scores": 10, "attention": 8}  # bits that `auto` may raise a site to
+PROBE_IMAGES = 32  # for what one unit brings; all images given decide how many are raised
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class _Unit:
+    name: str
+    role: str
+    sites: tuple[str, ...]
+
+
+def wide(recipe: Recipe) -> Recipe:
+    """The recipe with every site that may be raised raised, but where its own rules say how many bits; nothing else changed."""
+    sites = {role: SiteRule(bits=bits) for role, bits in WIDER.items() if role != "attention" and role not in recipe.sites}
+    for pattern, rule in recipe.sites.items():
+        sites[pattern] = msgspec.structs.replace(rule, bits=rule.bits or WIDER.get(pattern))
+    own = {"attention_bits": WIDER["attention"], "residual": "tensor", "max_loss": None}
+    return msgspec.structs.replace(recipe, sites=sites, **own)
+
+
+def check(features: Features) -> None:
+    if features != "logits":
+        raise FqvitError("recipe auto: judges by class scores, so it cannot make features. Use --recipe fqvit for them.")
+
+
+def choose(
+    model: FloatModel,
+    narrow: Calibration,
+    wider: Calibration,
+    images: NDArray[np.uint8],
+    progress: Progress | None = None,
+) -> Calibration:
+    """The calibration with some sites of `wider` in place of those of `narrow`, and with the account of it."""
+    limit = narrow.recipe.max_loss
+    assert limit is not None
+    graph = trace(model.module)
+    raised_sites = plan(graph, wider.recipe)
+    float_logits = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in _batches(images)])
+
+    def mixed(units: Sequence[_Unit]) -> Calibration:
+        names = [site for unit in units for site in unit.sites]
+        sites = {**narrow.sites, **{name: wider.sites[name] for name in names}}
+        rules = {name: _rule(raised_sites[name], narrow.recipe.sites.get(name, SiteRule())) for name in names}
+        recipe = msgspec.structs.replace(narrow.recipe, max_loss=None, sites={**narrow.recipe.sites, **rules})
+        return replace(narrow, recipe=recipe, sites=sites)
+
+    def measured(units: Sequence[_Unit], count: int) -> Measure:
+        simulation = Simulation(model, mixed(units))
+        logits = torch.cat([simulation.run(batch) for batch in _batches(images[:count])])
+        return measure(float_logits[:count], logits)
+
+    units = _units(model, narrow, wider)
+    start = measured([], len(images))
+    if start.loss <= limit:
+        return replace(mixed([]), choice=Choice(limit, len(images), start, start, True, len(units), []))
+    probes = min(PROBE_IMAGES, len(images))
+    best = measured(units, probes).kl
+    gains = {}
+    # Around the good end errors are small and add up; around the bad start they drown each other.
+    for unit in progress(units, len(units), "probing sites") if progress else units:
+        gains[unit] = measured([other for other in units if other != unit], probes).kl - best
+    order = sorted(units, key=lambda unit: -gains[unit])
+    low, high = 0, len(order)  # `low` units are too few, `high` are enough or all there are
+    while high - low > 1:
+        middle = (low + high) // 2
+        if measured(order[:middle], len(images)).loss <= limit:
+            high = middle
+        else:
+            low = middle
+    end = measured(order[:high], len(images))
+    raised = [_account(unit, gains[unit], narrow, wider) for unit in order[:high]]
+    choice = Choice(limit, len(images), start, end, end.loss <= limit, len(units), raised)
+    return replace(mixed(order[:high]), choice=choice)
+
+
+def measure(float_logits: Tensor, logits: Tensor) -> Measure:
+    """Both [N, classes]."""
+    exact, other = float_logits.double().log_softmax(1), logits.double().log_softmax(1)
+    best, chosen = exact.argmax(1, keepdim=True), other.argmax(1, keepdim=True)
+    kl = float((exact.exp() * (exact - other)).sum(1).mean())
+    loss = float((exact.gather(1, best).exp() - exact.gather(1, chosen).exp()).mean())
+    return Measure(kl, 100 * float((best == chosen).double().mean()), 100 * loss)
+
+
+def _rule(site: SitePlan, own: SiteRule) -> SiteRule:
+    """The site's own rule, raised. Names the observer of a residual site, which would otherwise be the narrow recipe's: PTF."""
+    if site.role != "residual":
+        return msgspec.structs.replace(own, bits=site.bits)
+    return msgspec.structs.replace(own, bits=site.bits, observer="ptf" if site.kind == "ptf" else site.observer)
+
+
+def _units(model: FloatModel, narrow: Calibration, wider: Calibration) -> list[_Unit]:
+    """Sites of one role in one block together; those that the wide recipe does not raise are left out."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in trace(model.module).nodes:
+        low, high = narrow.sites.get(node.name), wider.sites.get(node.name)
+        if low is None or high is None or high.bits <= low.bits:
+            continue
+        block = re.match(r"(.*\.\d+)\.", node.name)
+        found.setdefault((block[1] if block else node.name, node.leaf.role), []).append(node.name)
+    return [_Unit(block, role, tuple(sites)) for (block, role), sites in found.items()]
+
+
+def _account(unit: _Unit, gain: float, narrow: Calibration, wider: Calibration) -> Raised:
+    first = unit.sites[0]
+    return Raised(unit.name, unit.role, len(unit.sites), narrow.sites[first].bits, wider.sites[first].bits, gain)
+
+
+def _batches(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    return [images[i : i + BATCH] for i in range(0, len(images), BATCH)]

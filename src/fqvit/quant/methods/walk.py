@@ -1,0 +1,91 @@
+"""A walk over the graph that holds the values of some images twice: in the float model, and in one that is being quantized.
+
+Methods that choose weights or steps for what the quantized network really feeds a layer see both sides node by node, in the
+order of the network: compensate.py, bitsplit.py, similarity.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.models import layers
+from fqvit.models.graph import IMAGES, Graph, Node
+from fqvit.models.pixels import normalise
+from fqvit.quant.fit import site_shapes
+from fqvit.quant.weights import pixel_linear
+from fqvit.system.progress import Progress
+
+MAX_ELEMENTS = 2**27  # of one site over all images of the walk: bounds its memory to a few times 512 MB
+BATCH = 16
+
+# The batches of each input of a node.
+Columns = Sequence[Sequence[Tensor]]
+
+
+def side_by_side(
+    graph: Graph,
+    preprocess: Preprocess,
+    images: NDArray[np.uint8],
+    step: Callable[[Node, Columns, Columns], list[Tensor]],
+    progress: Progress | None,
+    label: str,
+) -> None:
+    """Calls step(node, float inputs, quantized inputs) for every node; it returns what the node is in the quantized network, a
+    tensor a batch. images: uint8 [n, H, W, C], of which the first are taken, as many as memory allows."""
+    largest = max(math.prod(shape) for shape in site_shapes(graph, preprocess).values())
+    images = images[: max(1, MAX_ELEMENTS // largest)]
+    batches = [normalise(images[i : i + BATCH], preprocess) for i in range(0, len(images), BATCH)]
+    exact: dict[str, list[Tensor]] = {IMAGES: batches}
+    quantized: dict[str, list[Tensor]] = {IMAGES: batches}
+    last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    nodes = graph.nodes if progress is None else progress(graph.nodes, len(graph.nodes), label)
+    for i, node in enumerate(nodes):
+        columns = [exact[name] for name in node.inputs]
+        quantized[node.name] = step(node, columns, [quantized[name] for name in node.inputs])
+        exact[node.name] = [node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)]
+        for name in set(node.inputs):
+            if last_use[name] == i:
+                del exact[name], quantized[name]
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """y = x weight^T + bias over rows x: of a linear layer its inputs, of a patch embedding (pixel - zero) / 255 of a square.
+
+    weight: float64 [O, K]   bias: float64 [O]
+    """
+
+    leaf: layers.Linear | layers.Patches
+    preprocess: Preprocess
+    weight: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    zero: int = 0
+
+    @staticmethod
+    def of(node: Node, preprocess: Preprocess) -> LinearMap:
+        leaf = node.leaf
+        assert isinstance(leaf, layers.Linear | layers.Patches)
+        weight = leaf.weight.detach().cpu().double().numpy()
+        bias = np.zeros(len(weight)) if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
+        if isinstance(leaf, layers.Linear):
+            return LinearMap(leaf, preprocess, weight, bias)
+        return LinearMap(leaf, preprocess, *pixel_linear(weight, bias, preprocess))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """What the node reads, as rows: [N, T, K] with all tokens of an image in one axis."""
+        if isinstance(self.leaf, layers.Linear):
+            return x.reshape(len(x), -1, x.shape[-1])
+        p, patch = self.preprocess, self.leaf.patch
+        mean, std = torch.tensor(p.mean)[:, None, None], torch.tensor(p.std)[:, None, None]
+        codes = ((x * std + mean) * 255).round() - self.zero
+        squares = F.unfold(codes, patch, stride=patch).reshape(len(x), p.channels, patch**2, -1)
+        return squares.permute(0, 3, 2, 1).flatten(2) / 255

@@ -1,0 +1,45 @@
+"""How tests type a command: in this process, with what it printed and its exit code as the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from fqvit.cli.app import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict:
+        """The last line of stdout, which --json promises to be the result."""
+        assert self.code == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+
+def fqvit(*words: object) -> Outcome:
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["fqvit", *map(str, words)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+            main()
+    finally:
+        sys.argv = before
+    return Outcome(end.value.code or 0, out.getvalue(), err.getvalue())  # type: ignore[arg-type]
+
+
+def refused(done: Outcome, *words: str) -> None:
+    """One line, exit code 2, no traceback, nothing on stdout."""
+    assert done.code == 2
+    assert done.err.startswith("fqvit: ") and len(done.err.splitlines()) == 1, done.err
+    for word in words:
+        assert word in done.err

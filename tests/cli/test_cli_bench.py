@@ -1,0 +1,90 @@
+"""`fqvit bench` as a user types it. Times are measured and never judged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fqvit.bench import peers
+from tests.cli.command_line import fqvit, refused
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "fmnist_vit.fqvit"
+    done = fqvit("quantize", "--images", 16, "-o", path)
+    assert done.code == 0, done.err
+    return path
+
+
+def test_a_program_beside_torch(program: Path) -> None:
+    result = fqvit("bench", program, "--against", "torch", "--rounds", 2, "--json").json
+    (setting,) = result["settings"]
+    assert [row["name"] for row in setting["results"]] == ["fqvit", "torch fp32"]
+    for row in setting["results"]:
+        assert row["runs"] >= 2 and 0 < row["cpu_min"] <= row["cpu_median"] and row["peak_mb"] > 10
+    assert result["model"] == "fmnist_vit" and result["recipe"] == "fqvit" and result["skipped"] == []
+    assert result["peer_weights"].startswith("fmnist_vit.safetensors")  # the embedded ones
+
+
+def test_every_setting_has_its_results(program: Path) -> None:
+    words = ("--against", "none", "--batch", "1,3", "--threads", "2,1", "--rounds", 1, "--json")
+    result = fqvit("bench", program, *words).json
+    settings = [(s["threads"], s["batch"], s["ratio_of"]) for s in result["settings"]]
+    assert settings == [(2, 1, "wall"), (2, 3, "wall"), (1, 1, "cpu"), (1, 3, "cpu")]
+    assert all(len(s["results"]) == 1 and s["results"][0]["ratio"] == 1.0 for s in result["settings"])
+
+
+def test_a_program_alone_with_its_ops(program: Path) -> None:
+    done = fqvit("bench", program, "--against", "none", "--rounds", 1, "--ops")
+    assert done.code == 0, done.err
+    assert "1 thread, batch 1" in done.out and "GMAC/s" in done.out and "layernorm" in done.out
+    result = fqvit("bench", program, "--against", "none", "--rounds", 1, "--ops", "--json").json["by_op"]
+    assert sum(kind["count"] for kind in result["kinds"]) == len(result["ops"]) > 20
+    assert sum(op["macs"] for op in result["ops"]) > 20_000_000
+
+
+def test_a_peer_that_is_missing_is_named_and_the_rest_runs(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "installed", lambda module: module not in ("openvino", "onnxruntime"))
+    done = fqvit("bench", program, "--against", "openvino", "--rounds", 1)
+    assert done.code == 0 and "fqvit" in done.out
+    assert "Skipped openvino fp32: openvino not installed: pip install openvino" in done.out
+
+
+def test_a_worker_that_ends_is_one_line(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "FQVIT_ISA", "abacus")
+    refused(fqvit("bench", program, "--against", "none", "--rounds", 1), "abacus")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--against", "tensorrt"), "tensorrt"),
+        (("--batch", "0"), "--batch 0"),
+        (("--batch", "1,x"), "--batch 1,x"),
+        (("--threads", ""), "--threads"),
+        (("--threads", "1e3"), "--threads 1e3"),
+        (("--rounds", "0"), "--rounds 0"),
+        (("--weights", "nowhere.safetensors", "--rounds", "1", "--against", "torch"), "nowhere.safetensors"),
+    ],
+)
+def test_mistakes_are_one_line(program: Path, words: tuple[str, ...], said: str) -> None:
+    refused(fqvit("bench", program, *words), said)
+
+
+def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    refused(fqvit("bench", tmp_path / "none.fqvit"), "none.fqvit")
+
+
+@pytest.mark.parametrize("library", ["onnxruntime", "openvino"])
+def test_other_peers_run_where_they_are_installed(program: Path, library: str) -> None:
+    here, _ = peers.choose((library,))
+    if not here:
+        pytest.skip(f"needs {library}")
+    result = fqvit("bench", program, "--against", library, "--rounds", 1, "--json").json
+    assert [row["name"] for row in result["settings"][0]["results"]] == ["fqvit", *(peer.name for peer in here)]
+    assert result["warnings"] == []

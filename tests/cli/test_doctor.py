@@ -1,0 +1,56 @@
+"""`fqvit doctor`: what it finds, and what it says of a broken installation."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fqvit import _native
+from fqvit.cli.commands import doctor
+from tests.cli.command_line import fqvit
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_doctor_names_the_core_the_cpu_and_every_package() -> None:
+    done = fqvit("doctor", "--json")
+    assert done.code == 0, done.err
+    assert done.json["core"] == done.json["fqvit"] == _native.version
+    assert done.json["kernels"] == _native.instruction_sets() and done.json["kernels"][-1] == "scalar"
+    assert done.json["problems"] == []
+    assert done.json["packages"]["numpy"] == np.__version__
+    shown = fqvit("doctor")
+    assert shown.code == 0 and all(package.name in shown.out for package in doctor.PACKAGES)
+
+
+def test_what_is_missing_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("torch", "openvino") else here(name))
+    done = fqvit("doctor")
+    assert done.code == 0
+    lines = {line.split()[0]: line for line in done.out.splitlines() if line}
+    assert lines["torch"].endswith("pip install 'fqvit[quantize]'") and "missing" in lines["torch"]
+    assert lines["openvino"].endswith("pip install openvino")
+
+
+def test_every_extra_is_known() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package in doctor.PACKAGES:
+        if package.extra is not None:
+            assert any(line.startswith(package.name) for line in extras[package.extra]), package
+
+
+def test_a_core_that_does_not_load_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fqvit._native", None)
+    done = fqvit("doctor", "--json")
+    assert done.code == 2 and "compiled part cannot be loaded" in done.err and len(done.err.splitlines()) == 1
+
+
+def test_kernels_that_compute_wrongly_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "computes_right", lambda isa: isa != "scalar")
+    done = fqvit("doctor")
+    assert done.code == 2 and "kernels scalar compute wrongly" in done.err and "Install fqvit again" in done.err

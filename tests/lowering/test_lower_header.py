@@ -1,0 +1,135 @@
+"""What lowering writes beside the ops: recipe, input, outputs; and which sizes of a detector's pyramid are kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from torch import nn
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.detect import lower as lower_detector
+from fqvit.detect.lower import KEPT_SIZES, LoweredDetector
+from fqvit.errors import FqvitError
+from fqvit.ir.ops import Linear
+from fqvit.ir.program import CodeInput, Output
+from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.lower import LATER_FIELDS, _input, _outputs, lower, recorded
+from fqvit.models.graph import Graph, Node
+from fqvit.models.layers import Leaf
+from fqvit.models.load import FloatModel
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.qparams import QParams
+from fqvit.quant.recipe import RECIPES, Recipe
+from tests.factories import calibration_of, float_model
+
+Q = QParams(7, np.array([0.5, 0.25]), np.array([3, 4]))
+
+
+def calibration(features: Any = "logits", square: QParams | None = None) -> Calibration:
+    return Calibration(Recipe(name="test"), features, 1, {}, square=square)
+
+
+def test_a_recipe_is_written_with_its_defaults_except_those_of_later_fields() -> None:
+    plain = recorded(Recipe(name="test"))
+    names = {field.name for field in msgspec.structs.fields(Recipe)}
+    assert set(plain) == names - set(LATER_FIELDS) and plain["weight_bits"] == 8
+    assert recorded(Recipe(name="test", mult="short", weight_bits=4)) == plain | {"mult": "short", "weight_bits": 4}
+
+
+@pytest.mark.parametrize(
+    "square, q, expected",
+    [
+        ((7, 7, 2), Q, CodeInput((7, 7, 2), 0.5, 3, 7)),
+        (None, None, None),
+        ((7, 7, 2), None, None),
+        (None, Q, None),
+    ],
+)
+def test_the_input_of_a_head_is_codes(square: Any, q: QParams | None, expected: CodeInput | None) -> None:
+    preprocess = Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3)
+    assert _input(FloatModel("head", nn.Identity(), preprocess, None, "", square), calibration(square=q)) == expected
+
+
+@pytest.mark.parametrize(
+    "role, wire, features, expected",
+    [
+        ("logits", Wire("y", (5,), unit=np.array([0.5])), "logits", Output("y", "logits", 0.5)),
+        ("logits", Wire("y", (2, 2, 5), unit=np.array([0.5])), "logits", Output("y", "scores", 0.5)),
+        ("deltas", Wire("y", (5,), unit=np.array([0.5])), "logits", Output("y", "deltas", 0.5)),
+        ("deltas", Wire("y", (2, 2, 5), unit=np.array([0.5])), "logits", Output("y", "deltas", 0.5)),
+        ("fpn", Wire("y", (2, 2, 2), Q), "logits", Output("y", "map", 0.5, 3)),
+        ("norm", Wire("y", (2, 2), Q), "tokens", Output("y", "tokens", 0.5, 3)),
+        ("pooled", Wire("y", (2,), Q), "pooled", Output("y", "pooled", 0.5, 3)),
+    ],
+)
+def test_an_output_has_the_kind_that_its_shape_and_role_say(role: Any, wire: Wire, features: Any, expected: Output) -> None:
+    emitter = Emitter(calibration(), False)
+    emitter.wires = {"y": wire}
+    assert _outputs(Graph((Node("y", Leaf(role), ()),), "y"), emitter, calibration(features)) == [expected]
+
+
+def test_outputs_come_in_the_order_of_the_model() -> None:
+    emitter = Emitter(calibration(), False)
+    emitter.wires = {name: Wire(name, (5,), unit=np.array([0.5])) for name in "abc"}
+    graph = Graph(tuple(Node(name, Leaf("logits"), ()) for name in "abc"), "a", ("c", "b"))
+    assert [output.buffer for output in _outputs(graph, emitter, calibration())] == ["c", "b", "a"]
+
+
+def test_recipes_without_integer_programs_are_refused() -> None:
+    recipe = next(recipe for recipe in RECIPES.values() if not recipe.integer)
+    model = float_model("vit")
+    with pytest.raises(FqvitError, match="there is no integer program"):
+        lower(model, Calibration(recipe, "logits", 1, {}))
+
+
+@pytest.mark.parametrize("kind, masked", [("vit", False), ("padded swin", True)])
+def test_the_last_code_of_attention_means_0_wherever_some_window_is_masked(kind: str, masked: bool) -> None:
+    model = float_model(kind)
+    sites = lower(model, calibration_of(model, Recipe(name="test", zero_code=False))).header.sites.values()
+    assert {site.zero_code for site in sites if site.log2} == {masked}
+
+
+@pytest.mark.parametrize("kind, added", [("vit", 5), ("swin", 6)])
+def test_whatever_is_added_comes_in_fractions_of_the_sums_step_where_multipliers_are_short(kind: str, added: int) -> None:
+    model = float_model(kind)
+    full, short = (
+        [op.out for op in lower(model, calibration_of(model, recipe, 4)).ops if isinstance(op, Linear)]
+        for recipe in (Recipe(name="test"), Recipe(name="test", mult="short"))
+    )
+    assert full.count("acc") == added and short == ["i32" if out == "acc" else out for out in full]
+
+
+def test_a_class_name_is_one_line() -> None:
+    model = float_model("distilled", classes=("a", "b", "c\nd", "e", "f"))
+    with pytest.raises(FqvitError, match=r"^class name 'c\\nd': has a line break"):
+        lower(model, calibration_of(model, count=4))
+    # Features have no classes.
+    assert lower(model, calibration_of(model, count=4, features="pooled")).classes is None
+
+
+def test_what_lowering_gives_is_verified() -> None:
+    model = float_model("distilled", classes=("a", "b"))
+    with pytest.raises(FqvitError, match="^2 class names for 5 logits"):
+        lower(model, calibration_of(model, count=4))
+
+
+def test_the_sizes_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(lower_detector, "resized", lambda template, height, width: made.append(height) or (height, width))
+    low = LoweredDetector.__new__(LoweredDetector)
+    low.template, low._pyramids = None, OrderedDict()  # type: ignore[assignment]
+
+    def asked(height: int) -> list[int]:
+        """Which sizes that makes anew."""
+        made.clear()
+        assert low.pyramid(height, 9) == (height, 9)  # type: ignore[comparison-overlap]
+        return list(made)
+
+    assert [asked(height) for height in range(KEPT_SIZES)] == [[height] for height in range(KEPT_SIZES)]
+    assert asked(0) == []
+    assert asked(99) == [99]  # in the place of 1, which is the longest ago
+    assert asked(0) == asked(2) == [] and asked(1) == [1] and len(low._pyramids) == KEPT_SIZES

@@ -1,0 +1,261 @@
+"""hf:ORG/NAME against a stand-in for the hub on loopback, which serves small random models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.errors import FqvitError
+from fqvit.models import zoo
+from fqvit.models.config import ViTConfig
+from fqvit.models.load import build, load_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SMALL = ViTConfig(image=(16, 16), patch=4, channels=3, classes=3, width=12, depth=2, heads=3, hidden=48)
+CONFIG: dict[str, Any] = {
+    "model_type": "vit",
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": 16,
+    "num_attention_heads": 3,
+    "id2label": {"0": "cat", "1": "dog", "2": "eel"},
+}
+
+
+class Hub:
+    """repositories: {"ORG/NAME": {file name: bytes}}; the only revisions are main and v1."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self.answer(with_body=False)
+
+            def do_GET(self) -> None:
+                self.answer(with_body=True)
+
+            def answer(self, with_body: bool) -> None:
+                organisation, name, _, revision, file = self.path.lstrip("/").split("/", 4)
+                files = hub.repositories.get(f"{organisation}/{name}")
+                if files is None:
+                    return self.refuse("RepoNotFound")
+                if revision not in ("main", "v1", COMMIT):
+                    return self.refuse("RevisionNotFound")
+                if file not in files:
+                    return self.refuse("EntryNotFound")
+                body = files[file]
+                self.send_response(200)
+                self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if with_body:
+                    self.wfile.write(body)
+
+            def refuse(self, code: str) -> None:
+                self.send_response(404)
+                self.send_header("X-Error-Code", code)
+                self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    stand_in = Hub()
+    monkeypatch.setenv("HF_ENDPOINT", stand_in.address)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    row = zoo.Row("vit_small_here", SMALL, Preprocess(16, 16, 3, 18, "bicubic", (0.5,) * 3, (0.5,) * 3))
+    monkeypatch.setitem(zoo.BY_NAME, row.name, row)
+    monkeypatch.setattr(zoo, "ROWS", (*zoo.ROWS, row))
+    yield stand_in
+    stand_in.server.shutdown()
+    stand_in.server.server_close()
+
+
+def hugging_face_state() -> dict[str, torch.Tensor]:
+    """A random small ViT under the names of transformers' files."""
+    renames = [
+        (r"^patch_embed\.proj", "vit.embeddings.patch_embeddings.projection"),
+        (r"^cls_token", "vit.embeddings.cls_token"),
+        (r"^pos_embed", "vit.embeddings.position_embeddings"),
+        (r"^norm", "vit.layernorm"),
+        (r"^head", "classifier"),
+        (r"^blocks", "vit.encoder.layer"),
+        (r"\.norm1", ".layernorm_before"),
+        (r"\.norm2", ".layernorm_after"),
+        (r"\.mlp\.fc1", ".intermediate.dense"),
+        (r"\.mlp\.fc2", ".output.dense"),
+        (r"\.attn\.proj", ".attention.output.dense"),
+    ]
+    out = {}
+    for key, value in build(SMALL).state_dict().items():
+        for pattern, name in renames:
+            key = re.sub(pattern, name, key)
+        thirds = zip(("query", "key", "value"), value.chunk(3)) if ".qkv." in key else [("", value)]
+        for part, third in thirds:
+            out[key.replace("attn.qkv", f"attention.attention.{part}")] = third.clone()
+    return out
+
+
+def files(**changes: Any) -> dict[str, bytes]:
+    state = hugging_face_state()
+    return {"config.json": json.dumps({**CONFIG, **changes}).encode(), "model.safetensors": save(state)}
+
+
+@pytest.mark.parametrize("address", ["hf:someone/vit-here", "hf:someone/vit-here@v1"])
+def test_a_model_of_the_hub_brings_its_classes_epsilon_and_source(hub: Hub, address: str) -> None:
+    hub.repositories["someone/vit-here"] = files()
+    for name, weights in ((address, None), ("vit_small_here", address)):
+        model = load_model(name, weights)
+        assert (model.name, model.classes) == ("vit_small_here", ("cat", "dog", "eel"))
+        assert model.module.config.eps == 1e-12
+        digest = hashlib.sha256(hub.repositories["someone/vit-here"]["model.safetensors"]).hexdigest()
+        assert model.source == f"{address} model.safetensors sha256:{digest}"
+        assert model.module(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
+
+
+def test_mean_and_std_come_from_the_preprocessor_config(hub: Hub) -> None:
+    numbers = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    hub.repositories["a/b"] = {**files(), "preprocessor_config.json": json.dumps(numbers).encode()}
+    p = load_model("hf:a/b").preprocess
+    assert (p.mean, p.std, p.resize) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 18)
+
+
+def test_older_repositories_keep_their_weights_in_a_bin_file(hub: Hub, tmp_path: Path) -> None:
+    torch.save(hugging_face_state(), tmp_path / "w.bin")
+    hub.repositories["a/b"] = {"config.json": files()["config.json"], "pytorch_model.bin": (tmp_path / "w.bin").read_bytes()}
+    assert load_model("hf:a/b").source.startswith("hf:a/b pytorch_model.bin sha256:")
+
+
+def test_timms_own_repositories_name_their_architecture(hub: Hub) -> None:
+    config = {"architecture": "vit_small_here", "pretrained_cfg": {"mean": [0.1, 0.1, 0.1], "std": [0.2, 0.2, 0.2], "tag": "x"}}
+    weights = save(build(SMALL).state_dict())
+    hub.repositories["timm/x"] = {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+    model = load_model("hf:timm/x")
+    assert (model.name, model.preprocess.mean, model.module.config.eps) == ("vit_small_here", (0.1, 0.1, 0.1), 1e-6)
+
+
+def timm_files(config: dict[str, Any]) -> dict[str, bytes]:
+    weights = save(build(SMALL).state_dict())
+    return {"config.json": json.dumps({"architecture": "vit_small_here", **config}).encode(), "model.safetensors": weights}
+
+
+def test_timms_crop_interpolation_and_pooling_are_obeyed(hub: Hub) -> None:
+    pretrained = {"crop_pct": 0.8, "interpolation": "bilinear", "crop_mode": "center"}
+    hub.repositories["timm/x"] = timm_files({"pretrained_cfg": pretrained, "global_pool": "avg"})
+    model = load_model("vit_small_here", "hf:timm/x")
+    assert (model.preprocess.resize, model.preprocess.interpolation, model.module.config.pool) == (20, "bilinear", "mean")
+
+
+@pytest.mark.parametrize(
+    ("size", "resize"),
+    [(24, 24), ({"height": 16, "width": 16}, 16), ({"shortest_edge": 20}, 20), (8, 18)],
+)
+def test_size_and_resample_come_from_the_preprocessor_config(hub: Hub, size: object, resize: int) -> None:
+    numbers = {"size": size, "resample": 2, "do_resize": True}
+    hub.repositories["a/b"] = {**files(), "preprocessor_config.json": json.dumps(numbers).encode()}
+    p = load_model("hf:a/b").preprocess
+    assert (p.resize, p.interpolation, p.height) == (resize, "bilinear", 16)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"global_pool": "map"}, "global_pool 'map', expected 'token'"),
+        ({"model_args": {"act_layer": "gelu_tanh"}}, "act_layer 'gelu_tanh'"),
+        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "no exact GELU"),
+        ({"pretrained_cfg": {"interpolation": "lanczos"}}, "interpolation 'lanczos', expected bicubic or bilinear"),
+        ({"pretrained_cfg": {"crop_pct": 0}}, "crop_pct"),
+    ],
+)
+def test_a_timm_config_that_cannot_be_computed_is_refused_under_any_name(
+    hub: Hub, config: dict[str, Any], message: str
+) -> None:
+    hub.repositories["timm/x"] = timm_files(config)
+    for name, weights in (("hf:timm/x", None), ("vit_small_here", "hf:timm/x")):
+        with pytest.raises(FqvitError, match=message):
+            load_model(name, weights)
+
+
+def test_an_architecture_that_the_zoo_does_not_list_is_found_by_its_sizes(hub: Hub) -> None:
+    config = {"architecture": "vit_mine_patch4_16"}
+    weights = save(build(SMALL).state_dict())
+    hub.repositories["timm/x"] = {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+    assert load_model("hf:timm/x").name == "vit_small_here"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new', expected 'gelu'"),
+        ({"model_type": "swinv2"}, "model_type 'swinv2'"),
+        ({"num_attention_heads": 2}, "2 heads.*expected 3"),
+        ({"id2label": {"0": "cat"}}, "1 class names for 3 logits"),
+        ({"id2label": {"1": "cat", "2": "dog", "3": "eel"}}, "id2label"),
+        ({"image_size": "large"}, "config.json: Expected"),
+    ],
+)
+def test_a_config_that_cannot_be_computed_is_refused(hub: Hub, changes: dict[str, Any], message: str) -> None:
+    hub.repositories["a/b"] = files(**changes)
+    with pytest.raises(FqvitError, match=message) as caught:
+        load_model("vit_small_here", "hf:a/b")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_hub_does_not_have_is_told_in_one_line(hub: Hub) -> None:
+    hub.repositories["a/b"] = files()
+    hub.repositories["a/empty"] = {"config.json": files()["config.json"]}
+    for address, message in [
+        ("hf:a/nothing", "no such model on the hub"),
+        ("hf:a/b@v9", "no revision 'v9'"),
+        ("hf:a/empty", "has no model.safetensors or pytorch_model.bin"),
+        ("hf:justname", "expected hf:ORG/NAME"),
+        ("hf:../../etc", "expected hf:ORG/NAME"),
+    ]:
+        with pytest.raises(FqvitError, match=message) as caught:
+            load_model(address)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_unreachable_hub_is_told_in_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.server.shutdown()
+    hub.server.server_close()
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the package waits between its attempts
+    with pytest.raises(FqvitError, match="cannot be reached") as caught:
+        load_model("hf:a/b")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_huggingface_hub_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FqvitError, match="pip install huggingface_hub"):
+        load_model("hf:a/b")
+
+
+def test_a_name_on_the_hub_takes_no_second_weights() -> None:
+    with pytest.raises(FqvitError, match="names its own weights"):
+        load_model("hf:a/b", "other.safetensors")

@@ -1,0 +1,51 @@
+"""What `import fqvit` offers, and what it costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+
+def test_importing_fqvit_costs_nothing_and_offers_its_names() -> None:
+    code = """
+import sys, fqvit
+assert not {"numpy", "torch", "PIL", "typer", "msgspec"} & set(sys.modules), sorted(sys.modules)
+fqvit.Program, fqvit.Recipe, fqvit.load_recipe, fqvit.FqvitError, fqvit.runtime.reference.run
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_reference_is_there_after_the_engine() -> None:
+    code = "import fqvit; fqvit.Engine; fqvit.runtime.reference.run"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    # `make api` makes pages of these. msgspec and dataclass write signatures where nobody wrote anything.
+    import fqvit as package
+
+    silent = []
+    for name in package.__all__:
+        thing = getattr(package, name)
+        parts = {name: thing}
+        if inspect.isclass(thing):
+            parts |= {f"{name}.{part}": getattr(thing, part) for part in vars(thing) if not part.startswith("_")}
+        for part, value in parts.items():
+            described = inspect.isclass(value) or callable(value) or isinstance(value, property)
+            if described and (inspect.getdoc(value) or "(").startswith((f"{part}(", "(")):
+                silent.append(part)
+    assert silent == []
+
+
+def test_the_public_names_are_what_they_say() -> None:
+    import fqvit as package
+    from fqvit.lowering.lower import lower
+
+    assert package.lower is lower
+    assert all(hasattr(package, name) for name in package.__all__ if name != "__version__")
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = package.nonsense

@@ -1,0 +1,261 @@
+"""The documentation keeps up with the code: every op, field and recipe is described, links and paths lead somewhere, and
+the examples are real. Running the README's commands is another test's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.detect.fixed.constants import Between
+from fqvit.detect.program import DetectorHeader
+from fqvit.detect.settings import DetectSettings, read_settings
+from fqvit.ir.kit import DTYPES
+from fqvit.ir.ops import Term
+from fqvit.ir.program import KINDS, AnyOp, CodeInput, Header, Move, MoveKind, Output, Program, Site
+from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe
+from fqvit.runtime.reference import Reference
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+OPS: dict[str, Any] = {str(op.__struct_config__.tag): op for op in get_args(AnyOp)}
+ROOMS = (
+    r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export|study|report"
+    r"|detect)"
+)
+COMMANDS = "quantize|eval|classify|inspect|compare|models|bench|export|table|ablate|sweep-k|bitops|report|detect"
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def section(text: str, title: str) -> str:
+    """From a heading to the next heading of any level."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"no section '{title}'"
+    return found[1]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The tables' rows by every word in backticks of their first cell."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|"):
+            found.update(dict.fromkeys(re.findall(r"`([\w-]+)`", cells[0]), cells))
+    return found
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def fields(kind: Any) -> dict[str, Any]:
+    return {field.name: field for field in msgspec.structs.fields(kind)}
+
+
+def plain_default(field: Any) -> str | None:
+    """The default as a page writes it; None where there is none."""
+    if field.default is msgspec.NODEFAULT:
+        return None
+    value = msgspec.to_builtins(field.default)
+    return str(value) if isinstance(value, str) else json.dumps(value)
+
+
+@pytest.mark.parametrize("tag", OPS)
+def test_every_op_is_described_with_its_fields_parts_and_defaults(tag: str) -> None:
+    text = section(page("docs/format.md"), tag)
+    own, _, term = text.partition("\nA term:\n")  # only add has one
+    for kind, table in ((OPS[tag], rows(own)), *([(Term, rows(term))] if term else [])):
+        for name, field in fields(kind).items():
+            if name == "y":
+                continue
+            assert name in table, f"{tag}: field {name} is missing"
+            default = plain_default(field)
+            if default is not None:
+                assert table[name][2].strip("*`") == default, f"{tag}: default of {name}"
+    for part in OPS[tag].parts:
+        assert re.search(rf"^\| part `{part}` \|", text, re.MULTILINE), f"{tag}: part {part} is missing"
+
+
+def test_no_op_is_described_that_does_not_exist() -> None:
+    ops = page("docs/format.md").split("\n## Ops\n")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^### (\w+)$", ops, re.MULTILINE)) == sorted(OPS)
+
+
+@pytest.mark.parametrize("kind", [Header, Preprocess, CodeInput, Output, Move, Site], ids=lambda kind: str(kind.__name__))
+def test_every_field_of_the_program_is_described(kind: Any) -> None:
+    table = rows(section(page("docs/format.md"), "Program"))
+    assert [name for name in fields(kind) if name not in table] == []
+
+
+def test_every_kind_of_output_is_described() -> None:
+    table = rows(section(page("docs/format.md"), "Program"))
+    assert [kind for kind in (*KINDS, *get_args(MoveKind)) if kind not in table] == []
+
+
+def test_site_positions_are_those_of_the_struct() -> None:
+    found = re.findall(r"^\| (\d) `(\w+)` \|", section(page("docs/format.md"), "Program"), re.MULTILINE)
+    assert found == [(str(i), name) for i, name in enumerate(fields(Site))]
+
+
+def test_every_dtype_is_listed() -> None:
+    text = page("docs/format.md")
+    assert [name for name in DTYPES if f"`{name}`" not in text or f"`{name.upper()}`" not in text] == []
+
+
+@pytest.mark.parametrize("kind", [DetectorHeader, Between], ids=lambda kind: str(kind.__name__))
+def test_every_field_of_a_detector_is_described(kind: Any) -> None:
+    table = rows(section(page("docs/format.md"), "Detectors"))
+    assert [name for name in fields(kind) if name not in table] == []
+
+
+def test_every_setting_of_a_detector_is_described(tmp_path: Path) -> None:
+    text = page("docs/detection.md")
+    table = rows(section(text, "Settings"))
+    assert sorted(table) == sorted(fields(DetectSettings))
+    for example in blocks(text, "toml"):
+        (tmp_path / "settings.toml").write_text(example, encoding="utf-8")
+        assert read_settings(tmp_path / "settings.toml")
+
+
+def test_every_field_of_a_recipe_is_described_with_its_default() -> None:
+    table = rows(section(page("docs/recipes.md"), "Fields"))
+    assert sorted(table.keys() & fields(Recipe)) == sorted(fields(Recipe))
+    for name, field in fields(Recipe).items():
+        if name not in ("name", "sites"):
+            assert table[name][2].strip("`") == plain_default(field), f"default of {name}"
+
+
+def test_every_field_of_a_site_rule_is_described() -> None:
+    table = rows(section(page("docs/recipes.md"), "TOML files"))
+    assert [name for name in fields(SiteRule) if name not in table] == []
+
+
+def test_every_recipe_is_described_with_its_bits() -> None:
+    table = rows(section(page("docs/recipes.md"), "The recipes"))
+    for name, recipe in RECIPES.items():
+        assert table[name][1] == f"{recipe.weight_bits}/{recipe.activation_bits}/{recipe.attention_bits}", name
+
+
+def test_every_role_is_described() -> None:
+    pytest.importorskip("torch")
+    from fqvit.models.layers import Role
+
+    text = page("docs/recipes.md")
+    assert [role for role in get_args(Role) if f"`{role}`" not in text and role != "logits"] == []
+
+
+@pytest.mark.parametrize("number", range(len(blocks(page("docs/recipes.md"), "toml"))))
+def test_toml_examples_are_recipes(number: int, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(blocks(page("docs/recipes.md"), "toml")[number], encoding="utf-8")
+    assert load_recipe(path).name == "mine"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_python_examples_compile_and_name_what_exists(path: Path) -> None:
+    import fqvit
+
+    for text in blocks(path.read_text(encoding="utf-8"), "python"):
+        compile(text, named(path), "exec")
+        assert [name for name in re.findall(r"\bfqvit\.(\w+)", text) if name not in dir(fqvit) and name != "quant"] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_commands_use_options_that_exist(path: Path) -> None:
+    code = page("src/fqvit/cli/app.py") + page("src/fqvit/cli/detect.py")
+    options = {f"--{name}" for name in re.findall(r"\n    (\w+): ", code)}
+    options |= set(re.findall(r'"(--?[\w-]+)"', code)) | {"--help"}
+    options = {option.replace("_", "-") for option in options}
+    commands = re.findall(rf"\bfqvit (?:{COMMANDS})\b[^\n`]*", path.read_text(encoding="utf-8"))
+    used = {option for command in commands for option in re.findall(r"(?<= )--?[a-z][\w-]*", command)}
+    assert used - options == set()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_relative_links_resolve(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if re.match(r"\w+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert broken == []
+
+
+def anchors(path: Path) -> set[str]:
+    """The headings of a page, as links spell them."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_paths_and_tests_that_are_named_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    paths = set(re.findall(rf"`({ROOMS}/[\w./-]*)`", text))
+    assert [p for p in sorted(paths) if not (ROOT / p).exists() and not (ROOT / "src" / "fqvit" / p).exists()] == []
+    everything = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in everything] == []
+
+
+def test_every_room_is_listed_in_the_architecture() -> None:
+    text = page("docs/architecture.md")
+    source = ROOT / "src" / "fqvit"
+    files = [named(path) for path in sorted(source.rglob("*.py")) if path.name not in ("__init__.py", "__main__.py")]
+    assert [f for f in files if f"`{f}`" not in text and f"`{Path(f).parent}/`" not in text] == []
+
+
+def test_names_of_models_that_are_not_listed_are_taken() -> None:
+    from fqvit.models.zoo import BY_NAME, lookup
+
+    names = re.findall(r"`(\w+_\w+_\d+[\w.]*)`", section(page("docs/architecture.md"), "Names of models"))
+    assert len(names) == 4 and all(lookup(name) is not None and name not in BY_NAME for name in names)
+
+
+def test_no_placeholder_is_left() -> None:
+    left = {named(path): re.findall(r"@@\w+@@", path.read_text(encoding="utf-8")) for path in PAGES}
+    assert {name: found for name, found in left.items() if found} == {}
+
+
+def test_the_example_of_the_format_is_real() -> None:
+    """Read, hashed by the page's own words, verified and run."""
+    example = section(page("docs/format.md"), "Example")
+    wrapped, constants_text, buffers_text = blocks(example, "json")
+    text = wrapped.replace("\n", "")
+    constants = {name: np.array(values, DTYPES[dtype]) for name, (dtype, values) in json.loads(constants_text).items()}
+    dtypes = {name: dtype for name, (dtype, _) in json.loads(constants_text).items()}
+
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(constants):
+        shape = ",".join(str(size) for size in constants[name].shape)
+        digest.update(f"\n{name} {dtypes[name]} {shape}\n".encode())
+        digest.update(constants[name].astype(constants[name].dtype.newbyteorder("<")).tobytes())
+    found = re.search(r"^Fingerprint: `([0-9a-f]{64})`", example, re.MULTILINE)
+    assert found is not None and digest.hexdigest() == found[1]
+
+    program = Program(msgspec.json.decode(text, type=Header), constants)
+    assert program.fingerprint() == found[1]
+    buffers: dict[str, Any] = {}
+    images = np.array([[0, 255], [100, 50]], np.uint8).reshape(1, 2, 2, 1)
+    Reference(program).run(images, lambda name, codes: buffers.update({name: codes[0].tolist()}))
+    assert buffers == json.loads(buffers_text)
+    assert program.classes is not None and program.classes[int(np.argmax(buffers["head"]))] == "dog"

@@ -1,0 +1,86 @@
+"""Every example runs as its page says."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fqvit.models import embedded
+from tests.cli.command_line import fqvit
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *words: object) -> str:
+    command = [sys.executable, EXAMPLES / name, *map(str, words)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What quantize.py writes."""
+    out = tmp_path_factory.mktemp("examples") / "vit.fqvit"
+    said = run("quantize.py", out)
+    assert "test images right" in said and float(said.split(": ")[1].split(" %")[0]) > 90
+    return out
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "shoe.png"
+    Image.fromarray(embedded.test_images()[0][0, :, :, 0]).save(path)
+    return path
+
+
+def test_the_page_lists_every_example() -> None:
+    page = (EXAMPLES / "README.md").read_text()
+    assert all(f"[{path.name}]({path.name})" in page for path in EXAMPLES.iterdir() if path.name != "README.md")
+
+
+def test_run_names_the_class_of_each_image(program: Path, picture: Path) -> None:
+    assert run("run.py", program, picture).startswith(f"{picture}: ")
+
+
+def test_the_recipe_is_one(tmp_path: Path) -> None:
+    done = fqvit("quantize", "--images", 16, "--recipe", EXAMPLES / "recipe.toml", "-o", tmp_path / "x.fqvit")
+    assert done.code == 0, done.err
+
+
+def test_golden_vectors_are_checked_op_by_op(program: Path, tmp_path: Path) -> None:
+    assert fqvit("export", program, "--to", "vectors", "-o", tmp_path / "golden").code == 0
+    assert "equal in every value" in run("golden.py", tmp_path / "golden")
+
+
+def test_the_server_answers_threads_and_refuses_what_is_no_picture(program: Path, picture: Path) -> None:
+    spec = importlib.util.spec_from_file_location("serve", EXAMPLES / "serve.py")
+    assert spec is not None and spec.loader is not None
+    serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    with serve.server(str(program), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        with urllib.request.urlopen(address, picture.read_bytes()) as reply:
+            assert json.load(reply)["name"]
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(address, io.BytesIO(b"no picture").read())
+        assert refused.value.code == 400
+        refused.value.close()
+        for length in (-1, 10**9):  # said, not sent: neither may be waited for
+            connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
+            connection.request("POST", "/", headers={"Content-Length": str(length)})
+            assert connection.getresponse().status == 413
+            connection.close()
+        server.shutdown()

@@ -1,0 +1,245 @@
+"""Recipe auto: what it measures, what it raises, and that what it returns can be lowered."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fqvit.errors import FqvitError
+from fqvit.lowering.lower import lower
+from fqvit.models.graph import run_float, trace
+from fqvit.models.load import FloatModel
+from fqvit.models.pixels import normalise
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.calibration import Calibration, Choice, Measure
+from fqvit.quant.fit import check_fit
+from fqvit.quant.methods.auto import PROBE_IMAGES, WIDER, choose, measure, wide
+from fqvit.quant.plan import plan
+from fqvit.quant.recipe import RECIPES, Recipe, SiteRule
+from fqvit.quant.simulate import Simulation
+from fqvit.runtime.reference import run
+from tests.factories import few, float_model, images_for
+from tests.factories import one_thread as one_thread
+
+AUTO = RECIPES["auto"]
+
+
+def with_choice(kind: str, recipe: Recipe) -> tuple[FloatModel, Calibration, Choice]:
+    model = float_model(kind)
+    calibration = calibrate(model, [images_for(model.preprocess, 12, 7)], recipe)
+    assert calibration.choice is not None
+    return model, calibration, calibration.choice
+
+
+@cache
+def at(kind: str, max_loss: float) -> tuple[FloatModel, Calibration, Choice]:
+    return with_choice(kind, msgspec.structs.replace(AUTO, max_loss=max_loss))
+
+
+@few
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(2, 5))
+def test_measures_are_their_slow_definitions(seed: int, images: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    exact, other = rng.normal(0, 3, (2, images, classes)).astype(np.float32)
+    kl = agreement = loss = 0.0
+    for a, b in zip(exact.tolist(), other.tolist(), strict=True):
+        p, q = ([math.exp(x) / sum(map(math.exp, row)) for x in row] for row in (a, b))
+        kl += sum(x * math.log(x / y) for x, y in zip(p, q, strict=True))
+        best, chosen = p.index(max(p)), q.index(max(q))
+        agreement += best == chosen
+        loss += p[best] - p[chosen]
+    found = measure(torch.from_numpy(exact), torch.from_numpy(other))
+    assert found.kl == pytest.approx(kl / images, abs=1e-9)
+    assert found.agreement == pytest.approx(100 * agreement / images)
+    assert found.loss == pytest.approx(100 * loss / images, abs=1e-9)
+
+
+def test_equal_scores_lose_nothing() -> None:
+    logits = 30 * torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
+    found = measure(logits, logits)
+    assert (found.kl, found.agreement, found.loss) == (0, 100, 0)
+
+
+def test_nothing_is_raised_when_the_start_is_good_enough() -> None:
+    model, calibration, choice = at("vit", 100.0)
+    assert choice.raised == [] and choice.reached and choice.start == choice.end and choice.images == 12
+    assert calibration.recipe == msgspec.structs.replace(AUTO, max_loss=None)
+    plain = calibrate(model, [images_for(model.preprocess, 12, 7)], calibration.recipe)
+    assert plain.to_json() == calibration.to_json()
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+def test_everything_is_raised_when_nothing_is_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worse = Measures(loss=lambda raised: 1.0)
+    monkeypatch.setattr("fqvit.quant.methods.auto.measure", worse)
+    model, calibration, choice = with_choice(kind, msgspec.structs.replace(AUTO, max_loss=0.0))
+    assert not choice.reached and len(choice.raised) == choice.units > 0 and choice.end.loss == 1.0
+    roles = {node.name: node.leaf.role for node in trace(model.module).nodes}
+    for name, q in calibration.sites.items():
+        assert q.bits == WIDER.get(roles[name], 8), name
+    assert sum(raised.sites for raised in choice.raised) == sum(roles[name] in WIDER for name in calibration.sites)
+    lower(model, calibration)
+
+
+class Measures:
+    """In place of `measure`: a loss that depends on how often it was asked for all images."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss, self.calls = loss, 0
+
+    def __call__(self, exact: torch.Tensor, other: torch.Tensor) -> Any:
+        self.calls += 1
+        return msgspec.structs.replace(measure(exact, other), loss=self.loss(self.calls))
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+def test_the_account_is_true(kind: str) -> None:
+    """Half of the loss of the start is allowed: start and end are what simulations of the two calibrations give."""
+    model, _, loose = at(kind, 100.0)
+    images = images_for(model.preprocess, 12, 7)
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    assert loose.start.loss >= 0
+    _, calibration, choice = at(kind, loose.start.loss / 2)
+    again = measure(exact, Simulation(model, calibration).run(images))
+    assert again == choice.end and choice.start == loose.start
+    assert choice.reached == (choice.end.loss <= choice.max_loss)
+    gains = [raised.gain for raised in choice.raised]
+    assert gains == sorted(gains, reverse=True) and 0.0 not in gains  # what each unit costs if it alone is left narrow
+    assert all(raised.before < raised.after == WIDER[raised.role] for raised in choice.raised)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": "log2"},
+        {"attention": "uniform"},
+        {"observer": "ema"},
+        {"observer": "percentile", "channels": False},
+        {"activation_bits": 6, "attention_bits": 3},
+        {"residual": "tensor"},
+        {"weight_bits": 4, "weight_group": 16, "rounding": "compensated"},
+        {"sites": {"residual": SiteRule(observer="ptf", k=2)}},
+        {"sites": {"embed": SiteRule(range=(-4.0, 4.0)), "blocks.0.add1": SiteRule(observer="omse")}},
+        {"sites": {"scores": SiteRule(bits=7), "blocks.1.mlp.fc1": SiteRule(observer="omse")}},
+    ],
+    ids=str,
+)
+def test_the_recipe_that_comes_out_is_the_one_of_the_sites(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrated again with that recipe, without looking at losses, the same images give the same sites."""
+    monkeypatch.setattr("fqvit.quant.methods.auto.measure", Measures(loss=lambda calls: 1.0))
+    recipe = msgspec.structs.replace(AUTO, max_loss=0.0, **changes)
+    model, calibration, choice = with_choice("vit", recipe)
+    graph = trace(model.module)
+    check_fit(graph, calibration, model.preprocess, model.name)
+    assert calibration.recipe.max_loss is None and choice.raised
+    program = lower(model, calibration)
+    again = calibrate(model, [images_for(model.preprocess, 12, 7)], calibration.recipe)
+    assert again.to_json() == calibration.to_json() and lower(model, again).fingerprint() == program.fingerprint()
+    assert run(program, images_for(model.preprocess, 2)).shape == (2, 5)
+    for name, rule in recipe.sites.items():
+        if rule.bits is not None:  # what was asked for by name stays
+            assert all(
+                q.bits == rule.bits for site, q in calibration.sites.items() if name in (site, graph.node(site).leaf.role)
+            )
+
+
+def test_the_wide_recipe_raises_nothing_that_a_matrix_product_reads() -> None:
+    for kind in ("vit", "padded swin"):
+        graph = trace(float_model(kind).module)
+        narrow, wider = plan(graph, AUTO), plan(graph, wide(AUTO))
+        assert narrow.keys() == wider.keys()
+        for name, site in wider.items():
+            assert site.bits == WIDER.get(site.role, 8) and (site.role in WIDER or site == narrow[name])
+
+
+def test_a_recipes_own_rules_come_after_the_raised_roles() -> None:
+    """In their order: where several match a site, the last one counts."""
+    own = {"blocks.0.*": SiteRule(k=2), "residual": SiteRule(observer="minmax"), "*.scores": SiteRule(bits=9)}
+    found = wide(msgspec.structs.replace(AUTO, sites=own))
+    assert list(found.sites.items()) == [
+        ("hidden", SiteRule(bits=12)),
+        ("scores", SiteRule(bits=10)),
+        ("blocks.0.*", SiteRule(k=2)),
+        ("residual", SiteRule(observer="minmax", bits=16)),
+        ("*.scores", SiteRule(bits=9)),
+    ]
+    assert (found.attention_bits, found.residual, found.max_loss) == (8, "tensor", None)
+
+
+class Counted:
+    """In place of `Simulation`: as scores it gives how many sites are raised, for every image."""
+
+    def __init__(self, model: FloatModel, calibration: Calibration) -> None:
+        self.raised = sum(q.bits > (4 if name.endswith("softmax") else 8) for name, q in calibration.sites.items())
+
+    def run(self, images: Any) -> torch.Tensor:
+        return torch.full((len(images), 5), float(self.raised))
+
+
+@torch.no_grad()
+def test_as_few_units_are_raised_as_are_enough_those_that_bring_most_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = float_model("vit")
+    images = images_for(model.preprocess, 40, 7)
+    recipe = msgspec.structs.replace(AUTO, max_loss=1.5)
+    plain = msgspec.structs.replace(recipe, max_loss=None)
+    narrow, wider = replace(calibrate(model, [images], plain), recipe=recipe), calibrate(model, [images], wide(recipe))
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    monkeypatch.setattr("fqvit.quant.methods.auto.Simulation", Counted)
+    counts: list[int] = []
+    for enough in range(14):
+
+        def counted(float_logits: torch.Tensor, logits: torch.Tensor, enough: int = enough) -> Measure:
+            counts.append(len(logits))
+            torch.testing.assert_close(float_logits, exact[: len(logits)])
+            raised = float(logits[0, 0])
+            return Measure(kl=-raised, agreement=0.0, loss=1.5 if raised >= enough else 1.6)  # just within the limit
+
+        monkeypatch.setattr("fqvit.quant.methods.auto.measure", counted)
+        chosen = choose(model, narrow, wider, images)
+        found = chosen.choice
+        assert found is not None
+        sizes = [unit.sites for unit in found.raised]
+        assert min(enough, 11) <= sum(sizes) and (sum(sizes[:-1]) < enough or not sizes)
+        assert [unit.gain for unit in found.raised] == sizes == sorted(sizes, reverse=True)
+        assert found.reached == (enough <= 11) and found.units == 9 and found.end.kl == -sum(sizes)
+    # Rules name an observer only where the recipe's own would be another one.
+    roles = {node.name: node.leaf.role for node in trace(model.module).nodes}
+    named = {(roles[name] == "residual", rule.observer) for name, rule in chosen.recipe.sites.items()}
+    assert named == {(True, "minmax"), (False, None)}
+    # What one unit brings is asked of some of the images, everything else of all.
+    assert set(counts) == {40, PROBE_IMAGES} and counts.count(PROBE_IMAGES) == 13 * (1 + 9)
+
+
+@pytest.mark.parametrize("features", ["tokens", "pooled"])
+def test_features_are_refused_before_any_image_is_looked_at(features: Any) -> None:
+    def images() -> Any:
+        raise AssertionError("looked at")
+        yield
+
+    with pytest.raises(FqvitError, match=r"recipe auto: judges by class scores.*--recipe fqvit"):
+        calibrate(float_model("vit"), images(), AUTO, features=features)
+
+
+def test_progress_is_told_of_every_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fqvit.quant.methods.auto.measure", Measures(loss=lambda calls: 1.0))
+    model, told = float_model("vit"), []
+    unreachable = msgspec.structs.replace(AUTO, max_loss=0.0)
+
+    def progress(items, total, label):  # type: ignore[no-untyped-def]
+        told.append((total, label))
+        return items
+
+    calibration = calibrate(model, [images_for(model.preprocess, 4)], unreachable, progress=progress)
+    assert calibration.choice is not None and told == [(calibration.choice.units, "probing sites")]
+    # Of two blocks: residual sums, scores, attention and fc1 each; and the embedding.
+    assert calibration.choice.units == 9

@@ -1,0 +1,275 @@
+"""Weights chosen for what the quantized network feeds them: rounding in turn, biases, and the walk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.lowering.lower import lower
+from fqvit.models import layers
+from fqvit.models.graph import Node, run_float, trace
+from fqvit.models.pixels import normalise
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.methods.compensate import BLOCK, Moments, compensate, fit, round_in_turn
+from fqvit.quant.recipe import RECIPES
+from fqvit.quant.simulate import Simulation
+from fqvit.quant.weights import fits_groups
+from tests.factories import calibration_of, float_model, images_for
+from tests.factories import one_thread as one_thread
+
+W4 = RECIPES["w4"]
+
+
+def correlated(seed: int, size: int, rows: int = 400) -> Tensor:
+    """Inputs [rows, K] of which many move together, of many sizes, around means of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(max(size // 3, 1), size, generator=generator, dtype=torch.float64)
+    x = torch.randn(rows, len(mix), generator=generator, dtype=torch.float64) @ mix
+    x += 0.1 * torch.randn(rows, size, generator=generator, dtype=torch.float64)
+    return x * torch.rand(size, generator=generator, dtype=torch.float64) + torch.randn(size, generator=generator)
+
+
+def covariance(x: Tensor) -> Tensor:
+    centred = x - x.mean(0)
+    return centred.T @ centred / len(x)
+
+
+def nearest(values: Tensor, units: Tensor, largest: int) -> Tensor:
+    return (values / units + 0.5).floor().clamp(-largest, largest) * units
+
+
+def error(values: Tensor, rounded: Tensor, square: Tensor) -> float:
+    """Mean square of what the rounding does to the outputs."""
+    wrong = values - rounded
+    return float((wrong @ square * wrong).sum())
+
+
+@pytest.mark.parametrize("size", [3, BLOCK - 1, BLOCK, 2 * BLOCK + 7])
+def test_rounding_in_turn_has_less_error_than_rounding_to_the_nearest(size: int) -> None:
+    """Not for every input, the choice being greedy; in the mean over seeds by far."""
+    ours = plain = 0.0
+    for seed in range(12):
+        values = torch.randn(8, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        units = (values.abs().amax(1, keepdim=True) / 7).expand(8, size)
+        square = covariance(correlated(seed, size))
+        rounded = round_in_turn(values, square, units, 7)
+        codes = rounded / units
+        torch.testing.assert_close(codes, codes.round(), rtol=0, atol=1e-9)
+        assert codes.abs().max() <= 7 + 1e-9
+        ours += error(values, rounded, square)
+        plain += error(values, nearest(values, units, 7), square)
+    assert ours < plain and (size < BLOCK - 1 or ours < 0.5 * plain)
+
+
+def test_inputs_that_do_not_move_are_rounded_to_the_nearest() -> None:
+    values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    units = torch.full((4, 9), 0.3, dtype=torch.float64)
+    for square in (torch.zeros(9, 9, dtype=torch.float64), -1e-20 * torch.ones(9, 9, dtype=torch.float64)):
+        assert torch.equal(round_in_turn(values, square, units, 7), nearest(values, units, 7))
+
+
+def test_the_column_of_the_largest_input_is_rounded_to_the_nearest_and_those_after_it_make_up_for_it() -> None:
+    values = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    units = torch.full((40, 8), 0.3, dtype=torch.float64)
+    square = covariance(correlated(0, 8))
+    first = int(square.diagonal().argmax())
+    same = round_in_turn(values, square, units, 7) == nearest(values, units, 7)
+    assert same[:, first].all() and not same.all()
+
+
+def test_independent_inputs_are_rounded_to_the_nearest() -> None:
+    values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    units = torch.full((4, 9), 0.3, dtype=torch.float64)
+    square = torch.diag(torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.1)
+    torch.testing.assert_close(round_in_turn(values, square, units, 7), nearest(values, units, 7))
+
+
+def test_a_covariance_that_is_only_noise_does_not_stop_it() -> None:
+    noise = torch.randn(40, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    noise = 1e-12 * (noise + noise.T) + 1e-13 * torch.eye(40, dtype=torch.float64)  # not positive definite
+    noise.diagonal().abs_()
+    values = torch.randn(3, 40, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    units = torch.full((3, 40), 0.5, dtype=torch.float64)
+    codes = round_in_turn(values, noise, units, 7) / units
+    assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
+
+
+def test_a_covariance_whose_inverse_has_no_factor_is_damped_further() -> None:
+    """Two inputs that are next to equal in spite of the first damping; which of these it is depends on the last bit."""
+    values = torch.tensor([[0.3, 0.9, -1.2], [1.1, -0.7, 0.2]], dtype=torch.float64)
+    units = torch.full((2, 3), 0.5, dtype=torch.float64)
+    for step in range(-4, 12):
+        square = torch.eye(3, dtype=torch.float64)
+        square[0, 1] = square[1, 0] = 1.01 - step * 2.0**-52
+        codes = round_in_turn(values, square, units, 7) / units
+        assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
+
+
+@pytest.mark.parametrize("definite", [True, False])
+def test_the_unit_of_inputs_does_not_matter(definite: bool) -> None:
+    """Damping follows the inputs, also where it has to grow."""
+    values = torch.randn(5, 12, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    units = torch.full((5, 12), 0.4, dtype=torch.float64)
+    square = covariance(correlated(8, 12)) if definite else covariance(correlated(8, 12)) - 0.2 * torch.eye(12)
+    expected = round_in_turn(values, square, units, 7)
+    assert not torch.equal(expected, nearest(values, units, 7))
+    for unit in (2.0**-20, 2.0**10):
+        torch.testing.assert_close(round_in_turn(values, unit * square, units, 7), expected)
+
+
+def test_moments_of_small_movements_around_a_large_mean_keep_their_digits() -> None:
+    x = correlated(1, 6)
+    far = (x + 3000).float()
+    found = Moments.of([far[:100], far[100:]], [far[:100], far[100:]])
+    torch.testing.assert_close(found.square, covariance(far.double()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.mean_simulated, far.double().mean(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.mean_float, found.mean_simulated, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("ends", "codes"), [("codes", 7), ("halves", 7.5)])
+def test_the_largest_weight_is_where_the_recipe_wants_it(ends: Any, codes: float) -> None:
+    leaf = layers.Linear(6, 3, "branch")
+    recipe = msgspec.structs.replace(W4, weight_group=0, weight_ends=ends, channels=False)
+    moments = Moments(torch.eye(6, dtype=torch.float64), *torch.zeros(2, 6, dtype=torch.float64))
+    found = fit(Node("one", leaf, ("x",)), moments, np.array([0.5]), Calibration(recipe, "logits", 1, {}))
+    weight = leaf.weight.detach().double().numpy() * 0.5
+    np.testing.assert_allclose(found.scale, np.abs(weight).max(1) / codes)
+    # Independent inputs: the nearest codes.
+    np.testing.assert_array_equal(found.w, np.clip(np.floor(weight / found.scale[:, None] + 0.5), -7, 7))
+
+
+def test_columns_are_rounded_in_units_of_their_own() -> None:
+    generator = torch.Generator().manual_seed(2)
+    size = BLOCK + 9
+    values = torch.randn(3, size, generator=generator, dtype=torch.float64)
+    units = 0.2 * 2.0 ** torch.randint(-2, 3, (3, size), generator=generator)
+    codes = round_in_turn(values, covariance(correlated(2, size)), units, 7) / units
+    assert torch.equal(codes, codes.round()) and codes.abs().max() == 7
+    independent = round_in_turn(values, torch.eye(size, dtype=torch.float64), units, 7)
+    torch.testing.assert_close(independent, nearest(values, units, 7))
+
+
+def test_steps_of_inputs_are_those_of_weights_as_many_times_larger() -> None:
+    x, steps = correlated(4, 20), np.linspace(0.01, 2.0, 20)
+    leaf, other = (layers.Linear(20, 7, "branch", bias=False) for _ in range(2))
+    with torch.no_grad():
+        other.weight.copy_((leaf.weight.double() * torch.from_numpy(steps)).float())
+        leaf.weight.copy_((other.weight.double() / torch.from_numpy(steps)).float())
+    calibration = Calibration(msgspec.structs.replace(W4, weight_group=0), "logits", 1, {})
+    whole = x / torch.from_numpy(steps)
+    found = fit(Node("one", leaf, ("x",)), Moments.of([x], [x]), steps, calibration)
+    same = fit(Node("one", other, ("x",)), Moments.of([whole], [whole]), np.ones(20), calibration)
+    np.testing.assert_array_equal(found.w, same.w)
+    np.testing.assert_allclose(found.scale, same.scale, rtol=1e-6)
+
+
+def test_a_bias_is_2_to_the_30_units_at_most() -> None:
+    leaf = layers.Linear(6, 3, "branch")
+    moments = Moments(torch.eye(6, dtype=torch.float64), torch.zeros(6).double(), 1e15 * leaf.weight[0].detach().double())
+    found = fit(Node("one", leaf, ("x",)), moments, np.ones(1), Calibration(W4, "logits", 1, {}))
+    assert found.bias[0] == 2**30 and np.abs(found.bias).max() == 2**30
+
+
+@pytest.mark.parametrize("group", [0, 8])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_bias_takes_the_mean_error_away(group: int, bias: bool) -> None:
+    """What the simulated inputs give has the mean that the float inputs gave, within half an accumulator unit."""
+    exact = correlated(5, 20).float()
+    simulated = exact + 0.3 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(6)) + 0.2
+    leaf = layers.Linear(20, 7, "branch", bias=bias)
+    recipe = msgspec.structs.replace(W4, weight_group=group)
+    steps = np.linspace(0.01, 0.1, 20)
+    found = fit(Node("one", leaf, ("x",)), Moments.of([exact], [simulated]), steps, Calibration(recipe, "logits", 1, {}))
+    assert fits_groups(found, 4, group)
+    weight = torch.from_numpy(found.w * found.scale[:, None] / steps)
+    ours = simulated.double() @ weight.T + torch.from_numpy(found.bias * found.scale)
+    with torch.no_grad():
+        wanted = leaf.double()(exact.double())
+    assert ((ours - wanted).mean(0).abs() <= torch.from_numpy(found.scale) * 0.51).all()
+
+
+def test_the_same_images_give_the_same_weights_and_another_order_of_calls_too() -> None:
+    model = float_model("vit")
+    calibration, images = (
+        calibration_of(model, msgspec.structs.replace(W4, rounding="nearest")),
+        images_for(model.preprocess, 20),
+    )
+    first, second = (compensate(model, calibration, images) for _ in range(2))
+    assert first.to_json() == second.to_json() and first.weights.keys() == second.weights.keys()
+    assert {
+        "head",
+        "blocks.0.attn.proj",
+        "blocks.1.mlp.fc2",
+    } <= first.weights.keys() and "patch_embed.proj" not in first.weights
+    assert compensate(model, calibration, images[:8]).to_json() != first.to_json()
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+def test_compensated_weights_bring_the_network_nearer_to_float(kind: str) -> None:
+    near = far = 0.0
+    for seed in range(3):
+        model = float_model(kind, seed)
+        plain = calibration_of(model, msgspec.structs.replace(W4, rounding="nearest"))
+        ours = compensate(model, plain, images_for(model.preprocess, 64, 1))
+        images = images_for(model.preprocess, 64, 2)
+        exact = run_float(trace(model.module), normalise(images, model.preprocess))
+        near += float((Simulation(model, ours).run(images) - exact).square().mean())
+        far += float((Simulation(model, plain).run(images) - exact).square().mean())
+    assert near < far
+
+
+def test_the_scores_of_the_images_keep_their_mean() -> None:
+    """Every layer makes up for what the layers before it became, and for their means."""
+    model = float_model("vit")
+    images = images_for(model.preprocess, 20, 1)
+    found = compensate(model, calibration_of(model, msgspec.structs.replace(W4, rounding="nearest")), images)
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    wrong = (Simulation(model, found).run(images) - exact).double().mean(0).abs().numpy()
+    assert (wrong <= 0.51 * found.weights["head"].scale + 1e-5).all()
+
+
+@pytest.mark.parametrize("kind", ["vit", "swin"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_image_is_enough(kind: str, count: int) -> None:
+    """The head then sees one token, or two that are equal: nothing moves, or by rounding only."""
+    model = float_model(kind)
+    same = np.repeat(images_for(model.preprocess, 1), count, 0)
+    calibration = calibration_of(model, msgspec.structs.replace(W4, rounding="nearest"))
+    lower(model, compensate(model, calibration, same))
+
+
+def test_progress_is_told_of_every_node() -> None:
+    model, told = float_model("vit"), []
+
+    def progress(items, total, label):  # type: ignore[no-untyped-def]
+        told.append((total, label))
+        return items
+
+    calibration = calibration_of(model, W4, progress=progress)
+    assert told == [(len(trace(model.module).nodes), "rounding weights")] and calibration.weights
+
+
+def test_weights_of_other_sizes_bits_or_groups_are_refused() -> None:
+    model = float_model("vit")
+    calibration = calibration_of(model, W4)
+    found = calibration.weights["blocks.0.mlp.fc1"]
+    assert found.exponent is not None
+    for change, said in (
+        (replace(found, w=found.w[:, :-1]), "weights of"),
+        (replace(found, exponent=None), "bits and groups"),
+        (replace(found, exponent=found.exponent[:, :0]), "bits and groups"),
+        (replace(found, exponent=found.exponent + 5), "bits and groups"),
+        (replace(found, w=np.full_like(found.w, 127)), "bits and groups"),
+    ):
+        broken = replace(calibration, weights={**calibration.weights, "blocks.0.mlp.fc1": change})
+        with pytest.raises(FqvitError, match=rf"blocks\.0\.mlp\.fc1: .*{said}"):
+            lower(model, broken)
+    with pytest.raises(FqvitError, match="nowhere: weights of"):
+        lower(model, replace(calibration, weights={"nowhere": found}))

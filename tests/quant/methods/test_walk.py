@@ -1,0 +1,64 @@
+"""The walk that methods share: which images it takes, in which order, and what it holds beside them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fqvit.models.graph import Node, trace
+from fqvit.models.layers import Linear
+from fqvit.models.pixels import normalise
+from fqvit.quant.fit import site_shapes
+from fqvit.quant.methods import walk
+from fqvit.quant.methods.walk import Columns, LinearMap, side_by_side
+from tests.factories import float_model, images_for
+
+MODEL = float_model("vit")
+GRAPH = trace(MODEL.module)
+IMAGES = images_for(MODEL.preprocess, 37)
+
+
+def walked(count: int) -> dict[str, Tensor]:
+    """What the float side holds at every node."""
+    found: dict[str, Tensor] = {}
+
+    def step(node: Node, exact: Columns, quantized: Columns) -> list[Tensor]:
+        ends = [node.leaf(*xs, *node.params) for xs in zip(*exact, strict=True)]
+        found[node.name] = torch.cat(ends)
+        return ends
+
+    with torch.no_grad():
+        side_by_side(GRAPH, MODEL.preprocess, IMAGES[:count], step, None, "")
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 16, 37])
+def test_every_image_is_walked_once_in_order(count: int) -> None:
+    expected: dict[str, Tensor] = {}
+
+    def visit(node: Node, y: Tensor) -> Tensor:
+        expected[node.name] = y
+        return y
+
+    with torch.no_grad():
+        GRAPH.run(normalise(IMAGES[:count], MODEL.preprocess), visit)
+    found = walked(count)
+    assert list(found) == list(expected)
+    for name, y in expected.items():
+        torch.testing.assert_close(found[name], y, rtol=1e-4, atol=1e-5)
+
+
+def test_images_are_as_many_as_fit_the_largest_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = max(math.prod(shape) for shape in site_shapes(GRAPH, MODEL.preprocess).values())
+    for limit, count in ((3 * largest, 3), (4 * largest - 1, 3), (1, 1)):
+        monkeypatch.setattr(walk, "MAX_ELEMENTS", limit)
+        assert len(walked(37)[GRAPH.output]) == count
+
+
+def test_a_layer_without_a_bias_has_one_of_0() -> None:
+    node = Node("linear", Linear(4, 3, "norm", bias=False), ("x",), ())
+    found = LinearMap.of(node, MODEL.preprocess)
+    assert found.bias.tolist() == [0.0, 0.0, 0.0] and found.weight.shape == (3, 4)

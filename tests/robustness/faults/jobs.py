@@ -1,0 +1,148 @@
+"""Commands whose outputs must survive anything: what they write, and how to tell a whole output from any other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")  # what fqvit.system.files.temporary_beside makes
+
+
+@dataclass(frozen=True)
+class Job:
+    """words: after `fqvit`, typed in a folder where `prepare` has put old.fqvit, new.fqvit and a detector
+    out: what is written   load: raises unless that is whole   before: words that write another output to the same path
+    cells: a folder of finished steps, which the next run goes on from
+    """
+
+    name: str
+    words: tuple[object, ...]
+    out: str
+    load: Callable[[Path], object]
+    before: tuple[object, ...]
+    cells: str | None = None
+
+
+def _program(path: Path) -> None:
+    from fqvit import Program
+
+    Program.load(path)
+
+
+def _detector(path: Path) -> None:
+    from fqvit import DetectorProgram
+
+    DetectorProgram.load(path)
+
+
+def _onnx(path: Path) -> None:
+    import onnx
+
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+
+
+def _folder(path: Path) -> None:
+    """Everything that the manifest lists is there, with the digests that it says."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name in manifest["files"]:
+        assert (path / name).stat().st_size > 0, name
+    for array in (*manifest.get("buffers", {}).values(), *manifest.get("constants", {}).values()):
+        assert hashlib.sha256((path / array["file"]).read_bytes()).hexdigest() == array["sha256"], array
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Of a table as JSON, without times."""
+    return [
+        {key: value for key, value in row.items() if not key.endswith("seconds")}
+        for row in json.loads(path.read_text())["rows"]
+    ]
+
+
+TABLE = (
+    "table",
+    "--models",
+    "fmnist_vit",
+    "--images",
+    32,
+    "--limit",
+    32,
+    "--cache",
+    "cells",
+    "-o",
+    "out.json",
+    "-o",
+    "out.csv",
+)
+
+
+def _export(kind: str, load: Callable[[Path], object]) -> Job:
+    return Job(
+        kind,
+        ("export", "new.fqvit", "--to", kind, "-o", "out"),
+        "out",
+        load,
+        ("export", "old.fqvit", "--to", kind, "-o", "out"),
+    )
+
+
+JOBS = {
+    job.name: job
+    for job in (
+        Job(
+            "quantize",
+            ("quantize", "--images", 64, "-o", "out.fqvit"),
+            "out.fqvit",
+            _program,
+            ("quantize", "--images", 3, "-o", "out.fqvit"),
+        ),
+        Job(
+            "detect quantize",
+            ("detect", "quantize", "--weights", "shapes.safetensors", "--calib", "train", "-o", "out.fqvit"),
+            "out.fqvit",
+            _detector,
+            ("detect", "quantize", "--weights", "shapes.safetensors", "--calib", "train", "--images", 1, "-o", "out.fqvit"),
+        ),
+        Job("table", (*TABLE, "--methods", "minmax,fq-vit"), "out.json", rows, (*TABLE, "--methods", "ema"), "cells"),
+        _export("onnx", _onnx),
+        _export("qdq", _onnx),
+        _export("c", _folder),
+        _export("vectors", _folder),
+    )
+}
+
+
+def prepare(folder: Path, names: Iterable[str] = ()) -> None:
+    """What jobs of these names read; all, if there are none."""
+    import fqvit
+    from fqvit.models import embedded
+    from tests.detect.saved import write_all
+
+    model = fqvit.load_model("fmnist_vit")
+    images = embedded.calibration_images()
+    for name, count in (("old", 3), ("new", 32)):
+        fqvit.lower(model, fqvit.calibrate(model, images[:count], fqvit.load_recipe("fqvit"))).save(folder / f"{name}.fqvit")
+    if not names or any("detect" in name for name in names):
+        write_all(folder)
+
+
+def digest(path: Path) -> str | None:
+    """Of a file, of all files of a folder, or of a table's rows; None if it is not there."""
+    if not path.exists():
+        return None
+    if path.suffix == ".json" and path.is_file():
+        return hashlib.sha256(json.dumps(rows(path)).encode()).hexdigest()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(str(file.relative_to(path)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Unfinished files and folders, by their names."""
+    return [path for path in folder.iterdir() if LEFT.fullmatch(path.name)]

@@ -1,0 +1,239 @@
+"""kill -9 at a random moment of a command, and what it leaves: the old output or the new one, whole, and nothing else by that
+name. Commands run in forks of this process, which has imported everything, so that moments fall on work and not on imports;
+hence only for a process of its own (scripts/faults.py). Of four kills two come at any moment, one soon after something
+unfinished appears on the disk, and one at a random line of the code that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.robustness.faults.jobs import JOBS, Job, digest, leftovers
+
+TraceFunction = Callable[[FrameType, str, object], Any]
+WRITING = ("fqvit/files.py", "fqvit/export/folder.py", "fqvit/export/vectors.py", "fqvit/export/c.py")
+READ = ("old.fqvit", "new.fqvit", "shapes.safetensors", "train")
+
+
+def warm_up() -> None:
+    """Imports what commands import when they run."""
+    import importlib
+
+    for name in ("cli", "ir.lower", "quant.calibrate", "study.table", "study.cells", "export.onnx", "export.qdq", "export.c"):
+        importlib.import_module(f"fqvit.{name}")
+    for name in (
+        "export.vectors",
+        "detect.program",
+        "ir.lower_detector",
+        "quant.calibrate_detector",
+        "commands.detect_quantize",
+    ):
+        importlib.import_module(f"fqvit.{name}")
+
+
+def start(words: tuple[object, ...], folder: Path, steps: int | None = None) -> int:
+    """The process of a command; what it says is in folder/.said. steps: it kills itself after so many lines of the code that
+    writes; 0 counts them, to folder/.steps"""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.chdir(folder)
+        said = os.open(".said", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(number, "wb", 0), write_through=True) for number in (1, 2))
+        sys.argv = ["fqvit", *map(str, words)]
+        from fqvit.cli.app import main
+
+        counted = count_lines(steps) if steps is not None else []
+        try:
+            main()
+        finally:
+            if steps == 0:
+                sys.settrace(None)
+                Path(".steps").write_text(str(len(counted)))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        os._exit(code)
+
+
+def count_lines(last: int) -> list[int]:
+    """The lines of the code that writes, as they are run; the process is killed when there are `last` of them."""
+    lines: list[int] = []
+
+    def inside(frame: FrameType, event: str, _: object) -> TraceFunction:
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return inside
+
+    sys.settrace(lambda frame, *_: inside if frame.f_code.co_filename.endswith(WRITING) else None)
+    return lines
+
+
+def finish(words: tuple[object, ...], folder: Path) -> float:
+    """Runs to the end -> seconds."""
+    began = time.monotonic()
+    status = os.waitstatus_to_exitcode(os.waitpid(start(words, folder), 0)[1])
+    assert status == 0, (words, status, (folder / ".said").read_text())
+    return time.monotonic() - began
+
+
+@dataclass
+class Tally:
+    """before, writing, after: at what stage kills came   between: a folder's old output was moved, the new one not yet there"""
+
+    job: str
+    counts: Counter[str] = field(default_factory=Counter)
+    reruns: int = 0
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Campaign:
+    """One job in a folder of its own inside `home`, which has what jobs read."""
+
+    def __init__(self, job: Job, home: Path, seed: int = 0) -> None:
+        self.job, self.luck, self.tally = job, random.Random(f"{job.name} {seed}"), Tally(job.name)
+        self.folder = home / job.name.replace(" ", "_")
+        self.folder.mkdir()
+        for name in READ:
+            os.symlink(home / name, self.folder / name)
+        self.out = self.folder / job.out
+        finish(job.before, self.folder)
+        self.old = digest(self.out)
+        self.kept = home / f"{self.folder.name}.old"
+        self.out.rename(self.kept)
+        self.tally.seconds = statistics.median(self._timed() for _ in range(3))
+        job.load(self.out)
+        self.new = digest(self.out)
+        assert None not in (self.old, self.new) and self.old != self.new
+        self.window = self._window()
+        self._reset()
+        os.waitpid(start(job.words, self.folder, 0), 0)
+        self.steps = int((self.folder / ".steps").read_text())
+
+    def _timed(self) -> float:
+        self._reset()
+        return finish(self.job.words, self.folder)
+
+    def _reset(self) -> None:
+        for path in (self.out, *(self.folder / name for name in (self.job.cells or "cells", "out.csv"))):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def trial(self, number: int) -> None:
+        """Every other eight over an old output."""
+        self._reset()
+        older = number // 8 % 2 == 1
+        if older and self.kept.is_dir():
+            shutil.copytree(self.kept, self.out)
+        elif older:
+            shutil.copyfile(self.kept, self.out)
+        kind, step = number % 4, self.luck.randrange(self.steps) + 1
+        if number % 8 < 4:
+            step = max(1, self.steps - step % 30)  # where the new takes the place of the old
+        process = start(self.job.words, self.folder, step if kind == 3 else None)
+        if kind < 2:
+            moment = f"after {(wait := self.luck.random() * 1.05 * self.tally.seconds):.3f} s"
+            time.sleep(wait)
+        elif kind == 2:
+            moment = self._wait_for_writing(process, 1 + self.luck.randrange(7 if self.job.cells else 1))
+        else:
+            moment = f"at line {step} of {self.steps}"
+            os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        stage = self._look(older, f"trial {number}, killed {moment}")
+        self.tally.counts[stage] += 1
+        if self.job.cells or number % 10 == 9:
+            finish(self.job.words, self.folder)
+            self.tally.reruns += 1
+            if digest(self.out) != self.new:
+                self.tally.faults.append(f"trial {number}: the next run's output is not that of an unbroken one")
+            for path in leftovers(self.folder):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _window(self) -> float:
+        """Seconds from the moment when something unfinished appears to that when it is finished: the median of a run."""
+        self._reset()
+        process = start(self.job.words, self.folder)
+        began: dict[Path, float] = {}
+        spans: dict[Path, float] = {}
+        while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            now, there = time.monotonic(), self._unfinished()
+            began |= dict.fromkeys(there - began.keys(), now)
+            spans |= {path: now - began[path] for path in there}
+        os.waitpid(process, 0)
+        return statistics.median(spans.values()) if spans else 0.01
+
+    def _unfinished(self) -> set[Path]:
+        places = [self.folder, *([self.folder / self.job.cells] if self.job.cells else [])]
+        return {path for place in places if place.is_dir() for path in leftovers(place)}
+
+    def _wait_for_writing(self, process: int, appearances: int) -> str:
+        """Until the so many-th unfinished file or folder appears, and for a random part of a write more."""
+        known = self._unfinished()
+        while appearances > 0 and os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            appearances -= len(self._unfinished() - known)
+            known |= self._unfinished()
+        time.sleep(wait := self.luck.random() * 1.2 * self.window)
+        return f"{1000 * wait:.1f} ms after a write began"
+
+    def _look(self, older: bool, when: str) -> str:
+        """What is there after a kill -> its stage."""
+        expected = {"after": self.new, "before": self.old if older else None}
+        try:
+            found = digest(self.out)
+        except ValueError:
+            found = "damaged"
+        left = leftovers(self.folder)
+        aside = [path for path in left if path.suffix == ".old" and digest(path) == self.old]
+        between = older and found is None and bool(aside)
+        if found not in expected.values() and not between:
+            self.tally.faults.append(f"{when}: the output is neither the old one nor the new one")
+        others = {self.out.name, "out.csv", ".said", ".steps", self.job.cells, *READ}
+        strange = [path.name for path in self.folder.iterdir() if path.name not in others and path not in left]
+        if strange:
+            self.tally.faults.append(f"{when}: left {strange}")
+        for cell in self._cells():
+            try:
+                json.loads(cell.read_bytes())
+            except ValueError:
+                self.tally.faults.append(f"{when}: {cell.name} is not whole")
+        unfinished = bool(left) or any(path.name.startswith(".") for path in self._cells(unfinished=True))
+        for path in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return "between" if between else "after" if found == self.new else "writing" if unfinished else "before"
+
+    def _cells(self, unfinished: bool = False) -> Iterator[Path]:
+        folder = self.folder / (self.job.cells or "cells")
+        if folder.is_dir():
+            yield from (path for path in folder.iterdir() if unfinished or not path.name.startswith("."))
+
+
+def campaign(name: str, home: Path, kills: int, seed: int = 0) -> Tally:
+    one = Campaign(JOBS[name], home, seed)
+    for number in range(kills):
+        one.trial(number)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(one.folder)
+    return one.tally

@@ -1,0 +1,62 @@
+"""The fuzzing targets, without a fuzzer: their seeds are good, and some thousand alterations of them find nothing.
+
+`make fuzz` goes on from here with coverage, `make fuzz-files` with a million files under sanitizers.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fqvit.errors import FqvitError
+from tests.robustness.fuzz.campaign import Files
+from tests.robustness.fuzz.oracle import checked_line, judge_detector, judge_program
+from tests.robustness.fuzz.readers import READERS
+from tests.robustness.fuzz.rewrite import BY_READER, plain, randomly
+from tests.robustness.fuzz.seeds import HERE, seeds_of
+
+INCOMPLETE = "not a ViT, DeiT or Swin classifier"  # of checkpoints with a few tensors
+ROUNDS = {"detector": 6, "safetensors": 60, "torch": 60, "npz": 60, "image": 150, "coco": 100}
+
+
+@pytest.mark.parametrize("target", READERS)
+def test_seeds_are_taken(target: str, tmp_path: Path) -> None:
+    path = tmp_path / f"file{READERS[target].ending}"
+    for name, raw in seeds_of(target).items():
+        path.write_bytes(raw)
+        try:
+            READERS[target].read(path)
+        except FqvitError as error:
+            assert INCOMPLETE in str(error), name
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of what it then reads
+@pytest.mark.parametrize("target", READERS)
+def test_altered_seeds_are_refused_in_one_line_or_taken(target: str, tmp_path: Path) -> None:
+    path = tmp_path / f"file{READERS[target].ending}"
+    rewrite, seeds = BY_READER.get(target, plain), list(seeds_of(target).values())
+    for number in range(ROUNDS.get(target, 200)):
+        rng = random.Random(number)
+        path.write_bytes(rewrite(rng.choice(seeds), 1 << 18, rng, randomly(rng)))
+        try:
+            READERS[target].read(path)
+        except FqvitError as error:
+            checked_line(error, path)
+
+
+def test_files_of_the_campaign_come_from_their_number(tmp_path: Path) -> None:
+    """And are refused by many, not by one early check."""
+    files, stages, path = Files(1), set(), tmp_path / "file.fqvit"
+    for number in range(150):
+        kind, raw = files.make(number)
+        assert files.make(number) == (kind, raw)
+        path.write_bytes(raw)
+        outcome = (judge_detector if kind == "detector" else judge_program)(path, number)
+        stages.add(outcome.partition(" | ")[0])
+    assert {"container", "types", "verify", "accepted"} <= stages
+
+
+def test_seeds_stay_small() -> None:
+    assert sum(path.stat().st_size for path in (HERE / "seeds").rglob("*") if path.is_file()) < 300_000

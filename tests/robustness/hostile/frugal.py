@@ -1,0 +1,49 @@
+"""Reads files in a process that may take little memory more, and says on stdout how each ended. Run by test_memory.py."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from fqvit.errors import FqvitError
+from fqvit.runtime.native import Engine
+from tests.robustness.fuzz.readers import READERS
+
+MORE = 600 << 20  # bytes of address space above what the imports took: torch and numpy keep some for threads
+
+
+def taken() -> int:
+    """Address space of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    READERS["settings"].read(Path(sys.argv[1]) / "warm-up.toml")
+    resource.setrlimit(resource.RLIMIT_AS, (taken() + MORE, taken() + MORE))
+    for path in sorted(Path(sys.argv[1]).iterdir()):
+        target, before = path.name.partition(" ")[0], peak()
+        if target not in READERS:
+            continue
+        try:
+            if target == "program":
+                Engine(path, 1)  # loading; what is accepted is not run
+            else:
+                READERS[target].read(path)
+            said = "accepted"
+        except FqvitError as error:
+            said = str(error)
+        except Exception as error:
+            said = f"FINDING {type(error).__name__}: {error}"
+        print(json.dumps([path.name, said, peak() - before]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

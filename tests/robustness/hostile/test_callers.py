@@ -1,0 +1,156 @@
+"""What callers may do to an engine meanwhile: run it in threads that never end, fork, change the pixels, give few threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fqvit import _native
+from fqvit.ir.program import Program
+from fqvit.runtime import reference
+from fqvit.runtime.native import Engine
+from tests.robustness.fuzz.seeds import golden
+
+PROLOGUE = """
+import os, resource, sys, threading, time
+import numpy as np
+from fqvit import _native
+from fqvit.runtime.native import Engine
+
+engine = Engine(sys.argv[1], 2)
+images = np.zeros((64, *engine.input_shape), np.uint8)
+
+
+def forever(work):
+    def loop():
+        while True:
+            work()
+
+    threading.Thread(target=loop, daemon=True).start()
+
+
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.fqvit"
+    path.write_bytes(golden()["tiny_v1.fqvit"])
+    return path
+
+
+def alone(script: str, path: Path) -> None:
+    """In a process of its own, which must end by itself, well, and without a word."""
+    child = [sys.executable, "-c", PROLOGUE + script, str(path)]
+    done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_python_ends_while_threads_run_engines(program: Path) -> None:
+    alone("for _ in range(4): forever(lambda: engine.run(images))\ntime.sleep(0.1)", program)
+
+
+def test_the_last_thread_runs_engines_until_the_end(program: Path) -> None:
+    alone("import atexit\natexit.register(lambda: engine.run(images))\natexit.register(lambda: engine.run(images))", program)
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="a system without fork")
+def test_an_engine_that_runs_while_the_process_forks_runs_in_the_child(program: Path) -> None:
+    script = """
+expected = engine.run(images[:3])
+forever(lambda: engine.run(images))
+forever(lambda: engine.run(images[:1]))
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        threading.Timer(20, os._exit, [1]).start()
+        os._exit(0 if (engine.run(images[:3]) == expected).all() else 2)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    alone("import warnings\nwarnings.simplefilter('ignore')\n" + script, program)
+
+
+def test_pixels_may_change_while_a_run_reads_them(program: Path) -> None:
+    """A softmax reads its scores twice: what was the largest one must still be there, or it divides by nothing."""
+    script = """
+scores = _native.Engine([8, 32, 32], "scalar", 1)
+table, nothing = np.array([1, 0, 0, 0], np.int32), np.zeros(0, np.uint8)
+scores.finish(scores.add("y", "softmax", [0], [2**30, 20, 8], [table, nothing]), False)
+pixels = np.zeros((100, 8, 32, 32), np.uint8)
+value = 0
+
+
+def change():
+    global value
+    value = (value + 37) % 256
+    pixels[:] = value
+
+
+forever(change)
+for _ in range(30):
+    scores.run(pixels)
+"""
+    alone(script, program)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_an_engine_works_with_fewer_threads_than_it_asked_for(program: Path) -> None:
+    script = """
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (100 << 20), resource.RLIM_INFINITY))
+many = Engine(sys.argv[1], 200)
+assert 1 <= many.threads < 200
+assert (many.run(images) == engine.run(images)).all()
+"""
+    alone(script, program)
+
+
+def test_buffers_are_those_of_their_image_whoever_else_runs_the_engine(program: Path) -> None:
+    engine = Engine(program, 2, keep=True)
+    image, other = np.random.default_rng(0).integers(0, 256, (2, *engine.input_shape)).astype(np.uint8)
+    expected, ended = engine.buffers(image), threading.Event()
+
+    def run_another() -> None:
+        while not ended.is_set():
+            engine.run(other[None])
+
+    thread = threading.Thread(target=run_another)
+    thread.start()
+    try:
+        for _ in range(50):
+            for name, codes in engine.buffers(image).items():
+                np.testing.assert_array_equal(codes, expected[name])
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_file_may_be_cut_short_or_written_over_once_it_is_loaded(program: Path) -> None:
+    engine, whole, first = Engine(program, 1), Program.load(program), Engine(program, 1)
+    images = np.random.default_rng(0).integers(0, 256, (2, *engine.input_shape)).astype(np.uint8)
+    expected = first.run(images)
+    with program.open("r+b") as file:
+        file.write(bytes(program.stat().st_size))
+    np.testing.assert_array_equal(engine.run(images), expected)
+    os.truncate(program, 100)
+    np.testing.assert_array_equal(first.run(images), expected)
+    np.testing.assert_array_equal(reference.run(whole, images), expected)
+
+
+def test_constants_at_odd_addresses_are_copied_and_the_compiled_side_takes_none(program: Path) -> None:
+    whole = Program.load(program)
+    odd = {}
+    for name, array in whole.constants.items():
+        odd[name] = np.empty(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+        odd[name][...] = array
+    images = np.random.default_rng(0).integers(0, 256, (2, *whole.input_shape)).astype(np.uint8)
+    np.testing.assert_array_equal(Engine(Program(whole.header, odd), 1).run(images), Engine(whole, 1).run(images))
+    unaligned = next(array for array in odd.values() if array.dtype == np.int32)
+    with pytest.raises(_native.BadProgram, match="not aligned"):
+        _native.Engine([1, 1, 1], "", 1).constant(unaligned)

@@ -1,0 +1,224 @@
+"""Malformed files of every kind, given to the command line as users would: one line that names the file, exit code 2, nothing
+written. What each reader refuses in particular is in the test of that reader; docs/hardening.md lists them.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.cli.command_line import fqvit, refused
+from tests.factories import one_thread as one_thread
+from tests.robustness.fuzz.seeds import golden, seeds_of
+from tests.robustness.hostile.containers import DETECTOR, rewritten
+
+Words = tuple[object, ...]
+
+
+def bitmap() -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (20, 20), (9, 99, 199)).save(out, "bmp")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good files for the other arguments."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "program.fqvit").write_bytes(golden()["tiny_v1.fqvit"])
+    (folder / "detector.fqvit").write_bytes(seeds_of("detector")["tiny.fqvit"])
+    (folder / "detector.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
+    (folder / "images").mkdir()
+    (folder / "images" / "a.bmp").write_bytes(bitmap())
+    return folder
+
+
+# The commands that read a file of a kind. G: the folder of good files, F: the file, O: what must not be written.
+G, F, O = Path("G"), Path("F"), Path("O")
+COMMANDS: dict[str, tuple[str, list[Words]]] = {
+    "program": (
+        "bad.fqvit",
+        [
+            ("inspect", F),
+            ("classify", F, G / "images" / "a.bmp"),
+            ("eval", F, "--data", G / "images"),
+            ("export", F, "--to", "c", "-o", O),
+            ("compare", F),
+        ],
+    ),
+    "detector": ("bad.fqvit", [("detect", "predict", F, G / "images" / "a.bmp", "-o", O), ("inspect", F)]),
+    "safetensors": (
+        "bad.safetensors",
+        [
+            ("quantize", "fmnist_vit", "--weights", F, "-o", O),
+            ("detect", "quantize", "--weights", F, "--calib", G / "images", "-o", O),
+        ],
+    ),
+    "torch": ("bad.pth", [("quantize", "fmnist_vit", "--weights", F, "-o", O)]),
+    "npz": ("bad.npz", [("quantize", "fmnist_vit", "--weights", F, "-o", O)]),
+    "image": (
+        "bad.png",
+        [("classify", G / "program.fqvit", F), ("detect", "predict", G / "detector.fqvit", F)],
+    ),
+    "coco": (
+        "bad.json",
+        [("detect", "eval", G / "detector.fqvit", "--data", G / "images", "--annotations", F, "-o", O)],
+    ),
+    "results": ("bad.json", [("detect", "draw", "--results", F, "--data", G / "images", "-o", O)]),
+    "recipe": ("bad.toml", [("quantize", "--recipe", F, "-o", O), ("table", "--methods", F, "-o", O)]),
+    "settings": (
+        "bad.toml",
+        [("detect", "quantize", "--weights", G / "detector.safetensors", "--calib", G / "images", "--settings", F, "-o", O)],
+    ),
+    "classes": ("bad.txt", [("quantize", "--classes", F, "-o", O)]),
+    "calibration": ("bad.json", [("quantize", "--calibration", F, "-o", O)]),
+    "shard": (
+        "bad.tar",
+        [("eval", G / "program.fqvit", "--data", F), ("quantize", "--calib", F, "-o", O)],
+    ),
+}
+TEXTS = ("recipe", "settings", "classes")  # in which few bytes are a mistake
+
+
+def archive(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for member, type_ in (("0/good.bmp", tarfile.REGTYPE), (name, kind)):
+            info = tarfile.TarInfo(member)
+            info.type, info.linkname = type_, target
+            info.size = len(bitmap()) if type_ == tarfile.REGTYPE else 0
+            tar.addfile(info, io.BytesIO(bitmap()))
+    return out.getvalue()
+
+
+def saved(content: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(content, out)
+    return out.getvalue()
+
+
+def zipped(**members: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def shifted(seed: bytes, kind: str, place: Callable[[Any], list[Any]], shift: int) -> bytes:
+    """With that shift in every op that has one."""
+
+    def change(header: Any, _: Any) -> None:
+        for op in place(header):
+            if "shift" in op:
+                op["shift"] = shift
+
+    return rewritten(seed, change, kind)
+
+
+def in_program(shift: int) -> bytes:
+    return shifted(golden()["tiny_v1.fqvit"], "fqvit", lambda header: header["ops"], shift)
+
+
+def in_detector(shift: int) -> bytes:
+    return shifted(seeds_of("detector")["tiny.fqvit"], DETECTOR, lambda header: header["pyramid"]["ops"], shift)
+
+
+class Opens:
+    """A pickle that opens a file when it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, ("/nowhere/opened-by-a-pickle", "w")
+
+
+OWN: dict[str, dict[str, bytes]] = {
+    "program": {f"shift {shift}": in_program(shift) for shift in (0, 63, -1)},
+    "detector": {f"shift {shift}": in_detector(shift) for shift in (0, 63, -1)},
+    "safetensors": {"a long header": struct.pack("<Q", 2**63) + b"{}", "no tensors": struct.pack("<Q", 2) + b"{}"},
+    "torch": {
+        "code": saved({"model": Opens()}),
+        "no weights": saved([1, 2]),
+        "no numbers": saved({"head.weight": "x"}),
+        "a newline in a name": saved({"a\nb\x1b[2J": torch.zeros(1)}),
+        "a plain pickle": b"\x80\x02}q\x00.",
+        "an empty archive": zipped(**{"x/data.pkl": b""}),
+    },
+    "npz": {
+        "objects": zipped(**{"a.npy": b"\x93NUMPY\x01\x00\x10\x00{'descr':'|O'} \n"}),
+        "no magic": zipped(**{"a.npy": b"x"}),
+    },
+    "image": {
+        "a cut jpeg": seeds_of("image")["rgb.jpeg"][:300],
+        "a gif of no size": b"GIF89a\0\0\0\0\0\0\0;",
+        "a bitmap of 2^31 rows": bitmap()[:22] + struct.pack("<i", -(2**31)) + bitmap()[26:],
+    },
+    "coco": {
+        "a list": b"[]",
+        "no images": b'{"images":[],"annotations":[],"categories":[]}',
+        "not a number": b'{"images": NaN}',
+    },
+    "results": {"an object": b"{}", "nested": b"[" * 100_000},
+    "recipe": {
+        "an unknown field": b"bit = 3",
+        "no table": b"[[sites]]\n",
+        "a base that is none": b"base = ['fqvit']",
+        "twice": b"name = 'a'\nname = 'b'",
+        "a newline in a key": b'"a\\nb" = 1',
+        "bits of 10^40": b"weight_bits = 1" + b"0" * 40,
+    },
+    "settings": {"an unknown field": b"shrt = 3", "infinite": b"score = inf", "a date": b"short = 2026-01-01"},
+    "classes": {"numbers": b"[1, 2]", "an object": b'{"a": 1}'},
+    "shard": {
+        "a symbolic link": archive("0/a.png", tarfile.SYMTYPE, "/etc/passwd"),
+        "a hard link": archive("0/a.png", tarfile.LNKTYPE, "0/good.bmp"),
+        "a device": archive("0/a.png", tarfile.CHRTYPE),
+        "a pipe": archive("0/a.png", tarfile.FIFOTYPE),
+        "a name above": archive("../a.png"),
+        "a name above, inside": archive("0/../../a.png"),
+        "an absolute name": archive("/a.png"),
+        "a picture that is none": archive("0/a.bmp").replace(b"BM", b"XX"),
+    },
+}
+
+
+def malformed(kind: str) -> dict[str, bytes]:
+    found = {"zeros": bytes(3000), "bytes that are no text": b"\xff\xfe\xfd" * 50, "a picture": bitmap()}
+    found |= {"an archive": zipped(x=b"1"), "brackets": b"[" * 20_000}
+    if kind not in TEXTS:
+        found |= {"nothing": b"", "a word": b"hello"}
+        whole = max(seeds_of(kind).values(), key=len) if kind != "calibration" else b'{"recipe": {}}'
+        found |= {"half of one": whole[: 700 if kind == "shard" else len(whole) // 2]}
+    if kind == "image":
+        del found["a picture"]
+    return found | OWN.get(kind, {})
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_malformed_files_are_refused_in_one_line_by_every_command(kind: str, home: Path, tmp_path: Path) -> None:
+    if kind == "coco":
+        pytest.importorskip("pycocotools")
+    name, commands = COMMANDS[kind]
+    file, out = tmp_path / name, tmp_path / "out"
+    place = {"G": home, "F": file, "O": out}
+    for case, raw in malformed(kind).items():
+        file.write_bytes(raw)
+        for words in commands:
+            real = [place[word.parts[0]].joinpath(*word.parts[1:]) if isinstance(word, Path) else word for word in words]
+            done = fqvit(*real)
+            said = (case, words[:2], done)
+            if kind not in ("image", "shard"):
+                refused(done, name)
+            # These warn of each picture first.
+            assert done.code == 2 and name in done.err and len(done.err.splitlines()) <= 3, said
+            assert all(line.startswith("fqvit: ") for line in done.err.splitlines()), said
+            assert not out.exists(), said
+            assert [path.name for path in tmp_path.iterdir()] == [name], said

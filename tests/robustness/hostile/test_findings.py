@@ -1,0 +1,205 @@
+"""What fuzzing and looking for trouble have found, one test each, so that it stays found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from fqvit import _native
+from fqvit.detect.fixed import detector as integer
+from fqvit.detect.fixed import parts
+from fqvit.detect.images import prepare
+from fqvit.detect.model.load import load_detector
+from fqvit.detect.program import DetectorProgram
+from fqvit.detect.resize import resized
+from fqvit.detect.results import read_results
+from fqvit.errors import LONGEST, FqvitError
+from fqvit.ir.program import Header, Move, Program
+from fqvit.lowering import grids
+from fqvit.models.checkpoints.checkpoint import read_checkpoint
+from fqvit.runtime.memory import live_bytes
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
+from tests.robustness.fuzz.seeds import golden, seeds_of
+from tests.robustness.hostile.allocated import at_most
+from tests.robustness.hostile.containers import DETECTOR, rewritten
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.fqvit"
+    path.write_bytes(golden()["tiny_v1.fqvit"])
+    return path
+
+
+def test_an_error_is_one_line_without_commands_to_a_terminal_whatever_names_are_in_it() -> None:
+    assert str(FqvitError("a\nb\x1b[2J\x85c\u2028d: é is fine.")) == r"a\nb\x1b[2J\x85c\u2028d: é is fine."
+    assert len(str(FqvitError("x" * 10**6))) <= LONGEST
+
+
+def test_a_field_whose_name_ends_the_line_is_shown_on_it(program: Path) -> None:
+    program.write_bytes(rewritten(program.read_bytes(), lambda header, _: header["preprocess"].update({"a\n": 1})))
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: preprocess: .*unknown field a\\n\."):
+        Engine(program)
+
+
+def test_an_instruction_set_that_is_not_there_is_blamed_on_who_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FqvitError, match="^isa: instruction set abacus: not in this build"):
+        Engine(program, isa="abacus")
+    monkeypatch.setenv("FQVIT_ISA", "beads")
+    with pytest.raises(FqvitError, match="^FQVIT_ISA: instruction set beads"):
+        Engine(program)
+    with pytest.raises(FqvitError, match="^isa: instruction set abacus"):
+        Engine(program, isa="abacus")
+    assert Engine(program, isa="scalar").isa == "scalar"
+
+
+def test_what_needs_too_much_memory_is_refused_by_the_files_name(program: Path) -> None:
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: vit: its buffers need 0 MB an image, at most 0 are taken"):
+        Engine(program, 1, most_bytes=1)
+
+
+def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() -> None:
+    engine = _native.Engine([8192, 8192, 1], "scalar", 1)
+    flat = engine.add("flat", "permute", [0], [], [np.array(x, np.int64) for x in ([1 << 26], [0], [], [])])
+    one, nothing = np.ones(1, np.int32), np.zeros(0, np.uint8)
+    with pytest.raises(_native.BadProgram, match="more channels than can be"):
+        engine.add("sum", "add", [flat, flat], [1, 8], [one, one, nothing, one, one, nothing, one, nothing])
+    with pytest.raises(_native.BadProgram, match="more channels than can be"):
+        engine.add("looked up", "lookup", [flat], [8], [np.arange(256).astype(np.uint8), nothing, one])
+
+
+def test_more_ops_than_can_be_planned_in_time_are_refused(program: Path) -> None:
+    def repeat(header: dict[str, Any], _: object) -> None:
+        header["ops"] = [header["ops"][0]] * 8193
+
+    program.write_bytes(rewritten(program.read_bytes(), repeat))
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: ops: expected array of length <= 8192"):
+        Engine(program)
+    engine, lists = _native.Engine([1, 1, 1], "scalar", 1), [np.array(x, np.int64) for x in ([1], [0], [], [])]
+    for _ in range(8192):
+        engine.add("y", "permute", [0], [], lists)
+    with pytest.raises(_native.BadProgram, match="more ops than can be"):
+        engine.add("y", "permute", [0], [], lists)
+
+
+@pytest.mark.parametrize("name", ["backbone.layers.99999999.blocks.0.norm1.bias", "roi_head.bbox_head.99999999.fc_cls.bias"])
+def test_a_detectors_part_of_a_high_number_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
+    tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
+    save_file({**tensors, name: torch.zeros(1)}, tmp_path / "d.safetensors")
+    with pytest.raises(FqvitError, match=r"d\.safetensors: .*numbers a block or stage above 99"):
+        load_detector(tmp_path / "d.safetensors")
+
+
+def test_a_window_of_a_thousand_places_is_refused_before_its_pairs_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
+    tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
+    wide = {name: torch.zeros(1999**2, x.shape[1], dtype=torch.int8) for name, x in tensors.items() if "bias_table" in name}
+    save_file({**tensors, **wide}, tmp_path / "d.safetensors")
+    with pytest.raises(FqvitError, match=r"d\.safetensors: .*fits no window"):
+        load_detector(tmp_path / "d.safetensors")
+
+
+def test_results_with_impossible_masks_are_refused_by_the_files_name(tmp_path: Path) -> None:
+    rows = json.loads(seeds_of("results")["two.json"])
+    rows[1]["segmentation"]["size"] = [8, 10]
+    (tmp_path / "r.json").write_text(json.dumps(rows))
+    with pytest.raises(FqvitError, match=r"r\.json: result 1: run lengths of 72 pixels for 8 x 10"):
+        read_results(tmp_path / "r.json")
+
+
+def test_a_head_that_does_not_run_on_several_squares_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    def turn(header: dict[str, Any], _: object) -> None:
+        op = next(op for op in header["masks"][0]["ops"] if op["op"] == "permute" and len(op["view"]) == 3)
+        op["view"], op["perm"] = [1, *op["view"]], [1, 0, 2, 3]
+        op["shape"] = op["view"][1:]
+
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(rewritten(seeds_of("detector")["tiny.fqvit"], turn, DETECTOR))
+    with pytest.raises(FqvitError, match=r"d\.fqvit: .*does not run on several squares at once"):
+        DetectorProgram.load(path)
+
+
+def template(side: int, op: dict[str, Any], move: Move) -> Program:
+    """An op on the pixels of a large image, which says how it follows from the size and does not."""
+    raw = {"version": 1, "model": "x", "ops": [op], "sites": {}, "recipe": {}, "source": "", "images": 1}
+    shape = {"height": side, "width": side, "channels": 1, "resize": 1, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
+    raw |= {"preprocess": shape, "output": {"buffer": "y", "kind": "tokens", "scale": 1.0}, "moves": {"y": move}}
+    return Program(msgspec.convert(raw, Header), {"rows": np.zeros(1, np.int32)})
+
+
+@pytest.mark.parametrize("kind", ["neighbours", "windows", "tokens", "second", "merge"])
+def test_rows_that_a_file_does_not_have_are_not_made(kind: Any) -> None:
+    program = template(8192, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind=kind, window=256, shift=1))
+    program.verify()
+    with at_most(1e6), pytest.raises(FqvitError, match="does not follow from the image's size"):
+        resized(program, 8192, 8192)
+
+
+def test_regions_of_a_window_take_no_memory_for_its_pairs() -> None:
+    with at_most(20e6):
+        assert grids.regions((300, 200), 256, 1).shape == (2, 1 << 16)
+
+
+def test_more_rows_than_a_buffer_can_have_are_not_made() -> None:
+    program = template(32, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind="neighbours"))
+    with pytest.raises(FqvitError, match="y: the image is too large"):
+        resized(program, 8192, 8192)
+
+
+def test_the_reference_refuses_what_needs_too_much_memory_as_the_engine_does(program: Path) -> None:
+    whole = Program.load(program)
+    with pytest.raises(FqvitError, match=r"^vit: its buffers need 0 MB an image, at most 0 are taken"):
+        Reference(whole, most_bytes=1)
+    most = live_bytes(whole, whole.verify().buffers)
+    Reference(whole, most_bytes=most)
+    with pytest.raises(FqvitError, match="its buffers need"):
+        Reference(whole, most_bytes=most - 1)
+
+
+def test_live_bytes_are_those_that_the_reference_has_at_a_time(program: Path) -> None:
+    whole = Program.load(program)
+    reference, seen = Reference(whole), [0]
+    alive = {"pixels": 12 * 12 * 3}
+
+    def visit(name: str, codes: Any) -> None:
+        alive[name] = codes.nbytes
+        seen.append(sum(alive.values()))
+        i = next(i for i, op in enumerate(whole.ops) if op.y == name)
+        for read in whole.ops[i].inputs():
+            if reference.last_use[read] == i and read != whole.header.output.buffer:
+                alive.pop(read, None)
+
+    reference.run(np.zeros((1, 12, 12, 3), np.uint8), visit)
+    assert max(seen) == live_bytes(whole, whole.verify().buffers)
+
+
+def test_a_head_that_gives_much_takes_few_boxes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(seeds_of("detector")["tiny.fqvit"])
+    detector = DetectorProgram.load(path)
+    image = prepare(Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 32, 3)).astype(np.uint8)), detector.settings)
+    expected = detector.ready(1).detect(image)
+    monkeypatch.setattr(integer, "BYTES_AT_ONCE", 1)
+    found = detector.ready(1).detect(image)
+    assert len(found.boxes) > 1
+    for name in ("boxes", "scores", "labels", "probabilities"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_more_scores_than_fit_are_refused_when_a_detector_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.fqvit"
+    path.write_bytes(seeds_of("detector")["tiny.fqvit"])
+    detector = DetectorProgram.load(path)
+    monkeypatch.setattr(parts, "MAX_SCORES", detector.between.proposals * (detector.classes + 1) - 1)
+    with pytest.raises(FqvitError, match=r"d\.fqvit: detector: .* scores an image, at most"):
+        DetectorProgram.load(path)

@@ -1,0 +1,214 @@
+"""Tar files that are damaged, or made to do harm: refused in one line that names file and member, or skipped as unreadable."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fqvit.data import shards, tars
+from fqvit.data.shards import TarShards
+from fqvit.distributed.workers import Workers
+from fqvit.errors import FqvitError
+from tests.data.test_shards import GREY, pack, png, values
+from tests.factories import many
+
+PICTURE = {"0/a.png": png(1)}
+
+
+def look(path: Path, labels: bool = True) -> TarShards:
+    if labels:
+        return TarShards.labelled(path, GREY, 2, [], Workers.alone())
+    return TarShards.unlabelled(path, GREY, Workers.alone())
+
+
+def special(path: Path, *infos: tuple[str, bytes, int]) -> Path:
+    """Members of other types: (name, type, claimed size), behind one good picture."""
+    with tarfile.open(path, "w") as tar:
+        good = tarfile.TarInfo("0/a.png")
+        good.size = len(png(1))
+        tar.addfile(good, io.BytesIO(png(1)))
+        for name, kind, size in infos:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, "/etc/passwd", size
+            tar.addfile(info)
+    return path
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_never_followed(tmp_path: Path, kind: bytes) -> None:
+    path = special(tmp_path / "x.tar", ("0/evil.png", kind, 0))
+    with pytest.raises(FqvitError, match=r"x.tar/0/evil.png: a link or device, not a file. 1 of 2 images"):
+        values(look(path))
+    path = special(tmp_path / "x.tar", ("0/b.cls", kind, 0))
+    with pytest.raises(FqvitError, match=r"x.tar: 0/b.cls is no small file"):
+        look(path)
+
+
+@pytest.mark.parametrize("name", ["/etc/a.png", "../a.png", "0/../../a.png", "./../a.png", ".//a.png"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FqvitError, match=r"x.tar: member '.*a.png' leads out of its folder"):
+        look(pack(tmp_path / "x.tar", {name: png(0)}))
+
+
+def test_a_member_beyond_the_end_or_of_a_size_below_nothing_is_refused(tmp_path: Path) -> None:
+    whole = pack(tmp_path / "x.tar", PICTURE).read_bytes()
+    for size in (10**6, 10**15, -5):
+        info = tarfile.TarInfo("0/b.png")
+        info.size = size
+        (tmp_path / "x.tar").write_bytes(whole[:1024] + info.tobuf(tarfile.GNU_FORMAT) + whole[1024:])
+        with pytest.raises(FqvitError, match=rf"x.tar: member '0/b.png' claims {size} bytes, \d+ are left"):
+            look(tmp_path / "x.tar")
+
+
+def test_a_huge_picture_is_unreadable_and_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "LARGEST_IMAGE", 100)
+    path = pack(tmp_path / "x.tar", {"0/a.png": bytes(101)})
+    with pytest.raises(FqvitError, match=r"x.tar/0/a.png: claims 101 bytes, over the limit of 100"):
+        values(look(path))
+
+
+def test_every_cut_is_noticed(tmp_path: Path) -> None:
+    """Also the one between two members, which leaves nothing half."""
+    path = pack(tmp_path / "x.tar", {f"0/{i}.png": png(i) for i in range(3)})
+    whole = path.read_bytes()
+    end = 3 * 1024
+    assert not any(whole[end:])
+    for length in [*range(0, end, 64), 100, 1000, end, end + 100]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(FqvitError, match=r"x.tar: .*(cut|damaged)"):
+            look(path)
+    path.write_bytes(whole[: end + 512])
+    assert len(look(path)) == 3
+
+
+def test_joined_files_are_not_read_in_half(tmp_path: Path) -> None:
+    path = pack(tmp_path / "x.tar", PICTURE)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(FqvitError, match=r"x.tar: has more bytes behind its end mark"):
+        look(path)
+
+
+def test_compressed_files_are_refused_whatever_they_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(gzip.compress(bytes(10**6)))
+    with pytest.raises(FqvitError, match=r"x.tar: compressed \(gzip\)"):
+        look(path)
+
+
+def test_extended_headers_must_be_small_and_readable(tmp_path: Path) -> None:
+    for kind, size in ((tarfile.GNUTYPE_LONGNAME, 70_000), (tarfile.XHDTYPE, 2_000_000)):
+        info = tarfile.TarInfo("x")
+        info.type, info.size = kind, size
+        (tmp_path / "x.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(size + 2048))
+        with pytest.raises(FqvitError, match=rf"x.tar: an extended header of {size} bytes"):
+            look(tmp_path / "x.tar")
+    for text in (
+        b"99 path=a\n",
+        b"x path=a\n",
+        b"10 path=ab",
+        b"0 \n",
+        b"99999999 path=a\n",
+        b"12 size=-1a\n",
+        b"21 GNU.sparse.major=1\n",
+    ):
+        info = tarfile.TarInfo("x")
+        info.type, info.size = tarfile.XHDTYPE, len(text)
+        (tmp_path / "x.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + text.ljust(512, b"\0") + bytes(1024))
+        with pytest.raises(FqvitError, match=r"x.tar: .*(extended header|sparse)"):
+            look(tmp_path / "x.tar")
+
+
+def test_sparse_members_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match=r"'0/b.png' is sparse"):
+        look(special(tmp_path / "x.tar", ("0/b.png", tarfile.GNUTYPE_SPARSE, 0)))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a.png", png(0)), ("a.cls", b"1"), ("b.png", png(0))], "b.png has no label. Expected b.cls beside it"),
+        ([("a.png", png(0)), ("b.png", png(0)), ("a.cls", b"1")], "a.png has no label"),
+        ([("0/a.png", png(0)), ("b.cls", b"1")], "b.cls has no picture beside it"),
+        ([("a.l.png", png(0)), ("a.r.png", png(0)), ("a.cls", b"1")], "a.l.png and a.r.png share the label a.cls"),
+        ([("0/a.png", png(0)), ("0/b.png", png(0)), ("0/a.png", png(0))], "0/a.png is there twice"),
+        ([("a.cls", b"one"), ("a.png", png(0))], "a.cls has b'one', expected a class index"),
+        ([("a.cls", b"-1"), ("a.png", png(0))], "expected a class index"),
+        ([("a.cls", b""), ("a.png", png(0))], "expected a class index"),
+        ([("a.cls", b"9" * 70_000), ("a.png", png(0))], "a.cls is no small file"),
+        ([("a.cls", b"2"), ("a.png", png(0))], "x.tar/a.png: has class 2, expected below 2"),
+        ([("a.json", b"{" * 60_000), ("a.png", png(0))], "a.json is not JSON"),
+        ([("a.json", b'{"label": "cat"}'), ("a.png", png(0))], "a.json has label 'cat'"),
+        ([("a.json", b'{"label": true}'), ("a.png", png(0))], "expected a class index"),
+        ([("a.txt", b"")], "no images in 1 tar files"),
+        ([], "no images in 1 tar files"),
+    ],
+)
+def test_labels_that_cannot_be_right_are_named(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(FqvitError, match=r"x\.tar") as error:
+        look(path)
+    assert message in str(error.value)
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").mkdir()
+    with pytest.raises(FqvitError, match="x.tar"):
+        shards.shard_paths(tmp_path)
+    with pytest.raises(FqvitError, match="x.tar: cannot be read"):
+        list(tars.members(tmp_path / "x.tar"))
+
+
+@many
+@given(st.data())
+def test_any_damage_ends_in_our_error_or_in_the_members_that_tarfile_finds(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("tar") / "x.tar"
+    pack(path, {"0/a.png": png(1), "1/" + "b" * 120 + ".png": png(2), "c.cls": b"1", "c.png": png(3)}, tarfile.PAX_FORMAT)
+    content = bytearray(path.read_bytes()[:6144])
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(content) + bytes(1024))
+    try:
+        found = list(tars.members(path))
+    except FqvitError:
+        return
+    with tarfile.open(path, "r:") as tar:
+        expected = [(info.name, info.offset_data, info.size) for info in tar if not info.isdir()]
+    assert [(m.name.rstrip("/"), m.offset, m.size) for m in found] == expected
+
+
+def test_memory_stays_that_of_the_index(tmp_path: Path) -> None:
+    """Members of 60 MB each, which take no room on the disk: only headers are read."""
+    path = tmp_path / "x.tar"
+    size = 60 << 20
+    with path.open("wb") as file:
+        for i in range(20):
+            info = tarfile.TarInfo(f"0/{i}.png")
+            info.size = size
+            file.write(info.tobuf(tarfile.GNU_FORMAT))
+            file.seek(size, os.SEEK_CUR)
+        file.write(bytes(1024))
+    assert len(look(path)) == 20
+
+
+def test_the_walk_agrees_with_tarfile_on_what_tools_write(tmp_path: Path) -> None:
+    members = {"a/" + "x" * n + ".png": png(n) for n in (1, 90, 99, 100, 101, 200)}
+    paths = [pack(tmp_path / f"{kind}.tar", members, kind) for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
+    paths.append(special(tmp_path / "x.tar", ("0/l.png", tarfile.SYMTYPE, 0), ("0/d", tarfile.DIRTYPE, 0)))
+    for path in paths:
+        with tarfile.open(path, "r:") as tar:
+            expected = [(info.name, info.offset_data, info.size, info.isreg()) for info in tar if not info.isdir()]
+        assert [tuple(member) for member in tars.members(path)] == expected

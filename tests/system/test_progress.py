@@ -1,0 +1,59 @@
+"""The progress bar: silent unless a person watches."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fqvit.system.progress import track
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_it_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_it_shows_label_count_and_rate_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert list(track(iter("abc"), 3, "calibrate", "images")) == ["a", "b", "c"]
+    assert "calibrate" in screen.getvalue()
+    assert "3/3" in screen.getvalue()
+    assert "images/s" in screen.getvalue()
+    assert capsys.readouterr().out == ""
+
+
+def test_the_items_come_one_at_a_time() -> None:
+    taken: list[int] = []
+
+    def source() -> Iterator[int]:
+        for item in range(5):
+            taken.append(item)
+            yield item
+
+    next(track(source(), None, "read"))
+    assert taken == [0]
+
+
+def test_a_closed_stderr_is_nobody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where the descriptor was closed before the start
+    assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
+
+
+def test_without_rich_there_is_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
