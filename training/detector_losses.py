@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.detect.anchors import anchors
 from fqvit.detect.boxes import Floats, encode, overlaps
-from fqvit.detect.proposals import UNIT_STDS, propose, refine
-from fqvit.detect.roialign import axis_weights, level_of
+from fqvit.detect.float.anchors import anchors
+from fqvit.detect.float.proposals import UNIT_STDS, propose, refine
+from fqvit.detect.float.roialign import axis_weights, level_of
+from fqvit.detect.model.detector import Detector
+from fqvit.detect.model.pyramid import PyramidOutputs, named
 from fqvit.detect.settings import DetectSettings
-from fqvit.models.detector import Detector
-from fqvit.models.pyramid import PyramidOutputs, named
 
 STAGE_IOUS = (0.5, 0.6, 0.7)
 STAGE_WEIGHTS = (1.0, 0.5, 0.25)
@@ -110,7 +110,7 @@ def sample_boxes(
 
 
 def squares(levels: tuple[Tensor, ...], samples: Samples, side: int, s: DetectSettings) -> Tensor:
-    """RoIAlign with gradients, [n, side, side, C]: the matrices of fqvit.detect.roialign, each image's boxes at once."""
+    """RoIAlign with gradients, [n, side, side, C]: the matrices of fqvit.detect.float.roialign, each image's boxes at once."""
     level = level_of(samples.boxes, s.finest, len(levels))
     parts, order = [], []
     for number, map_ in enumerate(levels):

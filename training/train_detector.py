@@ -29,19 +29,19 @@ from torch import nn
 from train_fmnist import Muon, near
 
 from fqvit.detect.annotations import read_annotations
-from fqvit.detect.float import detect_float
+from fqvit.detect.float.networks import detect_float
+from fqvit.detect.float.pipeline import coco_results
 from fqvit.detect.images import normalise_and_pad
-from fqvit.detect.pipeline import coco_results
+from fqvit.detect.model.detector import Detector, FloatDetector, build_detector
+from fqvit.detect.model.load import load_detector, save_detector
 from fqvit.detect.settings import DetectSettings
 from fqvit.evaluate.coco import average_precision
-from fqvit.files import replacing
 from fqvit.models.config import DetectorConfig, SwinConfig
-from fqvit.models.detector import Detector, FloatDetector, build_detector
-from fqvit.models.detector_load import load_detector, save_detector
 from fqvit.models.device import keep_freed_memory
 from fqvit.models.layers import Linear, Patches
 from fqvit.models.maps import Conv2d, Deconv
 from fqvit.models.swin import WindowAttention
+from fqvit.system.files import replacing
 
 # Shapes are of 16 to 72 pixels: anchors of 16, 32, 64, ... and boxes from 28 pixels on are cut from the second level.
 SETTINGS = DetectSettings(
