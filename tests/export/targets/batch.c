@@ -1,4 +1,4 @@
-/* Images from stdin, one after the other, all in one arena that was full of something else: prints every output on a line. */
+/* Runs images from stdin, one after the other, in one arena that held other data before. Prints one line per output. */
 #include <stdio.h>
 #include <string.h>
 

@@ -33,8 +33,7 @@ void reset(void)
     model_run(IMAGE, arena, output);
     for (uint32_t i = 0; i < FQVIT_OUTPUTS; ++i) print(output[i]);
     semihost(0x18, (const void *)0x20026); /* SYS_EXIT, the program ended as it should */
-    for (;;) {
-    }
+    for (;;) {}
 }
 
 extern uint8_t stack_top[];

@@ -1,4 +1,4 @@
-/* RISC-V without floats and without libc, as a Linux program that QEMU runs: pixels from stdin, outputs to stdout as text. */
+/* RISC-V without floats and without libc, as a Linux program for QEMU: pixels from stdin, outputs to stdout as text. */
 #include "model.h"
 
 static uint8_t pixels[FQVIT_PIXELS];
@@ -40,6 +40,5 @@ void _start(void)
     model_run(pixels, arena, output);
     for (uint32_t i = 0; i < FQVIT_OUTPUTS; ++i) print(output[i]);
     call(93, 0, 0, 0); /* exit */
-    for (;;) {
-    }
+    for (;;) {}
 }

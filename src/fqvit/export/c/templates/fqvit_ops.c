@@ -4,27 +4,15 @@
 /* ---- fixed point: the only arithmetic there is ---- */
 
 /* floor(x / 2^shift): >> of a negative number is left to the compiler in C99, so that only others are shifted. */
-static int64_t floor_shift(int64_t x, unsigned shift)
-{
-    return x >= 0 ? x >> shift : ~(~x >> shift);
-}
+static int64_t floor_shift(int64_t x, unsigned shift) { return x >= 0 ? x >> shift : ~(~x >> shift); }
 
 /* floor(x / 2^shift + 1/2), shift 1..62 */
-static int64_t round_shift(int64_t x, unsigned shift)
-{
-    return floor_shift(x + ((int64_t)1 << (shift - 1)), shift);
-}
+static int64_t round_shift(int64_t x, unsigned shift) { return floor_shift(x + ((int64_t)1 << (shift - 1)), shift); }
 
 /* floor(acc mult / 2^shift + 1/2) */
-static int64_t requantize(int32_t acc, int32_t mult, unsigned shift)
-{
-    return round_shift((int64_t)acc * mult, shift);
-}
+static int64_t requantize(int32_t acc, int32_t mult, unsigned shift) { return round_shift((int64_t)acc * mult, shift); }
 
-static int32_t clamp(int64_t value, int32_t last)
-{
-    return value < 0 ? 0 : value > last ? last : (int32_t)value;
-}
+static int32_t clamp(int64_t value, int32_t last) { return value < 0 ? 0 : value > last ? last : (int32_t)value; }
 
 /* floor(a / b + 1/2), b > 0; C99's division truncates. */
 static int64_t round_divide(int64_t a, int64_t b)
@@ -144,10 +132,7 @@ static int32_t dot(const int8_t *w, const uint8_t *x, fqvit_type type, uint32_t 
 }
 
 /* 4-bit two's complement */
-static int32_t nibble(int32_t code)
-{
-    return (code ^ 8) - 8;
-}
+static int32_t nibble(int32_t code) { return (code ^ 8) - 8; }
 
 /* Both weights of a byte at a time */
 static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
@@ -189,7 +174,8 @@ void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y)
             continue;
         }
         value = requantize(acc, op->mult[o], op->shift[o]);
-        fqvit_store(y, op->y, o, op->out == FQVIT_CODES ? clamp(value + zero_of(&op->y_zero, o), op->last) : (int32_t)value);
+        fqvit_store(y, op->y, o,
+                    op->out == FQVIT_CODES ? clamp(value + zero_of(&op->y_zero, o), op->last) : (int32_t)value);
     }
 }
 
@@ -217,14 +203,16 @@ void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y)
 
 static int64_t term(const fqvit_term *op, const uint8_t *x, uint32_t row, uint32_t c, uint32_t channels)
 {
-    const int32_t value = op->constant ? constant(op->constant, op->type, row % op->rows * channels + c) : fqvit_load(x, op->type, c);
+    const int32_t value =
+        op->constant ? constant(op->constant, op->type, row % op->rows * channels + c) : fqvit_load(x, op->type, c);
     return lifted(value, &op->zero, op->alpha, c) * (op->mults ? op->mults[c] : op->mult);
 }
 
 void fqvit_add(const fqvit_add_op *op, const uint8_t *x0, const uint8_t *x1, uint8_t *y, uint32_t row)
 {
     for (uint32_t c = 0; c < op->channels; ++c) {
-        const int64_t sum = term(&op->terms[0], x0, row, c, op->channels) + term(&op->terms[1], x1, row, c, op->channels);
+        const int64_t sum =
+            term(&op->terms[0], x0, row, c, op->channels) + term(&op->terms[1], x1, row, c, op->channels);
         const unsigned shift = op->shift + (op->y_alpha ? (unsigned)op->y_alpha[c] : 0u);
         fqvit_store(y, op->y, c, clamp(round_shift(sum, shift) + zero_of(&op->y_zero, c), op->last));
     }
@@ -245,7 +233,8 @@ void fqvit_take(const fqvit_take_op *op, const uint8_t *x, uint8_t *y, uint32_t 
 {
     const int32_t from = op->index[row];
     for (uint32_t c = 0; c < op->channels; ++c) {
-        const int32_t value = from < 0 ? zero_of(&op->fill, c) : fqvit_load(x, op->x, (uint32_t)from * op->channels + c);
+        const int32_t value =
+            from < 0 ? zero_of(&op->fill, c) : fqvit_load(x, op->x, (uint32_t)from * op->channels + c);
         fqvit_store(y, op->x, c, value);
     }
 }
@@ -287,7 +276,8 @@ void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b,
         int32_t acc = 0;
         if (op->a == FQVIT_U8 && op->b == FQVIT_U8 && !op->b_rows) {
             const uint8_t *column = b + (size_t)n * op->inner;
-            for (uint32_t k = 0; k < op->inner; ++k) acc += ((int32_t)a[k] - op->a_zero) * ((int32_t)column[k] - op->b_zero);
+            for (uint32_t k = 0; k < op->inner; ++k)
+                acc += ((int32_t)a[k] - op->a_zero) * ((int32_t)column[k] - op->b_zero);
         } else {
             for (uint32_t k = 0; k < op->inner; ++k) {
                 const uint32_t place = op->b_rows ? k * op->columns + n : n * op->inner + k;
@@ -324,7 +314,8 @@ static uint32_t place(const fqvit_softmax_op *op, const uint8_t *x, int32_t top,
 }
 
 /* The exponential of token t; 0 where it is not seen */
-static int32_t exponential(const fqvit_softmax_op *op, const uint8_t *x, const uint8_t *region, uint32_t own, int32_t top, uint32_t t)
+static int32_t exponential(const fqvit_softmax_op *op, const uint8_t *x, const uint8_t *region, uint32_t own,
+                           int32_t top, uint32_t t)
 {
     if (region && region[t] != region[own]) return 0;
     return ((const int32_t *)op->table)[place(op, x, top, t)];

@@ -1,9 +1,9 @@
-/* The integer ops of an fqvit program, one function a kind, one row of the output at a time. Written once, the same in every
- * export; model.c has the calls. docs/format.md of fqvit has the formulas.
+/* The integer ops of an fqvit program, one function a kind, one row of the output at a time. Written once, the same in
+ * every export; model.c has the calls. docs/format.md of fqvit has the formulas.
  *
- * C99 without float, libc or allocation. Needs 8-bit bytes and the exact-width types of <stdint.h>, nothing else: no shift of a
- * negative number, no overflow (fqvit proved every bound for any image), no alignment, no byte order. Buffers are bytes, their
- * values little-endian; constants are plain arrays.
+ * C99 without float, libc or allocation. Needs 8-bit bytes and the exact-width types of <stdint.h>, nothing else: no
+ * shift of a negative number, no overflow (fqvit proved every bound for any image), no alignment, no byte order.
+ * Buffers are bytes, their values little-endian; constants are plain arrays.
  *
  * Letters: T tokens, C channels, D head width, K reduction. `row` counts over all leading axes of the output. */
 #ifndef FQVIT_OPS_H
@@ -120,7 +120,7 @@ void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uin
 void fqvit_copy_constant(const void *x, fqvit_type type, uint32_t count, uint8_t *y);
 void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y);
 
-/* y[n] = clamp(requantize(sum_k (a[k] - a_zero) (b - b_zero) + bias[index[m][n]][h]) + y_zero); a is a row, b its slice */
+/* y[n] = clamp(requantize(sum_k (a[k] - a_zero) (b - b_zero) + bias[index[m][n]][h]) + y_zero) */
 typedef struct {
     fqvit_type a, b, y;
     uint32_t rows, columns, inner, heads; /* rows of a slice */

@@ -32,8 +32,10 @@ int main(int argc, char **argv)
     size = fread(pixels, 1, sizeof pixels, file);
     fclose(file);
     if (size != FQVIT_PIXELS) {
-        fprintf(stderr, "%s: expected %ld bytes (%d rows of %d pixels, %d a pixel), got %s%ld. Resize the image first.\n", argv[1],
-                (long)FQVIT_PIXELS, FQVIT_HEIGHT, FQVIT_WIDTH, FQVIT_CHANNELS, size > FQVIT_PIXELS ? "at least " : "", (long)size);
+        fprintf(stderr,
+                "%s: expected %ld bytes (%d rows of %d pixels, %d a pixel), got %s%ld. Resize the image first.\n",
+                argv[1], (long)FQVIT_PIXELS, FQVIT_HEIGHT, FQVIT_WIDTH, FQVIT_CHANNELS,
+                size > FQVIT_PIXELS ? "at least " : "", (long)size);
         return 2;
     }
     model_run(pixels, arena, output);
