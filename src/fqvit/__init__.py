@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fqvit.errors import FqvitError as FqvitError
+from fqvit.system import moved as _moved
 
 if TYPE_CHECKING:
     from fqvit import runtime as runtime
@@ -74,6 +75,9 @@ __all__ = [
     "measure",
     "runtime",
 ]
+
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:
