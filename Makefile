@@ -1,5 +1,5 @@
 # make demo | test | lint | bench | detector | clean; to break it: sanitize | fuzz | fuzz-files | faults | soak | mutants;
-# pythons | api. Each makes .venv and installs what it needs, once.
+# pythons | docs. Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt native/CMakeLists.txt \
   $(wildcard native/core/* native/include/*/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak mutants pythons api oracles clean
+.PHONY: demo test lint bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak mutants pythons docs oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -21,6 +21,7 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	git ls-files '*.cpp' '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .venv/.run
 	$(BIN)/python benchmarks/calibration.py
@@ -124,11 +125,10 @@ pythons:
 	  (cd build/pythons && $$python/bin/python ../../scripts/check_wheel.py) || exit 1; \
 	done
 
-# Pages of every public name, from its docstring: build/api/index.html.
-PUBLIC := fqvit fqvit.detect.images fqvit.detect.fixed.detector fqvit.export.onnx.writer fqvit.export.qdq.writer fqvit.export.c.writer fqvit.export.vectors
-api: .venv/.dev
-	$(PIP) show -q pdoc 2>/dev/null || $(PIP) install -q pdoc
-	$(BIN)/python -m pdoc --docformat markdown -o build/api $(PUBLIC)
+# Rewrite the generated pages and build the documentation site, build/site/index.html. Broken links fail.
+docs: .venv/.dev
+	$(BIN)/python scripts/generate_docs.py
+	$(BIN)/python -m mkdocs build -q
 
 # Commands killed, asked to stop, or losing a worker, at random moments (docs/explanation/hardening.md): an hour or less.
 FAULTS ?= 100
@@ -150,7 +150,7 @@ oracles: .venv/.oracles
 
 # The larger install serves the smaller one too, so that a fresh `make test` compiles once.
 .venv/.dev: .venv/.torch $(SOURCES)
-	$(INSTALL) -e '.[quantize,dev]'
+	$(INSTALL) -e '.[quantize,dev,docs]'
 	@touch .venv/.run $@
 
 .venv/.run: .venv/.torch $(SOURCES)
