@@ -122,6 +122,19 @@ def test_other_images_recipes_or_code_are_other_cells(
     assert not bench(model, tmp_path, calib, data).answers(MINMAX)[1]
 
 
+@pytest.mark.parametrize("part", cells.DECIDING)
+def test_every_part_of_the_code_digest_exists(part: str) -> None:
+    root = Path(fqvit.__file__).parent
+    assert any(path.is_relative_to(root / part) for path in cells.deciding_files(root))
+    assert all(path.is_file() for path in cells.deciding_files(root))
+
+
+def test_the_code_digest_covers_sub_folders() -> None:
+    root = Path(fqvit.__file__).parent
+    found = {path.relative_to(root).as_posix() for path in cells.deciding_files(root)}
+    assert {"models/checkpoints/fold.py", "lowering/lower.py", "data/preprocess.py", "study/cells.py"} <= found
+
+
 def test_files_of_another_size_or_name_are_other_images(tmp_path: Path) -> None:
     from PIL import Image
 

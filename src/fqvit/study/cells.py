@@ -46,7 +46,7 @@ from fqvit.system.progress import Progress, T, track
 
 BATCH = 16
 # What decides answers. Commands, reports, exports and kernels do not: kernels give the reference's bits.
-DECIDING = ("models", "quant", "ir", "images.py", "preprocess.py", "evaluate/accuracy.py", "study/cells.py")
+DECIDING = ("data", "models", "quant", "lowering", "ir", "evaluate/accuracy.py", "study/cells.py")
 
 
 class Images(Protocol):
@@ -231,10 +231,13 @@ class Bench:
 def code_digest() -> str:
     """Of the parts of this package that decide answers, so that a newer version does not show an older one's figures."""
     root = Path(fqvit.__file__).parent
-    files = sorted(
-        path for part in DECIDING for path in ([root / part] if part.endswith(".py") else (root / part).glob("*.py"))
-    )
     digest = hashlib.sha256()
-    for path in files:
+    for path in deciding_files(root):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def deciding_files(root: Path) -> list[Path]:
+    """List the Python files named by DECIDING, sub-folders included, in sorted order."""
+    parts = [root / part for part in DECIDING]
+    return sorted(path for part in parts for path in ([part] if part.suffix == ".py" else part.rglob("*.py")))
