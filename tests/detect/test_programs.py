@@ -163,7 +163,7 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
             wrong = site.codes != site.found
             if site.q is not None and calibration.recipe.mult == "short" and site.node.leaf.role == "context":
                 # Few tokens with equal weights make many ties, and 16-bit multipliers decide them otherwise.
-                place = (site.real / torch.from_numpy(site.q.steps(site.real.shape[-1]))).numpy() % 1
+                place = (site.real / torch.from_numpy(site.q.channel_scales(site.real.shape[-1]))).numpy() % 1
                 wrong &= np.abs(place - 0.5) > 1e-3
             assert wrong.sum() <= max(1, 0.01 * wrong.size), f"{model.name} {site.node.name}: {wrong.sum()} of {wrong.size}"
             assert np.abs(site.codes - site.found).max() <= 1, site.node.name

@@ -38,8 +38,8 @@ def test_compensated_weights_are_simulated_as_they_are_in_the_program(compensate
         torch.testing.assert_close(mine.weights[name][0], weight, rtol=1e-5, atol=0, msg=name)
         torch.testing.assert_close(mine.weights[name][1], bias, rtol=1e-5, atol=1e-9, msg=name)
     for name, q in compensated.calibration.sites.items():
-        np.testing.assert_allclose(mine.sites[name].steps(len(q.scale)), q.scale, rtol=1e-8)
-        np.testing.assert_array_equal(mine.sites[name].zeros(len(q.zero)), q.zero)
+        np.testing.assert_allclose(mine.sites[name].channel_scales(len(q.scale)), q.scale, rtol=1e-8)
+        np.testing.assert_array_equal(mine.sites[name].channel_zeros(len(q.zero)), q.zero)
 
 
 def test_every_site_and_the_logits_are_compared_worst_first(made: Any) -> None:

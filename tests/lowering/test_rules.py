@@ -98,7 +98,11 @@ class Made:
             q = self.wire.q
             ends = [q.decode(torch.full_like(exact, end)) for end in (0.0, float(q.last))]
             exact = torch.minimum(torch.maximum(exact, ends[0]), ends[1])
-            steps = torch.from_numpy(q.steps(exact.shape[-1])) if len(q.scale) > 1 or q.alpha is not None else float(q.scale[0])
+            steps = (
+                torch.from_numpy(q.channel_scales(exact.shape[-1]))
+                if len(q.scale) > 1 or q.alpha is not None
+                else float(q.scale[0])
+            )
             assert ((self.found - exact).abs() <= (0.5 + 1e-3 if error is None else error) * steps).all()
             assert len(np.unique(self.values)) > 2
         else:
@@ -152,7 +156,7 @@ def test_what_is_added_to_a_sum_comes_in_fractions_of_its_step_where_multipliers
 
 def test_weights_that_were_chosen_are_taken() -> None:
     leaf, x = linear(), codes((5, 6))
-    chosen = quantize_linear(leaf.weight.detach().double().numpy() * 3, None, X.steps(6), 8)
+    chosen = quantize_linear(leaf.weight.detach().double().numpy() * 3, None, X.channel_scales(6), 8)
     emit = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}, {"y": chosen}), False)
     rule(leaf, Lowering(emit, Node("y", leaf, ("x",)), [x[0]], PREPROCESS))
     np.testing.assert_array_equal(emit.constants["y.w"], chosen.w)
@@ -167,7 +171,7 @@ def test_weights_of_groups_are_packed() -> None:
     rule(leaf, Lowering(emit, Node("y", leaf, ("x0",)), [wire], PREPROCESS))
     (op,) = emit.ops
     assert isinstance(op, Linear) and op.group == 8 and set(emit.constants) == {"y.w", "y.exponent", "y.bias"}
-    expected = quantize_linear(leaf.weight.detach().double().numpy(), np.zeros(4), X.steps(16), 4, group=8).w
+    expected = quantize_linear(leaf.weight.detach().double().numpy(), np.zeros(4), X.channel_scales(16), 4, group=8).w
     known = {"x0": Value("u8", (5, 16), 0, 255)}
     np.testing.assert_array_equal(op.weights(Scope(known, emit.constants, "y")), expected)
 

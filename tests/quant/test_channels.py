@@ -20,7 +20,7 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange, Floats
 from fqvit.quant.observers import Observer
 from fqvit.quant.plan import SitePlan
-from fqvit.quant.qparams import STEP_GRID, QParams
+from fqvit.quant.qparams import SCALE_GRID, QParams
 from fqvit.quant.recipe import RECIPES
 from tests.factories import few, many
 
@@ -45,14 +45,14 @@ def ranges(seed: int, count: int) -> tuple[Floats, Floats]:
 
 def ends(q: QParams, count: int) -> tuple[Floats, Floats]:
     """The least and greatest value that each channel's codes stand for."""
-    steps, zeros = q.steps(count), q.zeros(count)
+    steps, zeros = q.channel_scales(count), q.channel_zeros(count)
     return -zeros * steps, (q.last - zeros) * steps
 
 
 def covers(q: QParams, low: Floats, high: Floats, slack: float) -> bool:
     """Whether every value seen is within so many steps of a code."""
     first, last = ends(q, len(low))
-    room = (slack + 1e-9) * q.steps(len(low))
+    room = (slack + 1e-9) * q.channel_scales(len(low))
     return bool((first - room <= low).all() and (high <= last + room).all())
 
 
@@ -101,7 +101,7 @@ def test_a_site_without_data_is_named() -> None:
 def test_steps_lie_on_a_grid_that_a_file_holds_exactly(seed: int, count: int) -> None:
     exact = np.exp2(np.random.default_rng(seed).uniform(-25, 5, count))
     steps = channels.on_grid(exact)
-    unit = steps.max() / STEP_GRID
+    unit = steps.max() / SCALE_GRID
     assert steps.max() == exact.max()
     assert (steps >= exact * (1 - 1e-11)).all() and (steps <= exact + unit).all()  # rounded up, by less than a unit
     np.testing.assert_array_equal(channels.on_grid(steps), steps)
@@ -129,7 +129,7 @@ def test_symmetric_and_asymmetric_steps_cover_every_channel(seed: int, count: in
     for q in (around, apart):
         read_back(q)
     # No channel has steps much wider than it needs, but where the grid ends.
-    wide = np.maximum(high - low, (high - low).max() / STEP_GRID)
+    wide = np.maximum(high - low, (high - low).max() / SCALE_GRID)
     assert (apart.scale <= wide / apart.last * 2 + 1e-300).all() or not wide.any()
 
 
@@ -218,7 +218,7 @@ def test_a_narrow_channel_keeps_its_step_unless_a_least_is_asked_for() -> None:
 @pytest.mark.parametrize("steps", [channels.symmetric, channels.asymmetric])
 def test_a_channel_that_never_moves_has_the_least_step_of_the_grid(steps: Any) -> None:
     scale = steps(np.array([-1.0, 0.0]), np.array([0.5, 0.0]), 8).scale
-    assert scale[0] / scale[1] == pytest.approx(STEP_GRID)
+    assert scale[0] / scale[1] == pytest.approx(SCALE_GRID)
 
 
 def test_gelu_outputs_have_no_room_beyond_what_was_seen_and_gelus_least() -> None:

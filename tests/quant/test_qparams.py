@@ -69,15 +69,22 @@ def test_codes_are_fixed_points_of_decode_and_encode(seed: int, bits: int) -> No
 
 def test_alpha_doubles_the_step_of_its_channel() -> None:
     q = QParams(8, np.array([0.5]), np.array([10]), np.array([0, 1, 3], np.uint8))
-    assert q.steps(3).tolist() == [0.5, 1.0, 4.0]
+    assert q.channel_scales(3).tolist() == [0.5, 1.0, 4.0]
     assert q.encode(torch.tensor([4.0, 4.0, 4.0])).tolist() == [18, 14, 11]
     assert q.decode(torch.tensor([18.0, 14.0, 11.0])).tolist() == [4.0, 4.0, 4.0]
-    assert q.tiled(2).steps(6).tolist() == [0.5, 1.0, 4.0] * 2
+    assert q.tiled(2).channel_scales(6).tolist() == [0.5, 1.0, 4.0] * 2
 
 
 def test_groups_of_channels_lie_side_by_side() -> None:
     q = joined([affine(0.0, 255.0, 8), affine(-1.0, 1.0, 8), affine(-255.0, 0.0, 8)])
-    assert q.steps(6).tolist() == [1, 1, 2 / 255, 2 / 255, 1, 1] and q.zeros(6).tolist() == [0, 0, 128, 128, 255, 255]
+    assert q.channel_scales(6).tolist() == [1, 1, 2 / 255, 2 / 255, 1, 1] and q.channel_zeros(6).tolist() == [
+        0,
+        0,
+        128,
+        128,
+        255,
+        255,
+    ]
     assert q.encode(torch.tensor([7.0, 7, 0, 0, -7, -7])).tolist() == [7, 7, 128, 128, 248, 248]
     assert [q.group(i).zero.tolist() for i in range(3)] == [[0], [128], [255]]
     assert affine(-1.0, 1.0, 8).group(2).zero.tolist() == [128]
@@ -92,7 +99,7 @@ def test_a_third_of_the_channels_is_one_number_only_where_both_steps_and_zeros_a
 
 def test_copies_of_the_channels_have_their_parameters_and_one_for_all_stays_one() -> None:
     q = QParams(8, np.array([1.0, 2]), np.array([3, 4])).tiled(3)
-    assert q.steps(6).tolist() == [1, 2] * 3 and q.zeros(6).tolist() == [3, 4] * 3
+    assert q.channel_scales(6).tolist() == [1, 2] * 3 and q.channel_zeros(6).tolist() == [3, 4] * 3
     one = QParams(8, np.array([1.0]), np.array([3])).tiled(3)
     assert one.scale.tolist() == [1] and one.zero.tolist() == [3]
 

@@ -111,7 +111,7 @@ def test_without_sites_only_weights_are_rounded(kind: str) -> None:
     simulation = Simulation(model, Calibration(Recipe(name="a", weight_bits=4), "logits", 1, {}))
     for node in simulation.graph.nodes:
         if node.name in simulation.weights and not isinstance(node.leaf, layers.Patches):
-            assert simulation.input_steps(node) is None
+            assert simulation.input_scales(node) is None
             weight, _ = simulation.weights[node.name]
             step = weight.abs().amax(1, keepdim=True) / 7
             torch.testing.assert_close(weight / step, (weight / step).round(), rtol=0, atol=1e-4)
@@ -121,7 +121,7 @@ def test_without_sites_only_weights_are_rounded(kind: str) -> None:
 def test_steps_of_channels_reach_linear_maps_through_moves_of_rows() -> None:
     model = float_model("swin")
     simulation = Simulation(model, calibration_of(model, "fqvit", count=2))
-    steps = simulation.input_steps(simulation.graph.node("layers.0.blocks.1.attn.qkv"))
+    steps = simulation.input_scales(simulation.graph.node("layers.0.blocks.1.attn.qkv"))
     scale = simulation.sites["layers.0.blocks.1.norm1"].scale
     assert steps is not None and steps.tolist() == scale.tolist() and len(set(scale)) > 1
 
@@ -163,7 +163,7 @@ SQUARE = QParams(8, np.array([0.01, 0.02, 0.005]), np.array([128, 100, 140]))
 
 def test_steps_of_channels_count_once_for_each_row_beside_another() -> None:
     simulation = Simulation(of_squares(Merge(), 2), Calibration(Recipe(name="a"), "logits", 1, {}, square=SQUARE))
-    steps = simulation.input_steps(simulation.graph.node("last"))
+    steps = simulation.input_scales(simulation.graph.node("last"))
     assert steps is not None and steps.tolist() == [*SQUARE.scale, *SQUARE.scale]
 
 
@@ -174,7 +174,7 @@ def test_maps_of_squares_with_rounded_weights(recipe: Recipe) -> None:
     simulation = Simulation(MAPS, Calibration(recipe, "logits", 1, sites, square=SQUARE))
     codes = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
     conv, deconv = (simulation.graph.node(name) for name in ("conv", "deconv"))
-    assert simulation.input_steps(conv).tolist() == SQUARE.scale.tolist() * 9  # type: ignore[union-attr]
+    assert simulation.input_scales(conv).tolist() == SQUARE.scale.tolist() * 9  # type: ignore[union-attr]
 
     def linear(node: str, rows: Tensor) -> Tensor:
         found = simulation._nearest(simulation.graph.node(node))
@@ -201,7 +201,7 @@ def test_weights_of_the_calibration_are_taken() -> None:
     found = QuantizedLinear(w, scale, np.arange(5))
     simulation = Simulation(model, dataclasses.replace(calibration_of(model), weights={"head": found}))
     weight, bias = simulation.weights["head"]
-    np.testing.assert_allclose(weight.numpy(), w * 0.5 / simulation.sites["norm"].steps(24), rtol=1e-6)
+    np.testing.assert_allclose(weight.numpy(), w * 0.5 / simulation.sites["norm"].channel_scales(24), rtol=1e-6)
     assert bias.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 

@@ -23,7 +23,7 @@ from fqvit.quant.weights import (
     pixel_zero,
     quantize_linear,
     quantize_positions,
-    short_steps,
+    short_output_scales,
 )
 from tests.factories import few, float_model, images_for
 
@@ -200,7 +200,7 @@ def test_scales_lie_where_multipliers_of_16_bits_are_exact(seed: int, group: int
     rng = np.random.default_rng(seed)
     weight, steps = rng.normal(size=(6, 12)), rng.uniform(0.01, 2, 12)
     outputs = np.exp2(rng.uniform(-12, 2, 6))
-    q = quantize_linear(weight, None, steps, 4, group=group, outputs=outputs)
+    q = quantize_linear(weight, None, steps, 4, group=group, output_scales=outputs)
     plain = quantize_linear(weight, None, steps, 4, group=group)
     assert (q.scale >= plain.scale * (1 - 1e-9)).all() and (q.scale <= plain.scale * (1 + 2.0**-15)).all()
     emitter = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}), False)
@@ -213,19 +213,19 @@ def test_scales_lie_where_multipliers_of_16_bits_are_exact(seed: int, group: int
 def test_a_scale_whose_multiplier_has_16_bits_already_is_kept() -> None:
     """Ratios of 3, 1/4 and 65535, though the first is 2.9999999999999996 in doubles."""
     scale, outputs = np.array([0.3, 1.0, 65535.0]), np.array([0.1, 4.0, 1.0])
-    found = quantize_linear(127 * scale[:, None], None, np.ones(1), 8, outputs=outputs)
+    found = quantize_linear(127 * scale[:, None], None, np.ones(1), 8, output_scales=outputs)
     np.testing.assert_allclose(found.scale, scale, rtol=1e-12)
 
 
 def test_multipliers_are_short_where_the_recipe_says_so_or_has_steps_by_channel() -> None:
     linear, ten, eleven = layers.Linear(4, 6, "hidden"), affine(-1.0, 1.0, 10), affine(-1.0, 1.0, 11)
     plain, short, channels = Recipe(name="a"), Recipe(name="b", mult="short"), Recipe(name="c", channels=True)
-    assert short_steps(plain, linear, ten, 6) is None
+    assert short_output_scales(plain, linear, ten, 6) is None
     for recipe in (short, channels):
-        assert short_steps(recipe, linear, ten, 6).tolist() == [ten.scale[0]] * 6  # type: ignore[union-attr]
-        assert short_steps(recipe, linear, eleven, 6) is None and short_steps(recipe, linear, None, 6) is None
-        assert short_steps(recipe, maps.Conv2d(4, 6, "pyramid"), ten, 6) is None
-        assert short_steps(recipe, maps.Deconv(4, 6, "pyramid"), ten, 24) is not None
+        assert short_output_scales(recipe, linear, ten, 6).tolist() == [ten.scale[0]] * 6  # type: ignore[union-attr]
+        assert short_output_scales(recipe, linear, eleven, 6) is None and short_output_scales(recipe, linear, None, 6) is None
+        assert short_output_scales(recipe, maps.Conv2d(4, 6, "pyramid"), ten, 6) is None
+        assert short_output_scales(recipe, maps.Deconv(4, 6, "pyramid"), ten, 24) is not None
 
 
 @pytest.mark.parametrize("mean, zero", [((0.485, 0.456, 0.406), 114), ((0.45,), 115)])

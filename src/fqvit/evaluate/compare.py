@@ -99,14 +99,14 @@ class Comparer:
             if w.shape != (outputs, inputs) or bias.shape != (outputs,):
                 raise FqvitError(f"{node.name}: no such linear map in the program. Quantize again with these weights.")
             scale = self._scale_of(node.name, outputs)
-            self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ q.zeros(inputs)))
+            self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ q.channel_zeros(inputs)))
 
     def _scale_of(self, name: str, outputs: int) -> NDArray[np.float64]:
         """The value [O] of one unit of a linear map's accumulator, from what the program does with it."""
         constants, sites = self.program.constants, self.simulation.sites
         for op in self.program.ops:
             if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
-                step = self.program.header.output.scale if op.out == "i32" else sites[name].steps(outputs)
+                step = self.program.header.output.scale if op.out == "i32" else sites[name].channel_scales(outputs)
                 shift = constants[op.part("shift")].astype(np.float64)
                 return np.ones(outputs) * step * constants[op.part("mult")] * np.exp2(-shift)
             if isinstance(op, Add):

@@ -17,7 +17,7 @@ from fqvit.ir.value import Constant
 from fqvit.models.graph import Graph
 from fqvit.models.layers import Leaf
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.qparams import STEP_GRID, QParams
+from fqvit.quant.qparams import SCALE_GRID, QParams
 
 G_BITS = 22  # LayerNorm's gamma: 2^-22 of itself is far below a code, and t * g stays inside 2^53
 B_FRACTION = 20
@@ -179,7 +179,7 @@ class Emitter:
         """A step for each channel as a unit and the name of a u16 [C] constant: how many units each step is. With three groups
         Q and K have one step each, which is their unit, and the constant is of V's channels alone."""
         scale = q.scale.reshape(groups, -1)
-        unit = float(scale[-1].max()) / STEP_GRID
+        unit = float(scale[-1].max()) / SCALE_GRID
         counts = np.rint(scale[-1] / unit).astype(np.uint16)
         return tuple(_short(u) for u in (*scale[:-1, 0].tolist(), unit)), self.shared("steps", counts)
 

@@ -23,7 +23,14 @@ from fqvit.lowering.emit import Emitter, Wire, powers
 from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import bits_and_group, pixel_linear, quantize_linear, quantize_positions, short_steps, weight_rows
+from fqvit.quant.weights import (
+    bits_and_group,
+    pixel_linear,
+    quantize_linear,
+    quantize_positions,
+    short_output_scales,
+    weight_rows,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +101,18 @@ def linear(
     name = name or low.site
     outputs, inputs = weight.shape
     bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
-    short = short_steps(emit.calibration.recipe, low.node.leaf, low.q, outputs)
+    short = short_output_scales(emit.calibration.recipe, low.node.leaf, low.q, outputs)
     quantized = emit.calibration.weights.get(low.name)
     if quantized is None:
         halves = emit.calibration.recipe.weight_ends == "halves"
-        quantized = quantize_linear(weight, bias, q_x.steps(inputs), bits, group=group, outputs=short, halves=halves)
+        quantized = quantize_linear(
+            weight, bias, q_x.channel_scales(inputs), bits, group=group, output_scales=short, halves=halves
+        )
     parts: dict[str, Constant] = {"w": quantized.w}
     if quantized.exponent is not None:
         parts = dict(zip(("w", "exponent"), pack(quantized.w, quantized.exponent, group), strict=True))
     owner = emit.weights(name, low.node.leaf, parts)
-    with_zero = quantized.bias - quantized.w.astype(np.int64) @ q_x.zeros(inputs)
+    with_zero = quantized.bias - quantized.w.astype(np.int64) @ q_x.channel_zeros(inputs)
     emit.constant(f"{name}.bias", emit.int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
     if logits:
@@ -121,7 +130,7 @@ def linear(
     if low.q is None:
         emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner))
         return Wire(name, shape, unit=quantized.scale)
-    emit.requantizer(name, quantized.scale / low.q.steps(outputs), short=short is not None)
+    emit.requantizer(name, quantized.scale / low.q.channel_scales(outputs), short=short is not None)
     emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner))
     return Wire(name, shape, low.q)
 
@@ -181,9 +190,9 @@ def _add(low: Lowering, a: Wire, b: Wire) -> Wire:
 def _(leaf: layers.LayerNorm, low: Lowering) -> Wire:
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     channels = x.shape[-1]
-    q_x, steps = x.codes(), q.steps(channels)
+    q_x, steps = x.codes(), q.channel_scales(channels)
     epsilon = max(1, round(leaf.eps * channels**2 / float(q_x.scale[0]) ** 2))
-    shift, b_shift = emit.affine(name, double(leaf.weight) / steps, double(leaf.bias) / steps + q.zeros(channels))
+    shift, b_shift = emit.affine(name, double(leaf.weight) / steps, double(leaf.bias) / steps + q.channel_zeros(channels))
     emit.op(
         LayerNorm(
             y=name,
@@ -261,6 +270,6 @@ def double(tensor: Tensor) -> np.ndarray:
 
 
 def encode(values: np.ndarray, q: QParams) -> np.ndarray:
-    codes = np.floor(values / q.steps(values.shape[-1]) + 0.5) + q.zero[0]
+    codes = np.floor(values / q.channel_scales(values.shape[-1]) + 0.5) + q.zero[0]
     clipped: np.ndarray = np.clip(codes, 0, q.last)
     return clipped

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fqvit.quant.observers import Observer
 from fqvit.quant.plan import SitePlan
-from fqvit.quant.qparams import STEP_GRID, QParams, affine, balanced, joined
+from fqvit.quant.qparams import SCALE_GRID, QParams, affine, balanced, joined
 
 Floats = NDArray[np.float64]
 GELU_LEAST = 0.17  # -min GELU, rounded up
@@ -72,14 +72,14 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) ->
 
 def on_grid(steps: Floats) -> Floats:
     """Steps rounded up to whole numbers (16 bits) of one unit, by which a file names them."""
-    unit = float(steps.max()) / STEP_GRID
+    unit = float(steps.max()) / SCALE_GRID
     return np.maximum(np.ceil(steps / unit * (1 - 1e-12)), 1.0) * unit
 
 
 def symmetric(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> QParams:
     """A step for each channel around one zero point in the middle of the codes."""
     reach = np.maximum(-low, high)
-    reach = np.maximum(reach, _least(reach, max(narrowest, 1 / STEP_GRID)))
+    reach = np.maximum(reach, _least(reach, max(narrowest, 1 / SCALE_GRID)))
     middle = 2 ** (bits - 1)
     return QParams(bits, on_grid(reach / (middle - 1)), np.full(len(reach), middle, np.int64))
 
@@ -88,7 +88,7 @@ def asymmetric(low: Floats, high: Floats, bits: int) -> QParams:
     """A step and a zero point for each channel."""
     last = 2**bits - 1
     span = high - low
-    scale = on_grid(np.maximum(span, _least(span, 1 / STEP_GRID)) / last)
+    scale = on_grid(np.maximum(span, _least(span, 1 / SCALE_GRID)) / last)
     return QParams(bits, scale, np.clip(np.rint(-low / scale), 0, last).astype(np.int64))
 
 
@@ -113,7 +113,7 @@ def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
 def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
     """Attention times V: V's steps times the one number that the widest channel needs."""
     middle = 2 ** (bits - 1)
-    factor = float((np.maximum(-low, high) / v.steps(len(low))).max()) / (middle - 1) or 1.0
+    factor = float((np.maximum(-low, high) / v.channel_scales(len(low))).max()) / (middle - 1) or 1.0
     return QParams(bits, v.scale * factor, np.full(len(v.scale), middle, np.int64))
 
 

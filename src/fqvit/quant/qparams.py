@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-STEP_GRID = 2**15  # a channel's step is a whole number of times its site's unit, and that number fits 16 bits
+SCALE_GRID = 2**15  # a channel's step is a whole number of times its site's unit, and that number fits 16 bits
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class QParams:
     def last(self) -> int:
         return (1 << self.bits) - 1
 
-    def steps(self, channels: int) -> NDArray[np.float64]:
+    def channel_scales(self, channels: int) -> NDArray[np.float64]:
         """The distance between two codes, a channel: [C]."""
         steps = np.repeat(self.scale, channels // len(self.scale))
         return steps if self.alpha is None else steps * np.exp2(self.alpha.astype(np.float64))
 
-    def zeros(self, channels: int) -> NDArray[np.int64]:
+    def channel_zeros(self, channels: int) -> NDArray[np.int64]:
         return np.repeat(self.zero, channels // len(self.zero))
 
     def group(self, index: int) -> QParams:
@@ -83,8 +83,8 @@ class QParams:
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         channels = x.shape[-1] if len(self.scale) > 1 else 1  # one scale broadcasts, quicker than its copies
-        steps = torch.from_numpy(self.steps(channels)).to(x.device, x.dtype)
-        return steps, torch.from_numpy(self.zeros(channels)).to(x.device, x.dtype)
+        steps = torch.from_numpy(self.channel_scales(channels)).to(x.device, x.dtype)
+        return steps, torch.from_numpy(self.channel_zeros(channels)).to(x.device, x.dtype)
 
 
 def log2_encode(p: Tensor, last: int) -> Tensor:

@@ -30,7 +30,7 @@ from fqvit.quant.weights import (
     pixel_zero,
     quantize_linear,
     quantize_positions,
-    short_steps,
+    short_output_scales,
     weight_rows,
 )
 
@@ -90,14 +90,14 @@ class Simulation:
             weight, bias, _ = pixel_linear(weight, bias, self.model.preprocess)
         else:
             weight, bias = weight_rows(leaf)
-        steps = self.input_steps(node)
-        short, halves = self._short_steps(node), self.calibration.recipe.weight_ends == "halves"
+        steps = self.input_scales(node)
+        short, halves = self._short_output_scales(node), self.calibration.recipe.weight_ends == "halves"
         return quantize_linear(
-            weight, bias, np.ones(1) if steps is None else steps, bits, group=group, outputs=short, halves=halves
+            weight, bias, np.ones(1) if steps is None else steps, bits, group=group, output_scales=short, halves=halves
         )
 
     def _as_real(self, node: Node, found: QuantizedLinear) -> tuple[Tensor, Tensor]:
-        leaf, steps = node.leaf, self.input_steps(node)
+        leaf, steps = node.leaf, self.input_scales(node)
         weight, bias = found.w * found.scale[:, None] / (1.0 if steps is None else steps), found.bias * found.scale
         if isinstance(leaf, layers.Patches):
             self.patch_units[node.name] = torch.from_numpy(found.scale)
@@ -107,17 +107,17 @@ class Simulation:
             weight = (weight * np.tile(p.std, squares)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
         return torch.from_numpy(weight.copy()).float(), torch.from_numpy(bias).float()
 
-    def _short_steps(self, node: Node) -> NDArray[np.float64] | None:
+    def _short_output_scales(self, node: Node) -> NDArray[np.float64] | None:
         assert isinstance(node.leaf, LinearLeaf | layers.Patches)
         outputs = len(node.leaf.weight) if isinstance(node.leaf, layers.Patches) else len(weight_rows(node.leaf)[0])
         site = self.sites.get(self.relus.get(node.name, node.name))
-        return short_steps(self.calibration.recipe, node.leaf, site, outputs)
+        return short_output_scales(self.calibration.recipe, node.leaf, site, outputs)
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
         """Other integers for a linear map from now on."""
         self.weights[node.name] = self._as_real(node, found)
 
-    def input_steps(self, node: Node) -> NDArray[np.float64] | None:
+    def input_scales(self, node: Node) -> NDArray[np.float64] | None:
         """The steps [K] of the codes that a linear map reads ([1]: of pixels); None if it reads no codes."""
         if isinstance(node.leaf, layers.Patches):
             return np.array([1 / 255])
@@ -125,7 +125,7 @@ class Simulation:
         assert isinstance(node.leaf, LinearLeaf)
         if q is not None and isinstance(node.leaf, maps.Conv2d):
             q = q.tiled(9)
-        return None if q is None else q.steps(weight_rows(node.leaf)[0].shape[1])
+        return None if q is None else q.channel_scales(weight_rows(node.leaf)[0].shape[1])
 
     def call(self, node: Node, inputs: list[Tensor]) -> Tensor:
         """What the node computes, in float with rounded weights; no encoding of the result yet."""

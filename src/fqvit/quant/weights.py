@@ -67,7 +67,7 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     return recipe.weight_bits, recipe.weight_group
 
 
-def short_steps(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
+def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
     """The steps [O] of a linear map's own codes, where its multipliers have 16 bits; None elsewhere.
 
     With steps by channel that makes room in the file for them. The paper's recipes keep the 31 bits of the contract, unless
@@ -75,18 +75,18 @@ def short_steps(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: i
     steps its weights are the same wherever it runs, so that a detector's proposal head is stored once for all levels.
     """
     short = (recipe.channels or recipe.mult == "short") and not isinstance(leaf, maps.Conv2d)
-    return None if q is None or q.bits > SHORT_CODES or not short else q.steps(outputs)
+    return None if q is None or q.bits > SHORT_CODES or not short else q.channel_scales(outputs)
 
 
 def quantize_linear(
     weight: NDArray[np.float64],
     bias: NDArray[np.float64] | None,
-    steps: NDArray[np.float64],
+    input_scales: NDArray[np.float64],
     bits: int,
     *,
     group: int = 0,
     importance: NDArray[np.float64] | None = None,
-    outputs: NDArray[np.float64] | None = None,
+    output_scales: NDArray[np.float64] | None = None,
     halves: bool = False,
 ) -> QuantizedLinear:
     """Round weight [O, K] times the inputs' steps [K] (or [1]): acc = sum codes w, worth `scale` each.
@@ -94,11 +94,11 @@ def quantize_linear(
     scale = max(max|w|/(2^(bits-1) - 1), |b|/2^30), so that the bias of a channel whose weights are all (nearly) 0 fits too.
     With groups the codes of a group count 2^exponent units each; scale and exponents are those of least squared error, each
     weight's counted as often as `importance` [K] says (None: all alike). Scales are rounded up to where a multiplier of 16 bits
-    leads from them to the steps `outputs` [O] exactly, if those are given. halves: without groups max|w| is
+    leads from them to the steps `output_scales` [O] exactly, if those are given. halves: without groups max|w| is
     2^(bits-1) - 1/2 units, and the half beyond the last code is clipped.
     """
     b = np.zeros(len(weight)) if bias is None else bias
-    effective = weight * steps
+    effective = weight * input_scales
     largest = 2 ** (bits - 1) - 1
     coarsest = 2**MAX_EXPONENT if group else 1
     least = np.abs(b) / 2**30
@@ -112,9 +112,9 @@ def quantize_linear(
     if group:
         scale, exponent = _least_error(effective, scale, least, largest, group, importance)
         units = np.exp2(exponent[:, np.arange(weight.shape[1]) // group].astype(np.float64))
-    if outputs is not None:
-        mantissa, power = np.frexp(scale / outputs)
-        scale = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * outputs
+    if output_scales is not None:
+        mantissa, power = np.frexp(scale / output_scales)
+        scale = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * output_scales
     w = _codes(effective / (scale[:, None] * units), largest) * units
     return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
 

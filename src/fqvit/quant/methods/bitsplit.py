@@ -87,7 +87,7 @@ def bit_split(
         if isinstance(node.leaf, layers.Linear | layers.Patches):
             found = LinearMap.of(node, model.preprocess)
             rows = [[found.rows(x) for x in batches] for batches in (exact[0], simulated[0])]
-            steps = simulation.input_steps(node)
+            steps = simulation.input_scales(node)
             assert steps is not None  # every product reads codes where nonlinear operations stay float
             bits, _ = bits_and_group(calibration.recipe, node.leaf)
             chosen[node.name] = fit(found, Products.of(found.weight, *rows), steps, bits)

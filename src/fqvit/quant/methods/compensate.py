@@ -23,7 +23,7 @@ from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.methods.walk import Columns, side_by_side
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_steps
+from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_output_scales
 from fqvit.system.progress import Progress
 
 DAMPING = 0.01  # of the mean square of the inputs, added to all: columns that never move must not take errors
@@ -69,7 +69,7 @@ def compensate(
     chosen: dict[str, QuantizedLinear] = {}
 
     def step(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
-        steps = simulation.input_steps(node) if isinstance(node.leaf, layers.Linear) else None
+        steps = simulation.input_scales(node) if isinstance(node.leaf, layers.Linear) else None
         if steps is not None:
             chosen[node.name] = fit(node, Moments.of(exact[0], simulated[0]), steps, calibration)
             simulation.use(node, chosen[node.name])
@@ -97,7 +97,7 @@ def fit(node: Node, moments: Moments, steps: NDArray[np.float64], calibration: C
         bits,
         group=group,
         importance=importance,
-        outputs=short_steps(calibration.recipe, leaf, calibration.sites.get(node.name), len(weight)),
+        output_scales=short_output_scales(calibration.recipe, leaf, calibration.sites.get(node.name), len(weight)),
         halves=calibration.recipe.weight_ends == "halves",
     )
     units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)
