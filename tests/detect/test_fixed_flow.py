@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.detect.fixed import detector as integer_module
+import fqvit.detect
 from fqvit.detect.fixed.boxes import scaled
 from fqvit.detect.fixed.proposals import choose, propose, refine
 from fqvit.detect.float.proposals import choose as float_choose
@@ -24,9 +24,9 @@ from fqvit.detect.images import prepare
 
 from .test_fixed_between import S, between
 
-HERE = Path(integer_module.__file__).parent
+HERE = Path(fqvit.detect.__file__).parent
 # Files whose every function is on the way from pixels to masks.
-FILES = ("fixed_boxes", "fixed_exp", "fixed_masks", "fixed_proposals", "fixed_roialign", "nms")
+FILES = ("fixed/boxes", "fixed/exp", "fixed/masks", "fixed/proposals", "fixed/roialign", "nms")
 FLOATS = (float, np.floating, complex)
 
 
@@ -48,7 +48,8 @@ class Watch:
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if event != "return" or not frame.f_code.co_filename.startswith(str(HERE)):
             return
-        name = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+        module = Path(frame.f_code.co_filename).relative_to(HERE).with_suffix("")
+        name = f"{'.'.join(module.parts)}.{frame.f_code.co_name}"
         self.seen.add(name)
         for variable, value in [*frame.f_locals.items(), ("its result", argument)]:
             self.found.update(f"{name}: {variable} is {kind}" for kind in floats_in(value))
@@ -71,13 +72,13 @@ def test_no_variable_is_a_float_from_pixels_to_masks() -> None:
         assert masks and watch.found == set()
         for needed in (
             "images.resize",
-            "fixed_proposals.propose",
-            "fixed_boxes.decode",
-            "fixed_exp.softmax",
-            "fixed_masks.paste",
+            "fixed.proposals.propose",
+            "fixed.boxes.decode",
+            "fixed.exp.softmax",
+            "fixed.masks.paste",
         ):
             assert needed in watch.seen
-        assert "boxes.decode" not in watch.seen and ("fixed_roialign.axis_weights" in watch.seen) == (backend == "reference")
+        assert "boxes.decode" not in watch.seen and ("fixed.roialign.axis_weights" in watch.seen) == (backend == "reference")
 
 
 def test_the_watch_finds_floats() -> None:
