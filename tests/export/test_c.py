@@ -239,7 +239,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lowered("vit", "fqvit")[2]
-    monkeypatch.setattr(c, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("fqvit.export.c.writer.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         c.export(program, tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
