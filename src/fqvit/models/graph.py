@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fqvit.errors import FqvitError
+from fqvit.ir.liveness import last_uses
 from fqvit.models.layers import Leaf
 
 IMAGES = "images"
@@ -76,8 +77,7 @@ class Graph:
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
         """As run; the values of all outputs."""
-        last_use = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
-        last_use.update(dict.fromkeys(self.outputs, len(self.nodes)))
+        last_use = last_uses((node.inputs for node in self.nodes), self.outputs)
         values: dict[str, Tensor] = {IMAGES: images}
         for i, node in enumerate(self.nodes):
             inputs = [values[name] for name in node.inputs]

@@ -9,6 +9,7 @@ import numpy as np
 
 from fqvit.errors import FqvitError
 from fqvit.ir.kit import DTYPES
+from fqvit.ir.liveness import last_uses
 from fqvit.ir.program import INPUT, Program
 from fqvit.ir.value import DAMAGED, Value
 
@@ -24,8 +25,7 @@ def check_bytes(model: str, needed: int, most: int) -> None:
 def live_bytes(program: Program, buffers: Mapping[str, Value]) -> int:
     """The most that buffers of one image take at a time, each from the op that writes it to the last that reads it."""
     sizes = {name: math.prod(value.shape) * np.dtype(DTYPES[value.dtype]).itemsize for name, value in buffers.items()}
-    last_use = {name: i for i, op in enumerate(program.ops) for name in op.inputs()}
-    last_use |= {output.buffer: len(program.ops) for output in program.header.outputs}
+    last_use = last_uses((op.inputs() for op in program.ops), (output.buffer for output in program.header.outputs))
     live, most = sizes[INPUT], sizes[INPUT]
     for i, op in enumerate(program.ops):
         live += sizes[op.y]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import Array
 from fqvit.ir.kit import kit
+from fqvit.ir.liveness import last_uses
 from fqvit.ir.program import INPUT, Program
 from fqvit.runtime.memory import MOST_BYTES, check_bytes, live_bytes
 
@@ -31,7 +32,8 @@ class Reference:
         self.program, self.ops = program, ready.ops
         self.kit = kit(library)
         self.constants = {name: self.kit.asarray(array) for name, array in ready.constants.items()}
-        self.last_use = {name: i for i, op in enumerate(program.ops) for name in op.inputs()}
+        self.outputs = [output.buffer for output in program.header.outputs]
+        self.last_use = last_uses((op.inputs() for op in program.ops), self.outputs)
 
     def run(self, images: NDArray[np.uint8], visit: Callable[[str, Integers], None] | None = None) -> Integers:
         """uint8 [N, H, W, C] -> the output buffer [N, ...]: int32 logits, or codes of features.
@@ -48,7 +50,6 @@ class Reference:
                 f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}]."
             )
         values: dict[str, Array] = {INPUT: self.kit.asarray(images)}
-        kept = [output.buffer for output in self.program.header.outputs]
 
         def get(name: str) -> Array:
             return values[name] if name in values else self.constants[name]
@@ -58,9 +59,9 @@ class Reference:
             if visit is not None:
                 visit(op.y, self.kit.numpy(values[op.y]))
             for name in op.inputs():
-                if self.last_use[name] == i and name not in kept:
+                if self.last_use[name] == i:
                     values.pop(name, None)
-        return tuple(self.kit.numpy(values[name]) for name in kept)
+        return tuple(self.kit.numpy(values[name]) for name in self.outputs)
 
 
 def run(program: Program, images: NDArray[np.uint8], library: Literal["numpy", "torch"] = "numpy") -> Integers:

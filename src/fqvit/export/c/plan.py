@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
+from fqvit.ir.liveness import last_uses
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Mean
 from fqvit.ir.program import INPUT, AnyOp, Program, Verified
@@ -129,7 +130,9 @@ class _Planner:
 
     def plan(self) -> Plan:
         stages, stage_of = self.stages()
-        step = {op.y: i for i, op in enumerate(op for stage in stages for op in stage.ops)}
+        order = [op for stage in stages for op in stage.ops]
+        step = {op.y: i for i, op in enumerate(order)}
+        last_use = last_uses((map(self.root, op.inputs()) for op in order), [self.output])
         spans = [(step[stage.ops[0].y], step[stage.ops[-1].y]) for stage in stages]
         lives: dict[str, tuple[int, int]] = {}
         kinds: dict[str, Literal["whole", "row", "slice"]] = {}
@@ -140,7 +143,7 @@ class _Planner:
                 kinds[name], lives[name] = "slice", spans[own]
             elif there == {own} and name != self.output:
                 kinds[name] = "row"
-                lives[name] = step[name], max(step[reader.y] for reader, *_ in self.readers[name])
+                lives[name] = step[name], last_use[name]
             else:
                 last = len(step) if name == self.output else spans[max(there, default=own)][1]
                 kinds[name], lives[name] = "whole", (spans[own][0], last)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.data.preprocess import Preprocess
+from fqvit.ir.liveness import last_uses
 from fqvit.models import layers
 from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.pixels import normalise
@@ -46,7 +47,7 @@ def side_by_side(
     batches = [normalise(images[i : i + BATCH], preprocess) for i in range(0, len(images), BATCH)]
     exact: dict[str, list[Tensor]] = {IMAGES: batches}
     quantized: dict[str, list[Tensor]] = {IMAGES: batches}
-    last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    last_use = last_uses(node.inputs for node in graph.nodes)
     nodes = graph.nodes if progress is None else progress(graph.nodes, len(graph.nodes), label)
     for i, node in enumerate(nodes):
         columns = [exact[name] for name in node.inputs]
