@@ -201,10 +201,10 @@ def test_isqrt_is_exact_around_squares() -> None:
     from onnx import TensorProto, helper
 
     from fqvit.export.onnx.fixed import isqrt
-    from fqvit.export.onnx.graph import Graph
+    from fqvit.export.onnx.graph import OnnxGraph
     from fqvit.ir.program import Verified
 
-    graph = Graph(Program(None, {}), Verified({}, ()))  # type: ignore[arg-type]
+    graph = OnnxGraph(Program(None, {}), Verified({}, ()))  # type: ignore[arg-type]
     ends = [helper.make_tensor_value_info("x", TensorProto.INT64, ["n"])]
     out = [helper.make_tensor_value_info(isqrt(graph, "x"), TensorProto.INT64, ["n"])]
     proto = helper.make_graph(graph.nodes, "isqrt", ends, out, list(graph.initializers.values()))

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from fqvit.export.onnx.fixed import I31, codes, half, half_of, lookup, requantizer, round_quotient, row_sum
-from fqvit.export.onnx.graph import Graph
+from fqvit.export.onnx.graph import OnnxGraph
 from fqvit.export.onnx.ops import weighted_sum
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.fixed import ilog2_round
 from fqvit.ir.value import magnitude
 
 
-def product(g: Graph, a: str, b: str, a_zero: int, b_zero: int, b_bytes: bool, a_bytes: bool = True) -> str:
+def product(g: OnnxGraph, a: str, b: str, a_zero: int, b_zero: int, b_bytes: bool, a_bytes: bool = True) -> str:
     """sum over k of (a[..., m, k] - a_zero) (b[..., k, n] - b_zero), i32. a, b: u8 if they are bytes, else u8, u16 or i32."""
     if a_bytes and b_bytes and max(a_zero, b_zero) < 256:
         zeros = [g.constant(zero, "u8", "zero") for zero in (a_zero, b_zero)]
@@ -30,7 +30,7 @@ def product(g: Graph, a: str, b: str, a_zero: int, b_zero: int, b_bytes: bool, a
     return g.node("MatMul", sides, "sum")
 
 
-def matmul(g: Graph, op: MatMul) -> str:
+def matmul(g: OnnxGraph, op: MatMul) -> str:
     a, b = g.value(op.a), g.value(op.b)
     right = op.b
     if not op.b_rows:
@@ -49,7 +49,7 @@ def matmul(g: Graph, op: MatMul) -> str:
     return codes(g, *requantizer(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
 
 
-def by_distance(g: Graph, x: str, table: Any, dtype: str, region: str | None, elsewhere: int) -> str:
+def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None, elsewhere: int) -> str:
     """table[max of the row - x]; `elsewhere` between tokens of different regions."""
     codes = g.value(x)
     n = codes.hi + 1
@@ -69,12 +69,12 @@ def by_distance(g: Graph, x: str, table: Any, dtype: str, region: str | None, el
     return lookup(g, index, np.append(entries, elsewhere), dtype, codes.shape)
 
 
-def row_codes(g: Graph, op: RowCodes) -> str:
+def row_codes(g: OnnxGraph, op: RowCodes) -> str:
     table = g.constants[op.part("table")]
     return by_distance(g, op.x, table, "u8", op.region, int(table[-1]))
 
 
-def softmax(g: Graph, op: Softmax) -> str:
+def softmax(g: OnnxGraph, op: Softmax) -> str:
     tokens, table = g.value(op.x).channels, g.constants[op.part("table")]
     e = by_distance(g, op.x, table, "i32", op.region, 0)
     total = g.cast(row_sum(g, e, tokens, "i32", "S"), "i64")
@@ -84,7 +84,7 @@ def softmax(g: Graph, op: Softmax) -> str:
     return codes(g, p, 0, most, half(op.shift), op.shift, 0, op.bits)
 
 
-def log_softmax(g: Graph, op: LogSoftmax) -> str:
+def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
     """ilog2_round is a table of quotients, up to the first that has the last code."""
     x, table = g.value(op.x), g.constants[op.part("table")].astype(np.int64)
     last = 2**op.bits - 1
@@ -105,7 +105,7 @@ def log_softmax(g: Graph, op: LogSoftmax) -> str:
     return g.node("Where", [none, g.constant(last, "u8", "last"), found], "codes")
 
 
-def weigh(g: Graph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:
+def weigh(g: OnnxGraph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:
     """sum over t of weights[a[..., m, t]] (v[..., t, d] - v_zero), and the weights as bytes with what each is worth.
 
     MatMulInteger takes bytes, so weights of 16 bits are two products: of their high bytes and of their low ones.
@@ -121,7 +121,7 @@ def weigh(g: Graph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, lis
     return weighted_sum(g, [(product(g, part, v, 0, v_zero, u8), worth) for part, worth in bytes_]), bytes_
 
 
-def shift_matmul(g: Graph, op: ShiftMatMul) -> str:
+def shift_matmul(g: OnnxGraph, op: ShiftMatMul) -> str:
     a, v = g.value(op.a), g.value(op.v)
     last = 2**op.a_bits - 1
     weights = 1 << (last - np.arange(last + 1))
@@ -133,7 +133,7 @@ def shift_matmul(g: Graph, op: ShiftMatMul) -> str:
     return codes(g, *requantizer(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
 
 
-def attend(g: Graph, op: Attend) -> str:
+def attend(g: OnnxGraph, op: Attend) -> str:
     a, v = g.value(op.a), g.value(op.v)
     levels = np.array(op.levels or range(256), np.int64)
     largest = int(levels.max())

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fqvit.export.onnx.graph import Graph
+from fqvit.export.onnx.graph import OnnxGraph
 
 I31, I63 = 1 << 31, 1 << 63
 Shifting = tuple[str, int, int, Any, Any]  # what floor_shift and codes take: p, lo, hi, add, shift
@@ -41,7 +41,7 @@ def half(shift: Ints) -> Ints:
     return exact(1) << (exact(shift) - 1)
 
 
-def floor_shift(g: Graph, p: str, lo: int, hi: int, add: Ints, shift: Ints) -> str:
+def floor_shift(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints) -> str:
     """floor((p + add) / 2^shift), i32; p: i64, lo <= p + add <= hi."""
     above = raising(lo, shift)
     quotient, dtype = shifted(g, p, hi, add, shift, above)
@@ -50,7 +50,7 @@ def floor_shift(g: Graph, p: str, lo: int, hi: int, add: Ints, shift: Ints) -> s
     return quotient if dtype == "i32" else g.cast(quotient, "i32")
 
 
-def codes(g: Graph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints, bits: int) -> str:
+def codes(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints, bits: int) -> str:
     """clamp(floor((p + add) / 2^shift) + zero): codes; p: i64, lo <= p + add <= hi.
 
     Quotients are raised to zero + a multiple of 2^16, which Cast drops with all other bits above a code's.
@@ -78,7 +78,7 @@ def raising(lo: int, shift: Ints) -> Ints:
     return exact(-(-max(-lo, 0) // (exact(1) << exact(shift))))
 
 
-def shifted(g: Graph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) -> tuple[str, str]:
+def shifted(g: OnnxGraph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) -> tuple[str, str]:
     """floor((p + add) / 2^shift) + above, and its type; above is so large that this is positive: BitShift is of unsigned
     numbers."""
     up = exact(above) << exact(shift)
@@ -106,7 +106,7 @@ def one_shift(shift: Ints, reach: Ints) -> Ints:
     return factor if highest(exact(reach) * factor) < 1 << 61 else 1
 
 
-def requantizer(g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0) -> Shifting:
+def requantizer(g: OnnxGraph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0) -> Shifting:
     """What shifts round_shift((acc + offset) * mult, shift); lo <= acc <= hi, i32 or i64.
 
     Everything but acc is a constant or one a channel; offset * mult goes into the constant that rounds.
@@ -123,7 +123,7 @@ def requantizer(g: Graph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints,
     return p, lowest(lo * mult + add), highest(hi * mult + add), add, shift
 
 
-def lookup(g: Graph, index: str, table: Any, dtype: str, shape: tuple[int, ...], what: str = "looked up") -> str:
+def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, ...], what: str = "looked up") -> str:
     """table[index]; index: i32 [N, *shape].
 
     GatherElements on a flat list is Gather, and twenty times faster in ONNX Runtime, which copies one element at a time there.
@@ -138,24 +138,24 @@ def lookup(g: Graph, index: str, table: Any, dtype: str, shape: tuple[int, ...],
     return g.reshape(taken, [-1, *shape], what)
 
 
-def row_sum(g: Graph, x: str, length: int, dtype: str, what: str) -> str:
+def row_sum(g: OnnxGraph, x: str, length: int, dtype: str, what: str) -> str:
     """The sum over the last axis, which stays with length 1, as a product with ones: ReduceSum is slow, and wrong from 2^50."""
     ones = g.common(np.ones((length, 1), np.int64), dtype, f"ones.{length}.{dtype}")
     return g.node("MatMul", [x, ones], what)
 
 
-def half_of(g: Graph, x: str, dtype: str) -> str:
+def half_of(g: OnnxGraph, x: str, dtype: str) -> str:
     """x / 2 for x >= 0."""
     return g.node("Div", [x, g.constant(2, dtype, "two")], "half of it")
 
 
-def round_quotient(g: Graph, number: int, x: str, what: str) -> str:
+def round_quotient(g: OnnxGraph, number: int, x: str, what: str) -> str:
     """round_divide(number, x) for x: i64 > 0."""
     sum_ = g.node("Add", [half_of(g, x, "i64"), g.constant(number, "i64", "numerator")], "numerator")
     return g.node("Div", [sum_, x], what)
 
 
-def isqrt(g: Graph, x: str) -> str:
+def isqrt(g: OnnxGraph, x: str) -> str:
     """floor(sqrt(x)) for i64 2^60 <= x < 2^62.
 
     Three steps of Newton's method from a chord, (x / 2^60 + 2) / 3 in units of 2^30, which is off by at most 5.8 %: then by

@@ -41,7 +41,7 @@ NUMPY: Mapping[str, Any] = {
 }
 
 
-class Graph:
+class OnnxGraph:
     """What emitters write to. `op` is the buffer being written; values and constants are those of the verified program.
 
     plain_tables: Gather in place of GatherElements, which is slow in ONNX Runtime but all that some other runtimes have.

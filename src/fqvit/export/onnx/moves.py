@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from fqvit.export.onnx.graph import NUMPY, TYPES, Graph
+from fqvit.export.onnx.graph import NUMPY, TYPES, OnnxGraph
 from fqvit.ir.moves import Concat, Permute, Take
 
 
-def take(g: Graph, op: Take) -> str:
+def take(g: OnnxGraph, op: Take) -> str:
     """Gather of whole rows; where some index is -1, the fill instead."""
     x, y = g.value(op.x), g.value(op.y)
     rows = g.reshape(op.x, [0, math.prod(x.shape[:-1]), x.channels], "rows")
@@ -31,7 +31,7 @@ def take(g: Graph, op: Take) -> str:
     return filled if dtype == y.dtype else g.cast(filled, y.dtype)
 
 
-def permute(g: Graph, op: Permute) -> str:
+def permute(g: OnnxGraph, op: Permute) -> str:
     x, shape, view = op.x, g.value(op.x).shape, op.view
     if view != shape:
         x = g.reshape(x, [0, *view])
@@ -46,7 +46,7 @@ def permute(g: Graph, op: Permute) -> str:
     return g.reshape(x, [0, *op.shape], "shaped") if op.shape and op.shape != moved else x
 
 
-def concat(g: Graph, op: Concat) -> str:
+def concat(g: OnnxGraph, op: Concat) -> str:
     """A constant is repeated for every image first."""
     buffer = next(x for x in op.xs if x in g.values)
     xs = []

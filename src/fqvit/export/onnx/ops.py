@@ -22,13 +22,13 @@ from fqvit.export.onnx.fixed import (
     row_sum,
     type_for,
 )
-from fqvit.export.onnx.graph import Graph
+from fqvit.export.onnx.graph import OnnxGraph
 from fqvit.ir.kit import kit
 from fqvit.ir.ops import Q24, Add, LayerNorm, Linear, Lookup, Mean
 from fqvit.ir.value import Constant, magnitude
 
 
-def lookup_op(g: Graph, op: Lookup) -> str:
+def lookup_op(g: OnnxGraph, op: Lookup) -> str:
     """With alpha: the table as each alpha reads it, one after the other, so that a code needs one look."""
     x, y = g.value(op.x), g.value(op.y)
     table, index = g.constants[op.part("table")], g.cast(op.x, "i32", "index")
@@ -43,7 +43,7 @@ def lookup_op(g: Graph, op: Lookup) -> str:
     return lookup(g, index, table, y.dtype, x.shape)
 
 
-def byte_parts(g: Graph, x: str) -> list[tuple[str, int]]:
+def byte_parts(g: OnnxGraph, x: str) -> list[tuple[str, int]]:
     """Codes as u8 tensors and what each is worth: themselves, or the high and the low byte."""
     value = g.value(x)
     if value.dtype == "u8":
@@ -56,13 +56,13 @@ def byte_parts(g: Graph, x: str) -> list[tuple[str, int]]:
     return [(g.cast(high, "u8", "high byte"), 256), (g.cast(low, "u8", "low byte"), 1)]
 
 
-def weighted_sum(g: Graph, sums: list[tuple[str, int]]) -> str:
+def weighted_sum(g: OnnxGraph, sums: list[tuple[str, int]]) -> str:
     """sum of factor * x, i32."""
     terms = [x if factor == 1 else g.node("Mul", [x, g.constant(factor, "i32", "base")], "high part") for x, factor in sums]
     return terms[0] if len(terms) == 1 else g.node("Add", terms, "acc")
 
 
-def linear(g: Graph, op: Linear) -> str:
+def linear(g: OnnxGraph, op: Linear) -> str:
     """MatMulInteger of u8 x u8, weights kept as w + 128: u8 x i8 saturates on CPUs without VNNI."""
     x, y = g.value(op.x), g.value(op.y)
     w, bias = g.constants[op.part("w")].astype(np.int64), g.constants[op.part("bias")].astype(np.int64)
@@ -80,7 +80,7 @@ def linear(g: Graph, op: Linear) -> str:
     return codes(g, *shifting, g.zero(op.y_zero, y.channels), op.bits)
 
 
-def lifted(g: Graph, x: str, zero: Constant, scale: Constant, dtype: str) -> str:
+def lifted(g: OnnxGraph, x: str, zero: Constant, scale: Constant, dtype: str) -> str:
     """(x - zero) * scale, in i32 or i64."""
     v = g.cast(x, dtype, "codes as integers")
     if np.any(zero):
@@ -88,7 +88,7 @@ def lifted(g: Graph, x: str, zero: Constant, scale: Constant, dtype: str) -> str
     return g.node("Mul", [v, g.constant(scale, dtype, "scale")], "lifted") if np.any(scale != 1) else v
 
 
-def layernorm(g: Graph, op: LayerNorm) -> str:
+def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     x = g.value(op.x)
     channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
     steps = math.isqrt(channels) + 1
@@ -129,7 +129,7 @@ def layernorm(g: Graph, op: LayerNorm) -> str:
     return codes(g, p, -far, far, add, op.shift, 0, op.bits)
 
 
-def normaliser(g: Graph, d: str, least: int, most: int) -> tuple[str, str]:
+def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
     """4^j and 2^(24 + j), j the largest with d 4^j < 2^62: the number of k in 1..30 with d < 4^k. least <= d <= most."""
     powers = [4**k for k in range(1, 31)]
     always = sum(most < power for power in powers)
@@ -141,7 +141,7 @@ def normaliser(g: Graph, d: str, least: int, most: int) -> tuple[str, str]:
     return g.node("Gather", [by_4, count], "4^j"), g.node("Gather", [by_2, count], "2^(24+j)")
 
 
-def add(g: Graph, op: Add) -> str:
+def add(g: OnnxGraph, op: Add) -> str:
     """x1 m1 + x2 m2 + constants, where m = mult 2^alpha; zero points, constant terms and the half are in the constants."""
     y = g.value(op.y)
     shift = exact(op.shift) if op.y_alpha is None else exact(op.shift + g.constants[op.y_alpha].astype(np.int64))
@@ -175,7 +175,7 @@ def add(g: Graph, op: Add) -> str:
     return codes(g, p, -far, far, constant, shift, g.zero(op.y_zero, y.channels), op.bits)
 
 
-def mean(g: Graph, op: Mean) -> str:
+def mean(g: OnnxGraph, op: Mean) -> str:
     """The sum over rows is a product with ones; zero points and alpha are in the constants after it."""
     x = g.value(op.x)
     rows = x.shape[0] - op.skip

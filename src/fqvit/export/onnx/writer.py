@@ -16,7 +16,7 @@ from onnx import helper
 from fqvit.export.onnx import attention as onnx_attention
 from fqvit.export.onnx import moves as onnx_moves
 from fqvit.export.onnx import ops as onnx_ops
-from fqvit.export.onnx.graph import Graph
+from fqvit.export.onnx.graph import OnnxGraph
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
@@ -58,7 +58,7 @@ def model(program: Program, buffers: bool = False, plain_tables: bool = False) -
     """
     program.check_plain("export to ONNX")
     ready = program.unpacked()
-    graph = Graph(ready, verified := ready.verify(), plain_tables)
+    graph = OnnxGraph(ready, verified := ready.verify(), plain_tables)
     for op in ready.ops:
         graph.op = op.y
         graph.finish(EMITTERS[type(op)](graph, op), op.y)  # type: ignore[operator]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from fqvit.errors import FqvitError
-from fqvit.export.qdq.graph import Floats, Graph, Step, Wire
+from fqvit.export.qdq.graph import Floats, QdqGraph, QuantizedTensor, Step
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 
 Attention = Literal["auto", "log2", "uniform"]
@@ -22,7 +22,9 @@ Kind = Literal["log2", "uniform"]
 MASKED = -1e4  # added to a score: its exponential is 0 in half precision, too
 
 
-def matmul(graph: Graph, op: MatMul, a: Wire, b: Wire, table: Any, step: Step, shape: tuple[int, ...]) -> Wire:
+def matmul(
+    graph: QdqGraph, op: MatMul, a: QuantizedTensor, b: QuantizedTensor, table: Any, step: Step, shape: tuple[int, ...]
+) -> QuantizedTensor:
     """Scores, or uniform attention times V. table: the relative position bias [M, N, H], in units of the accumulator."""
     left = graph.scaled(a.name, np.ones(1), (a.zero - op.a_zero) * a.scale, f"{op.y}.a")
     right = graph.scaled(b.name, np.ones(1), (b.zero - op.b_zero) * b.scale, f"{op.y}.b")
@@ -39,7 +41,7 @@ def matmul(graph: Graph, op: MatMul, a: Wire, b: Wire, table: Any, step: Step, s
     return graph.quantized(name, op.y, shape, step)
 
 
-def softmax(graph: Graph, op: Softmax, x: Wire, mask: Any, step: Step) -> Wire:
+def softmax(graph: QdqGraph, op: Softmax, x: QuantizedTensor, mask: Any, step: Step) -> QuantizedTensor:
     """Uniform codes of the softmax itself, as the program has them."""
     scores = _masked(graph, op.y, x, mask)
     if graph.profile.softmax:
@@ -51,7 +53,7 @@ def softmax(graph: Graph, op: Softmax, x: Wire, mask: Any, step: Step) -> Wire:
     return graph.quantized(name, op.y, x.shape, step)
 
 
-def _beside(graph: Graph, y: str, scores: str) -> str:
+def _beside(graph: QdqGraph, y: str, scores: str) -> str:
     """Scores less the largest of their row."""
     axis = graph.constant("axis.last", np.array([-1], np.int64))
     largest = graph.op("ReduceMax", [scores, axis], f"{y}.largest", keepdims=1)
@@ -59,15 +61,15 @@ def _beside(graph: Graph, y: str, scores: str) -> str:
 
 
 def weights(
-    graph: Graph,
+    graph: QdqGraph,
     op: LogSoftmax | RowCodes,
-    x: Wire,
+    x: QuantizedTensor,
     table: NDArray[Any],
     mask: Any,
     reader: ShiftMatMul | Attend | None,
     emulate: bool,
     bits: int,
-) -> Wire:
+) -> QuantizedTensor:
     """What tokens count in a row, not all divided by its sum yet."""
     if reader is None:
         raise FqvitError(f"{op.y}: attention codes that nothing multiplies with V. QDQ export has no op for them.")
@@ -75,18 +77,20 @@ def weights(
     if not emulate:
         name = graph.op("Exp", [beside], f"{op.y}.exp")
         step = Step(np.array([1 / (2.0**bits - 1)]), np.array([0]), bits)
-        wire = graph.quantized(name, op.y, x.shape, step)
-        return Wire(wire.name, x.shape, wire.scale, wire.zero, normalise=True)
+        tensor = graph.quantized(name, op.y, x.shape, step)
+        return QuantizedTensor(tensor.name, x.shape, tensor.scale, tensor.zero, normalise=True)
     if isinstance(op, RowCodes):
         assert isinstance(reader, Attend)
         levels = np.array(reader.levels or range(256), np.float64)
         counted = levels[table] / levels.max()
         name = _by_distance(graph, op.y, op.y, beside, x, counted, mask, float(counted[-1]))
-        return Wire(name, x.shape, np.ones(1), np.array([0]), normalise=True)
+        return QuantizedTensor(name, x.shape, np.ones(1), np.array([0]), normalise=True)
     return _log2(graph, op, beside, x, table.astype(np.float64), mask, reader)
 
 
-def _by_distance(graph: Graph, y: str, out: str, beside: str, x: Wire, table: Floats, mask: Any, elsewhere: float) -> str:
+def _by_distance(
+    graph: QdqGraph, y: str, out: str, beside: str, x: QuantizedTensor, table: Floats, mask: Any, elsewhere: float
+) -> str:
     """table[distance to the largest of the row, in codes]; `elsewhere` where two tokens lie in different regions."""
     n = len(table)
     steps = graph.op("Mul", [beside, graph.real(f"{y}.codes_per_unit", -1 / float(x.scale[0]))], f"{y}.steps")
@@ -100,7 +104,9 @@ def _by_distance(graph: Graph, y: str, out: str, beside: str, x: Wire, table: Fl
     return graph.op("Gather", [graph.real(f"{y}.table", table), index], out, axis=0)
 
 
-def _log2(graph: Graph, op: LogSoftmax, beside: str, x: Wire, table: Floats, mask: Any, reader: ShiftMatMul | Attend) -> Wire:
+def _log2(
+    graph: QdqGraph, op: LogSoftmax, beside: str, x: QuantizedTensor, table: Floats, mask: Any, reader: ShiftMatMul | Attend
+) -> QuantizedTensor:
     """2^-a with a = log2 of round(S / e), rounded at mantissa 1.5: the floor of log2(4/3 r), where r is whole."""
     assert isinstance(reader, ShiftMatMul)
     y, last = op.y, 2**op.bits - 1
@@ -122,10 +128,12 @@ def _log2(graph: Graph, op: LogSoftmax, beside: str, x: Wire, table: Floats, mas
     if reader.zero_code:
         below = graph.op("Less", [code, f"{y}.last"], f"{y}.below")
         weight = graph.op("Where", [below, weight, graph.real("zero", 0.0)], y)
-    return Wire(weight, x.shape, np.ones(1), np.array([0]))
+    return QuantizedTensor(weight, x.shape, np.ones(1), np.array([0]))
 
 
-def attend(graph: Graph, op: ShiftMatMul | Attend, a: Wire, v: Wire, step: Step, shape: tuple[int, ...]) -> Wire:
+def attend(
+    graph: QdqGraph, op: ShiftMatMul | Attend, a: QuantizedTensor, v: QuantizedTensor, step: Step, shape: tuple[int, ...]
+) -> QuantizedTensor:
     """Weights times V, each row divided by its sum where that is still to do."""
     name = graph.op("MatMul", [a.name, v.name], f"{op.y}.product")
     if a.normalise:
@@ -141,12 +149,12 @@ def attend(graph: Graph, op: ShiftMatMul | Attend, a: Wire, v: Wire, step: Step,
     return graph.quantized(name, op.y, shape, step)
 
 
-def _same(graph: Graph, y: str, region: NDArray[Any]) -> str:
+def _same(graph: QdqGraph, y: str, region: NDArray[Any]) -> str:
     """Whether two tokens of a window are in one region: bool [W, 1, T, T]."""
     return graph.constant(f"{y}.same", (region[:, :, None] == region[:, None, :])[:, None])
 
 
-def _masked(graph: Graph, y: str, x: Wire, region: NDArray[Any] | None) -> str:
+def _masked(graph: QdqGraph, y: str, x: QuantizedTensor, region: NDArray[Any] | None) -> str:
     """Scores, those between regions so low that they count nothing."""
     if region is None:
         return x.name

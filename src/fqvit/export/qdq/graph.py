@@ -1,4 +1,4 @@
-"""What QDQ export builds with: ONNX nodes and constants, wires, and what a target wants of its QuantizeLinear nodes.
+"""What QDQ export builds with: ONNX nodes and constants, tensors, and what a target wants of its QuantizeLinear nodes.
 
 Every buffer of codes becomes a float tensor f = (code - zero) scale. Any scale and zero do, as long as producer and readers
 agree: where a site has a step for each channel, those are in the weights, and f counts codes. Neighbour: qdq.py.
@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Wire:
+class QuantizedTensor:
     """A float tensor of the graph: integer = f / scale + zero. Accumulators have zero 0 and often a scale a channel.
 
     shape leaves out the batch. normalise: weights of attention whose rows are still to be divided by their sums.
@@ -73,7 +73,7 @@ PROFILES: dict[str, Profile] = {
 
 
 @dataclass
-class Graph:
+class QdqGraph:
     """Collects nodes and constants. Tensors are named after the buffers of the program."""
 
     profile: Profile
@@ -108,25 +108,25 @@ class Graph:
             x = self.op("Add", [x, self.real(f"{y}.offset", short(offset))], f"{y}.shifted")
         return x
 
-    def quantized(self, x: str, y: str, shape: tuple[int, ...], step: Step) -> Wire:
+    def quantized(self, x: str, y: str, shape: tuple[int, ...], step: Step) -> QuantizedTensor:
         """QuantizeLinear and DequantizeLinear, as far as the target has them at such a site."""
         scale, zero, bits = short(step.scale), short(step.zero), step.bits
-        wire = Wire(y, shape, scale, zero)
+        tensor = QuantizedTensor(y, shape, scale, zero)
         if (bits > 8 and not self.profile.wide) or not (self.profile.every_site or step.product):
             self.plain.append(y)
             self.op("Identity", [x], y)
-            return wire
+            return tensor
         if bits not in (8, 16):
             x = self._clipped(x, y, -zero * scale, ((1 << bits) - 1 - zero) * scale)
         if len(scale) == 1 and len(zero) == 1:
             self._pair(x, y, bits, float(scale[0]), int(zero[0]))
-            return wire
+            return tensor
         # Activations have one scale: ONNX Runtime's own fusions fail where there is one a channel.
         assert len(zero) == 1, f"{y}: a zero point a channel"
         steps = self.real(f"{y}.steps", scale / scale[0])
         x = self.op("Div", [x, steps], f"{y}.even")
         self.op("Mul", [self._pair(x, f"{y}.restored", bits, float(scale[0]), int(zero[0])), steps], y)
-        return wire
+        return tensor
 
     def _pair(self, x: str, y: str, bits: int, scale: float, zero: int) -> str:
         dtype: Any = np.uint8 if bits <= 8 else np.uint16

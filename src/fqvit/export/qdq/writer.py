@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, save_model
 
 from fqvit.errors import FqvitError
 from fqvit.export.qdq.attention import Attention, Kind, attend, matmul, softmax, weights
-from fqvit.export.qdq.graph import PROFILES, Floats, Graph, Step, Target, Wire, short
+from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QuantizedTensor, Step, Target, short
 from fqvit.export.qdq.scales import Steps, spread
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
@@ -45,7 +45,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     source = program.unpacked()
     profile = PROFILES[target]
     kind: Kind = "log2" if attention == "log2" else "uniform"
-    export_ = _Export(source, Graph(profile), Steps(source, profile.symmetric), kind)
+    export_ = _Export(source, QdqGraph(profile), Steps(source, profile.symmetric), kind)
     result = export_.run()
     graph = export_.graph
     height, width, channels = program.input_shape
@@ -61,7 +61,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     return model, _notes(graph, export_.emulated, export_.coarser, target)
 
 
-def _notes(graph: Graph, emulated: int, coarser: int, target: str) -> tuple[str, ...]:
+def _notes(graph: QdqGraph, emulated: int, coarser: int, target: str) -> tuple[str, ...]:
     notes = [f"{graph.sites} sites with QuantizeLinear and DequantizeLinear, opset {graph.profile.opset}"]
     if graph.plain:
         notes.append(f"{len(graph.plain)} sites stay in float: {target} has 8-bit codes where matrix products read them")
@@ -75,45 +75,45 @@ def _notes(graph: Graph, emulated: int, coarser: int, target: str) -> tuple[str,
 
 
 class _Export:
-    """One walk over the ops; every buffer becomes a wire."""
+    """One walk over the ops; every buffer becomes a tensor."""
 
-    def __init__(self, program: Program, graph: Graph, steps: Steps, kind: Kind) -> None:
+    def __init__(self, program: Program, graph: QdqGraph, steps: Steps, kind: Kind) -> None:
         self.program, self.graph, self.steps, self.kind = program, graph, steps, kind
         self.constants = program.constants
-        self.wires: dict[str, Wire] = {}
-        self.thirds: dict[str, Wire] = {}  # Q, K or V, by the buffer that has its heads
+        self.tensors: dict[str, QuantizedTensor] = {}
+        self.thirds: dict[str, QuantizedTensor] = {}  # Q, K or V, by the buffer that has its heads
         self.emulated = self.coarser = 0
 
-    def run(self) -> Wire:
-        self.wires[INPUT] = self._pixels()
+    def run(self) -> QuantizedTensor:
+        self.tensors[INPUT] = self._pixels()
         for op in self.program.ops:
-            self.wires[op.y] = self._wire(op)
+            self.tensors[op.y] = self._emit(op)
         output = self.program.header.output
-        result = self.wires[output.buffer]
+        result = self.tensors[output.buffer]
         return result if output.kind == "logits" else self._true(result, output.scale)
 
-    def _true(self, wire: Wire, scale: float) -> Wire:
+    def _true(self, tensor: QuantizedTensor, scale: float) -> QuantizedTensor:
         """Features in their own unit."""
         alpha = self.program.header.output.alpha
         steps = scale * (np.ones(1) if alpha is None else np.exp2(self.constants[alpha].astype(np.float64)))
         zero = self.program.header.output.zero
-        offset = (wire.zero - zero) * steps
-        name = self.graph.scaled(wire.name, steps / wire.scale, offset, "output")
-        return Wire(name, wire.shape, steps, np.array([zero]))
+        offset = (tensor.zero - zero) * steps
+        name = self.graph.scaled(tensor.name, steps / tensor.scale, offset, "output")
+        return QuantizedTensor(name, tensor.shape, steps, np.array([zero]))
 
-    def _pixels(self) -> Wire:
+    def _pixels(self) -> QuantizedTensor:
         """Pixels over 255; where codes must be symmetric, from the middle of their range on."""
         graph, shape = self.graph, self.program.input_shape
         if not graph.profile.symmetric:
             parts = [graph.real("pixels.scale", PIXEL), graph.constant("pixels.zero", np.array(0, np.uint8))]
             graph.op("DequantizeLinear", [INPUT, *parts], "pixels.values")
-            return Wire("pixels.values", shape, np.array([PIXEL]), np.array([0]))
+            return QuantizedTensor("pixels.values", shape, np.array([PIXEL]), np.array([0]))
         raw = graph.op("Cast", [INPUT], "pixels.float", to=TensorProto.FLOAT)
         raw = graph.op("Sub", [raw, graph.real("pixels.middle", 128.0)], "pixels.centred")
         raw = graph.op("Mul", [raw, graph.real("pixels.unit", PIXEL)], "pixels.scaled")
         return graph.quantized(raw, "pixels.values", shape, Step(np.array([PIXEL]), np.array([128])))
 
-    def _wire(self, op: AnyOp) -> Wire:
+    def _emit(self, op: AnyOp) -> QuantizedTensor:
         shape = self.steps.shapes[op.y]
         match op:
             case Linear():
@@ -135,18 +135,18 @@ class _Export:
             case MatMul():
                 table = None if op.index is None else self.constants[op.part("bias")][self.constants[op.index]]
                 step = self.steps.of(op.y, op.y_zero, op.bits)
-                return matmul(self.graph, op, self.wires[op.a], self.wires[op.b], table, step, shape)
+                return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], table, step, shape)
             case Softmax():
                 mask = None if op.region is None else self.constants[op.region]
                 step = Step(np.array([2.0**op.shift / op.mult]), np.array([0]), op.bits)
-                return softmax(self.graph, op, self.wires[op.x], mask, step)
+                return softmax(self.graph, op, self.tensors[op.x], mask, step)
             case LogSoftmax() | RowCodes():
                 return self._weights(op)
             case ShiftMatMul() | Attend():
                 step = self.steps.of(op.y, op.y_zero, op.bits)
-                return attend(self.graph, op, self.wires[op.a], self.wires[op.v], step, shape)
+                return attend(self.graph, op, self.tensors[op.a], self.tensors[op.v], step, shape)
 
-    def _weights(self, op: LogSoftmax | RowCodes) -> Wire:
+    def _weights(self, op: LogSoftmax | RowCodes) -> QuantizedTensor:
         reader = next((r for r in self.steps.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
         mask = None if op.region is None else self.constants[op.region]
         # Evenly spaced codes beside the largest are what "uniform" writes: nothing is lost then.
@@ -155,26 +155,26 @@ class _Export:
         emulate = self.kind == "log2" and not even
         self.emulated, self.coarser = self.emulated + emulate, self.coarser + (not emulate and not even)
         bits = (len(levels) - 1).bit_length() if even else 8
-        return weights(self.graph, op, self.wires[op.x], self.constants[op.part("table")], mask, reader, emulate, bits)
+        return weights(self.graph, op, self.tensors[op.x], self.constants[op.part("table")], mask, reader, emulate, bits)
 
     # f = (integer - zero) scale everywhere below; a buffer's scale and zero are its step's.
 
-    def _linear(self, op: Linear) -> Wire:
-        x, w = self._even(self.wires[op.x], op.x), self.constants[op.part("w")]
+    def _linear(self, op: Linear) -> QuantizedTensor:
+        x, w = self._even(self.tensors[op.x], op.x), self.constants[op.part("w")]
         outputs = len(w)
         bias = self.constants[op.part("bias")].astype(np.float64) + x.zero[0] * w.sum(1, dtype=np.int64)
         shape = self.steps.shapes[op.y]
         if op.out == "acc":
             unit = self.steps.unit(op.y, outputs)
             name = self._product(op.y, x, w, unit, bias * unit, op.y)
-            return Wire(name, shape, unit, np.array([0]))
+            return QuantizedTensor(name, shape, unit, np.array([0]))
         mult, shift = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift"))
         ratio = mult / np.exp2(shift)
         if op.out == "i32":
             output = self.program.header.output
             unit = np.array([output.scale]) if op.y == output.buffer else self.steps.unit(op.y, outputs)
             name = self._product(op.y, x, w, ratio * unit, bias * ratio * unit, op.y)
-            return Wire(name, shape, unit, np.array([0]))
+            return QuantizedTensor(name, shape, unit, np.array([0]))
         y_zero = spread(self.steps.zeros(op.y_zero), outputs)
         if not self.steps.thirds(op):
             step = self.steps.of(op.y, op.y_zero, op.bits)
@@ -193,9 +193,9 @@ class _Export:
             part = f"{op.y}.{'qkv'[reader.select[1]]}"
             name = self._product(part, x, w[rows], gain, offset, f"{part}.sum")
             self.thirds[reader.y] = self.graph.quantized(name, part, (*shape[:-1], third), step_)
-        return Wire(op.y, shape, np.ones(1), np.array([0]))  # nobody reads it: heads take the thirds
+        return QuantizedTensor(op.y, shape, np.ones(1), np.array([0]))  # nobody reads it: heads take the thirds
 
-    def _product(self, name: str, x: Wire, w: Any, gain: Floats, offset: Floats, y: str) -> str:
+    def _product(self, name: str, x: QuantizedTensor, w: Any, gain: Floats, offset: Floats, y: str) -> str:
         """sum over k of f_x w / s_x gain + offset, w in a byte each, [K, O], with a scale for each output."""
         graph, middle = self.graph, self.graph.profile.middle
         dtype = np.uint8 if middle else np.int8
@@ -208,15 +208,15 @@ class _Export:
         product = graph.op("MatMul", [x.name, weight], f"{name}.product")
         return graph.op("Add", [product, graph.real(f"{name}.bias", offset)], y)
 
-    def _even(self, wire: Wire, name: str) -> Wire:
+    def _even(self, tensor: QuantizedTensor, name: str) -> QuantizedTensor:
         """With one scale and zero for all channels."""
-        if len(wire.scale) == 1 and len(wire.zero) == 1:
-            return wire
-        unit, zero = wire.scale[:1], wire.zero[:1]
-        found = self.graph.scaled(wire.name, unit / wire.scale, (wire.zero - zero) * unit, f"{name}.even")
-        return Wire(found, wire.shape, unit, zero)
+        if len(tensor.scale) == 1 and len(tensor.zero) == 1:
+            return tensor
+        unit, zero = tensor.scale[:1], tensor.zero[:1]
+        found = self.graph.scaled(tensor.name, unit / tensor.scale, (tensor.zero - zero) * unit, f"{name}.even")
+        return QuantizedTensor(found, tensor.shape, unit, zero)
 
-    def _lifted(self, x: Wire, zero: Zero, alpha: str | None, y: str) -> tuple[str, float]:
+    def _lifted(self, x: QuantizedTensor, zero: Zero, alpha: str | None, y: str) -> tuple[str, float]:
         """A tensor g and its unit: (code - zero) 2^alpha = g / unit."""
         power = self._power(alpha)
         unit = float(x.scale[0] / power[0])
@@ -226,8 +226,8 @@ class _Export:
     def _power(self, alpha: str | None) -> Floats:
         return np.ones(1) if alpha is None else np.exp2(self.constants[alpha].astype(np.float64))
 
-    def _layernorm(self, op: LayerNorm, shape: tuple[int, ...]) -> Wire:
-        x, unit = self._lifted(self.wires[op.x], op.zero, op.alpha, op.y)
+    def _layernorm(self, op: LayerNorm, shape: tuple[int, ...]) -> QuantizedTensor:
+        x, unit = self._lifted(self.tensors[op.x], op.zero, op.alpha, op.y)
         g, b = self.constants[op.part("affine")].astype(np.float64)
         step = self.steps.of(op.y, None, op.bits)
         if not step.product and len(step.zero) > 1:  # zero points are in b, and the site has them all
@@ -239,7 +239,7 @@ class _Export:
         name = self.graph.op("LayerNormalization", [x, *parts], f"{op.y}.norm", axis=-1, epsilon=epsilon)
         return self.graph.quantized(name, op.y, shape, step)
 
-    def _add(self, op: Add, shape: tuple[int, ...]) -> Wire:
+    def _add(self, op: Add, shape: tuple[int, ...]) -> QuantizedTensor:
         unit = self.steps.sum_scale(op)
         names = []
         for i, term in enumerate(op.terms):
@@ -250,21 +250,21 @@ class _Export:
                 values = (self.constants[term.x].astype(np.float64) - spread(zero, shape[-1])) * gain
                 names.append(self.graph.real(f"{op.y}.constant{i}", values))
             else:
-                x = self.wires[term.x]
+                x = self.tensors[term.x]
                 offset = (x.zero - zero) * gain
                 names.append(self.graph.scaled(x.name, gain / x.scale, offset, f"{op.y}.term{i}"))
         total = self.graph.op("Add", names, f"{op.y}.sum")
         return self._coded(total, op.y, op.y_zero, self._power(op.y_alpha) * unit, op.bits, shape)
 
-    def _coded(self, x: str, y: str, y_zero: Zero, steps: Floats, bits: int, shape: tuple[int, ...]) -> Wire:
+    def _coded(self, x: str, y: str, y_zero: Zero, steps: Floats, bits: int, shape: tuple[int, ...]) -> QuantizedTensor:
         """x = (code - y_zero) steps as codes of the buffer's own step."""
         step = self.steps.of(y, y_zero, bits)
         offset = (self.steps.zeros(y_zero) - step.zero) * step.scale
         return self.graph.quantized(self.graph.scaled(x, step.scale / steps, offset, y), y, shape, step)
 
-    def _gelu(self, op: Lookup, shape: tuple[int, ...]) -> Wire:
+    def _gelu(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
         """The table is GELU between two sites; GELU itself is what runtimes know."""
-        x, site = self.wires[op.x], self.program.header.sites.get(op.y)
+        x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
         if site is None or site.role != "gelu" or len(x.scale) > 1:
             raise FqvitError(f"{op.y}: a table that is not GELU. QDQ export has no op for it; export to onnx instead.")
         scale, zero = site.scales_and_zeros(self.constants)
@@ -273,8 +273,8 @@ class _Export:
         offset = (zero - step.zero) * step.scale
         return self.graph.quantized(self.graph.scaled(name, step.scale / scale, offset, op.y), op.y, shape, step)
 
-    def _mean(self, op: Mean, shape: tuple[int, ...]) -> Wire:
-        graph, x = self.graph, self.wires[op.x]
+    def _mean(self, op: Mean, shape: tuple[int, ...]) -> QuantizedTensor:
+        graph, x = self.graph, self.tensors[op.x]
         name, unit = self._lifted(x, op.zero, op.alpha, op.y)
         if op.skip:
             rows = graph.constant(f"{op.y}.rows", np.arange(op.skip, x.shape[0], dtype=np.int64))
@@ -284,8 +284,8 @@ class _Export:
         code = unit / (op.mult / 2.0**op.shift * (x.shape[0] - op.skip))
         return self._coded(name, op.y, op.y_zero, np.array([code]), op.bits, shape)
 
-    def _take(self, op: Take, shape: tuple[int, ...]) -> Wire:
-        graph, x, index = self.graph, self.wires[op.x], self.constants[op.index].astype(np.int64)
+    def _take(self, op: Take, shape: tuple[int, ...]) -> QuantizedTensor:
+        graph, x, index = self.graph, self.tensors[op.x], self.constants[op.index].astype(np.int64)
         name = x.name
         if len(x.shape) > 2:
             name = graph.shape(name, (int(np.prod(x.shape[:-1])), x.shape[-1]), f"{op.y}.rows")
@@ -297,12 +297,12 @@ class _Export:
             fill = spread(self.steps.zeros(op.fill), shape[-1])
             values = np.broadcast_to((fill - x.zero) * x.scale, (shape[-1],))
             name = graph.op("Where", [there, name, graph.real(f"{op.y}.fill", values)], op.y)
-        return Wire(name, shape, x.scale, x.zero)
+        return QuantizedTensor(name, shape, x.scale, x.zero)
 
-    def _permute(self, op: Permute, shape: tuple[int, ...]) -> Wire:
+    def _permute(self, op: Permute, shape: tuple[int, ...]) -> QuantizedTensor:
         graph = self.graph
         rows = self.thirds.get(op.y)  # Q, K or V alone
-        x, view, perm = self.wires[op.x] if rows is None else rows, list(op.view), op.perm
+        x, view, perm = self.tensors[op.x] if rows is None else rows, list(op.view), op.perm
         name = x.name
         if rows is not None:
             del view[-3]
@@ -315,7 +315,7 @@ class _Export:
         if perm != tuple(range(len(perm))):
             name = graph.op("Transpose", [name], f"{op.y}.turned", perm=[0, *(axis + 1 for axis in perm)])
         name = graph.shape(name, shape, op.y)
-        return Wire(name, shape, self._joined(x.scale, op.y, shape), self._joined(x.zero, op.y, shape))
+        return QuantizedTensor(name, shape, self._joined(x.scale, op.y, shape), self._joined(x.zero, op.y, shape))
 
     def _joined(self, values: Any, name: str, shape: tuple[int, ...]) -> Any:
         """Of channels, where a move puts those of several tokens side by side."""
@@ -325,13 +325,13 @@ class _Export:
             raise FqvitError(f"{name}: splits channels that have a step each. Export to onnx instead.")
         return np.tile(values, shape[-1] // len(values))
 
-    def _concat(self, op: Concat, shape: tuple[int, ...]) -> Wire:
+    def _concat(self, op: Concat, shape: tuple[int, ...]) -> QuantizedTensor:
         graph = self.graph
-        first = next(self.wires[name] for name in op.xs if name in self.wires)
+        first = next(self.tensors[name] for name in op.xs if name in self.tensors)
         names = []
         for name in op.xs:
-            if name in self.wires:
-                names.append(self._like(self.wires[name], first, name))
+            if name in self.tensors:
+                names.append(self._like(self.tensors[name], first, name))
                 continue
             values: Floats = (self.constants[name].astype(np.float64) - first.zero) * first.scale
             rows = graph.real(f"{op.y}.{name}", values[None])
@@ -339,8 +339,8 @@ class _Export:
             sizes = graph.constant(f"{op.y}.sizes", np.array(values.shape, np.int64))
             wanted = graph.op("Concat", [batch, sizes], f"{op.y}.wanted", axis=0)
             names.append(graph.op("Expand", [rows, wanted], f"{op.y}.{name}.rows"))
-        return Wire(graph.op("Concat", names, op.y, axis=1), shape, first.scale, first.zero)
+        return QuantizedTensor(graph.op("Concat", names, op.y, axis=1), shape, first.scale, first.zero)
 
-    def _like(self, wire: Wire, other: Wire, name: str) -> str:
-        offset = (wire.zero - other.zero) * other.scale
-        return self.graph.scaled(wire.name, other.scale / wire.scale, offset, f"{name}.alike")
+    def _like(self, tensor: QuantizedTensor, other: QuantizedTensor, name: str) -> str:
+        offset = (tensor.zero - other.zero) * other.scale
+        return self.graph.scaled(tensor.name, other.scale / tensor.scale, offset, f"{name}.alike")
