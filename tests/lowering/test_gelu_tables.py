@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fqvit.lowering.emit import Emitter, Wire
-from fqvit.lowering.rules import Lowering, rule
+from fqvit.lowering.rules import lower_node
+from fqvit.lowering.rules.base import Lowering
 from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.quant.qparams import QParams
@@ -51,7 +52,7 @@ def table_of(q_x: QParams, q: QParams) -> tuple[dict[str, Any], Any]:
     calibration: Any = SimpleNamespace(recipe=SimpleNamespace(mult="full"), sites={"g": q})
     emit = Emitter(calibration, False)
     low = Lowering(emit, Node("g", layers.Gelu(), ("x",)), [Wire("x", (4, len(q.scale)), q_x)], SimpleNamespace())  # type: ignore[arg-type]
-    rule(low.node.leaf, low)
+    lower_node(low)
     return emit.constants, emit.ops[0]
 
 

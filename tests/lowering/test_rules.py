@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import fqvit.lowering.lower  # noqa: F401  # registers all rules
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, Softmax
@@ -20,7 +19,9 @@ from fqvit.ir.ops import Linear
 from fqvit.ir.program import Move
 from fqvit.ir.value import NAMES, Scope, Value
 from fqvit.lowering.emit import Emitter, Wire
-from fqvit.lowering.rules import Lowering, encode, rule
+from fqvit.lowering.rules import lower_node
+from fqvit.lowering.rules.base import Lowering
+from fqvit.lowering.rules.layers import encode
 from fqvit.models import layers, maps
 from fqvit.models.graph import Node
 from fqvit.quant.calibration import Calibration
@@ -66,7 +67,7 @@ class Made:
             setattr(self.emit, name, value)
         leaf = leaf.double()
         node = Node("y", leaf, tuple(wire.buffer for wire, _ in inputs), tensors)
-        self.wire = rule(leaf, Lowering(self.emit, node, [wire for wire, _ in inputs], PREPROCESS))
+        self.wire = lower_node(Lowering(self.emit, node, [wire for wire, _ in inputs], PREPROCESS))
         arrays = {wire.buffer: array for wire, array in inputs}
         known = {}
         for wire, x in inputs:
@@ -158,7 +159,7 @@ def test_weights_that_were_chosen_are_taken() -> None:
     leaf, x = linear(), codes((5, 6))
     chosen = quantize_linear(leaf.weight.detach().double().numpy() * 3, None, X.channel_scales(6), 8)
     emit = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}, {"y": chosen}), False)
-    rule(leaf, Lowering(emit, Node("y", leaf, ("x",)), [x[0]], PREPROCESS))
+    lower_node(Lowering(emit, Node("y", leaf, ("x",)), [x[0]], PREPROCESS))
     np.testing.assert_array_equal(emit.constants["y.w"], chosen.w)
     np.testing.assert_array_equal(emit.constants["y.bias"], chosen.bias - chosen.w.astype(np.int64).sum(1) * 100)
 
@@ -168,7 +169,7 @@ def test_weights_of_groups_are_packed() -> None:
     leaf.weight.data = whole(4, 16).float()
     wire = codes((5, 16))[0]
     emit = Emitter(Calibration(Recipe(name="test", weight_bits=4, weight_group=8), "logits", 1, {}), False)
-    rule(leaf, Lowering(emit, Node("y", leaf, ("x0",)), [wire], PREPROCESS))
+    lower_node(Lowering(emit, Node("y", leaf, ("x0",)), [wire], PREPROCESS))
     (op,) = emit.ops
     assert isinstance(op, Linear) and op.group == 8 and set(emit.constants) == {"y.w", "y.exponent", "y.bias"}
     expected = quantize_linear(leaf.weight.detach().double().numpy(), np.zeros(4), X.channel_scales(16), 4, group=8).w

@@ -12,7 +12,8 @@ import torch
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import LayerNorm
 from fqvit.lowering.emit import Emitter, Wire
-from fqvit.lowering.rules import Lowering, rule
+from fqvit.lowering.rules import lower_node
+from fqvit.lowering.rules.base import Lowering
 from fqvit.models import layers, maps
 from fqvit.models.graph import Node
 from fqvit.quant.calibration import Calibration
@@ -25,7 +26,7 @@ from .test_rules import PREPROCESS, Made, codes, linear, numbers, params, whole,
 def emitted(leaf: layers.Leaf, x: Wire, q: QParams, **recipe: Any) -> Emitter:
     """What a rule writes; nothing runs."""
     emit = Emitter(Calibration(Recipe(name="test", **recipe), "logits", 1, {"y": q}), False)
-    rule(leaf, Lowering(emit, Node("y", leaf, (x.buffer,)), [x], PREPROCESS))
+    lower_node(Lowering(emit, Node("y", leaf, (x.buffer,)), [x], PREPROCESS))
     return emit
 
 

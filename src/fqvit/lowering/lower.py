@@ -1,7 +1,7 @@
 """Lowering: from a float model and its calibration to the verified integer program.
 
 This is the last place where a float exists: every scale ends as a multiplier, a shift, a table entry or a bias.
-Neighbours: rules.py, rules_attention.py, rules_maps.py (one rule a leaf module), emit.py (constants, fixed-point encoding).
+Neighbours: rules/ (one rule per leaf module), emit.py (constants, fixed-point encoding).
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-import fqvit.lowering.rules_attention
-import fqvit.lowering.rules_maps  # noqa: F401  # these two register their rules
 from fqvit.errors import FqvitError
 from fqvit.ir.file import VERSION
 from fqvit.ir.program import CLASSES, INPUT, CodeInput, Header, Kind, Output, Program
 from fqvit.lowering.emit import Emitter, Wire
-from fqvit.lowering.rules import Lowering, rule
+from fqvit.lowering.rules import lower_node
+from fqvit.lowering.rules.base import Lowering
 from fqvit.models import layers
 from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
@@ -50,8 +49,7 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
     emitter.wires[IMAGES] = Wire(INPUT, model.square or image, calibration.square)
     for node in graph.nodes:
         lowering = Lowering(emitter, node, [emitter.wires[name] for name in node.inputs], model.preprocess)
-        wire = rule(node.leaf, lowering)
-        emitter.wires[node.name] = wire
+        emitter.wires[node.name] = lower_node(lowering)
     output, *others = _outputs(graph, emitter, calibration)
     header = Header(
         version=VERSION,

@@ -1,27 +1,19 @@
-"""Lowering rules: one a leaf module. A rule reads the wires of its inputs (which buffer, what its integers mean), emits
-ops, and returns the wire of its output.
-
-Here: embeddings, linear maps, norms, sums and moves. Attention's rules are in rules_attention.py, those of a detector's maps in
-rules_maps.py.
-"""
+"""Lowering rules of embeddings, linear maps, norms, sums and moves."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import singledispatch
 
 import numpy as np
 from torch import Tensor
 
-from fqvit.data.preprocess import Preprocess
-from fqvit.errors import FqvitError
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.value import Constant
-from fqvit.lowering.emit import Emitter, Wire, powers
+from fqvit.lowering.emit import Wire, powers
+from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.models import layers
-from fqvit.models.graph import Node
 from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import (
     bits_and_group,
@@ -33,42 +25,7 @@ from fqvit.quant.weights import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Lowering:
-    """What a rule has at hand."""
-
-    emit: Emitter
-    node: Node
-    inputs: list[Wire]
-    preprocess: Preprocess
-
-    @property
-    def name(self) -> str:
-        return self.node.name
-
-    @property
-    def site(self) -> str:
-        """The site whose codes this node writes: its own, or that of the ReLU after it, which is the clamp of the codes."""
-        return self.emit.relus.get(self.name, self.name)
-
-    @property
-    def q(self) -> QParams | None:
-        """The calibrated parameters of this node's site; None where it stays in the accumulator."""
-        return self.emit.calibration.sites.get(self.site)
-
-    def codes(self) -> QParams:
-        if self.q is None:
-            raise FqvitError(f"{self.name}: not calibrated. Calibrate this model with this recipe again.")
-        return self.q
-
-
-@singledispatch
-def rule(leaf: layers.Leaf, low: Lowering) -> Wire:
-    raise FqvitError(f"{low.name}: no lowering rule for {type(leaf).__name__}.")
-
-
-@rule.register
-def _(leaf: layers.Patches, low: Lowering) -> Wire:
+def lower_patches(leaf: layers.Patches, low: Lowering) -> Wire:
     (x,) = low.inputs
     (height, width, channels), patch = x.shape, leaf.patch
     rows, columns = height // patch, width // patch
@@ -85,15 +42,14 @@ def _(leaf: layers.Patches, low: Lowering) -> Wire:
     low.emit.move(squares, "patches")
     weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
-    return linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
+    return emit_linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
 
 
-@rule.register
-def _(leaf: layers.Linear, low: Lowering) -> Wire:
-    return linear(low, low.inputs[0], *weight_rows(leaf), logits=leaf.role in ("logits", "deltas"))
+def lower_linear(leaf: layers.Linear, low: Lowering) -> Wire:
+    return emit_linear(low, low.inputs[0], *weight_rows(leaf), logits=leaf.role in ("logits", "deltas"))
 
 
-def linear(
+def emit_linear(
     low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None, *, logits: bool = False, name: str | None = None
 ) -> Wire:
     """name: of the buffer, where it is not the node's site."""
@@ -135,8 +91,7 @@ def linear(
     return Wire(name, shape, low.q)
 
 
-@rule.register
-def _(leaf: layers.Embed, low: Lowering) -> Wire:
+def lower_embed(leaf: layers.Embed, low: Lowering) -> Wire:
     emit, (patches,) = low.emit, low.inputs
     prefix, positions = (double(param)[0] for param in low.node.params)
     stream, tokens = patches.buffer, patches.shape[0]
@@ -158,15 +113,14 @@ def _(leaf: layers.Embed, low: Lowering) -> Wire:
         unit = fraction
         emit.constant(f"{low.name}.positions", emit.int32(low.name, "positions", whole))
     joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
-    return _add(low, joined, Wire(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
+    return _emit_add(low, joined, Wire(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
 
 
-@rule.register
-def _(leaf: layers.Add, low: Lowering) -> Wire:
-    return _add(low, *low.inputs)
+def lower_add(leaf: layers.Add, low: Lowering) -> Wire:
+    return _emit_add(low, *low.inputs)
 
 
-def _add(low: Lowering, a: Wire, b: Wire) -> Wire:
+def _emit_add(low: Lowering, a: Wire, b: Wire) -> Wire:
     emit, q, name = low.emit, low.codes(), low.name
     # In units of the output's one scale, before its shift: codes by their own scale, accumulators channel by channel.
     ratios = [(wire.unit if wire.q is None else wire.q.scale) / q.scale[0] for wire in (a, b)]
@@ -186,8 +140,7 @@ def _add(low: Lowering, a: Wire, b: Wire) -> Wire:
     return Wire(name, a.shape, q)
 
 
-@rule.register
-def _(leaf: layers.LayerNorm, low: Lowering) -> Wire:
+def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> Wire:
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     channels = x.shape[-1]
     q_x, steps = x.codes(), q.channel_scales(channels)
@@ -208,8 +161,7 @@ def _(leaf: layers.LayerNorm, low: Lowering) -> Wire:
     return Wire(name, x.shape, q)
 
 
-@rule.register
-def _(leaf: layers.Gelu, low: Lowering) -> Wire:
+def lower_gelu(leaf: layers.Gelu, low: Lowering) -> Wire:
     (x,), q = low.inputs, low.codes()
     q_x = x.codes()
     values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
@@ -225,8 +177,7 @@ def _(leaf: layers.Gelu, low: Lowering) -> Wire:
     return Wire(name, x.shape, q)
 
 
-@rule.register
-def _(leaf: layers.Take, low: Lowering) -> Wire:
+def lower_take(leaf: layers.Take, low: Lowering) -> Wire:
     emit, (x,) = low.emit, low.inputs
     q, channels = x.codes(), x.shape[-1]
     index = leaf.index.cpu().numpy().astype(np.int32)
@@ -244,8 +195,7 @@ def _(leaf: layers.Take, low: Lowering) -> Wire:
     return Wire(low.name, joined, q.tiled(index.shape[-1]))
 
 
-@rule.register
-def _(leaf: layers.Mean, low: Lowering) -> Wire:
+def lower_mean(leaf: layers.Mean, low: Lowering) -> Wire:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, (tokens, channels) = x.codes(), x.shape
     mult, shift = emit.encode(low.name, float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
@@ -273,3 +223,15 @@ def encode(values: np.ndarray, q: QParams) -> np.ndarray:
     codes = np.floor(values / q.channel_scales(values.shape[-1]) + 0.5) + q.zero[0]
     clipped: np.ndarray = np.clip(codes, 0, q.last)
     return clipped
+
+
+RULES: dict[type[layers.Leaf], Rule] = {
+    layers.Patches: lower_patches,
+    layers.Linear: lower_linear,
+    layers.Embed: lower_embed,
+    layers.Add: lower_add,
+    layers.LayerNorm: lower_layer_norm,
+    layers.Gelu: lower_gelu,
+    layers.Take: lower_take,
+    layers.Mean: lower_mean,
+}

@@ -1,4 +1,4 @@
-"""Lowering rules of attention: heads, scores, softmax and attention times V. The other rules are in rules.py."""
+"""Lowering rules of attention: heads, scores, softmax and attention times V."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul
 from fqvit.ir.moves import Permute
 from fqvit.lowering.emit import Wire
 from fqvit.lowering.grids import numbered
-from fqvit.lowering.rules import Lowering, double, rule
+from fqvit.lowering.rules.base import Lowering, Rule
+from fqvit.lowering.rules.layers import double
 from fqvit.models import layers
 from fqvit.quant.exptable import EXP_TABLES, level_table
 
 SOFTMAX_BITS = 52  # of Softmax's mult: below 2^53, which every JSON reader can hold
 
 
-@rule.register
-def _(leaf: layers.Heads, low: Lowering) -> Wire:
+def lower_heads(leaf: layers.Heads, low: Lowering) -> Wire:
     (x,) = low.inputs
     *lead, tokens, triple = x.shape
     width = triple // 3 // leaf.heads
@@ -39,17 +39,15 @@ def _(leaf: layers.Heads, low: Lowering) -> Wire:
     return Wire(low.name, shape, x.codes().group(leaf.part))
 
 
-@rule.register
-def _(leaf: layers.Scores, low: Lowering) -> Wire:
-    return _scores(low, leaf.scale, None)
+def lower_scores(leaf: layers.Scores, low: Lowering) -> Wire:
+    return _emit_scores(low, leaf.scale, None)
 
 
-@rule.register
-def _(leaf: layers.BiasedScores, low: Lowering) -> Wire:
-    return _scores(low, leaf.scale, leaf.index)
+def lower_biased_scores(leaf: layers.BiasedScores, low: Lowering) -> Wire:
+    return _emit_scores(low, leaf.scale, leaf.index)
 
 
-def _scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
+def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
     emit, (a, b), q = low.emit, low.inputs, low.codes()
     q_a, q_b = a.codes(), b.codes()
     unit = float(q_a.scale[0] * q_b.scale[0]) * scale
@@ -78,8 +76,7 @@ def _scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
     return Wire(low.name, (*a.shape[:-1], b.shape[-2]), q)
 
 
-@rule.register
-def _(leaf: layers.Softmax, low: Lowering) -> Wire:
+def lower_softmax(leaf: layers.Softmax, low: Lowering) -> Wire:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, tokens = x.codes(), x.shape[-1]
     region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
@@ -114,8 +111,7 @@ def _regions(mask: Tensor) -> np.ndarray:
     return numbered(same)
 
 
-@rule.register
-def _(leaf: layers.Context, low: Lowering) -> Wire:
+def lower_context(leaf: layers.Context, low: Lowering) -> Wire:
     emit, (a, v), q = low.emit, low.inputs, low.codes()
     q_a, q_v = a.codes(), v.codes()
     heads = f"{low.name}.heads"
@@ -143,3 +139,12 @@ def _(leaf: layers.Context, low: Lowering) -> Wire:
     shape = (*lead, tokens, count * width)
     emit.op(Permute(y=low.name, x=heads, view=(*lead, count, tokens, width), perm=(*range(n), n + 1, n, n + 2), shape=shape))
     return Wire(low.name, shape, q)
+
+
+RULES: dict[type[layers.Leaf], Rule] = {
+    layers.Heads: lower_heads,
+    layers.Scores: lower_scores,
+    layers.BiasedScores: lower_biased_scores,
+    layers.Softmax: lower_softmax,
+    layers.Context: lower_context,
+}

@@ -1,7 +1,7 @@
 """Lowering rules of a detector's leaves (models/maps.py). No op is for them alone: a convolution is nine places side by side
 and a linear map, enlarging is a choice of rows, and a ReLU is the clamp of the codes that the map before it writes.
 
-The other rules are in rules.py; which rows are chosen in grids.py.
+Which rows are chosen: grids.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from fqvit.errors import FqvitError
 from fqvit.ir.moves import Permute, Take
 from fqvit.lowering import grids
 from fqvit.lowering.emit import Wire
-from fqvit.lowering.rules import Lowering, linear, rule
+from fqvit.lowering.rules.base import Lowering, Rule
+from fqvit.lowering.rules.layers import emit_linear
 from fqvit.models import maps
+from fqvit.models.layers import Leaf
 from fqvit.quant.weights import weight_rows
 
 
-@rule.register
-def _(leaf: maps.Conv2d, low: Lowering) -> Wire:
+def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> Wire:
     (x,), emit = low.inputs, low.emit
     height, width, channels = x.shape
     q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
@@ -28,15 +29,14 @@ def _(leaf: maps.Conv2d, low: Lowering) -> Wire:
     emit.move(squares, "grid")
     shape = (height, width, 9 * channels)
     emit.op(Permute(y=squares, x=rows, view=shape, perm=(0, 1, 2)))
-    return linear(low, Wire(squares, shape, q.tiled(9)), *weight_rows(leaf))
+    return emit_linear(low, Wire(squares, shape, q.tiled(9)), *weight_rows(leaf))
 
 
-@rule.register
-def _(leaf: maps.Deconv, low: Lowering) -> Wire:
+def lower_deconv(leaf: maps.Deconv, low: Lowering) -> Wire:
     (x,) = low.inputs
     height, width, _ = x.shape
     low.codes()  # an accumulator would have a unit for each of the four places
-    four = linear(low, x, *weight_rows(leaf), name=f"{low.site}.four")
+    four = emit_linear(low, x, *weight_rows(leaf), name=f"{low.site}.four")
     outputs = four.shape[-1] // 4
     shape = (2 * height, 2 * width, outputs)
     view = (height, width, 2, 2, outputs)
@@ -44,23 +44,20 @@ def _(leaf: maps.Deconv, low: Lowering) -> Wire:
     return Wire(low.site, shape, four.q)
 
 
-@rule.register
-def _(leaf: maps.Relu, low: Lowering) -> Wire:
+def lower_relu(leaf: maps.Relu, low: Lowering) -> Wire:
     (x,) = low.inputs
     if x.buffer != low.name:
         raise FqvitError(f"{low.name}: follows no convolution or linear map that it alone reads; there is no rule for that.")
     return x
 
 
-@rule.register
-def _(leaf: maps.Grid, low: Lowering) -> Wire:
+def lower_grid(leaf: maps.Grid, low: Lowering) -> Wire:
     (x,) = low.inputs
     low.emit.move(low.name, "grid")
     return _seen_as(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
-@rule.register
-def _(leaf: maps.Flatten, low: Lowering) -> Wire:
+def lower_flatten(leaf: maps.Flatten, low: Lowering) -> Wire:
     (x,) = low.inputs
     return _seen_as(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
 
@@ -71,16 +68,14 @@ def _seen_as(low: Lowering, x: Wire, shape: tuple[int, ...], times: int) -> Wire
     return Wire(low.name, shape, x.codes().tiled(times))
 
 
-@rule.register
-def _(leaf: maps.Upsample, low: Lowering) -> Wire:
+def lower_upsample(leaf: maps.Upsample, low: Lowering) -> Wire:
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
     low.emit.move(low.name, "enlarged", of=large.buffer)
     return _chosen(low, small, grids.enlarged((height, width), (rows, columns)))
 
 
-@rule.register
-def _(leaf: maps.Subsample, low: Lowering) -> Wire:
+def lower_subsample(leaf: maps.Subsample, low: Lowering) -> Wire:
     (x,) = low.inputs
     height, width, _ = x.shape
     low.emit.move(low.name, "second")
@@ -90,3 +85,14 @@ def _(leaf: maps.Subsample, low: Lowering) -> Wire:
 def _chosen(low: Lowering, x: Wire, index: grids.Rows) -> Wire:
     low.emit.op(Take(y=low.name, x=x.buffer, index=low.emit.shared("rows", index)))
     return Wire(low.name, (*index.shape, x.shape[-1]), x.codes())
+
+
+RULES: dict[type[Leaf], Rule] = {
+    maps.Conv2d: lower_conv2d,
+    maps.Deconv: lower_deconv,
+    maps.Relu: lower_relu,
+    maps.Grid: lower_grid,
+    maps.Flatten: lower_flatten,
+    maps.Upsample: lower_upsample,
+    maps.Subsample: lower_subsample,
+}

@@ -1,0 +1,24 @@
+"""Lowering rules: one per leaf module, listed in RULES.
+
+base.py says what a rule takes and returns. layers.py has the rules of embeddings, linear maps, norms, sums and moves,
+attention.py those of attention, maps.py those of the leaves of detectors.
+"""
+
+from __future__ import annotations
+
+from fqvit.errors import FqvitError
+from fqvit.lowering.emit import Wire
+from fqvit.lowering.rules import attention, layers, maps
+from fqvit.lowering.rules.base import Lowering, Rule
+from fqvit.models.layers import Leaf
+
+RULES: dict[type[Leaf], Rule] = {**layers.RULES, **attention.RULES, **maps.RULES}
+
+
+def lower_node(low: Lowering) -> Wire:
+    """Emit the ops of one node by the rule of its leaf module."""
+    leaf = low.node.leaf
+    rule = RULES.get(type(leaf))
+    if rule is None:
+        raise FqvitError(f"{low.name}: no lowering rule for {type(leaf).__name__}.")
+    return rule(leaf, low)
