@@ -22,7 +22,7 @@ from fqvit.detect.float.proposals import propose as float_propose
 from fqvit.detect.float.proposals import refine as float_refine
 from fqvit.detect.images import prepare
 
-from .test_fixed_between import S, between
+from .test_fixed_constants import S, constants
 
 HERE = Path(fqvit.detect.__file__).parent
 # Files whose every function is on the way from pixels to masks.
@@ -102,13 +102,13 @@ def test_the_text_has_no_float_and_no_true_division(name: str) -> None:
 
 
 def test_proposals_are_the_float_ones() -> None:
-    rng, b = np.random.default_rng(0), between()
+    rng, c = np.random.default_rng(0), constants()
     s = msgspec.structs.replace(S, proposals_a_level=80, proposals=40)
-    b = msgspec.structs.replace(b, proposals_a_level=80, proposals=40)
+    c = msgspec.structs.replace(c, proposals_a_level=80, proposals=40)
     grids = [(12, 10), (6, 5), (3, 3)]
     objectness = [rng.permutation(h * w * 2).reshape(h, w, 2).astype(np.int32) * 3 + i for i, (h, w) in enumerate(grids)]
     deltas = [rng.integers(-30, 30, (h, w, 8)).astype(np.int32) for h, w in grids]
-    found = propose(objectness, deltas, (47, 40), b)
+    found = propose(objectness, deltas, (47, 40), c)
     exact = float_propose([x * 0.05 / (i + 1) for i, x in enumerate(objectness)], [x * 0.05 for x in deltas], (47, 40), s)
     assert len(found) == len(exact) == 40
     # Anchors are rounded to 1/256 pixel and grow up to e^1.5 times.
@@ -117,16 +117,16 @@ def test_proposals_are_the_float_ones() -> None:
 
 @pytest.mark.parametrize("deltas_of", [4, 12])
 def test_refining_and_choosing_are_the_float_ones(deltas_of: int) -> None:
-    rng, b = np.random.default_rng(1), between()
+    rng, c = np.random.default_rng(1), constants()
     corner = rng.integers(0, 200 * 256, (80, 2))
     boxes = np.concatenate([corner, corner + rng.integers(256, 90 * 256, (80, 2))], 1)
     first, second = (rng.integers(-40, 40, (80, 4)).astype(np.int32) for _ in range(2))
     deltas, size = rng.integers(-60, 60, (80, deltas_of)).astype(np.int32), (250, 260)
     real = deltas * 0.03
-    moved = refine(boxes, first, deltas, 0, size, b)
+    moved = refine(boxes, first, deltas, 0, size, c)
     assert np.abs(moved / 256 - float_refine(boxes / 256, first * 0.1, real, S.stds[0], size)).max() <= 1 / 128
-    total = scaled(first, b.classes[0]) + scaled(second, b.classes[1])
-    found = choose(boxes, total, deltas, size, b)
+    total = scaled(first, c.classes[0]) + scaled(second, c.classes[1])
+    found = choose(boxes, total, deltas, size, c)
     exact = float_choose(boxes / 256, (first + second) * 0.1 / 2, real, S.stds[1], size, S)
     assert len(found.scores) == len(exact.scores) > 20
     assert np.abs(found.scores / 2**24 - exact.scores).max() < 2**-22

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fqvit.detect.boxes import overlaps
-from fqvit.detect.fixed.constants import Between, make_between
+from fqvit.detect.fixed.constants import DetectorConstants, make_constants
 from fqvit.detect.fixed.detector import KEPT_SIZES, Backend, IntegerDetector, IntegerFound
 from fqvit.detect.fixed.proposals import propose
 from fqvit.detect.float.pipeline import Maps, coco_results, detect
@@ -34,15 +34,15 @@ every_detector = pytest.mark.parametrize("name", CONFIGS)
 
 
 @cache
-def between_of(name: str) -> Between:
+def constants_of(name: str) -> DetectorConstants:
     low = lowered(name, "fqvit")
     heads = ([program.header for program in part] for part in (low.boxes, low.masks))
-    return make_between(SETTINGS, low.template.header, *heads)
+    return make_constants(SETTINGS, low.template.header, *heads)
 
 
 def integer(name: str, backend: Backend = "native", threads: int = 1) -> IntegerDetector:
     low = lowered(name, "fqvit")
-    return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, between_of(name), threads, backend)
+    return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, constants_of(name), threads, backend)
 
 
 def test_boxes_by_the_slice_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_pyramid_that_is_one_at_a_single_size_only_is_refused_at_others() -> N
     small = resized(low.template, 32, 32)  # where the last two levels have one place each
     ops = (msgspec.structs.replace(op, x="rpn_head.relu@3") if op.y == "rpn_head.objectness@4" else op for op in small.ops)
     bad = Program(msgspec.structs.replace(small.header, ops=tuple(ops)), small.constants)
-    detector = IntegerDetector(bad, low.boxes, low.masks, SETTINGS, between_of("mask r-cnn"), 1)
+    detector = IntegerDetector(bad, low.boxes, low.masks, SETTINGS, constants_of("mask r-cnn"), 1)
     with pytest.raises(FqvitError, match="objectness@4.* at stride 64"):
         detector.detect(prepare(pictures()[1], SETTINGS))
 
@@ -84,11 +84,11 @@ def test_thousands_of_proposals_and_none_at_all() -> None:
     many = msgspec.structs.replace(
         SETTINGS, short=160, proposals_a_level=9000, proposals=9000, proposal_iou=1.0, score=0.0, detections=300
     )
-    between = make_between(many, low.template.header, *heads)
-    detector = IntegerDetector(low.template, low.boxes, low.masks, many, between, 1)
+    constants = make_constants(many, low.template.header, *heads)
+    detector = IntegerDetector(low.template, low.boxes, low.masks, many, constants, 1)
     image = prepare(pictures()[0].resize((160, 160)), many)
     maps = detector.maps(image.pixels)
-    count = len(propose(maps.objectness, maps.deltas, image.size, between))
+    count = len(propose(maps.objectness, maps.deltas, image.size, constants))
     assert count > 3000
     found = detector.detect(image)
     assert len(found.boxes) == 300 and (found.boxes >= 0).all() and (np.diff(found.scores) <= 0).all()
@@ -197,7 +197,7 @@ def test_images_that_are_too_large_are_refused() -> None:
 
 
 def test_parts_that_do_not_belong_together_are_refused() -> None:
-    low, between = lowered("mask r-cnn", "fqvit"), between_of("mask r-cnn")
+    low, constants = lowered("mask r-cnn", "fqvit"), constants_of("mask r-cnn")
     other = lowered("cascade", "fqvit")
     for pyramid, boxes, masks, said in (
         (low.template, [low.template], low.masks, "takes pixels"),
@@ -206,6 +206,6 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
         (low.boxes[0], low.boxes, low.masks, "no output of kind map"),
     ):
         with pytest.raises(FqvitError, match=said):
-            IntegerDetector(pyramid, boxes, masks, SETTINGS, between)
+            IntegerDetector(pyramid, boxes, masks, SETTINGS, constants)
     with pytest.raises(FqvitError, match="expected native or reference"):
-        IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, between, backend="onnx")  # type: ignore[arg-type]
+        IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, constants, backend="onnx")  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fqvit.data.preprocess import Preprocess
-from fqvit.detect.fixed.constants import Between
+from fqvit.detect.fixed.constants import DetectorConstants
 from fqvit.detect.program import DetectorHeader
 from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.ir.kit import DTYPES
@@ -120,7 +120,7 @@ def test_every_dtype_is_listed() -> None:
     assert [name for name in DTYPES if f"`{name}`" not in text or f"`{name.upper()}`" not in text] == []
 
 
-@pytest.mark.parametrize("kind", [DetectorHeader, Between], ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", [DetectorHeader, DetectorConstants], ids=lambda kind: str(kind.__name__))
 def test_every_field_of_a_detector_is_described(kind: Any) -> None:
     table = rows(section(page("docs/format.md"), "Detectors"))
     assert [name for name in fields(kind) if name not in table] == []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from fqvit.detect.fixed.constants import MAX_SIDE, Between, make_between
+from fqvit.detect.fixed.constants import MAX_SIDE, DetectorConstants, make_constants
 from fqvit.detect.fixed.parts import check_grids, check_parts
 from fqvit.detect.resize import resized
 from fqvit.detect.settings import DetectSettings
@@ -39,7 +39,7 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str
     source: str
     settings: DetectSettings
-    between: Between
+    between: DetectorConstants
     pyramid: Header
     boxes: tuple[Header, ...]
     masks: tuple[Header, ...]
@@ -55,7 +55,7 @@ class DetectorProgram:
     model: str
     source: str
     settings: DetectSettings
-    between: Between = field(repr=False)
+    between: DetectorConstants = field(repr=False)
     pyramid: Program = field(repr=False)
     boxes: tuple[Program, ...] = field(repr=False)
     masks: tuple[Program, ...] = field(repr=False)
@@ -64,7 +64,7 @@ class DetectorProgram:
     def of(detector: FloatDetector, lowered: LoweredDetector) -> DetectorProgram:
         """What lowering gave, and the detector that it was made of."""
         boxes, masks = ([program.header for program in part] for part in (lowered.boxes, lowered.masks))
-        between = make_between(detector.settings, lowered.template.header, boxes, masks)
+        between = make_constants(detector.settings, lowered.template.header, boxes, masks)
         return DetectorProgram(
             detector.name, detector.source, detector.settings, between, lowered.template, lowered.boxes, lowered.masks
         )

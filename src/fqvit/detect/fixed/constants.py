@@ -1,7 +1,8 @@
 """What lies between the networks of an integer detector, as integers: scales, anchors, thresholds, made when it is quantized.
 
-`Between` is stored in the detector's file; nothing that runs looks at a scale again. check() proves from its numbers alone that
-no step of the flow overflows, whatever the file says. The formulas are in fixed_*.py and docs/detection-arithmetic.md.
+`DetectorConstants` is stored in the detector's file; nothing that runs looks at a scale again. check() proves from its numbers
+alone that no step of the flow overflows, whatever the file says.
+See also: the modules of detect/fixed and docs/explanation/detection-arithmetic.md, which have the formulas.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 Few = msgspec.Meta(min_length=1, max_length=16)
 
 
-class Between(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """padding: the colour to the right of an image and below it
     strides: of each level that proposals come from; the first of these levels have maps to cut from
     anchors: [level][ratio], half a width and half a height   areas: least area of a box cut from map 1, 2, ...
@@ -100,7 +101,7 @@ class Between(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def check(self) -> tuple[Proof, ...]:
         """Refuses numbers out of their ranges and lists of other lengths; gives the proofs that no int64 or int32 overflows."""
         try:
-            msgspec.convert(msgspec.to_builtins(self), Between)
+            msgspec.convert(msgspec.to_builtins(self), DetectorConstants)
         except msgspec.ValidationError as error:
             raise FqvitError(f"between: {error}. {DAMAGED}") from None
         levels = {"anchors": self.anchors, "objectness": self.objectness, "deltas": self.deltas}
@@ -154,13 +155,15 @@ def _need(condition: bool, problem: str) -> None:
         raise FqvitError(f"between: {problem}. {DAMAGED}")
 
 
-def make_between(settings: DetectSettings, pyramid: Header, boxes: Sequence[Header], masks: Sequence[Header]) -> Between:
+def make_constants(
+    settings: DetectSettings, pyramid: Header, boxes: Sequence[Header], masks: Sequence[Header]
+) -> DetectorConstants:
     """Everything real of a detector as integers. pyramid: of any image size   boxes, masks: one a stage"""
     s = settings
     maps, scores, deltas = (outputs(pyramid, kind) for kind in ("map", "scores", "deltas"))
     check_settings(s, len(scores), len(boxes))
     finest = min(output.scale for output in scores)
-    made = Between(
+    made = DetectorConstants(
         padding=padding(s),
         strides=s.strides,
         anchors=tuple(anchor_halves(stride, s) for stride in s.strides),

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.detect.fixed.boxes import rescaled, scaled
-from fqvit.detect.fixed.constants import FRACTION, MAX_SIDE, SCORE_FRACTION, Between, Ratio, outputs, square_of
+from fqvit.detect.fixed.constants import FRACTION, MAX_SIDE, SCORE_FRACTION, DetectorConstants, Ratio, outputs, square_of
 from fqvit.detect.fixed.exp import Integers, sigmoid
 from fqvit.detect.fixed.heads import Head
 from fqvit.detect.fixed.masks import paste
@@ -108,7 +108,7 @@ class IntegerDetector:
         boxes: Sequence[Program],
         masks: Sequence[Program],
         settings: DetectSettings,
-        between: Between,
+        between: DetectorConstants,
         threads: int | None = None,
         backend: Backend = "native",
     ) -> None:
@@ -149,15 +149,15 @@ class IntegerDetector:
         """The box heads on given proposals, i64 [n, 4]: detections in the network's input."""
         if len(boxes) == 0:
             return Chosen(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        b = self.between
+        c = self.between
         total = np.zeros((1, 1), np.int64)
         for stage, head in enumerate(self._boxes):
             parts = [head.run(self._cut(levels, some, head)) for some in _slices(boxes, head.at_once)]
             logits, deltas = (np.concatenate(part) for part in zip(*parts, strict=True))
-            total = total + scaled(logits, b.classes[stage])
-            if stage < b.stages - 1:
-                boxes = refine(boxes, logits, deltas, stage, size, b)
-        return choose(boxes, total, deltas, size, b)
+            total = total + scaled(logits, c.classes[stage])
+            if stage < c.stages - 1:
+                boxes = refine(boxes, logits, deltas, stage, size, c)
+        return choose(boxes, total, deltas, size, c)
 
     def mask_probabilities(self, levels: Sequence[Bytes], chosen: Chosen) -> NDArray[np.int32]:
         """i32 [n, side, side] in 2^-15: of each one's class, the mean of all stages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fqvit.detect.batch import batched
-from fqvit.detect.fixed.constants import MAX_SQUARE, Between, outputs, square_of
+from fqvit.detect.fixed.constants import MAX_SQUARE, DetectorConstants, outputs, square_of
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Header, Kind, Program
 from fqvit.ir.value import DAMAGED, Value
@@ -14,27 +14,27 @@ MAX_SCORES = 1 << 25  # proposals by classes, all in memory at a time: 1000 by 3
 PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
-def check_parts(between: Between, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]) -> None:
-    """Refuses other numbers of levels, stages, anchors, channels or classes. Programs are verified, `between` was checked."""
-    channels = _check_pyramid(between, pyramid)
+def check_parts(constants: DetectorConstants, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]) -> None:
+    """Refuses other numbers of levels, stages, anchors, channels or classes. Programs are verified, `constants` was checked."""
+    channels = _check_pyramid(constants, pyramid)
     for part in (boxes, masks):
-        _need(len(part) == between.stages, f"{len(part)} heads for {between.stages} stages")
+        _need(len(part) == constants.stages, f"{len(part)} heads for {constants.stages} stages")
         _need(len({head.input_shape for head in part}) == 1, "heads take squares of different sizes")
     classes = {_classes_of_boxes(head, channels) for head in boxes} | {_classes_of_masks(head, channels) for head in masks}
     _need(len(classes) == 1, "heads have different numbers of classes")
-    scores = between.proposals * (classes.pop() + 1)
+    scores = constants.proposals * (classes.pop() + 1)
     _need(scores <= MAX_SCORES, f"{scores:,} scores an image, at most {MAX_SCORES:,} can be")
 
 
-def _check_pyramid(between: Between, pyramid: Program) -> int:
+def _check_pyramid(constants: DetectorConstants, pyramid: Program) -> int:
     """Gives the channels of its maps."""
     header, buffers = pyramid.header, pyramid.verify().buffers
     maps, scores, deltas = (outputs(header, kind) for kind in ("map", "scores", "deltas"))
-    levels = len(between.strides)
+    levels = len(constants.strides)
     found = (len(maps), len(scores), len(deltas))
-    _need(found == (between.maps, levels, levels), f"{found} maps, scores and deltas for {levels} levels")
+    _need(found == (constants.maps, levels, levels), f"{found} maps, scores and deltas for {levels} levels")
     _need(all(output.zero <= 255 for output in maps), "the zero point of a map is above 255")
-    anchors = len(between.anchors[0])
+    anchors = len(constants.anchors[0])
     for output, each in [(one, 1) for one in scores] + [(one, 4) for one in deltas]:
         shape = buffers[output.buffer].shape
         _need(len(shape) == 3 and shape[2] == each * anchors, f"{output.buffer} of shape {list(shape)} for {anchors} anchors")

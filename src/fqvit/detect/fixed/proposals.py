@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.detect.fixed.boxes import anchors, decode, near, scaled
-from fqvit.detect.fixed.constants import Between
+from fqvit.detect.fixed.constants import DetectorConstants
 from fqvit.detect.fixed.exp import Integers, softmax
 from fqvit.detect.nms import by_score, suppress_groups
 
@@ -25,44 +25,44 @@ class Chosen:
     labels: Integers
 
 
-def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[int, int], b: Between) -> Integers:
-    """Boxes worth looking at, i64 [n, 4], best first, at most b.proposals.
+def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[int, int], c: DetectorConstants) -> Integers:
+    """Boxes worth looking at, i64 [n, 4], best first, at most c.proposals.
 
     objectness: logits i32 [h, w, A] of each level   deltas: i32 [h, w, 4 A]   size: height and width without padding
     """
     found: list[tuple[Integers, Integers, Integers]] = []
     for level, (logits, moves) in enumerate(zip(objectness, deltas, strict=True)):
-        start = anchors((logits.shape[0], logits.shape[1]), b.strides[level], b.anchors[level])
-        scores = scaled(logits.ravel(), b.objectness[level])
-        best = by_score(scores)[: b.proposals_a_level]
-        boxes = decode(start[best], moves.reshape(-1, 4)[best], b.deltas[level], b.log_limit, size)
+        start = anchors((logits.shape[0], logits.shape[1]), c.strides[level], c.anchors[level])
+        scores = scaled(logits.ravel(), c.objectness[level])
+        best = by_score(scores)[: c.proposals_a_level]
+        boxes = decode(start[best], moves.reshape(-1, 4)[best], c.deltas[level], c.log_limit, size)
         found.append((boxes, scores[best], np.full(len(best), level, np.int64)))
     boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
     solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))  # not emptied by clipping
     boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
-    kept = suppress_groups(boxes, scores, levels, near(b.proposal_iou))
-    return boxes[kept[: b.proposals]]
+    kept = suppress_groups(boxes, scores, levels, near(c.proposal_iou))
+    return boxes[kept[: c.proposals]]
 
 
-def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tuple[int, int], b: Between) -> Integers:
+def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tuple[int, int], c: DetectorConstants) -> Integers:
     """The boxes of the next stage, i64 [n, 4]: moved by the deltas of each one's likeliest class, the background left out.
 
     logits: i32 [n, classes + 1]   deltas: i32 [n, 4] for all classes, or [n, classes 4]
     """
     moves = deltas.reshape(len(boxes), -1, 4)
     label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)
-    return decode(boxes, moves[np.arange(len(boxes)), label], b.box_deltas[stage], b.log_limit, size)
+    return decode(boxes, moves[np.arange(len(boxes)), label], c.box_deltas[stage], c.log_limit, size)
 
 
-def choose(boxes: Integers, logits: Integers, deltas: Codes, size: tuple[int, int], b: Between) -> Chosen:
-    """The detections of an image: every box with every class that scores above b.score, suppressed class by class.
+def choose(boxes: Integers, logits: Integers, deltas: Codes, size: tuple[int, int], c: DetectorConstants) -> Chosen:
+    """The detections of an image: every box with every class that scores above c.score, suppressed class by class.
 
     boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1] in 2^-27 of log2, the mean of all stages
     deltas: i32, as in refine
     """
     scores = softmax(logits)[:, :-1]
     moves = deltas.reshape(len(boxes), -1, 4)
-    box, label = np.nonzero(scores > b.score)
-    chosen = decode(boxes[box], moves[box, label if moves.shape[1] > 1 else 0], b.box_deltas[-1], b.log_limit, size)
-    kept = suppress_groups(chosen, scores[box, label], label, near(b.iou))[: b.detections]
+    box, label = np.nonzero(scores > c.score)
+    chosen = decode(boxes[box], moves[box, label if moves.shape[1] > 1 else 0], c.box_deltas[-1], c.log_limit, size)
+    kept = suppress_groups(chosen, scores[box, label], label, near(c.iou))[: c.detections]
     return Chosen(chosen[kept], scores[box, label][kept], label[kept])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.detect.fixed.boxes import scaled
-from fqvit.detect.fixed.constants import Between, Ratio, make_between
+from fqvit.detect.fixed.constants import DetectorConstants, Ratio, make_constants
 from fqvit.detect.fixed.exp import softmax
 from fqvit.detect.fixed.proposals import choose, propose, refine
 from fqvit.detect.settings import DetectSettings
@@ -42,28 +42,28 @@ def head(kind: Any, scale: float = 0.1) -> Header:
     return header(Output("y", kind, scale), *last, square=CodeInput((7, 7, 16), 0.03, 90))
 
 
-def between(s: DetectSettings = S, scale: float = 0.1, stages: int = 2) -> Between:
-    return make_between(s, pyramid(), [head("logits", scale)] * stages, [head("scores", scale)] * stages)
+def constants(s: DetectSettings = S, scale: float = 0.1, stages: int = 2) -> DetectorConstants:
+    return make_constants(s, pyramid(), [head("logits", scale)] * stages, [head("scores", scale)] * stages)
 
 
 def test_ratios_are_those_of_the_scales() -> None:
-    b = between()
+    c = constants()
     value = lambda r: r.mult / 2**r.shift  # noqa: E731
-    assert (b.stages, b.maps, len(b.strides)) == (2, 2, 3)
-    assert [value(r) for r in b.objectness] == pytest.approx([256 * 3, 256 * 1.5, 256])
-    assert [value(r) for r in b.deltas[0]] == pytest.approx([0.05 * 2**24] * 2 + [0.05 * 2**27 / np.log(2)] * 2)
-    assert value(b.box_deltas[1][3]) == pytest.approx(0.03 * 0.1 * 2**27 / np.log(2))
-    assert value(b.classes[0]) == pytest.approx(0.1 / np.log(2) / 2 * 2**27), "half of each of two stages"
-    assert value(b.mask_logits[0]) == pytest.approx(0.1 / np.log(2) * 2**27)
-    assert value(b.box_squares[0][1]) == pytest.approx(0.04 / 0.03 / 2**22)
-    assert b.anchors[1][1] == (8 * 8 * 128, 8 * 8 * 128) and b.padding == (124, 116, 104)
-    assert (b.iou, b.score, b.mask) == (2**15, int(0.05 * 2**24), 2**29)
+    assert (c.stages, c.maps, len(c.strides)) == (2, 2, 3)
+    assert [value(r) for r in c.objectness] == pytest.approx([256 * 3, 256 * 1.5, 256])
+    assert [value(r) for r in c.deltas[0]] == pytest.approx([0.05 * 2**24] * 2 + [0.05 * 2**27 / np.log(2)] * 2)
+    assert value(c.box_deltas[1][3]) == pytest.approx(0.03 * 0.1 * 2**27 / np.log(2))
+    assert value(c.classes[0]) == pytest.approx(0.1 / np.log(2) / 2 * 2**27), "half of each of two stages"
+    assert value(c.mask_logits[0]) == pytest.approx(0.1 / np.log(2) * 2**27)
+    assert value(c.box_squares[0][1]) == pytest.approx(0.04 / 0.03 / 2**22)
+    assert c.anchors[1][1] == (8 * 8 * 128, 8 * 8 * 128) and c.padding == (124, 116, 104)
+    assert (c.iou, c.score, c.mask) == (2**15, int(0.05 * 2**24), 2**29)
 
 
 def test_it_is_the_same_after_json() -> None:
-    b = between()
-    assert msgspec.json.decode(msgspec.json.encode(b), type=Between) == b
-    assert all(proof.holds for proof in b.check())
+    c = constants()
+    assert msgspec.json.decode(msgspec.json.encode(c), type=DetectorConstants) == c
+    assert all(proof.holds for proof in c.check())
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_it_is_the_same_after_json() -> None:
 )
 def test_settings_that_integers_cannot_have_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(FqvitError, match=said):
-        between(msgspec.structs.replace(S, **change))
+        constants(msgspec.structs.replace(S, **change))
 
 
 def test_scales_that_fit_no_multiplier_are_refused() -> None:
     with pytest.raises(FqvitError, match="fits no multiplier"):
-        between(scale=1e6)
+        constants(scale=1e6)
     with pytest.raises(FqvitError, match="no output of kind map"):
-        make_between(S, head("logits"), [], [])
+        make_constants(S, head("logits"), [], [])
     with pytest.raises(FqvitError, match="takes pixels"):
-        make_between(S, pyramid(), [header(*head("logits").outputs)] * 2, [head("scores")] * 2)
+        make_constants(S, pyramid(), [header(*head("logits").outputs)] * 2, [head("scores")] * 2)
 
 
 R = Ratio(2**30, 10)
@@ -112,7 +112,7 @@ R = Ratio(2**30, 10)
 )  # fmt: skip
 def test_hostile_numbers_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(FqvitError, match="between: .* damaged"):
-        msgspec.structs.replace(between(), **change).check()
+        msgspec.structs.replace(constants(), **change).check()
 
 
 RATIOS = st.builds(Ratio, st.sampled_from([0, 1, 2**30, 2**31 - 1]), st.integers(1, 62))
@@ -125,8 +125,8 @@ def test_whatever_is_accepted_does_not_overflow(data: st.DataObject) -> None:
     four = st.tuples(RATIOS, RATIOS, RATIOS, RATIOS)
     half = st.sampled_from([1, 2**21])
     level = data.draw(st.tuples(half, half))
-    b = msgspec.structs.replace(
-        between(),
+    c = msgspec.structs.replace(
+        constants(),
         objectness=tuple(data.draw(RATIOS) for _ in range(3)),
         deltas=tuple(data.draw(four) for _ in range(3)),
         box_deltas=(data.draw(four), data.draw(four)),
@@ -135,22 +135,22 @@ def test_whatever_is_accepted_does_not_overflow(data: st.DataObject) -> None:
         anchors=((level,),) * 3,
     )
     try:
-        b.check()
+        c.check()
     except FqvitError:
         return
     # numpy warns of no overflow in arrays, so the same numbers are computed with Python's, where it matters most.
     codes = np.array(data.draw(st.lists(INT32, min_size=12, max_size=12)), np.int32)
     size = (8192, 8192)
     moves = np.tile(codes, 2).reshape(1, 1, -1)[:, :, :4]
-    boxes = propose([codes[:1].reshape(1, 1, 1)] * 3, [moves] * 3, size, b)
+    boxes = propose([codes[:1].reshape(1, 1, 1)] * 3, [moves] * 3, size, c)
     whole = np.array([[0, 0, 2**21, 2**21], [5, 5, 6, 6]], np.int64)
-    refined = refine(whole, codes[:6].reshape(2, 3), codes[:8].reshape(2, 4), 0, size, b)
+    refined = refine(whole, codes[:6].reshape(2, 3), codes[:8].reshape(2, 4), 0, size, c)
     for some in (boxes, refined):
         assert (some >= 0).all() and (some <= 2**21).all() and (some[:, 2:] >= some[:, :2]).all()
-    terms = [scaled(codes[6:12].reshape(2, 3), ratio) for ratio in b.classes]
+    terms = [scaled(codes[6:12].reshape(2, 3), ratio) for ratio in c.classes]
     total = terms[0] + terms[1]
-    exact = [sum((c * r.mult + (1 << r.shift - 1)) >> r.shift for r in b.classes) for c in codes[6:12].tolist()]
+    exact = [sum((x * r.mult + (1 << r.shift - 1)) >> r.shift for r in c.classes) for x in codes[6:12].tolist()]
     assert total.ravel().tolist() == exact
     assert np.abs(softmax(total).sum(1) - 2**24).max() <= 3
-    found = choose(whole, total, codes[:8].reshape(2, 4), size, b)
+    found = choose(whole, total, codes[:8].reshape(2, 4), size, c)
     assert (found.scores <= 2**24).all() and (found.boxes >= 0).all() and (found.boxes <= 2**21).all()
