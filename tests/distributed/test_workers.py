@@ -36,7 +36,7 @@ SOURCE = ImageArray(PICTURES, [i % 5 for i in range(53)], MODEL.preprocess)
 
 def test_shares_are_neighbours_that_cover_everything_once() -> None:
     for size in range(1, 9):
-        workers = [Thread(rank, size, {}) for rank in range(size)]
+        workers = [Workers(Thread(rank, size, {})) for rank in range(size)]
         for count in (0, 1, 5, 8, 63):
             assert [k for worker in workers for k in worker.share(count)] == list(range(count))
             assert max(len(worker.share(count)) for worker in workers) <= -(-count // size)
@@ -51,12 +51,12 @@ def test_workers_gather_broadcast_and_fold_in_their_order(size: int) -> None:
         def state(self) -> list[str]:
             return self.words
 
-        def fold(self, later: list[str]) -> None:
+        def merge(self, later: list[str]) -> None:
             self.words += later
 
-    def work(worker: Thread) -> tuple[list[int], str, list[str]]:
+    def work(worker: Workers) -> tuple[list[int], str, list[str]]:
         words = Words(str(worker.rank))
-        worker.fold(words)
+        worker.merge(words)
         return worker.gather(worker.rank), worker.broadcast(f"from {worker.rank}"), words.words
 
     found = together(size, work)
@@ -139,7 +139,7 @@ def test_unreadable_images_are_counted_over_all_workers(name: str, tmp_path: Pat
     alone = calibrate(MODEL, folder, recipe)
     assert alone.images == 198 and len(folder.skipped) == 2
 
-    def work(worker: Thread) -> tuple[str, list[str]]:
+    def work(worker: Workers) -> tuple[str, list[str]]:
         own = ImageFolder(folder.paths, None, MODEL.preprocess)
         return calibrate(MODEL, own, recipe, workers=worker).to_json(), [Path(name).name for name, _ in own.skipped]
 
@@ -150,7 +150,7 @@ def test_unreadable_images_are_counted_over_all_workers(name: str, tmp_path: Pat
 
 
 def test_workers_that_were_given_different_things_are_told() -> None:
-    def work(worker: Thread) -> None:
+    def work(worker: Workers) -> None:
         calibrate(MODEL, SOURCE, RECIPES["ema" if worker.rank == 1 else "minmax"], workers=worker)
 
     with pytest.raises(FqvitError, match=r"worker 1 has recipe ema .*worker 0 has recipe minmax .*same command"):
@@ -158,7 +158,7 @@ def test_workers_that_were_given_different_things_are_told() -> None:
 
 
 def test_workers_that_were_given_other_images_are_told() -> None:
-    def work(worker: Thread) -> None:
+    def work(worker: Workers) -> None:
         calibrate(MODEL, SOURCE.take(range(20 + worker.rank)), RECIPES["minmax"], workers=worker)
 
     with pytest.raises(FqvitError, match=r"worker 1 has 21 of them, worker 0 has 20 of them"):

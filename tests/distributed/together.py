@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from fqvit.distributed.group import Group, _bytes, _value
+from fqvit.distributed.workers import Workers
 
 T = TypeVar("T")
 Mail = dict[tuple[int, int], "queue.Queue[torch.Tensor | None]"]
@@ -25,7 +26,7 @@ class OtherFailed(Exception):
 
 
 class Thread(Group):
-    """A worker that sends through queues: everything but gloo is the real thing.
+    """A group that sends through queues: everything but gloo is the real thing.
 
     Only who holds the baton runs, since torch.fx cannot trace in two threads; it is handed on while waiting for mail.
     """
@@ -45,14 +46,14 @@ class Thread(Group):
         return payload
 
     def broadcast(self, value: Any) -> Any:
-        if self.first:
+        if self.rank == 0:
             for rank in range(1, self.size):
                 self._send(_bytes(value), rank)
             return _value(_bytes(value))
         return _value(self._receive(0))
 
 
-def together(size: int, work: Callable[[Thread], T]) -> list[T]:
+def together(size: int, work: Callable[[Workers], T]) -> list[T]:
     """work(worker) of all workers at once -> what each returned; raises what the first that failed by itself raised."""
     mail: Mail = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
     results: list[Any] = [None] * size
@@ -61,7 +62,7 @@ def together(size: int, work: Callable[[Thread], T]) -> list[T]:
     def run(rank: int) -> None:
         with baton:
             try:
-                results[rank] = work(Thread(rank, size, mail, baton))
+                results[rank] = work(Workers(Thread(rank, size, mail, baton)))
             except Exception as error:
                 results[rank] = error
                 for other in range(size):

@@ -39,7 +39,7 @@ def test_attention_beside_the_largest_has_the_levels_of_its_number_of_tokens() -
     for tokens, top in ((577, 2**13), (300, 2**14), (50, 2**15)):
         observer.observe(torch.full((1, 2, 3, tokens), 1 / tokens))
         assert max(observer.qparams().levels) == top
-    observer.fold({"tokens": 577, "parts": []})
+    observer.merge({"tokens": 577, "parts": []})
     assert max(observer.qparams().levels) == 2**13
 
 

@@ -49,7 +49,7 @@ class Images:
         share = self.workers.share(-(-len(self.source) // size))
         batches = self.source.batches(size, share)
         yield from track(batches, len(share), label) if self.workers.first else batches
-        self.source.settle(self.workers)
+        self.source.merge_skipped(self.workers)
         self.report()
 
     def report(self) -> None:

@@ -104,7 +104,7 @@ class Source(ABC):
             digest.update(mark + b"\n")
         return digest.hexdigest()
 
-    def settle(self, workers: Workers) -> None:
+    def merge_skipped(self, workers: Workers) -> None:
         """After a pass that workers shared: `skipped` are then those of all of them, and too many are refused."""
         parts = workers.gather(self.skipped)
         self.skipped = [(name, reason) for part in parts for name, reason in part]

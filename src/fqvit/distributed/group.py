@@ -24,7 +24,6 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fqvit.distributed.watch import ARRIVE, Handler, Watch
-from fqvit.distributed.workers import Foldable, Workers, number_in
 from fqvit.errors import FqvitError
 
 ARRAY = 1  # MessagePack's number for our kind of value
@@ -32,19 +31,15 @@ NO_LIMIT = timedelta(days=365)
 T = TypeVar("T")
 
 
-class Group(Workers):
-    """One of several workers."""
+class Group:
+    """One of several workers. workers.py says what the calls mean."""
 
     def __init__(self, rank: int, size: int, watch: Watch) -> None:
         self.rank, self.size, self._watch = rank, size, watch
 
     @classmethod
-    def join(cls, size: int, handler: Handler) -> Group:
+    def join(cls, rank: int, size: int, handler: Handler) -> Group:
         """Meets the others at MASTER_ADDR; returns when all are there. handler: SIGTERM's, for the time after `close`."""
-        rank = number_in(os.environ, "RANK")
-        missing = next((name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
-        if rank is None or missing is not None:
-            raise FqvitError(f"WORLD_SIZE is {size}, but {missing} is not set. Start with torchrun, or unset WORLD_SIZE.")
         try:
             store, _, _ = _heeding_signals(lambda: next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE))))
             # torchrun's store outlives the workers that it starts again, and so would their bad news.
@@ -64,34 +59,21 @@ class Group(Workers):
 
     def gather(self, value: Any) -> list[Any]:
         values = [value]
-        self._tree(lambda: values, values.extend)
+        self.merge(lambda: values, values.extend)
         found: list[Any] = self.broadcast(values)
         return found
 
     def broadcast(self, value: Any) -> Any:
-        payload = _bytes(value) if self.first else torch.empty(0, dtype=torch.uint8)
+        payload = _bytes(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         with self._together():
             length = torch.tensor([len(payload)])
             dist.broadcast(length, 0)
-            if not self.first:
+            if self.rank:
                 payload = torch.empty(int(length), dtype=torch.uint8)
             dist.broadcast(payload, 0)
         return _value(payload)
 
-    def fold(self, found: Foldable) -> None:
-        self._tree(found.state, found.fold)
-
-    def fail(self, message: str) -> NoReturn:
-        self._watch.fail(message)
-
-    def close(self) -> None:
-        self._watch.leave()
-        with self._together():
-            dist.barrier()
-        self._watch.stop()
-        dist.destroy_process_group()
-
-    def _tree(self, state: Callable[[], Any], fold: Callable[[Any], None]) -> None:
+    def merge(self, state: Callable[[], Any], merge: Callable[[Any], None]) -> None:
         """In log2(size) rounds each worker takes what its neighbour behind has and hands both on, until the first has all."""
         step = 1
         while step < self.size:
@@ -102,8 +84,18 @@ class Group(Workers):
             if self.rank + step < self.size:
                 with self._together():
                     payload = self._receive(self.rank + step)
-                fold(_value(payload))
+                merge(_value(payload))
             step *= 2
+
+    def fail(self, message: str) -> NoReturn:
+        self._watch.fail(message)
+
+    def close(self) -> None:
+        self._watch.leave()
+        with self._together():
+            dist.barrier()
+        self._watch.stop()
+        dist.destroy_process_group()
 
     def _send(self, payload: torch.Tensor, to: int) -> None:
         dist.send(torch.tensor([len(payload)]), to)

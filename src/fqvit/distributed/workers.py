@@ -9,30 +9,36 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from fqvit.errors import FqvitError
 
+if TYPE_CHECKING:
+    from fqvit.distributed.group import Group
 
-class Foldable(Protocol):
+
+class Mergeable(Protocol):
     """Something found in consecutive batches."""
 
     def state(self) -> Any:
         """As plain values: see group.py."""
 
-    def fold(self, later: Any) -> None:
+    def merge(self, later: Any) -> None:
         """Adds the state of another, of batches that come after mine."""
 
 
 class Workers:
-    """This worker's number, how many there are, and what they do together. This class is a worker alone; group.py has many.
+    """This worker's number, how many there are, and what they do together: nothing for a worker alone, else through a group.
 
     Every worker must make the same calls in the same order: each waits for the others, as long as they live.
     """
 
-    rank = 0
-    size = 1
     _joined: ClassVar[Workers | None] = None
+
+    def __init__(self, group: Group | None = None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else group.rank
+        self.size = 1 if group is None else group.size
 
     @staticmethod
     def alone() -> Workers:
@@ -46,13 +52,17 @@ class Workers:
             size = number_in(os.environ, "WORLD_SIZE")
             if size is None or size < 2:
                 return ALONE
+            rank = number_in(os.environ, "RANK")
+            missing = next((name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
+            if rank is None or missing is not None:
+                raise FqvitError(f"WORLD_SIZE is {size}, but {missing} is not set. Start with torchrun, or unset WORLD_SIZE.")
             # Torch's own words about lost connections are dozens of lines of C++; what matters is said in one of ours.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
             before = signal.signal(signal.SIGTERM, _stopped_early)
             try:
                 from fqvit.distributed.group import Group
 
-                Workers._joined = Group.join(size, before)
+                Workers._joined = Workers(Group.join(rank, size, before))
             except BaseException:
                 signal.signal(signal.SIGTERM, before)
                 raise
@@ -69,14 +79,16 @@ class Workers:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all workers, in their order; every worker gets them."""
-        return [value]
+        return [value] if self._group is None else self._group.gather(value)
 
     def broadcast(self, value: Any) -> Any:
         """The first worker's value; what others pass does not matter."""
-        return value
+        return value if self._group is None else self._group.broadcast(value)
 
-    def fold(self, found: Foldable) -> None:
+    def merge(self, found: Mergeable) -> None:
         """Afterwards the first worker's `found` has what all workers found; those of others are of no more use."""
+        if self._group is not None:
+            self._group.merge(found.state, found.merge)
 
     def agree(self, what: str, value: str, remedy: str) -> None:
         """FqvitError unless all workers pass the same value."""
@@ -87,10 +99,14 @@ class Workers:
 
     def fail(self, message: str) -> NoReturn:
         """Ends the work of all workers with one line on stderr."""
+        if self._group is not None:
+            self._group.fail(message)
         raise FqvitError(message)
 
     def close(self) -> None:
         """Waits until all workers have come here. Afterwards this worker is on its own."""
+        if self._group is not None:
+            self._group.close()
 
 
 ALONE = Workers()

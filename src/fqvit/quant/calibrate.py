@@ -65,7 +65,7 @@ class SiteObserver:
     def state(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "parts": [part.state() for part in self.parts]}
 
-    def fold(self, later: Mapping[str, Any]) -> None:
+    def merge(self, later: Mapping[str, Any]) -> None:
         """later: the state of an observer of the same site, of batches after mine."""
         self.tokens = max(self.tokens, later["tokens"])
         for mine, theirs in zip(self.parts, later["parts"], strict=True):
@@ -165,7 +165,7 @@ def marked(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 
 class Pass:
-    """What a float pass has seen: the observers of one or two recipes, and how many images. Foldable (workers.py)."""
+    """What a float pass has seen: the observers of one or two recipes, and how many images. Mergeable (workers.py)."""
 
     def __init__(self, model: FloatModel, graph: Graph, recipes: Sequence[Recipe], where: torch.device) -> None:
         self.model, self.graph, self.recipes, self.where = model, graph, recipes, where
@@ -183,11 +183,11 @@ class Pass:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
         return {"seen": self.seen, "sites": sites}
 
-    def fold(self, later: Mapping[str, Any]) -> None:
+    def merge(self, later: Mapping[str, Any]) -> None:
         self.seen += later["seen"]
         for observed, states in zip(self.observers, later["sites"], strict=True):
             for name, state in states.items():
-                observed[name].fold(state)
+                observed[name].merge(state)
 
 
 @torch.no_grad()

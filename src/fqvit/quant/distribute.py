@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.data.images import Source
-from fqvit.distributed.workers import Foldable, Workers
+from fqvit.distributed.workers import Mergeable, Workers
 from fqvit.quant.calibration import Calibration, Choice
 from fqvit.quant.recipe import Recipe
 from fqvit.system.progress import Progress
@@ -25,7 +25,7 @@ SAMPLE_IMAGES = 128  # that are looked at again
 FITTED_IMAGES = 256  # the same, where weights are fitted to outputs: fewer would be learnt by heart
 
 
-class Observing(Foldable, Protocol):
+class Observing(Mergeable, Protocol):
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None: ...
 
 
@@ -50,13 +50,13 @@ def observe(
     for batch in progress(batches, len(share), "calibrating") if progress and workers.first else batches:
         found.observe(batch.images, last=False)
     skipped = list(chosen.skipped)
-    workers.fold(found)
+    workers.merge(found)
     if dealt < count and workers.first:
         for batch in chosen.batches(recipe.batch, range(dealt, count)):
             found.observe(batch.images, last=True)
         skipped += chosen.skipped
     chosen.skipped = skipped
-    chosen.settle(workers)
+    chosen.merge_skipped(workers)
     source.skipped = chosen.skipped
 
     def sample() -> NDArray[np.uint8]:
