@@ -1,4 +1,4 @@
-"""PTQ for ViT: scores against their definitions, the search against all of the grid, and whole networks."""
+"""PTQ for ViT: scores against their definitions, the search against the full grid, and whole networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fqvit.models.load import load_model
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.methods import similarity
-from fqvit.quant.methods.similarity import FACTORS, THETA, Likeness, Operand, Ranking, search, search_intervals
+from fqvit.quant.methods.similarity import FACTORS, THETA, Correlation, Operand, RankingLoss, search, search_intervals
 from fqvit.quant.recipe import RECIPES, SiteRule, with_bits
 from fqvit.quant.simulate import Simulation
 from tests.factories import calibration_of, float_model, images_for
@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def slow_ranking(exact: Tensor, quantized: Tensor) -> float:
-    """Row by row and pair by pair."""
+    """The ranking loss computed row by row and pair by pair."""
     total, pairs = 0.0, 0
     for a, b in zip(exact.reshape(-1, exact.shape[-1]).tolist(), quantized.reshape(-1, exact.shape[-1]).tolist(), strict=True):
         for i in range(len(a)):
@@ -44,24 +44,24 @@ def slow_ranking(exact: Tensor, quantized: Tensor) -> float:
 
 
 def ranking(exact: Tensor, quantized: Tensor) -> float:
-    return float(Ranking(exact)(quantized[None]))
+    return float(RankingLoss(exact)(quantized[None]))
 
 
-def likeness(x: Tensor, y: Tensor) -> float:
-    return float(Likeness(x)(y[None]))
+def correlation(x: Tensor, y: Tensor) -> float:
+    return float(Correlation(x)(y[None]))
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 17])
-def test_the_ranking_loss_is_that_of_all_pairs(spread: float, tokens: int) -> None:
-    """From even rows, where no difference passes THETA, to rows of one large value."""
+def test_ranking_loss_equals_the_mean_over_all_pairs(spread: float, tokens: int) -> None:
+    """From uniform rows, where no difference exceeds THETA, to rows with one large value."""
     exact = (spread * random(2, 3, 5, tokens)).softmax(-1)
     noisy = (spread * (random(2, 3, 5, tokens) + 0.3 * random(2, 3, 5, tokens, seed=1))).softmax(-1)
     for quantized in (exact, noisy, noisy.flip(-1)):
         assert ranking(exact, quantized) == pytest.approx(slow_ranking(exact, quantized), rel=1e-5, abs=1e-7)
 
 
-def test_the_ranking_loss_with_masked_and_equal_places() -> None:
+def test_ranking_loss_handles_masked_and_equal_elements() -> None:
     scores = random(4, 6, 9) * 3
     scores[..., 2] = scores[..., 5]
     scores[..., 6:] = -torch.inf
@@ -70,42 +70,42 @@ def test_the_ranking_loss_with_masked_and_equal_places() -> None:
     assert ranking(exact, exact) < ranking(exact, noisy)
     pair = torch.tensor([[0.9, 0.1]])
     assert ranking(pair, pair.flip(-1)) == pytest.approx(slow_ranking(pair, pair.flip(-1))) == pytest.approx(0.2 + 0.8)
-    both = Ranking(exact)(torch.stack([noisy, exact]))
+    both = RankingLoss(exact)(torch.stack([noisy, exact]))
     assert both.tolist() == pytest.approx([ranking(exact, noisy), ranking(exact, exact)])
 
 
-def test_likeness_is_the_mean_correlation_of_images() -> None:
+def test_correlation_is_the_mean_pearson_correlation_per_image() -> None:
     x, y = random(5, 7, 3), random(5, 7, 3) + 0.5 * random(5, 7, 3, seed=1)
     expected = [torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item() for a, b in zip(x, y, strict=True)]
-    assert likeness(x, y) == pytest.approx(np.mean(expected), abs=1e-6)
-    assert likeness(x, 3 * x - 2) == pytest.approx(1, abs=1e-6) and likeness(x, -x) == pytest.approx(-1, abs=1e-6)
-    assert np.isfinite(likeness(x, torch.ones_like(x))) and np.isfinite(likeness(torch.ones_like(x), x))
+    assert correlation(x, y) == pytest.approx(np.mean(expected), abs=1e-6)
+    assert correlation(x, 3 * x - 2) == pytest.approx(1, abs=1e-6) and correlation(x, -x) == pytest.approx(-1, abs=1e-6)
+    assert np.isfinite(correlation(x, torch.ones_like(x))) and np.isfinite(correlation(torch.ones_like(x), x))
 
 
-def test_likeness_tells_apart_what_is_nearly_equal() -> None:
+def test_correlation_distinguishes_nearly_equal_outputs() -> None:
     x, noise = random(2, 100), random(2, 100, seed=1)
-    assert likeness(x, x + 1e-4 * noise) < likeness(x, x + 0.99e-4 * noise) < 1
+    assert correlation(x, x + 1e-4 * noise) < correlation(x, x + 0.99e-4 * noise) < 1
 
 
-def quantized(x: Tensor, step: float, low: int, high: int) -> Tensor:
+def quantized(x: Tensor, scale: float, low: int, high: int) -> Tensor:
     return torch.stack(
-        [step * min(max(np.floor(float(v) / step + 0.5), low), high) * torch.ones(()) for v in x.flatten()]
+        [scale * min(max(np.floor(float(v) / scale + 0.5), low), high) * torch.ones(()) for v in x.flatten()]
     ).view(x.shape)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_the_search_ends_where_no_other_step_of_either_side_is_better(bits: int) -> None:
-    """Each side's factor is the best of the whole grid beside the other's, by corrcoef of products with slow codes."""
+def test_search_ends_where_no_other_scale_of_either_operand_is_better(bits: int) -> None:
+    """Given the other operand's factor, each factor is the best of the grid by torch.corrcoef of the quantized products."""
     last = 2 ** (bits - 1) - 1
     w, x = random(3, 4, seed=bits), random(2, 5, 4, seed=bits + 1)
     first = Operand(w, float(w.abs().max()) / last, -last, last)
     second = Operand(x, float(x.abs().max()) / last, -last - 1, last)
-    target = Likeness(F.linear(x, w))
+    target = Correlation(F.linear(x, w))
     factors = search(lambda w, x: target(x @ w[:, None].transpose(-2, -1)), first, second)
 
     def slow(f: float, g: float) -> float:
         y = F.linear(
-            quantized(x, second.step * g, second.low, second.high), quantized(w, first.step * f, first.low, first.high)
+            quantized(x, second.scale * g, second.low, second.high), quantized(w, first.scale * f, first.low, first.high)
         )
         pairs = zip(F.linear(x, w), y, strict=True)
         return float(np.mean([torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1].item() for a, b in pairs]))
@@ -116,8 +116,8 @@ def test_the_search_ends_where_no_other_step_of_either_side_is_better(bits: int)
     assert best >= slow(1.0, 1.0) - 1e-6
 
 
-def test_the_grid_is_searched_side_by_side_from_the_start() -> None:
-    """The first round takes the first side's best beside the second's start, then the second's beside that."""
+def test_search_alternates_between_the_operands_from_factor_1() -> None:
+    """The first round finds the first operand's best factor with the second at 1, then the second's with that one."""
     score = lambda a, b: -(a * b - 0.9).abs().flatten().double()  # noqa: E731
     whole = Operand(torch.ones(1), 1.0, -1, 1)  # its value is the factor
     best = [float(FACTORS[np.argmin(np.abs(FACTORS - 0.9))])]
@@ -132,8 +132,8 @@ def test_the_grid_is_searched_side_by_side_from_the_start() -> None:
     assert (FACTORS[0], FACTORS[-1], len(FACTORS)) == (0.5, 1.2, 100)
 
 
-def test_sides_take_turns_until_neither_changes() -> None:
-    """Along a ridge each turn goes a little further: one turn of each side is far from the end."""
+def test_search_alternates_until_neither_factor_changes() -> None:
+    """Along a ridge each turn moves only a little: one turn per operand would stop far from the maximum."""
     score = lambda a, b: -(9 * (a - b).square() + (a - 0.6).square() + (b - 0.6).square()).flatten().double()  # noqa: E731
     whole = Operand(torch.ones(1), 1.0, -1, 1)
     a, b = search(score, whole, whole)
@@ -147,7 +147,7 @@ def test_sides_take_turns_until_neither_changes() -> None:
 
 
 @pytest.mark.parametrize("limit, most", [(8, 2), (7, 1), (1, 1)])
-def test_a_search_tries_as_many_steps_at_a_time_as_memory_allows_and_stops_once_settled(
+def test_search_tries_as_many_scales_at_once_as_memory_allows_and_stops_at_a_fixed_point(
     limit: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(similarity, "CHUNK", limit)
@@ -165,32 +165,32 @@ def test_a_search_tries_as_many_steps_at_a_time_as_memory_allows_and_stops_once_
         assert sum(tried) == turns * len(FACTORS) and set(tried) <= {most}
 
 
-def test_q_k_and_v_have_a_step_each() -> None:
+def test_q_k_and_v_each_have_their_own_scale() -> None:
     model = float_model("vit")
     searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
     parts = [node.name for node in searcher.graph.nodes if node.name.startswith("blocks.0.attn") and node.leaf.role == "route"]
-    assert [searcher._place(name) for name in parts[:3]] == [("blocks.0.attn.qkv", part) for part in range(3)]
-    assert searcher._place("blocks.0.norm1") == ("blocks.0.norm1", 0)
+    assert [searcher._source(name) for name in parts[:3]] == [("blocks.0.attn.qkv", part) for part in range(3)]
+    assert searcher._source("blocks.0.norm1") == ("blocks.0.norm1", 0)
 
 
-def test_tokens_that_are_judged_are_distinct_and_the_first_is_among_them() -> None:
+def test_sampled_tokens_are_distinct_and_include_the_first() -> None:
     for size, count in ((1, 4), (4, 4), (9, 32), (50, 8), (200, 32)):
-        chosen = similarity._choice(size, count).tolist()
+        chosen = similarity._sample_indices(size, count).tolist()
         assert chosen[0] == 0 and chosen == sorted(set(chosen)) and len(chosen) == min(size, count) and chosen[-1] < size
-        assert chosen == similarity._choice(size, count).tolist()
+        assert chosen == similarity._sample_indices(size, count).tolist()
 
 
 @pytest.mark.parametrize("kind", ["distilled", "swin"])
-def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets are the float model's results; scores are likeness less a tenth of the ranking loss; only steps that nothing has
-    chosen before are free. What comes out is the product of codes, for linear maps without their mean error."""
+def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets are the float model's outputs; the score is correlation - 0.1 * ranking loss; only scales that were not chosen
+    before are free. The output is the product of codes; for linear layers the bias removes its mean error."""
     model = float_model(kind)
     images = images_for(model.preprocess, 3)
     targets: list[Tensor] = []
     calls: list[tuple[similarity.Score, tuple[bool, bool], list[Operand]]] = []
     recipe = OBSERVED if kind == "swin" else msgspec.structs.replace(OBSERVED, sites={"attention": SiteRule(range=(0.0, 1.0))})
 
-    class Recorded(Likeness):
+    class Recorded(Correlation):
         def __init__(self, target: Tensor) -> None:
             targets.append(target)
             super().__init__(target)
@@ -199,7 +199,7 @@ def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypa
         calls.append((score, free, [first, second]))
         return (0.7 if free[0] else 1.0), (0.8 if free[1] else 1.0)
 
-    monkeypatch.setattr(similarity, "Likeness", Recorded)
+    monkeypatch.setattr(similarity, "Correlation", Recorded)
     monkeypatch.setattr(similarity, "search", recorded)
     searcher = similarity.Searcher(model, calibration_of(model, recipe, count=2))
     exact: dict[str, Tensor] = {}
@@ -207,15 +207,15 @@ def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypa
     chosen = {(name, 0) for name in fixed}
 
     def codes(name: str, xs: Sequence[Tensor]) -> tuple[Tensor, float]:
-        site, group = searcher._place(name)
+        site, group = searcher._source(name)
         q = searcher.sites[site]
-        step, zero = float(q.scale[group]), int(q.zero[group])
-        return (torch.cat(list(xs)) / step + 0.5).floor().clamp(-zero, q.last - zero), step
+        scale, zero = float(q.scale[group]), int(q.zero[group])
+        return (torch.cat(list(xs)) / scale + 0.5).floor().clamp(-zero, q.last - zero), scale
 
-    def step(node: Node, columns: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
+    def quantize_node(node: Node, columns: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
         exact[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)])
         before, sites = len(calls), dict(searcher.sites)
-        found = searcher.step(node, columns, raw)
+        found = searcher.quantize_node(node, columns, raw)
         product = isinstance(node.leaf, Linear | Patches | Scores | BiasedScores | Context)
         assert len(calls) - before == int(product), node.name
         if not product:
@@ -224,54 +224,56 @@ def test_products_are_judged_beside_those_of_the_float_model(kind: str, monkeypa
         if isinstance(node.leaf, Patches):
             assert free == (True, False)
         else:
-            places = [searcher._place(name) for name in node.inputs]
-            for (site, group), operand in zip(places, operands[-len(places) :], strict=True):
+            sources = [searcher._source(name) for name in node.inputs]
+            for (site, group), operand in zip(sources, operands[-len(sources) :], strict=True):
                 q = sites[site]
                 ends = (-int(q.zero[group]), q.last - int(q.zero[group]))
-                assert (operand.step, operand.low, operand.high) == (q.scale[group], *ends), node.name
+                assert (operand.scale, operand.low, operand.high) == (q.scale[group], *ends), node.name
             quantized = [codes(name, xs) for name, xs in zip(node.inputs, raw, strict=True)]
             if isinstance(node.leaf, Linear):
-                chose = searcher.weights[node.name]
-                w, bias = torch.from_numpy(chose.w).double(), torch.from_numpy(chose.bias)
-                ours = (quantized[0][0].double() @ w.T + bias) * chose.scale[0]
+                linear = searcher.weights[node.name]
+                w, bias = torch.from_numpy(linear.w).double(), torch.from_numpy(linear.bias)
+                ours = (quantized[0][0].double() @ w.T + bias) * linear.scale[0]
                 error = (ours - exact[node.name]).flatten(0, -2).mean(0).abs().max()
-                assert error <= chose.scale[0] / 2 * 1.001 + 1e-6, node.name
+                assert error <= linear.scale[0] / 2 * 1.001 + 1e-6, node.name
             else:
-                ours = node.leaf(*(x * step for x, step in quantized), *node.params).double()
+                ours = node.leaf(*(x * scale for x, scale in quantized), *node.params).double()
             torch.testing.assert_close(torch.cat(found).double(), ours, rtol=1e-4, atol=1e-4)
-            expected = tuple(place not in chosen for place in places)
+            expected = tuple(source not in chosen for source in sources)
             assert free == ((True, *expected) if isinstance(node.leaf, Linear) else expected), node.name
-            chosen.update(places)
+            chosen.update(sources)
         target = targets[-1]
         if isinstance(node.leaf, Linear | Patches):
             y = exact[node.name].reshape(3, -1, target.shape[-1])
-            torch.testing.assert_close(target, y[:, similarity._choice(y.shape[1], similarity.TOKENS)], rtol=1e-4, atol=1e-4)
-        elif not isinstance(node.leaf, Context):  # attention maps, of the softmax that comes next
+            torch.testing.assert_close(
+                target, y[:, similarity._sample_indices(y.shape[1], similarity.TOKENS)], rtol=1e-4, atol=1e-4
+            )
+        elif not isinstance(node.leaf, Context):  # the target is the attention map after the next softmax
             (softmax,) = (other for other in searcher.graph.nodes if node.name in other.inputs)
             maps = softmax.leaf(exact[node.name])
             maps = maps[:, None] if maps.ndim == 4 else maps
             windows, tokens = (
-                similarity._choice(maps.shape[1], similarity.WINDOWS),
-                similarity._choice(maps.shape[3], similarity.TOKENS),
+                similarity._sample_indices(maps.shape[1], similarity.WINDOWS),
+                similarity._sample_indices(maps.shape[3], similarity.TOKENS),
             )
             torch.testing.assert_close(target, maps[:, windows][..., tokens, :], rtol=1e-4, atol=1e-5)
-            q, k = (similarity._windows(x)[:, windows] for x in columns)
+            q, k = (similarity._split_windows(x)[:, windows] for x in columns)
             q, k = q[..., tokens, :] * 1.3, k * 0.9
             scores = (q * node.leaf.scale) @ k.transpose(-2, -1)  # type: ignore[operator]
-            if kind == "distilled":  # neither bias nor mask
+            if kind == "distilled":  # has neither a bias nor a mask
                 other = scores.softmax(-1)
-                expected_score = likeness(target, other) - 0.1 * slow_ranking(target, other)
+                expected_score = correlation(target, other) - 0.1 * slow_ranking(target, other)
                 assert float(score(q[None], k[None])) == pytest.approx(expected_score, abs=1e-5)
         return found
 
     with torch.no_grad():
-        similarity.side_by_side(searcher.graph, model.preprocess, images, step, None, "")
-    linear = [name for name, q in searcher.sites.items() if (name, 0) in chosen and name not in fixed]
+        similarity.side_by_side(searcher.graph, model.preprocess, images, quantize_node, None, "")
+    searched = [name for name, q in searcher.sites.items() if (name, 0) in chosen and name not in fixed]
     before = calibration_of(model, recipe, count=2).sites
-    assert linear and all((searcher.sites[name].scale != before[name].scale).any() for name in linear)
+    assert searched and all((searcher.sites[name].scale != before[name].scale).any() for name in searched)
 
 
-def test_a_bias_beyond_reach_ends_at_2_to_the_30(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_bias_saturates_at_2_to_the_30(monkeypatch: pytest.MonkeyPatch) -> None:
     model = float_model("vit")
     searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
     node = searcher.graph.node("head")
@@ -284,7 +286,7 @@ def test_a_bias_beyond_reach_ends_at_2_to_the_30(monkeypatch: pytest.MonkeyPatch
     assert searcher.weights["head"].bias.tolist() == [2**30, -(2**30)]
 
 
-def test_the_first_product_that_reads_a_site_chooses_its_step() -> None:
+def test_the_first_product_that_reads_a_site_chooses_its_scale() -> None:
     model = float_model("vit")
     searcher = similarity.Searcher(model, calibration_of(model, OBSERVED, count=2))
     scales = [searcher.sites["norm"].scale[0]]
@@ -296,8 +298,8 @@ def test_the_first_product_that_reads_a_site_chooses_its_step() -> None:
     assert scales[0] != scales[1] == scales[2]
 
 
-def test_a_linear_map_takes_the_best_steps_of_the_grid() -> None:
-    """Of the first map of a network, whose inputs are those of the float model: all pairs of factors around the choice."""
+def test_a_linear_layer_takes_the_best_scale_of_the_grid() -> None:
+    """The first layer reads exact inputs, so every factor of its weight scale can be tried directly."""
     model = float_model("vit")
     images = images_for(model.preprocess, 6)
     before = calibrate(model, [images], OBSERVED)
@@ -308,12 +310,12 @@ def test_a_linear_map_takes_the_best_steps_of_the_grid() -> None:
     folded, bias = (leaf.weight / std).detach(), leaf.bias.detach()  # type: ignore[union-attr, operator]
     start = float(folded.abs().max()) / 127
     x = normalise(images, model.preprocess)
-    exact = node.leaf(x).detach()[:, similarity._choice(9, similarity.TOKENS)]
+    exact = node.leaf(x).detach()[:, similarity._sample_indices(9, similarity.TOKENS)]
 
     def slow(factor: float) -> float:
         codes = (folded / (start * factor) + 0.5).floor().clamp(-127, 127) * start * factor
         y = F.conv2d(x, codes * std, bias, leaf.patch).flatten(2).transpose(1, 2)  # type: ignore[arg-type]
-        return likeness(exact, y[:, similarity._choice(9, similarity.TOKENS)])
+        return correlation(exact, y[:, similarity._sample_indices(9, similarity.TOKENS)])
 
     chosen = float(after.weights[node.name].scale[0]) * 255 / start
     scores = [slow(float(f)) for f in FACTORS]
@@ -321,30 +323,30 @@ def test_a_linear_map_takes_the_best_steps_of_the_grid() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vit", "distilled", "mean", "padded swin"])
-def test_what_was_searched_is_what_the_simulation_runs(kind: str) -> None:
-    """The walk's last values are the simulation's, and no mean error is left at a linear map's outputs."""
+def test_the_search_and_the_simulation_compute_the_same_outputs(kind: str) -> None:
+    """The search's last outputs are close to the simulation's, and the logits have no mean error left."""
     model = float_model(kind)
     images = images_for(model.preprocess, 12)
     start = calibration_of(model, RECIPES["ptq-vit"], count=2)
     searcher = similarity.Searcher(model, start)
-    ends: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
-    def step(node: Node, exact: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
-        found = searcher.step(node, exact, raw)
-        ends[node.name] = torch.cat(found)
+    def quantize_node(node: Node, exact: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
+        found = searcher.quantize_node(node, exact, raw)
+        outputs[node.name] = torch.cat(found)
         return found
 
     with torch.no_grad():
-        similarity.side_by_side(searcher.graph, model.preprocess, images, step, None, "")
+        similarity.side_by_side(searcher.graph, model.preprocess, images, quantize_node, None, "")
     calibration = similarity.dataclasses.replace(start, sites=searcher.sites, weights=searcher.weights)
     ours = Simulation(model, calibration).run(images)
-    assert (ours - ends[searcher.graph.output]).abs().mean() < 0.02 * ours.std()
+    assert (ours - outputs[searcher.graph.output]).abs().mean() < 0.02 * ours.std()
     exact = run_float(trace(model.module), normalise(images, model.preprocess))
     scale = searcher.weights[searcher.graph.output].scale
-    assert ((exact - ends[searcher.graph.output]).mean(0).abs().numpy() <= scale + 1e-5).all()
+    assert ((exact - outputs[searcher.graph.output]).mean(0).abs().numpy() <= scale + 1e-5).all()
 
 
-def test_steps_are_one_a_layer_and_within_the_grid() -> None:
+def test_each_layer_has_one_weight_scale_and_scales_lie_on_the_grid() -> None:
     model = float_model("swin")
     plain = calibrate(model, [images_for(model.preprocess, 6)], OBSERVED)
     found = calibrate(model, [images_for(model.preprocess, 6)], PTQ)
@@ -359,7 +361,7 @@ def test_steps_are_one_a_layer_and_within_the_grid() -> None:
         assert weights.w.shape[0] == graph.node(name).leaf.weight.shape[0]  # type: ignore[union-attr, index]
 
 
-def test_a_range_of_the_recipe_is_kept() -> None:
+def test_ranges_fixed_by_the_recipe_are_kept() -> None:
     rules = {"blocks.0.norm1": SiteRule(range=(-2.0, 2.0)), "blocks.0.attn.qkv": SiteRule(range=(-3.0, 3.0))}
     recipe = msgspec.structs.replace(PTQ, sites=rules)
     found = calibration_of(float_model("vit"), recipe)
@@ -368,7 +370,7 @@ def test_a_range_of_the_recipe_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", embedded.MODELS)
-def test_it_beats_steps_from_extremes_at_5_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_beats_observed_scales_at_5_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarity, "IMAGES", 6)
     monkeypatch.setattr(similarity, "TOKENS", 8)
     monkeypatch.setattr(similarity, "FACTORS", FACTORS[::4])
@@ -383,7 +385,7 @@ def test_it_beats_steps_from_extremes_at_5_bits(name: str, monkeypatch: pytest.M
     assert error["similarity"] < error["observed"]
 
 
-def test_progress_is_shown() -> None:
+def test_progress_is_reported_once_per_node() -> None:
     model = float_model("vit")
     seen: list[object] = []
 

@@ -1,13 +1,14 @@
-"""Steps chosen so that what matrix products give stays alike (PTQ for ViT, Liu 2021): one step a layer's weights, one a site.
+"""Search scales that keep the outputs of matrix products close to float (PTQ for ViT, Liu 2021).
 
-At each product, in the order of the network, with the float model's results beside those of the quantized one:
-  linear maps      the steps of weights and inputs of the greatest mean Pearson correlation, an image each;
-  Q K^T            those of Q and K: correlation of the attention maps - GAMMA * ranking loss;
-  attention x V    those of attention and V: correlation.
-Two steps take turns on a grid of factors of where they start (the greatest absolute value is the last code) until neither
-changes. Then a linear map's bias takes up the mean of its error, over all images of the walk. Steps are judged on IMAGES of
-them and TOKENS tokens of each, always the same ones.
-Neighbours: walk.py, simulate.py (what comes out is run there).
+There is one scale per weight matrix and one per site. The products are visited in network order; each one compares the float
+model's output with the quantized output:
+  linear layer     weight and input scales that maximise the mean Pearson correlation per image;
+  Q K^T            scales of Q and K that maximise the correlation of the attention maps - GAMMA * ranking loss;
+  attention x V    scales of attention and V that maximise the correlation.
+The two scales of a product are searched alternately on a grid of factors until neither changes; factor 1 maps the largest
+absolute value to the last code. Then the bias of a linear layer is corrected by its mean output error over all images.
+Scales are scored on IMAGES images and TOKENS tokens per image, always the same ones.
+See also: lockstep.py (runs both networks), simulate.py (runs the result).
 """
 
 from __future__ import annotations
@@ -35,52 +36,52 @@ FACTORS = np.linspace(0.5, 1.2, 100)
 ROUNDS = 20
 GAMMA = 0.1
 THETA = 0.2
-IMAGES = 32  # that steps are judged on
-TOKENS = 32  # of each image (and window) among them
-WINDOWS = 4
-CHUNK = 2**18  # elements of an operand with several steps at a time
+IMAGES = 32  # images that scales are scored on
+TOKENS = 32  # tokens per image (and per window)
+WINDOWS = 4  # windows per image
+CHUNK = 2**18  # at most this many elements when one operand is quantized with several scales at once
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One side of a product and its codes: step * clip(round(x / step), low, high)."""
+    """One operand of a matrix product, quantized as scale * clip(round(x / scale), low, high)."""
 
     values: Tensor
-    step: float
+    scale: float
     low: int
     high: int
 
-    def at(self, factor: float) -> Tensor:
-        """With the step times a factor: [...]"""
-        return self.stack(np.array([factor]))[0]
+    def quantized(self, factor: float) -> Tensor:
+        """Quantize with scale * factor: [...]"""
+        return self.quantized_all(np.array([factor]))[0]
 
-    def stack(self, factors: NDArray[np.float64]) -> Tensor:
-        """With the step times each of the factors: [c, ...]"""
-        steps = torch.from_numpy(self.step * factors).to(self.values.dtype).view(-1, *[1] * self.values.ndim)
-        return (self.values / steps + 0.5).floor_().clamp_(self.low, self.high).mul_(steps)
+    def quantized_all(self, factors: NDArray[np.float64]) -> Tensor:
+        """Quantize with scale * factor for each of c factors: [c, ...]"""
+        scales = torch.from_numpy(self.scale * factors).to(self.values.dtype).view(-1, *[1] * self.values.ndim)
+        return (self.values / scales + 0.5).floor_().clamp_(self.low, self.high).mul_(scales)
 
 
-# Operands [c, ...] or [1, ...] -> how good the result of each is: float64 [c].
+# Two operands, each [c, ...] or [1, ...] -> one score per candidate, higher is better: float64 [c].
 Score = Callable[[Tensor, Tensor], Tensor]
 
 
-class Likeness:
-    """Mean Pearson correlation with `target` [n, ...], an image each: [c, n, ...] -> float64 [c]"""
+class Correlation:
+    """Mean over images of the Pearson correlation with `target` [n, ...]: [c, n, ...] -> float64 [c]"""
 
     def __init__(self, target: Tensor) -> None:
-        self.target = _unit(target.flatten(1))
+        self.target = _normalized(target.flatten(1))
 
     def __call__(self, others: Tensor) -> Tensor:
-        # 1 - r = |u - v|^2 / 2 of unit vectors: r itself is too near to 1 for float32.
-        return 1 - _unit(others.flatten(2)).sub_(self.target).square_().sum(2, dtype=torch.float64).mean(1) / 2
+        # 1 - r = |u - v|^2 / 2 for unit vectors u, v: r itself is too close to 1 for float32.
+        return 1 - _normalized(others.flatten(2)).sub_(self.target).square_().sum(2, dtype=torch.float64).mean(1) / 2
 
 
-class Ranking:
-    """The mean over all rows of `exact` and their pairs i < j of max(0, THETA - (a'_i - a'_j) sign(a_i - a_j)).
+class RankingLoss:
+    """Mean of max(0, THETA - (a'_i - a'_j) sign(a_i - a_j)) over all rows of `exact` and all pairs i < j of a row.
 
-    exact: a, attention maps [..., T]. Rows of a' are not negative and sum to 1 at most, so that all pairs are counted without
-    looking at each: max(0, t - d) = t - d + max(0, d - t); the sum of t - d needs no more than the ranks of a, and d > t only
-    where a'_i > t, which at most 1 / t of a row are.
+    exact: the float attention maps a [..., T]. Rows of a' are non-negative and sum to at most 1, so no loop over pairs is
+    needed: max(0, t - d) = t - d + max(0, d - t); the sum of t - d depends only on the ranks of a, and d > t is
+    possible only where a'_i > t, which holds for at most 1 / t elements of a row.
     """
 
     def __init__(self, exact: Tensor) -> None:
@@ -107,26 +108,29 @@ class Ranking:
 
 
 def search(score: Score, first: Operand, second: Operand, free: tuple[bool, bool] = (True, True)) -> tuple[float, float]:
-    """The factors of both steps with which score is greatest, by turns; a side that is not free stays as it is."""
+    """Maximise score over the factors of both scales, alternating between them; an operand that is not free keeps factor 1."""
     operands, factors = (first, second), [1.0, 1.0]
     sides = [side for side in (0, 1) if free[side]]
     turns = [side for _ in range(ROUNDS) for side in sides] if len(sides) > 1 else sides
     chunk = max(1, CHUNK // max(operand.values.numel() for operand in operands))
     for turn, side in enumerate(turns):
-        other = operands[1 - side].stack(np.array([factors[1 - side]]))
+        other = operands[1 - side].quantized_all(np.array([factors[1 - side]]))
         scores = []
         for start in range(0, len(FACTORS), chunk):
-            trials = operands[side].stack(FACTORS[start : start + chunk])
+            trials = operands[side].quantized_all(FACTORS[start : start + chunk])
             scores.append(score(trials, other) if side == 0 else score(other, trials))
         before, factors[side] = factors[side], float(FACTORS[int(torch.cat(scores).argmax())])
-        if turn >= 2 and factors[side] == before:  # the other side's turn was beside this one already
+        if turn >= 2 and factors[side] == before:  # the other factor was already searched with this one
             break
     return factors[0], factors[1]
 
 
 class Searcher:
-    """The walk's quantized side. Sites stay as they are computed until a product reads them: that is where their codes are
-    chosen, unless an earlier product or a rule of the recipe has."""
+    """Compute the quantized network node by node and choose the scales.
+
+    Sites keep their real values until a matrix product reads them. The first product that reads a site chooses its scale,
+    unless a rule of the recipe fixes the range.
+    """
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.recipe = model, calibration.recipe
@@ -134,9 +138,11 @@ class Searcher:
         self.sites = dict(calibration.sites)
         self.weights: dict[str, QuantizedLinear] = {}
         fixed = {name for name, site in plan(self.graph, self.recipe).items() if site.fixed is not None}
-        self.settled = {(name, group) for name in fixed for group in range(3)}
+        self.chosen = {(name, group) for name in fixed for group in range(3)}
 
-    def step(self, node: Node, exact: Columns, raw: Columns) -> list[Tensor]:
+    def quantize_node(self, node: Node, exact: Columns, raw: Columns) -> list[Tensor]:
+        """exact: inputs in the float model; raw: inputs in the quantized network, not encoded yet. Returns the node's outputs
+        in the quantized network, one tensor per batch."""
         leaf = node.leaf
         if isinstance(leaf, layers.Linear | layers.Patches):
             return self._linear(node, exact, raw)
@@ -146,7 +152,7 @@ class Searcher:
             self._context(node, exact, raw)
         else:
             return [leaf(*xs, *node.params) for xs in zip(*raw, strict=True)]
-        operands = [[self._operand(name, x).at(1.0) for x in xs] for name, xs in zip(node.inputs, raw, strict=True)]
+        operands = [[self._operand(name, x).quantized(1.0) for x in xs] for name, xs in zip(node.inputs, raw, strict=True)]
         return [leaf(*xs, *node.params) for xs in zip(*operands, strict=True)]
 
     def _linear(self, node: Node, exact: Columns, raw: Columns) -> list[Tensor]:
@@ -155,29 +161,29 @@ class Searcher:
         last = 2 ** (self.recipe.weight_bits - 1) - 1
         weights = Operand(weight, float(weight.abs().max()) / last or 1.0, -last, last)
         rows = [[found.rows(x) for x in batches] for batches in (exact[0], raw[0])]
-        picked = [_images(batches)[:, _choice(rows[0][0].shape[1], TOKENS)] for batches in rows]
-        likeness = Likeness(F.linear(picked[0], weight, bias))
+        picked = [_first_images(batches)[:, _sample_indices(rows[0][0].shape[1], TOKENS)] for batches in rows]
+        correlation = Correlation(F.linear(picked[0], weight, bias))
         pixels = isinstance(node.leaf, layers.Patches)
         inputs = Operand(picked[1], 1 / 255, -255, 255) if pixels else self._operand(node.inputs[0], picked[1])
-        place = None if pixels else self._place(node.inputs[0])
-        free = place is not None and place not in self.settled
+        source = None if pixels else self._source(node.inputs[0])
+        free = source is not None and source not in self.chosen
 
         def score(w: Tensor, x: Tensor) -> Tensor:
             y = x.flatten(1, 2) @ w.transpose(-2, -1) + bias
-            return likeness(y.view(len(y), *x.shape[1:3], -1))
+            return correlation(y.view(len(y), *x.shape[1:3], -1))
 
         factors = search(score, weights, inputs, (True, free))
-        if place is not None:
-            self._settle(place, factors[1])
+        if source is not None:
+            self._set_scale(source, factors[1])
             inputs = self._operand(node.inputs[0], picked[1])
-        codes, step = weights.at(factors[0]), weights.step * factors[0]
-        outputs = [F.linear(dataclasses.replace(inputs, values=x).at(1.0), codes) for x in rows[1]]
+        rounded, weight_scale = weights.quantized(factors[0]), weights.scale * factors[0]
+        outputs = [F.linear(dataclasses.replace(inputs, values=x).quantized(1.0), rounded) for x in rows[1]]
         error = _mean([F.linear(x, weight) for x in rows[0]]) - _mean(outputs)
-        scale = step * inputs.step
-        whole = np.clip(np.floor((found.bias + error) / scale + 0.5), -(2**30), 2**30).astype(np.int64)
-        w = (codes / step).round().to(torch.int8).numpy()
-        self.weights[node.name] = QuantizedLinear(w, np.full(len(w), scale), whole)
-        corrected = torch.from_numpy(whole * scale).float()
+        scale = weight_scale * inputs.scale
+        integer_bias = np.clip(np.floor((found.bias + error) / scale + 0.5), -(2**30), 2**30).astype(np.int64)
+        w = (rounded / weight_scale).round().to(torch.int8).numpy()
+        self.weights[node.name] = QuantizedLinear(w, np.full(len(w), scale), integer_bias)
+        corrected = torch.from_numpy(integer_bias * scale).float()
         shapes = [x.shape[:-1] for x in (rows[1] if pixels else raw[0])]
         return [(y + corrected).reshape(*shape, -1) for y, shape in zip(outputs, shapes, strict=True)]
 
@@ -186,8 +192,8 @@ class Searcher:
         assert isinstance(leaf, layers.Scores | layers.BiasedScores)
         readers = [other for other in self.graph.nodes if node.name in other.inputs]
         mask = next((other.leaf.mask for other in readers if isinstance(other.leaf, layers.Softmax)), None)
-        (q, k), (q_raw, k_raw) = ([_windows(x) for x in side] for side in (exact, raw))
-        windows, tokens = _choice(q.shape[1], WINDOWS), _choice(q.shape[3], TOKENS)
+        (q, k), (q_raw, k_raw) = ([_split_windows(x) for x in side] for side in (exact, raw))
+        windows, tokens = _sample_indices(q.shape[1], WINDOWS), _sample_indices(q.shape[3], TOKENS)
         bias = node.params[0][leaf.index].permute(2, 0, 1)[:, tokens] if isinstance(leaf, layers.BiasedScores) else None
         hidden = None if mask is None else ~mask[windows][:, None][:, :, tokens]
 
@@ -197,30 +203,30 @@ class Searcher:
             return (scores if hidden is None else scores.masked_fill(hidden, float("-inf"))).softmax(-1)
 
         target = attention(q[:, windows][..., tokens, :], k[:, windows])
-        likeness, ranking = Likeness(target), Ranking(target)
+        correlation, ranking = Correlation(target), RankingLoss(target)
 
         def score(q: Tensor, k: Tensor) -> Tensor:
             found = attention(q, k)
-            return likeness(found) - GAMMA * ranking(found)
+            return correlation(found) - GAMMA * ranking(found)
 
         self._pair(node, score, q_raw[:, windows][..., tokens, :], k_raw[:, windows])
 
     def _context(self, node: Node, exact: Columns, raw: Columns) -> None:
-        (a, v), (a_raw, v_raw) = ([_windows(x) for x in side] for side in (exact, raw))
-        windows, tokens = _choice(a.shape[1], WINDOWS), _choice(a.shape[3], TOKENS)
-        likeness = Likeness(a[:, windows][..., tokens, :] @ v[:, windows])
-        self._pair(node, lambda a, v: likeness(a @ v), a_raw[:, windows][..., tokens, :], v_raw[:, windows])
+        (a, v), (a_raw, v_raw) = ([_split_windows(x) for x in side] for side in (exact, raw))
+        windows, tokens = _sample_indices(a.shape[1], WINDOWS), _sample_indices(a.shape[3], TOKENS)
+        correlation = Correlation(a[:, windows][..., tokens, :] @ v[:, windows])
+        self._pair(node, lambda a, v: correlation(a @ v), a_raw[:, windows][..., tokens, :], v_raw[:, windows])
 
     def _pair(self, node: Node, score: Score, first: Tensor, second: Tensor) -> None:
-        """Both operands of a product of sites."""
-        places = [self._place(name) for name in node.inputs]
+        """Choose the scales of both operands of a product of two sites."""
+        sources = [self._source(name) for name in node.inputs]
         operands = [self._operand(name, x) for name, x in zip(node.inputs, (first, second), strict=True)]
-        free = (places[0] not in self.settled, places[1] not in self.settled)
-        for place, factor in zip(places, search(score, operands[0], operands[1], free), strict=True):
-            self._settle(place, factor)
+        free = (sources[0] not in self.chosen, sources[1] not in self.chosen)
+        for source, factor in zip(sources, search(score, operands[0], operands[1], free), strict=True):
+            self._set_scale(source, factor)
 
-    def _place(self, name: str) -> tuple[str, int]:
-        """The site that a product's input comes from, through moves of rows, and which group of its channels (Q, K or V)."""
+    def _source(self, name: str) -> tuple[str, int]:
+        """The site that an operand comes from, through data movement, and its group of channels (0, or Q, K, V = 0, 1, 2)."""
         group = 0
         while name not in self.sites:
             node = self.graph.node(name)
@@ -230,55 +236,55 @@ class Searcher:
         return name, group if len(self.sites[name].scale) > 1 else 0
 
     def _operand(self, name: str, x: Tensor) -> Operand:
-        site, group = self._place(name)
+        site, group = self._source(name)
         q = self.sites[site]
         zero = int(q.zero[group])
         return Operand(x, float(q.scale[group]), -zero, q.last - zero)
 
-    def _settle(self, place: tuple[str, int], factor: float) -> None:
-        """factor: 1 where the place was settled before."""
-        site, group = place
+    def _set_scale(self, source: tuple[str, int], factor: float) -> None:
+        """Multiply a scale by factor, which is 1 if the scale was chosen before, and mark it as chosen."""
+        site, group = source
         scale = self.sites[site].scale.copy()
         scale[group] *= factor
         self.sites[site] = dataclasses.replace(self.sites[site], scale=scale)
-        self.settled.add(place)
+        self.chosen.add(source)
 
 
 @torch.no_grad()
 def search_intervals(
     model: FloatModel, calibration: Calibration, images: NDArray[np.uint8], progress: Progress | None = None
 ) -> Calibration:
-    """`calibration` with other steps of its sites, and the weights of every linear map, from uint8 images [n, H, W, C]."""
+    """Return `calibration` with searched site scales and the weights of every linear layer; images: uint8 [n, H, W, C]."""
     searcher = Searcher(model, calibration)
-    side_by_side(searcher.graph, model.preprocess, images, searcher.step, progress, "searching intervals")
+    side_by_side(searcher.graph, model.preprocess, images, searcher.quantize_node, progress, "searching intervals")
     return dataclasses.replace(calibration, sites=searcher.sites, weights=searcher.weights)
 
 
-def _choice(size: int, count: int) -> Tensor:
-    """At most `count` of 0 .. size-1, in order; always the same. 0 is among them: a class token is unlike the others, and what
-    is clipped there is lost to the answer."""
+def _sample_indices(size: int, count: int) -> Tensor:
+    """At most `count` of 0 .. size-1, sorted, always the same. 0 is included: the class token differs from the others, and
+    clipping it would affect the logits directly."""
     others = 1 + torch.randperm(size - 1, generator=torch.Generator().manual_seed(0))[: count - 1]
     return torch.cat([torch.zeros(1, dtype=torch.long), others]).sort().values
 
 
-def _images(batches: Sequence[Tensor]) -> Tensor:
-    """The first IMAGES of batches [N, ...]."""
+def _first_images(batches: Sequence[Tensor]) -> Tensor:
+    """Join batches [N, ...] and keep the first IMAGES images."""
     return torch.cat([batch[:IMAGES] for batch in batches[:IMAGES]])[:IMAGES]
 
 
-def _windows(batches: Sequence[Tensor]) -> Tensor:
+def _split_windows(batches: Sequence[Tensor]) -> Tensor:
     """[N, H, T, D] or [N, W, H, T, D] -> [at most IMAGES, W, H, T, D]"""
-    x = _images(batches)
+    x = _first_images(batches)
     return x[:, None] if x.ndim == 4 else x
 
 
-def _unit(x: Tensor) -> Tensor:
-    """[..., n], the mean of each taken away, length 1 (0 if it is constant)."""
+def _normalized(x: Tensor) -> Tensor:
+    """Subtract the mean over the last axis and scale to length 1 (0 for constant vectors): [..., n]"""
     x = x - x.mean(-1, keepdim=True)
     return x.div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny))
 
 
 def _mean(batches: Sequence[Tensor]) -> NDArray[np.float64]:
-    """Of all rows of batches [N, T, O]: float64 [O]"""
+    """Mean over all rows of batches [N, T, O]: float64 [O]"""
     rows = sum(batch.shape[0] * batch.shape[1] for batch in batches)
     return np.sum([batch.sum((0, 1), dtype=torch.float64).numpy() for batch in batches], axis=0) / rows  # type: ignore[no-any-return]
