@@ -9,10 +9,11 @@ Neighbours: c_emit.py (writes the calls), native/engine.cpp (the same arena plan
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fqvit.export.c.arena import plan_arena
 from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
 from fqvit.ir.liveness import last_uses
 from fqvit.ir.moves import Concat, Permute, Take
@@ -21,7 +22,6 @@ from fqvit.ir.program import INPUT, AnyOp, Program, Verified
 from fqvit.ir.value import Value
 
 BYTES = {"u8": 1, "u16": 2, "i32": 4}
-ALIGNMENT = 8  # of buffers in the arena: nothing needs it, some processors are faster
 
 Access = Literal["row", "slice", "all"]
 
@@ -155,8 +155,8 @@ class _Planner:
         over = dict(self.over(kinds, stage_of, step))
         for name, holder in over.items():
             lives[holder] = lives[holder][0], max(lives[holder][1], lives[name][1])
-        own_place = [name for name in kinds if name not in self.container and name not in over]
-        offsets, arena = arranged({name: (sizes[name], lives[name]) for name in own_place})
+        placed = [name for name in kinds if name not in self.container and name not in over]
+        offsets, arena_bytes = plan_arena({name: sizes[name] for name in placed}, lives)
         offsets |= {name: offsets[holder] for name, holder in over.items()}
         for op in reversed(self.ops):
             if op.y in self.container:
@@ -164,7 +164,7 @@ class _Planner:
                 offsets[op.y] = offsets[outer_op.y] + offset
         places = {name: Place(kinds[name], sizes[name], offsets[name]) for name in kinds}
         inside = {name: offset for name, (_, offset) in self.container.items()}
-        return Plan(tuple(stages), places, self.roots, self.sliced, inside, arena)
+        return Plan(tuple(stages), places, self.roots, self.sliced, inside, arena_bytes)
 
     def over(self, kinds: Mapping[str, str], stage_of: dict[str, int], step: dict[str, int]) -> Iterator[tuple[str, str]]:
         """Whole buffers that are written row by row over one that dies in the same stage, each row being read before: the
@@ -236,34 +236,3 @@ class _Planner:
             view = self.values[self.readers[name][0][1]]
             return math.prod(view.shape[-2:]) * BYTES[value.dtype]
         return size_bytes(value)
-
-
-def arranged(buffers: dict[str, tuple[int, tuple[int, int]]]) -> tuple[dict[str, int], int]:
-    """Bytes and lives -> offsets and the size of the arena: one after the other, each at the lowest place where nothing lies
-    that lives at the same time. No order is the best for every network, so that the best of three is taken."""
-    orders: list[Callable[[str], tuple[int, ...]]] = [
-        lambda name: (-buffers[name][0],),
-        lambda name: (buffers[name][1][0] - buffers[name][1][1], -buffers[name][0]),
-        lambda name: (buffers[name][1][0], -buffers[name][0]),
-    ]
-    return min((_arranged(buffers, sorted(buffers, key=key)) for key in orders), key=lambda found: found[1])
-
-
-def _arranged(buffers: dict[str, tuple[int, tuple[int, int]]], order: list[str]) -> tuple[dict[str, int], int]:
-    offsets: dict[str, int] = {}
-    end = 0
-    for name in order:
-        size, (begin, last) = buffers[name]
-        taken = sorted(
-            (offsets[other], offsets[other] + buffers[other][0])
-            for other in offsets
-            if buffers[other][1][0] <= last and begin <= buffers[other][1][1]
-        )
-        at = 0
-        for first, after in taken:
-            if at + size <= first:
-                break
-            at = max(at, -(-after // ALIGNMENT) * ALIGNMENT)
-        offsets[name] = at
-        end = max(end, at + size)
-    return offsets, end
