@@ -45,7 +45,7 @@ from fqvit.detect.model.parts import box_model, mask_model, pyramid_model  # noq
 from fqvit.detect.program import DetectorProgram  # noqa: E402
 from fqvit.detect.settings import DetectSettings  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
-from fqvit.lowering.lower import lower_with_wires  # noqa: E402
+from fqvit.lowering.lower import lower_with_values  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
 from fqvit.models.load import FloatModel  # noqa: E402
 from fqvit.quant.calibration import Calibration  # noqa: E402
@@ -128,12 +128,12 @@ def heads(lowered: LoweredDetector) -> tuple[Program, Program]:
 
 def compare(model: FloatModel, calibration: Calibration, x: Codes, group: str | None = None) -> dict[str, Any]:
     """group: of all sites; None: the first part of each one's name (backbone, neck, rpn_head)."""
-    program, wires = lower_with_wires(model, calibration)
+    program, values = lower_with_values(model, calibration)
     engine = Engine(program, 1, keep=True)
     all_buffers = [engine.buffers(one) for one in x]
     buffers = {name: np.stack([buffers[name] for buffers in all_buffers]) for name in all_buffers[0]}
     groups: dict[str, dict[str, Any]] = {}
-    for site in compared_sites(model, calibration, wires, buffers, x):
+    for site in compared_sites(model, calibration, values, buffers, x):
         name = (group or site.node.name.split(".")[0]) + (", outputs" if site.q is None else "")
         one = groups.setdefault(name, {"codes": 0, "other": 0, "largest difference": 0, "least equal site": 1.0})
         other = int(np.count_nonzero(site.codes != site.found))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fqvit.lowering.emit import Wire
+from fqvit.lowering.emit import LoweredValue
 from fqvit.models.graph import IMAGES, Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
@@ -34,7 +34,7 @@ class Compared:
 def compared_sites(
     model: FloatModel,
     calibration: Calibration,
-    wires: Mapping[str, Wire],
+    values: Mapping[str, LoweredValue],
     buffers: Mapping[str, NDArray[Any]],
     x: NDArray[np.uint8],
 ) -> Iterator[Compared]:
@@ -49,30 +49,30 @@ def compared_sites(
         if q is None and node.name not in simulation.graph.outputs:
             continue
         producer = simulation.graph.node(written_by.get(node.name, node.name))
-        real = simulation.call(producer, [_value(simulation, wires, buffers, x, name) for name in producer.inputs])
+        real = simulation.call(producer, [_value(simulation, values, buffers, x, name) for name in producer.inputs])
         if q is None:
-            unit = torch.from_numpy(wires[node.name].unit)
-            yield Compared(node, q, (real / unit).round().numpy(), buffers[wires[node.name].buffer], real)
+            unit = torch.from_numpy(values[node.name].unit)
+            yield Compared(node, q, (real / unit).round().numpy(), buffers[values[node.name].buffer], real)
             continue
         codes = q.encode(real if producer is node else simulation.call(node, [real])).numpy()
-        found = buffers[wires[node.name].buffer]
+        found = buffers[values[node.name].buffer]
         if node.leaf.role == "logits":  # in steps of the site, but without its zero point and clip
             found = (found + q.zero).clip(0, q.last)
         yield Compared(node, q, codes, found, real)
 
 
-def _decoded(wire: Wire, codes: NDArray[Any]) -> Tensor:
+def _decoded(value: LoweredValue, codes: NDArray[Any]) -> Tensor:
     x = torch.from_numpy(codes.astype(np.float64))
-    if wire.q is None:
-        return x * torch.from_numpy(wire.unit)
-    if len(wire.q.scale) > x.shape[-1]:  # V in heads with a step for each channel
-        return wire.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
-    return wire.q.decode(x)
+    if value.q is None:
+        return x * torch.from_numpy(value.unit)
+    if len(value.q.scale) > x.shape[-1]:  # V in heads with a step for each channel
+        return value.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
+    return value.q.decode(x)
 
 
 def _value(
     simulation: Simulation,
-    wires: Mapping[str, Wire],
+    values: Mapping[str, LoweredValue],
     buffers: Mapping[str, NDArray[Any]],
     x: NDArray[np.uint8],
     site: str,
@@ -82,5 +82,5 @@ def _value(
         return simulation.values(x)
     node = simulation.graph.node(site)
     if node.leaf.role == "route":
-        return node.leaf(*(_value(simulation, wires, buffers, x, name) for name in node.inputs))  # type: ignore[no-any-return]
-    return _decoded(wires[site], buffers[wires[site].buffer]).float()
+        return node.leaf(*(_value(simulation, values, buffers, x, name) for name in node.inputs))  # type: ignore[no-any-return]
+    return _decoded(values[site], buffers[values[site].buffer]).float()

@@ -27,7 +27,7 @@ from fqvit.detect.lower import LoweredDetector
 from fqvit.detect.model.detector import FloatDetector
 from fqvit.detect.model.parts import box_model, mask_model, pyramid_model
 from fqvit.ir.ops import Linear
-from fqvit.lowering.lower import lower_with_wires
+from fqvit.lowering.lower import lower_with_values
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe
@@ -156,8 +156,8 @@ def test_buffers_stay_in_what_was_proved_and_torch_gives_the_same_bits(name: str
 @every_pair
 def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(name: str, recipe: str) -> None:
     for model, calibration, x in parts(name, recipe):
-        program, wires = lower_with_wires(model, calibration)
-        for site in compared_sites(model, calibration, wires, buffers_of(program, x), x):
+        program, values = lower_with_values(model, calibration)
+        for site in compared_sites(model, calibration, values, buffers_of(program, x), x):
             if site.q is None and calibration.recipe.mult == "short":
                 continue  # numbers have more bits than those multipliers
             wrong = site.codes != site.found

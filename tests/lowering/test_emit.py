@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
 from fqvit.ir.program import Move, Site
-from fqvit.lowering.emit import Emitter, Wire, _shortened, powers
+from fqvit.lowering.emit import Emitter, LoweredValue, _shortened, powers
 from fqvit.models.graph import Graph, Node
 from fqvit.models.layers import Leaf
 from fqvit.quant.calibration import Calibration
@@ -229,9 +229,9 @@ def test_moves_are_written_down_where_the_size_may_change() -> None:
 
 def test_an_accumulator_is_no_codes() -> None:
     q = params([0.5], [3])
-    assert Wire("y", (4,), q).codes() is q
+    assert LoweredValue("y", (4,), q).codes() is q
     with pytest.raises(FqvitError, match="^y: an accumulator where codes are needed"):
-        Wire("y", (4,)).codes()
+        LoweredValue("y", (4,)).codes()
 
 
 def test_steps_that_are_powers_of_two_apart() -> None:
@@ -257,7 +257,7 @@ def test_sites_say_how_to_read_every_kind_of_codes() -> None:
         "sum": (Leaf("norm"), None),
     }
     found = emitter(**{name: q for name, (_, q) in sites.items() if q is not None and name != "not calibrated"})
-    found.wires = {name: Wire(name, (4,), q) for name, (_, q) in sites.items()}
+    found.values = {name: LoweredValue(name, (4,), q) for name, (_, q) in sites.items()}
     read = found.sites(Graph(tuple(Node(name, leaf, ()) for name, (leaf, _) in sites.items()), "sum"))
     assert read == {
         "log2": Site("attention", 4, log2=True, zero_code=True),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
 from fqvit.models import layers
@@ -51,7 +51,7 @@ def table_of(q_x: QParams, q: QParams) -> tuple[dict[str, Any], Any]:
     """The constants and the op that lowering makes of GELU between two sites."""
     calibration: Any = SimpleNamespace(recipe=SimpleNamespace(mult="full"), sites={"g": q})
     emit = Emitter(calibration, False)
-    low = Lowering(emit, Node("g", layers.Gelu(), ("x",)), [Wire("x", (4, len(q.scale)), q_x)], SimpleNamespace())  # type: ignore[arg-type]
+    low = Lowering(emit, Node("g", layers.Gelu(), ("x",)), [LoweredValue("x", (4, len(q.scale)), q_x)], SimpleNamespace())  # type: ignore[arg-type]
     lower_node(low)
     return emit.constants, emit.ops[0]
 

@@ -16,7 +16,7 @@ from fqvit.detect.lower import KEPT_SIZES, LoweredDetector
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import CodeInput, Output
-from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.lower import LATER_FIELDS, _input, _outputs, lower, recorded
 from fqvit.models.graph import Graph, Node
 from fqvit.models.layers import Leaf
@@ -55,26 +55,28 @@ def test_the_input_of_a_head_is_codes(square: Any, q: QParams | None, expected: 
 
 
 @pytest.mark.parametrize(
-    "role, wire, features, expected",
+    "role, value, features, expected",
     [
-        ("logits", Wire("y", (5,), unit=np.array([0.5])), "logits", Output("y", "logits", 0.5)),
-        ("logits", Wire("y", (2, 2, 5), unit=np.array([0.5])), "logits", Output("y", "scores", 0.5)),
-        ("deltas", Wire("y", (5,), unit=np.array([0.5])), "logits", Output("y", "deltas", 0.5)),
-        ("deltas", Wire("y", (2, 2, 5), unit=np.array([0.5])), "logits", Output("y", "deltas", 0.5)),
-        ("fpn", Wire("y", (2, 2, 2), Q), "logits", Output("y", "map", 0.5, 3)),
-        ("norm", Wire("y", (2, 2), Q), "tokens", Output("y", "tokens", 0.5, 3)),
-        ("pooled", Wire("y", (2,), Q), "pooled", Output("y", "pooled", 0.5, 3)),
+        ("logits", LoweredValue("y", (5,), unit=np.array([0.5])), "logits", Output("y", "logits", 0.5)),
+        ("logits", LoweredValue("y", (2, 2, 5), unit=np.array([0.5])), "logits", Output("y", "scores", 0.5)),
+        ("deltas", LoweredValue("y", (5,), unit=np.array([0.5])), "logits", Output("y", "deltas", 0.5)),
+        ("deltas", LoweredValue("y", (2, 2, 5), unit=np.array([0.5])), "logits", Output("y", "deltas", 0.5)),
+        ("fpn", LoweredValue("y", (2, 2, 2), Q), "logits", Output("y", "map", 0.5, 3)),
+        ("norm", LoweredValue("y", (2, 2), Q), "tokens", Output("y", "tokens", 0.5, 3)),
+        ("pooled", LoweredValue("y", (2,), Q), "pooled", Output("y", "pooled", 0.5, 3)),
     ],
 )
-def test_an_output_has_the_kind_that_its_shape_and_role_say(role: Any, wire: Wire, features: Any, expected: Output) -> None:
+def test_an_output_has_the_kind_that_its_shape_and_role_say(
+    role: Any, value: LoweredValue, features: Any, expected: Output
+) -> None:
     emitter = Emitter(calibration(), False)
-    emitter.wires = {"y": wire}
+    emitter.values = {"y": value}
     assert _outputs(Graph((Node("y", Leaf(role), ()),), "y"), emitter, calibration(features)) == [expected]
 
 
 def test_outputs_come_in_the_order_of_the_model() -> None:
     emitter = Emitter(calibration(), False)
-    emitter.wires = {name: Wire(name, (5,), unit=np.array([0.5])) for name in "abc"}
+    emitter.values = {name: LoweredValue(name, (5,), unit=np.array([0.5])) for name in "abc"}
     graph = Graph(tuple(Node(name, Leaf("logits"), ()) for name in "abc"), "a", ("c", "b"))
     assert [output.buffer for output in _outputs(graph, emitter, calibration())] == ["c", "b", "a"]
 

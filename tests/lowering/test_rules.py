@@ -18,7 +18,7 @@ from fqvit.ir.moves import Take
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Move
 from fqvit.ir.value import NAMES, Scope, Value
-from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
 from fqvit.lowering.rules.layers import encode
@@ -39,64 +39,66 @@ def params(scale: float, zero: int, bits: int = 8, **more: Any) -> QParams:
     return QParams(bits, np.array([scale]), np.array([zero]), **more)
 
 
-def codes(shape: tuple[int, ...], q: QParams = X, seed: int = 0) -> tuple[Wire, Array]:
+def codes(shape: tuple[int, ...], q: QParams = X, seed: int = 0) -> tuple[LoweredValue, Array]:
     """Random codes of two images as an input."""
     made = np.random.default_rng(seed).integers(0, q.last + 1, (2, *shape)).astype(np.uint8 if q.bits <= 8 else np.uint16)
-    return Wire(f"x{seed}", shape, q), made
+    return LoweredValue(f"x{seed}", shape, q), made
 
 
-def numbers(shape: tuple[int, ...], unit: Array, seed: int = 0) -> tuple[Wire, Array]:
+def numbers(shape: tuple[int, ...], unit: Array, seed: int = 0) -> tuple[LoweredValue, Array]:
     """Random integers worth `unit` each."""
-    return Wire(f"x{seed}", shape, unit=unit), np.random.default_rng(seed).integers(-500, 500, (2, *shape)).astype(np.int32)
+    return LoweredValue(f"x{seed}", shape, unit=unit), np.random.default_rng(seed).integers(-500, 500, (2, *shape)).astype(
+        np.int32
+    )
 
 
-def read(wire: Wire, values: Array) -> Tensor:
+def read(value: LoweredValue, values: Array) -> Tensor:
     wide = torch.from_numpy(values.astype(np.float64))
-    return wide * torch.from_numpy(wire.unit) if wire.q is None else wire.q.decode(wide)
+    return wide * torch.from_numpy(value.unit) if value.q is None else value.q.decode(wide)
 
 
 class Made:
     """A rule's ops, run on numpy; and what the float leaf gives of the same inputs."""
 
     def __init__(
-        self, leaf: layers.Leaf, inputs: list[tuple[Wire, Array]], q: QParams | None, *tensors: Tensor, **options: Any
+        self, leaf: layers.Leaf, inputs: list[tuple[LoweredValue, Array]], q: QParams | None, *tensors: Tensor, **options: Any
     ) -> None:
         recipe = Recipe(name="test", **options.pop("recipe", {}))
         self.emit = Emitter(Calibration(recipe, "logits", 1, {} if q is None else {"y": q}), options.pop("masked", False))
         for name, value in options.items():
             setattr(self.emit, name, value)
         leaf = leaf.double()
-        node = Node("y", leaf, tuple(wire.buffer for wire, _ in inputs), tensors)
-        self.wire = lower_node(Lowering(self.emit, node, [wire for wire, _ in inputs], PREPROCESS))
-        arrays = {wire.buffer: array for wire, array in inputs}
+        node = Node("y", leaf, tuple(value.buffer for value, _ in inputs), tensors)
+        self.lowered = lower_node(Lowering(self.emit, node, [value for value, _ in inputs], PREPROCESS))
+        arrays = {value.buffer: array for value, array in inputs}
         known = {}
-        for wire, x in inputs:
-            levels = () if wire.q is None else wire.q.levels  # every row of such codes has the largest level
+        for value, x in inputs:
+            levels = () if value.q is None else value.q.levels  # every row of such codes has the largest level
             row_code = levels.index(max(levels)) if levels else None
-            lo, hi = (int(x.min()), int(x.max())) if wire.q is None else (0, wire.q.last)
-            known[wire.buffer] = Value(NAMES[x.dtype], x.shape[1:], lo, hi, row_code=row_code)
+            lo, hi = (int(x.min()), int(x.max())) if value.q is None else (0, value.q.last)
+            known[value.buffer] = Value(NAMES[x.dtype], x.shape[1:], lo, hi, row_code=row_code)
         kit = NumpyKit()
         for op in self.emit.ops:
             known[op.y], proofs = op.infer(Scope(known, self.emit.constants, op.y))
             assert all(proof.holds for proof in proofs)
             arrays[op.y] = op.run(kit, lambda name: arrays[name] if name in arrays else self.emit.constants[name])
             assert arrays[op.y].dtype == DTYPES[known[op.y].dtype]
-        self.values = arrays[self.wire.buffer]
-        assert self.values.shape[1:] == self.wire.shape
-        self.found = read(self.wire, self.values)
+        self.values = arrays[self.lowered.buffer]
+        assert self.values.shape[1:] == self.lowered.shape
+        self.found = read(self.lowered, self.values)
         if isinstance(leaf, layers.Patches):
             pixels = torch.from_numpy(inputs[0][1] / 255.0)
             floats = [((pixels - torch.tensor(MEAN)) / torch.tensor(STD)).permute(0, 3, 1, 2)]
         else:
-            floats = [read(wire, array) for wire, array in inputs]
+            floats = [read(value, array) for value, array in inputs]
         with torch.no_grad():
             self.exact = leaf(*floats, *tensors)
 
     def check(self, error: float | None = None) -> None:
         """Codes are the nearest; numbers are within `error`."""
         exact = self.exact
-        if self.wire.q is not None:
-            q = self.wire.q
+        if self.lowered.q is not None:
+            q = self.lowered.q
             ends = [q.decode(torch.full_like(exact, end)) for end in (0.0, float(q.last))]
             exact = torch.minimum(torch.maximum(exact, ends[0]), ends[1])
             steps = (
@@ -142,14 +144,14 @@ def test_a_linear_map_gives_the_nearest_codes(q: QParams) -> None:
 @pytest.mark.parametrize("q, unit", [(None, 2.0**-9), (params(0.3, 7), 0.3), (params(2.0**-12, 7), 2.0**-9)])
 def test_class_scores_have_one_unit_the_coarsest(q: QParams | None, unit: float) -> None:
     made = Made(linear("logits"), [codes((6,))], q)
-    assert made.wire.q is None and made.wire.unit.tolist() == [unit]
+    assert made.lowered.q is None and made.lowered.unit.tolist() == [unit]
     made.check(unit / 2 * (1 + 1e-6))
     assert made.values.dtype == np.int32
 
 
 def test_what_is_added_to_a_sum_comes_in_fractions_of_its_step_where_multipliers_are_short() -> None:
     made = Made(linear(), [codes((5, 6))], None, recipe={"mult": "short"}, sums={"y": params(0.5, 3)})
-    assert made.wire.unit.tolist() == [0.5 / 256]
+    assert made.lowered.unit.tolist() == [0.5 / 256]
     made.check(0.5 / 512 * (1 + 1e-3))
     # Codes of its own are not in fractions of another's.
     Made(linear(), [codes((5, 6))], params(0.7, 120), recipe={"mult": "short"}, sums={"y": params(0.5, 3)}).check(0.52)
@@ -167,9 +169,9 @@ def test_weights_that_were_chosen_are_taken() -> None:
 def test_weights_of_groups_are_packed() -> None:
     leaf = layers.Linear(16, 4, "fc1")
     leaf.weight.data = whole(4, 16).float()
-    wire = codes((5, 16))[0]
+    value = codes((5, 16))[0]
     emit = Emitter(Calibration(Recipe(name="test", weight_bits=4, weight_group=8), "logits", 1, {}), False)
-    lower_node(Lowering(emit, Node("y", leaf, ("x0",)), [wire], PREPROCESS))
+    lower_node(Lowering(emit, Node("y", leaf, ("x0",)), [value], PREPROCESS))
     (op,) = emit.ops
     assert isinstance(op, Linear) and op.group == 8 and set(emit.constants) == {"y.w", "y.exponent", "y.bias"}
     expected = quantize_linear(leaf.weight.detach().double().numpy(), np.zeros(4), X.channel_scales(16), 4, group=8).w
@@ -180,10 +182,12 @@ def test_weights_of_groups_are_packed() -> None:
 def test_patches_are_those_of_normalised_pixels() -> None:
     leaf = with_weights(layers.Patches(3, 2, 4), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0)).double())
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 6, 3)).astype(np.uint8)
-    made = Made(leaf, [(Wire("pixels", (4, 6, 3)), pixels)], None)
+    made = Made(leaf, [(LoweredValue("pixels", (4, 6, 3)), pixels)], None)
     made.check(0.05)  # 8 bits of weights
-    assert made.wire.shape == (6, 4) and made.emit.moves == {}
-    assert Made(leaf, [(Wire("pixels", (4, 6, 3)), pixels)], None, resizable=True).emit.moves == {"y.pixels": Move("patches")}
+    assert made.lowered.shape == (6, 4) and made.emit.moves == {}
+    assert Made(leaf, [(LoweredValue("pixels", (4, 6, 3)), pixels)], None, resizable=True).emit.moves == {
+        "y.pixels": Move("patches")
+    }
 
 
 PREFIX = torch.tensor([[[0.3, -0.7, 2.0, 9.0], [1.0, 2.0, -3.0, 0.49]]]).double()
@@ -192,11 +196,11 @@ POSITIONS = torch.linspace(-1, 1, 20).double().reshape(1, 5, 4)
 
 @pytest.mark.parametrize("patches", [numbers((3, 4), np.array([0.01, 0.02, 0.03, 0.04])), codes((3, 4), params(0.05, 99))])
 @pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_tokens_and_positions_are_added_to_patches(patches: tuple[Wire, Array], prefix: int) -> None:
+def test_tokens_and_positions_are_added_to_patches(patches: tuple[LoweredValue, Array], prefix: int) -> None:
     unit = 0.05 if patches[0].q is not None else 0.04
     clipped = PREFIX if patches[0].q is None else PREFIX.clamp(-99 * 0.05, 156 * 0.05)
     made = Made(layers.Embed(), [patches], params(0.1, 128), clipped[:, :prefix], POSITIONS[:, : 3 + prefix])
-    assert made.wire.shape == (3 + prefix, 4)
+    assert made.lowered.shape == (3 + prefix, 4)
     made.check(0.5 + (unit / 2 / 0.1 if prefix else 0) + 1e-2)  # the token is rounded to the patches' unit first
     if prefix and patches[0].q is None:
         token = np.floor(clipped[0, :prefix].numpy() / patches[0].unit + 0.5)
@@ -215,7 +219,7 @@ ALPHA = np.array([0, 1, 2, 3], np.uint8)
 
 @pytest.mark.parametrize("q", [params(0.3, 128), QParams(8, np.array([0.05]), np.array([128]), ALPHA), params(0.02, 30000, 16)])
 @pytest.mark.parametrize("second", [numbers((3, 4), np.array([0.01, 0.02, 0.03, 0.04]), 1), codes((3, 4), params(0.05, 99), 1)])
-def test_sums_are_rounded_once(second: tuple[Wire, Array], q: QParams) -> None:
+def test_sums_are_rounded_once(second: tuple[LoweredValue, Array], q: QParams) -> None:
     Made(layers.Add(), [codes((3, 4), QParams(8, np.array([0.02]), np.array([120]), ALPHA)), second], q).check()
 
 
@@ -289,13 +293,13 @@ BYTES = tuple(range(256))
     "q", [params(1 / 255, 0), params(1.0, 0, 4, log2=True), params(1.0, 0, 3, levels=LEVELS), params(1.0, 0, 8, levels=BYTES)]
 )
 def test_attention_times_v(q: QParams, mult: str) -> None:
-    wire, attention = codes((2, 3, 3), q)
+    value, attention = codes((2, 3, 3), q)
     if q.levels:
         attention[..., 0] = np.argmax(q.levels)
     if not q.log2 and not q.levels:
         attention = attention // 3  # rows sum to at most 1
     v = codes((2, 3, 4), params(0.05, 99), 1)
-    made = Made(layers.Context(), [(wire, attention), v], params(0.1, 128), recipe={"mult": mult})
+    made = Made(layers.Context(), [(value, attention), v], params(0.1, 128), recipe={"mult": mult})
     made.check(0.52)
     if q.levels:
         (attend,) = [op for op in made.emit.ops if isinstance(op, Attend)]
@@ -303,7 +307,9 @@ def test_attention_times_v(q: QParams, mult: str) -> None:
         assert attend.mult < 2**29
 
 
-def multiplier_of(leaf: layers.Leaf, inputs: list[tuple[Wire, Array]], q: QParams, mult: str = "full") -> tuple[int, int]:
+def multiplier_of(
+    leaf: layers.Leaf, inputs: list[tuple[LoweredValue, Array]], q: QParams, mult: str = "full"
+) -> tuple[int, int]:
     (op,) = [op for op in Made(leaf, inputs, q, recipe={"mult": mult}).emit.ops if isinstance(op, Attend | Softmax)]
     return op.mult, op.shift
 
@@ -311,8 +317,8 @@ def multiplier_of(leaf: layers.Leaf, inputs: list[tuple[Wire, Array]], q: QParam
 @pytest.mark.parametrize("scale", [*(0.1 * 1.07**i for i in range(12)), 50 * (1 - 2.0**-31)])
 def test_multipliers_of_weighted_means_leave_room_for_the_largest_level(scale: float) -> None:
     q = params(1.0, 0, 3, levels=LEVELS)
-    wire, attention = codes((2, 3, 3), q)
-    inputs = [(wire, attention * 0), codes((2, 3, 4), params(scale, 99), 1)]
+    value, attention = codes((2, 3, 3), q)
+    inputs = [(value, attention * 0), codes((2, 3, 4), params(scale, 99), 1)]
     exact = Fraction(scale) / Fraction(0.2) / 1000
     mult, shift = multiplier_of(layers.Context(), inputs, params(0.2, 128))
     assert 2**28 <= mult < 2**29
@@ -351,8 +357,8 @@ def test_deconvolutions_put_four_places_side_by_side() -> None:
 
 
 def test_a_relu_is_the_map_before_it() -> None:
-    x = (Wire("y", (2, 3)), np.zeros((2, 2, 3), np.int32))
-    assert Made(maps.Relu(), [x], params(0.5, 0)).wire is x[0]
+    x = (LoweredValue("y", (2, 3)), np.zeros((2, 2, 3), np.int32))
+    assert Made(maps.Relu(), [x], params(0.5, 0)).lowered is x[0]
     with pytest.raises(FqvitError, match="^y: follows no convolution or linear map that it alone reads"):
         Made(maps.Relu(), [codes((2, 3))], params(0.5, 0))
 

@@ -11,7 +11,7 @@ import torch
 
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import LayerNorm
-from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
 from fqvit.models import layers, maps
@@ -23,7 +23,7 @@ from fqvit.quant.recipe import Recipe
 from .test_rules import PREPROCESS, Made, codes, linear, numbers, params, whole, with_weights
 
 
-def emitted(leaf: layers.Leaf, x: Wire, q: QParams, **recipe: Any) -> Emitter:
+def emitted(leaf: layers.Leaf, x: LoweredValue, q: QParams, **recipe: Any) -> Emitter:
     """What a rule writes; nothing runs."""
     emit = Emitter(Calibration(Recipe(name="test", **recipe), "logits", 1, {"y": q}), False)
     lower_node(Lowering(emit, Node("y", leaf, (x.buffer,)), [x], PREPROCESS))
@@ -92,13 +92,15 @@ def test_a_bias_of_scores_is_the_nearest_in_their_unit() -> None:
 @pytest.mark.parametrize("exp", ["table", "polynomial"])
 def test_exponentials_leave_room_for_a_row_of_all_tokens(exp: str) -> None:
     """However many windows and heads there are."""
-    emit = emitted(layers.Softmax(), Wire("x", (3, 2, 4096, 4096), params(0.04, 128)), params(1.0, 0, 4, log2=True), exp=exp)
+    emit = emitted(
+        layers.Softmax(), LoweredValue("x", (3, 2, 4096, 4096), params(0.04, 128)), params(1.0, 0, 4, log2=True), exp=exp
+    )
     assert 2**29 <= 4096 * int(emit.constants["y.table"].max()) <= 2**30
 
 
 @pytest.mark.parametrize("bits", [6, 8])
 def test_exponentials_have_an_entry_for_each_distance_of_two_codes(bits: int) -> None:
-    emit = emitted(layers.Softmax(), Wire("x", (2, 9, 9), params(1e-3, 3, bits)), params(1.0, 0, 4, log2=True))
+    emit = emitted(layers.Softmax(), LoweredValue("x", (2, 9, 9), params(1e-3, 3, bits)), params(1.0, 0, 4, log2=True))
     assert len(emit.constants["y.table"]) == 2**bits
 
 
@@ -106,7 +108,7 @@ def test_exponentials_have_an_entry_for_each_distance_of_two_codes(bits: int) ->
 def test_levels_are_looked_up_for_each_distance_of_two_codes(first: int, table: list[int]) -> None:
     """first: the distance from which on the lower level, half of the upper one, is the nearer."""
     q = params(-math.log(0.75) / (first - 0.5), 128)
-    emit = emitted(layers.Softmax(), Wire("x", (2, 9, 9), q), params(1.0, 0, 1, levels=(100, 50)))
+    emit = emitted(layers.Softmax(), LoweredValue("x", (2, 9, 9), q), params(1.0, 0, 1, levels=(100, 50)))
     assert emit.constants["y.table"].tolist() == table
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
-from fqvit.lowering.emit import Wire
-from fqvit.lowering.lower import lower, lower_with_wires
+from fqvit.lowering.emit import LoweredValue
+from fqvit.lowering.lower import lower, lower_with_values
 from fqvit.models.graph import IMAGES, run_float, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
@@ -35,10 +35,12 @@ RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "fqvit", "w4", *NA
 
 
 @cache
-def lowered(kind: str, recipe: str, features: Any = "logits") -> tuple[FloatModel, Calibration, Program, dict[str, Wire]]:
+def lowered(
+    kind: str, recipe: str, features: Any = "logits"
+) -> tuple[FloatModel, Calibration, Program, dict[str, LoweredValue]]:
     model = float_model(kind)
     calibration = calibration_of(model, NAMED.get(recipe, recipe), features=features)
-    return model, calibration, *lower_with_wires(model, calibration)
+    return model, calibration, *lower_with_values(model, calibration)
 
 
 every_model = pytest.mark.parametrize("kind", MODELS)
@@ -81,18 +83,18 @@ def test_buffers_have_the_types_shapes_and_bounds_that_verify_found(kind: str, r
         assert value.lo <= x.min() and x.max() <= value.hi, name
 
 
-def decoded(wire: Wire, codes: np.ndarray[Any, Any]) -> Tensor:
+def decoded(value: LoweredValue, codes: np.ndarray[Any, Any]) -> Tensor:
     x = torch.from_numpy(codes.astype(np.float64))
-    if wire.q is None:
-        return x * torch.from_numpy(wire.unit)
-    if len(wire.q.scale) > x.shape[-1]:  # V in heads, [..., H, T, D], with a step for each of H D channels
-        return wire.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
-    return wire.q.decode(x)
+    if value.q is None:
+        return x * torch.from_numpy(value.unit)
+    if len(value.q.scale) > x.shape[-1]:  # V in heads, [..., H, T, D], with a step for each of H D channels
+        return value.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
+    return value.q.decode(x)
 
 
 @every_pair
 def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(kind: str, recipe: str) -> None:
-    model, calibration, program, wires = lowered(kind, recipe)
+    model, calibration, program, values = lowered(kind, recipe)
     images = images_for(model.preprocess, 14, 5)[:12]  # not the black and the white one: all their tokens are equal
     buffers = buffers_of(program, images)
     simulation = Simulation(model, calibration)
@@ -104,7 +106,7 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
         node = simulation.graph.node(name)
         if node.leaf.role == "route":
             return node.leaf(*map(value, node.inputs))  # type: ignore[no-any-return]
-        return decoded(wires[name], buffers[wires[name].buffer]).float()
+        return decoded(values[name], buffers[values[name].buffer]).float()
 
     faults = []
     for node in simulation.graph.nodes:
@@ -113,7 +115,7 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
             continue
         with torch.no_grad():
             codes = q.encode(simulation.call(node, [value(name) for name in node.inputs])).numpy()
-        found = buffers[wires[node.name].buffer]
+        found = buffers[values[node.name].buffer]
         if node.leaf.role == "logits":  # in steps of the site, but without its zero point and clip
             found = (found + q.zero).clip(0, q.last)
         wrong = codes != found
@@ -184,9 +186,9 @@ def test_features_are_integers_with_their_scale(kind: str, features: Any) -> Non
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @every_model
 def test_features_say_how_to_read_every_channel(kind: str, features: Any) -> None:
-    _, _, program, wires = lowered(kind, "fq-vit", features)
+    _, _, program, values = lowered(kind, "fq-vit", features)
     output = program.header.output
-    alpha = next(w for w in wires.values() if w.buffer == output.buffer).codes().alpha
+    alpha = next(w for w in values.values() if w.buffer == output.buffer).codes().alpha
     if alpha is not None and alpha.any():
         assert_same(program.constants[output.alpha], alpha, "alpha of the output")  # type: ignore[attr-defined]
 

@@ -26,7 +26,7 @@ SUM_BITS = 16  # of what is added to a residual sum's codes where multipliers ar
 
 
 @dataclass(frozen=True)
-class Wire:
+class LoweredValue:
     """What a value of the graph became: a buffer of codes (q), or integers worth `unit` each (float64 [1] or [C])."""
 
     buffer: str
@@ -53,7 +53,7 @@ class Emitter:
         self.resizable = False
         self.moves: dict[str, Move] = {}
         self.masked = masked  # some window is masked, so the last attention code means 0 everywhere
-        self.wires: dict[str, Wire] = {}
+        self.values: dict[str, LoweredValue] = {}
         self.ops: list[AnyOp] = []
         self.constants: dict[str, Constant] = {}
         self._shared: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
@@ -155,7 +155,7 @@ class Emitter:
         """How to read the codes of every quantized site."""
         found = {}
         for node in graph.nodes:
-            q = self.wires[node.name].q
+            q = self.values[node.name].q
             if q is None or node.name not in self.calibration.sites:
                 continue
             role = node.leaf.role

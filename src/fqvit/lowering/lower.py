@@ -12,7 +12,7 @@ import numpy as np
 from fqvit.errors import FqvitError
 from fqvit.ir.file import VERSION
 from fqvit.ir.program import CLASSES, INPUT, CodeInput, Header, Kind, Output, Program
-from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
 from fqvit.models import layers
@@ -29,10 +29,10 @@ LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
     """The integer program of `model`, verified. The model is only read."""
-    return lower_with_wires(model, calibration)[0]
+    return lower_with_values(model, calibration)[0]
 
 
-def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, Wire]]:
+def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, LoweredValue]]:
     """Also what every node of the graph became, for comparing float and integer values."""
     check_integer(calibration.recipe)
     graph = trace(model.module, calibration.features)
@@ -46,10 +46,10 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
     # Maps of a detector keep their weights at every image size; heads and classifiers have one size.
     emitter.resizable = any(isinstance(node.leaf, Grid) for node in graph.nodes)
     image = (model.preprocess.height, model.preprocess.width, model.preprocess.channels)
-    emitter.wires[IMAGES] = Wire(INPUT, model.square or image, calibration.square)
+    emitter.values[IMAGES] = LoweredValue(INPUT, model.square or image, calibration.square)
     for node in graph.nodes:
-        lowering = Lowering(emitter, node, [emitter.wires[name] for name in node.inputs], model.preprocess)
-        emitter.wires[node.name] = lower_node(lowering)
+        lowering = Lowering(emitter, node, [emitter.values[name] for name in node.inputs], model.preprocess)
+        emitter.values[node.name] = lower_node(lowering)
     output, *others = _outputs(graph, emitter, calibration)
     header = Header(
         version=VERSION,
@@ -73,7 +73,7 @@ def lower_with_wires(model: FloatModel, calibration: Calibration) -> tuple[Progr
         emitter.constant(CLASSES, np.frombuffer("\n".join(model.classes).encode(), np.uint8))
     program = Program(header, emitter.constants)
     program.verify()
-    return program, emitter.wires
+    return program, emitter.values
 
 
 def recorded(recipe: Recipe) -> dict[str, object]:
@@ -95,11 +95,11 @@ def _outputs(graph: Graph, emitter: Emitter, calibration: Calibration) -> list[O
     """In the order in which the model returns them."""
     found = []
     for name in graph.outputs:
-        wire, features = emitter.wires[name], calibration.features
-        if wire.q is None:
-            kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(wire.shape) == 1 else "scores"
-            found.append(Output(wire.buffer, kind, float(wire.unit[0])))
+        value, features = emitter.values[name], calibration.features
+        if value.q is None:
+            kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(value.shape) == 1 else "scores"
+            found.append(Output(value.buffer, kind, float(value.unit[0])))
         else:
             kind = "map" if features == "logits" else features
-            found.append(Output(wire.buffer, kind, float(wire.q.scale[0]), int(wire.q.zero[0]), emitter.alpha(wire.q)))
+            found.append(Output(value.buffer, kind, float(value.q.scale[0]), int(value.q.zero[0]), emitter.alpha(value.q)))
     return found

@@ -7,7 +7,7 @@ attention.py those of attention, maps.py those of the leaves of detectors.
 from __future__ import annotations
 
 from fqvit.errors import FqvitError
-from fqvit.lowering.emit import Wire
+from fqvit.lowering.emit import LoweredValue
 from fqvit.lowering.rules import attention, layers, maps
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.models.layers import Leaf
@@ -15,7 +15,7 @@ from fqvit.models.layers import Leaf
 RULES: dict[type[Leaf], Rule] = {**layers.RULES, **attention.RULES, **maps.RULES}
 
 
-def lower_node(low: Lowering) -> Wire:
+def lower_node(low: Lowering) -> LoweredValue:
     """Emit the ops of one node by the rule of its leaf module."""
     leaf = low.node.leaf
     rule = RULES.get(type(leaf))

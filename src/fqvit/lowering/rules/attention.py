@@ -11,7 +11,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Permute
-from fqvit.lowering.emit import Wire
+from fqvit.lowering.emit import LoweredValue
 from fqvit.lowering.grids import numbered
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.lowering.rules.layers import double
@@ -21,7 +21,7 @@ from fqvit.quant.exptable import EXP_TABLES, level_table
 SOFTMAX_BITS = 52  # of Softmax's mult: below 2^53, which every JSON reader can hold
 
 
-def lower_heads(leaf: layers.Heads, low: Lowering) -> Wire:
+def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     *lead, tokens, triple = x.shape
     width = triple // 3 // leaf.heads
@@ -36,18 +36,18 @@ def lower_heads(leaf: layers.Heads, low: Lowering) -> Wire:
             perm=(*range(n), n + 1, n, n + 2),
         )
     )
-    return Wire(low.name, shape, x.codes().group(leaf.part))
+    return LoweredValue(low.name, shape, x.codes().group(leaf.part))
 
 
-def lower_scores(leaf: layers.Scores, low: Lowering) -> Wire:
+def lower_scores(leaf: layers.Scores, low: Lowering) -> LoweredValue:
     return _emit_scores(low, leaf.scale, None)
 
 
-def lower_biased_scores(leaf: layers.BiasedScores, low: Lowering) -> Wire:
+def lower_biased_scores(leaf: layers.BiasedScores, low: Lowering) -> LoweredValue:
     return _emit_scores(low, leaf.scale, leaf.index)
 
 
-def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
+def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredValue:
     emit, (a, b), q = low.emit, low.inputs, low.codes()
     q_a, q_b = a.codes(), b.codes()
     unit = float(q_a.scale[0] * q_b.scale[0]) * scale
@@ -73,10 +73,10 @@ def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> Wire:
             bits=q.bits,
         )
     )
-    return Wire(low.name, (*a.shape[:-1], b.shape[-2]), q)
+    return LoweredValue(low.name, (*a.shape[:-1], b.shape[-2]), q)
 
 
-def lower_softmax(leaf: layers.Softmax, low: Lowering) -> Wire:
+def lower_softmax(leaf: layers.Softmax, low: Lowering) -> LoweredValue:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, tokens = x.codes(), x.shape[-1]
     region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
@@ -85,7 +85,7 @@ def lower_softmax(leaf: layers.Softmax, low: Lowering) -> Wire:
     if q.levels:
         emit.constant(f"{low.name}.table", level_table(float(q_x.scale[0]), q_x.last + 1, q.levels, leaf.mask is not None))
         emit.op(RowCodes(y=low.name, x=x.buffer, region=region))
-        return Wire(low.name, x.shape, q)
+        return LoweredValue(low.name, x.shape, q)
     make = EXP_TABLES[emit.calibration.recipe.exp]
     emit.constant(f"{low.name}.table", make(float(q_x.scale[0]), q_x.last + 1, tokens))
     if q.log2:
@@ -96,7 +96,7 @@ def lower_softmax(leaf: layers.Softmax, low: Lowering) -> Wire:
         softmax_shift = min(SOFTMAX_BITS + math.frexp(scale)[1] - 1, SOFTMAX_BITS)
         mult = round(2**softmax_shift / scale)
         emit.op(Softmax(y=low.name, x=x.buffer, mult=mult, shift=softmax_shift, bits=q.bits, region=region))
-    return Wire(low.name, x.shape, q)
+    return LoweredValue(low.name, x.shape, q)
 
 
 def _regions(mask: Tensor) -> np.ndarray:
@@ -111,7 +111,7 @@ def _regions(mask: Tensor) -> np.ndarray:
     return numbered(same)
 
 
-def lower_context(leaf: layers.Context, low: Lowering) -> Wire:
+def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
     emit, (a, v), q = low.emit, low.inputs, low.codes()
     q_a, q_v = a.codes(), v.codes()
     heads = f"{low.name}.heads"
@@ -138,7 +138,7 @@ def lower_context(leaf: layers.Context, low: Lowering) -> Wire:
     n = len(lead)
     shape = (*lead, tokens, count * width)
     emit.op(Permute(y=low.name, x=heads, view=(*lead, count, tokens, width), perm=(*range(n), n + 1, n, n + 2), shape=shape))
-    return Wire(low.name, shape, q)
+    return LoweredValue(low.name, shape, q)
 
 
 RULES: dict[type[layers.Leaf], Rule] = {

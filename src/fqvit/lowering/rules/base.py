@@ -11,7 +11,7 @@ from typing import Any
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.lowering.emit import Emitter, Wire
+from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.models.graph import Node
 from fqvit.quant.qparams import QParams
 
@@ -22,7 +22,7 @@ class Lowering:
 
     emit: Emitter
     node: Node
-    inputs: list[Wire]
+    inputs: list[LoweredValue]
     preprocess: Preprocess
 
     @property
@@ -46,4 +46,4 @@ class Lowering:
 
 
 # (leaf, low) -> the value of the node's output. The leaf is an instance of the class that the rule is listed under.
-Rule = Callable[[Any, Lowering], Wire]
+Rule = Callable[[Any, Lowering], LoweredValue]

@@ -11,7 +11,7 @@ from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.value import Constant
-from fqvit.lowering.emit import Wire, powers
+from fqvit.lowering.emit import LoweredValue, powers
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.models import layers
 from fqvit.quant.qparams import QParams
@@ -25,7 +25,7 @@ from fqvit.quant.weights import (
 )
 
 
-def lower_patches(leaf: layers.Patches, low: Lowering) -> Wire:
+def lower_patches(leaf: layers.Patches, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     (height, width, channels), patch = x.shape, leaf.patch
     rows, columns = height // patch, width // patch
@@ -42,16 +42,22 @@ def lower_patches(leaf: layers.Patches, low: Lowering) -> Wire:
     low.emit.move(squares, "patches")
     weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
-    return emit_linear(low, Wire(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
+    return emit_linear(low, LoweredValue(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
 
 
-def lower_linear(leaf: layers.Linear, low: Lowering) -> Wire:
+def lower_linear(leaf: layers.Linear, low: Lowering) -> LoweredValue:
     return emit_linear(low, low.inputs[0], *weight_rows(leaf), logits=leaf.role in ("logits", "deltas"))
 
 
 def emit_linear(
-    low: Lowering, x: Wire, weight: np.ndarray, bias: np.ndarray | None, *, logits: bool = False, name: str | None = None
-) -> Wire:
+    low: Lowering,
+    x: LoweredValue,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    *,
+    logits: bool = False,
+    name: str | None = None,
+) -> LoweredValue:
     """name: of the buffer, where it is not the node's site."""
     emit, q_x = low.emit, x.codes()
     name = name or low.site
@@ -77,21 +83,21 @@ def emit_linear(
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
-        return Wire(name, shape, unit=np.array([unit]))
+        return LoweredValue(name, shape, unit=np.array([unit]))
     fraction = emit.sum_unit(name)
     if low.q is None and fraction is not None:
         emit.requantizer(name, quantized.scale / fraction)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
-        return Wire(name, shape, unit=np.array([fraction]))
+        return LoweredValue(name, shape, unit=np.array([fraction]))
     if low.q is None:
         emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner))
-        return Wire(name, shape, unit=quantized.scale)
+        return LoweredValue(name, shape, unit=quantized.scale)
     emit.requantizer(name, quantized.scale / low.q.channel_scales(outputs), short=short is not None)
     emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner))
-    return Wire(name, shape, low.q)
+    return LoweredValue(name, shape, low.q)
 
 
-def lower_embed(leaf: layers.Embed, low: Lowering) -> Wire:
+def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
     emit, (patches,) = low.emit, low.inputs
     prefix, positions = (double(param)[0] for param in low.node.params)
     stream, tokens = patches.buffer, patches.shape[0]
@@ -113,34 +119,34 @@ def lower_embed(leaf: layers.Embed, low: Lowering) -> Wire:
         unit = fraction
         emit.constant(f"{low.name}.positions", emit.int32(low.name, "positions", whole))
     joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
-    return _emit_add(low, joined, Wire(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
+    return _emit_add(low, joined, LoweredValue(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
 
 
-def lower_add(leaf: layers.Add, low: Lowering) -> Wire:
+def lower_add(leaf: layers.Add, low: Lowering) -> LoweredValue:
     return _emit_add(low, *low.inputs)
 
 
-def _emit_add(low: Lowering, a: Wire, b: Wire) -> Wire:
+def _emit_add(low: Lowering, a: LoweredValue, b: LoweredValue) -> LoweredValue:
     emit, q, name = low.emit, low.codes(), low.name
     # In units of the output's one scale, before its shift: codes by their own scale, accumulators channel by channel.
-    ratios = [(wire.unit if wire.q is None else wire.q.scale) / q.scale[0] for wire in (a, b)]
+    ratios = [(value.unit if value.q is None else value.q.scale) / q.scale[0] for value in (a, b)]
     mults, shift = emit.shared_shift(name, ratios)
     terms = []
-    for i, (wire, mult) in enumerate(zip((a, b), mults, strict=True)):
+    for i, (value, mult) in enumerate(zip((a, b), mults, strict=True)):
         number: int | str = int(mult[0])
         if len(mult) > 1:
             number = f"{name}.mult{i}"
             emit.constant(number, mult.astype(np.int32))
-        if wire.q is None:
-            terms.append(Term(x=wire.buffer, mult=number))
+        if value.q is None:
+            terms.append(Term(x=value.buffer, mult=number))
         else:
-            terms.append(Term(x=wire.buffer, mult=number, zero=emit.zero(wire.q), alpha=emit.alpha(wire.q)))
+            terms.append(Term(x=value.buffer, mult=number, zero=emit.zero(value.q), alpha=emit.alpha(value.q)))
     zero = emit.zero(q)
     emit.op(Add(y=name, terms=(terms[0], terms[1]), shift=shift, y_zero=zero, y_alpha=emit.alpha(q), bits=q.bits))
-    return Wire(name, a.shape, q)
+    return LoweredValue(name, a.shape, q)
 
 
-def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> Wire:
+def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     channels = x.shape[-1]
     q_x, steps = x.codes(), q.channel_scales(channels)
@@ -158,10 +164,10 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> Wire:
             bits=q.bits,
         )
     )
-    return Wire(name, x.shape, q)
+    return LoweredValue(name, x.shape, q)
 
 
-def lower_gelu(leaf: layers.Gelu, low: Lowering) -> Wire:
+def lower_gelu(leaf: layers.Gelu, low: Lowering) -> LoweredValue:
     (x,), q = low.inputs, low.codes()
     q_x = x.codes()
     values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
@@ -169,15 +175,15 @@ def lower_gelu(leaf: layers.Gelu, low: Lowering) -> Wire:
     if len(q.scale) == 1:
         emit.constant(f"{name}.table", encode(values, q).astype(np.uint8))
         emit.op(Lookup(y=name, x=x.buffer))
-        return Wire(name, x.shape, q)
+        return LoweredValue(name, x.shape, q)
     finest, alpha, zeros = powers(q)
     table = np.floor(2 * values / finest).astype(np.int64)
     emit.constant(f"{name}.table", table.astype(np.int16 if np.abs(table).max() < 2**15 else np.int32))
     emit.op(Lookup(y=name, x=x.buffer, alpha=emit.shared("alpha", alpha), y_zero=zeros, bits=q.bits))
-    return Wire(name, x.shape, q)
+    return LoweredValue(name, x.shape, q)
 
 
-def lower_take(leaf: layers.Take, low: Lowering) -> Wire:
+def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
     emit, (x,) = low.emit, low.inputs
     q, channels = x.codes(), x.shape[-1]
     index = leaf.index.cpu().numpy().astype(np.int32)
@@ -189,13 +195,13 @@ def lower_take(leaf: layers.Take, low: Lowering) -> Wire:
     emit.op(Take(y=rows, x=x.buffer, index=emit.shared("rows", index), fill=fill))
     shape = (*index.shape, channels)
     if not leaf.join:
-        return Wire(low.name, shape, q)
+        return LoweredValue(low.name, shape, q)
     joined = (*index.shape[:-1], index.shape[-1] * channels)
     emit.op(Permute(y=low.name, x=rows, view=joined, perm=tuple(range(len(joined))), shape=joined))
-    return Wire(low.name, joined, q.tiled(index.shape[-1]))
+    return LoweredValue(low.name, joined, q.tiled(index.shape[-1]))
 
 
-def lower_mean(leaf: layers.Mean, low: Lowering) -> Wire:
+def lower_mean(leaf: layers.Mean, low: Lowering) -> LoweredValue:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, (tokens, channels) = x.codes(), x.shape
     mult, shift = emit.encode(low.name, float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
@@ -212,7 +218,7 @@ def lower_mean(leaf: layers.Mean, low: Lowering) -> Wire:
             bits=q.bits,
         )
     )
-    return Wire(low.name, (channels,), q)
+    return LoweredValue(low.name, (channels,), q)
 
 
 def double(tensor: Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ import math
 from fqvit.errors import FqvitError
 from fqvit.ir.moves import Permute, Take
 from fqvit.lowering import grids
-from fqvit.lowering.emit import Wire
+from fqvit.lowering.emit import LoweredValue
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.lowering.rules.layers import emit_linear
 from fqvit.models import maps
@@ -19,7 +19,7 @@ from fqvit.models.layers import Leaf
 from fqvit.quant.weights import weight_rows
 
 
-def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> Wire:
+def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
     (x,), emit = low.inputs, low.emit
     height, width, channels = x.shape
     q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
@@ -29,10 +29,10 @@ def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> Wire:
     emit.move(squares, "grid")
     shape = (height, width, 9 * channels)
     emit.op(Permute(y=squares, x=rows, view=shape, perm=(0, 1, 2)))
-    return emit_linear(low, Wire(squares, shape, q.tiled(9)), *weight_rows(leaf))
+    return emit_linear(low, LoweredValue(squares, shape, q.tiled(9)), *weight_rows(leaf))
 
 
-def lower_deconv(leaf: maps.Deconv, low: Lowering) -> Wire:
+def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     height, width, _ = x.shape
     low.codes()  # an accumulator would have a unit for each of the four places
@@ -41,50 +41,50 @@ def lower_deconv(leaf: maps.Deconv, low: Lowering) -> Wire:
     shape = (2 * height, 2 * width, outputs)
     view = (height, width, 2, 2, outputs)
     low.emit.op(Permute(y=low.site, x=four.buffer, view=view, perm=(0, 2, 1, 3, 4), shape=shape))
-    return Wire(low.site, shape, four.q)
+    return LoweredValue(low.site, shape, four.q)
 
 
-def lower_relu(leaf: maps.Relu, low: Lowering) -> Wire:
+def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     if x.buffer != low.name:
         raise FqvitError(f"{low.name}: follows no convolution or linear map that it alone reads; there is no rule for that.")
     return x
 
 
-def lower_grid(leaf: maps.Grid, low: Lowering) -> Wire:
+def lower_grid(leaf: maps.Grid, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     low.emit.move(low.name, "grid")
     return _seen_as(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
-def lower_flatten(leaf: maps.Flatten, low: Lowering) -> Wire:
+def lower_flatten(leaf: maps.Flatten, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     return _seen_as(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
 
 
-def _seen_as(low: Lowering, x: Wire, shape: tuple[int, ...], times: int) -> Wire:
+def _seen_as(low: Lowering, x: LoweredValue, shape: tuple[int, ...], times: int) -> LoweredValue:
     """The same values in another shape; times: how many copies of the channels lie side by side then."""
     low.emit.op(Permute(y=low.name, x=x.buffer, view=shape, perm=tuple(range(len(shape)))))
-    return Wire(low.name, shape, x.codes().tiled(times))
+    return LoweredValue(low.name, shape, x.codes().tiled(times))
 
 
-def lower_upsample(leaf: maps.Upsample, low: Lowering) -> Wire:
+def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
     low.emit.move(low.name, "enlarged", of=large.buffer)
     return _chosen(low, small, grids.enlarged((height, width), (rows, columns)))
 
 
-def lower_subsample(leaf: maps.Subsample, low: Lowering) -> Wire:
+def lower_subsample(leaf: maps.Subsample, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     height, width, _ = x.shape
     low.emit.move(low.name, "second")
     return _chosen(low, x, grids.every_second(height, width))
 
 
-def _chosen(low: Lowering, x: Wire, index: grids.Rows) -> Wire:
+def _chosen(low: Lowering, x: LoweredValue, index: grids.Rows) -> LoweredValue:
     low.emit.op(Take(y=low.name, x=x.buffer, index=low.emit.shared("rows", index)))
-    return Wire(low.name, (*index.shape, x.shape[-1]), x.codes())
+    return LoweredValue(low.name, (*index.shape, x.shape[-1]), x.codes())
 
 
 RULES: dict[type[Leaf], Rule] = {
