@@ -20,7 +20,7 @@ from fqvit.errors import FqvitError
 from tests.cli.command_line import fqvit, refused
 
 GREY = Preprocess(8, 8, 1, 8, "bicubic", (0.5,), (0.5,))
-ALONE = Workers.alone()
+SINGLE_PROCESS = Workers.alone()
 
 
 def png(value: int) -> bytes:
@@ -44,7 +44,7 @@ def values(source: Source) -> list[int]:
 
 
 def labels(place: Path, classes: list[str] | int = 10, ids: tuple[str, ...] = ()) -> list[int]:
-    found = TarShards.labelled(place, GREY, classes, ids, ALONE)
+    found = TarShards.labelled(place, GREY, classes, ids, SINGLE_PROCESS)
     assert found.labels is not None
     return found.labels
 
@@ -58,14 +58,14 @@ def test_shards_give_the_batches_of_the_same_pictures_in_a_folder(tmp_path: Path
         pack(tmp_path / "tars" / f"x-{shard:03}.tar", {name: (tmp_path / "folder" / name).read_bytes() for name in part})
     for limit in (100, 18, 7, 1):
         folder = ImageFolder.labelled(tmp_path / "folder", GREY, ["dog", "cat"]).limit(limit)
-        tars = TarShards.labelled(tmp_path / "tars", GREY, ["dog", "cat"], [], ALONE).limit(limit)
+        tars = TarShards.labelled(tmp_path / "tars", GREY, ["dog", "cat"], [], SINGLE_PROCESS).limit(limit)
         assert len(folder) == len(tars) == min(18, limit)
         for a, b in zip(folder.batches(4), tars.batches(4), strict=True):
             np.testing.assert_array_equal(a.images, b.images)
             assert a.labels is not None and b.labels is not None
             np.testing.assert_array_equal(a.labels, b.labels)
             assert [path.split("/")[-2:] for path in a.paths] == [path.split("/")[-2:] for path in b.paths]
-    assert values(TarShards.unlabelled(tmp_path / "tars", GREY, ALONE)) == list(range(18))
+    assert values(TarShards.unlabelled(tmp_path / "tars", GREY, SINGLE_PROCESS)) == list(range(18))
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -86,8 +86,8 @@ def test_labels_come_from_cls_then_json_then_the_folder(tmp_path: Path, kind: in
     }
     path = pack(tmp_path / "x.tar", members, kind)
     assert labels(path) == [3, 4, 7, 7]
-    assert values(TarShards.labelled(path, GREY, 10, [], ALONE)) == [0, 1, 2, 3]
-    assert values(TarShards.unlabelled(path, GREY, ALONE)) == [0, 1, 2, 3]
+    assert values(TarShards.labelled(path, GREY, 10, [], SINGLE_PROCESS)) == [0, 1, 2, 3]
+    assert values(TarShards.unlabelled(path, GREY, SINGLE_PROCESS)) == [0, 1, 2, 3]
 
 
 def test_folders_name_classes_as_they_do_outside_of_tars(tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_folders_name_classes_as_they_do_outside_of_tars(tmp_path: Path) -> None
 def test_a_pattern_names_shards_as_a_shell_would(tmp_path: Path) -> None:
     for n in (8, 9, 10):
         pack(tmp_path / f"v-{n:03}.tar", {f"{n}.png": png(n)})
-    assert values(TarShards.unlabelled(tmp_path / "v-{008..010}.tar", GREY, ALONE)) == [8, 9, 10]
-    assert values(TarShards.unlabelled(tmp_path / "v-0{10,08}.tar", GREY, ALONE)) == [8, 10]
-    assert values(TarShards.unlabelled(tmp_path / "v-009.tar", GREY, ALONE)) == [9]
+    assert values(TarShards.unlabelled(tmp_path / "v-{008..010}.tar", GREY, SINGLE_PROCESS)) == [8, 9, 10]
+    assert values(TarShards.unlabelled(tmp_path / "v-0{10,08}.tar", GREY, SINGLE_PROCESS)) == [8, 10]
+    assert values(TarShards.unlabelled(tmp_path / "v-009.tar", GREY, SINGLE_PROCESS)) == [9]
     assert shards.expanded("{a,b}{9..11}") == ["a9", "a10", "a11", "b9", "b10", "b11"]
     with pytest.raises(FqvitError, match=r"v-011.tar: no such file"):
-        TarShards.unlabelled(tmp_path / "v-{008..011}.tar", GREY, ALONE)
+        TarShards.unlabelled(tmp_path / "v-{008..011}.tar", GREY, SINGLE_PROCESS)
     for many in ("{0..999999999}.tar", "{0..999}{0..999}.tar"):
         with pytest.raises(FqvitError, match="names over 100000 files"):
             shards.shard_paths(Path(many))
@@ -128,13 +128,13 @@ def test_what_is_a_shard(tmp_path: Path) -> None:
 
 def test_unreadable_pictures_in_shards_are_skipped_as_in_folders(tmp_path: Path) -> None:
     members = {f"{i:03}.png": png(i) for i in range(200)} | {"050.png": b"not an image"}
-    source = TarShards.unlabelled(pack(tmp_path / "x.tar", members), GREY, ALONE)
+    source = TarShards.unlabelled(pack(tmp_path / "x.tar", members), GREY, SINGLE_PROCESS)
     assert len(values(source)) == 199
     assert source.skipped == [(f"{tmp_path}/x.tar/050.png", "not an image")]
     members |= {"051.png": b"", "052.png": png(0)[:40]}
     with pytest.raises(FqvitError, match=r"x.tar/050.png: not an image. 3 of 200 images cannot be read"):
-        values(TarShards.unlabelled(pack(tmp_path / "x.tar", members), GREY, ALONE))
-    good = TarShards.unlabelled(pack(tmp_path / "x.tar", {"a.png": png(0)}), GREY, ALONE)
+        values(TarShards.unlabelled(pack(tmp_path / "x.tar", members), GREY, SINGLE_PROCESS))
+    good = TarShards.unlabelled(pack(tmp_path / "x.tar", {"a.png": png(0)}), GREY, SINGLE_PROCESS)
     (tmp_path / "x.tar").unlink()
     with pytest.raises(FqvitError, match="x.tar/byte 512: no such file or directory"):
         values(good)
@@ -148,7 +148,7 @@ def test_workers_look_at_some_shards_each_and_know_all(tmp_path: Path) -> None:
         name = "cat" if n % 2 else "dog"
         members = {f"{name}/{n}{i}.png": png(10 * n + i) for i in range(n)}
         pack(tmp_path / f"{n}.tar", members | {f"{n}.jpg": png(n), f"{n}.cls": b"0"})
-    alone = TarShards.labelled(tmp_path, GREY, ["cat", "dog"], [], ALONE)
+    alone = TarShards.labelled(tmp_path, GREY, ["cat", "dog"], [], SINGLE_PROCESS)
     for size in (2, 3, 7):
         for each in together(size, lambda worker: TarShards.labelled(tmp_path, GREY, ["cat", "dog"], [], worker)):
             np.testing.assert_array_equal(each.at, alone.at)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fqvit.data.images import ImageArray, ImageFolder
-from fqvit.distributed import watch
+from fqvit.distributed import watchdog
 from fqvit.distributed.workers import Workers, cores
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import measure
@@ -263,11 +263,11 @@ def test_an_error_of_one_worker_ends_all_with_one_line(tmp_path: Path) -> None:
 def test_workers_that_never_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import HashStore
 
-    monkeypatch.setattr(watch, "ARRIVE", 0.2)
+    monkeypatch.setattr(watchdog, "ARRIVE", 0.2)
     store = HashStore()
     with pytest.raises(FqvitError, match="1 of 2 workers came within 0 seconds"):
-        watch.Watch(store, 0, 2, None).arrive()
-    watch.Watch(store, 1, 2, None).arrive()
+        watchdog.Watchdog(store, 0, 2, None).arrive()
+    watchdog.Watchdog(store, 1, 2, None).arrive()
 
 
 ARRIVE = """

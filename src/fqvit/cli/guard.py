@@ -1,6 +1,6 @@
 """How a command ends: well, or with one line on stderr and an exit code, for all workers if there are several.
 
-No heavy import: `fqvit --help` passes here. Neighbours: cli.py (the commands), watch.py (the line, if workers share the work).
+No heavy import: `fqvit --help` passes here. Neighbours: app.py (the commands), watchdog.py (the line, of many workers).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from fqvit.cli.output import warn, warn_of_skipped
 from fqvit.data.images import Batch, ImageArray, ImageFolder, Source
 from fqvit.data.preprocess import Preprocess
 from fqvit.data.shards import TarShards, are_shards
-from fqvit.distributed.workers import ALONE, Workers
+from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.system.progress import track
@@ -40,7 +40,7 @@ class Images:
 
     source: Source
     where: str
-    workers: Workers = ALONE
+    workers: Workers = SINGLE_PROCESS
     skipped: int = 0
     told: set[str] = field(default_factory=set)
 
@@ -68,7 +68,7 @@ def labelled(
     classes: Sequence[str] | int,
     ids: Sequence[str],
     limit: int | None,
-    workers: Workers = ALONE,
+    workers: Workers = SINGLE_PROCESS,
 ) -> Images:
     """Test images with labels: --data, or for embedded models the test images of the package."""
     if place is None:
@@ -93,7 +93,7 @@ def labelled(
 
 
 def unlabelled(
-    place: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, workers: Workers = ALONE
+    place: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, workers: Workers = SINGLE_PROCESS
 ) -> Images:
     """Images without labels: a folder or shards, or for embedded models the calibration images of the package."""
     if place is None:

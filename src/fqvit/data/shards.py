@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fqvit.data.images import EXTENSIONS, Source, UnreadableImage, class_indices, decode
 from fqvit.data.preprocess import Preprocess
 from fqvit.data.tars import BLOCK, Member, members
-from fqvit.distributed.workers import ALONE, Workers
+from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 
 LARGEST_IMAGE = 64 << 20  # bytes; ImageNet's largest has 15 MB
@@ -46,7 +46,7 @@ class TarShards(Source):
         self.paths, self.at = list(paths), at
 
     @classmethod
-    def unlabelled(cls, place: str | Path, preprocess: Preprocess, workers: Workers = ALONE) -> TarShards:
+    def unlabelled(cls, place: str | Path, preprocess: Preprocess, workers: Workers = SINGLE_PROCESS) -> TarShards:
         """Every picture of the shards: a tar file, a pattern such as train-{0000..1023}.tar, or a folder of tar files.
 
         workers: those who share the look at headers; every one of them must call this.
@@ -61,7 +61,7 @@ class TarShards(Source):
         preprocess: Preprocess,
         classes: Sequence[str] | int,
         ids: Sequence[str] = (),
-        workers: Workers = ALONE,
+        workers: Workers = SINGLE_PROCESS,
     ) -> TarShards:
         """With the class of each; `classes` and `ids` as images.class_indices takes them."""
         paths = shard_paths(Path(place))

@@ -1,7 +1,7 @@
 """Many workers: torch.distributed over gloo, as torchrun starts them.
 
 What travels is plain: numbers, strings, lists, dictionaries with string keys and numpy arrays, as MessagePack. Nothing is
-unpickled, so that a neighbour on the network cannot run code here. Waits have no time limit; watch.py ends them if a
+unpickled, so that a neighbour on the network cannot run code here. Waits have no time limit; watchdog.py ends them if a
 worker is lost.
 """
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from fqvit.distributed.watch import ARRIVE, Handler, Watch
+from fqvit.distributed.watchdog import ARRIVE, Handler, Watchdog
 from fqvit.errors import FqvitError
 
 ARRAY = 1  # MessagePack's number for our kind of value
@@ -34,8 +34,8 @@ T = TypeVar("T")
 class Group:
     """One of several workers. workers.py says what the calls mean."""
 
-    def __init__(self, rank: int, size: int, watch: Watch) -> None:
-        self.rank, self.size, self._watch = rank, size, watch
+    def __init__(self, rank: int, size: int, watchdog: Watchdog) -> None:
+        self.rank, self.size, self._watchdog = rank, size, watchdog
 
     @classmethod
     def join(cls, rank: int, size: int, handler: Handler) -> Group:
@@ -44,14 +44,14 @@ class Group:
             store, _, _ = _heeding_signals(lambda: next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE))))
             # torchrun's store outlives the workers that it starts again, and so would their bad news.
             prefix = f"fqvit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            watch = Watch(PrefixStore(f"{prefix}/watch", store.clone()), rank, size, handler)
-            watch.arrive()
+            watchdog = Watchdog(PrefixStore(f"{prefix}/watch", store.clone()), rank, size, handler)
+            watchdog.arrive()
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             reason = str(error).splitlines()[0]
             raise FqvitError(f"worker {rank}: cannot meet the others at {where} ({reason}). Start all workers anew.") from None
-        watch.start()
-        self = cls(rank, size, watch)
+        watchdog.start()
+        self = cls(rank, size, watchdog)
         with self._together():
             mine = PrefixStore(f"{prefix}/gloo", store)
             dist.init_process_group("gloo", store=mine, rank=rank, world_size=size, timeout=NO_LIMIT)
@@ -88,13 +88,13 @@ class Group:
             step *= 2
 
     def fail(self, message: str) -> NoReturn:
-        self._watch.fail(message)
+        self._watchdog.fail(message)
 
     def close(self) -> None:
-        self._watch.leave()
+        self._watchdog.leave()
         with self._together():
             dist.barrier()
-        self._watch.stop()
+        self._watchdog.stop()
         dist.destroy_process_group()
 
     def _send(self, payload: torch.Tensor, to: int) -> None:
@@ -114,7 +114,7 @@ class Group:
             yield
         except RuntimeError as error:
             reason = str(error).splitlines()[0].rpartition("] ")[2].rstrip(".")
-            self._watch.lost(f"a worker was lost ({reason}).")
+            self._watchdog.lost(f"a worker was lost ({reason}).")
 
 
 def _heeding_signals(call: Callable[[], T]) -> T:

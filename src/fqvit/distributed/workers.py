@@ -43,7 +43,7 @@ class Workers:
     @staticmethod
     def alone() -> Workers:
         """One process that does everything itself."""
-        return ALONE
+        return SINGLE_PROCESS
 
     @staticmethod
     def from_environment() -> Workers:
@@ -51,7 +51,7 @@ class Workers:
         if Workers._joined is None:
             size = number_in(os.environ, "WORLD_SIZE")
             if size is None or size < 2:
-                return ALONE
+                return SINGLE_PROCESS
             rank = number_in(os.environ, "RANK")
             missing = next((name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
             if rank is None or missing is not None:
@@ -109,7 +109,7 @@ class Workers:
             self._group.close()
 
 
-ALONE = Workers()
+SINGLE_PROCESS = Workers()
 
 
 def joined() -> Workers | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.data.images import Batch
-from fqvit.distributed.workers import ALONE, Workers
+from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 
 Scores = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ class Accuracy:
     ranks: NDArray[np.int64]
 
 
-def measure(run: Run, batches: Iterable[Batch], workers: Workers = ALONE) -> Accuracy:
+def measure(run: Run, batches: Iterable[Batch], workers: Workers = SINGLE_PROCESS) -> Accuracy:
     """Runs every batch and ranks the labels; the batches must have labels.
 
     workers: each passes its own batches, in order of workers, and gets the accuracy on all of them.

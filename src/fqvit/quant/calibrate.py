@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.data.images import Source
-from fqvit.distributed.workers import ALONE, Workers
+from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
 from fqvit.models.graph import Features, Graph, Node, trace
@@ -199,7 +199,7 @@ def calibrate(
     device: str = "cpu",
     features: Features = "logits",
     progress: Progress | None = None,
-    workers: Workers = ALONE,
+    workers: Workers = SINGLE_PROCESS,
 ) -> Calibration:
     """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them, or a
     source of images, of which recipe.images are taken, spread evenly.

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 import fqvit
 from fqvit.data.images import Batch, Source
-from fqvit.distributed.workers import ALONE, Workers
+from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, measure
 from fqvit.ir.file import file_size
@@ -96,7 +96,7 @@ class CacheError(FqvitError):
 class Cache:
     """A folder of finished steps, which the first worker reads and writes for all of them."""
 
-    def __init__(self, folder: Path, fresh: bool = False, workers: Workers = ALONE) -> None:
+    def __init__(self, folder: Path, fresh: bool = False, workers: Workers = SINGLE_PROCESS) -> None:
         self.folder, self.fresh, self.workers = folder, fresh, workers
         if workers.first:
             try:

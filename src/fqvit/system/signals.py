@@ -2,7 +2,7 @@
 
 Outside `tidily` nothing has been begun, or all is done, and they end the process without a word. Inside they raise
 Stopped, so that files and the terminal are put in order first. Exit codes are those of shells, 128 + signal. Only the
-command line calls `install`: a library leaves signals to its program. Neighbours: cli/guard.py, watch.py (many workers).
+command line calls `install`: a library leaves signals to its program. Neighbours: cli/guard.py, watchdog.py (many workers).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 Known = dict[int, tuple[bytes, float]]  # of other workers: the latest beat, and when it was new
 
 
-class Watch:
+class Watchdog:
     """store: a connection of its own, since a store's calls wait for each other. handler: of SIGTERM, for the time after."""
 
     def __init__(self, store: Store, rank: int, size: int, handler: Handler) -> None:
