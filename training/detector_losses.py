@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.detect.boxes import Floats, encode, overlaps
+from fqvit.detect.boxes import Floats
 from fqvit.detect.float.anchors import anchors
+from fqvit.detect.float.boxes import encode, overlaps
 from fqvit.detect.float.proposals import UNIT_STDS, propose, refine
 from fqvit.detect.float.roialign import axis_weights, level_of
 from fqvit.detect.model.detector import Detector

@@ -30,10 +30,10 @@ from train_fmnist import Muon, near
 
 from fqvit.detect.annotations import read_annotations
 from fqvit.detect.float.networks import detect_float
-from fqvit.detect.float.pipeline import coco_results
 from fqvit.detect.images import normalise_and_pad
 from fqvit.detect.model.detector import Detector, FloatDetector, build_detector
 from fqvit.detect.model.load import load_detector, save_detector
+from fqvit.detect.results import coco_results
 from fqvit.detect.settings import DetectSettings
 from fqvit.evaluate.coco import average_precision
 from fqvit.models.config import DetectorConfig, SwinConfig

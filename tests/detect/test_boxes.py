@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import areas, clip, decode, encode, near, overlaps
+from fqvit.detect.boxes import areas
 from fqvit.detect.float.anchors import anchors
+from fqvit.detect.float.boxes import clip, decode, encode, near, overlaps
 from fqvit.detect.nms import BLOCK, suppress, suppress_groups
 
 STDS = (0.1, 0.1, 0.2, 0.2)

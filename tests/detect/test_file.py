@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from fqvit.detect.float.pipeline import coco_results
 from fqvit.detect.images import prepare
+from fqvit.detect.results import coco_results
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.runtime.native import Engine

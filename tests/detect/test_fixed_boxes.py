@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fqvit.detect.boxes import LARGEST_LOG_RATIO
-from fqvit.detect.boxes import decode as float_decode
-from fqvit.detect.boxes import near as float_near
 from fqvit.detect.fixed.boxes import anchors, decode, near, rescaled, scaled
 from fqvit.detect.fixed.constants import LOG_FRACTION, MOVE_FRACTION, Four, Ratio, anchor_halves
 from fqvit.detect.fixed.exp import power_of_two
 from fqvit.detect.float.anchors import anchors as float_anchors
+from fqvit.detect.float.boxes import decode as float_decode
+from fqvit.detect.float.boxes import near as float_near
 from fqvit.detect.nms import suppress, suppress_groups
 from fqvit.detect.settings import DetectSettings
 from fqvit.ir.fixed import multiplier, requantize, round_shift

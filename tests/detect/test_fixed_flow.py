@@ -78,7 +78,9 @@ def test_no_variable_is_a_float_from_pixels_to_masks() -> None:
             "fixed.masks.paste",
         ):
             assert needed in watch.seen
-        assert "boxes.decode" not in watch.seen and ("fixed.roialign.axis_weights" in watch.seen) == (backend == "reference")
+        assert "float.boxes.decode" not in watch.seen and ("fixed.roialign.axis_weights" in watch.seen) == (
+            backend == "reference"
+        )
 
 
 def test_the_watch_finds_floats() -> None:
@@ -88,7 +90,7 @@ def test_the_watch_finds_floats() -> None:
         float_propose([np.zeros((1, 1, 2))] * 3, [np.zeros((1, 1, 8))] * 3, (16, 16), S)
     finally:
         sys.setprofile(None)
-    assert any(line.startswith("boxes.decode: size is ndarray") for line in watch.found)
+    assert any(line.startswith("float.boxes.decode: size is ndarray") for line in watch.found)
 
 
 @pytest.mark.parametrize("name", FILES)

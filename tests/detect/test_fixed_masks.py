@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fqvit.detect.fixed.masks import paste
-from fqvit.detect.masks import _axis as float_axis
-from fqvit.detect.masks import paste as float_paste
+from fqvit.detect.float.masks import _axis as float_axis
+from fqvit.detect.float.masks import paste as float_paste
 
 HEIGHT, WIDTH = 30, 40
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import overlaps
 from fqvit.detect.fixed.constants import DetectorConstants, make_constants
 from fqvit.detect.fixed.detector import KEPT_SIZES, Backend, IntegerDetector, IntegerFound
 from fqvit.detect.fixed.proposals import propose
-from fqvit.detect.float.pipeline import Maps, coco_results, detect
+from fqvit.detect.float.boxes import overlaps
+from fqvit.detect.float.pipeline import Maps, detect
 from fqvit.detect.float.roialign import Singles
 from fqvit.detect.images import Input, Pixels, pad_pixels, prepare
 from fqvit.detect.resize import resized
+from fqvit.detect.results import coco_results
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.runtime.native import Engine

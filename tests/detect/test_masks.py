@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
-from fqvit.detect.masks import Runs, check_lengths, from_runs, paste, run_lengths, to_runs
+from fqvit.detect.float.masks import paste
+from fqvit.detect.masks import Runs, check_lengths, from_runs, run_lengths, to_runs
 from fqvit.errors import FqvitError
 
 MASKS = arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=40))

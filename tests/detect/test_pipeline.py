@@ -11,12 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from fqvit.detect.boxes import encode
-from fqvit.detect.float.pipeline import Maps, coco_results, detect
+from fqvit.detect.float.boxes import encode
+from fqvit.detect.float.pipeline import Maps, detect
 from fqvit.detect.float.proposals import choose, propose, refine, sigmoid, softmax
 from fqvit.detect.float.roialign import Singles
 from fqvit.detect.images import Input, Pixels
 from fqvit.detect.masks import from_runs
+from fqvit.detect.results import coco_results
 from fqvit.detect.settings import DetectSettings
 
 pytest.importorskip("torch")

@@ -1,9 +1,8 @@
-"""Boxes and deltas: areas, overlaps, coding and clipping. Boxes [..., 4] are x1, y1, x2, y2; see the package's page."""
+"""Areas and intersections of boxes [..., 4] (x1, y1, x2, y2), for floats and integers alike."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -30,41 +29,3 @@ def common_and_union(a: Numbers, b: Numbers) -> tuple[Numbers, Numbers]:
     sides = np.maximum(high - low, 0)
     common = sides[..., 0] * sides[..., 1]
     return common, areas(a)[:, None] + areas(b)[None, :] - common
-
-
-def overlaps(a: Floats, b: Floats) -> Floats:
-    """Intersection over union, [A, 4] x [B, 4] -> [A, B]; 0 where both have no area."""
-    common, union = common_and_union(a, b)
-    result: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
-    return result
-
-
-def near(iou: float) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
-    """For fqvit.detect.nms: whether boxes overlap by more than `iou`, [A, 4] x [B, 4] -> [A, B]."""
-    return lambda a, b: overlaps(a, b) > iou
-
-
-def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:
-    """The deltas [..., 4] that decode turns into `targets`: moves in widths and heights, logarithms of the sizes' ratios."""
-    size, centre = boxes[..., 2:] - boxes[..., :2], (boxes[..., :2] + boxes[..., 2:]) / 2
-    target_size, target_centre = targets[..., 2:] - targets[..., :2], (targets[..., :2] + targets[..., 2:]) / 2
-    deltas = np.concatenate([(target_centre - centre) / size, np.log(target_size / size)], -1)
-    scaled: Floats = deltas / np.asarray(stds)
-    return scaled
-
-
-def decode(boxes: Floats, deltas: Floats, stds: tuple[float, ...], height: float, width: float) -> Floats:
-    """Boxes moved and scaled by deltas, clipped to an image: [..., 4] x [..., 4] -> [..., 4].
-
-    centre + delta_xy std size;  size exp(clip(delta_wh std, +-log(1000 / 16)))
-    """
-    scaled = deltas * np.asarray(stds)
-    size, centre = boxes[..., 2:] - boxes[..., :2], (boxes[..., :2] + boxes[..., 2:]) / 2
-    centre = centre + scaled[..., :2] * size
-    size = size * np.exp(np.clip(scaled[..., 2:], -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
-    return clip(np.concatenate([centre - size / 2, centre + size / 2], -1), height, width)
-
-
-def clip(boxes: Floats, height: float, width: float) -> Floats:
-    """Every edge into the image: x to 0..width, y to 0..height."""
-    return np.clip(boxes, 0, np.array([width, height, width, height], np.float64))

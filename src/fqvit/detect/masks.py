@@ -1,4 +1,4 @@
-"""Masks: from a square of probabilities in a box to pixels of an image, and to COCO's run lengths and back."""
+"""Encode masks as COCO run lengths, and decode them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import Floats
 from fqvit.errors import FqvitError
 
 MOST_SHIFT = 60  # a length has 65 bits at most; images have fewer pixels than 2^63
@@ -19,31 +18,6 @@ class Runs(TypedDict):
 
     size: list[int]
     counts: str
-
-
-def _axis(low: float, high: float, first: int, last: int, side: int) -> Floats:
-    """[last - first, side]: how much of each place of the mask pixels first..last - 1 show; nothing comes in from outside."""
-    pixels = np.arange(first, last) + 0.5
-    # A box without width shows its middle, as released code does.
-    place = (pixels - low) / (high - low) * side - 0.5 if high > low else np.full(len(pixels), side / 2 - 0.5)
-    weights: Floats = np.maximum(1 - np.abs(place[:, None] - np.arange(side)), 0)
-    return weights
-
-
-def paste(probabilities: Floats, box: Floats, height: int, width: int, threshold: float) -> NDArray[np.bool_]:
-    """[side, side] in a box of an image -> [height, width]: interpolated, True from `threshold` on.
-
-    Pixels farther than one beside the box are False without looking.
-    """
-    mask = np.zeros((height, width), bool)
-    x1, y1, x2, y2 = (float(edge) for edge in box)
-    left, right = max(int(np.floor(x1)) - 1, 0), min(int(np.ceil(x2)) + 1, width)
-    top, bottom = max(int(np.floor(y1)) - 1, 0), min(int(np.ceil(y2)) + 1, height)
-    if left < right and top < bottom:
-        side = len(probabilities)
-        values = _axis(y1, y2, top, bottom, side) @ probabilities @ _axis(x1, x2, left, right, side).T
-        mask[top:bottom, left:right] = values >= threshold
-    return mask
 
 
 def run_lengths(mask: NDArray[np.bool_]) -> list[int]:

@@ -8,15 +8,39 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import msgspec
 
-from fqvit.detect.float.pipeline import Result
-from fqvit.detect.masks import Runs, lengths_of
+from fqvit.detect.detections import Finding
+from fqvit.detect.masks import Runs, lengths_of, to_runs
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.system.files import write_atomically
+
+
+class Result(TypedDict):
+    """One detection as pycocotools reads it. bbox: x, y, width, height"""
+
+    image_id: int
+    category_id: int
+    bbox: list[float]
+    score: float
+    segmentation: Runs
+
+
+def coco_results(found: Finding, image_id: int, s: DetectSettings) -> list[Result]:
+    d = found.detections
+    return [
+        Result(
+            image_id=image_id,
+            category_id=s.category(int(label)),
+            bbox=[round(float(v), 3) for v in (box[0], box[1], box[2] - box[0], box[3] - box[1])],
+            score=round(float(score), 6),
+            segmentation=to_runs(mask),
+        )
+        for box, score, label, mask in zip(d.boxes, d.scores, d.labels, found.masks(), strict=True)
+    ]
 
 
 class NamedResult(Result):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fqvit.detect.annotations import Truth
-from fqvit.detect.float.pipeline import Result
+from fqvit.detect.results import Result
 from fqvit.errors import FqvitError
 
 # The first six numbers of pycocotools' summary: over overlaps 0.5 to 0.95, at 0.5, at 0.75; and by the object's size.

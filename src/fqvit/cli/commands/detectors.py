@@ -12,10 +12,10 @@ from PIL import Image
 from fqvit.cli import inputs
 from fqvit.cli.output import Unreadable
 from fqvit.data.images import UnreadableImage
-from fqvit.detect.float.pipeline import Finding, coco_results
+from fqvit.detect.detections import Finding
 from fqvit.detect.images import Input, prepare
 from fqvit.detect.pictures import read_picture
-from fqvit.detect.results import NamedResult, image_ids, named
+from fqvit.detect.results import NamedResult, coco_results, image_ids, named
 from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.errors import FqvitError
 from fqvit.system.progress import track

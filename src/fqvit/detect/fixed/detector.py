@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.detect.detections import Detections
 from fqvit.detect.fixed.boxes import rescaled, scaled
 from fqvit.detect.fixed.constants import FRACTION, MAX_SIDE, SCORE_FRACTION, DetectorConstants, Ratio, outputs, square_of
 from fqvit.detect.fixed.exp import Integers, sigmoid
@@ -25,7 +26,6 @@ from fqvit.detect.fixed.masks import paste
 from fqvit.detect.fixed.parts import check_grids, check_parts
 from fqvit.detect.fixed.proposals import Chosen, Codes, choose, propose, refine
 from fqvit.detect.fixed.roialign import Bytes, Cut, cut_out, native_roi_align, roi_align
-from fqvit.detect.float.proposals import Detections
 from fqvit.detect.images import Input, Pixels, pad_with
 from fqvit.detect.resize import resized
 from fqvit.detect.settings import DetectSettings

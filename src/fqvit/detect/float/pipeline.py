@@ -1,4 +1,4 @@
-"""One image from pixels to detections and masks, in float, whatever runs the networks; and COCO results of any detections.
+"""One image from pixels to detections and masks, in float, whatever runs the networks.
 
 `Networks` is what a runner must offer: float.py has torch's. integer.py has the same flow in integers. It is that of Mask R-CNN
 for one stage and of Cascade Mask R-CNN for several: boxes move from stage to stage, class logits and mask probabilities are
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypedDict
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.detect.boxes import Floats
-from fqvit.detect.float.proposals import Detections, choose, propose, refine, sigmoid
+from fqvit.detect.detections import Detections
+from fqvit.detect.float.masks import paste
+from fqvit.detect.float.proposals import choose, propose, refine, sigmoid
 from fqvit.detect.float.roialign import Singles, cut_out
 from fqvit.detect.images import Input, Pixels
-from fqvit.detect.masks import Runs, paste, to_runs
+from fqvit.detect.results import coco_results as coco_results  # fqvit.detect.pipeline of 0.1 had it
 from fqvit.detect.settings import DetectSettings
 
 
@@ -43,23 +45,6 @@ class Networks(Protocol):
 
     def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
         """[n, side, side, C] -> mask logits of each one's class, [n, 2 side, 2 side]."""
-
-
-class Finding(Protocol):
-    """What was found in one image, by floats or by integers.
-
-    detections: boxes in pixels of the image itself, best first   height, width: of the image
-    """
-
-    @property
-    def detections(self) -> Detections: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-
-    def masks(self) -> Iterator[NDArray[np.bool_]]:
-        """[height, width] of each detection, one at a time: all of a large image would not fit."""
 
 
 @dataclass(frozen=True)
@@ -108,27 +93,3 @@ def classify(
         if stage < networks.stages - 1:
             boxes = refine(boxes, logits, deltas, s.stds[stage], size)
     return choose(boxes, np.asarray(total) / networks.stages, deltas, s.stds[networks.stages - 1], size, s)
-
-
-class Result(TypedDict):
-    """One detection as pycocotools reads it. bbox: x, y, width, height"""
-
-    image_id: int
-    category_id: int
-    bbox: list[float]
-    score: float
-    segmentation: Runs
-
-
-def coco_results(found: Finding, image_id: int, s: DetectSettings) -> list[Result]:
-    d = found.detections
-    return [
-        Result(
-            image_id=image_id,
-            category_id=s.category(int(label)),
-            bbox=[round(float(v), 3) for v in (box[0], box[1], box[2] - box[0], box[3] - box[1])],
-            score=round(float(score), 6),
-            segmentation=to_runs(mask),
-        )
-        for box, score, label, mask in zip(d.boxes, d.scores, d.labels, found.masks(), strict=True)
-    ]

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import Floats, decode, near
+from fqvit.detect.boxes import Floats
+from fqvit.detect.detections import Detections
 from fqvit.detect.float.anchors import anchors
+from fqvit.detect.float.boxes import decode, near
 from fqvit.detect.nms import by_score, suppress_groups
 from fqvit.detect.settings import DetectSettings
 
 UNIT_STDS = (1.0, 1.0, 1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Detections:
-    """boxes: [n, 4], best first   scores: [n], 0..1   labels: [n], class numbers from 0"""
-
-    boxes: Floats
-    scores: Floats
-    labels: NDArray[np.int64]
 
 
 def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[int, int], s: DetectSettings) -> Floats:
