@@ -9,7 +9,7 @@ from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, Node, trace
 from fqvit.models.layers import Add, Context, Heads, LayerNorm, Linear
 from fqvit.models.maps import Relu, Upsample
-from fqvit.quant.plan import SitePlan, plan, recipes_of_parts, relus
+from fqvit.quant.plan import SitePlan, plan, recipes_of_parts
 from fqvit.quant.recipe import RECIPES, SiteRule
 from tests.factories import MODELS, float_model
 
@@ -135,19 +135,6 @@ def test_ranges_of_what_is_never_negative_start_at_0() -> None:
             plan(graph, msgspec.structs.replace(RECIPES["minmax"], sites={"relu": rule}))
     recipe = msgspec.structs.replace(RECIPES["minmax"], sites={"relu": SiteRule(bits=8, range=(0.0, 6.0))})
     assert plan(graph, recipe)["act"] == SitePlan("act", "range", 8, "relu", fixed=(0.0, 6.0))
-
-
-def test_a_map_that_only_its_relu_reads_is_no_site() -> None:
-    one = Node("one", Linear(4, 4, "inner"), ("images",))
-    act = Node("act", Relu(), ("one",))
-    assert relus(Graph((one, act), "act")) == {"one": "act"}
-    both = Node("both", Add(), ("one", "act"))
-    assert relus(Graph((one, act, both), "both")) == {}  # something else reads it, too
-    assert relus(Graph((one, act), "act", ("one",))) == {}  # it is an output
-    assert relus(Graph((one, Node("sum", Add(), ("one", "images"))), "sum")) == {}
-    total = Node("sum", Add(), ("images", "images"))
-    assert relus(Graph((total, Node("act", Relu(), ("sum",))), "act")) == {}  # a sum writes codes of its own
-    assert set(plan(Graph((one, act), "act"), RECIPES["minmax"])) == {"act"}
 
 
 @pytest.mark.parametrize("bits, found", [(8, 7), (7, 7), (4, 4)])

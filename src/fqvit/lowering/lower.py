@@ -21,7 +21,7 @@ from fqvit.models.load import FloatModel
 from fqvit.models.maps import Grid
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
-from fqvit.quant.plan import relus
+from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.recipe import Recipe, check_integer
 
 LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
@@ -42,7 +42,7 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
     for node in graph.nodes:
         if isinstance(node.leaf, layers.Add | layers.Embed):
             emitter.sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
-    emitter.relus = relus(graph)
+    emitter.relus = fuse_relus(graph)
     # Maps of a detector keep their weights at every image size; heads and classifiers have one size.
     emitter.resizable = any(isinstance(node.leaf, Grid) for node in graph.nodes)
     image = (model.preprocess.height, model.preprocess.width, model.preprocess.channels)

@@ -12,7 +12,8 @@ import msgspec
 from fqvit.errors import FqvitError
 from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.layers import Add, BiasedScores, Context, Linear, Role, Scores
-from fqvit.models.maps import Conv2d, Deconv, Relu, Upsample
+from fqvit.models.maps import Conv2d, Deconv, Upsample
+from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 
 # More bits than a matrix product takes: codes that only norms, sums, tables and the softmax read.
@@ -84,7 +85,7 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
         return None
     if recipe.branches == "accumulator" and role == "pyramid" and _is_added(graph, node):
         return None
-    if node.name in relus(graph):
+    if node.name in fuse_relus(graph):
         return None
     if role in BRANCHES and recipe.branches == "accumulator":
         return None
@@ -158,20 +159,6 @@ def _plan_relu(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
 def plan_squares(recipe: Recipe) -> SitePlan:
     """What boxes cut out of a pyramid, whatever its level: the input of a detector's heads."""
     return SitePlan(IMAGES, "range", recipe.activation_bits, "pyramid", recipe.observer, symmetric=recipe.symmetric)
-
-
-def relus(graph: Graph) -> dict[str, str]:
-    """{map: the ReLU that alone reads it}: such a map writes the codes of its ReLU and is no site itself."""
-    readers: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node)
-    maps = [node.name for node in graph.nodes if isinstance(node.leaf, Linear | Conv2d | Deconv)]
-    return {
-        name: readers[name][0].name
-        for name in maps
-        if name not in graph.outputs and len(readers[name]) == 1 and isinstance(readers[name][0].leaf, Relu)
-    }
 
 
 def _is_added(graph: Graph, node: Node) -> bool:

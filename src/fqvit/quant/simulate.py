@@ -20,7 +20,7 @@ from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.exptable import EXP_TABLES
-from fqvit.quant.plan import relus
+from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import (
     LinearLeaf,
@@ -49,7 +49,7 @@ class Simulation:
         }
         if calibration.square is not None:
             self.sites[IMAGES] = calibration.square
-        self.relus = relus(self.graph)
+        self.relus = fuse_relus(self.graph)
         self.patch_units: dict[str, Tensor] = {}  # float64 [C], what an accumulator unit of a patch embedding is worth
         self.weights = {
             node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches)
