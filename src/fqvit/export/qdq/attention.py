@@ -1,6 +1,6 @@
 """Attention in a QDQ graph: scores, the three kinds of softmax, and attention times V.
 
-"uniform" writes 8-bit codes beside the largest weight of a row, exp(score - largest), and divides by the row's sum behind V:
+"uniform" writes 8-bit codes relative to the largest weight of a row, exp(score - largest), and divides by the row sum behind V:
 what recipes with relative attention at 8 bits do. "log2" gives the program's own few codes: the distance to the largest is
 a whole number of steps, and a table has the weight of each. Neighbour: qdq.py.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from fqvit.errors import FqvitError
-from fqvit.export.qdq.graph import Floats, QdqGraph, QuantizedTensor, Step
+from fqvit.export.qdq.graph import Floats, QdqGraph, QdqParams, QuantizedTensor
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 
 Attention = Literal["auto", "log2", "uniform"]
@@ -23,41 +23,41 @@ MASKED = -1e4  # added to a score: its exponential is 0 in half precision, too
 
 
 def matmul(
-    graph: QdqGraph, op: MatMul, a: QuantizedTensor, b: QuantizedTensor, table: Any, step: Step, shape: tuple[int, ...]
+    graph: QdqGraph, op: MatMul, a: QuantizedTensor, b: QuantizedTensor, table: Any, params: QdqParams, shape: tuple[int, ...]
 ) -> QuantizedTensor:
     """Scores, or uniform attention times V. table: the relative position bias [M, N, H], in units of the accumulator."""
     left = graph.scaled(a.name, np.ones(1), (a.zero - op.a_zero) * a.scale, f"{op.y}.a")
     right = graph.scaled(b.name, np.ones(1), (b.zero - op.b_zero) * b.scale, f"{op.y}.b")
     if not op.b_rows:
         axes = list(range(len(b.shape) + 1))
-        right = graph.op("Transpose", [right], f"{op.y}.b.turned", perm=[*axes[:-2], axes[-1], axes[-2]])
-    ratio = op.mult / 2.0**op.shift * step.scale
-    name = graph.op("MatMul", [left, right], f"{op.y}.product")
-    offset: Floats = (op.y_zero - step.zero) * step.scale
+        right = graph.node("Transpose", [right], f"{op.y}.b.turned", perm=[*axes[:-2], axes[-1], axes[-2]])
+    ratio = op.mult / 2.0**op.shift * params.scale
+    name = graph.node("MatMul", [left, right], f"{op.y}.product")
+    offset: Floats = (op.y_zero - params.zero) * params.scale
     name = graph.scaled(name, ratio / (a.scale * b.scale), offset, op.y)
     if table is not None:
-        bias = graph.real(f"{op.y}.positions", table.astype(np.float64).transpose(2, 0, 1) * ratio)
-        name = graph.op("Add", [name, bias], f"{op.y}.biased")
-    return graph.quantized(name, op.y, shape, step)
+        bias = graph.float32(f"{op.y}.positions", table.astype(np.float64).transpose(2, 0, 1) * ratio)
+        name = graph.node("Add", [name, bias], f"{op.y}.biased")
+    return graph.quantized(name, op.y, shape, params)
 
 
-def softmax(graph: QdqGraph, op: Softmax, x: QuantizedTensor, mask: Any, step: Step) -> QuantizedTensor:
+def softmax(graph: QdqGraph, op: Softmax, x: QuantizedTensor, mask: Any, params: QdqParams) -> QuantizedTensor:
     """Uniform codes of the softmax itself, as the program has them."""
     scores = _masked(graph, op.y, x, mask)
     if graph.profile.softmax:
-        name = graph.op("Softmax", [scores], f"{op.y}.softmax", axis=-1)
+        name = graph.node("Softmax", [scores], f"{op.y}.softmax", axis=-1)
     else:
-        e = graph.op("Exp", [_beside(graph, op.y, scores)], f"{op.y}.exp")
-        total = graph.op("ReduceSum", [e, graph.constant("axis.last", np.array([-1], np.int64))], f"{op.y}.total", keepdims=1)
-        name = graph.op("Div", [e, total], f"{op.y}.softmax")
-    return graph.quantized(name, op.y, x.shape, step)
+        e = graph.node("Exp", [_minus_row_max(graph, op.y, scores)], f"{op.y}.exp")
+        total = graph.node("ReduceSum", [e, graph.constant("axis.last", np.array([-1], np.int64))], f"{op.y}.total", keepdims=1)
+        name = graph.node("Div", [e, total], f"{op.y}.softmax")
+    return graph.quantized(name, op.y, x.shape, params)
 
 
-def _beside(graph: QdqGraph, y: str, scores: str) -> str:
+def _minus_row_max(graph: QdqGraph, y: str, scores: str) -> str:
     """Scores less the largest of their row."""
     axis = graph.constant("axis.last", np.array([-1], np.int64))
-    largest = graph.op("ReduceMax", [scores, axis], f"{y}.largest", keepdims=1)
-    return graph.op("Sub", [scores, largest], f"{y}.beside")
+    largest = graph.node("ReduceMax", [scores, axis], f"{y}.largest", keepdims=1)
+    return graph.node("Sub", [scores, largest], f"{y}.beside")
 
 
 def weights(
@@ -73,80 +73,81 @@ def weights(
     """What tokens count in a row, not all divided by its sum yet."""
     if reader is None:
         raise FqvitError(f"{op.y}: attention codes that nothing multiplies with V. QDQ export has no op for them.")
-    beside = _beside(graph, op.y, _masked(graph, op.y, x, mask))
+    relative = _minus_row_max(graph, op.y, _masked(graph, op.y, x, mask))
     if not emulate:
-        name = graph.op("Exp", [beside], f"{op.y}.exp")
-        step = Step(np.array([1 / (2.0**bits - 1)]), np.array([0]), bits)
-        tensor = graph.quantized(name, op.y, x.shape, step)
+        name = graph.node("Exp", [relative], f"{op.y}.exp")
+        params = QdqParams(np.array([1 / (2.0**bits - 1)]), np.array([0]), bits)
+        tensor = graph.quantized(name, op.y, x.shape, params)
         return QuantizedTensor(tensor.name, x.shape, tensor.scale, tensor.zero, normalise=True)
     if isinstance(op, RowCodes):
         assert isinstance(reader, Attend)
         levels = np.array(reader.levels or range(256), np.float64)
-        counted = levels[table] / levels.max()
-        name = _by_distance(graph, op.y, op.y, beside, x, counted, mask, float(counted[-1]))
+        shares = levels[table] / levels.max()
+        name = _by_distance(graph, op.y, op.y, relative, x, shares, mask, float(shares[-1]))
         return QuantizedTensor(name, x.shape, np.ones(1), np.array([0]), normalise=True)
-    return _log2(graph, op, beside, x, table.astype(np.float64), mask, reader)
+    return _log2(graph, op, relative, x, table.astype(np.float64), mask, reader)
 
 
 def _by_distance(
-    graph: QdqGraph, y: str, out: str, beside: str, x: QuantizedTensor, table: Floats, mask: Any, elsewhere: float
+    graph: QdqGraph, y: str, out: str, relative: str, x: QuantizedTensor, table: Floats, mask: Any, elsewhere: float
 ) -> str:
     """table[distance to the largest of the row, in codes]; `elsewhere` where two tokens lie in different regions."""
     n = len(table)
-    steps = graph.op("Mul", [beside, graph.real(f"{y}.codes_per_unit", -1 / float(x.scale[0]))], f"{y}.steps")
-    steps = graph.op("Round", [steps], f"{y}.whole")
-    ends = [graph.real("zero", 0.0), graph.real(f"{y}.furthest", float(n - 1))]
-    steps = graph.op("Clip", [steps, *ends], f"{y}.distance")
+    distance = graph.node("Mul", [relative, graph.float32(f"{y}.codes_per_unit", -1 / float(x.scale[0]))], f"{y}.steps")
+    distance = graph.node("Round", [distance], f"{y}.whole")
+    ends = [graph.float32("zero", 0.0), graph.float32(f"{y}.furthest", float(n - 1))]
+    distance = graph.node("Clip", [distance, *ends], f"{y}.distance")
     if mask is not None:
-        steps = graph.op("Where", [_same(graph, y, mask), steps, graph.real(f"{y}.beyond", float(n))], f"{y}.seen")
+        distance = graph.node("Where", [_same(graph, y, mask), distance, graph.float32(f"{y}.beyond", float(n))], f"{y}.seen")
         table = np.append(table, elsewhere)
-    index = graph.op("Cast", [steps], f"{y}.index", to=TensorProto.INT32)
-    return graph.op("Gather", [graph.real(f"{y}.table", table), index], out, axis=0)
+    index = graph.node("Cast", [distance], f"{y}.index", to=TensorProto.INT32)
+    return graph.node("Gather", [graph.float32(f"{y}.table", table), index], out, axis=0)
 
 
 def _log2(
-    graph: QdqGraph, op: LogSoftmax, beside: str, x: QuantizedTensor, table: Floats, mask: Any, reader: ShiftMatMul | Attend
+    graph: QdqGraph, op: LogSoftmax, relative: str, x: QuantizedTensor, table: Floats, mask: Any, reader: ShiftMatMul | Attend
 ) -> QuantizedTensor:
     """2^-a with a = log2 of round(S / e), rounded at mantissa 1.5: the floor of log2(4/3 r), where r is whole."""
     assert isinstance(reader, ShiftMatMul)
     y, last = op.y, 2**op.bits - 1
-    e = _by_distance(graph, y, f"{y}.e", beside, x, table, mask, 0.0)
+    e = _by_distance(graph, y, f"{y}.e", relative, x, table, mask, 0.0)
     axis = graph.constant("axis.last", np.array([-1], np.int64))
-    total = graph.op("ReduceSum", [e, axis], f"{y}.total", keepdims=1)
+    total = graph.node("ReduceSum", [e, axis], f"{y}.total", keepdims=1)
     # Shares this small have the last code either way, and 0 does not divide.
-    floor = graph.op("Max", [e, graph.real("one", 1.0)], f"{y}.e.positive")
-    r = graph.op("Div", [total, floor], f"{y}.inverse")
-    r = graph.op("Floor", [graph.op("Add", [r, graph.real("half", 0.5)], f"{y}.inverse.half")], f"{y}.r")
+    floor = graph.node("Max", [e, graph.float32("one", 1.0)], f"{y}.e.positive")
+    r = graph.node("Div", [total, floor], f"{y}.inverse")
+    r = graph.node("Floor", [graph.node("Add", [r, graph.float32("half", 0.5)], f"{y}.inverse.half")], f"{y}.r")
     # A quarter more, so that a whole r at a bound is above it in float, too, and the one before below.
-    r = graph.op("Mul", [graph.op("Add", [r, graph.real("quarter", 0.25)], f"{y}.r.up"), graph.real("4/3", 4 / 3)], f"{y}.r43")
-    log = graph.op("Mul", [graph.op("Log", [r], f"{y}.ln"), graph.real("1/ln2", float(1 / np.log(2)))], f"{y}.log2")
-    code = graph.op("Floor", [log], f"{y}.code")
-    known = graph.op("Greater", [e, graph.real("zero", 0.0)], f"{y}.known")
-    code = graph.op("Where", [known, code, graph.real(f"{y}.last", float(last))], f"{y}.code.known")
-    code = graph.op("Min", [code, f"{y}.last"], f"{y}.code.last")
-    weight = graph.op("Pow", [graph.real("1/2", 0.5), code], f"{y}.weight" if reader.zero_code else y)
+    r = graph.node("Add", [r, graph.float32("quarter", 0.25)], f"{y}.r.up")
+    r = graph.node("Mul", [r, graph.float32("4/3", 4 / 3)], f"{y}.r43")
+    log = graph.node("Mul", [graph.node("Log", [r], f"{y}.ln"), graph.float32("1/ln2", float(1 / np.log(2)))], f"{y}.log2")
+    code = graph.node("Floor", [log], f"{y}.code")
+    known = graph.node("Greater", [e, graph.float32("zero", 0.0)], f"{y}.known")
+    code = graph.node("Where", [known, code, graph.float32(f"{y}.last", float(last))], f"{y}.code.known")
+    code = graph.node("Min", [code, f"{y}.last"], f"{y}.code.last")
+    weight = graph.node("Pow", [graph.float32("1/2", 0.5), code], f"{y}.weight" if reader.zero_code else y)
     if reader.zero_code:
-        below = graph.op("Less", [code, f"{y}.last"], f"{y}.below")
-        weight = graph.op("Where", [below, weight, graph.real("zero", 0.0)], y)
+        below = graph.node("Less", [code, f"{y}.last"], f"{y}.below")
+        weight = graph.node("Where", [below, weight, graph.float32("zero", 0.0)], y)
     return QuantizedTensor(weight, x.shape, np.ones(1), np.array([0]))
 
 
 def attend(
-    graph: QdqGraph, op: ShiftMatMul | Attend, a: QuantizedTensor, v: QuantizedTensor, step: Step, shape: tuple[int, ...]
+    graph: QdqGraph, op: ShiftMatMul | Attend, a: QuantizedTensor, v: QuantizedTensor, params: QdqParams, shape: tuple[int, ...]
 ) -> QuantizedTensor:
     """Weights times V, each row divided by its sum where that is still to do."""
-    name = graph.op("MatMul", [a.name, v.name], f"{op.y}.product")
+    name = graph.node("MatMul", [a.name, v.name], f"{op.y}.product")
     if a.normalise:
         axis = graph.constant("axis.last", np.array([-1], np.int64))
-        total = graph.op("ReduceSum", [a.name, axis], f"{op.y}.total", keepdims=1)
-        name = graph.op("Div", [name, total], f"{op.y}.mean")
+        total = graph.node("ReduceSum", [a.name, axis], f"{op.y}.total", keepdims=1)
+        name = graph.node("Div", [name, total], f"{op.y}.mean")
     if (v.zero != op.v_zero).any():
         raise FqvitError(f"{op.y}: V's codes count from {int(v.zero[0])}, expected {op.v_zero}. This is a bug.")
     one = max(op.levels or (255,)) if isinstance(op, Attend) else 2 ** (2**op.a_bits - 1)
     ratio = op.mult / 2.0**op.shift * one
-    offset: Floats = (op.y_zero - step.zero) * step.scale
-    name = graph.scaled(name, ratio * step.scale / v.scale, offset, op.y)
-    return graph.quantized(name, op.y, shape, step)
+    offset: Floats = (op.y_zero - params.zero) * params.scale
+    name = graph.scaled(name, ratio * params.scale / v.scale, offset, op.y)
+    return graph.quantized(name, op.y, shape, params)
 
 
 def _same(graph: QdqGraph, y: str, region: NDArray[Any]) -> str:
@@ -159,5 +160,5 @@ def _masked(graph: QdqGraph, y: str, x: QuantizedTensor, region: NDArray[Any] | 
     if region is None:
         return x.name
     same = region[:, :, None] == region[:, None, :]
-    mask = graph.real(f"{y}.mask", np.where(same, 0.0, MASKED)[:, None])
-    return graph.op("Add", [x.name, mask], f"{y}.masked")
+    mask = graph.float32(f"{y}.mask", np.where(same, 0.0, MASKED)[:, None])
+    return graph.node("Add", [x.name, mask], f"{y}.masked")

@@ -16,11 +16,11 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 Target = Literal["ort", "openvino", "tensorrt"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-SAME = 1e-6  # factors this near to 1 are those of a multiplier's last bits: nothing is emitted for them
+TOLERANCE = 1e-6  # factors this near to 1 are those of a multiplier's last bits: nothing is emitted for them
 
 
 @dataclass(frozen=True)
-class Step:
+class QdqParams:
     """How codes of a buffer are written: f = (code - zero) scale, each [1] or [C]; codes are 0 .. 2^bits - 1.
 
     product: a matrix product reads them.
@@ -79,11 +79,11 @@ class QdqGraph:
     profile: Profile
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[str, TensorProto] = field(default_factory=dict)
-    sites: int = 0  # with QDQ
-    plain: list[str] = field(default_factory=list)  # sites of the program that stay in float
+    qdq_sites: int = 0
+    float_sites: list[str] = field(default_factory=list)  # sites of the program that stay in float
     recentred: list[str] = field(default_factory=list)  # sites whose codes lie otherwise than the program's
 
-    def op(self, kind: str, inputs: list[str], y: str, **attributes: Any) -> str:
+    def node(self, kind: str, inputs: list[str], y: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(kind, inputs, [y], name=y, **attributes))
         return y
 
@@ -92,43 +92,43 @@ class QdqGraph:
             self.constants[name] = numpy_helper.from_array(np.asarray(values, order="C"), name)
         return name
 
-    def real(self, name: str, values: Floats | float) -> str:
+    def float32(self, name: str, values: Floats | float) -> str:
         return self.constant(name, np.asarray(values, np.float32))
 
-    def shape(self, x: str, sizes: tuple[int, ...], y: str) -> str:
+    def reshape(self, x: str, sizes: tuple[int, ...], y: str) -> str:
         """Another shape of everything but the batch."""
         text = "x".join(map(str, sizes))
-        return self.op("Reshape", [x, self.constant(f"shape.{text}", np.array([0, *sizes], np.int64))], y)
+        return self.node("Reshape", [x, self.constant(f"shape.{text}", np.array([0, *sizes], np.int64))], y)
 
     def scaled(self, x: str, gain: Floats, offset: Floats, y: str) -> str:
         """x gain + offset, without what changes nothing. An offset below a thousandth of a code is the caller's to drop."""
-        if not np.allclose(gain, 1, rtol=SAME, atol=0):
-            x = self.op("Mul", [x, self.real(f"{y}.gain", short(gain))], f"{y}.scaled")
+        if not np.allclose(gain, 1, rtol=TOLERANCE, atol=0):
+            x = self.node("Mul", [x, self.float32(f"{y}.gain", collapsed(gain))], f"{y}.scaled")
         if np.any(offset != 0):
-            x = self.op("Add", [x, self.real(f"{y}.offset", short(offset))], f"{y}.shifted")
+            x = self.node("Add", [x, self.float32(f"{y}.offset", collapsed(offset))], f"{y}.shifted")
         return x
 
-    def quantized(self, x: str, y: str, shape: tuple[int, ...], step: Step) -> QuantizedTensor:
+    def quantized(self, x: str, y: str, shape: tuple[int, ...], params: QdqParams) -> QuantizedTensor:
         """QuantizeLinear and DequantizeLinear, as far as the target has them at such a site."""
-        scale, zero, bits = short(step.scale), short(step.zero), step.bits
+        scale, zero, bits = collapsed(params.scale), collapsed(params.zero), params.bits
         tensor = QuantizedTensor(y, shape, scale, zero)
-        if (bits > 8 and not self.profile.wide) or not (self.profile.every_site or step.product):
-            self.plain.append(y)
-            self.op("Identity", [x], y)
+        if (bits > 8 and not self.profile.wide) or not (self.profile.every_site or params.product):
+            self.float_sites.append(y)
+            self.node("Identity", [x], y)
             return tensor
         if bits not in (8, 16):
             x = self._clipped(x, y, -zero * scale, ((1 << bits) - 1 - zero) * scale)
         if len(scale) == 1 and len(zero) == 1:
-            self._pair(x, y, bits, float(scale[0]), int(zero[0]))
+            self._qdq_pair(x, y, bits, float(scale[0]), int(zero[0]))
             return tensor
         # Activations have one scale: ONNX Runtime's own fusions fail where there is one a channel.
         assert len(zero) == 1, f"{y}: a zero point a channel"
-        steps = self.real(f"{y}.steps", scale / scale[0])
-        x = self.op("Div", [x, steps], f"{y}.even")
-        self.op("Mul", [self._pair(x, f"{y}.restored", bits, float(scale[0]), int(zero[0])), steps], y)
+        relative = self.float32(f"{y}.steps", scale / scale[0])
+        x = self.node("Div", [x, relative], f"{y}.even")
+        self.node("Mul", [self._qdq_pair(x, f"{y}.restored", bits, float(scale[0]), int(zero[0])), relative], y)
         return tensor
 
-    def _pair(self, x: str, y: str, bits: int, scale: float, zero: int) -> str:
+    def _qdq_pair(self, x: str, y: str, bits: int, scale: float, zero: int) -> str:
         dtype: Any = np.uint8 if bits <= 8 else np.uint16
         last = (1 << bits) - 1
         if self.profile.symmetric:
@@ -137,20 +137,20 @@ class QdqGraph:
                 self.recentred.append(y)
                 scale *= max(zero, last - zero) / 127
             zero = 0
-        parts = [self.real(f"{y}.scale", scale), self.constant(f"{y}.zero", np.array(zero, dtype))]
-        self.sites += 1
-        codes = self.op("QuantizeLinear", [x, *parts], f"{y}.codes")
-        return self.op("DequantizeLinear", [codes, *parts], y)
+        parts = [self.float32(f"{y}.scale", scale), self.constant(f"{y}.zero", np.array(zero, dtype))]
+        self.qdq_sites += 1
+        codes = self.node("QuantizeLinear", [x, *parts], f"{y}.codes")
+        return self.node("DequantizeLinear", [codes, *parts], y)
 
     def _clipped(self, x: str, y: str, low: Floats, high: Floats) -> str:
         if len(low) == 1:
-            ends = [self.real(f"{y}.low", low[0]), self.real(f"{y}.high", high[0])]
-            return self.op("Clip", [x, *ends], f"{y}.clipped")
-        x = self.op("Max", [x, self.real(f"{y}.low", low)], f"{y}.raised")
-        return self.op("Min", [x, self.real(f"{y}.high", high)], f"{y}.clipped")
+            ends = [self.float32(f"{y}.low", low[0]), self.float32(f"{y}.high", high[0])]
+            return self.node("Clip", [x, *ends], f"{y}.clipped")
+        x = self.node("Max", [x, self.float32(f"{y}.low", low)], f"{y}.raised")
+        return self.node("Min", [x, self.float32(f"{y}.high", high)], f"{y}.clipped")
 
 
-def short(values: NDArray[Any]) -> NDArray[Any]:
+def collapsed(values: NDArray[Any]) -> NDArray[Any]:
     """[1] where all channels are equal."""
     flat = np.atleast_1d(values)
     return flat[:1] if (flat == flat[0]).all() else flat

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fqvit.export.qdq.graph import Floats, Ints, Step, short
+from fqvit.export.qdq.graph import Floats, Ints, QdqParams, collapsed
 from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, Linear, Zero
@@ -17,7 +17,7 @@ from fqvit.ir.program import AnyOp, Program, Site
 MOVES = (Permute, Take, Concat)
 
 
-class Steps:
+class BufferScales:
     """Questions about a program: who reads a buffer, and what its codes are worth."""
 
     def __init__(self, program: Program, symmetric: bool) -> None:
@@ -32,19 +32,19 @@ class Steps:
         self.factors: dict[str, float] = {}  # by which Q's scale is multiplied, so that scores need no factor
         for op in program.ops:
             if isinstance(op, MatMul) and not op.b_rows and len(self.readers[op.a]) == 1:
-                y, a, b = self.of(op.y, op.y_zero), self.part(op.a), self.part(op.b)
+                y, a, b = self.params(op.y, op.y_zero), self.qkv_params(op.a), self.qkv_params(op.b)
                 if a is not None and b is not None:
                     self.factors[op.a] = op.mult / 2.0**op.shift * float(y.scale[0] / (a.scale[0] * b.scale[0]))
 
-    def at_last(self, name: str) -> Iterator[AnyOp]:
+    def final_readers(self, name: str) -> Iterator[AnyOp]:
         """Who reads a buffer, moves passed through."""
         for op in self.readers[name]:
             if isinstance(op, MOVES):
-                yield from self.at_last(op.y)
+                yield from self.final_readers(op.y)
             else:
                 yield op
 
-    def thirds(self, op: Linear) -> bool:
+    def is_split_qkv(self, op: Linear) -> bool:
         """Whether Q, K and V are taken from a linear map's outputs one by one, and nothing else is."""
         count = self.shapes[op.y][-1]
         return bool(self.readers[op.y]) and all(
@@ -57,80 +57,80 @@ class Steps:
             for reader in self.readers[op.y]
         )
 
-    def part(self, name: str) -> Step | None:
+    def qkv_params(self, name: str) -> QdqParams | None:
         """The step of Q, K or V as split in heads by the op that writes `name`; None if no such op does."""
         op = next(op for op in self.program.ops if op.y == name)
         source = next((o for o in self.program.ops if isinstance(op, Permute) and o.y == op.x), None)
-        if not isinstance(op, Permute) or op.select is None or not isinstance(source, Linear) or not self.thirds(source):
+        if not isinstance(op, Permute) or op.select is None or not isinstance(source, Linear) or not self.is_split_qkv(source):
             return None
-        scale, zero = self._site(source.y, source.y_zero)
+        scale, zero = self._site_scale(source.y, source.y_zero)
         size = self.shapes[source.y][-1] // 3
         rows = slice(op.select[1] * size, (op.select[1] + 1) * size)
-        return self._step(name, spread(scale, 3 * size)[rows], spread(zero, 3 * size)[rows], source.bits)
+        return self._params(name, per_channel(scale, 3 * size)[rows], per_channel(zero, 3 * size)[rows], source.bits)
 
-    def of(self, name: str, zero: Zero | None = None, bits: int = 8) -> Step:
+    def params(self, name: str, zero: Zero | None = None, bits: int = 8) -> QdqParams:
         """The step of the buffer that an op with that y_zero writes; None: those zero points are inside the op."""
-        return self._step(name, *self._site(name, zero), bits)
+        return self._params(name, *self._site_scale(name, zero), bits)
 
-    def _step(self, name: str, scale: Floats, zero: Ints, bits: int) -> Step:
-        readers = list(self.at_last(name))
+    def _params(self, name: str, scale: Floats, zero: Ints, bits: int) -> QdqParams:
+        readers = list(self.final_readers(name))
         product = any(isinstance(op, Linear | MatMul | ShiftMatMul | Attend) for op in readers)
         linear = bool(readers) and all(isinstance(op, Linear) for op in readers)
         middle = np.array([1 << (bits - 1)], np.int64)
         if linear:
             # A linear map has its input's steps and zero points in its weights and bias.
-            even, zeros = np.array([scale.mean()]), short(zero)
-            return Step(even, middle if self.symmetric or len(zeros) > 1 else zeros, bits, product)
-        if product and (len(short(scale)) > 1 or len(short(zero)) > 1):
-            scale, zero = np.array([scale.mean()]), short(zero) if len(short(zero)) == 1 else middle
-        return Step(short(scale) * self.factors.get(name, 1.0), short(zero), bits, product)
+            mean, zeros = np.array([scale.mean()]), collapsed(zero)
+            return QdqParams(mean, middle if self.symmetric or len(zeros) > 1 else zeros, bits, product)
+        if product and (len(collapsed(scale)) > 1 or len(collapsed(zero)) > 1):
+            scale, zero = np.array([scale.mean()]), collapsed(zero) if len(collapsed(zero)) == 1 else middle
+        return QdqParams(collapsed(scale) * self.factors.get(name, 1.0), collapsed(zero), bits, product)
 
-    def _site(self, name: str, zero: Zero | None) -> tuple[Floats, Ints]:
-        """Steps and zero points by the site, whose zero points the op's own go before."""
-        site = self._named(name)
+    def _site_scale(self, name: str, zero: Zero | None) -> tuple[Floats, Ints]:
+        """Scales and zero points by the site, whose zero points the op's own go before."""
+        site = self._find_site(name)
         if site is None or not site.scale:
             scale, zeros = np.ones(1), np.array([128])
         else:
             scale, zeros = site.scales_and_zeros(self.constants)
             if site.alpha is not None and len(scale) == 1:
                 scale = scale * np.exp2(self.constants[site.alpha].astype(np.float64))
-        return scale, zeros if zero is None else self.zeros(zero)
+        return scale, zeros if zero is None else self.zero_points(zero)
 
-    def _named(self, name: str) -> Site | None:
+    def _find_site(self, name: str) -> Site | None:
         """The site of a buffer, or of what a move makes of it: attention times V has its site behind the heads."""
         if name in self.sites:
             return self.sites[name]
-        moved = (self._named(op.y) for op in self.readers[name] if isinstance(op, MOVES))
+        moved = (self._find_site(op.y) for op in self.readers[name] if isinstance(op, MOVES))
         return next((site for site in moved if site is not None), None)
 
-    def zeros(self, zero: Zero) -> Ints:
+    def zero_points(self, zero: Zero) -> Ints:
         if isinstance(zero, str):
             return self.constants[zero].astype(np.int64)
         return np.atleast_1d(np.array(zero, np.int64))
 
-    def unit(self, name: str, channels: int) -> Floats:
+    def accumulator_scale(self, name: str, channels: int) -> Floats:
         """What an accumulator is multiplied by, so that the sum that reads it needs no factor: [C]."""
-        adds = [op for op in self.at_last(name) if isinstance(op, Add)]
+        adds = [op for op in self.final_readers(name) if isinstance(op, Add)]
         for term in adds[0].terms if len(adds) == 1 else ():
-            if term.x == name or any(op.y == term.x for op in self._moves(name)):
+            if term.x == name or any(op.y == term.x for op in self._moves_after(name)):
                 mult = self.constants[term.mult] if isinstance(term.mult, str) else np.array([term.mult])
                 ratio = mult.astype(np.float64) / 2.0 ** adds[0].shift
-                return spread(np.where(ratio > 0, ratio, 1.0) * self.sum_scale(adds[0]), channels)
+                return per_channel(np.where(ratio > 0, ratio, 1.0) * self.sum_scale(adds[0]), channels)
         return np.ones(channels)
 
-    def _moves(self, name: str) -> Iterator[AnyOp]:
+    def _moves_after(self, name: str) -> Iterator[AnyOp]:
         for op in self.readers[name]:
             if isinstance(op, MOVES):
                 yield op
-                yield from self._moves(op.y)
+                yield from self._moves_after(op.y)
 
     def sum_scale(self, op: Add) -> float:
         """The scale of a sum's codes before its shifts."""
-        scale, _ = self._site(op.y, op.y_zero)
+        scale, _ = self._site_scale(op.y, op.y_zero)
         alpha = 0 if op.y_alpha is None else int(self.constants[op.y_alpha][0])
         return float(scale[0]) / 2.0**alpha
 
 
-def spread(values: np.ndarray, channels: int) -> np.ndarray:
+def per_channel(values: np.ndarray, channels: int) -> np.ndarray:
     """One number, or one a group, as one a channel."""
     return np.repeat(values, channels // len(values))

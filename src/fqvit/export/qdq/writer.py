@@ -15,8 +15,8 @@ from onnx import ModelProto, TensorProto, helper, save_model
 
 from fqvit.errors import FqvitError
 from fqvit.export.qdq.attention import Attention, Kind, attend, matmul, softmax, weights
-from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QuantizedTensor, Step, Target, short
-from fqvit.export.qdq.scales import Steps, spread
+from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QdqParams, QuantizedTensor, Target, collapsed
+from fqvit.export.qdq.scales import BufferScales, per_channel
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Zero
@@ -45,13 +45,13 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     source = program.unpacked()
     profile = PROFILES[target]
     kind: Kind = "log2" if attention == "log2" else "uniform"
-    export_ = _Export(source, QdqGraph(profile), Steps(source, profile.symmetric), kind)
+    export_ = _Export(source, QdqGraph(profile), BufferScales(source, profile.symmetric), kind)
     result = export_.run()
     graph = export_.graph
     height, width, channels = program.input_shape
     output = program.header.output
     name = {"logits": "logits", "tokens": "tokens", "pooled": "features"}[output.features()]
-    graph.op("Identity", [result.name], name)
+    graph.node("Identity", [result.name], name)
     inputs = [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", height, width, channels])]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *result.shape])]
     made = helper.make_graph(graph.nodes, program.header.model, inputs, outputs, list(graph.constants.values()))
@@ -62,9 +62,9 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
 
 
 def _notes(graph: QdqGraph, emulated: int, coarser: int, target: str) -> tuple[str, ...]:
-    notes = [f"{graph.sites} sites with QuantizeLinear and DequantizeLinear, opset {graph.profile.opset}"]
-    if graph.plain:
-        notes.append(f"{len(graph.plain)} sites stay in float: {target} has 8-bit codes where matrix products read them")
+    notes = [f"{graph.qdq_sites} sites with QuantizeLinear and DequantizeLinear, opset {graph.profile.opset}"]
+    if graph.float_sites:
+        notes.append(f"{len(graph.float_sites)} sites stay in float: {target} has 8-bit codes where matrix products read them")
     if emulated:
         notes.append(f"{emulated} softmaxes give the program's own codes by a table (Gather)")
     if coarser:
@@ -77,11 +77,11 @@ def _notes(graph: QdqGraph, emulated: int, coarser: int, target: str) -> tuple[s
 class _Export:
     """One walk over the ops; every buffer becomes a tensor."""
 
-    def __init__(self, program: Program, graph: QdqGraph, steps: Steps, kind: Kind) -> None:
-        self.program, self.graph, self.steps, self.kind = program, graph, steps, kind
+    def __init__(self, program: Program, graph: QdqGraph, scales: BufferScales, kind: Kind) -> None:
+        self.program, self.graph, self.scales, self.kind = program, graph, scales, kind
         self.constants = program.constants
         self.tensors: dict[str, QuantizedTensor] = {}
-        self.thirds: dict[str, QuantizedTensor] = {}  # Q, K or V, by the buffer that has its heads
+        self.qkv: dict[str, QuantizedTensor] = {}  # Q, K or V, by the buffer that has its heads
         self.emulated = self.coarser = 0
 
     def run(self) -> QuantizedTensor:
@@ -90,31 +90,31 @@ class _Export:
             self.tensors[op.y] = self._emit(op)
         output = self.program.header.output
         result = self.tensors[output.buffer]
-        return result if output.kind == "logits" else self._true(result, output.scale)
+        return result if output.kind == "logits" else self._dequantized(result, output.scale)
 
-    def _true(self, tensor: QuantizedTensor, scale: float) -> QuantizedTensor:
+    def _dequantized(self, tensor: QuantizedTensor, scale: float) -> QuantizedTensor:
         """Features in their own unit."""
         alpha = self.program.header.output.alpha
-        steps = scale * (np.ones(1) if alpha is None else np.exp2(self.constants[alpha].astype(np.float64)))
+        scales = scale * self._power(alpha)
         zero = self.program.header.output.zero
-        offset = (tensor.zero - zero) * steps
-        name = self.graph.scaled(tensor.name, steps / tensor.scale, offset, "output")
-        return QuantizedTensor(name, tensor.shape, steps, np.array([zero]))
+        offset = (tensor.zero - zero) * scales
+        name = self.graph.scaled(tensor.name, scales / tensor.scale, offset, "output")
+        return QuantizedTensor(name, tensor.shape, scales, np.array([zero]))
 
     def _pixels(self) -> QuantizedTensor:
         """Pixels over 255; where codes must be symmetric, from the middle of their range on."""
         graph, shape = self.graph, self.program.input_shape
         if not graph.profile.symmetric:
-            parts = [graph.real("pixels.scale", PIXEL), graph.constant("pixels.zero", np.array(0, np.uint8))]
-            graph.op("DequantizeLinear", [INPUT, *parts], "pixels.values")
+            parts = [graph.float32("pixels.scale", PIXEL), graph.constant("pixels.zero", np.array(0, np.uint8))]
+            graph.node("DequantizeLinear", [INPUT, *parts], "pixels.values")
             return QuantizedTensor("pixels.values", shape, np.array([PIXEL]), np.array([0]))
-        raw = graph.op("Cast", [INPUT], "pixels.float", to=TensorProto.FLOAT)
-        raw = graph.op("Sub", [raw, graph.real("pixels.middle", 128.0)], "pixels.centred")
-        raw = graph.op("Mul", [raw, graph.real("pixels.unit", PIXEL)], "pixels.scaled")
-        return graph.quantized(raw, "pixels.values", shape, Step(np.array([PIXEL]), np.array([128])))
+        raw = graph.node("Cast", [INPUT], "pixels.float", to=TensorProto.FLOAT)
+        raw = graph.node("Sub", [raw, graph.float32("pixels.middle", 128.0)], "pixels.centred")
+        raw = graph.node("Mul", [raw, graph.float32("pixels.unit", PIXEL)], "pixels.scaled")
+        return graph.quantized(raw, "pixels.values", shape, QdqParams(np.array([PIXEL]), np.array([128])))
 
     def _emit(self, op: AnyOp) -> QuantizedTensor:
-        shape = self.steps.shapes[op.y]
+        shape = self.scales.shapes[op.y]
         match op:
             case Linear():
                 return self._linear(op)
@@ -134,20 +134,20 @@ class _Export:
                 return self._concat(op, shape)
             case MatMul():
                 table = None if op.index is None else self.constants[op.part("bias")][self.constants[op.index]]
-                step = self.steps.of(op.y, op.y_zero, op.bits)
-                return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], table, step, shape)
+                params = self.scales.params(op.y, op.y_zero, op.bits)
+                return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], table, params, shape)
             case Softmax():
                 mask = None if op.region is None else self.constants[op.region]
-                step = Step(np.array([2.0**op.shift / op.mult]), np.array([0]), op.bits)
-                return softmax(self.graph, op, self.tensors[op.x], mask, step)
+                params = QdqParams(np.array([2.0**op.shift / op.mult]), np.array([0]), op.bits)
+                return softmax(self.graph, op, self.tensors[op.x], mask, params)
             case LogSoftmax() | RowCodes():
                 return self._weights(op)
             case ShiftMatMul() | Attend():
-                step = self.steps.of(op.y, op.y_zero, op.bits)
-                return attend(self.graph, op, self.tensors[op.a], self.tensors[op.v], step, shape)
+                params = self.scales.params(op.y, op.y_zero, op.bits)
+                return attend(self.graph, op, self.tensors[op.a], self.tensors[op.v], params, shape)
 
     def _weights(self, op: LogSoftmax | RowCodes) -> QuantizedTensor:
-        reader = next((r for r in self.steps.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
+        reader = next((r for r in self.scales.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
         mask = None if op.region is None else self.constants[op.region]
         # Evenly spaced codes beside the largest are what "uniform" writes: nothing is lost then.
         levels = (reader.levels or tuple(range(256))) if isinstance(reader, Attend) else ()
@@ -157,42 +157,42 @@ class _Export:
         bits = (len(levels) - 1).bit_length() if even else 8
         return weights(self.graph, op, self.tensors[op.x], self.constants[op.part("table")], mask, reader, emulate, bits)
 
-    # f = (integer - zero) scale everywhere below; a buffer's scale and zero are its step's.
+    # f = (integer - zero) scale everywhere below; a buffer's scale and zero are those of its params.
 
     def _linear(self, op: Linear) -> QuantizedTensor:
-        x, w = self._even(self.tensors[op.x], op.x), self.constants[op.part("w")]
+        x, w = self._per_tensor(self.tensors[op.x], op.x), self.constants[op.part("w")]
         outputs = len(w)
         bias = self.constants[op.part("bias")].astype(np.float64) + x.zero[0] * w.sum(1, dtype=np.int64)
-        shape = self.steps.shapes[op.y]
+        shape = self.scales.shapes[op.y]
         if op.out == "acc":
-            unit = self.steps.unit(op.y, outputs)
+            unit = self.scales.accumulator_scale(op.y, outputs)
             name = self._product(op.y, x, w, unit, bias * unit, op.y)
             return QuantizedTensor(name, shape, unit, np.array([0]))
         mult, shift = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift"))
         ratio = mult / np.exp2(shift)
         if op.out == "i32":
             output = self.program.header.output
-            unit = np.array([output.scale]) if op.y == output.buffer else self.steps.unit(op.y, outputs)
+            unit = np.array([output.scale]) if op.y == output.buffer else self.scales.accumulator_scale(op.y, outputs)
             name = self._product(op.y, x, w, ratio * unit, bias * ratio * unit, op.y)
             return QuantizedTensor(name, shape, unit, np.array([0]))
-        y_zero = spread(self.steps.zeros(op.y_zero), outputs)
-        if not self.steps.thirds(op):
-            step = self.steps.of(op.y, op.y_zero, op.bits)
-            gain = ratio * step.scale
-            offset = bias * gain + (y_zero - step.zero) * step.scale
+        y_zero = per_channel(self.scales.zero_points(op.y_zero), outputs)
+        if not self.scales.is_split_qkv(op):
+            params = self.scales.params(op.y, op.y_zero, op.bits)
+            gain = ratio * params.scale
+            offset = bias * gain + (y_zero - params.zero) * params.scale
             name = self._product(op.y, x, w, gain, offset, f"{op.y}.sum")
-            return self.graph.quantized(name, op.y, shape, step)
+            return self.graph.quantized(name, op.y, shape, params)
         third = outputs // 3
-        for reader in self.steps.readers[op.y]:
+        for reader in self.scales.readers[op.y]:
             assert isinstance(reader, Permute) and reader.select is not None
-            step_ = self.steps.part(reader.y)
-            assert step_ is not None
+            part_params = self.scales.qkv_params(reader.y)
+            assert part_params is not None
             rows = slice(reader.select[1] * third, (reader.select[1] + 1) * third)
-            gain = ratio[rows] * step_.scale
-            offset = bias[rows] * gain + (y_zero[rows] - step_.zero) * step_.scale
+            gain = ratio[rows] * part_params.scale
+            offset = bias[rows] * gain + (y_zero[rows] - part_params.zero) * part_params.scale
             part = f"{op.y}.{'qkv'[reader.select[1]]}"
             name = self._product(part, x, w[rows], gain, offset, f"{part}.sum")
-            self.thirds[reader.y] = self.graph.quantized(name, part, (*shape[:-1], third), step_)
+            self.qkv[reader.y] = self.graph.quantized(name, part, (*shape[:-1], third), part_params)
         return QuantizedTensor(op.y, shape, np.ones(1), np.array([0]))  # nobody reads it: heads take the thirds
 
     def _product(self, name: str, x: QuantizedTensor, w: Any, gain: Floats, offset: Floats, y: str) -> str:
@@ -202,13 +202,13 @@ class _Export:
         codes = graph.constant(f"{name}.w", (w.T.astype(np.int16) + middle).astype(dtype))
         scale = np.broadcast_to(gain / x.scale[0], (len(w),))
         smallest = np.finfo(np.float32).tiny  # an output that is always 0 has multiplier 0
-        steps = graph.real(f"{name}.w.scale", np.maximum(scale, smallest))
+        scales = graph.float32(f"{name}.w.scale", np.maximum(scale, smallest))
         zeros = graph.constant(f"{name}.w.zero", np.full(len(w), middle, dtype))
-        weight = graph.op("DequantizeLinear", [codes, steps, zeros], f"{name}.w.values", axis=1)
-        product = graph.op("MatMul", [x.name, weight], f"{name}.product")
-        return graph.op("Add", [product, graph.real(f"{name}.bias", offset)], y)
+        weight = graph.node("DequantizeLinear", [codes, scales, zeros], f"{name}.w.values", axis=1)
+        product = graph.node("MatMul", [x.name, weight], f"{name}.product")
+        return graph.node("Add", [product, graph.float32(f"{name}.bias", offset)], y)
 
-    def _even(self, tensor: QuantizedTensor, name: str) -> QuantizedTensor:
+    def _per_tensor(self, tensor: QuantizedTensor, name: str) -> QuantizedTensor:
         """With one scale and zero for all channels."""
         if len(tensor.scale) == 1 and len(tensor.zero) == 1:
             return tensor
@@ -220,7 +220,7 @@ class _Export:
         """A tensor g and its unit: (code - zero) 2^alpha = g / unit."""
         power = self._power(alpha)
         unit = float(x.scale[0] / power[0])
-        offset = (x.zero - self.steps.zeros(zero)) * power * unit
+        offset = (x.zero - self.scales.zero_points(zero)) * power * unit
         return self.graph.scaled(x.name, power * unit / x.scale, offset, f"{y}.lifted"), unit
 
     def _power(self, alpha: str | None) -> Floats:
@@ -229,38 +229,38 @@ class _Export:
     def _layernorm(self, op: LayerNorm, shape: tuple[int, ...]) -> QuantizedTensor:
         x, unit = self._lifted(self.tensors[op.x], op.zero, op.alpha, op.y)
         g, b = self.constants[op.part("affine")].astype(np.float64)
-        step = self.steps.of(op.y, None, op.bits)
-        if not step.product and len(step.zero) > 1:  # zero points are in b, and the site has them all
-            step = Step(step.scale, short(step.zero), op.bits, step.product)
-        gamma = g / 2.0 ** (op.shift - 24) * step.scale
-        beta = (b / 2.0 ** (op.shift - op.b_shift) - step.zero) * step.scale
-        parts = [self.graph.real(f"{op.y}.gamma", gamma), self.graph.real(f"{op.y}.beta", beta)]
+        params = self.scales.params(op.y, None, op.bits)
+        if not params.product and len(params.zero) > 1:  # zero points are in b, and the site has them all
+            params = QdqParams(params.scale, collapsed(params.zero), op.bits, params.product)
+        gamma = g / 2.0 ** (op.shift - 24) * params.scale
+        beta = (b / 2.0 ** (op.shift - op.b_shift) - params.zero) * params.scale
+        parts = [self.graph.float32(f"{op.y}.gamma", gamma), self.graph.float32(f"{op.y}.beta", beta)]
         epsilon = op.epsilon * (unit / shape[-1]) ** 2
-        name = self.graph.op("LayerNormalization", [x, *parts], f"{op.y}.norm", axis=-1, epsilon=epsilon)
-        return self.graph.quantized(name, op.y, shape, step)
+        name = self.graph.node("LayerNormalization", [x, *parts], f"{op.y}.norm", axis=-1, epsilon=epsilon)
+        return self.graph.quantized(name, op.y, shape, params)
 
     def _add(self, op: Add, shape: tuple[int, ...]) -> QuantizedTensor:
-        unit = self.steps.sum_scale(op)
+        unit = self.scales.sum_scale(op)
         names = []
         for i, term in enumerate(op.terms):
             mult = self.constants[term.mult] if isinstance(term.mult, str) else np.array([term.mult])
             gain = self._power(term.alpha) * mult.astype(np.float64) / 2.0**op.shift * unit
-            zero = self.steps.zeros(term.zero)
+            zero = self.scales.zero_points(term.zero)
             if term.x in self.constants:
-                values = (self.constants[term.x].astype(np.float64) - spread(zero, shape[-1])) * gain
-                names.append(self.graph.real(f"{op.y}.constant{i}", values))
+                values = (self.constants[term.x].astype(np.float64) - per_channel(zero, shape[-1])) * gain
+                names.append(self.graph.float32(f"{op.y}.constant{i}", values))
             else:
                 x = self.tensors[term.x]
                 offset = (x.zero - zero) * gain
                 names.append(self.graph.scaled(x.name, gain / x.scale, offset, f"{op.y}.term{i}"))
-        total = self.graph.op("Add", names, f"{op.y}.sum")
-        return self._coded(total, op.y, op.y_zero, self._power(op.y_alpha) * unit, op.bits, shape)
+        total = self.graph.node("Add", names, f"{op.y}.sum")
+        return self._requantized(total, op.y, op.y_zero, self._power(op.y_alpha) * unit, op.bits, shape)
 
-    def _coded(self, x: str, y: str, y_zero: Zero, steps: Floats, bits: int, shape: tuple[int, ...]) -> QuantizedTensor:
-        """x = (code - y_zero) steps as codes of the buffer's own step."""
-        step = self.steps.of(y, y_zero, bits)
-        offset = (self.steps.zeros(y_zero) - step.zero) * step.scale
-        return self.graph.quantized(self.graph.scaled(x, step.scale / steps, offset, y), y, shape, step)
+    def _requantized(self, x: str, y: str, y_zero: Zero, scale: Floats, bits: int, shape: tuple[int, ...]) -> QuantizedTensor:
+        """x = (code - y_zero) scale as codes of the buffer's own params."""
+        params = self.scales.params(y, y_zero, bits)
+        offset = (self.scales.zero_points(y_zero) - params.zero) * params.scale
+        return self.graph.quantized(self.graph.scaled(x, params.scale / scale, offset, y), y, shape, params)
 
     def _gelu(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
         """The table is GELU between two sites; GELU itself is what runtimes know."""
@@ -268,61 +268,61 @@ class _Export:
         if site is None or site.role != "gelu" or len(x.scale) > 1:
             raise FqvitError(f"{op.y}: a table that is not GELU. QDQ export has no op for it; export to onnx instead.")
         scale, zero = site.scales_and_zeros(self.constants)
-        name = self.graph.op("Gelu", [x.name], f"{op.y}.gelu")
-        step = self.steps.of(op.y, None, op.bits)
-        offset = (zero - step.zero) * step.scale
-        return self.graph.quantized(self.graph.scaled(name, step.scale / scale, offset, op.y), op.y, shape, step)
+        name = self.graph.node("Gelu", [x.name], f"{op.y}.gelu")
+        params = self.scales.params(op.y, None, op.bits)
+        offset = (zero - params.zero) * params.scale
+        return self.graph.quantized(self.graph.scaled(name, params.scale / scale, offset, op.y), op.y, shape, params)
 
     def _mean(self, op: Mean, shape: tuple[int, ...]) -> QuantizedTensor:
         graph, x = self.graph, self.tensors[op.x]
         name, unit = self._lifted(x, op.zero, op.alpha, op.y)
         if op.skip:
             rows = graph.constant(f"{op.y}.rows", np.arange(op.skip, x.shape[0], dtype=np.int64))
-            name = graph.op("Gather", [name, rows], f"{op.y}.kept", axis=1)
+            name = graph.node("Gather", [name, rows], f"{op.y}.kept", axis=1)
         axis = graph.constant("axis.1", np.array([1], np.int64))
-        name = graph.op("ReduceMean", [name, axis], f"{op.y}.mean", keepdims=0)
+        name = graph.node("ReduceMean", [name, axis], f"{op.y}.mean", keepdims=0)
         code = unit / (op.mult / 2.0**op.shift * (x.shape[0] - op.skip))
-        return self._coded(name, op.y, op.y_zero, np.array([code]), op.bits, shape)
+        return self._requantized(name, op.y, op.y_zero, np.array([code]), op.bits, shape)
 
     def _take(self, op: Take, shape: tuple[int, ...]) -> QuantizedTensor:
         graph, x, index = self.graph, self.tensors[op.x], self.constants[op.index].astype(np.int64)
         name = x.name
         if len(x.shape) > 2:
-            name = graph.shape(name, (int(np.prod(x.shape[:-1])), x.shape[-1]), f"{op.y}.rows")
+            name = graph.reshape(name, (int(np.prod(x.shape[:-1])), x.shape[-1]), f"{op.y}.rows")
         rows = graph.constant(f"{op.index}.clipped", np.maximum(index, 0))
         missing = bool((index < 0).any())
-        name = graph.op("Gather", [name, rows], f"{op.y}.taken" if missing else op.y, axis=1)
+        name = graph.node("Gather", [name, rows], f"{op.y}.taken" if missing else op.y, axis=1)
         if missing:
             there = graph.constant(f"{op.index}.there", (index >= 0)[..., None])
-            fill = spread(self.steps.zeros(op.fill), shape[-1])
+            fill = per_channel(self.scales.zero_points(op.fill), shape[-1])
             values = np.broadcast_to((fill - x.zero) * x.scale, (shape[-1],))
-            name = graph.op("Where", [there, name, graph.real(f"{op.y}.fill", values)], op.y)
+            name = graph.node("Where", [there, name, graph.float32(f"{op.y}.fill", values)], op.y)
         return QuantizedTensor(name, shape, x.scale, x.zero)
 
     def _permute(self, op: Permute, shape: tuple[int, ...]) -> QuantizedTensor:
         graph = self.graph
-        rows = self.thirds.get(op.y)  # Q, K or V alone
+        rows = self.qkv.get(op.y)  # Q, K or V alone
         x, view, perm = self.tensors[op.x] if rows is None else rows, list(op.view), op.perm
         name = x.name
         if rows is not None:
             del view[-3]
-        name = graph.shape(name, tuple(view), f"{op.y}.view")
+        name = graph.reshape(name, tuple(view), f"{op.y}.view")
         if rows is None and op.select is not None:
             axis, index = op.select
             chosen = graph.constant(f"index.{index}", np.array(index, np.int64))
-            name = graph.op("Gather", [name, chosen], f"{op.y}.chosen", axis=axis + 1)
+            name = graph.node("Gather", [name, chosen], f"{op.y}.chosen", axis=axis + 1)
             del view[axis]
         if perm != tuple(range(len(perm))):
-            name = graph.op("Transpose", [name], f"{op.y}.turned", perm=[0, *(axis + 1 for axis in perm)])
-        name = graph.shape(name, shape, op.y)
-        return QuantizedTensor(name, shape, self._joined(x.scale, op.y, shape), self._joined(x.zero, op.y, shape))
+            name = graph.node("Transpose", [name], f"{op.y}.turned", perm=[0, *(axis + 1 for axis in perm)])
+        name = graph.reshape(name, shape, op.y)
+        return QuantizedTensor(name, shape, self._tiled(x.scale, op.y, shape), self._tiled(x.zero, op.y, shape))
 
-    def _joined(self, values: Any, name: str, shape: tuple[int, ...]) -> Any:
+    def _tiled(self, values: Any, name: str, shape: tuple[int, ...]) -> Any:
         """Of channels, where a move puts those of several tokens side by side."""
         if len(values) == 1:
             return values
         if shape[-1] % len(values):
-            raise FqvitError(f"{name}: splits channels that have a step each. Export to onnx instead.")
+            raise FqvitError(f"{name}: splits channels that have a scale each. Export to onnx instead.")
         return np.tile(values, shape[-1] // len(values))
 
     def _concat(self, op: Concat, shape: tuple[int, ...]) -> QuantizedTensor:
@@ -331,16 +331,16 @@ class _Export:
         names = []
         for name in op.xs:
             if name in self.tensors:
-                names.append(self._like(self.tensors[name], first, name))
+                names.append(self._rescaled(self.tensors[name], first, name))
                 continue
             values: Floats = (self.constants[name].astype(np.float64) - first.zero) * first.scale
-            rows = graph.real(f"{op.y}.{name}", values[None])
-            batch = graph.op("Shape", [first.name], f"{op.y}.batch", start=0, end=1)
+            rows = graph.float32(f"{op.y}.{name}", values[None])
+            batch = graph.node("Shape", [first.name], f"{op.y}.batch", start=0, end=1)
             sizes = graph.constant(f"{op.y}.sizes", np.array(values.shape, np.int64))
-            wanted = graph.op("Concat", [batch, sizes], f"{op.y}.wanted", axis=0)
-            names.append(graph.op("Expand", [rows, wanted], f"{op.y}.{name}.rows"))
-        return QuantizedTensor(graph.op("Concat", names, op.y, axis=1), shape, first.scale, first.zero)
+            wanted = graph.node("Concat", [batch, sizes], f"{op.y}.wanted", axis=0)
+            names.append(graph.node("Expand", [rows, wanted], f"{op.y}.{name}.rows"))
+        return QuantizedTensor(graph.node("Concat", names, op.y, axis=1), shape, first.scale, first.zero)
 
-    def _like(self, tensor: QuantizedTensor, other: QuantizedTensor, name: str) -> str:
+    def _rescaled(self, tensor: QuantizedTensor, other: QuantizedTensor, name: str) -> str:
         offset = (tensor.zero - other.zero) * other.scale
         return self.graph.scaled(tensor.name, other.scale / tensor.scale, offset, f"{name}.alike")
