@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.robustness.faults import jobs, losses, stops
+from tests.robustness.faults import jobs, lost_workers, signals
 
 
 def kill(names: list[str], times: int, seed: int) -> bool:
@@ -61,10 +61,10 @@ def stop(names: list[str], times: int, seed: int) -> bool:
     well = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
         _in_a_process(lambda: jobs.prepare(Path(place), names))
-        for name in names or list(stops.COMMANDS):
+        for name in names or list(signals.COMMANDS):
             for signum in (signal.SIGINT, signal.SIGTERM):
                 began = time.monotonic()
-                counts, faults = stops.campaign(name, Path(place), signum, times, seed)
+                counts, faults = signals.campaign(name, Path(place), signum, times, seed)
                 told = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
                 print(
                     f"{name:16} {signum.name:8} exit codes {told}; {len(faults)} faults; {time.monotonic() - began:.0f} s",
@@ -80,8 +80,8 @@ def lose(names: list[str], times: int, seed: int) -> bool:
     well = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
         _in_a_process(lambda: jobs.prepare(Path(place), names))
-        for name in names or list(losses.COMMANDS):
-            counts, faults = losses.campaign(name, Path(place), times, seed)
+        for name in names or list(lost_workers.COMMANDS):
+            counts, faults = lost_workers.campaign(name, Path(place), times, seed)
             told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
             print(f"{name:16} {told}; {len(faults)} faults", flush=True)
             for fault in faults[:5]:

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     try:
-        from fqvit.system import signals as stops
+        from fqvit.system import signals
 
-        stops.install()
+        signals.install()
     except KeyboardInterrupt:  # before anybody took it
         os._exit(130)
     from fqvit.cli.app import main as command_line

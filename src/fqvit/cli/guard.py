@@ -18,8 +18,7 @@ import typer
 
 from fqvit.distributed import workers
 from fqvit.errors import FqvitError
-from fqvit.system import progress
-from fqvit.system import signals as stops
+from fqvit.system import progress, signals
 from fqvit.system.files import FULL, remedy
 
 
@@ -41,7 +40,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Call
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Around a whole command. Mistakes of the user have exit code 2; bugs keep their traceback."""
-    with stops.tidily():
+    with signals.cleanup_on_signal():
         try:
             yield
             if sys.stdout is not None:  # None where it was closed before the start
@@ -55,7 +54,7 @@ def one_line_errors() -> Iterator[None]:
 def _end(error: BaseException) -> NoReturn:
     """Ends the command by SystemExit; an error that is a bug is raised again."""
     _leave_broken_stdout()
-    if (code := stops.exit_code()) is not None:
+    if (code := signals.exit_code()) is not None:
         raise SystemExit(code) from None
     try:
         raise error

@@ -1,8 +1,9 @@
-"""Signals that ask a command to stop: Ctrl-C (SIGINT), `kill` (SIGTERM), a terminal that was closed (SIGHUP).
+"""Termination signals of a command: Ctrl-C (SIGINT), `kill` (SIGTERM) and a closed terminal (SIGHUP).
 
-Outside `tidily` nothing has been begun, or all is done, and they end the process without a word. Inside they raise
-Stopped, so that files and the terminal are put in order first. Exit codes are those of shells, 128 + signal. Only the
-command line calls `install`: a library leaves signals to its program. Neighbours: cli/guard.py, watchdog.py (many workers).
+Inside `cleanup_on_signal` a signal raises Terminated, so that temporary files and the terminal are cleaned up first. Outside
+it there is nothing to clean up, and a signal ends the process at once without a message. Exit codes are 128 + signal, as in
+shells. Only the command line calls `install`: a library leaves signals to the program that uses it.
+See also: cli/guard.py, and distributed/watchdog.py for several workers.
 """
 
 from __future__ import annotations
@@ -16,64 +17,67 @@ from types import FrameType
 from typing import NoReturn
 
 
-class Stopped(KeyboardInterrupt):
-    """Of its own kind: after a plain KeyboardInterrupt inside an import Python kills itself, whatever the exit code."""
+class Terminated(KeyboardInterrupt):
+    """A subclass, because Python kills its own process after a plain KeyboardInterrupt in an import, whatever the exit code."""
 
 
-_mine: list[int] = []  # the signals that `install` took
-_came: int | None = None  # the first that came inside `tidily`
+_installed: list[int] = []  # the signals that `install` handles
+_received: int | None = None  # the first signal inside `cleanup_on_signal`
 
 
 def install() -> None:
-    """Takes those signals that nobody else has: `nohup` and shells ignore some for their children, and that stays."""
+    """Handle the signals that still have their default handler. Those ignored by `nohup` or a shell stay ignored."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _end)
-            _mine.append(number)
-    if _mine:
-        sys.unraisablehook = _again
+            signal.signal(number, _exit)
+            _installed.append(number)
+    if _installed:
+        sys.unraisablehook = _resend_dropped
 
 
 @contextmanager
-def tidily() -> Iterator[None]:
-    """Around all work of a command. Nothing happens here where `install` was not called."""
-    _take(_raise)
+def cleanup_on_signal() -> Iterator[None]:
+    """Raise Terminated on a signal while a command works. Does nothing unless `install` was called."""
+    _set_handlers(_raise)
     try:
         yield
     finally:
-        _take(_end)
+        _set_handlers(_exit)
 
 
 def exit_code() -> int | None:
-    """Of a command that was asked to stop; None if it was not. Imports and libraries may make any error of an interruption."""
-    return None if _came is None else 128 + _came
+    """Return 128 + the received signal, or None. Imports and libraries may turn Terminated into any other exception."""
+    return None if _received is None else 128 + _received
 
 
-def _take(handler: object) -> None:
-    for number in _mine:
+def _set_handlers(handler: object) -> None:
+    for number in _installed:
         signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def _raise(number: int, _: FrameType | None) -> NoReturn:
-    global _came  # noqa: PLW0603  # a process ends once
-    _came = _came or number
-    raise Stopped
+    global _received  # noqa: PLW0603  # a process is terminated once
+    _received = _received or number
+    raise Terminated
 
 
-def _end(number: int, _: FrameType | None) -> NoReturn:
+def _exit(number: int, _: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
-def _again(dropped: sys.UnraisableHookArgs) -> None:
-    """Python drops what is raised inside `__del__` and the callbacks of weak references, of which an import has many. The
-    signal then comes once more, a moment later, from a thread: it would end up in here otherwise."""
-    if _came is None or not isinstance(dropped.exc_value, Stopped):
+def _resend_dropped(dropped: sys.UnraisableHookArgs) -> None:
+    """Send the signal again when Python has dropped the exception.
+
+    Python drops exceptions raised in `__del__` and in callbacks of weak references, which are frequent during imports. A timer
+    thread sends the signal a moment later, because sent at once it would be raised in the same callback.
+    """
+    if _received is None or not isinstance(dropped.exc_value, Terminated):
         sys.__unraisablehook__(dropped)
         return
     import _thread
     import threading
 
-    again = threading.Timer(0.02, _thread.interrupt_main, (_came,))
+    again = threading.Timer(0.02, _thread.interrupt_main, (_received,))
     again.daemon = True
     again.start()

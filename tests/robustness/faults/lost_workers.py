@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.robustness.faults.stops import clean, unfinished
+from tests.robustness.faults.signals import clean, unfinished
 from tests.robustness.faults.terminal import QUIET, alive
 
 COMMANDS: dict[str, tuple[object, ...]] = {
