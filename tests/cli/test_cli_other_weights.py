@@ -108,7 +108,7 @@ def test_a_saved_calibration_gives_the_same_program_again(five: Path, tmp_path: 
     refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", tmp_path / "none.json"), "cannot be read")
     refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", five), "not UTF-8")
     (tmp_path / "empty.json").write_text("{}")
-    refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", tmp_path / "empty.json"), "not readable")
+    refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", tmp_path / "empty.json"), "not a valid calibration")
     refused(
         fqvit("quantize", "fmnist_swin", "--calibration", saved, "-o", tmp_path / "c.fqvit"), "not calibrated", "fmnist_swin"
     )

@@ -75,7 +75,7 @@ def test_losses_are_for_auto_only(weights: Path, tmp_path: Path) -> None:
     for loss in (-1, 101, "nan"):
         refused(fqvit("quantize", "--recipe", "auto", "--max-loss", loss), "expected 0 to 100")
     words = ("quantize", "fmnist_swin", "--weights", weights, "-o", tmp_path / "x.fqvit")
-    refused(fqvit(*words, "--recipe", "auto", "--features", "pooled"), "judges by class scores", "--recipe fqvit")
+    refused(fqvit(*words, "--recipe", "auto", "--features", "pooled"), "the output is pooled, expected logits", "--recipe fqvit")
     saved = tmp_path / "saved.json"
     assert fqvit(*words, "--images", 1, "--save-calibration", saved).code == 0
     refused(fqvit(*words, "--calibration", saved, "--max-loss", 1), "Leave out --max-loss")

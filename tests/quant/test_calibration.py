@@ -1,4 +1,4 @@
-"""What a calibration has beside ranges: what a recipe looks at images again for, its JSON, and who is told of progress."""
+"""Calibration: the methods that refine it, its JSON form, workers and progress reports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.factories import float_model, images_for
 from tests.factories import one_thread as one_thread
 
 MODEL = float_model("mean")
-PICTURES = images_for(MODEL.preprocess, 20, 4)
+IMAGES = images_for(MODEL.preprocess, 20, 4)
 
 
-def test_every_recipe_that_looks_at_images_again_does_what_it_is_for() -> None:
-    found = {name: calibrate(MODEL, [PICTURES], RECIPES[name]) for name in ("fqvit", "w4", "auto", "bit-split", "ptq-vit")}
+def test_recipes_that_read_images_twice_run_their_refinement() -> None:
+    found = {name: calibrate(MODEL, [IMAGES], RECIPES[name]) for name in ("fqvit", "w4", "auto", "bit-split", "ptq-vit")}
     nodes = trace(MODEL.module).nodes
     linear = {node.name for node in nodes if isinstance(node.leaf, Linear)}
     embedding = {node.name for node in nodes if isinstance(node.leaf, Patches)}
@@ -36,17 +36,16 @@ def test_every_recipe_that_looks_at_images_again_does_what_it_is_for() -> None:
         "bit-split": linear | embedding,
     }
     assert [name for name, each in found.items() if each.choice is not None] == ["auto"]
-    observed = calibrate(MODEL, [PICTURES], msgspec.structs.replace(RECIPES["ptq-vit"], intervals="observed"))
+    observed = calibrate(MODEL, [IMAGES], msgspec.structs.replace(RECIPES["ptq-vit"], intervals="observed"))
     searched = found["ptq-vit"]
     assert any(searched.sites[name].scale[0] != q.scale[0] for name, q in observed.sites.items())
 
 
-GOOD = json.loads(calibrate(MODEL, [PICTURES[:4]], RECIPES["w4"]).to_json())
+GOOD = json.loads(calibrate(MODEL, [IMAGES[:4]], RECIPES["w4"]).to_json())
 
 
 @pytest.mark.parametrize("place", ["", "recipe", "sites", "weights"])
-def test_a_field_that_this_version_does_not_know_is_refused(place: str) -> None:
-    """It might mean something."""
+def test_from_json_rejects_unknown_fields(place: str) -> None:
     whole: Any = json.loads(json.dumps(GOOD))
     table = whole[place] if place else whole
     (next(iter(table.values())) if place in ("sites", "weights") else table)["colour"] = 1
@@ -54,13 +53,13 @@ def test_a_field_that_this_version_does_not_know_is_refused(place: str) -> None:
         Calibration.from_json(json.dumps(whole))
 
 
-def test_a_plain_calibration_is_written_without_weights_and_squares() -> None:
+def test_to_json_omits_empty_weights_and_square() -> None:
     assert list(GOOD) == ["recipe", "features", "images", "sites", "weights"]
-    assert list(json.loads(calibrate(MODEL, [PICTURES[:4]], RECIPES["minmax"]).to_json())) == list(GOOD)[:-1]
+    assert list(json.loads(calibrate(MODEL, [IMAGES[:4]], RECIPES["minmax"]).to_json())) == list(GOOD)[:-1]
 
 
-def test_workers_with_other_weights_are_told() -> None:
-    source = ImageArray(PICTURES, [0] * 20, MODEL.preprocess)
+def test_calibrate_rejects_workers_with_different_weights() -> None:
+    source = ImageArray(IMAGES, [0] * 20, MODEL.preprocess)
 
     def work(worker: Any) -> None:
         calibrate(replace(MODEL, source=f"weights {worker.rank}"), source, RECIPES["minmax"], workers=worker)
@@ -70,20 +69,20 @@ def test_workers_with_other_weights_are_told() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_the_first_worker_is_told_of_its_batches(size: int) -> None:
-    source = ImageArray(PICTURES, [0] * 20, MODEL.preprocess)
+def test_only_the_first_worker_reports_progress(size: int) -> None:
+    source = ImageArray(IMAGES, [0] * 20, MODEL.preprocess)
     recipe = msgspec.structs.replace(RECIPES["minmax"], batch=3)
 
     def work(worker: Any) -> list[tuple[int, str, int]]:
-        told = []
+        reported = []
 
         def progress(items: Any, total: int, label: str) -> Any:
             passed = list(items)
-            told.append((total, label, len(passed)))
+            reported.append((total, label, len(passed)))
             return passed
 
         calibrate(MODEL, source, recipe, progress=progress, workers=worker)
-        return told
+        return reported
 
-    share = 7 // size  # of 7 batches
+    share = 7 // size  # batches of the first worker
     assert together(size, work) == [[(share, "calibrating", share)], *([[]] * (size - 1))]

@@ -1,4 +1,7 @@
-"""What calibration found, as a frozen value and as a JSON file. Made by calibrate.py; read by lowering and simulation."""
+"""The result of calibration as a frozen value and as a JSON file.
+
+See also: calibrate.py (creates it), lowering/lower.py and simulate.py (use it).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ from fqvit.quant.weights import QuantizedLinear
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Against the float model. kl: mean Kullback-Leibler divergence, nats; agreement: percent of equal best classes.
+    """Difference between a quantized and the float model. No labels are needed.
 
-    loss: expected points of top-1 lost, 100 mean(p(best class of float) - p(best class of quantized)), p the float model's
-    probabilities: what a wrong answer costs if the float model knows how sure it is. No labels needed.
+    kl: mean Kullback-Leibler divergence in nats; agreement: percentage of images with the same top-1 class.
+    loss: expected top-1 loss in percentage points, 100 * mean(p[top-1 class of float] - p[top-1 class of quantized]), where p
+    are the float model's probabilities: the true loss if the float model is well calibrated.
     """
 
     kl: float
@@ -29,7 +33,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """One unit: how many sites, their bits before and after, and the divergence that it alone costs if it is not raised."""
+    """One raised unit: its number of sites, their bits before and after, and the divergence saved by raising it."""
 
     unit: str
     role: str
@@ -40,7 +44,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What `auto` did. start: nothing raised; end: what was chosen; reached: whether end is within max_loss."""
+    """What recipe `auto` chose. start: nothing raised; end: the chosen units raised; reached: whether end.loss <= max_loss."""
 
     max_loss: float
     images: int
@@ -52,7 +56,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A QParams as JSON."""
+    """The JSON form of a QParams."""
 
     bits: Annotated[int, msgspec.Meta(ge=1, le=16)]
     scale: list[Annotated[float, msgspec.Meta(gt=0)]]
@@ -64,9 +68,9 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.scale or len(self.scale) != len(self.zero):
-            raise ValueError("scale and zero must have one value a group of channels")
+            raise ValueError("scale and zero must have one value per group of channels")
         if self.levels and max(self.levels) == 0:
-            raise ValueError("levels must have one above 0")
+            raise ValueError("at least one of levels must be above 0")
 
     def qparams(self) -> QParams:
         alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
@@ -80,7 +84,7 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A QuantizedLinear as JSON: int8 [O, K] and u8 [O, G] as bytes (base64)."""
+    """The JSON form of a QuantizedLinear: w int8 [O, K] and exponent u8 [O, G] as base64 bytes."""
 
     w: bytes
     scale: list[Annotated[float, msgspec.Meta(gt=0)]]
@@ -90,7 +94,7 @@ class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         rows = len(self.scale)
         if not rows or not self.w or len(self.bias) != rows or any(len(part) % rows for part in (self.w, self.exponent or b"")):
-            raise ValueError("w, scale, bias and exponent must have one row an output")
+            raise ValueError("w, scale, bias and exponent must have one row per output")
 
     def weights(self) -> QuantizedLinear:
         rows = len(self.scale)
@@ -105,7 +109,7 @@ class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON file of a Calibration."""
+    """The JSON form of a Calibration."""
 
     recipe: Recipe
     features: Features
@@ -117,19 +121,19 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What lowering needs: the parameters of every quantized site, and where they came from."""
+    """The quantization parameters of every site, with the recipe and the number of images that they come from."""
 
     recipe: Recipe
     features: Features
     images: int
     sites: Mapping[str, QParams]
-    # Of linear maps whose weights are not just rounded (compensate.py).
+    # Linear maps whose weights are not rounded to the nearest code: see methods/.
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
-    choice: Choice | None = None  # of recipe `auto`
-    square: QParams | None = None  # of what a detector's head takes instead of images
+    choice: Choice | None = None  # recipe `auto` only
+    square: QParams | None = None  # detector heads only: their input, RoIAlign features instead of images
 
     def to_json(self) -> str:
-        """All of it, floats to their last bit."""
+        """Encode as JSON text, except for `choice`. Floats are exact."""
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
         square = None if self.square is None else SavedSite.of(self.square)
@@ -138,11 +142,11 @@ class Calibration:
 
     @staticmethod
     def from_json(text: str) -> Calibration:
-        """What to_json wrote; FqvitError for any other text."""
+        """Decode the text of to_json; raises FqvitError for any other text."""
         try:
             saved = msgspec.json.decode(text, type=SavedCalibration)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise FqvitError(f"calibration: not readable ({error}). Calibrate again.") from None
+            raise FqvitError(f"calibration: not a valid calibration ({error}). Calibrate again.") from None
         sites = {name: site.qparams() for name, site in saved.sites.items()}
         weights = {name: found.weights() for name, found in saved.weights.items()}
         square = None if saved.square is None else saved.square.qparams()

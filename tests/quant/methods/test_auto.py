@@ -1,4 +1,4 @@
-"""Recipe auto: what it measures, what it raises, and that what it returns can be lowered."""
+"""Recipe auto: its measures, which sites it raises, and that its result can be lowered."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def at(kind: str, max_loss: float) -> tuple[FloatModel, Calibration, Choice]:
 
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(2, 5))
-def test_measures_are_their_slow_definitions(seed: int, images: int, classes: int) -> None:
+def test_measures_match_their_definitions(seed: int, images: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
     exact, other = rng.normal(0, 3, (2, images, classes)).astype(np.float32)
     kl = agreement = loss = 0.0
@@ -63,7 +63,7 @@ def test_measures_are_their_slow_definitions(seed: int, images: int, classes: in
     assert found.loss == pytest.approx(100 * loss / images, abs=1e-9)
 
 
-def test_equal_scores_lose_nothing() -> None:
+def test_equal_logits_have_no_loss() -> None:
     logits = 30 * torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
     found = measure(logits, logits)
     assert (found.kl, found.agreement, found.loss) == (0, 100, 0)
@@ -78,7 +78,7 @@ def test_nothing_is_raised_when_the_start_is_good_enough() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
-def test_everything_is_raised_when_nothing_is_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_unit_is_raised_when_the_limit_is_unreachable(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worse = Measures(loss=lambda raised: 1.0)
     monkeypatch.setattr("fqvit.quant.methods.auto.measure", worse)
     model, calibration, choice = with_choice(kind, msgspec.structs.replace(AUTO, max_loss=0.0))
@@ -91,7 +91,7 @@ def test_everything_is_raised_when_nothing_is_enough(kind: str, monkeypatch: pyt
 
 
 class Measures:
-    """In place of `measure`: a loss that depends on how often it was asked for all images."""
+    """Replacement of `measure` whose loss depends on the number of calls."""
 
     def __init__(self, loss: Any) -> None:
         self.loss, self.calls = loss, 0
@@ -102,8 +102,8 @@ class Measures:
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
-def test_the_account_is_true(kind: str) -> None:
-    """Half of the loss of the start is allowed: start and end are what simulations of the two calibrations give."""
+def test_the_reported_choice_matches_simulations(kind: str) -> None:
+    """With half the initial loss allowed, the reported start and end equal those of simulating the two calibrations."""
     model, _, loose = at(kind, 100.0)
     images = images_for(model.preprocess, 12, 7)
     exact = run_float(trace(model.module), normalise(images, model.preprocess))
@@ -113,7 +113,7 @@ def test_the_account_is_true(kind: str) -> None:
     assert again == choice.end and choice.start == loose.start
     assert choice.reached == (choice.end.loss <= choice.max_loss)
     gains = [raised.gain for raised in choice.raised]
-    assert gains == sorted(gains, reverse=True) and 0.0 not in gains  # what each unit costs if it alone is left narrow
+    assert gains == sorted(gains, reverse=True) and 0.0 not in gains  # the cost of leaving only this unit narrow
     assert all(raised.before < raised.after == WIDER[raised.role] for raised in choice.raised)
 
 
@@ -134,8 +134,8 @@ def test_the_account_is_true(kind: str) -> None:
     ],
     ids=str,
 )
-def test_the_recipe_that_comes_out_is_the_one_of_the_sites(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calibrated again with that recipe, without looking at losses, the same images give the same sites."""
+def test_the_returned_recipe_reproduces_the_calibration(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrating again with the returned recipe and the same images gives the same sites, without measuring losses."""
     monkeypatch.setattr("fqvit.quant.methods.auto.measure", Measures(loss=lambda calls: 1.0))
     recipe = msgspec.structs.replace(AUTO, max_loss=0.0, **changes)
     model, calibration, choice = with_choice("vit", recipe)
@@ -147,13 +147,13 @@ def test_the_recipe_that_comes_out_is_the_one_of_the_sites(changes: dict[str, An
     assert again.to_json() == calibration.to_json() and lower(model, again).fingerprint() == program.fingerprint()
     assert run(program, images_for(model.preprocess, 2)).shape == (2, 5)
     for name, rule in recipe.sites.items():
-        if rule.bits is not None:  # what was asked for by name stays
+        if rule.bits is not None:  # bits set by a rule are kept
             assert all(
                 q.bits == rule.bits for site, q in calibration.sites.items() if name in (site, graph.node(site).leaf.role)
             )
 
 
-def test_the_wide_recipe_raises_nothing_that_a_matrix_product_reads() -> None:
+def test_the_wide_recipe_raises_no_input_of_a_matrix_product() -> None:
     for kind in ("vit", "padded swin"):
         graph = trace(float_model(kind).module)
         narrow, wider = plan(graph, AUTO), plan(graph, wide(AUTO))
@@ -163,7 +163,7 @@ def test_the_wide_recipe_raises_nothing_that_a_matrix_product_reads() -> None:
 
 
 def test_a_recipes_own_rules_come_after_the_raised_roles() -> None:
-    """In their order: where several match a site, the last one counts."""
+    """The order matters: if several rules match a site, the last one wins."""
     own = {"blocks.0.*": SiteRule(k=2), "residual": SiteRule(observer="minmax"), "*.scores": SiteRule(bits=9)}
     found = wide(msgspec.structs.replace(AUTO, sites=own))
     assert list(found.sites.items()) == [
@@ -177,7 +177,7 @@ def test_a_recipes_own_rules_come_after_the_raised_roles() -> None:
 
 
 class Counted:
-    """In place of `Simulation`: as scores it gives how many sites are raised, for every image."""
+    """Replacement of `Simulation` whose logits are the number of raised sites, for every image."""
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.raised = sum(q.bits > (4 if name.endswith("softmax") else 8) for name, q in calibration.sites.items())
@@ -187,7 +187,7 @@ class Counted:
 
 
 @torch.no_grad()
-def test_as_few_units_are_raised_as_are_enough_those_that_bring_most_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fewest_units_are_raised_in_order_of_decreasing_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     model = float_model("vit")
     images = images_for(model.preprocess, 40, 7)
     recipe = msgspec.structs.replace(AUTO, max_loss=1.5)
@@ -212,34 +212,34 @@ def test_as_few_units_are_raised_as_are_enough_those_that_bring_most_first(monke
         assert min(enough, 11) <= sum(sizes) and (sum(sizes[:-1]) < enough or not sizes)
         assert [unit.gain for unit in found.raised] == sizes == sorted(sizes, reverse=True)
         assert found.reached == (enough <= 11) and found.units == 9 and found.end.kl == -sum(sizes)
-    # Rules name an observer only where the recipe's own would be another one.
+    # Rules name an observer only where it differs from the recipe's own.
     roles = {node.name: node.leaf.role for node in trace(model.module).nodes}
     named = {(roles[name] == "residual", rule.observer) for name, rule in chosen.recipe.sites.items()}
     assert named == {(True, "minmax"), (False, None)}
-    # What one unit brings is asked of some of the images, everything else of all.
+    # Gains are measured on some of the images, everything else on all of them.
     assert set(counts) == {40, PROBE_IMAGES} and counts.count(PROBE_IMAGES) == 13 * (1 + 9)
 
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
-def test_features_are_refused_before_any_image_is_looked_at(features: Any) -> None:
+def test_features_are_rejected_before_any_image_is_read(features: Any) -> None:
     def images() -> Any:
-        raise AssertionError("looked at")
+        raise AssertionError("an image was read")
         yield
 
-    with pytest.raises(FqvitError, match=r"recipe auto: judges by class scores.*--recipe fqvit"):
+    with pytest.raises(FqvitError, match=rf"recipe auto: the output is {features}, expected logits.*--recipe fqvit"):
         calibrate(float_model("vit"), images(), AUTO, features=features)
 
 
-def test_progress_is_told_of_every_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_once_per_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fqvit.quant.methods.auto.measure", Measures(loss=lambda calls: 1.0))
-    model, told = float_model("vit"), []
+    model, reported = float_model("vit"), []
     unreachable = msgspec.structs.replace(AUTO, max_loss=0.0)
 
     def progress(items, total, label):  # type: ignore[no-untyped-def]
-        told.append((total, label))
+        reported.append((total, label))
         return items
 
     calibration = calibrate(model, [images_for(model.preprocess, 4)], unreachable, progress=progress)
-    assert calibration.choice is not None and told == [(calibration.choice.units, "probing sites")]
-    # Of two blocks: residual sums, scores, attention and fc1 each; and the embedding.
+    assert calibration.choice is not None and reported == [(calibration.choice.units, "probing sites")]
+    # Residual sums, scores, attention and fc1 of each of two blocks, plus the embedding.
     assert calibration.choice.units == 9

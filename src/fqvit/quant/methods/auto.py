@@ -1,8 +1,9 @@
-"""Recipe `auto`: the fewest wide sites with which the quantized model stays as good as it must, judged without labels.
+"""Mixed precision for recipe `auto`: raise the bits of as few sites as possible, without labels.
 
-Two calibrations of the same images, a narrow and a wide one, agree in everything but the bits of some sites. Units (the sites
-of one role in one block) are left narrow one by one to see what each costs, then raised, the costliest first, until the
-expected loss is small enough. Neighbours: calibrate.py (makes the two), simulate.py (measures).
+Two calibrations of the same images, narrow and wide, differ only in the bits of some sites. A unit is the set of sites of one
+role in one block. Starting from the wide calibration, each unit is made narrow on its own to measure its cost. Units are then
+raised in order of decreasing cost until the expected loss is at most recipe.max_loss.
+See also: calibrate.py (makes both calibrations), simulate.py (runs them).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from fqvit.quant.recipe import Recipe, SiteRule
 from fqvit.quant.simulate import Simulation
 from fqvit.system.progress import Progress
 
-WIDER = {"residual": 16, "hidden": 12, "scores": 10, "attention": 8}  # bits that `auto` may raise a site to
-PROBE_IMAGES = 32  # for what one unit brings; all images given decide how many are raised
+WIDER = {"residual": 16, "hidden": 12, "scores": 10, "attention": 8}  # bits that `auto` may raise a site to, by role
+PROBE_IMAGES = 32  # images for measuring the cost of one unit; the number of raised units is decided on all images
 BATCH = 16
 
 
@@ -40,7 +41,7 @@ class _Unit:
 
 
 def wide(recipe: Recipe) -> Recipe:
-    """The recipe with every site that may be raised raised, but where its own rules say how many bits; nothing else changed."""
+    """Raise every eligible site of the recipe, except where its own rules set the bits."""
     sites = {role: SiteRule(bits=bits) for role, bits in WIDER.items() if role != "attention" and role not in recipe.sites}
     for pattern, rule in recipe.sites.items():
         sites[pattern] = msgspec.structs.replace(rule, bits=rule.bits or WIDER.get(pattern))
@@ -49,8 +50,9 @@ def wide(recipe: Recipe) -> Recipe:
 
 
 def check(features: Features) -> None:
+    """Raise FqvitError unless the model returns logits."""
     if features != "logits":
-        raise FqvitError("recipe auto: judges by class scores, so it cannot make features. Use --recipe fqvit for them.")
+        raise FqvitError(f"recipe auto: the output is {features}, expected logits. Use --recipe fqvit for features.")
 
 
 def choose(
@@ -60,7 +62,7 @@ def choose(
     images: NDArray[np.uint8],
     progress: Progress | None = None,
 ) -> Calibration:
-    """The calibration with some sites of `wider` in place of those of `narrow`, and with the account of it."""
+    """Replace some sites of `narrow` by those of `wider`; the result's `choice` says which and why."""
     limit = narrow.recipe.max_loss
     assert limit is not None
     graph = trace(model.module)
@@ -86,11 +88,11 @@ def choose(
     probes = min(PROBE_IMAGES, len(images))
     best = measured(units, probes).kl
     gains = {}
-    # Around the good end errors are small and add up; around the bad start they drown each other.
+    # Probe from the wide end: there errors are small and add up; near the narrow start they hide each other.
     for unit in progress(units, len(units), "probing sites") if progress else units:
         gains[unit] = measured([other for other in units if other != unit], probes).kl - best
     order = sorted(units, key=lambda unit: -gains[unit])
-    low, high = 0, len(order)  # `low` units are too few, `high` are enough or all there are
+    low, high = 0, len(order)  # raising `low` units is not enough; raising `high` units is, or there are no more
     while high - low > 1:
         middle = (low + high) // 2
         if measured(order[:middle], len(images)).loss <= limit:
@@ -98,13 +100,13 @@ def choose(
         else:
             low = middle
     end = measured(order[:high], len(images))
-    raised = [_account(unit, gains[unit], narrow, wider) for unit in order[:high]]
+    raised = [_raised(unit, gains[unit], narrow, wider) for unit in order[:high]]
     choice = Choice(limit, len(images), start, end, end.loss <= limit, len(units), raised)
     return replace(mixed(order[:high]), choice=choice)
 
 
 def measure(float_logits: Tensor, logits: Tensor) -> Measure:
-    """Both [N, classes]."""
+    """Compare the logits of the quantized model with those of the float model; both [N, classes]."""
     exact, other = float_logits.double().log_softmax(1), logits.double().log_softmax(1)
     best, chosen = exact.argmax(1, keepdim=True), other.argmax(1, keepdim=True)
     kl = float((exact.exp() * (exact - other)).sum(1).mean())
@@ -113,14 +115,14 @@ def measure(float_logits: Tensor, logits: Tensor) -> Measure:
 
 
 def _rule(site: SitePlan, own: SiteRule) -> SiteRule:
-    """The site's own rule, raised. Names the observer of a residual site, which would otherwise be the narrow recipe's: PTF."""
+    """The site's own rule with raised bits. A residual site also gets its observer; it would default to the narrow one, PTF."""
     if site.role != "residual":
         return msgspec.structs.replace(own, bits=site.bits)
     return msgspec.structs.replace(own, bits=site.bits, observer="ptf" if site.kind == "ptf" else site.observer)
 
 
 def _units(model: FloatModel, narrow: Calibration, wider: Calibration) -> list[_Unit]:
-    """Sites of one role in one block together; those that the wide recipe does not raise are left out."""
+    """Group the sites that the wide recipe raises by block and role."""
     found: dict[tuple[str, str], list[str]] = {}
     for node in trace(model.module).nodes:
         low, high = narrow.sites.get(node.name), wider.sites.get(node.name)
@@ -131,7 +133,7 @@ def _units(model: FloatModel, narrow: Calibration, wider: Calibration) -> list[_
     return [_Unit(block, role, tuple(sites)) for (block, role), sites in found.items()]
 
 
-def _account(unit: _Unit, gain: float, narrow: Calibration, wider: Calibration) -> Raised:
+def _raised(unit: _Unit, gain: float, narrow: Calibration, wider: Calibration) -> Raised:
     first = unit.sites[0]
     return Raised(unit.name, unit.role, len(unit.sites), narrow.sites[first].bits, wider.sites[first].bits, gain)
 
