@@ -26,7 +26,7 @@ from typing import Any
 from tests.robustness.faults.jobs import JOBS, Job, digest, leftovers
 
 TraceFunction = Callable[[FrameType, str, object], Any]
-WRITING = ("fqvit/files.py", "fqvit/export/folder.py", "fqvit/export/vectors.py", "fqvit/export/c.py")
+WRITING = ("fqvit/system/files.py", "fqvit/export/folder.py", "fqvit/export/vectors.py", "fqvit/export/c/writer.py")
 READ = ("old.fqvit", "new.fqvit", "shapes.safetensors", "train")
 
 
@@ -34,14 +34,20 @@ def warm_up() -> None:
     """Imports what commands import when they run."""
     import importlib
 
-    for name in ("cli", "ir.lower", "quant.calibrate", "study.table", "study.cells", "export.onnx", "export.qdq", "export.c"):
-        importlib.import_module(f"fqvit.{name}")
     for name in (
-        "export.vectors",
+        "cli.app",
+        "cli.commands.detect_quantize",
+        "detect.calibrate",
+        "detect.lower",
         "detect.program",
-        "ir.lower_detector",
-        "quant.calibrate_detector",
-        "commands.detect_quantize",
+        "export.c",
+        "export.onnx",
+        "export.qdq",
+        "export.vectors",
+        "lowering.lower",
+        "quant.calibrate",
+        "study.cells",
+        "study.table",
     ):
         importlib.import_module(f"fqvit.{name}")
 
