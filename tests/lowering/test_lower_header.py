@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from torch import nn
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.detect import lower as lower_detector
+from fqvit.detect.cache import SizeCache
 from fqvit.detect.lower import KEPT_SIZES, LoweredDetector
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import Linear
@@ -123,7 +123,7 @@ def test_the_sizes_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     made = []
     monkeypatch.setattr(lower_detector, "resized", lambda template, height, width: made.append(height) or (height, width))
     low = LoweredDetector.__new__(LoweredDetector)
-    low.template, low._pyramids = None, OrderedDict()  # type: ignore[assignment]
+    low.template, low._pyramids = None, SizeCache(KEPT_SIZES)  # type: ignore[assignment]
 
     def asked(height: int) -> list[int]:
         """Which sizes that makes anew."""

@@ -6,8 +6,9 @@ regions, and in shapes. It is lowered once, for a small size; the others follow 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import partial
 
+from fqvit.detect.cache import SizeCache
 from fqvit.detect.calibrate import DetectorCalibration
 from fqvit.detect.model.detector import FloatDetector
 from fqvit.detect.model.parts import box_model, mask_model, pyramid_model
@@ -26,15 +27,8 @@ class LoweredDetector:
         self.template = lower(pyramid_model(detector, *TEMPLATE), calibration.pyramid)
         self.boxes = tuple(lower(box_model(detector, i), found) for i, found in enumerate(calibration.boxes))
         self.masks = tuple(lower(mask_model(detector, i), found) for i, found in enumerate(calibration.masks))
-        self._pyramids: OrderedDict[tuple[int, int], Program] = OrderedDict()
+        self._pyramids: SizeCache[Program] = SizeCache(KEPT_SIZES)
 
     def pyramid(self, height: int, width: int) -> Program:
         """For images padded to that size (detect.images.pad_pixels), multiples of 32."""
-        size = (height, width)
-        if size not in self._pyramids:
-            made = resized(self.template, height, width)
-            while len(self._pyramids) >= KEPT_SIZES:
-                self._pyramids.popitem(last=False)
-            self._pyramids[size] = made
-        self._pyramids.move_to_end(size)
-        return self._pyramids[size]
+        return self._pyramids.get((height, width), partial(resized, self.template))

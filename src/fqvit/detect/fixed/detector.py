@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -17,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fqvit.detect.cache import SizeCache
 from fqvit.detect.detections import Detections
 from fqvit.detect.fixed.boxes import rescaled, scaled
 from fqvit.detect.fixed.constants import FRACTION, MAX_SIDE, SCORE_FRACTION, DetectorConstants, Ratio, outputs, square_of
@@ -122,8 +121,7 @@ class IntegerDetector:
         self._masks = [self._head(*each) for each in zip(masks, between.mask_squares, strict=True)]
         isa = os.environ.get(ISA, "")
         self._align = native_roi_align(threads or cores(), isa) if backend == "native" else roi_align
-        self._pyramids: OrderedDict[tuple[int, int], Runner] = OrderedDict()
-        self._lock = threading.Lock()
+        self._pyramids: SizeCache[Runner] = SizeCache(KEPT_SIZES)
 
     def detect(self, image: Input) -> IntegerFound:
         """All detections of one image, best first. Its sides are at most 8192 pixels after resizing."""
@@ -139,7 +137,7 @@ class IntegerDetector:
     def maps(self, pixels: Pixels) -> CodeMaps:
         """What the pyramid gives for u8 [h, w, 3], resized, not padded."""
         padded = pad_with(pixels, self.between.padding)
-        found = [x[0] for x in self._pyramid((padded.shape[0], padded.shape[1])).run_all(padded[None])]
+        found = [x[0] for x in self._pyramids.get((padded.shape[0], padded.shape[1]), self._make_pyramid).run_all(padded[None])]
         kinds = [output.kind for output in self.template.header.outputs]
         return CodeMaps(
             *([x for x, kind in zip(found, kinds, strict=True) if kind == one] for one in ("map", "scores", "deltas"))
@@ -185,20 +183,13 @@ class IntegerDetector:
         each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # outputs of heads are i32
         return _Head(runner, square.shape[0], cuts, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
 
-    def _pyramid(self, size: tuple[int, int]) -> Runner:
-        with self._lock:
-            if size not in self._pyramids:
-                while len(self._pyramids) >= KEPT_SIZES:
-                    self._pyramids.popitem(last=False)
-                made = resized(self.template, *size)
-                # Levels that are alike at the template's size need not be here.
-                check_grids(made.header, made.verify().buffers, self.between.strides)
-                if self.backend == "native":
-                    self._pyramids[size] = Engine(made, self.threads, most_bytes=MOST_BYTES)
-                else:
-                    self._pyramids[size] = Reference(made, most_bytes=MOST_BYTES)
-            self._pyramids.move_to_end(size)
-            return self._pyramids[size]
+    def _make_pyramid(self, height: int, width: int) -> Runner:
+        made = resized(self.template, height, width)
+        # Levels that are alike at the template's size need not be here.
+        check_grids(made.header, made.verify().buffers, self.between.strides)
+        if self.backend == "native":
+            return Engine(made, self.threads, most_bytes=MOST_BYTES)
+        return Reference(made, most_bytes=MOST_BYTES)
 
 
 def _slices(x: Integers, count: int) -> list[Integers]:

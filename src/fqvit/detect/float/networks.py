@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from fqvit.detect.cache import SizeCache
 from fqvit.detect.float.pipeline import Found, Maps, detect
 from fqvit.detect.float.roialign import Singles
 from fqvit.detect.images import Pixels, normalise_and_pad, prepare
@@ -30,16 +31,11 @@ class FloatNetworks:
         self.module, self.settings = detector.module, detector.settings
         config = self.module.config
         self.stages, self.box_side, self.mask_side = config.stages, config.box_side, config.mask_side
-        self._pyramids: OrderedDict[tuple[int, int], Pyramid] = OrderedDict()
+        self._pyramids: SizeCache[Pyramid] = SizeCache(KEPT_SIZES)
 
     def pyramid(self, size: tuple[int, int]) -> Pyramid:
         """The pyramid for images of this padded size."""
-        if size not in self._pyramids:
-            while len(self._pyramids) >= KEPT_SIZES:
-                self._pyramids.popitem(last=False)
-            self._pyramids[size] = at_size(self.module.pyramid, self.module.config, *size)
-        self._pyramids.move_to_end(size)
-        return self._pyramids[size]
+        return self._pyramids.get(size, partial(at_size, self.module.pyramid, self.module.config))
 
     @torch.inference_mode()
     def maps(self, pixels: Pixels) -> Maps:
