@@ -60,9 +60,10 @@ def test_wide_log2_codes_are_simulated_only() -> None:
 
 
 def test_the_command_measures_every_setting(tmp_path: Path) -> None:
-    done = fqvit(
-        "ablate", "--models", "fmnist_vit", "--limit", 16, "--images", 16, "--cache", tmp_path / "cells", "--json"
-    ).json
+    picture = tmp_path / "figure.svg"
+    words = ("ablate", "--models", "fmnist_vit", "--limit", 16, "--images", 16, "--cache", tmp_path / "cells")
+    done = fqvit(*words, "-o", picture, "--json").json
     assert len(done["rows"]) == 10 and done["failed"] == []
     assert {found["runs"] for found in done["rows"]} == {"float", "integer", "simulation"}
     assert all(found["images"] == 16 for found in done["rows"])
+    assert picture.read_text().startswith("<?xml") and "Log-Int-Softmax" in picture.read_text()

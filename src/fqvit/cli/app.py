@@ -75,6 +75,7 @@ Models = Annotated[
 ]
 OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="One model; or several by --models.")]
 Written = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv or .json.")]
+Drawn = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv, .json or .svg.")]
 CellCache = Annotated[
     Path | None, typer.Option("--cache", metavar="DIR", help="Where finished cells are kept; default ~/.cache/fqvit/cells.")
 ]
@@ -326,7 +327,7 @@ def ablate(
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
-    out: Written = None,
+    out: Drawn = None,
     as_json: Json = False,
 ) -> None:
     """Show what each part of the paper's method brings and costs. Finished cells are kept."""
@@ -352,9 +353,7 @@ def sweep_k(
     cache: CellCache = None,
     fresh: Fresh = False,
     device: Device = "cpu",
-    out: Annotated[
-        list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv, .json, .svg.")
-    ] = None,
+    out: Drawn = None,
     as_json: Json = False,
 ) -> None:
     """Measure accuracy over the largest Power-of-Two Factor K. Finished cells are kept."""

@@ -125,6 +125,9 @@ def asset(name: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """A picture as a file of its own, with the colours inside it."""
+    """Make a picture a file of its own, with its colours inside and its size in pixels."""
     head, _, rest = svg.partition(">")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}><style>{asset("chart.css")}</style>{rest}\n'
+    box = re.search(r'viewBox="0 0 (\d+) (\d+)"', head)
+    assert box is not None
+    sized = f'{head} width="{box[1]}" height="{box[2]}"'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{sized}><style>{asset("chart.css")}</style>{rest}\n'

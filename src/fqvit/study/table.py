@@ -171,3 +171,16 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
         {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()} for row in rows
     )
     return text.getvalue()
+
+
+def read_csv(text: str) -> list[Row]:
+    """Read the rows that as_csv wrote. Further columns, as `ablate`, `sweep-k` and benchmarks/ add them, are ignored."""
+    names = {field.name for field in msgspec.structs.fields(Row)} - {"against_float"}
+    pair_names = [field.name for field in msgspec.structs.fields(Pair)]
+    found = []
+    for line in csv.DictReader(io.StringIO(text)):
+        told: dict[str, object] = {name: value for name, value in line.items() if name in names}
+        told["published"] = line["published"] or None
+        told["against_float"] = {name: line[name] for name in pair_names}
+        found.append(msgspec.convert(told, Row, strict=False))
+    return found

@@ -12,7 +12,9 @@ from fqvit.cli.commands.study import Named, Options
 def run(models: Sequence[Named], options: Options, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.ablation import markdown, rows, settings
 
-    study.check_outputs(out, options)
+    study.check_outputs(out, options, drawn=True)
     ran = study.run_cells(models, [setting.method for setting in settings()], options, "ablate")
+    from fqvit.study.figure1 import draw
+
     told = rows(ran.rows, ran.configs)
-    study.finish(ran, told, markdown(ran.rows, told), out, as_json)
+    study.finish(ran, told, markdown(ran.rows, told), out, as_json, lambda: draw(ran.rows))
