@@ -52,6 +52,21 @@ def test_boxes_of_channels_that_never_change() -> None:
     parsed(plots.norm_boxes([still, ranges(4)]))
 
 
+@pytest.mark.parametrize("models", [1, 3, 11])
+def test_model_boxes_have_a_box_and_a_ratio_per_model(models: int) -> None:
+    found = [(f"{BAD}{i}", ranges(40 + i)) for i in range(models)]
+    root = parsed(plots.model_boxes(found, 100))
+    assert sum(shape.get("class") == "box" for shape in root.iter()) == models
+    texts = [text.text or "" for text in root.iter() if text.tag.endswith("text")]
+    assert sum(text.endswith("×") for text in texts) == models
+
+
+def test_model_boxes_of_channels_that_never_change() -> None:
+    still = ChannelRanges("norm", np.ones(4), np.ones(4))
+    parsed(plots.model_boxes([("still", still)], 1))
+    parsed(plots.model_boxes([("still", still), ("moving", ranges(4))], 1))
+
+
 @pytest.mark.parametrize("filled", [(), (0,), (95,), (3, 20, 40, FINE * OCTAVES)])
 def test_attention_values(filled: tuple[int, ...]) -> None:
     parsed(plots.attention_values(counts(*filled)))
@@ -95,6 +110,12 @@ def test_a_brighter_patch_has_more_attention() -> None:
 
 def test_maps_without_any_attention_are_dark() -> None:
     assert maps.overlay(np.zeros((8, 8, 1), np.uint8), np.zeros((2, 2), np.float32), 0.0).max() < 10
+
+
+def test_a_file_of_its_own_has_a_size_and_its_colours() -> None:
+    svg = standalone(plots.norm_boxes([ranges(4)]))
+    head = svg.partition("\n")[2].partition(">")[0]
+    assert 'width="760" height="360"' in head and "--accent" in svg
 
 
 def test_ticks_are_round_and_inside() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,10 +49,8 @@ def channel_ranges(found: ChannelRanges) -> str:
 def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
     """A box plot of channel ranges for each LayerNorm, in the order of the network, on a log axis; max/median above each."""
     canvas = Canvas(WIDTH, 360)
-    boxes = [box(found.ranges[found.ranges > 0]) if (found.ranges > 0).any() else None for found in norms]
-    every = np.concatenate([found.ranges[found.ranges > 0] for found in norms])
-    least, most = (float(every.min()), float(every.max())) if len(every) else (1.0, 1.0)  # no channel of any norm may change
-    y = Axis(least / 1.2, most * 1.2, 285, 46, log=True)
+    boxes = [_box(found) for found in norms]
+    y = _range_axis(norms, 285, 46)
     canvas.rows(y, LEFT, RIGHT)
     slot = (RIGHT - LEFT) / max(len(norms), 1)
     half = min(slot * 0.3, 14)
@@ -68,6 +67,44 @@ def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
     return canvas.finish("Ranges of channels before each LayerNorm", said)
 
 
+def model_boxes(models: Sequence[tuple[str, ChannelRanges]], images: int) -> str:
+    """Draw a box plot of channel ranges for each (name, norm), models side by side on a log axis: the paper's Figure 2.
+
+    Above each box: its widest range / its median range.
+    """
+    canvas = Canvas(WIDTH, 370)
+    tight = _range_axis([found for _, found in models], 300, 62)
+    decades = math.floor(math.log10(tight.lo)), math.ceil(math.log10(tight.hi))
+    y = replace(tight, lo=10.0 ** decades[0], hi=10.0 ** decades[1])
+    canvas.rows(y, LEFT, RIGHT)
+    slot = (RIGHT - LEFT) / len(models)
+    said = []
+    for i, (name, found) in enumerate(models):
+        at, own = LEFT + slot * (i + 0.5), _box(found)
+        if own is not None:
+            _draw_box(canvas, y, at, min(slot * 0.25, 34), own, name)
+        canvas.text("strong", (at, 46), f"{_ratio(found.ratio)}×", "middle")
+        canvas.text("word", (at, 322), name, "middle")
+        canvas.text("tick", (at, 339), f"{found.norm}, {len(found.lo)} channels", "middle")
+        said.append(f"{name}: median range {np.median(found.ranges):.3g}, widest {found.ranges.max():.3g}.")
+    canvas.text("tick", (LEFT - 44, 22), "range of each channel, max − min; above: widest ÷ median")
+    canvas.text("tick", (RIGHT, 362), f"{images:,} images", "end")
+    return canvas.finish("Ranges of channels before the last normalization of several models", " ".join(said))
+
+
+def _box(found: ChannelRanges) -> Box | None:
+    """Summarize the channels that vary; None where no channel does, as a log axis has no place for 0."""
+    varying = found.ranges[found.ranges > 0]
+    return box(varying) if len(varying) else None
+
+
+def _range_axis(norms: Sequence[ChannelRanges], start: float, end: float) -> Axis:
+    """Make a log axis for every range above 0; 1 alone where no channel of any norm varies."""
+    every = np.concatenate([found.ranges[found.ranges > 0] for found in norms])
+    least, most = (float(every.min()), float(every.max())) if len(every) else (1.0, 1.0)
+    return Axis(least / 1.2, most * 1.2, start, end, log=True)
+
+
 def _ratio(value: float) -> str:
     """Two figures."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
@@ -75,6 +112,7 @@ def _ratio(value: float) -> str:
 
 def _draw_box(canvas: Canvas, y: Axis, at: float, half: float, own: Box, norm: str) -> None:
     canvas.strokes("whisker", [((at, y(own.low)), (at, y(own.q1))), ((at, y(own.q3)), (at, y(own.high)))])
+    canvas.strokes("whisker", [((at - half / 2, y(end)), (at + half / 2, y(end))) for end in (own.low, own.high)])
     tip = f"{norm}: median {own.median:.3g}, middle half {own.q1:.3g} to {own.q3:.3g}"
     canvas.rect("box", (at - half, y(own.q1)), (at + half, y(own.q3)), tip)
     canvas.line("median", (at - half, y(own.median)), (at + half, y(own.median)))
