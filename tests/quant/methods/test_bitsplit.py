@@ -1,4 +1,4 @@
-"""Bit-Split: against slow loops over single weights, by its objectives, and in whole networks."""
+"""Bit-Split: against slow loops over single weights, by its objective, and in whole networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def problem(seed: int, rows: int = 60, inputs: int = 7, outputs: int = 5) -> tuple[Array, Array, Array]:
-    """Inputs [rows, K] that move together, weights [O, K], and float outputs [rows, O] of slightly other inputs."""
+    """Correlated inputs [rows, K], weights [O, K], and the float outputs [rows, O] of slightly different inputs."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, inputs)) @ rng.normal(size=(inputs, inputs)) + rng.normal(size=inputs)
     weight = rng.normal(size=(outputs, inputs))
@@ -65,7 +65,7 @@ def slow_weights(row: Array, bits: int) -> tuple[float, list[list[float]]]:
 
 
 def slow_outputs(split: Split, x: Array, y: Array, rounds: int) -> Split:
-    """Step 3 as it is written down, from X and Y themselves."""
+    """Step 3 by its definition, computed from X and Y directly."""
     bits, square = split.bits.copy(), x.T @ x
     a = split.scale
     for _ in range(rounds):
@@ -83,7 +83,7 @@ def slow_outputs(split: Split, x: Array, y: Array, rounds: int) -> Split:
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_steps_1_and_2_are_those_of_a_slow_loop(bits: int) -> None:
+def test_steps_1_and_2_match_a_slow_loop(bits: int) -> None:
     for seed in range(3):
         _, weight, _ = problem(seed, outputs=4)
         found = by_weights(weight, bits)
@@ -95,7 +95,7 @@ def test_steps_1_and_2_are_those_of_a_slow_loop(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("inputs", [7, BLOCK + 5])
-def test_step_3_is_that_of_the_definition(bits: int, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_3_matches_its_definition(bits: int, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bitsplit, "WORTHWHILE", -np.inf)  # no row ends early
     x, weight, y = problem(bits, rows=3 * inputs, inputs=inputs)
     start = by_weights(weight, bits)
@@ -106,12 +106,12 @@ def test_step_3_is_that_of_the_definition(bits: int, inputs: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_no_round_makes_the_error_larger(bits: int) -> None:
+def test_no_round_increases_the_error(bits: int) -> None:
     x, weight, y = problem(1, rows=200, inputs=40)
     largest = 2 ** (bits - 1) - 1
     split = by_weights(weight, bits)
-    step = np.abs(weight).max(1, keepdims=True) / largest
-    nearest = np.clip(np.round(weight / step), -largest, largest) * step
+    scale = np.abs(weight).max(1, keepdims=True) / largest
+    nearest = np.clip(np.round(weight / scale), -largest, largest) * scale
     assert (np.square(weight - real(split)).sum(1) <= np.square(weight - nearest).sum(1) + 1e-12).all()
     errors = [np.square(y - x @ real(by_outputs(split, products_of(x, y), rounds)).T).sum(0) for rounds in range(8)]
     for before, after in itertools.pairwise(errors):
@@ -119,8 +119,8 @@ def test_no_round_makes_the_error_larger(bits: int) -> None:
     assert errors[-1].sum() < 0.7 * errors[0].sum()
 
 
-def test_no_single_change_of_a_bit_would_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a fixed, every bit is the best of three beside all others, once the rounds have ended."""
+def test_no_single_change_of_a_bit_reduces_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last round, with a and all other bits fixed, every bit is the best of its three values."""
     monkeypatch.setattr(bitsplit, "WORTHWHILE", 0.0)
     x, weight, y = problem(3, inputs=6, outputs=3)
     split = by_outputs(by_weights(weight, 3), products_of(x, y))
@@ -132,7 +132,7 @@ def test_no_single_change_of_a_bit_would_be_better(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_rows_of_zeros_of_one_value_and_of_tiny_values(bits: int) -> None:
+def test_rows_of_zeros_constants_and_tiny_values_are_handled(bits: int) -> None:
     x, weight, _ = problem(0)
     weight[0], weight[1], weight[2] = 0, 0.3, weight[2] * 1e-14
     split = by_outputs(by_weights(weight, bits), products_of(x, x @ weight.T))
@@ -154,24 +154,24 @@ def test_an_input_that_is_always_zero_keeps_its_weights() -> None:
     y = x @ weight.T
     found = by_outputs(start, products_of(x, y))
     np.testing.assert_array_equal(found.bits[:, :, 3], start.bits[:, :, 3])
-    # And the others are as they would be without it.
-    alone = by_outputs(Split(start.scale, np.delete(start.bits, 3, 2)), products_of(np.delete(x, 3, 1), y))
-    np.testing.assert_array_equal(np.delete(found.bits, 3, 2), alone.bits)
-    np.testing.assert_allclose(found.scale, alone.scale, rtol=1e-9)
+    # The other inputs get the same bits as without it.
+    without = by_outputs(Split(start.scale, np.delete(start.bits, 3, 2)), products_of(np.delete(x, 3, 1), y))
+    np.testing.assert_array_equal(np.delete(found.bits, 3, 2), without.bits)
+    np.testing.assert_allclose(found.scale, without.scale, rtol=1e-9)
 
 
-def test_rows_do_not_depend_on_each_other() -> None:
+def test_rows_are_independent() -> None:
     x, weight, y = problem(7, inputs=20, outputs=30)
     whole = by_weights(weight, 3)
     fitted = by_outputs(whole, products_of(x, y))
     for i in range(30):
-        alone = by_weights(weight[i : i + 1], 3)
-        np.testing.assert_array_equal(alone.bits[:, 0], whole.bits[:, i])
-        np.testing.assert_array_equal(by_outputs(alone, products_of(x, y[:, i : i + 1])).bits[:, 0], fitted.bits[:, i])
+        single = by_weights(weight[i : i + 1], 3)
+        np.testing.assert_array_equal(single.bits[:, 0], whole.bits[:, i])
+        np.testing.assert_array_equal(by_outputs(single, products_of(x, y[:, i : i + 1])).bits[:, 0], fitted.bits[:, i])
 
 
-def test_a_row_ends_with_the_round_that_is_not_worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bitsplit, "WORTHWHILE", 0.2)  # so much that rows would still change after it
+def test_a_row_stops_after_the_first_round_with_little_improvement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bitsplit, "WORTHWHILE", 0.2)  # large, so that further rounds would still change rows
     x, weight, y = problem(9, rows=200, inputs=30, outputs=12)
     start = by_weights(weight, 3)
     rounds = [slow_outputs(start, x, y, count) for count in range(1, 12)]
@@ -184,13 +184,13 @@ def test_a_row_ends_with_the_round_that_is_not_worthwhile(monkeypatch: pytest.Mo
         assert found.scale[row] == pytest.approx(rounds[i].scale[row])
 
 
-def test_a_scale_that_would_not_be_positive_stays_as_it_was() -> None:
+def test_a_scale_that_would_not_be_positive_is_kept_unchanged() -> None:
     with np.errstate(all="raise"):
         found = bitsplit._least_squares(np.full(4, 3.0), np.array([2.0, -2.0, 0.0, 0.0]), np.array([4.0, 4.0, 4.0, 0.0]))
     assert found.tolist() == [0.5, 3.0, 3.0, 3.0]
 
 
-def test_the_unit_of_inputs_and_outputs_does_not_matter() -> None:
+def test_the_result_does_not_depend_on_the_unit_of_inputs_and_outputs() -> None:
     x, weight, y = problem(6)
     start = by_weights(weight, 4)
     expected = by_outputs(start, products_of(x, y))
@@ -201,24 +201,24 @@ def test_the_unit_of_inputs_and_outputs_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("rows", [8 * 7 - 1, 8 * 7, 8 * 7 + 1])
-def test_a_layer_is_fitted_in_codes_of_its_inputs_and_to_outputs_where_rows_are_many(rows: int) -> None:
-    """With steps [K] the codes are those of inputs x / step and weights w * step."""
+def test_fit_works_on_input_codes_and_uses_outputs_if_there_are_enough_rows(rows: int) -> None:
+    """With scales s [K] the result is that of inputs x / s and weights w * s."""
     x, weight, y = problem(5, rows=rows)
-    steps = np.array([0.5, 0.1, 3.0, 0.02, 1.0, 0.7, 0.3])
+    scales = np.array([0.5, 0.1, 3.0, 0.02, 1.0, 0.7, 0.3])
     layer = LinearMap.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
     linear = LinearMap(layer.leaf, layer.preprocess, weight, np.arange(5.0))
-    found = bitsplit.fit(linear, products_of(x, y), steps, 4)
-    split = by_weights(weight * steps, 4)
+    found = bitsplit.fit(linear, products_of(x, y), scales, 4)
+    split = by_weights(weight * scales, 4)
     if rows >= 8 * 7:
-        split = by_outputs(split, products_of(x / steps, y))
+        split = by_outputs(split, products_of(x / scales, y))
     np.testing.assert_array_equal(found.w, split.codes())
     np.testing.assert_allclose(found.scale, split.scale / 4, rtol=1e-9)
     assert (np.abs(found.bias * found.scale - linear.bias) <= 0.5001 * found.scale).all()
 
 
 @pytest.mark.parametrize("share", [0.6, 0.9, 1.1, 3.0])
-def test_a_bias_is_2_to_the_30_units_at_most(share: float) -> None:
-    """share: of 2^30 units, were they those of the row's own weights."""
+def test_biases_are_at_most_2_to_the_30_units(share: float) -> None:
+    """share: the bias divided by 2^30 units of the scale that the row's weights alone would have."""
     layer = LinearMap.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
     weight = np.array([[0.5, -1.0, 0.25], [1.0, 1.0, 1.0]])
     own = by_weights(weight, 8).scale[0] / 2**6
@@ -228,14 +228,14 @@ def test_a_bias_is_2_to_the_30_units_at_most(share: float) -> None:
     assert (found.scale[0] == pytest.approx(own)) == (share < 1)
 
 
-def test_a_layer_is_fitted_to_what_the_layers_before_it_became(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_is_fitted_to_the_quantized_outputs_of_earlier_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     model = float_model("vit")
     images = images_for(model.preprocess, 12)
     seen: list[Products] = []
 
-    def spy(linear: LinearMap, products: Products, steps: Array, bits: int) -> Any:
+    def spy(linear: LinearMap, products: Products, scales: Array, bits: int) -> Any:
         seen.append(products)
-        return fit(linear, products, steps, bits)
+        return fit(linear, products, scales, bits)
 
     fit = bitsplit.fit
     monkeypatch.setattr(bitsplit, "fit", spy)
@@ -252,7 +252,7 @@ def test_a_layer_is_fitted_to_what_the_layers_before_it_became(monkeypatch: pyte
     np.testing.assert_allclose(seen[-1].inputs, x.T @ x, rtol=1e-3, atol=1e-3)
 
 
-def test_products_of_batches_are_those_of_all_rows() -> None:
+def test_products_sum_over_all_batches() -> None:
     x, weight, _ = problem(4)
     noisy = x + 0.1
     parts = [[torch.from_numpy(rows).float() for rows in np.split(values, [10, 30])] for values in (x, noisy)]
@@ -266,7 +266,7 @@ def test_products_of_batches_are_those_of_all_rows() -> None:
 
 @pytest.mark.parametrize("kind", ["vit", "swin", "padded swin"])
 @torch.no_grad()
-def test_pixels_as_rows_are_the_patch_embedding(kind: str) -> None:
+def test_the_patch_embedding_is_a_linear_map_of_pixel_rows(kind: str) -> None:
     model = float_model(kind)
     node = trace(model.module).node("patch_embed.proj")
     images = normalise(images_for(model.preprocess, 3), model.preprocess)
@@ -276,7 +276,7 @@ def test_pixels_as_rows_are_the_patch_embedding(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", embedded.MODELS)
-def test_it_beats_the_nearest_codes_at_3_bits(name: str) -> None:
+def test_bit_split_beats_rounding_to_nearest_at_3_bits(name: str) -> None:
     model = load_model(name)
     images = embedded.test_images()[0][::4]
     exact = run_float(trace(model.module), normalise(images, model.preprocess))
@@ -287,7 +287,7 @@ def test_it_beats_the_nearest_codes_at_3_bits(name: str) -> None:
     assert error["bit-split"] < 0.6 * error["partial"]
 
 
-def test_every_linear_map_is_split_and_progress_is_shown() -> None:
+def test_every_linear_layer_is_split_and_progress_is_reported() -> None:
     model = float_model("padded swin")
     seen: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Weights chosen for what the quantized network feeds them: rounding in turn, biases, and the walk."""
+"""Compensated rounding: column by column, the bias correction, and whole networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Node, run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.compensate import BLOCK, Moments, compensate, fit, round_in_turn
+from fqvit.quant.methods.compensate import BLOCK, Moments, compensate, fit, round_columns
 from fqvit.quant.recipe import RECIPES
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import fits_groups
@@ -28,7 +28,7 @@ W4 = RECIPES["w4"]
 
 
 def correlated(seed: int, size: int, rows: int = 400) -> Tensor:
-    """Inputs [rows, K] of which many move together, of many sizes, around means of their own."""
+    """Inputs [rows, K], strongly correlated, with different variances and means."""
     generator = torch.Generator().manual_seed(seed)
     mix = torch.randn(max(size // 3, 1), size, generator=generator, dtype=torch.float64)
     x = torch.randn(rows, len(mix), generator=generator, dtype=torch.float64) @ mix
@@ -46,20 +46,20 @@ def nearest(values: Tensor, units: Tensor, largest: int) -> Tensor:
 
 
 def error(values: Tensor, rounded: Tensor, square: Tensor) -> float:
-    """Mean square of what the rounding does to the outputs."""
+    """Squared output error caused by rounding, for inputs with this covariance."""
     wrong = values - rounded
     return float((wrong @ square * wrong).sum())
 
 
 @pytest.mark.parametrize("size", [3, BLOCK - 1, BLOCK, 2 * BLOCK + 7])
-def test_rounding_in_turn_has_less_error_than_rounding_to_the_nearest(size: int) -> None:
-    """Not for every input, the choice being greedy; in the mean over seeds by far."""
+def test_column_rounding_has_less_error_than_rounding_to_nearest(size: int) -> None:
+    """Compared as a mean over seeds: the method is greedy and not better for every input."""
     ours = plain = 0.0
     for seed in range(12):
         values = torch.randn(8, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         units = (values.abs().amax(1, keepdim=True) / 7).expand(8, size)
         square = covariance(correlated(seed, size))
-        rounded = round_in_turn(values, square, units, 7)
+        rounded = round_columns(values, square, units, 7)
         codes = rounded / units
         torch.testing.assert_close(codes, codes.round(), rtol=0, atol=1e-9)
         assert codes.abs().max() <= 7 + 1e-9
@@ -68,109 +68,109 @@ def test_rounding_in_turn_has_less_error_than_rounding_to_the_nearest(size: int)
     assert ours < plain and (size < BLOCK - 1 or ours < 0.5 * plain)
 
 
-def test_inputs_that_do_not_move_are_rounded_to_the_nearest() -> None:
+def test_weights_of_constant_inputs_are_rounded_to_nearest() -> None:
     values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((4, 9), 0.3, dtype=torch.float64)
     for square in (torch.zeros(9, 9, dtype=torch.float64), -1e-20 * torch.ones(9, 9, dtype=torch.float64)):
-        assert torch.equal(round_in_turn(values, square, units, 7), nearest(values, units, 7))
+        assert torch.equal(round_columns(values, square, units, 7), nearest(values, units, 7))
 
 
-def test_the_column_of_the_largest_input_is_rounded_to_the_nearest_and_those_after_it_make_up_for_it() -> None:
+def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_ones_compensate() -> None:
     values = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((40, 8), 0.3, dtype=torch.float64)
     square = covariance(correlated(0, 8))
     first = int(square.diagonal().argmax())
-    same = round_in_turn(values, square, units, 7) == nearest(values, units, 7)
+    same = round_columns(values, square, units, 7) == nearest(values, units, 7)
     assert same[:, first].all() and not same.all()
 
 
-def test_independent_inputs_are_rounded_to_the_nearest() -> None:
+def test_weights_of_independent_inputs_are_rounded_to_nearest() -> None:
     values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((4, 9), 0.3, dtype=torch.float64)
     square = torch.diag(torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.1)
-    torch.testing.assert_close(round_in_turn(values, square, units, 7), nearest(values, units, 7))
+    torch.testing.assert_close(round_columns(values, square, units, 7), nearest(values, units, 7))
 
 
-def test_a_covariance_that_is_only_noise_does_not_stop_it() -> None:
+def test_a_covariance_of_rounding_noise_is_damped_until_it_can_be_factored() -> None:
     noise = torch.randn(40, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     noise = 1e-12 * (noise + noise.T) + 1e-13 * torch.eye(40, dtype=torch.float64)  # not positive definite
     noise.diagonal().abs_()
     values = torch.randn(3, 40, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     units = torch.full((3, 40), 0.5, dtype=torch.float64)
-    codes = round_in_turn(values, noise, units, 7) / units
+    codes = round_columns(values, noise, units, 7) / units
     assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
 
 
 def test_a_covariance_whose_inverse_has_no_factor_is_damped_further() -> None:
-    """Two inputs that are next to equal in spite of the first damping; which of these it is depends on the last bit."""
+    """Two inputs stay nearly equal after the first damping; which of these matrices fails depends on the last bit."""
     values = torch.tensor([[0.3, 0.9, -1.2], [1.1, -0.7, 0.2]], dtype=torch.float64)
     units = torch.full((2, 3), 0.5, dtype=torch.float64)
     for step in range(-4, 12):
         square = torch.eye(3, dtype=torch.float64)
         square[0, 1] = square[1, 0] = 1.01 - step * 2.0**-52
-        codes = round_in_turn(values, square, units, 7) / units
+        codes = round_columns(values, square, units, 7) / units
         assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
 
 
 @pytest.mark.parametrize("definite", [True, False])
-def test_the_unit_of_inputs_does_not_matter(definite: bool) -> None:
-    """Damping follows the inputs, also where it has to grow."""
+def test_rounding_does_not_depend_on_the_unit_of_the_inputs(definite: bool) -> None:
+    """Damping is relative to the variances, also when it has to grow."""
     values = torch.randn(5, 12, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     units = torch.full((5, 12), 0.4, dtype=torch.float64)
     square = covariance(correlated(8, 12)) if definite else covariance(correlated(8, 12)) - 0.2 * torch.eye(12)
-    expected = round_in_turn(values, square, units, 7)
+    expected = round_columns(values, square, units, 7)
     assert not torch.equal(expected, nearest(values, units, 7))
     for unit in (2.0**-20, 2.0**10):
-        torch.testing.assert_close(round_in_turn(values, unit * square, units, 7), expected)
+        torch.testing.assert_close(round_columns(values, unit * square, units, 7), expected)
 
 
-def test_moments_of_small_movements_around_a_large_mean_keep_their_digits() -> None:
+def test_moments_are_precise_for_small_variances_around_a_large_mean() -> None:
     x = correlated(1, 6)
     far = (x + 3000).float()
     found = Moments.of([far[:100], far[100:]], [far[:100], far[100:]])
-    torch.testing.assert_close(found.square, covariance(far.double()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.covariance, covariance(far.double()), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.mean_simulated, far.double().mean(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(found.mean_float, found.mean_simulated, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("ends", "codes"), [("codes", 7), ("halves", 7.5)])
-def test_the_largest_weight_is_where_the_recipe_wants_it(ends: Any, codes: float) -> None:
+def test_the_largest_weight_is_mapped_as_weight_ends_says(ends: Any, codes: float) -> None:
     leaf = layers.Linear(6, 3, "branch")
     recipe = msgspec.structs.replace(W4, weight_group=0, weight_ends=ends, channels=False)
     moments = Moments(torch.eye(6, dtype=torch.float64), *torch.zeros(2, 6, dtype=torch.float64))
     found = fit(Node("one", leaf, ("x",)), moments, np.array([0.5]), Calibration(recipe, "logits", 1, {}))
     weight = leaf.weight.detach().double().numpy() * 0.5
     np.testing.assert_allclose(found.scale, np.abs(weight).max(1) / codes)
-    # Independent inputs: the nearest codes.
+    # Independent inputs: codes are rounded to nearest.
     np.testing.assert_array_equal(found.w, np.clip(np.floor(weight / found.scale[:, None] + 0.5), -7, 7))
 
 
-def test_columns_are_rounded_in_units_of_their_own() -> None:
+def test_each_weight_is_rounded_in_its_own_unit() -> None:
     generator = torch.Generator().manual_seed(2)
     size = BLOCK + 9
     values = torch.randn(3, size, generator=generator, dtype=torch.float64)
     units = 0.2 * 2.0 ** torch.randint(-2, 3, (3, size), generator=generator)
-    codes = round_in_turn(values, covariance(correlated(2, size)), units, 7) / units
+    codes = round_columns(values, covariance(correlated(2, size)), units, 7) / units
     assert torch.equal(codes, codes.round()) and codes.abs().max() == 7
-    independent = round_in_turn(values, torch.eye(size, dtype=torch.float64), units, 7)
+    independent = round_columns(values, torch.eye(size, dtype=torch.float64), units, 7)
     torch.testing.assert_close(independent, nearest(values, units, 7))
 
 
-def test_steps_of_inputs_are_those_of_weights_as_many_times_larger() -> None:
-    x, steps = correlated(4, 20), np.linspace(0.01, 2.0, 20)
+def test_input_scales_are_equivalent_to_scaled_weights() -> None:
+    x, scales = correlated(4, 20), np.linspace(0.01, 2.0, 20)
     leaf, other = (layers.Linear(20, 7, "branch", bias=False) for _ in range(2))
     with torch.no_grad():
-        other.weight.copy_((leaf.weight.double() * torch.from_numpy(steps)).float())
-        leaf.weight.copy_((other.weight.double() / torch.from_numpy(steps)).float())
+        other.weight.copy_((leaf.weight.double() * torch.from_numpy(scales)).float())
+        leaf.weight.copy_((other.weight.double() / torch.from_numpy(scales)).float())
     calibration = Calibration(msgspec.structs.replace(W4, weight_group=0), "logits", 1, {})
-    whole = x / torch.from_numpy(steps)
-    found = fit(Node("one", leaf, ("x",)), Moments.of([x], [x]), steps, calibration)
-    same = fit(Node("one", other, ("x",)), Moments.of([whole], [whole]), np.ones(20), calibration)
+    scaled = x / torch.from_numpy(scales)
+    found = fit(Node("one", leaf, ("x",)), Moments.of([x], [x]), scales, calibration)
+    same = fit(Node("one", other, ("x",)), Moments.of([scaled], [scaled]), np.ones(20), calibration)
     np.testing.assert_array_equal(found.w, same.w)
     np.testing.assert_allclose(found.scale, same.scale, rtol=1e-6)
 
 
-def test_a_bias_is_2_to_the_30_units_at_most() -> None:
+def test_biases_saturate_at_2_to_the_30_units() -> None:
     leaf = layers.Linear(6, 3, "branch")
     moments = Moments(torch.eye(6, dtype=torch.float64), torch.zeros(6).double(), 1e15 * leaf.weight[0].detach().double())
     found = fit(Node("one", leaf, ("x",)), moments, np.ones(1), Calibration(W4, "logits", 1, {}))
@@ -179,23 +179,23 @@ def test_a_bias_is_2_to_the_30_units_at_most() -> None:
 
 @pytest.mark.parametrize("group", [0, 8])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_bias_takes_the_mean_error_away(group: int, bias: bool) -> None:
-    """What the simulated inputs give has the mean that the float inputs gave, within half an accumulator unit."""
+def test_the_bias_removes_the_mean_error(group: int, bias: bool) -> None:
+    """The outputs of simulated inputs have the mean of the float outputs, within half an accumulator unit."""
     exact = correlated(5, 20).float()
     simulated = exact + 0.3 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(6)) + 0.2
     leaf = layers.Linear(20, 7, "branch", bias=bias)
     recipe = msgspec.structs.replace(W4, weight_group=group)
-    steps = np.linspace(0.01, 0.1, 20)
-    found = fit(Node("one", leaf, ("x",)), Moments.of([exact], [simulated]), steps, Calibration(recipe, "logits", 1, {}))
+    scales = np.linspace(0.01, 0.1, 20)
+    found = fit(Node("one", leaf, ("x",)), Moments.of([exact], [simulated]), scales, Calibration(recipe, "logits", 1, {}))
     assert fits_groups(found, 4, group)
-    weight = torch.from_numpy(found.w * found.scale[:, None] / steps)
+    weight = torch.from_numpy(found.w * found.scale[:, None] / scales)
     ours = simulated.double() @ weight.T + torch.from_numpy(found.bias * found.scale)
     with torch.no_grad():
         wanted = leaf.double()(exact.double())
     assert ((ours - wanted).mean(0).abs() <= torch.from_numpy(found.scale) * 0.51).all()
 
 
-def test_the_same_images_give_the_same_weights_and_another_order_of_calls_too() -> None:
+def test_compensation_is_deterministic_and_covers_every_linear_layer() -> None:
     model = float_model("vit")
     calibration, images = (
         calibration_of(model, msgspec.structs.replace(W4, rounding="nearest")),
@@ -212,7 +212,7 @@ def test_the_same_images_give_the_same_weights_and_another_order_of_calls_too() 
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
-def test_compensated_weights_bring_the_network_nearer_to_float(kind: str) -> None:
+def test_compensated_weights_reduce_the_error_against_float(kind: str) -> None:
     near = far = 0.0
     for seed in range(3):
         model = float_model(kind, seed)
@@ -225,8 +225,8 @@ def test_compensated_weights_bring_the_network_nearer_to_float(kind: str) -> Non
     assert near < far
 
 
-def test_the_scores_of_the_images_keep_their_mean() -> None:
-    """Every layer makes up for what the layers before it became, and for their means."""
+def test_the_logits_keep_their_mean() -> None:
+    """Every layer compensates the errors of the quantized layers before it, including mean errors."""
     model = float_model("vit")
     images = images_for(model.preprocess, 20, 1)
     found = compensate(model, calibration_of(model, msgspec.structs.replace(W4, rounding="nearest")), images)
@@ -238,30 +238,30 @@ def test_the_scores_of_the_images_keep_their_mean() -> None:
 @pytest.mark.parametrize("kind", ["vit", "swin"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_image_is_enough(kind: str, count: int) -> None:
-    """The head then sees one token, or two that are equal: nothing moves, or by rounding only."""
+    """The head then sees one token, or two equal ones: the covariance is zero or rounding noise."""
     model = float_model(kind)
     same = np.repeat(images_for(model.preprocess, 1), count, 0)
     calibration = calibration_of(model, msgspec.structs.replace(W4, rounding="nearest"))
     lower(model, compensate(model, calibration, same))
 
 
-def test_progress_is_told_of_every_node() -> None:
-    model, told = float_model("vit"), []
+def test_progress_is_reported_once_per_node() -> None:
+    model, reported = float_model("vit"), []
 
     def progress(items, total, label):  # type: ignore[no-untyped-def]
-        told.append((total, label))
+        reported.append((total, label))
         return items
 
     calibration = calibration_of(model, W4, progress=progress)
-    assert told == [(len(trace(model.module).nodes), "rounding weights")] and calibration.weights
+    assert reported == [(len(trace(model.module).nodes), "rounding weights")] and calibration.weights
 
 
-def test_weights_of_other_sizes_bits_or_groups_are_refused() -> None:
+def test_lowering_rejects_weights_of_other_shapes_bits_or_groups() -> None:
     model = float_model("vit")
     calibration = calibration_of(model, W4)
     found = calibration.weights["blocks.0.mlp.fc1"]
     assert found.exponent is not None
-    for change, said in (
+    for change, message in (
         (replace(found, w=found.w[:, :-1]), "weights of"),
         (replace(found, exponent=None), "bits and groups"),
         (replace(found, exponent=found.exponent[:, :0]), "bits and groups"),
@@ -269,7 +269,7 @@ def test_weights_of_other_sizes_bits_or_groups_are_refused() -> None:
         (replace(found, w=np.full_like(found.w, 127)), "bits and groups"),
     ):
         broken = replace(calibration, weights={**calibration.weights, "blocks.0.mlp.fc1": change})
-        with pytest.raises(FqvitError, match=rf"blocks\.0\.mlp\.fc1: .*{said}"):
+        with pytest.raises(FqvitError, match=rf"blocks\.0\.mlp\.fc1: .*{message}"):
             lower(model, broken)
     with pytest.raises(FqvitError, match="nowhere: weights of"):
         lower(model, replace(calibration, weights={"nowhere": found}))

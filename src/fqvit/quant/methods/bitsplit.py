@@ -1,11 +1,11 @@
-"""Rounding bit by bit (Bit-Split, Wang 2020): each bit of the codes is a ternary matrix, chosen with the other bits fixed.
+"""Round weights bit by bit (Bit-Split, Wang 2020): each bit is a ternary matrix, chosen with the other bits fixed.
 
-W ~ a 2^-(b-2) q, q = sum_k 2^(b-2-k) B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one a > 0 an output channel:
-  1. start: a and q by turns, for least ||W - a q||; |q| in binary times its sign gives the B_k;
-  2. a, then bit after bit, again and again for least ||W - Wq||;
-  3. the same for least ||Y - X Wq^T||, with X what the quantized network feeds the layer and Y the float model's outputs
-     without bias: of X and Y only X^T X, Y^T X and ||Y||^2 are needed.
-Neighbours: walk.py (X and Y of each layer), weights.py (plain rounding).
+W ~ a 2^-(b-2) q, q = sum_k 2^(b-2-k) B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one a > 0 per output channel:
+  1. initialise: alternate between a and q to minimise ||W - a q||; the binary digits of |q| times its sign are the B_k;
+  2. minimise ||W - Wq||: alternate between a and each bit in turn;
+  3. minimise ||Y - X Wq^T|| in the same way, where X are the layer's inputs in the quantized network and Y its outputs in the
+     float model without bias. Only X^T X, Y^T X and ||Y||^2 are needed.
+See also: lockstep.py (X and Y of each layer), weights.py (rounding to nearest).
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from fqvit.system.progress import Progress
 START_ROUNDS = 200
 WEIGHT_ROUNDS = 50
 OUTPUT_ROUNDS = 100
-SETTLED = 1e-9  # of a: a smaller change, relative to it, is none
-WORTHWHILE = 1e-3  # of a row's output error: a round that takes away less is its last
-ROWS_AN_INPUT = 8  # with fewer step 3 learns the rows by heart and is left out: a head sees one row an image
-BLOCK = 32  # inputs whose changes reach the others together
+CONVERGED = 1e-9  # a relative change of a below this ends steps 1 and 2
+WORTHWHILE = 1e-3  # step 3 ends for a row when a round reduces its output error by a smaller share
+ROWS_PER_INPUT = 8  # with fewer rows step 3 would overfit and is skipped: a head sees one row per image
+BLOCK = 32  # inputs whose changes are applied to the others together
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Split:
-    """scale: float64 [O], a   bits: float64 [b-1, O, K], the B_k of -1, 0 and 1, most significant first"""
+    """scale: a, float64 [O]   bits: B_k in {-1, 0, 1}, most significant first, float64 [b-1, O, K]"""
 
     scale: Array
     bits: Array
 
     def codes(self) -> Array:
-        """q: whole numbers within +-(2^(b-1) - 1), [O, K]. The weights are a 2^-(b-2) times that."""
+        """q: integers, |q| <= 2^(b-1) - 1, [O, K]. The weights are a 2^-(b-2) q."""
         codes: Array = _sum(self.bits) * 2 ** (len(self.bits) - 1)
         return codes
 
 
 @dataclass(frozen=True)
 class Products:
-    """Sums over `rows` rows, float64. inputs: X^T X [K, K]   outputs: Y^T X [O, K]   power: ||Y||^2 [O], of each output"""
+    """Sums over `rows` rows, float64. inputs: X^T X [K, K]   outputs: Y^T X [O, K]   power: ||Y||^2 per output [O]"""
 
     inputs: Array
     outputs: Array
@@ -62,7 +62,7 @@ class Products:
 
     @staticmethod
     def of(weight: Array, exact: Sequence[Tensor], quantized: Sequence[Tensor]) -> Products:
-        """Batches of rows [..., K] that the float model and the quantized one feed a layer of float weights [O, K]."""
+        """exact, quantized: batches [..., K] of a layer's inputs in the float and the quantized model; weight: float [O, K]."""
         size = weight.shape[1]
         inputs, mixed, float_inputs = torch.zeros(3, size, size, dtype=torch.float64)
         count = 0
@@ -79,35 +79,35 @@ class Products:
 def bit_split(
     model: FloatModel, calibration: Calibration, images: NDArray[np.uint8], progress: Progress | None = None
 ) -> Calibration:
-    """`calibration` with the weights of every linear map and the patch embedding, from uint8 images [n, H, W, C]."""
+    """Return `calibration` with weights for every linear layer and the patch embedding; images: uint8 [n, H, W, C]."""
     simulation = Simulation(model, calibration)
     chosen: dict[str, QuantizedLinear] = {}
 
-    def step(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
+    def quantize_node(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
         if isinstance(node.leaf, layers.Linear | layers.Patches):
             found = LinearMap.of(node, model.preprocess)
             rows = [[found.rows(x) for x in batches] for batches in (exact[0], simulated[0])]
-            steps = simulation.input_scales(node)
-            assert steps is not None  # every product reads codes where nonlinear operations stay float
+            scales = simulation.input_scales(node)
+            assert scales is not None  # if nonlinear operations stay float, every matrix product reads codes
             bits, _ = bits_and_group(calibration.recipe, node.leaf)
-            chosen[node.name] = fit(found, Products.of(found.weight, *rows), steps, bits)
+            chosen[node.name] = fit(found, Products.of(found.weight, *rows), scales, bits)
             simulation.use(node, chosen[node.name])
         return [simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated, strict=True)]
 
-    side_by_side(simulation.graph, model.preprocess, images, step, progress, "splitting weights")
+    side_by_side(simulation.graph, model.preprocess, images, quantize_node, progress, "splitting weights")
     return replace(calibration, weights=chosen)
 
 
-def fit(linear: LinearMap, products: Products, steps: Array, bits: int) -> QuantizedLinear:
-    """The integers of one linear map, whose inputs have codes with these steps [K] or [1]."""
-    width = np.broadcast_to(steps, linear.weight.shape[1:])
-    split = by_weights(linear.weight * width, bits)
-    if products.rows >= ROWS_AN_INPUT * len(width):
-        inputs, outputs = products.inputs / np.outer(width, width), products.outputs / width
+def fit(linear: LinearMap, products: Products, input_scales: Array, bits: int) -> QuantizedLinear:
+    """Quantize one linear map whose inputs are codes with scales [K] or [1]."""
+    scales = np.broadcast_to(input_scales, linear.weight.shape[1:])
+    split = by_weights(linear.weight * scales, bits)
+    if products.rows >= ROWS_PER_INPUT * len(scales):
+        inputs, outputs = products.inputs / np.outer(scales, scales), products.outputs / scales
         split = by_outputs(split, replace(products, inputs=inputs, outputs=outputs))
-    plain = quantize_linear(linear.weight, linear.bias, steps, bits)
+    plain = quantize_linear(linear.weight, linear.bias, input_scales, bits)
     scale = split.scale / 2 ** (bits - 2)
-    # Rows of (nearly) no weights, whose bias would not fit in units of their own.
+    # Rows whose weights are (nearly) all zero: the bias would overflow in units of their own scale.
     dead = scale < np.maximum(np.abs(linear.bias) / 2**30, np.finfo(np.float64).tiny)
     w = np.where(dead[:, None], plain.w, split.codes())
     scale = np.where(dead, plain.scale, scale)
@@ -115,15 +115,15 @@ def fit(linear: LinearMap, products: Products, steps: Array, bits: int) -> Quant
 
 
 def by_weights(weight: Array, bits: int) -> Split:
-    """Steps 1 and 2: the split of [O, K] of least squared error, as far as turns find it. A row of zeros has a = 0."""
+    """Steps 1 and 2: minimise the squared error of weight [O, K] by alternation. A row of zeros has a = 0."""
     largest = 2 ** (bits - 1) - 1
     unit, q = np.abs(weight).max(1) / largest, np.zeros_like(weight)
-    live = np.flatnonzero(unit)  # rows that have not settled
+    live = np.flatnonzero(unit)  # rows that have not converged
     for _ in range(START_ROUNDS):
         w = weight[live]
         found = np.clip(np.floor(w / unit[live, None] + 0.5), -largest, largest)
         better = _least_squares(unit[live], _dots(w, found), _dots(found, found))
-        moved = np.abs(better - unit[live]) > SETTLED * better
+        moved = np.abs(better - unit[live]) > CONVERGED * better
         unit[live], q[live] = better, found
         live = live[moved]
         if len(live) == 0:
@@ -135,17 +135,17 @@ def by_weights(weight: Array, bits: int) -> Split:
     for i in range(WEIGHT_ROUNDS):
         codes = _sum(parts[:, live])
         better = _least_squares(scale[live], _dots(weight[live], codes), _dots(codes, codes))
-        moved = (np.abs(better - scale[live]) > SETTLED * better) | (i == 0)
+        moved = (np.abs(better - scale[live]) > CONVERGED * better) | (i == 0)
         scale[live] = better
         live = live[moved]
         if len(live) == 0:
             break
-        parts[:, live] = _turns_for_weights(weight[live] / scale[live, None], parts[:, live])
+        parts[:, live] = _update_bits_by_weights(weight[live] / scale[live, None], parts[:, live])
     return Split(scale, parts)
 
 
-def _turns_for_weights(target: Array, bits: Array) -> Array:
-    """Each bit of [b-1, O, K] in turn, for the least error of their sum beside target [O, K]."""
+def _update_bits_by_weights(target: Array, bits: Array) -> Array:
+    """Update the bits [b-1, O, K] in place, one after the other, to minimise the error of their sum against target [O, K]."""
     rest = target - _sum(bits)
     for size, bit in zip(_sizes(len(bits)), bits, strict=True):
         rest += size * bit
@@ -155,79 +155,79 @@ def _turns_for_weights(target: Array, bits: Array) -> Array:
 
 
 def by_outputs(split: Split, products: Products, rounds: int = OUTPUT_ROUNDS) -> Split:
-    """Step 3, from what step 2 found. Rows do not depend on each other; those that settled are not looked at again."""
-    square, bits, scale = products.inputs, split.bits.copy(), split.scale.copy()
+    """Step 3, starting from the result of step 2. Rows are independent; a converged row is not updated again."""
+    gram, bits, scale = products.inputs, split.bits.copy(), split.scale.copy()
     live, error = np.flatnonzero(scale), np.full(len(scale), np.inf)
     for _ in range(rounds):
         if len(live) == 0:
             break
         outputs, here = products.outputs[live], bits[:, live]
         codes = _sum(here)
-        felt = codes @ square
-        a = _least_squares(scale[live], _dots(outputs, codes), _dots(felt, codes))
-        # Inputs first from here on. left: of Y^T X, in units of a, what the codes have not taken away yet.
-        left = np.ascontiguousarray((outputs / a[:, None] - felt).T)
+        products_of_codes = codes @ gram
+        a = _least_squares(scale[live], _dots(outputs, codes), _dots(products_of_codes, codes))
+        # From here on axis 0 is the input. residual: (Y - X Wq^T)^T X in units of a.
+        residual = np.ascontiguousarray((outputs / a[:, None] - products_of_codes).T)
         here = np.ascontiguousarray(here.transpose(0, 2, 1))
         for size, bit in zip(_sizes(len(here)), here, strict=True):
-            _turn_for_outputs(bit, left, size, square)
+            _update_bit_by_outputs(bit, residual, size, gram)
         here = here.transpose(0, 2, 1)
         scale[live], bits[:, live] = a, here
         codes = _sum(here)
-        now = products.power[live] - a * _dots(outputs, codes) - a * a * _dots(left.T, codes)  # ||Y - X Wq^T||^2
+        now = products.power[live] - a * _dots(outputs, codes) - a * a * _dots(residual.T, codes)  # ||Y - X Wq^T||^2
         worthwhile = now < (1 - WORTHWHILE) * error[live]
         error[live] = now
         live = live[worthwhile]
     return Split(scale, bits)
 
 
-def _turn_for_outputs(bit: Array, left: Array, size: float, square: Array) -> None:
-    """One bit [K, O] of all weights, input after input: -1, 0 or 1, whichever leaves the least error. Changes bit and left, too
-    [K, O].
+def _update_bit_by_outputs(bit: Array, residual: Array, size: float, gram: Array) -> None:
+    """Set one bit of all weights, input by input, to the value of -1, 0, 1 with the least output error.
 
-    B in place of 0 at input n adds a^2 (size^2 A[n, n] B^2 - 2 size B c) to the error, c the left of n without it; so B is the
-    one of the three nearest to c / (size A[n, n]).
+    bit, residual: [K, O], both updated in place   gram: A = X^T X [K, K]   size: 2^-k, the weight of the bit
+    Replacing 0 by B at input n changes the error by a^2 (size^2 A[n, n] B^2 - 2 size B c), where c is the residual of input n
+    with B = 0. So the best B is the one nearest to c / (size A[n, n]).
     """
-    for start in range(0, len(square), BLOCK):
-        end = min(start + BLOCK, len(square))
-        near = square[start:end, start:end]
+    for start in range(0, len(gram), BLOCK):
+        end = min(start + BLOCK, len(gram))
+        near = gram[start:end, start:end]
         changes = np.empty((end - start, bit.shape[1]))
         for i in range(end - start):
             old, change, own = bit[start + i], changes[i], near[i, i]
-            if own <= 0:  # an input that was always 0 says nothing of its weights
+            if own <= 0:  # the input is always 0: its weights do not matter
                 change[:] = 0
                 continue
             np.dot(near[i, :i], changes[:i], out=change)
-            wanted = (left[start + i] - change) / (size * own) + old
+            wanted = (residual[start + i] - change) / (size * own) + old
             new = _ternary(wanted)
             np.subtract(new, old, out=change)
             change *= size
             bit[start + i] = new
-        left -= square[:, start:end] @ changes
+        residual -= gram[:, start:end] @ changes
 
 
 def _ternary(x: Array) -> Array:
-    """-1, 0 or 1, the nearest."""
+    """Round to the nearest of -1, 0 and 1."""
     return np.sign(x) * (np.abs(x) >= 0.5)
 
 
 def _sizes(count: int) -> list[float]:
-    """2^-k of the bits, most significant first."""
+    """2^-k per bit k, most significant first."""
     return [2.0**-k for k in range(count)]
 
 
 def _sum(bits: Array) -> Array:
-    """Bits [b-1, ...] stitched: sum_k 2^-k B_k."""
+    """sum_k 2^-k B_k of bits [b-1, ...]"""
     total: Array = np.tensordot(np.array(_sizes(len(bits))), bits, 1)
     return total
 
 
 def _dots(a: Array, b: Array) -> Array:
-    """Row by row: [O, K] x 2 -> [O]"""
+    """Dot product of each pair of rows: [O, K] x 2 -> [O]"""
     found: Array = np.einsum("ok,ok->o", a, b)
     return found
 
 
 def _least_squares(before: Array, product: Array, square: Array) -> Array:
-    """product / square where that is a scale at all; elsewhere what it was before."""
+    """product / square where that is a positive scale, otherwise `before`."""
     found = product / np.where(square > 0, square, 1.0)
     return np.where((found > 0) & (square > 0), found, before)

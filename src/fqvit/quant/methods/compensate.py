@@ -1,10 +1,10 @@
-"""Weights chosen for what the quantized network really feeds them, one linear map after the other, without labels.
+"""Round weights so that later columns and biases compensate rounding errors, layer by layer, without labels.
 
-The walk of walk.py goes through the float model and the simulation, as far as it is quantized already. At each linear map,
-with x the float inputs and x' the simulated ones:
-  1. rounding: columns in order, the error of each carried over to those still to be rounded (GPTQ, Frantar 2022);
-  2. bias: the mean of W x - W' x', so that no mean error goes on.
-Neighbours: walk.py, simulate.py (the walk's other half), weights.py (plain rounding).
+The float model and the simulation run in lockstep; all layers before the current one are already quantized. For each linear
+layer, with x its inputs in the float model and x' those in the simulation:
+  1. rounding: column by column; the error of each column is distributed over the columns after it (GPTQ, Frantar 2022);
+  2. bias: add the mean of W x - W' x', so that no mean error is passed on.
+See also: lockstep.py (runs both networks), simulate.py (the quantized network), weights.py (rounding to nearest).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_output_scales
 from fqvit.system.progress import Progress
 
-DAMPING = 0.01  # of the mean square of the inputs, added to all: columns that never move must not take errors
-BLOCK = 64  # columns whose errors are carried over together
+DAMPING = 0.01  # share of the mean variance, added to the diagonal: constant inputs must not absorb errors
+BLOCK = 64  # columns whose errors are distributed together
 
 
 @dataclass
 class Moments:
-    """Over all tokens: the covariance of the simulated inputs [K, K], their mean and the float inputs' mean [K]; float64."""
+    """Over all tokens, float64: covariance [K, K] and mean [K] of the simulated inputs, mean [K] of the float inputs."""
 
-    square: Tensor
+    covariance: Tensor
     mean_simulated: Tensor
     mean_float: Tensor
 
     @staticmethod
     def of(exact: Sequence[Tensor], simulated: Sequence[Tensor]) -> Moments:
-        """Of batches [..., K]."""
+        """Compute the moments of batches [..., K]."""
         size = exact[0].shape[-1]
-        # Counted from about the middle, so that float32 products keep the digits of small movements around large means.
+        # Subtract an approximate mean first: float32 products then stay precise for small variances around large means.
         middle = simulated[0].reshape(-1, size).mean(0)
         square = torch.zeros(size, size, dtype=torch.float64)
         simulated_sum, float_sum = torch.zeros(2, size, dtype=torch.float64)
@@ -64,36 +64,36 @@ def compensate(
     images: NDArray[np.uint8],
     progress: Progress | None = None,
 ) -> Calibration:
-    """`calibration` with the weights of every linear map behind a quantized site, from uint8 images [n, H, W, C]."""
+    """Return `calibration` with weights for every linear layer that reads a quantized site; images: uint8 [n, H, W, C]."""
     simulation = Simulation(model, calibration)
     chosen: dict[str, QuantizedLinear] = {}
 
-    def step(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
-        steps = simulation.input_scales(node) if isinstance(node.leaf, layers.Linear) else None
-        if steps is not None:
-            chosen[node.name] = fit(node, Moments.of(exact[0], simulated[0]), steps, calibration)
+    def quantize_node(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
+        scales = simulation.input_scales(node) if isinstance(node.leaf, layers.Linear) else None
+        if scales is not None:
+            chosen[node.name] = fit(node, Moments.of(exact[0], simulated[0]), scales, calibration)
             simulation.use(node, chosen[node.name])
         return [simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated, strict=True)]
 
-    side_by_side(simulation.graph, model.preprocess, images, step, progress, "rounding weights")
+    side_by_side(simulation.graph, model.preprocess, images, quantize_node, progress, "rounding weights")
     return replace(calibration, weights=chosen)
 
 
-def fit(node: Node, moments: Moments, steps: NDArray[np.float64], calibration: Calibration) -> QuantizedLinear:
-    """The integers of one linear map. steps: float64 [K], of its inputs' codes."""
+def fit(node: Node, moments: Moments, input_scales: NDArray[np.float64], calibration: Calibration) -> QuantizedLinear:
+    """Quantize one linear layer whose inputs are codes with scales float64 [K] or [1]."""
     leaf = node.leaf
     assert isinstance(leaf, layers.Linear)
     weight = leaf.weight.detach().cpu().double()
     bias = torch.zeros(len(weight), dtype=torch.float64) if leaf.bias is None else leaf.bias.detach().cpu().double()
     bits, group = bits_and_group(calibration.recipe, leaf)
-    # Plain rounding settles scales and exponents; the codes are then chosen again, column by column.
-    width = torch.from_numpy(np.broadcast_to(steps, weight.shape[1:]).copy())
-    square = moments.square / torch.outer(width, width)
-    importance = square.diagonal().numpy()
+    # Rounding to nearest decides scales and exponents; the codes are then chosen again, column by column.
+    scales = torch.from_numpy(np.broadcast_to(input_scales, weight.shape[1:]).copy())
+    covariance = moments.covariance / torch.outer(scales, scales)
+    importance = covariance.diagonal().numpy()
     plain = quantize_linear(
         weight.numpy(),
         bias.numpy(),
-        steps,
+        input_scales,
         bits,
         group=group,
         importance=importance,
@@ -103,25 +103,26 @@ def fit(node: Node, moments: Moments, steps: NDArray[np.float64], calibration: C
     units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)
     if plain.exponent is not None:
         units = units * torch.from_numpy(2.0 ** plain.exponent[:, np.arange(weight.shape[1]) // group])
-    rounded = round_in_turn(weight * width, square, units, 2 ** (bits - 1) - 1)
-    mean = bias + weight @ moments.mean_float - (rounded / width) @ moments.mean_simulated
+    rounded = round_columns(weight * scales, covariance, units, 2 ** (bits - 1) - 1)
+    corrected = bias + weight @ moments.mean_float - (rounded / scales) @ moments.mean_simulated
     w = np.rint((rounded / torch.from_numpy(plain.scale)[:, None]).numpy()).astype(np.int8)
     limit = 2.0**30
-    integer_bias = np.floor(np.clip(mean.numpy() / plain.scale, -limit, limit) + 0.5).astype(np.int64)
+    integer_bias = np.floor(np.clip(corrected.numpy() / plain.scale, -limit, limit) + 0.5).astype(np.int64)
     return QuantizedLinear(w, plain.scale, integer_bias, plain.exponent)
 
 
-def round_in_turn(values: Tensor, square: Tensor, units: Tensor, largest: int) -> Tensor:
-    """[O, K] values rounded to whole units, |code| <= largest: least error of values x for inputs of covariance `square`.
+def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: int) -> Tensor:
+    """Round values [O, K] to multiples of units [O, K], |code| <= largest, for a small error of values @ x.
 
-    Columns of large inputs come first; the error of each is spread over those after it, by the Cholesky factor of the inverse.
+    covariance: of the inputs x [K, K]. Columns with large variance come first; the error of each is distributed over the
+    columns after it by the Cholesky factor of the inverse covariance.
     """
     size = values.shape[1]
-    mean = float(square.diagonal().mean())
+    mean = float(covariance.diagonal().mean())
     if mean <= 0:
         return (values / units + 0.5).floor().clamp(-largest, largest) * units
-    order = torch.argsort(square.diagonal(), descending=True, stable=True)
-    factor = _factor(square[order][:, order], mean)
+    order = torch.argsort(covariance.diagonal(), descending=True, stable=True)
+    factor = _factor(covariance[order][:, order], mean)
     left, unit, rounded = values[:, order].clone(), units[:, order], torch.empty_like(values)
     for first in range(0, size, BLOCK):
         last = min(first + BLOCK, size)
@@ -136,11 +137,11 @@ def round_in_turn(values: Tensor, square: Tensor, units: Tensor, largest: int) -
     return rounded[:, torch.argsort(order)]
 
 
-def _factor(square: Tensor, mean: float) -> Tensor:
-    """Upper Cholesky factor of the inverse, damped as far as it takes: a covariance of next to nothing is rounding noise."""
+def _factor(covariance: Tensor, mean: float) -> Tensor:
+    """Upper Cholesky factor of the inverse. Damping grows until it exists: a tiny covariance may be only rounding noise."""
     damping = DAMPING * mean
     while True:
-        lower, failed = torch.linalg.cholesky_ex(square + damping * torch.eye(len(square), dtype=torch.float64))
+        lower, failed = torch.linalg.cholesky_ex(covariance + damping * torch.eye(len(covariance), dtype=torch.float64))
         if not failed:
             factor: Tensor
             factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
