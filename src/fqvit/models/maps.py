@@ -54,10 +54,10 @@ class Deconv(Leaf):
 
     def forward(self, x: Tensor) -> Tensor:
         channels = x.shape[-1]
-        return side_by_side(x @ self.weight.permute(0, 2, 3, 1).reshape(channels, -1)) + self.bias
+        return depth_to_space(x @ self.weight.permute(0, 2, 3, 1).reshape(channels, -1)) + self.bias
 
 
-def side_by_side(four: Tensor) -> Tensor:
+def depth_to_space(four: Tensor) -> Tensor:
     """The four places that each place became, row by row: [N, h, w, 2 2 O] -> [N, 2h, 2w, O]"""
     n, height, width = four.shape[:3]
     return four.view(n, height, width, 2, 2, -1).transpose(2, 3).reshape(n, 2 * height, 2 * width, -1)

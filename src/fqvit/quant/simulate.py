@@ -140,7 +140,7 @@ class Simulation:
             weight = weight.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
             return F.conv2d(inputs[0].permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
         if isinstance(leaf, maps.Deconv):
-            return maps.side_by_side(F.linear(inputs[0], *self.weights[node.name]))
+            return maps.depth_to_space(F.linear(inputs[0], *self.weights[node.name]))
         if self.calibration.recipe.nonlinear == "float":
             return leaf(*inputs, *node.params)  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Embed):

@@ -18,7 +18,7 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.methods import bitsplit
 from fqvit.quant.methods.bitsplit import BLOCK, Products, Split, bit_split, by_outputs, by_weights
-from fqvit.quant.methods.walk import LinearMap
+from fqvit.quant.methods.lockstep import LinearMap
 from fqvit.quant.recipe import RECIPES, with_bits
 from fqvit.quant.simulate import Simulation
 from tests.factories import calibration_of, float_model, images_for

@@ -212,7 +212,7 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
         scale, zero = float(q.scale[group]), int(q.zero[group])
         return (torch.cat(list(xs)) / scale + 0.5).floor().clamp(-zero, q.last - zero), scale
 
-    def quantize_node(node: Node, columns: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
+    def quantize_node(node: Node, columns: similarity.InputBatches, raw: similarity.InputBatches) -> list[Tensor]:
         exact[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)])
         before, sites = len(calls), dict(searcher.sites)
         found = searcher.quantize_node(node, columns, raw)
@@ -267,7 +267,7 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
         return found
 
     with torch.no_grad():
-        similarity.side_by_side(searcher.graph, model.preprocess, images, quantize_node, None, "")
+        similarity.run_in_lockstep(searcher.graph, model.preprocess, images, quantize_node, None, "")
     searched = [name for name, q in searcher.sites.items() if (name, 0) in chosen and name not in fixed]
     before = calibration_of(model, recipe, count=2).sites
     assert searched and all((searcher.sites[name].scale != before[name].scale).any() for name in searched)
@@ -331,13 +331,13 @@ def test_the_search_and_the_simulation_compute_the_same_outputs(kind: str) -> No
     searcher = similarity.Searcher(model, start)
     outputs: dict[str, Tensor] = {}
 
-    def quantize_node(node: Node, exact: similarity.Columns, raw: similarity.Columns) -> list[Tensor]:
+    def quantize_node(node: Node, exact: similarity.InputBatches, raw: similarity.InputBatches) -> list[Tensor]:
         found = searcher.quantize_node(node, exact, raw)
         outputs[node.name] = torch.cat(found)
         return found
 
     with torch.no_grad():
-        similarity.side_by_side(searcher.graph, model.preprocess, images, quantize_node, None, "")
+        similarity.run_in_lockstep(searcher.graph, model.preprocess, images, quantize_node, None, "")
     calibration = similarity.dataclasses.replace(start, sites=searcher.sites, weights=searcher.weights)
     ours = Simulation(model, calibration).run(images)
     assert (ours - outputs[searcher.graph.output]).abs().mean() < 0.02 * ours.std()

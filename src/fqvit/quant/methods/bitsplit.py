@@ -22,7 +22,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.walk import Columns, LinearMap, side_by_side
+from fqvit.quant.methods.lockstep import InputBatches, LinearMap, run_in_lockstep
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear
 from fqvit.system.progress import Progress
@@ -83,7 +83,7 @@ def bit_split(
     simulation = Simulation(model, calibration)
     chosen: dict[str, QuantizedLinear] = {}
 
-    def quantize_node(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
+    def quantize_node(node: Node, exact: InputBatches, simulated: InputBatches) -> list[Tensor]:
         if isinstance(node.leaf, layers.Linear | layers.Patches):
             found = LinearMap.of(node, model.preprocess)
             rows = [[found.rows(x) for x in batches] for batches in (exact[0], simulated[0])]
@@ -94,7 +94,7 @@ def bit_split(
             simulation.use(node, chosen[node.name])
         return [simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated, strict=True)]
 
-    side_by_side(simulation.graph, model.preprocess, images, quantize_node, progress, "splitting weights")
+    run_in_lockstep(simulation.graph, model.preprocess, images, quantize_node, progress, "splitting weights")
     return replace(calibration, weights=chosen)
 
 

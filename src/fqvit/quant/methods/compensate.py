@@ -21,7 +21,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.walk import Columns, side_by_side
+from fqvit.quant.methods.lockstep import InputBatches, run_in_lockstep
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_output_scales
 from fqvit.system.progress import Progress
@@ -68,14 +68,14 @@ def compensate(
     simulation = Simulation(model, calibration)
     chosen: dict[str, QuantizedLinear] = {}
 
-    def quantize_node(node: Node, exact: Columns, simulated: Columns) -> list[Tensor]:
+    def quantize_node(node: Node, exact: InputBatches, simulated: InputBatches) -> list[Tensor]:
         scales = simulation.input_scales(node) if isinstance(node.leaf, layers.Linear) else None
         if scales is not None:
             chosen[node.name] = fit(node, Moments.of(exact[0], simulated[0]), scales, calibration)
             simulation.use(node, chosen[node.name])
         return [simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated, strict=True)]
 
-    side_by_side(simulation.graph, model.preprocess, images, quantize_node, progress, "rounding weights")
+    run_in_lockstep(simulation.graph, model.preprocess, images, quantize_node, progress, "rounding weights")
     return replace(calibration, weights=chosen)
 
 
@@ -114,7 +114,7 @@ def fit(node: Node, moments: Moments, input_scales: NDArray[np.float64], calibra
 def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: int) -> Tensor:
     """Round values [O, K] to multiples of units [O, K], |code| <= largest, for a small error of values @ x.
 
-    covariance: of the inputs x [K, K]. Columns with large variance come first; the error of each is distributed over the
+    covariance: of the inputs x [K, K]. InputBatches with large variance come first; the error of each is distributed over the
     columns after it by the Cholesky factor of the inverse covariance.
     """
     size = values.shape[1]

@@ -27,7 +27,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Graph, Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.walk import Columns, LinearMap, side_by_side
+from fqvit.quant.methods.lockstep import InputBatches, LinearMap, run_in_lockstep
 from fqvit.quant.plan import plan
 from fqvit.quant.weights import QuantizedLinear
 from fqvit.system.progress import Progress
@@ -140,7 +140,7 @@ class Searcher:
         fixed = {name for name, site in plan(self.graph, self.recipe).items() if site.fixed is not None}
         self.chosen = {(name, group) for name in fixed for group in range(3)}
 
-    def quantize_node(self, node: Node, exact: Columns, raw: Columns) -> list[Tensor]:
+    def quantize_node(self, node: Node, exact: InputBatches, raw: InputBatches) -> list[Tensor]:
         """exact: inputs in the float model; raw: inputs in the quantized network, not encoded yet. Returns the node's outputs
         in the quantized network, one tensor per batch."""
         leaf = node.leaf
@@ -155,7 +155,7 @@ class Searcher:
         operands = [[self._operand(name, x).quantized(1.0) for x in xs] for name, xs in zip(node.inputs, raw, strict=True)]
         return [leaf(*xs, *node.params) for xs in zip(*operands, strict=True)]
 
-    def _linear(self, node: Node, exact: Columns, raw: Columns) -> list[Tensor]:
+    def _linear(self, node: Node, exact: InputBatches, raw: InputBatches) -> list[Tensor]:
         found = LinearMap.of(node, self.model.preprocess)
         weight, bias = torch.from_numpy(found.weight).float(), torch.from_numpy(found.bias).float()
         last = 2 ** (self.recipe.weight_bits - 1) - 1
@@ -187,7 +187,7 @@ class Searcher:
         shapes = [x.shape[:-1] for x in (rows[1] if pixels else raw[0])]
         return [(y + corrected).reshape(*shape, -1) for y, shape in zip(outputs, shapes, strict=True)]
 
-    def _scores(self, node: Node, exact: Columns, raw: Columns) -> None:
+    def _scores(self, node: Node, exact: InputBatches, raw: InputBatches) -> None:
         leaf = node.leaf
         assert isinstance(leaf, layers.Scores | layers.BiasedScores)
         readers = [other for other in self.graph.nodes if node.name in other.inputs]
@@ -211,7 +211,7 @@ class Searcher:
 
         self._pair(node, score, q_raw[:, windows][..., tokens, :], k_raw[:, windows])
 
-    def _context(self, node: Node, exact: Columns, raw: Columns) -> None:
+    def _context(self, node: Node, exact: InputBatches, raw: InputBatches) -> None:
         (a, v), (a_raw, v_raw) = ([_split_windows(x) for x in side] for side in (exact, raw))
         windows, tokens = _sample_indices(a.shape[1], WINDOWS), _sample_indices(a.shape[3], TOKENS)
         correlation = Correlation(a[:, windows][..., tokens, :] @ v[:, windows])
@@ -256,7 +256,7 @@ def search_intervals(
 ) -> Calibration:
     """Return `calibration` with searched site scales and the weights of every linear layer; images: uint8 [n, H, W, C]."""
     searcher = Searcher(model, calibration)
-    side_by_side(searcher.graph, model.preprocess, images, searcher.quantize_node, progress, "searching intervals")
+    run_in_lockstep(searcher.graph, model.preprocess, images, searcher.quantize_node, progress, "searching intervals")
     return dataclasses.replace(calibration, sites=searcher.sites, weights=searcher.weights)
 
 

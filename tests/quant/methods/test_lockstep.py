@@ -12,8 +12,8 @@ from fqvit.models.graph import Node, trace
 from fqvit.models.layers import Linear
 from fqvit.models.pixels import normalise
 from fqvit.quant.fit import site_shapes
-from fqvit.quant.methods import walk
-from fqvit.quant.methods.walk import Columns, LinearMap, side_by_side
+from fqvit.quant.methods import lockstep
+from fqvit.quant.methods.lockstep import InputBatches, LinearMap, run_in_lockstep
 from tests.factories import float_model, images_for
 
 MODEL = float_model("vit")
@@ -25,13 +25,13 @@ def walked(count: int) -> dict[str, Tensor]:
     """What the float side holds at every node."""
     found: dict[str, Tensor] = {}
 
-    def step(node: Node, exact: Columns, quantized: Columns) -> list[Tensor]:
+    def step(node: Node, exact: InputBatches, quantized: InputBatches) -> list[Tensor]:
         ends = [node.leaf(*xs, *node.params) for xs in zip(*exact, strict=True)]
         found[node.name] = torch.cat(ends)
         return ends
 
     with torch.no_grad():
-        side_by_side(GRAPH, MODEL.preprocess, IMAGES[:count], step, None, "")
+        run_in_lockstep(GRAPH, MODEL.preprocess, IMAGES[:count], step, None, "")
     return found
 
 
@@ -54,7 +54,7 @@ def test_every_image_is_walked_once_in_order(count: int) -> None:
 def test_images_are_as_many_as_fit_the_largest_site(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(math.prod(shape) for shape in site_shapes(GRAPH, MODEL.preprocess).values())
     for limit, count in ((3 * largest, 3), (4 * largest - 1, 3), (1, 1)):
-        monkeypatch.setattr(walk, "MAX_ELEMENTS", limit)
+        monkeypatch.setattr(lockstep, "MAX_ELEMENTS", limit)
         assert len(walked(37)[GRAPH.output]) == count
 
 

@@ -29,14 +29,14 @@ MAX_ELEMENTS = 2**27  # of one site over all images of the walk: bounds its memo
 BATCH = 16
 
 # The batches of each input of a node.
-Columns = Sequence[Sequence[Tensor]]
+InputBatches = Sequence[Sequence[Tensor]]
 
 
-def side_by_side(
+def run_in_lockstep(
     graph: Graph,
     preprocess: Preprocess,
     images: NDArray[np.uint8],
-    step: Callable[[Node, Columns, Columns], list[Tensor]],
+    quantize_node: Callable[[Node, InputBatches, InputBatches], list[Tensor]],
     progress: Progress | None,
     label: str,
 ) -> None:
@@ -50,9 +50,9 @@ def side_by_side(
     last_use = last_uses(node.inputs for node in graph.nodes)
     nodes = graph.nodes if progress is None else progress(graph.nodes, len(graph.nodes), label)
     for i, node in enumerate(nodes):
-        columns = [exact[name] for name in node.inputs]
-        quantized[node.name] = step(node, columns, [quantized[name] for name in node.inputs])
-        exact[node.name] = [node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)]
+        inputs = [exact[name] for name in node.inputs]
+        quantized[node.name] = quantize_node(node, inputs, [quantized[name] for name in node.inputs])
+        exact[node.name] = [node.leaf(*xs, *node.params) for xs in zip(*inputs, strict=True)]
         for name in set(node.inputs):
             if last_use[name] == i:
                 del exact[name], quantized[name]
