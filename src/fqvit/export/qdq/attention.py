@@ -1,8 +1,8 @@
-"""Attention in a QDQ graph: scores, the three kinds of softmax, and attention times V.
+"""Emit attention as QDQ nodes: scores, the three kinds of softmax, and attention times V.
 
-"uniform" writes 8-bit codes relative to the largest weight of a row, exp(score - largest), and divides by the row sum behind V:
-what recipes with relative attention at 8 bits do. "log2" gives the program's own few codes: the distance to the largest is
-a whole number of steps, and a table has the weight of each. Neighbour: qdq.py.
+"uniform" quantizes exp(score - largest score of the row) to 8 bits and divides by the row sum after the product with V, like
+recipes with 8-bit relative attention. "log2" reproduces the program's own attention codes: score codes are integers, so a table
+lookup gives the weight for every distance from the largest score. See also: writer.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul
 
 Attention = Literal["auto", "log2", "uniform"]
 Kind = Literal["log2", "uniform"]
-MASKED = -1e4  # added to a score: its exponential is 0 in half precision, too
+MASKED = -1e4  # added to masked scores: their exponential is 0, also in half precision
 
 
 def matmul(
     graph: QdqGraph, op: MatMul, a: QuantizedTensor, b: QuantizedTensor, table: Any, params: QdqParams, shape: tuple[int, ...]
 ) -> QuantizedTensor:
-    """Scores, or uniform attention times V. table: the relative position bias [M, N, H], in units of the accumulator."""
+    """Emit attention scores, or uniform attention times V.
+
+    table: relative position bias [M, N, H] in units of the accumulator, or None
+    """
     left = graph.scaled(a.name, np.ones(1), (a.zero - op.a_zero) * a.scale, f"{op.y}.a")
     right = graph.scaled(b.name, np.ones(1), (b.zero - op.b_zero) * b.scale, f"{op.y}.b")
     if not op.b_rows:
@@ -42,7 +45,7 @@ def matmul(
 
 
 def softmax(graph: QdqGraph, op: Softmax, x: QuantizedTensor, mask: Any, params: QdqParams) -> QuantizedTensor:
-    """Uniform codes of the softmax itself, as the program has them."""
+    """Emit a softmax whose codes are uniform, as in the program."""
     scores = _masked(graph, op.y, x, mask)
     if graph.profile.softmax:
         name = graph.node("Softmax", [scores], f"{op.y}.softmax", axis=-1)
@@ -54,7 +57,7 @@ def softmax(graph: QdqGraph, op: Softmax, x: QuantizedTensor, mask: Any, params:
 
 
 def _minus_row_max(graph: QdqGraph, y: str, scores: str) -> str:
-    """Scores less the largest of their row."""
+    """Subtract the largest score of each row."""
     axis = graph.constant("axis.last", np.array([-1], np.int64))
     largest = graph.node("ReduceMax", [scores, axis], f"{y}.largest", keepdims=1)
     return graph.node("Sub", [scores, largest], f"{y}.beside")
@@ -70,9 +73,13 @@ def weights(
     emulate: bool,
     bits: int,
 ) -> QuantizedTensor:
-    """What tokens count in a row, not all divided by its sum yet."""
+    """Emit attention weights. Unless they are log2 codes, their rows are not yet divided by their sums.
+
+    emulate: reproduce the program's codes by a table lookup, else quantize uniformly to `bits`
+    """
     if reader is None:
-        raise FqvitError(f"{op.y}: attention codes that nothing multiplies with V. QDQ export has no op for them.")
+        said = "no op multiplies these attention codes by V, which QDQ ONNX cannot express"
+        raise FqvitError(f"{op.y}: {said}. Export with --to onnx instead.")
     relative = _minus_row_max(graph, op.y, _masked(graph, op.y, x, mask))
     if not emulate:
         name = graph.node("Exp", [relative], f"{op.y}.exp")
@@ -91,7 +98,7 @@ def weights(
 def _by_distance(
     graph: QdqGraph, y: str, out: str, relative: str, x: QuantizedTensor, table: Floats, mask: Any, elsewhere: float
 ) -> str:
-    """table[distance to the largest of the row, in codes]; `elsewhere` where two tokens lie in different regions."""
+    """Emit table[largest score code of the row - score code], or `elsewhere` between tokens of different regions."""
     n = len(table)
     distance = graph.node("Mul", [relative, graph.float32(f"{y}.codes_per_unit", -1 / float(x.scale[0]))], f"{y}.steps")
     distance = graph.node("Round", [distance], f"{y}.whole")
@@ -107,17 +114,20 @@ def _by_distance(
 def _log2(
     graph: QdqGraph, op: LogSoftmax, relative: str, x: QuantizedTensor, table: Floats, mask: Any, reader: ShiftMatMul | Attend
 ) -> QuantizedTensor:
-    """2^-a with a = log2 of round(S / e), rounded at mantissa 1.5: the floor of log2(4/3 r), where r is whole."""
+    """Emit 2^-a, where a = log2(r) rounded at mantissa 1.5 = floor(log2(4/3 r)) and r = round(S / e) is an integer.
+
+    S: the sum of the row   e: integer exponentials by distance from the largest score
+    """
     assert isinstance(reader, ShiftMatMul)
     y, last = op.y, 2**op.bits - 1
     e = _by_distance(graph, y, f"{y}.e", relative, x, table, mask, 0.0)
     axis = graph.constant("axis.last", np.array([-1], np.int64))
     total = graph.node("ReduceSum", [e, axis], f"{y}.total", keepdims=1)
-    # Shares this small have the last code either way, and 0 does not divide.
+    # Avoid a division by 0. Weights this small get the last code in any case.
     floor = graph.node("Max", [e, graph.float32("one", 1.0)], f"{y}.e.positive")
     r = graph.node("Div", [total, floor], f"{y}.inverse")
     r = graph.node("Floor", [graph.node("Add", [r, graph.float32("half", 0.5)], f"{y}.inverse.half")], f"{y}.r")
-    # A quarter more, so that a whole r at a bound is above it in float, too, and the one before below.
+    # Add 1/4, so that float rounding cannot move an integer r across a bound.
     r = graph.node("Add", [r, graph.float32("quarter", 0.25)], f"{y}.r.up")
     r = graph.node("Mul", [r, graph.float32("4/3", 4 / 3)], f"{y}.r43")
     log = graph.node("Mul", [graph.node("Log", [r], f"{y}.ln"), graph.float32("1/ln2", float(1 / np.log(2)))], f"{y}.log2")
@@ -135,14 +145,14 @@ def _log2(
 def attend(
     graph: QdqGraph, op: ShiftMatMul | Attend, a: QuantizedTensor, v: QuantizedTensor, params: QdqParams, shape: tuple[int, ...]
 ) -> QuantizedTensor:
-    """Weights times V, each row divided by its sum where that is still to do."""
+    """Emit attention weights times V, divided by the row sums if the weights are not normalised yet."""
     name = graph.node("MatMul", [a.name, v.name], f"{op.y}.product")
     if a.normalise:
         axis = graph.constant("axis.last", np.array([-1], np.int64))
         total = graph.node("ReduceSum", [a.name, axis], f"{op.y}.total", keepdims=1)
         name = graph.node("Div", [name, total], f"{op.y}.mean")
     if (v.zero != op.v_zero).any():
-        raise FqvitError(f"{op.y}: V's codes count from {int(v.zero[0])}, expected {op.v_zero}. This is a bug.")
+        raise FqvitError(f"{op.y}: the zero point of V is {int(v.zero[0])}, expected {op.v_zero}. This is a bug.")
     one = max(op.levels or (255,)) if isinstance(op, Attend) else 2 ** (2**op.a_bits - 1)
     ratio = op.mult / 2.0**op.shift * one
     offset: Floats = (op.y_zero - params.zero) * params.scale
@@ -151,12 +161,12 @@ def attend(
 
 
 def _same(graph: QdqGraph, y: str, region: NDArray[Any]) -> str:
-    """Whether two tokens of a window are in one region: bool [W, 1, T, T]."""
+    """Return the name of a constant that is true for two tokens of the same region: bool [W, 1, T, T]."""
     return graph.constant(f"{y}.same", (region[:, :, None] == region[:, None, :])[:, None])
 
 
 def _masked(graph: QdqGraph, y: str, x: QuantizedTensor, region: NDArray[Any] | None) -> str:
-    """Scores, those between regions so low that they count nothing."""
+    """Add MASKED to the scores between tokens of different regions."""
     if region is None:
         return x.name
     same = region[:, :, None] == region[:, None, :]

@@ -1,7 +1,8 @@
-"""What QDQ export builds with: ONNX nodes and constants, tensors, and what a target wants of its QuantizeLinear nodes.
+"""Build a QDQ ONNX graph: nodes, constants, quantized tensors, and the requirements of each target runtime.
 
-Every buffer of codes becomes a float tensor f = (code - zero) scale. Any scale and zero do, as long as producer and readers
-agree: where a site has a step for each channel, those are in the weights, and f counts codes. Neighbour: qdq.py.
+Every buffer of codes becomes a float tensor f = (code - zero) * scale. Scale and zero are free as long as the op that writes
+a tensor and the ops that read it agree. Where a site has one scale per channel, the scales move into the weights that read it.
+See also: writer.py, scales.py.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 Target = Literal["ort", "openvino", "tensorrt"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-TOLERANCE = 1e-6  # factors this near to 1 are those of a multiplier's last bits: nothing is emitted for them
+TOLERANCE = 1e-6  # a factor this close to 1 differs only by the rounding of a fixed-point multiplier: no Mul is emitted
 
 
 @dataclass(frozen=True)
 class QdqParams:
-    """How codes of a buffer are written: f = (code - zero) scale, each [1] or [C]; codes are 0 .. 2^bits - 1.
+    """Quantization parameters of a buffer: f = (code - zero) * scale, with codes 0 .. 2^bits - 1.
 
-    product: a matrix product reads them.
+    scale: float64 [1] or [C]   zero: int64 [1] or [C]   product: whether a matrix product reads the buffer
     """
 
     scale: Floats
@@ -34,9 +35,10 @@ class QdqParams:
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A float tensor of the graph: integer = f / scale + zero. Accumulators have zero 0 and often a scale a channel.
+    """A float tensor of the graph that stands for integers: integer = f / scale + zero.
 
-    shape leaves out the batch. normalise: weights of attention whose rows are still to be divided by their sums.
+    Accumulators have zero 0 and often one scale per channel. shape: without the batch axis
+    normalise: attention weights whose rows are not yet divided by their sums
     """
 
     name: str
@@ -48,12 +50,15 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a target's runtime takes.
+    """What a target runtime supports.
 
-    wide: 16-bit codes. every_site: QDQ at sites that no matrix product reads, too. symmetric: int8 with zero point 0.
-    middle: added to weights, whose zero point it is. 128 makes them uint8: ONNX Runtime's products of uint8 with int8 saturate
-    on CPUs without VNNI, and those of uint8 with uint8 are exact everywhere. softmax: the op itself between two sites; ONNX
-    Runtime has a kernel of codes for that, which is coarse.
+    opset, ir: versions of the ONNX file
+    wide: 16-bit codes are supported
+    every_site: QDQ also at sites that no matrix product reads
+    symmetric: int8 codes with zero point 0
+    middle: zero point of the weights. 128 makes them uint8: in ONNX Runtime, uint8 x int8 products saturate on CPUs without
+    VNNI, while uint8 x uint8 products are exact everywhere
+    softmax: emit the op Softmax. Off for ONNX Runtime, which would fuse it into a coarse integer kernel
     """
 
     opset: int
@@ -74,14 +79,18 @@ PROFILES: dict[str, Profile] = {
 
 @dataclass
 class QdqGraph:
-    """Collects nodes and constants. Tensors are named after the buffers of the program."""
+    """Collects nodes and constants. Tensors are named after the buffers of the program.
+
+    qdq_sites: number of QuantizeLinear/DequantizeLinear pairs   float_sites: sites of the program that stay in float
+    recentred: sites whose codes were rescaled to be symmetric
+    """
 
     profile: Profile
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[str, TensorProto] = field(default_factory=dict)
     qdq_sites: int = 0
-    float_sites: list[str] = field(default_factory=list)  # sites of the program that stay in float
-    recentred: list[str] = field(default_factory=list)  # sites whose codes lie otherwise than the program's
+    float_sites: list[str] = field(default_factory=list)
+    recentred: list[str] = field(default_factory=list)
 
     def node(self, kind: str, inputs: list[str], y: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(kind, inputs, [y], name=y, **attributes))
@@ -96,12 +105,12 @@ class QdqGraph:
         return self.constant(name, np.asarray(values, np.float32))
 
     def reshape(self, x: str, sizes: tuple[int, ...], y: str) -> str:
-        """Another shape of everything but the batch."""
+        """Reshape every axis except the batch."""
         text = "x".join(map(str, sizes))
         return self.node("Reshape", [x, self.constant(f"shape.{text}", np.array([0, *sizes], np.int64))], y)
 
     def scaled(self, x: str, gain: Floats, offset: Floats, y: str) -> str:
-        """x gain + offset, without what changes nothing. An offset below a thousandth of a code is the caller's to drop."""
+        """Emit x * gain + offset, without factors of 1 and offsets of 0. Callers drop negligible offsets themselves."""
         if not np.allclose(gain, 1, rtol=TOLERANCE, atol=0):
             x = self.node("Mul", [x, self.float32(f"{y}.gain", collapsed(gain))], f"{y}.scaled")
         if np.any(offset != 0):
@@ -109,7 +118,7 @@ class QdqGraph:
         return x
 
     def quantized(self, x: str, y: str, shape: tuple[int, ...], params: QdqParams) -> QuantizedTensor:
-        """QuantizeLinear and DequantizeLinear, as far as the target has them at such a site."""
+        """Quantize x to the codes of buffer y and dequantize it, if the target supports QDQ at this site."""
         scale, zero, bits = collapsed(params.scale), collapsed(params.zero), params.bits
         tensor = QuantizedTensor(y, shape, scale, zero)
         if (bits > 8 and not self.profile.wide) or not (self.profile.every_site or params.product):
@@ -121,8 +130,8 @@ class QdqGraph:
         if len(scale) == 1 and len(zero) == 1:
             self._qdq_pair(x, y, bits, float(scale[0]), int(zero[0]))
             return tensor
-        # Activations have one scale: ONNX Runtime's own fusions fail where there is one a channel.
-        assert len(zero) == 1, f"{y}: a zero point a channel"
+        # QuantizeLinear gets one scale per tensor: fusions of ONNX Runtime fail on activations with per-channel scales.
+        assert len(zero) == 1, f"{y}: one zero point per channel"
         relative = self.float32(f"{y}.steps", scale / scale[0])
         x = self.node("Div", [x, relative], f"{y}.even")
         self.node("Mul", [self._qdq_pair(x, f"{y}.restored", bits, float(scale[0]), int(zero[0])), relative], y)
@@ -151,6 +160,6 @@ class QdqGraph:
 
 
 def collapsed(values: NDArray[Any]) -> NDArray[Any]:
-    """[1] where all channels are equal."""
+    """Return [1] if all channels are equal, else the array itself."""
     flat = np.atleast_1d(values)
     return flat[:1] if (flat == flat[0]).all() else flat

@@ -1,5 +1,7 @@
-"""Which scale and zero point every buffer of codes has in a QDQ graph: those of the program's sites, where it has one for all
-channels, and otherwise whole codes from the middle on. Neighbours: qdq.py, which emits, and qdq_graph.py.
+"""Choose the scale and zero point of every buffer in a QDQ graph.
+
+A buffer has the scales and zero points of its site. If a matrix product reads it, per-channel scales are replaced by their mean
+and per-channel zero points by the middle code. See also: graph.py, writer.py.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ MOVES = (Permute, Take, Concat)
 
 
 class BufferScales:
-    """Questions about a program: who reads a buffer, and what its codes are worth."""
+    """Scales, zero points, shapes and readers of a program's buffers."""
 
     def __init__(self, program: Program, symmetric: bool) -> None:
         self.program, self.symmetric = program, symmetric
@@ -29,7 +31,7 @@ class BufferScales:
             for name in op.inputs():
                 if name in self.readers:
                     self.readers[name].append(op)
-        self.factors: dict[str, float] = {}  # by which Q's scale is multiplied, so that scores need no factor
+        self.factors: dict[str, float] = {}  # multiplied into the scale of Q, so that scores need no Mul
         for op in program.ops:
             if isinstance(op, MatMul) and not op.b_rows and len(self.readers[op.a]) == 1:
                 y, a, b = self.params(op.y, op.y_zero), self.qkv_params(op.a), self.qkv_params(op.b)
@@ -37,7 +39,7 @@ class BufferScales:
                     self.factors[op.a] = op.mult / 2.0**op.shift * float(y.scale[0] / (a.scale[0] * b.scale[0]))
 
     def final_readers(self, name: str) -> Iterator[AnyOp]:
-        """Who reads a buffer, moves passed through."""
+        """Yield the ops that read a buffer, looking through ops that only move values."""
         for op in self.readers[name]:
             if isinstance(op, MOVES):
                 yield from self.final_readers(op.y)
@@ -45,7 +47,7 @@ class BufferScales:
                 yield op
 
     def is_split_qkv(self, op: Linear) -> bool:
-        """Whether Q, K and V are taken from a linear map's outputs one by one, and nothing else is."""
+        """Whether every reader of a linear op selects Q, K or V from its outputs."""
         count = self.shapes[op.y][-1]
         return bool(self.readers[op.y]) and all(
             isinstance(reader, Permute)
@@ -58,7 +60,7 @@ class BufferScales:
         )
 
     def qkv_params(self, name: str) -> QdqParams | None:
-        """The step of Q, K or V as split in heads by the op that writes `name`; None if no such op does."""
+        """Return the parameters of Q, K or V for the permute op that writes `name`; None if another kind of op writes it."""
         op = next(op for op in self.program.ops if op.y == name)
         source = next((o for o in self.program.ops if isinstance(op, Permute) and o.y == op.x), None)
         if not isinstance(op, Permute) or op.select is None or not isinstance(source, Linear) or not self.is_split_qkv(source):
@@ -69,7 +71,7 @@ class BufferScales:
         return self._params(name, per_channel(scale, 3 * size)[rows], per_channel(zero, 3 * size)[rows], source.bits)
 
     def params(self, name: str, zero: Zero | None = None, bits: int = 8) -> QdqParams:
-        """The step of the buffer that an op with that y_zero writes; None: those zero points are inside the op."""
+        """Return the parameters of a buffer. zero: y_zero of the op that writes it; None takes the zero points of the site."""
         return self._params(name, *self._site_scale(name, zero), bits)
 
     def _params(self, name: str, scale: Floats, zero: Ints, bits: int) -> QdqParams:
@@ -78,7 +80,7 @@ class BufferScales:
         linear = bool(readers) and all(isinstance(op, Linear) for op in readers)
         middle = np.array([1 << (bits - 1)], np.int64)
         if linear:
-            # A linear map has its input's steps and zero points in its weights and bias.
+            # Weights and bias of the linear ops already contain the scales and zero points of their input.
             mean, zeros = np.array([scale.mean()]), collapsed(zero)
             return QdqParams(mean, middle if self.symmetric or len(zeros) > 1 else zeros, bits, product)
         if product and (len(collapsed(scale)) > 1 or len(collapsed(zero)) > 1):
@@ -86,7 +88,7 @@ class BufferScales:
         return QdqParams(collapsed(scale) * self.factors.get(name, 1.0), collapsed(zero), bits, product)
 
     def _site_scale(self, name: str, zero: Zero | None) -> tuple[Floats, Ints]:
-        """Scales and zero points by the site, whose zero points the op's own go before."""
+        """Return scales and zero points of the buffer's site. Zero points given by the op take precedence."""
         site = self._find_site(name)
         if site is None or not site.scale:
             scale, zeros = np.ones(1), np.array([128])
@@ -97,7 +99,7 @@ class BufferScales:
         return scale, zeros if zero is None else self.zero_points(zero)
 
     def _find_site(self, name: str) -> Site | None:
-        """The site of a buffer, or of what a move makes of it: attention times V has its site behind the heads."""
+        """Return the site of a buffer or of its moved copy: the site of attention times V follows the merge of heads."""
         if name in self.sites:
             return self.sites[name]
         moved = (self._find_site(op.y) for op in self.readers[name] if isinstance(op, MOVES))
@@ -109,7 +111,7 @@ class BufferScales:
         return np.atleast_1d(np.array(zero, np.int64))
 
     def accumulator_scale(self, name: str, channels: int) -> Floats:
-        """What an accumulator is multiplied by, so that the sum that reads it needs no factor: [C]."""
+        """Return the scale [C] of an accumulator with which the Add that reads it needs no Mul."""
         adds = [op for op in self.final_readers(name) if isinstance(op, Add)]
         for term in adds[0].terms if len(adds) == 1 else ():
             if term.x == name or any(op.y == term.x for op in self._moves_after(name)):
@@ -125,12 +127,12 @@ class BufferScales:
                 yield from self._moves_after(op.y)
 
     def sum_scale(self, op: Add) -> float:
-        """The scale of a sum's codes before its shifts."""
+        """Return the scale of the codes that an Add writes, without 2^y_alpha."""
         scale, _ = self._site_scale(op.y, op.y_zero)
         alpha = 0 if op.y_alpha is None else int(self.constants[op.y_alpha][0])
         return float(scale[0]) / 2.0**alpha
 
 
 def per_channel(values: np.ndarray, channels: int) -> np.ndarray:
-    """One number, or one a group, as one a channel."""
+    """Repeat one number, or one per group of channels, to one per channel."""
     return np.repeat(values, channels // len(values))

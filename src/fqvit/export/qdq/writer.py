@@ -1,8 +1,9 @@
-"""QDQ ONNX: a program as float ops with QuantizeLinear and DequantizeLinear at its sites, for runtimes that fuse those.
+"""Write a program as QDQ ONNX, for runtimes that fuse QuantizeLinear and DequantizeLinear into integer kernels.
 
-The codes between two sites are the program's own, up to float rounding: weights are the same int8, each output's scale follows
-from its multiplier, zero points are in the biases. Only standard ops; uint8 pixels go in, float logits come out. The batch is
-open. Attention is in qdq_attention.py, scales and zero points are chosen in qdq_steps.py. docs/export-qdq.md has what it costs.
+Codes equal the program's up to float rounding: weights are the same int8 values, the scale of each output follows from its
+multiplier, and zero points are folded into biases. The graph uses standard ops only and has a dynamic batch axis:
+uint8 pixels [N, H, W, C] -> float logits [N, classes].
+See also: attention.py, scales.py, docs/reference/qdq.md, docs/measurements/exports.md (agreement with the program).
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from fqvit.ir.program import INPUT, AnyOp, Program
 from fqvit.system.files import write_atomically
 
 PIXEL = 1 / 255
-# docs/export-qdq.md has the measurement.
-COST = "with DeiT-Tiny 95.8 % of images keep the class of the 8/8/8 program, and 97.6 % with --target ort"
+# Measured in docs/measurements/exports.md.
+COST = "with DeiT-Tiny 8/8/8, 95.8 % of images keep the program's class (97.6 % with --target ort)"
 
 
 def export(program: Program, path: str | Path, target: Target = "ort", attention: Attention = "auto") -> tuple[str, ...]:
-    """Write `program` to `path` as QDQ ONNX. Returns what the reader should know of the result, a line each."""
+    """Write `program` to `path` as QDQ ONNX. Returns notes on the result for the user, one line each."""
     model, notes = build(program, target, attention)
     write_atomically(Path(path), lambda temporary: save_model(model, str(temporary)))
     return notes
 
 
 def build(program: Program, target: Target = "ort", attention: Attention = "auto") -> tuple[ModelProto, tuple[str, ...]]:
-    """The ONNX model, and what the reader should know of it."""
+    """Return the ONNX model and notes on it for the user, one line each."""
     if target not in PROFILES:
-        raise FqvitError(f"target {target!r}: expected one of {', '.join(PROFILES)}.")
+        raise FqvitError(f"target: found {target!r}, expected one of {', '.join(PROFILES)}.")
     if attention not in get_args(Attention):
-        raise FqvitError(f"attention {attention!r}: expected log2 or uniform.")
+        raise FqvitError(f"attention: found {attention!r}, expected log2 or uniform.")
     program.check_plain("export to QDQ ONNX")
     source = program.unpacked()
     profile = PROFILES[target]
@@ -64,24 +65,25 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
 def _notes(graph: QdqGraph, emulated: int, coarser: int, target: str) -> tuple[str, ...]:
     notes = [f"{graph.qdq_sites} sites with QuantizeLinear and DequantizeLinear, opset {graph.profile.opset}"]
     if graph.float_sites:
-        notes.append(f"{len(graph.float_sites)} sites stay in float: {target} has 8-bit codes where matrix products read them")
+        where = "" if graph.profile.every_site else " at inputs of matrix products"
+        notes.append(f"{len(graph.float_sites)} sites stay in float: {target} supports only 8-bit codes{where}")
     if emulated:
-        notes.append(f"{emulated} softmaxes give the program's own codes by a table (Gather)")
+        notes.append(f"{emulated} softmaxes reproduce the program's codes by a table lookup (Gather)")
     if coarser:
-        notes.append(f"{coarser} softmaxes are uniform with 8 bits rather than the program's codes; --attention log2 has those")
+        notes.append(f"{coarser} softmaxes use uniform 8-bit codes instead of the program's; --attention log2 reproduces these")
     if graph.recentred:
-        notes.append(f"{len(graph.recentred)} sites have coarser steps than the program, to be symmetric: {COST}")
+        notes.append(f"{len(graph.recentred)} sites have coarser scales than the program, to be symmetric: {COST}")
     return tuple(notes)
 
 
 class _Export:
-    """One walk over the ops; every buffer becomes a tensor."""
+    """Emits the ops of a program in order; every buffer becomes a tensor."""
 
     def __init__(self, program: Program, graph: QdqGraph, scales: BufferScales, kind: Kind) -> None:
         self.program, self.graph, self.scales, self.kind = program, graph, scales, kind
         self.constants = program.constants
         self.tensors: dict[str, QuantizedTensor] = {}
-        self.qkv: dict[str, QuantizedTensor] = {}  # Q, K or V, by the buffer that has its heads
+        self.qkv: dict[str, QuantizedTensor] = {}  # Q, K or V, by the permuted buffer
         self.emulated = self.coarser = 0
 
     def run(self) -> QuantizedTensor:
@@ -93,7 +95,7 @@ class _Export:
         return result if output.kind == "logits" else self._dequantized(result, output.scale)
 
     def _dequantized(self, tensor: QuantizedTensor, scale: float) -> QuantizedTensor:
-        """Features in their own unit."""
+        """Dequantize features: (code - zero) * scale * 2^alpha."""
         alpha = self.program.header.output.alpha
         scales = scale * self._power(alpha)
         zero = self.program.header.output.zero
@@ -102,7 +104,7 @@ class _Export:
         return QuantizedTensor(name, tensor.shape, scales, np.array([zero]))
 
     def _pixels(self) -> QuantizedTensor:
-        """Pixels over 255; where codes must be symmetric, from the middle of their range on."""
+        """Emit pixels / 255, or (pixels - 128) / 255 if codes must be symmetric."""
         graph, shape = self.graph, self.program.input_shape
         if not graph.profile.symmetric:
             parts = [graph.float32("pixels.scale", PIXEL), graph.constant("pixels.zero", np.array(0, np.uint8))]
@@ -149,7 +151,7 @@ class _Export:
     def _weights(self, op: LogSoftmax | RowCodes) -> QuantizedTensor:
         reader = next((r for r in self.scales.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
         mask = None if op.region is None else self.constants[op.region]
-        # Evenly spaced codes beside the largest are what "uniform" writes: nothing is lost then.
+        # "uniform" writes evenly spaced levels relative to the largest weight, so such levels lose nothing.
         levels = (reader.levels or tuple(range(256))) if isinstance(reader, Attend) else ()
         even = levels == tuple(range(len(levels))) and len(levels) > 1
         emulate = self.kind == "log2" and not even
@@ -157,7 +159,7 @@ class _Export:
         bits = (len(levels) - 1).bit_length() if even else 8
         return weights(self.graph, op, self.tensors[op.x], self.constants[op.part("table")], mask, reader, emulate, bits)
 
-    # f = (integer - zero) scale everywhere below; a buffer's scale and zero are those of its params.
+    # Every tensor below is f = (integer - zero) * scale, with the scale and zero of its params.
 
     def _linear(self, op: Linear) -> QuantizedTensor:
         x, w = self._per_tensor(self.tensors[op.x], op.x), self.constants[op.part("w")]
@@ -193,15 +195,15 @@ class _Export:
             part = f"{op.y}.{'qkv'[reader.select[1]]}"
             name = self._product(part, x, w[rows], gain, offset, f"{part}.sum")
             self.qkv[reader.y] = self.graph.quantized(name, part, (*shape[:-1], third), part_params)
-        return QuantizedTensor(op.y, shape, np.ones(1), np.array([0]))  # nobody reads it: heads take the thirds
+        return QuantizedTensor(op.y, shape, np.ones(1), np.array([0]))  # not read: the readers take Q, K and V from self.qkv
 
     def _product(self, name: str, x: QuantizedTensor, w: Any, gain: Floats, offset: Floats, y: str) -> str:
-        """sum over k of f_x w / s_x gain + offset, w in a byte each, [K, O], with a scale for each output."""
+        """Emit sum_k f_x[k] w[o, k] gain[o] / scale_x + offset[o], with 8-bit weights [K, O] and one scale per output."""
         graph, middle = self.graph, self.graph.profile.middle
         dtype = np.uint8 if middle else np.int8
         codes = graph.constant(f"{name}.w", (w.T.astype(np.int16) + middle).astype(dtype))
         scale = np.broadcast_to(gain / x.scale[0], (len(w),))
-        smallest = np.finfo(np.float32).tiny  # an output that is always 0 has multiplier 0
+        smallest = np.finfo(np.float32).tiny  # scales must be positive, also where the multiplier is 0
         scales = graph.float32(f"{name}.w.scale", np.maximum(scale, smallest))
         zeros = graph.constant(f"{name}.w.zero", np.full(len(w), middle, dtype))
         weight = graph.node("DequantizeLinear", [codes, scales, zeros], f"{name}.w.values", axis=1)
@@ -209,7 +211,7 @@ class _Export:
         return graph.node("Add", [product, graph.float32(f"{name}.bias", offset)], y)
 
     def _per_tensor(self, tensor: QuantizedTensor, name: str) -> QuantizedTensor:
-        """With one scale and zero for all channels."""
+        """Rescale to the scale and zero point of the first channel."""
         if len(tensor.scale) == 1 and len(tensor.zero) == 1:
             return tensor
         unit, zero = tensor.scale[:1], tensor.zero[:1]
@@ -217,7 +219,7 @@ class _Export:
         return QuantizedTensor(found, tensor.shape, unit, zero)
 
     def _lifted(self, x: QuantizedTensor, zero: Zero, alpha: str | None, y: str) -> tuple[str, float]:
-        """A tensor g and its unit: (code - zero) 2^alpha = g / unit."""
+        """Emit a tensor g and return it with a number `unit`: (code - zero) * 2^alpha = g / unit."""
         power = self._power(alpha)
         unit = float(x.scale[0] / power[0])
         offset = (x.zero - self.scales.zero_points(zero)) * power * unit
@@ -230,7 +232,7 @@ class _Export:
         x, unit = self._lifted(self.tensors[op.x], op.zero, op.alpha, op.y)
         g, b = self.constants[op.part("affine")].astype(np.float64)
         params = self.scales.params(op.y, None, op.bits)
-        if not params.product and len(params.zero) > 1:  # zero points are in b, and the site has them all
+        if not params.product and len(params.zero) > 1:  # b contains the per-channel zero points
             params = QdqParams(params.scale, collapsed(params.zero), op.bits, params.product)
         gamma = g / 2.0 ** (op.shift - 24) * params.scale
         beta = (b / 2.0 ** (op.shift - op.b_shift) - params.zero) * params.scale
@@ -257,16 +259,18 @@ class _Export:
         return self._requantized(total, op.y, op.y_zero, self._power(op.y_alpha) * unit, op.bits, shape)
 
     def _requantized(self, x: str, y: str, y_zero: Zero, scale: Floats, bits: int, shape: tuple[int, ...]) -> QuantizedTensor:
-        """x = (code - y_zero) scale as codes of the buffer's own params."""
+        """Quantize x = (code - y_zero) * scale to the codes of buffer y."""
         params = self.scales.params(y, y_zero, bits)
         offset = (self.scales.zero_points(y_zero) - params.zero) * params.scale
         return self.graph.quantized(self.graph.scaled(x, params.scale / scale, offset, y), y, shape, params)
 
     def _gelu(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
-        """The table is GELU between two sites; GELU itself is what runtimes know."""
+        """Emit Gelu for a table that maps the codes before GELU to those after it."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
         if site is None or site.role != "gelu" or len(x.scale) > 1:
-            raise FqvitError(f"{op.y}: a table that is not GELU. QDQ export has no op for it; export to onnx instead.")
+            raise FqvitError(
+                f"{op.y}: a lookup table that is not GELU, which QDQ ONNX cannot express. Export with --to onnx instead."
+            )
         scale, zero = site.scales_and_zeros(self.constants)
         name = self.graph.node("Gelu", [x.name], f"{op.y}.gelu")
         params = self.scales.params(op.y, None, op.bits)
@@ -301,7 +305,7 @@ class _Export:
 
     def _permute(self, op: Permute, shape: tuple[int, ...]) -> QuantizedTensor:
         graph = self.graph
-        rows = self.qkv.get(op.y)  # Q, K or V alone
+        rows = self.qkv.get(op.y)  # Q, K or V
         x, view, perm = self.tensors[op.x] if rows is None else rows, list(op.view), op.perm
         name = x.name
         if rows is not None:
@@ -318,11 +322,12 @@ class _Export:
         return QuantizedTensor(name, shape, self._tiled(x.scale, op.y, shape), self._tiled(x.zero, op.y, shape))
 
     def _tiled(self, values: Any, name: str, shape: tuple[int, ...]) -> Any:
-        """Of channels, where a move puts those of several tokens side by side."""
+        """Repeat per-channel values where a permute concatenates the channels of several tokens."""
         if len(values) == 1:
             return values
         if shape[-1] % len(values):
-            raise FqvitError(f"{name}: splits channels that have a scale each. Export to onnx instead.")
+            said = "splits channels that have one scale each, which QDQ ONNX cannot express"
+            raise FqvitError(f"{name}: {said}. Export with --to onnx instead.")
         return np.tile(values, shape[-1] // len(values))
 
     def _concat(self, op: Concat, shape: tuple[int, ...]) -> QuantizedTensor:
