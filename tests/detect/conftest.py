@@ -13,7 +13,7 @@ import pytest
 def torchvision_ops() -> ModuleType:
     """torchvision.ops as an oracle; skips the test if its compiled operators do not load.
 
-    Without them torchvision falls back to Python versions that treat samples outside the map differently, so they are no oracle.
+    Without them torchvision falls back to Python versions, which treat samples outside the map differently.
     """
     try:
         with warnings.catch_warnings():
