@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fqvit.lowering.context import LoweringContext
 from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
@@ -50,8 +51,9 @@ def exact_gelu(x: Decimal) -> Decimal:
 def table_of(q_x: QParams, q: QParams) -> tuple[dict[str, Any], Any]:
     """The constants and the op that lowering makes of GELU between two sites."""
     calibration: Any = SimpleNamespace(recipe=SimpleNamespace(mult="full"), sites={"g": q})
-    emit = Emitter(calibration, False)
-    low = Lowering(emit, Node("g", layers.Gelu(), ("x",)), [LoweredValue("x", (4, len(q.scale)), q_x)], SimpleNamespace())  # type: ignore[arg-type]
+    context = LoweringContext(calibration, SimpleNamespace())  # type: ignore[arg-type]
+    emit = Emitter()
+    low = Lowering(context, emit, Node("g", layers.Gelu(), ("x",)), [LoweredValue("x", (4, len(q.scale)), q_x)])
     lower_node(low)
     return emit.constants, emit.ops[0]
 

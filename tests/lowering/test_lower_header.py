@@ -69,16 +69,14 @@ def test_the_input_of_a_head_is_codes(square: Any, q: QParams | None, expected: 
 def test_an_output_has_the_kind_that_its_shape_and_role_say(
     role: Any, value: LoweredValue, features: Any, expected: Output
 ) -> None:
-    emitter = Emitter(calibration(), False)
-    emitter.values = {"y": value}
-    assert _outputs(Graph((Node("y", Leaf(role), ()),), "y"), emitter, calibration(features)) == [expected]
+    graph = Graph((Node("y", Leaf(role), ()),), "y")
+    assert _outputs(graph, calibration(features), {"y": value}, Emitter()) == [expected]
 
 
 def test_outputs_come_in_the_order_of_the_model() -> None:
-    emitter = Emitter(calibration(), False)
-    emitter.values = {name: LoweredValue(name, (5,), unit=np.array([0.5])) for name in "abc"}
+    values = {name: LoweredValue(name, (5,), unit=np.array([0.5])) for name in "abc"}
     graph = Graph(tuple(Node(name, Leaf("logits"), ()) for name in "abc"), "a", ("c", "b"))
-    assert [output.buffer for output in _outputs(graph, emitter, calibration())] == ["c", "b", "a"]
+    assert [output.buffer for output in _outputs(graph, calibration(), values, Emitter())] == ["c", "b", "a"]
 
 
 def test_recipes_without_integer_programs_are_refused() -> None:

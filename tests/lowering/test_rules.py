@@ -18,6 +18,7 @@ from fqvit.ir.moves import Take
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Move
 from fqvit.ir.value import NAMES, Scope, Value
+from fqvit.lowering.context import LoweringContext
 from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
@@ -64,12 +65,11 @@ class Made:
         self, leaf: layers.Leaf, inputs: list[tuple[LoweredValue, Array]], q: QParams | None, *tensors: Tensor, **options: Any
     ) -> None:
         recipe = Recipe(name="test", **options.pop("recipe", {}))
-        self.emit = Emitter(Calibration(recipe, "logits", 1, {} if q is None else {"y": q}), options.pop("masked", False))
-        for name, value in options.items():
-            setattr(self.emit, name, value)
+        calibration = Calibration(recipe, "logits", 1, {} if q is None else {"y": q})
+        context, self.emit = LoweringContext(calibration, PREPROCESS, **options), Emitter()
         leaf = leaf.double()
         node = Node("y", leaf, tuple(value.buffer for value, _ in inputs), tensors)
-        self.lowered = lower_node(Lowering(self.emit, node, [value for value, _ in inputs], PREPROCESS))
+        self.lowered = lower_node(Lowering(context, self.emit, node, [value for value, _ in inputs]))
         arrays = {value.buffer: array for value, array in inputs}
         known = {}
         for value, x in inputs:
@@ -160,8 +160,8 @@ def test_what_is_added_to_a_sum_comes_in_fractions_of_its_step_where_multipliers
 def test_weights_that_were_chosen_are_taken() -> None:
     leaf, x = linear(), codes((5, 6))
     chosen = quantize_linear(leaf.weight.detach().double().numpy() * 3, None, X.channel_scales(6), 8)
-    emit = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}, {"y": chosen}), False)
-    lower_node(Lowering(emit, Node("y", leaf, ("x",)), [x[0]], PREPROCESS))
+    context, emit = LoweringContext(Calibration(Recipe(name="test"), "logits", 1, {}, {"y": chosen}), PREPROCESS), Emitter()
+    lower_node(Lowering(context, emit, Node("y", leaf, ("x",)), [x[0]]))
     np.testing.assert_array_equal(emit.constants["y.w"], chosen.w)
     np.testing.assert_array_equal(emit.constants["y.bias"], chosen.bias - chosen.w.astype(np.int64).sum(1) * 100)
 
@@ -170,8 +170,9 @@ def test_weights_of_groups_are_packed() -> None:
     leaf = layers.Linear(16, 4, "fc1")
     leaf.weight.data = whole(4, 16).float()
     value = codes((5, 16))[0]
-    emit = Emitter(Calibration(Recipe(name="test", weight_bits=4, weight_group=8), "logits", 1, {}), False)
-    lower_node(Lowering(emit, Node("y", leaf, ("x0",)), [value], PREPROCESS))
+    calibration = Calibration(Recipe(name="test", weight_bits=4, weight_group=8), "logits", 1, {})
+    context, emit = LoweringContext(calibration, PREPROCESS), Emitter()
+    lower_node(Lowering(context, emit, Node("y", leaf, ("x0",)), [value]))
     (op,) = emit.ops
     assert isinstance(op, Linear) and op.group == 8 and set(emit.constants) == {"y.w", "y.exponent", "y.bias"}
     expected = quantize_linear(leaf.weight.detach().double().numpy(), np.zeros(4), X.channel_scales(16), 4, group=8).w

@@ -11,6 +11,7 @@ import torch
 
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import LayerNorm
+from fqvit.lowering.context import LoweringContext
 from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
@@ -25,8 +26,9 @@ from .test_rules import PREPROCESS, Made, codes, linear, numbers, params, whole,
 
 def emitted(leaf: layers.Leaf, x: LoweredValue, q: QParams, **recipe: Any) -> Emitter:
     """What a rule writes; nothing runs."""
-    emit = Emitter(Calibration(Recipe(name="test", **recipe), "logits", 1, {"y": q}), False)
-    lower_node(Lowering(emit, Node("y", leaf, (x.buffer,)), [x], PREPROCESS))
+    calibration = Calibration(Recipe(name="test", **recipe), "logits", 1, {"y": q})
+    context, emit = LoweringContext(calibration, PREPROCESS), Emitter()
+    lower_node(Lowering(context, emit, Node("y", leaf, (x.buffer,)), [x]))
     return emit
 
 
@@ -58,6 +60,15 @@ def test_multipliers_of_codes_have_16_bits_where_a_recipe_says_so(recipe: dict[s
     conv = with_weights(maps.Conv2d(3, 4, "fpn"), whole(4, 3, 3, 3))
     wide = Made(conv, [codes((2, 3, 3))], params(0.7, 120), recipe={"channels": True, "k": 4})
     assert wide.emit.constants["y.mult"].dtype == np.int32
+
+
+@pytest.mark.parametrize("mult, dtype", [("full", np.int32), ("short", np.uint16)])
+def test_multipliers_of_class_scores_and_of_terms_of_sums_have_the_width_of_the_recipe(mult: str, dtype: Any) -> None:
+    scores = Made(linear("logits"), [codes((6,))], None, recipe={"mult": mult})
+    assert scores.emit.constants["y.mult"].dtype == dtype
+    if mult == "short":
+        term = Made(linear(), [codes((5, 6))], None, recipe={"mult": mult}, sums={"y": params(0.5, 3)})
+        assert term.emit.constants["y.mult"].dtype == dtype
 
 
 def test_a_sum_of_two_channels_has_the_unit_of_each() -> None:

@@ -11,7 +11,6 @@ from fqvit.lowering.emit import Emitter
 from fqvit.models import layers, maps
 from fqvit.models.graph import trace
 from fqvit.models.pixels import normalise
-from fqvit.quant.calibration import Calibration
 from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import (
@@ -203,7 +202,7 @@ def test_scales_lie_where_multipliers_of_16_bits_are_exact(seed: int, group: int
     q = quantize_linear(weight, None, steps, 4, group=group, output_scales=outputs)
     plain = quantize_linear(weight, None, steps, 4, group=group)
     assert (q.scale >= plain.scale * (1 - 1e-9)).all() and (q.scale <= plain.scale * (1 + 2.0**-15)).all()
-    emitter = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}), False)
+    emitter = Emitter()
     emitter.requantizer("y", q.scale / outputs, short=True)
     mult, shift = emitter.constants["y.mult"], emitter.constants["y.shift"]
     assert mult.dtype == np.uint16 and mult.min() >= 2**15
@@ -235,6 +234,6 @@ def test_pixels_count_from_the_one_nearest_to_the_mean(mean: tuple[float, ...], 
 
 
 def test_multipliers_stay_long_where_16_bits_have_no_shift_left() -> None:
-    emitter = Emitter(Calibration(Recipe(name="test"), "logits", 1, {}), False)
+    emitter = Emitter()
     emitter.requantizer("y", np.array([0.3, 2.0**17]), short=True)
     assert emitter.constants["y.mult"].dtype == np.int32

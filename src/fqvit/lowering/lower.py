@@ -1,10 +1,13 @@
 """Lowering: from a float model and its calibration to the verified integer program.
 
 This is the last place where a float exists: every scale ends as a multiplier, a shift, a table entry or a bias.
-Neighbours: rules/ (one rule per leaf module), emit.py (constants, fixed-point encoding).
+Neighbours: rules/ (one rule per leaf module), context.py (facts about the graph), emit.py (ops and
+constants), encode.py (fixed-point encoding).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -12,16 +15,15 @@ import numpy as np
 from fqvit.errors import FqvitError
 from fqvit.ir.file import VERSION
 from fqvit.ir.program import CLASSES, INPUT, CodeInput, Header, Kind, Output, Program
+from fqvit.lowering.context import LoweringContext
 from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
-from fqvit.models import layers
+from fqvit.lowering.sites import describe_sites
 from fqvit.models.graph import IMAGES, Graph, trace
 from fqvit.models.load import FloatModel
-from fqvit.models.maps import Grid
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
-from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.recipe import Recipe, check_integer
 
 LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
@@ -37,27 +39,19 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
     check_integer(calibration.recipe)
     graph = trace(model.module, calibration.features)
     check_fit(graph, calibration, model.preprocess, model.name, model.square)
-    masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes)
-    emitter = Emitter(calibration, masked)
-    for node in graph.nodes:
-        if isinstance(node.leaf, layers.Add | layers.Embed):
-            emitter.sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
-    emitter.relus = fuse_relus(graph)
-    # Maps of a detector keep their weights at every image size; heads and classifiers have one size.
-    emitter.resizable = any(isinstance(node.leaf, Grid) for node in graph.nodes)
+    context, emitter = LoweringContext.of(graph, model.preprocess, calibration), Emitter()
     image = (model.preprocess.height, model.preprocess.width, model.preprocess.channels)
-    emitter.values[IMAGES] = LoweredValue(INPUT, model.square or image, calibration.square)
+    values = {IMAGES: LoweredValue(INPUT, model.square or image, calibration.square)}
     for node in graph.nodes:
-        lowering = Lowering(emitter, node, [emitter.values[name] for name in node.inputs], model.preprocess)
-        emitter.values[node.name] = lower_node(lowering)
-    output, *others = _outputs(graph, emitter, calibration)
+        values[node.name] = lower_node(Lowering(context, emitter, node, [values[name] for name in node.inputs]))
+    output, *others = _outputs(graph, calibration, values, emitter)
     header = Header(
         version=VERSION,
         model=model.name,
         preprocess=model.preprocess,
         ops=tuple(emitter.ops),
         output=output,
-        sites=emitter.sites(graph),
+        sites=describe_sites(graph, calibration, values, emitter),
         # With its defaults, so that the file still says what it was made with when they change.
         recipe=recorded(calibration.recipe),
         source=model.source,
@@ -73,7 +67,7 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
         emitter.constant(CLASSES, np.frombuffer("\n".join(model.classes).encode(), np.uint8))
     program = Program(header, emitter.constants)
     program.verify()
-    return program, emitter.values
+    return program, values
 
 
 def recorded(recipe: Recipe) -> dict[str, object]:
@@ -91,11 +85,11 @@ def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
     return CodeInput(model.square, float(q.scale[0]), int(q.zero[0]), q.bits)
 
 
-def _outputs(graph: Graph, emitter: Emitter, calibration: Calibration) -> list[Output]:
+def _outputs(graph: Graph, calibration: Calibration, values: Mapping[str, LoweredValue], emitter: Emitter) -> list[Output]:
     """In the order in which the model returns them."""
     found = []
     for name in graph.outputs:
-        value, features = emitter.values[name], calibration.features
+        value, features = values[name], calibration.features
         if value.q is None:
             kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(value.shape) == 1 else "scores"
             found.append(Output(value.buffer, kind, float(value.unit[0])))

@@ -12,6 +12,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Permute
 from fqvit.lowering.emit import LoweredValue
+from fqvit.lowering.encode import to_int32
 from fqvit.lowering.grids import numbered
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.lowering.rules.layers import double
@@ -55,10 +56,10 @@ def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredVa
     if index is not None:
         table = double(low.node.params[0])
         emit.constant(
-            f"{low.name}.bias", emit.int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64))
+            f"{low.name}.bias", to_int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64))
         )
         name = emit.shared("relative_position_index", index.cpu().numpy().astype(np.uint16))
-    mult, shift = emit.encode(low.name, unit / float(q.scale[0]))
+    mult, shift = low.encode(unit / float(q.scale[0]))
     emit.op(
         MatMul(
             y=low.name,
@@ -81,16 +82,16 @@ def lower_softmax(leaf: layers.Softmax, low: Lowering) -> LoweredValue:
     q_x, tokens = x.codes(), x.shape[-1]
     region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
     if region is not None:
-        emit.move(low.name, "windows", leaf.cut)
+        low.move(low.name, "windows", leaf.cut)
     if q.levels:
         emit.constant(f"{low.name}.table", level_table(float(q_x.scale[0]), q_x.last + 1, q.levels, leaf.mask is not None))
         emit.op(RowCodes(y=low.name, x=x.buffer, region=region))
         return LoweredValue(low.name, x.shape, q)
-    make = EXP_TABLES[emit.calibration.recipe.exp]
+    make = EXP_TABLES[low.context.calibration.recipe.exp]
     emit.constant(f"{low.name}.table", make(float(q_x.scale[0]), q_x.last + 1, tokens))
     if q.log2:
         emit.op(LogSoftmax(y=low.name, x=x.buffer, bits=q.bits, region=region))
-        q = dataclasses.replace(q, zero_code=q.zero_code or emit.masked)
+        q = dataclasses.replace(q, zero_code=q.zero_code or low.context.masked)
     else:
         scale = float(q.scale[0])
         softmax_shift = min(SOFTMAX_BITS + math.frexp(scale)[1] - 1, SOFTMAX_BITS)
@@ -120,18 +121,18 @@ def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
     v_zero, y_zero = int(q_v.zero[0]), int(q.zero[0])
     if q_a.levels:
         # The largest level cancels; two bits fewer than elsewhere leave Attend room to multiply by it.
-        mult, shift = emit.encode(low.name, 4 * ratio / max(q_a.levels))
-        mult = mult if emit.short else min((mult + 2) >> 2, 2**29 - 1)
-        shift = shift + 2 if emit.short else shift
+        mult, shift = low.encode(4 * ratio / max(q_a.levels))
+        mult = mult if low.context.short else min((mult + 2) >> 2, 2**29 - 1)
+        shift = shift + 2 if low.context.short else shift
         levels = () if q_a.levels == tuple(range(256)) else q_a.levels
         common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(Attend(y=heads, a=a.buffer, v=v.buffer, levels=levels, **common))
     elif q_a.log2:
-        mult, shift = emit.encode(low.name, ratio * 2.0**-q_a.last)
+        mult, shift = low.encode(ratio * 2.0**-q_a.last)
         common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(ShiftMatMul(y=heads, a=a.buffer, v=v.buffer, a_bits=q_a.bits, zero_code=q_a.zero_code, **common))
     else:
-        mult, shift = emit.encode(low.name, ratio * float(q_a.scale[0]))
+        mult, shift = low.encode(ratio * float(q_a.scale[0]))
         common = {"mult": mult, "shift": shift, "b_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(MatMul(y=heads, a=a.buffer, b=v.buffer, a_zero=int(q_a.zero[0]), b_rows=True, index=None, **common))
     *lead, count, tokens, width = v.shape

@@ -11,7 +11,8 @@ from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.value import Constant
-from fqvit.lowering.emit import LoweredValue, powers
+from fqvit.lowering.emit import LoweredValue
+from fqvit.lowering.encode import encode_affine, powers, shared_shift, to_int32
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.models import layers
 from fqvit.quant.qparams import QParams
@@ -39,8 +40,8 @@ def lower_patches(leaf: layers.Patches, low: Lowering) -> LoweredValue:
             shape=(rows * columns, patch * patch * channels),
         )
     )
-    low.emit.move(squares, "patches")
-    weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.preprocess)
+    low.move(squares, "patches")
+    weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.context.preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
     return emit_linear(low, LoweredValue(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
 
@@ -59,14 +60,14 @@ def emit_linear(
     name: str | None = None,
 ) -> LoweredValue:
     """name: of the buffer, where it is not the node's site."""
-    emit, q_x = low.emit, x.codes()
+    context, emit, q_x = low.context, low.emit, x.codes()
     name = name or low.site
     outputs, inputs = weight.shape
-    bits, group = bits_and_group(emit.calibration.recipe, low.node.leaf)
-    short = short_output_scales(emit.calibration.recipe, low.node.leaf, low.q, outputs)
-    quantized = emit.calibration.weights.get(low.name)
+    bits, group = bits_and_group(context.calibration.recipe, low.node.leaf)
+    short = short_output_scales(context.calibration.recipe, low.node.leaf, low.q, outputs)
+    quantized = context.calibration.weights.get(low.name)
     if quantized is None:
-        halves = emit.calibration.recipe.weight_ends == "halves"
+        halves = context.calibration.recipe.weight_ends == "halves"
         quantized = quantize_linear(
             weight, bias, q_x.channel_scales(inputs), bits, group=group, output_scales=short, halves=halves
         )
@@ -75,24 +76,24 @@ def emit_linear(
         parts = dict(zip(("w", "exponent"), pack(quantized.w, quantized.exponent, group), strict=True))
     owner = emit.weights(name, low.node.leaf, parts)
     with_zero = quantized.bias - quantized.w.astype(np.int64) @ q_x.channel_zeros(inputs)
-    emit.constant(f"{name}.bias", emit.int32(name, "bias", with_zero))
+    emit.constant(f"{name}.bias", to_int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
     if logits:
         # One scale for all classes, at least the coarsest, so that no ratio passes 1 and scores stay within the accumulator's
         # bound. Scores that are a site have its step; they are i32 all the same, with no zero point and nothing clipped.
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
-        emit.requantizer(name, quantized.scale / unit)
+        emit.requantizer(name, quantized.scale / unit, context.short)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
         return LoweredValue(name, shape, unit=np.array([unit]))
-    fraction = emit.sum_unit(name)
+    fraction = context.sum_unit(name)
     if low.q is None and fraction is not None:
-        emit.requantizer(name, quantized.scale / fraction)
+        emit.requantizer(name, quantized.scale / fraction, context.short)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
         return LoweredValue(name, shape, unit=np.array([fraction]))
     if low.q is None:
         emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner))
         return LoweredValue(name, shape, unit=quantized.scale)
-    emit.requantizer(name, quantized.scale / low.q.channel_scales(outputs), short=short is not None)
+    emit.requantizer(name, quantized.scale / low.q.channel_scales(outputs), short=context.short or short is not None)
     emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner))
     return LoweredValue(name, shape, low.q)
 
@@ -105,19 +106,19 @@ def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
     if len(prefix):
         name = f"{low.name}.prefix"
         if patches.q is None:
-            emit.constant(name, emit.int32(name, "class token", np.floor(prefix / patches.unit + 0.5).astype(np.int64)))
+            emit.constant(name, to_int32(name, "class token", np.floor(prefix / patches.unit + 0.5).astype(np.int64)))
         else:
             emit.constant(name, encode(prefix, patches.q).astype(np.uint8))
         stream, tokens = f"{low.name}.tokens", tokens + len(prefix)
         emit.op(Concat(y=stream, xs=(name, patches.buffer)))
-    rounded, unit = quantize_positions(positions, emit.calibration.recipe.position_bits)
-    fraction = emit.sum_unit(low.node.inputs[0])
+    rounded, unit = quantize_positions(positions, low.context.calibration.recipe.position_bits)
+    fraction = low.context.sum_unit(low.node.inputs[0])
     if fraction is None:
         emit.constant(f"{low.name}.positions", rounded)
     else:
         whole = np.floor(rounded * unit / fraction + 0.5).astype(np.int64)
         unit = fraction
-        emit.constant(f"{low.name}.positions", emit.int32(low.name, "positions", whole))
+        emit.constant(f"{low.name}.positions", to_int32(low.name, "positions", whole))
     joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
     return _emit_add(low, joined, LoweredValue(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
 
@@ -130,7 +131,7 @@ def _emit_add(low: Lowering, a: LoweredValue, b: LoweredValue) -> LoweredValue:
     emit, q, name = low.emit, low.codes(), low.name
     # In units of the output's one scale, before its shift: codes by their own scale, accumulators channel by channel.
     ratios = [(value.unit if value.q is None else value.q.scale) / q.scale[0] for value in (a, b)]
-    mults, shift = emit.shared_shift(name, ratios)
+    mults, shift = shared_shift(name, ratios, low.context.short)
     terms = []
     for i, (value, mult) in enumerate(zip((a, b), mults, strict=True)):
         number: int | str = int(mult[0])
@@ -151,7 +152,9 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
     channels = x.shape[-1]
     q_x, steps = x.codes(), q.channel_scales(channels)
     epsilon = max(1, round(leaf.eps * channels**2 / float(q_x.scale[0]) ** 2))
-    shift, b_shift = emit.affine(name, double(leaf.weight) / steps, double(leaf.bias) / steps + q.channel_zeros(channels))
+    gain, offset = double(leaf.weight) / steps, double(leaf.bias) / steps + q.channel_zeros(channels)
+    affine, shift, b_shift = encode_affine(name, gain, offset)
+    emit.constant(f"{name}.affine", affine)
     emit.op(
         LayerNorm(
             y=name,
@@ -189,9 +192,9 @@ def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
     index = leaf.index.cpu().numpy().astype(np.int32)
     rows = f"{low.name}.rows" if leaf.join else low.name
     # At another size there may be a padded place where there is none here.
-    fill = emit.zero(q) if emit.resizable or (index < 0).any() else 0
+    fill = emit.zero(q) if low.context.resizable or (index < 0).any() else 0
     if leaf.move is not None:
-        emit.move(rows, leaf.move, leaf.cut)
+        low.move(rows, leaf.move, leaf.cut)
     emit.op(Take(y=rows, x=x.buffer, index=emit.shared("rows", index), fill=fill))
     shape = (*index.shape, channels)
     if not leaf.join:
@@ -204,7 +207,7 @@ def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
 def lower_mean(leaf: layers.Mean, low: Lowering) -> LoweredValue:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, (tokens, channels) = x.codes(), x.shape
-    mult, shift = emit.encode(low.name, float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
+    mult, shift = low.encode(float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
     emit.op(
         Mean(
             y=low.name,

@@ -25,8 +25,8 @@ def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
     q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
     index = emit.shared("rows", grids.neighbours(height, width))
     emit.op(Take(y=rows, x=x.buffer, index=index, fill=emit.zero(q)))
-    emit.move(rows, "neighbours")
-    emit.move(squares, "grid")
+    low.move(rows, "neighbours")
+    low.move(squares, "grid")
     shape = (height, width, 9 * channels)
     emit.op(Permute(y=squares, x=rows, view=shape, perm=(0, 1, 2)))
     return emit_linear(low, LoweredValue(squares, shape, q.tiled(9)), *weight_rows(leaf))
@@ -53,7 +53,7 @@ def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
 
 def lower_grid(leaf: maps.Grid, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
-    low.emit.move(low.name, "grid")
+    low.move(low.name, "grid")
     return _seen_as(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
@@ -71,14 +71,14 @@ def _seen_as(low: Lowering, x: LoweredValue, shape: tuple[int, ...], times: int)
 def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
-    low.emit.move(low.name, "enlarged", of=large.buffer)
+    low.move(low.name, "enlarged", of=large.buffer)
     return _chosen(low, small, grids.enlarged((height, width), (rows, columns)))
 
 
 def lower_subsample(leaf: maps.Subsample, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     height, width, _ = x.shape
-    low.emit.move(low.name, "second")
+    low.move(low.name, "second")
     return _chosen(low, x, grids.every_second(height, width))
 
 

@@ -1,0 +1,81 @@
+"""What lowering knows of the whole graph, and how rules read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from fqvit.ir.fixed import multiplier
+from fqvit.ir.program import Move
+from fqvit.lowering.context import LoweringContext
+from fqvit.lowering.emit import Emitter
+from fqvit.lowering.encode import encode_ratio
+from fqvit.lowering.rules.base import Lowering
+from fqvit.models.graph import Graph, Node, trace
+from fqvit.models.layers import Add, Leaf, Linear, Softmax
+from fqvit.models.maps import Grid, Relu
+from fqvit.quant.calibration import Calibration
+from fqvit.quant.qparams import QParams
+from fqvit.quant.recipe import Recipe
+from tests.factories import calibration_of, float_model
+
+from .test_rules import MASK, PREPROCESS, params
+
+
+def context_of(mult: Any = "full", **facts: Any) -> LoweringContext:
+    return LoweringContext(Calibration(Recipe(name="test", mult=mult), "logits", 1, {}), PREPROCESS, **facts)
+
+
+def lowering_in(context: LoweringContext) -> Lowering:
+    return Lowering(context, Emitter(), Node("y", Leaf("norm"), ()), [])
+
+
+def facts_of(graph: Graph, **sites: QParams) -> LoweringContext:
+    return LoweringContext.of(graph, PREPROCESS, Calibration(Recipe(name="test"), "logits", 1, sites))
+
+
+def test_every_input_of_a_sum_has_the_parameters_of_that_sum() -> None:
+    model = float_model("vit")
+    calibration = calibration_of(model, count=4)
+    sums = LoweringContext.of(trace(model.module), model.preprocess, calibration).sums
+    assert sums["patch_embed.proj"] is calibration.sites["embed"]
+    assert sums["embed"] is sums["blocks.0.attn.proj"] is calibration.sites["blocks.0.add1"]
+    assert sums["blocks.1.mlp.fc2"] is calibration.sites["blocks.1.add2"] and "blocks.0.mlp.fc1" not in sums
+
+
+def test_facts_of_a_graph() -> None:
+    one, act = Node("map", Linear(4, 4, "inner"), ("images",)), Node("act", Relu(), ("map",))
+    plain = facts_of(Graph((one, act), "act"))
+    assert plain.fused_relus == {"map": "act"} and plain.sums == {} and not plain.masked and not plain.resizable
+    q = params(0.5, 3)
+    assert facts_of(Graph((one, Node("sum", Add(), ("map", "images"))), "sum"), sum=q).sums == {"map": q, "images": q}
+    assert facts_of(Graph((Node("grid", Grid((2, 3)), ("images",)),), "grid")).resizable
+    for mask in (None, MASK):
+        assert facts_of(Graph((Node("soft", Softmax(mask), ("images",)),), "soft")).masked == (mask is not None)
+
+
+def test_multipliers_have_the_width_of_the_recipe() -> None:
+    full, short = context_of(), context_of("short")
+    assert not full.short and lowering_in(full).encode(0.3) == multiplier(0.3)
+    assert short.short and lowering_in(short).encode(0.3) == encode_ratio("y", 0.3, short=True)
+
+
+def test_what_is_added_to_a_sum_is_a_fraction_of_its_step_where_multipliers_are_short() -> None:
+    for bits, fraction in ((8, 8), (13, 3), (14, 2), (15, 2), (16, 2)):
+        found = context_of("short", sums={"y": QParams(bits, np.array([0.5]), np.array([3]))})
+        assert found.sum_unit("y") == 0.5 / 2**fraction and found.sum_unit("other") is None
+    assert context_of(sums={"y": params(0.5, 3)}).sum_unit("y") is None
+
+
+def test_moves_are_written_down_where_the_size_may_change() -> None:
+    fixed, resizable = lowering_in(context_of()), lowering_in(context_of(resizable=True))
+    fixed.move("y", "windows", (7, 3))
+    assert fixed.emit.moves == {}
+    resizable.move("y", "windows", (7, 3))
+    resizable.move("z", "grid")
+    resizable.move("up", "enlarged", of="large")
+    assert resizable.emit.moves == {"y": Move("windows", 7, 3), "z": Move("grid"), "up": Move("enlarged", of="large")}
