@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fqvit.detect.calibrate import DetectorCalibration, calibrate_detector  # noqa: E402
-from fqvit.detect.fixed.heads import Head  # noqa: E402
+from fqvit.detect.fixed.head_runner import HeadRunner  # noqa: E402
 from fqvit.detect.float.networks import FloatNetworks  # noqa: E402
 from fqvit.detect.float.pipeline import Maps, detect  # noqa: E402
 from fqvit.detect.float.proposals import propose, softmax  # noqa: E402
@@ -40,8 +40,8 @@ from fqvit.detect.float.roialign import cut_out  # noqa: E402
 from fqvit.detect.images import Input, pad_pixels, prepare  # noqa: E402
 from fqvit.detect.lower import LoweredDetector  # noqa: E402
 from fqvit.detect.model.detector import FloatDetector  # noqa: E402
+from fqvit.detect.model.float_models import box_model, mask_model, pyramid_model  # noqa: E402
 from fqvit.detect.model.load import load_detector, random_release  # noqa: E402
-from fqvit.detect.model.parts import box_model, mask_model, pyramid_model  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
 from fqvit.detect.settings import DetectSettings  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
@@ -183,7 +183,7 @@ def times(
     """Integer and float by turns; each part's medians and their ratio."""
     pixels = pad_pixels(image.pixels, networks.settings)[None]
     engine = Engine(lowered.pyramid(*image.padded), 1)
-    box, mask = (Head(program, 1) for program in heads(lowered))
+    box, mask = (HeadRunner(program, 1) for program in heads(lowered))
     codes = {name: as_codes(x, p) for (name, x), p in zip(squares.items(), heads(lowered), strict=True)}
     labels = np.zeros(len(squares["mask"]), np.int64)
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

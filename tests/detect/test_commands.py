@@ -129,10 +129,10 @@ def test_corrupt_calibration_images_are_named(tmp_path: Path) -> None:
     for number in range(120):
         shutil.copy("train/000001.jpg", tmp_path / "train" / f"{number}.jpg")
     # Spread evenly over 124 names, of which bad.jpg is one: it is met when all are taken.
-    from fqvit.detect.pictures import Pictures
+    from fqvit.detect.image_files import ImageFiles
 
-    pictures = Pictures.of(tmp_path / "train")
-    assert len(list(pictures)) == 123 and pictures.skipped[0][0].endswith("bad.jpg")
+    files = ImageFiles.in_folder(tmp_path / "train")
+    assert len(list(files)) == 123 and files.skipped[0][0].endswith("bad.jpg")
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

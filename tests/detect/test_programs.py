@@ -25,7 +25,7 @@ import torch
 from fqvit.detect.calibrate import DetectorCalibration, calibrate_detector
 from fqvit.detect.lower import LoweredDetector
 from fqvit.detect.model.detector import FloatDetector
-from fqvit.detect.model.parts import box_model, mask_model, pyramid_model
+from fqvit.detect.model.float_models import box_model, mask_model, pyramid_model
 from fqvit.ir.ops import Linear
 from fqvit.lowering.lower import lower_with_values
 from fqvit.models.load import FloatModel

@@ -16,7 +16,7 @@ from fqvit.runtime.reference import Reference
 pytest.importorskip("torch")
 
 from fqvit.detect.lower import KEPT_SIZES
-from fqvit.detect.model.parts import pyramid_model
+from fqvit.detect.model.float_models import pyramid_model
 from fqvit.lowering.lower import lower
 from fqvit.models.graph import trace
 from fqvit.models.swin import inverse_index, merge_index, shift_mask, window_index

@@ -3,7 +3,7 @@
 The squares lie one after the other along the first axis, and so does everything made of them; a vector of each square becomes a
 row of a map of one line. A fully connected layer is then one product of matrices instead of one with a vector for each square.
 Needs no torch and no op of its own. Refuses programs that take pixels. Neighbours: resize.py;
-fqvit.detect.fixed.heads (who runs it).
+fqvit.detect.fixed.head_runner (who runs it).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import partial
 from fqvit.detect.cache import SizeCache
 from fqvit.detect.calibrate import DetectorCalibration
 from fqvit.detect.model.detector import FloatDetector
-from fqvit.detect.model.parts import box_model, mask_model, pyramid_model
+from fqvit.detect.model.float_models import box_model, mask_model, pyramid_model
 from fqvit.detect.resize import resized
 from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from fqvit.detect.fixed.compatibility import check_compatibility, check_grids
 from fqvit.detect.fixed.constants import MAX_SIDE, DetectorConstants, make_constants
-from fqvit.detect.fixed.parts import check_grids, check_parts
 from fqvit.detect.resize import resized
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
@@ -129,7 +129,7 @@ class DetectorProgram:
             except FqvitError as error:
                 raise FqvitError(f"{name}: {error}") from None
         self.between.check()
-        check_parts(self.between, self.pyramid, self.boxes, self.masks)
+        check_compatibility(self.between, self.pyramid, self.boxes, self.masks)
         _check_pyramid(self.pyramid, found["pyramid"].buffers, self.between.strides)
         _check_settings(self.settings, self)
         return found

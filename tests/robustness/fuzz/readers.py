@@ -14,7 +14,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.data.shards import TarShards
 from fqvit.detect.annotations import read_annotations
 from fqvit.detect.draw import draw
-from fqvit.detect.pictures import read_picture
+from fqvit.detect.image_files import read_rgb
 from fqvit.detect.results import read_results
 from fqvit.detect.settings import read_settings
 from fqvit.errors import FqvitError
@@ -55,7 +55,7 @@ def read_checkpoint(path: Path) -> None:
 
 def read_any_image(path: Path) -> None:
     read_image(path, PREPROCESS)
-    read_picture(path)
+    read_rgb(path)
 
 
 def read_and_score(path: Path) -> None:

@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fqvit import _native
+from fqvit.detect.fixed import compatibility
 from fqvit.detect.fixed import detector as integer
-from fqvit.detect.fixed import parts
 from fqvit.detect.images import prepare
 from fqvit.detect.model.load import load_detector
 from fqvit.detect.program import DetectorProgram
@@ -200,6 +200,6 @@ def test_more_scores_than_fit_are_refused_when_a_detector_is_loaded(tmp_path: Pa
     path = tmp_path / "d.fqvit"
     path.write_bytes(seeds_of("detector")["tiny.fqvit"])
     detector = DetectorProgram.load(path)
-    monkeypatch.setattr(parts, "MAX_SCORES", detector.between.proposals * (detector.classes + 1) - 1)
+    monkeypatch.setattr(compatibility, "MAX_SCORES", detector.between.proposals * (detector.classes + 1) - 1)
     with pytest.raises(FqvitError, match=r"d\.fqvit: detector: .* scores an image, at most"):
         DetectorProgram.load(path)

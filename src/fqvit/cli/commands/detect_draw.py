@@ -10,7 +10,7 @@ from fqvit.cli.commands import detectors
 from fqvit.cli.output import Unreadable, say, say_json
 from fqvit.data.images import UnreadableImage, existing_folder
 from fqvit.detect.draw import draw
-from fqvit.detect.pictures import expanded, read_picture
+from fqvit.detect.image_files import expand_folders, read_rgb
 from fqvit.detect.results import NamedResult, read_results
 from fqvit.errors import FqvitError
 from fqvit.system.files import replacing
@@ -36,7 +36,7 @@ def run(
     if file is not None:
         if data is not None or not images:
             raise FqvitError("detect draw: a FILE.fqvit needs images after it, and no --data.")
-        paths = expanded(images)
+        paths = expand_folders(images)
         targets = _targets(out, paths, paths)
         unreadable = Unreadable(len(paths))
         seen = detectors.each(detectors.program(file, None, threads), paths, least, unreadable)
@@ -80,7 +80,7 @@ def _written(
     """The images of some results, each with its own. places: where they are"""
     for number, (name, found) in track(enumerate(by_file.items()), len(by_file), "drawing", "images"):
         try:
-            image = read_picture(places[name])
+            image = read_rgb(places[name])
         except UnreadableImage as error:
             unreadable.add(error)
             continue

@@ -11,7 +11,7 @@ from fqvit.cli.commands import detectors
 from fqvit.cli.output import say, say_json, warn, warn_of_skipped
 from fqvit.data.images import spread
 from fqvit.detect.annotations import check_categories, image_files, read_annotations
-from fqvit.detect.pictures import Pictures
+from fqvit.detect.image_files import ImageFiles
 from fqvit.detect.results import NamedResult, write_results
 from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import NAMES, average_precision, require_pycocotools
@@ -51,7 +51,7 @@ def run(
     truth = read_annotations(annotations)
     ids = sorted(truth.images)
     ids = ids if limit is None else [ids[place] for place in spread(len(ids), limit)]
-    pictures = Pictures(image_files(truth, data, ids))
+    files = ImageFiles(image_files(truth, data, ids))
     if file is not None:
         ready = detectors.program(file, backend, threads)
     else:
@@ -64,11 +64,11 @@ def run(
     start = time.perf_counter()
     results: list[NamedResult] = []
     seen = []
-    for place, image in track(pictures, len(pictures), "detecting", "images"):
+    for place, image in track(files, len(files), "detecting", "images"):
         seen.append(ids[place])
         results += ready.results(image, ids[place], truth.images[ids[place]].file_name)
     seconds = time.perf_counter() - start
-    skipped = warn_of_skipped(pictures)
+    skipped = warn_of_skipped(files)
     if not seen:
         raise FqvitError(f"{data}: no image can be read. Repair or remove them.")
     scores = average_precision(truth, results, seen, categories)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fqvit.cli import inputs
 from fqvit.cli.commands import detectors
 from fqvit.cli.output import Unreadable, say, say_json
-from fqvit.detect.pictures import expanded
+from fqvit.detect.image_files import expand_folders
 from fqvit.detect.results import NamedResult, write_results
 from fqvit.system.text import table
 
@@ -27,7 +27,7 @@ def run(
 ) -> None:
     """Images that cannot be read are named on stderr; the others are looked at all the same, and the command fails."""
     least = detectors.check_score(score)
-    paths = expanded(images)
+    paths = expand_folders(images)
     if out is not None:
         inputs.check_output(out, file, *paths)
     ready = detectors.program(file, backend, threads)

@@ -8,7 +8,7 @@ from pathlib import Path
 from fqvit.cli import inputs
 from fqvit.cli.commands.quantize import bits_of, recipe_of
 from fqvit.cli.output import say, say_json, warn_of_skipped
-from fqvit.detect.pictures import Pictures
+from fqvit.detect.image_files import ImageFiles
 from fqvit.detect.settings import read_settings
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import DEFAULT_RECIPE, check_detector
@@ -38,7 +38,7 @@ def run(
     if calib is None:
         raise FqvitError("detect quantize: no images given. Pass a folder of images (--calib DIR); labels are not needed.")
     changes = None if settings is None else read_settings(settings)
-    pictures = Pictures.of(calib).limit(recipe.images)
+    files = ImageFiles.in_folder(calib).limit(recipe.images)
     if out is not None:
         inputs.check_output(out, weights, settings, recipe_name)
     inputs.require_torch("detect quantize")
@@ -59,9 +59,9 @@ def run(
     target = out or Path(f"{detector.name}.fqvit")
     inputs.check_output(target)
     start = time.perf_counter()
-    readable = (image for _, image in track(pictures, len(pictures), "calibrating", "images"))
+    readable = (image for _, image in track(files, len(files), "calibrating", "images"))
     calibration = calibrate_detector(detector, readable, recipe)
-    skipped = warn_of_skipped(pictures)
+    skipped = warn_of_skipped(files)
     calibrated = time.perf_counter()
     program = DetectorProgram.of(detector, LoweredDetector(detector, calibration))
     program.save(target)

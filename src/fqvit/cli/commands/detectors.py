@@ -13,8 +13,8 @@ from fqvit.cli import inputs
 from fqvit.cli.output import Unreadable
 from fqvit.data.images import UnreadableImage
 from fqvit.detect.detections import Finding
+from fqvit.detect.image_files import read_rgb
 from fqvit.detect.images import Input, prepare
-from fqvit.detect.pictures import read_picture
 from fqvit.detect.results import NamedResult, coco_results, image_ids, named
 from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.errors import FqvitError
@@ -56,7 +56,7 @@ def each(ready: Ready, paths: Sequence[Path], least: float, unreadable: Unreadab
     numbered = enumerate(zip(paths, image_ids(paths), strict=True))
     for place, (path, number) in track(numbered, len(paths), "detecting", "images"):
         try:
-            image = read_picture(path)
+            image = read_rgb(path)
         except UnreadableImage as error:
             unreadable.add(error)
             continue

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from fqvit.detect.cache import SizeCache
 from fqvit.detect.detections import Detections
 from fqvit.detect.fixed.boxes import rescaled, scaled
+from fqvit.detect.fixed.compatibility import check_compatibility, check_grids
 from fqvit.detect.fixed.constants import FRACTION, MAX_SIDE, SCORE_FRACTION, DetectorConstants, Ratio, outputs, square_of
 from fqvit.detect.fixed.exp import Integers, sigmoid
-from fqvit.detect.fixed.heads import Head
+from fqvit.detect.fixed.head_runner import HeadRunner
 from fqvit.detect.fixed.masks import paste
-from fqvit.detect.fixed.parts import check_grids, check_parts
 from fqvit.detect.fixed.proposals import Chosen, Codes, choose, propose, refine
 from fqvit.detect.fixed.roialign import Bytes, Cut, cut_out, native_roi_align, roi_align
 from fqvit.detect.images import Input, Pixels, pad_with
@@ -114,7 +114,7 @@ class IntegerDetector:
         if backend not in ("native", "reference"):
             raise FqvitError(f"backend: {backend!r}, expected native or reference.")
         between.check()
-        check_parts(between, pyramid, boxes, masks)
+        check_compatibility(between, pyramid, boxes, masks)
         self.template, self.settings, self.between = pyramid, settings, between
         self.threads, self.backend = threads, backend
         self._boxes = [self._head(*each) for each in zip(boxes, between.box_squares, strict=True)]
@@ -179,7 +179,7 @@ class IntegerDetector:
             Cut(stride, map_.zero, ratio, square.zero, last)
             for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # the last levels have no map
         ]
-        runner = Head(program, self.threads, self.backend)
+        runner = HeadRunner(program, self.threads, self.backend)
         each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # outputs of heads are i32
         return _Head(runner, square.shape[0], cuts, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
 

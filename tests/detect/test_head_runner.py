@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fqvit.detect.batch import batched
-from fqvit.detect.fixed.heads import Head, squares_at_once
+from fqvit.detect.fixed.head_runner import HeadRunner, squares_at_once
 from fqvit.errors import FqvitError
 from fqvit.ir.moves import Permute
 from fqvit.ir.ops import Linear
@@ -46,17 +46,17 @@ def test_batches_give_the_bits_of_one_by_one(name: str) -> None:
         one_by_one = Reference(program).run_all(codes)
         # Fewer than a batch, batches that are whole, and one that is not.
         for at_once in (1, 3, 7, 10):
-            for head in (Head(program, 1, at_once=at_once), Head(program, 2, "native", at_once)):
+            for head in (HeadRunner(program, 1, at_once=at_once), HeadRunner(program, 2, "native", at_once)):
                 for output, a, b in zip(program.header.outputs, head.run_all(codes), one_by_one, strict=True):
                     assert_same(a, b, f"{program.header.model}, {at_once} at once, {output.buffer}")
-        for a, b in zip(Head(program, backend="reference", at_once=4).run_all(codes), one_by_one, strict=True):
+        for a, b in zip(HeadRunner(program, backend="reference", at_once=4).run_all(codes), one_by_one, strict=True):
             assert_same(a, b, f"{program.header.model}, reference")
 
 
 def test_packed_weights_have_batches_too() -> None:
     for program in (*packed().boxes, *packed().masks):
         codes = squares(program, 5)
-        for a, b in zip(Head(program, 1, at_once=3).run_all(codes), Engine(program, 1).run_all(codes), strict=True):
+        for a, b in zip(HeadRunner(program, 1, at_once=3).run_all(codes), Engine(program, 1).run_all(codes), strict=True):
             assert_same(a, b, program.header.model)
 
 
@@ -85,14 +85,14 @@ def test_only_what_repeats_is_other_than_in_the_head() -> None:
 
 def test_no_squares_give_no_outputs() -> None:
     for program in heads("mask r-cnn"):
-        for head in (Head(program, 1), Head(program, backend="reference")):
+        for head in (HeadRunner(program, 1), HeadRunner(program, backend="reference")):
             found = head.run_all(squares(program, 0))
             assert [x.shape for x in found] == [(0, *shape) for shape in head.shapes]
 
 
 def test_what_is_no_head_is_refused() -> None:
     low = lowered("mask r-cnn", "fqvit")
-    for refuse in (lambda: batched(low.template, 2), lambda: Head(low.template)):
+    for refuse in (lambda: batched(low.template, 2), lambda: HeadRunner(low.template)):
         with pytest.raises(FqvitError, match="takes pixels"):
             refuse()
     with pytest.raises(FqvitError, match="0 squares at once"):
@@ -100,7 +100,7 @@ def test_what_is_no_head_is_refused() -> None:
     with pytest.raises(FqvitError, match="too many"):
         batched(low.masks[0], 2**24)
     with pytest.raises(FqvitError, match=r"this head takes uint8 \[n, 7, 7, 16\]"):
-        Head(low.boxes[0], 1).run_all(np.zeros((2, 7, 8, 16), np.uint8))
+        HeadRunner(low.boxes[0], 1).run_all(np.zeros((2, 7, 8, 16), np.uint8))
 
 
 def test_moves_that_would_mix_squares_are_refused() -> None:

@@ -15,7 +15,7 @@ from fqvit.data.images import UnreadableImage, decode_as, existing_folder, image
 from fqvit.data.preprocess import to_eight_bit, upright
 
 
-def read_picture(path: str | Path) -> Image.Image:
+def read_rgb(path: str | Path) -> Image.Image:
     """Upright, 8-bit RGB, in memory; UnreadableImage if that cannot be done."""
     return decode_as(_whole, path, str(path))
 
@@ -24,7 +24,7 @@ def _whole(image: Image.Image) -> Image.Image:
     return to_eight_bit(upright(image), "RGB").copy()
 
 
-class Pictures:
+class ImageFiles:
     """skipped: (name, reason) of those that the latest pass could not read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -32,24 +32,24 @@ class Pictures:
         self.skipped: list[tuple[str, str]] = []
 
     @staticmethod
-    def of(folder: str | Path) -> Pictures:
+    def in_folder(folder: str | Path) -> ImageFiles:
         """Every image under the folder, at any depth, sorted by name."""
         root = existing_folder(folder)
-        return Pictures([root / name for name in image_names(root)])
+        return ImageFiles([root / name for name in image_names(root)])
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def limit(self, count: int) -> Pictures:
+    def limit(self, count: int) -> ImageFiles:
         """At most `count`, spread evenly."""
-        return Pictures([self.paths[i] for i in spread(len(self), count)])
+        return ImageFiles([self.paths[i] for i in spread(len(self), count)])
 
     def __iter__(self) -> Iterator[tuple[int, Image.Image]]:
         """Each readable picture and its place."""
         self.skipped.clear()
         for place, path in enumerate(self.paths):
             try:
-                image = read_picture(path)
+                image = read_rgb(path)
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
                 refuse_too_many(self.skipped, len(self))
@@ -57,6 +57,6 @@ class Pictures:
             yield place, image
 
 
-def expanded(given: Sequence[Path]) -> list[Path]:
+def expand_folders(given: Sequence[Path]) -> list[Path]:
     """Files as they are, folders as the images in them."""
-    return [one for path in given for one in (Pictures.of(path).paths if os.path.isdir(path) else [path])]
+    return [one for path in given for one in (ImageFiles.in_folder(path).paths if os.path.isdir(path) else [path])]

@@ -14,7 +14,9 @@ MAX_SCORES = 1 << 25  # proposals by classes, all in memory at a time: 1000 by 3
 PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
-def check_parts(constants: DetectorConstants, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]) -> None:
+def check_compatibility(
+    constants: DetectorConstants, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]
+) -> None:
     """Refuses other numbers of levels, stages, anchors, channels or classes. Programs are verified, `constants` was checked."""
     channels = _check_pyramid(constants, pyramid)
     for part in (boxes, masks):

@@ -29,7 +29,7 @@ def squares_at_once(program: Program) -> int:
     return -(-ROWS // min(rows, default=ROWS))
 
 
-class Head:
+class HeadRunner:
     """input, outputs: what the codes of one square mean, in and out   shapes: of one square's outputs"""
 
     def __init__(
