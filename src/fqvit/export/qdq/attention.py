@@ -44,23 +44,27 @@ def matmul(
     return graph.quantized(name, op.y, shape, params)
 
 
-def softmax(graph: QdqGraph, op: Softmax, x: QuantizedTensor, mask: Any, params: QdqParams) -> QuantizedTensor:
+def softmax(
+    graph: QdqGraph, op: Softmax, x: QuantizedTensor, region: NDArray[Any] | None, params: QdqParams
+) -> QuantizedTensor:
     """Emit a softmax whose codes are uniform, as in the program."""
-    scores = _masked(graph, op.y, x, mask)
+    scores = _masked(graph, op.y, x, region)
     if graph.profile.softmax:
         name = graph.node("Softmax", [scores], f"{op.y}.softmax", axis=-1)
     else:
         e = graph.node("Exp", [_minus_row_max(graph, op.y, scores)], f"{op.y}.exp")
-        total = graph.node("ReduceSum", [e, graph.constant("axis.last", np.array([-1], np.int64))], f"{op.y}.total", keepdims=1)
-        name = graph.node("Div", [e, total], f"{op.y}.softmax")
+        name = graph.node("Div", [e, _over_row(graph, "ReduceSum", e, f"{op.y}.total")], f"{op.y}.softmax")
     return graph.quantized(name, op.y, x.shape, params)
 
 
 def _minus_row_max(graph: QdqGraph, y: str, scores: str) -> str:
     """Subtract the largest score of each row."""
-    axis = graph.constant("axis.last", np.array([-1], np.int64))
-    largest = graph.node("ReduceMax", [scores, axis], f"{y}.largest", keepdims=1)
-    return graph.node("Sub", [scores, largest], f"{y}.beside")
+    return graph.node("Sub", [scores, _over_row(graph, "ReduceMax", scores, f"{y}.largest")], f"{y}.beside")
+
+
+def _over_row(graph: QdqGraph, kind: str, x: str, y: str) -> str:
+    """Reduce the last axis to length 1."""
+    return graph.node(kind, [x, graph.constant("axis.last", np.array([-1], np.int64))], y, keepdims=1)
 
 
 def weights(
@@ -68,7 +72,7 @@ def weights(
     op: LogSoftmax | RowCodes,
     x: QuantizedTensor,
     table: NDArray[Any],
-    mask: Any,
+    region: NDArray[Any] | None,
     reader: ShiftMatMul | Attend | None,
     emulate: bool,
     bits: int,
@@ -80,7 +84,7 @@ def weights(
     if reader is None:
         said = "no op multiplies these attention codes by V, which QDQ ONNX cannot express"
         raise FqvitError(f"{op.y}: {said}. Export with --to onnx instead.")
-    relative = _minus_row_max(graph, op.y, _masked(graph, op.y, x, mask))
+    relative = _minus_row_max(graph, op.y, _masked(graph, op.y, x, region))
     if not emulate:
         name = graph.node("Exp", [relative], f"{op.y}.exp")
         params = QdqParams(np.array([1 / (2.0**bits - 1)]), np.array([0]), bits)
@@ -90,13 +94,20 @@ def weights(
         assert isinstance(reader, Attend)
         levels = np.array(reader.levels or range(256), np.float64)
         shares = levels[table] / levels.max()
-        name = _by_distance(graph, op.y, op.y, relative, x, shares, mask, float(shares[-1]))
+        name = _by_distance(graph, op.y, op.y, relative, x, shares, region, float(shares[-1]))
         return QuantizedTensor(name, x.shape, np.ones(1), np.array([0]), normalise=True)
-    return _log2(graph, op, relative, x, table.astype(np.float64), mask, reader)
+    return _log2(graph, op, relative, x, table.astype(np.float64), region, reader)
 
 
 def _by_distance(
-    graph: QdqGraph, y: str, out: str, relative: str, x: QuantizedTensor, table: Floats, mask: Any, elsewhere: float
+    graph: QdqGraph,
+    y: str,
+    out: str,
+    relative: str,
+    x: QuantizedTensor,
+    table: Floats,
+    region: NDArray[Any] | None,
+    elsewhere: float,
 ) -> str:
     """Emit table[largest score code of the row - score code], or `elsewhere` between tokens of different regions."""
     n = len(table)
@@ -104,15 +115,22 @@ def _by_distance(
     distance = graph.node("Round", [distance], f"{y}.whole")
     ends = [graph.float32("zero", 0.0), graph.float32(f"{y}.furthest", float(n - 1))]
     distance = graph.node("Clip", [distance, *ends], f"{y}.distance")
-    if mask is not None:
-        distance = graph.node("Where", [_same(graph, y, mask), distance, graph.float32(f"{y}.beyond", float(n))], f"{y}.seen")
+    if region is not None:
+        same = graph.constant(f"{y}.same", _same_region(region))
+        distance = graph.node("Where", [same, distance, graph.float32(f"{y}.beyond", float(n))], f"{y}.seen")
         table = np.append(table, elsewhere)
     index = graph.node("Cast", [distance], f"{y}.index", to=TensorProto.INT32)
     return graph.node("Gather", [graph.float32(f"{y}.table", table), index], out, axis=0)
 
 
 def _log2(
-    graph: QdqGraph, op: LogSoftmax, relative: str, x: QuantizedTensor, table: Floats, mask: Any, reader: ShiftMatMul | Attend
+    graph: QdqGraph,
+    op: LogSoftmax,
+    relative: str,
+    x: QuantizedTensor,
+    table: Floats,
+    region: NDArray[Any] | None,
+    reader: ShiftMatMul | Attend,
 ) -> QuantizedTensor:
     """Emit 2^-a, where a = log2(r) rounded at mantissa 1.5 = floor(log2(4/3 r)) and r = round(S / e) is an integer.
 
@@ -120,9 +138,8 @@ def _log2(
     """
     assert isinstance(reader, ShiftMatMul)
     y, last = op.y, 2**op.bits - 1
-    e = _by_distance(graph, y, f"{y}.e", relative, x, table, mask, 0.0)
-    axis = graph.constant("axis.last", np.array([-1], np.int64))
-    total = graph.node("ReduceSum", [e, axis], f"{y}.total", keepdims=1)
+    e = _by_distance(graph, y, f"{y}.e", relative, x, table, region, 0.0)
+    total = _over_row(graph, "ReduceSum", e, f"{y}.total")
     # Avoid a division by 0. Weights this small get the last code in any case.
     floor = graph.node("Max", [e, graph.float32("one", 1.0)], f"{y}.e.positive")
     r = graph.node("Div", [total, floor], f"{y}.inverse")
@@ -148,9 +165,7 @@ def attend(
     """Emit attention weights times V, divided by the row sums if the weights are not normalised yet."""
     name = graph.node("MatMul", [a.name, v.name], f"{op.y}.product")
     if a.normalise:
-        axis = graph.constant("axis.last", np.array([-1], np.int64))
-        total = graph.node("ReduceSum", [a.name, axis], f"{op.y}.total", keepdims=1)
-        name = graph.node("Div", [name, total], f"{op.y}.mean")
+        name = graph.node("Div", [name, _over_row(graph, "ReduceSum", a.name, f"{op.y}.total")], f"{op.y}.mean")
     if (v.zero != op.v_zero).any():
         raise FqvitError(f"{op.y}: the zero point of V is {int(v.zero[0])}, expected {op.v_zero}. This is a bug.")
     one = max(op.levels or (255,)) if isinstance(op, Attend) else 2 ** (2**op.a_bits - 1)
@@ -160,15 +175,15 @@ def attend(
     return graph.quantized(name, op.y, shape, params)
 
 
-def _same(graph: QdqGraph, y: str, region: NDArray[Any]) -> str:
-    """Return the name of a constant that is true for two tokens of the same region: bool [W, 1, T, T]."""
-    return graph.constant(f"{y}.same", (region[:, :, None] == region[:, None, :])[:, None])
+def _same_region(region: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether two tokens of a window are in the same region: [W, T] -> bool [W, 1, T, T]."""
+    same: NDArray[np.bool_] = (region[:, :, None] == region[:, None, :])[:, None]
+    return same
 
 
 def _masked(graph: QdqGraph, y: str, x: QuantizedTensor, region: NDArray[Any] | None) -> str:
     """Add MASKED to the scores between tokens of different regions."""
     if region is None:
         return x.name
-    same = region[:, :, None] == region[:, None, :]
-    mask = graph.float32(f"{y}.mask", np.where(same, 0.0, MASKED)[:, None])
+    mask = graph.float32(f"{y}.mask", np.where(_same_region(region), 0.0, MASKED))
     return graph.node("Add", [x.name, mask], f"{y}.masked")

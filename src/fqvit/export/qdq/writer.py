@@ -139,9 +139,9 @@ class _Export:
                 params = self.scales.params(op.y, op.y_zero, op.bits)
                 return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], table, params, shape)
             case Softmax():
-                mask = None if op.region is None else self.constants[op.region]
+                region = None if op.region is None else self.constants[op.region]
                 params = QdqParams(np.array([2.0**op.shift / op.mult]), np.array([0]), op.bits)
-                return softmax(self.graph, op, self.tensors[op.x], mask, params)
+                return softmax(self.graph, op, self.tensors[op.x], region, params)
             case LogSoftmax() | RowCodes():
                 return self._weights(op)
             case ShiftMatMul() | Attend():
@@ -150,14 +150,14 @@ class _Export:
 
     def _weights(self, op: LogSoftmax | RowCodes) -> QuantizedTensor:
         reader = next((r for r in self.scales.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
-        mask = None if op.region is None else self.constants[op.region]
+        region = None if op.region is None else self.constants[op.region]
         # "uniform" writes evenly spaced levels relative to the largest weight, so such levels lose nothing.
         levels = (reader.levels or tuple(range(256))) if isinstance(reader, Attend) else ()
         even = levels == tuple(range(len(levels))) and len(levels) > 1
         emulate = self.kind == "log2" and not even
         self.emulated, self.coarser = self.emulated + emulate, self.coarser + (not emulate and not even)
         bits = (len(levels) - 1).bit_length() if even else 8
-        return weights(self.graph, op, self.tensors[op.x], self.constants[op.part("table")], mask, reader, emulate, bits)
+        return weights(self.graph, op, self.tensors[op.x], self.constants[op.part("table")], region, reader, emulate, bits)
 
     # Every tensor below is f = (integer - zero) * scale, with the scale and zero of its params.
 
