@@ -1,5 +1,7 @@
-# make demo | test | lint | bench | detector | clean; to break it: sanitize | fuzz | fuzz-files | faults | soak | mutants;
-# pythons | docs. Each makes .venv and installs what it needs, once.
+# Targets for everybody:   demo, test, check, docs, clean
+# For developers:          lint, bench, detector, pythons
+# To break it:             nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants
+# Each target creates .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -7,14 +9,33 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt native/CMakeLists.txt \
   $(wildcard native/core/* native/include/*/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
-.PHONY: demo test lint bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak mutants pythons docs oracles clean
+# Test arrays are small: several threads per process would cost more than they save.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# One process per core. Idle workers take over tests from busy ones; fixtures are mostly made once, since neighbours stay together.
+PARALLEL := -n auto --dist worksteal
+
+.PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak \
+  mutants pythons oracles clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
 
-# One thread: the arrays of tests are small, and threads that wait for each other cost more than they bring.
+# The inner loop: about a minute on 2 cores. Tests marked `slow` run in `make test` only.
+CHECKED_TESTS := tests/ir tests/lowering tests/quant tests/golden tests/runtime/test_engine_ops.py tests/cli/test_smoke.py
+check: lint
+	$(PYTEST) $(PARALLEL) -m 'not slow and not nightly' $(CHECKED_TESTS)
+
+# What must pass before a change lands: under 12 minutes on 2 cores.
 test: lint oracles
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	$(PYTEST) $(PARALLEL)
+
+# What takes hours, or tools that few machines have.
+nightly: nightly-tests sanitize fuzz faults soak mutants
+	$(MAKE) fuzz-files COUNT=200000 WORKERS=2
+
+# Tests under emulators and cross compilers. Each skips with the name of the Debian package that it needs.
+nightly-tests: .venv/.dev
+	$(PYTEST) $(PARALLEL) -m nightly
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -27,7 +48,7 @@ bench: .venv/.run
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/speed.py --quick
 
-# The small detectors of training/README.md, over an hour each; stopped and started again, it goes on.
+# Train the small detectors of training/README.md: over an hour each; an interrupted training continues.
 detector: build/detect/mask_rcnn.safetensors build/detect/cascade.safetensors
 
 build/detect/%.safetensors: .venv/.run build/detect/shapes/instances_val.json
@@ -37,14 +58,25 @@ build/detect/%.safetensors: .venv/.run build/detect/shapes/instances_val.json
 build/detect/shapes/instances_val.json: .venv/.run training/make_shapes.py
 	$(BIN)/python training/make_shapes.py -o build/detect/shapes
 
-# Small mistakes in ir/ and quant/, one at a time: which would no test notice (docs/measurements/mutants.md)? Hours; stopped, it goes on.
-MUTANTS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python scripts/mutants.py
+# Mutation testing with cosmic-ray: one small change to MODULE at a time, each of which MUTANT_TESTS should detect. Works on a copy
+# of the package. python -S: without .pth files, so that the copy is imported and not the editable installation.
+MODULE ?= fqvit/ir/fixed.py
+MUTANT_TESTS ?= tests/ir/test_fixed.py
+MUTANT_PATH = build/mutants/site:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 mutants: .venv/.dev
-	test -f build/mutants/lines.json || $(MUTANTS) record
-	$(MUTANTS) run --jobs 2
-	$(MUTANTS) run --jobs 2 --again --seconds 60
+	$(PIP) show -q cosmic-ray 2>/dev/null || $(PIP) install -q 'cosmic-ray>=8.3'
+	rm -rf build/mutants && mkdir -p build/mutants
+	$(PIP) install -q --no-deps --target build/mutants/site .
+	printf '[cosmic-ray]\nmodule-path = ["build/mutants/site/%s"]\ntimeout = 120.0\nexcluded-modules = []\ntest-command = "%s"\n' \
+	  $(MODULE) "env PYTHONPATH=$(MUTANT_PATH) OMP_NUM_THREADS=1 $(BIN)/python -S -m pytest -q -x -p no:cacheprovider $(MUTANT_TESTS)" \
+	  > build/mutants/config.toml
+	printf '[cosmic-ray.distributor]\nname = "local"\n' >> build/mutants/config.toml
+	$(BIN)/cosmic-ray init build/mutants/config.toml build/mutants/session.sqlite
+	$(BIN)/cosmic-ray baseline build/mutants/config.toml
+	$(BIN)/cosmic-ray exec build/mutants/config.toml build/mutants/session.sqlite
+	$(BIN)/cr-report --surviving-only --show-diff build/mutants/session.sqlite
 
-# The engine without Python under three sanitizers, on programs that Python wrote: several engines and callers at once.
+# The engine without Python under three sanitizers, on programs written by Python: several engines and callers at once.
 CORE := $(wildcard native/core/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
 HEADERS := $(wildcard native/core/*.h native/include/*/*.h native/kernels/*.h native/kernels/*/*.h native/ops/*.h native/fuzz/*.h)
 INCLUDES := -Inative -Inative/include
@@ -73,13 +105,13 @@ build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/r
 	rm -rf $@
 	$(BIN)/python native/fuzz/make_seeds.py --networks $@
 
-# The engine's boundary, then every reader of foreign files (docs/explanation/hardening.md), each for so many seconds. What is found is kept in
-# build/fuzz and the run fails.
+# Fuzz the engine, then every reader of untrusted files (docs/explanation/hardening.md), FUZZ_SECONDS each. A finding is kept in build/fuzz
+# and fails the run.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= program detector safetensors torch npz image coco results recipe settings classes shard
 fuzz: fuzz-engine fuzz-readers
 
-# Atheris has wheels for some platforms only. Without it the rest of `fuzz` runs.
+# Atheris has wheels for some platforms only. Without it, only the engine is fuzzed.
 fuzz-readers: .venv/.fuzz
 	@if ! $(BIN)/python -c 'import atheris' 2>/dev/null; then \
 	  echo 'fuzz-readers: atheris has no wheel for this platform and Python; the readers were NOT fuzzed.'; exit 0; fi; \
@@ -89,7 +121,7 @@ fuzz-readers: .venv/.fuzz
 .venv/.fuzz: .venv/.dev
 	-$(PIP) install -q 'atheris>=3' && touch $@
 
-# Mutated .fqvit files through the extension built with ASan and UBSan, loaded in the place of the installed one.
+# Load mutated .fqvit files with the extension built with ASan and UBSan, in place of the installed one.
 COUNT ?= 1000000
 SEED ?= 1
 WORKERS ?= 1
@@ -106,7 +138,7 @@ build/sanitize/site: .venv/.dev $(SOURCES)
 	  -C 'cmake.define.CMAKE_CXX_FLAGS=$(ASAN_FLAGS)' .
 	@touch $@
 
-# libFuzzer, hence clang (Debian: clang libclang-rt-14-dev).
+# Needs libFuzzer, which comes with clang (Debian: clang libclang-rt-14-dev).
 fuzz-engine: build/fuzz/engine
 	@mkdir -p build/fuzz/corpus
 	build/fuzz/engine -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 -max_len=4096 -print_final_stats=1 \
@@ -116,7 +148,7 @@ build/fuzz/engine: native/fuzz/engine_fuzz.cpp $(CORE) $(HEADERS)
 	@mkdir -p $(@D)
 	clang++ -std=c++20 $(INCLUDES) -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
 
-# A wheel from this source for every Python that is there (else: make pythons PYTHONS=...), and the golden files' bits with each.
+# Build a wheel for each of PYTHONS and check the golden files with it.
 PYTHONS ?= python3.11 python3.12 python3.13
 pythons:
 	for python in $(PYTHONS); do \
@@ -130,25 +162,25 @@ docs: .venv/.dev
 	$(BIN)/python scripts/generate_docs.py
 	$(BIN)/python -m mkdocs build -q
 
-# Commands killed, asked to stop, or losing a worker, at random moments (docs/explanation/hardening.md): an hour or less.
+# Kill commands, send them signals, or kill one of their workers, at random moments (docs/explanation/hardening.md): up to an hour.
 FAULTS ?= 100
 faults: .venv/.dev
 	$(BIN)/python scripts/faults.py kill --times $(FAULTS)
 	$(BIN)/python scripts/faults.py stop --times 6
 	$(BIN)/python scripts/faults.py lose --times 6
 
-# Engines and detectors under 8 threads in each of 2 processes: the reference's bits, and no growth of memory.
+# Run engines and detectors from 8 threads in each of 2 processes: same bits as the reference, no memory growth.
 SOAK_SECONDS ?= 600
 soak: .venv/.dev
 	$(BIN)/python scripts/soak.py --seconds $(SOAK_SECONDS)
 
-# timm is compared with in tests, which skip without it: an install that fails is no failure, and is tried again next time.
-# No dependencies: torchvision would ask for its own torch.
+# Tests compare with timm and skip without it, so a failed installation is not an error and is tried again next time.
+# --no-deps: torchvision would install a torch of its own.
 oracles: .venv/.oracles
 .venv/.oracles: .venv/.dev
 	-$(PIP) install -q --no-deps timm torchvision && $(PIP) install -q huggingface_hub pyyaml && touch $@
 
-# The larger install serves the smaller one too, so that a fresh `make test` compiles once.
+# The development installation serves .run too, so that a fresh `make test` compiles once.
 .venv/.dev: .venv/.torch $(SOURCES)
 	$(INSTALL) -e '.[quantize,dev,docs]'
 	@touch .venv/.run $@
@@ -157,7 +189,7 @@ oracles: .venv/.oracles
 	$(INSTALL) -e '.[quantize]'
 	@touch $@
 
-# First and alone, so that what follows finds a torch and takes no other. One that is there already stays.
+# Install torch first, so that later installations do not choose another one. An installed torch is kept.
 .venv/.torch: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) show -q torch 2>/dev/null || $(PIP) install -q -c constraints.txt torch || $(PIP) install -q torch

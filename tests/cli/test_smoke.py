@@ -1,0 +1,43 @@
+"""A smoke test of the command line, for `make check`: one model through quantize, eval, inspect, classify and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fqvit.models import embedded
+from tests.cli.command_line import fqvit, refused
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("smoke") / "model.fqvit"
+    done = fqvit("quantize", "fmnist_vit", "--images", 32, "-o", path)
+    assert done.code == 0, done.err
+    return path
+
+
+def test_eval_measures_the_quantized_model(program: Path) -> None:
+    found = fqvit("eval", program, "--limit", 100, "--json").json
+    assert found["images"] == 100 and found["top1"] > 80 and found["top5"] >= found["top1"] and found["seconds"] > 0
+
+
+def test_inspect_finds_no_float_in_the_program(program: Path) -> None:
+    assert fqvit("inspect", program, "--json").json["float_ops"] == 0
+
+
+def test_classify_ranks_five_classes(program: Path, tmp_path: Path) -> None:
+    Image.fromarray(embedded.test_images()[0][0, :, :, 0]).save(tmp_path / "image.png")
+    (answer,) = fqvit("classify", program, tmp_path / "image.png", "--json").json["results"]
+    assert len(answer["top"]) == 5
+
+
+def test_export_writes_c_source(program: Path, tmp_path: Path) -> None:
+    assert fqvit("export", program, "--to", "c", "-o", tmp_path / "c").code == 0
+    assert (tmp_path / "c" / "model.c").is_file()
+
+
+def test_a_missing_file_is_reported_in_one_line() -> None:
+    refused(fqvit("eval", "missing.fqvit"), "missing.fqvit")
