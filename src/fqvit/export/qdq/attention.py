@@ -33,7 +33,7 @@ def matmul(
     right = graph.scaled(b.name, np.ones(1), (b.zero - op.b_zero) * b.scale, f"{op.y}.b")
     if not op.b_rows:
         axes = list(range(len(b.shape) + 1))
-        right = graph.node("Transpose", [right], f"{op.y}.b.turned", perm=[*axes[:-2], axes[-1], axes[-2]])
+        right = graph.node("Transpose", [right], f"{op.y}.b.transposed", perm=[*axes[:-2], axes[-1], axes[-2]])
     ratio = op.mult / 2.0**op.shift * params.scale
     name = graph.node("MatMul", [left, right], f"{op.y}.product")
     offset: Floats = (op.y_zero - params.zero) * params.scale
@@ -59,7 +59,7 @@ def softmax(
 
 def _minus_row_max(graph: QdqGraph, y: str, scores: str) -> str:
     """Subtract the largest score of each row."""
-    return graph.node("Sub", [scores, _over_row(graph, "ReduceMax", scores, f"{y}.largest")], f"{y}.beside")
+    return graph.node("Sub", [scores, _over_row(graph, "ReduceMax", scores, f"{y}.largest")], f"{y}.minus_max")
 
 
 def _over_row(graph: QdqGraph, kind: str, x: str, y: str) -> str:
@@ -111,13 +111,15 @@ def _by_distance(
 ) -> str:
     """Emit table[largest score code of the row - score code], or `elsewhere` between tokens of different regions."""
     n = len(table)
-    distance = graph.node("Mul", [relative, graph.float32(f"{y}.codes_per_unit", -1 / float(x.scale[0]))], f"{y}.steps")
-    distance = graph.node("Round", [distance], f"{y}.whole")
-    ends = [graph.float32("zero", 0.0), graph.float32(f"{y}.furthest", float(n - 1))]
+    distance = graph.node(
+        "Mul", [relative, graph.float32(f"{y}.codes_per_unit", -1 / float(x.scale[0]))], f"{y}.scaled_distance"
+    )
+    distance = graph.node("Round", [distance], f"{y}.rounded")
+    ends = [graph.float32("zero", 0.0), graph.float32(f"{y}.largest_distance", float(n - 1))]
     distance = graph.node("Clip", [distance, *ends], f"{y}.distance")
     if region is not None:
         same = graph.constant(f"{y}.same", _same_region(region))
-        distance = graph.node("Where", [same, distance, graph.float32(f"{y}.beyond", float(n))], f"{y}.seen")
+        distance = graph.node("Where", [same, distance, graph.float32(f"{y}.hidden", float(n))], f"{y}.distance_or_hidden")
         table = np.append(table, elsewhere)
     index = graph.node("Cast", [distance], f"{y}.index", to=TensorProto.INT32)
     return graph.node("Gather", [graph.float32(f"{y}.table", table), index], out, axis=0)
@@ -145,13 +147,13 @@ def _log2(
     r = graph.node("Div", [total, floor], f"{y}.inverse")
     r = graph.node("Floor", [graph.node("Add", [r, graph.float32("half", 0.5)], f"{y}.inverse.half")], f"{y}.r")
     # Add 1/4, so that float rounding cannot move an integer r across a bound.
-    r = graph.node("Add", [r, graph.float32("quarter", 0.25)], f"{y}.r.up")
+    r = graph.node("Add", [r, graph.float32("quarter", 0.25)], f"{y}.r.plus_quarter")
     r = graph.node("Mul", [r, graph.float32("4/3", 4 / 3)], f"{y}.r43")
     log = graph.node("Mul", [graph.node("Log", [r], f"{y}.ln"), graph.float32("1/ln2", float(1 / np.log(2)))], f"{y}.log2")
     code = graph.node("Floor", [log], f"{y}.code")
-    known = graph.node("Greater", [e, graph.float32("zero", 0.0)], f"{y}.known")
-    code = graph.node("Where", [known, code, graph.float32(f"{y}.last", float(last))], f"{y}.code.known")
-    code = graph.node("Min", [code, f"{y}.last"], f"{y}.code.last")
+    nonzero = graph.node("Greater", [e, graph.float32("zero", 0.0)], f"{y}.nonzero")
+    code = graph.node("Where", [nonzero, code, graph.float32(f"{y}.last", float(last))], f"{y}.code.or_last")
+    code = graph.node("Min", [code, f"{y}.last"], f"{y}.code.clipped")
     weight = graph.node("Pow", [graph.float32("1/2", 0.5), code], f"{y}.weight" if reader.zero_code else y)
     if reader.zero_code:
         below = graph.node("Less", [code, f"{y}.last"], f"{y}.below")

@@ -132,8 +132,8 @@ class QdqGraph:
             return tensor
         # QuantizeLinear gets one scale per tensor: fusions of ONNX Runtime fail on activations with per-channel scales.
         assert len(zero) == 1, f"{y}: one zero point per channel"
-        relative = self.float32(f"{y}.steps", scale / scale[0])
-        x = self.node("Div", [x, relative], f"{y}.even")
+        relative = self.float32(f"{y}.relative_scale", scale / scale[0])
+        x = self.node("Div", [x, relative], f"{y}.per_tensor")
         self.node("Mul", [self._qdq_pair(x, f"{y}.restored", bits, float(scale[0]), int(zero[0])), relative], y)
         return tensor
 

@@ -215,7 +215,7 @@ class _Export:
         if len(tensor.scale) == 1 and len(tensor.zero) == 1:
             return tensor
         unit, zero = tensor.scale[:1], tensor.zero[:1]
-        found = self.graph.scaled(tensor.name, unit / tensor.scale, (tensor.zero - zero) * unit, f"{name}.even")
+        found = self.graph.scaled(tensor.name, unit / tensor.scale, (tensor.zero - zero) * unit, f"{name}.per_tensor")
         return QuantizedTensor(found, tensor.shape, unit, zero)
 
     def _lifted(self, x: QuantizedTensor, zero: Zero, alpha: str | None, y: str) -> tuple[str, float]:
@@ -297,10 +297,10 @@ class _Export:
         missing = bool((index < 0).any())
         name = graph.node("Gather", [name, rows], f"{op.y}.taken" if missing else op.y, axis=1)
         if missing:
-            there = graph.constant(f"{op.index}.there", (index >= 0)[..., None])
+            valid = graph.constant(f"{op.index}.valid", (index >= 0)[..., None])
             fill = per_channel(self.scales.zero_points(op.fill), shape[-1])
             values = np.broadcast_to((fill - x.zero) * x.scale, (shape[-1],))
-            name = graph.node("Where", [there, name, graph.float32(f"{op.y}.fill", values)], op.y)
+            name = graph.node("Where", [valid, name, graph.float32(f"{op.y}.fill", values)], op.y)
         return QuantizedTensor(name, shape, x.scale, x.zero)
 
     def _permute(self, op: Permute, shape: tuple[int, ...]) -> QuantizedTensor:
@@ -313,11 +313,11 @@ class _Export:
         name = graph.reshape(name, tuple(view), f"{op.y}.view")
         if rows is None and op.select is not None:
             axis, index = op.select
-            chosen = graph.constant(f"index.{index}", np.array(index, np.int64))
-            name = graph.node("Gather", [name, chosen], f"{op.y}.chosen", axis=axis + 1)
+            selected = graph.constant(f"index.{index}", np.array(index, np.int64))
+            name = graph.node("Gather", [name, selected], f"{op.y}.selected", axis=axis + 1)
             del view[axis]
         if perm != tuple(range(len(perm))):
-            name = graph.node("Transpose", [name], f"{op.y}.turned", perm=[0, *(axis + 1 for axis in perm)])
+            name = graph.node("Transpose", [name], f"{op.y}.transposed", perm=[0, *(axis + 1 for axis in perm)])
         name = graph.reshape(name, shape, op.y)
         return QuantizedTensor(name, shape, self._tiled(x.scale, op.y, shape), self._tiled(x.zero, op.y, shape))
 
@@ -342,10 +342,10 @@ class _Export:
             rows = graph.float32(f"{op.y}.{name}", values[None])
             batch = graph.node("Shape", [first.name], f"{op.y}.batch", start=0, end=1)
             sizes = graph.constant(f"{op.y}.sizes", np.array(values.shape, np.int64))
-            wanted = graph.node("Concat", [batch, sizes], f"{op.y}.wanted", axis=0)
-            names.append(graph.node("Expand", [rows, wanted], f"{op.y}.{name}.rows"))
+            full_shape = graph.node("Concat", [batch, sizes], f"{op.y}.shape", axis=0)
+            names.append(graph.node("Expand", [rows, full_shape], f"{op.y}.{name}.rows"))
         return QuantizedTensor(graph.node("Concat", names, op.y, axis=1), shape, first.scale, first.zero)
 
     def _rescaled(self, tensor: QuantizedTensor, other: QuantizedTensor, name: str) -> str:
         offset = (tensor.zero - other.zero) * other.scale
-        return self.graph.scaled(tensor.name, other.scale / tensor.scale, offset, f"{name}.alike")
+        return self.graph.scaled(tensor.name, other.scale / tensor.scale, offset, f"{name}.rescaled")
