@@ -9,7 +9,6 @@ import functools
 import io
 import sys
 import warnings
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -17,6 +16,30 @@ import typer
 
 from fqvit.cli import guard
 from fqvit.cli.detect import app as detect_app
+from fqvit.cli.options import (
+    Backend,
+    Bits,
+    Calib,
+    CalibrationImages,
+    Classes,
+    Data,
+    Device,
+    ExportKind,
+    Features,
+    FigureOut,
+    Json,
+    Limit,
+    OneModel,
+    Program,
+    ProgramOut,
+    QdqAttention,
+    QdqTarget,
+    Recipe,
+    StudyOptions,
+    TableOut,
+    Weights,
+    one_option_per_field,
+)
 
 app = typer.Typer(
     help="Vision transformers as integer-only programs.",
@@ -27,60 +50,6 @@ app = typer.Typer(
 )
 app.add_typer(detect_app, name="detect")
 command = functools.partial(guard.command, app)
-
-
-class Backend(StrEnum):
-    native = "native"
-    reference = "reference"
-    onnx = "onnx"
-
-
-class Kind(StrEnum):
-    onnx = "onnx"
-    qdq = "qdq"
-    c = "c"
-    vectors = "vectors"
-
-
-class QdqTarget(StrEnum):
-    ort = "ort"
-    openvino = "openvino"
-    tensorrt = "tensorrt"
-
-
-class QdqAttention(StrEnum):
-    log2 = "log2"
-    uniform = "uniform"
-
-
-class Features(StrEnum):
-    tokens = "tokens"
-    pooled = "pooled"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
-Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", show_default=False)]
-Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint of the float model.")]
-Classes = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
-]
-Calib = Annotated[
-    Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration, a folder or tar shards; no labels.")
-]
-Data = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Test images, one sub-folder a class, or tar shards.")]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
-CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")]
-Models = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints; default: the embedded ones.")
-]
-OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="One model; or several by --models.")]
-Written = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv or .json.")]
-Drawn = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv, .json or .svg.")]
-CellCache = Annotated[
-    Path | None, typer.Option("--cache", metavar="DIR", help="Where finished cells are kept; default ~/.cache/fqvit/cells.")
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Do finished cells again.")]
-Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
 
 
 def _say_version(asked: bool) -> None:
@@ -122,8 +91,8 @@ def quantize(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME; default fmnist_vit.")] = None,
     weights: Weights = None,
     calib: Calib = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="How to quantize; default fqvit.")] = None,
-    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")] = None,
+    recipe: Recipe = None,
+    bits: Bits = None,
     profile: Annotated[str | None, typer.Option(metavar="npu", help="For chips with symmetric int8 only.")] = None,
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Stop at features instead of logits.")] = None,
@@ -133,7 +102,7 @@ def quantize(
     classes: Classes = None,
     save_calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration.")] = None,
     calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="A saved one, with its recipe.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.fqvit", help="Default: MODEL.fqvit here.")] = None,
+    out: ProgramOut = None,
     as_json: Json = False,
 ) -> None:
     """Turn a float checkpoint into an integer-only program."""
@@ -271,7 +240,9 @@ def bench(
 @command("export")
 def export(
     file: Program,
-    to: Annotated[Kind, typer.Option(help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse. c: C99. vectors: .npy.")],
+    to: Annotated[
+        ExportKind, typer.Option(help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse. c: C99. vectors: .npy.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="PATH", help="Default: named like FILE, here.")] = None,
     target: Annotated[QdqTarget | None, typer.Option(help="qdq: the runtime it is for; default ort.")] = None,
     attention: Annotated[QdqAttention | None, typer.Option(help="qdq: 4-bit codes emulated, or 8 bits.")] = None,
@@ -288,80 +259,53 @@ def export(
 
 
 @command("table")
+@one_option_per_field
 def table(
-    models: Models = None,
-    weights: Weights = None,
     methods: Annotated[
         str | None, typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files; default: the paper's, and ours.")
     ] = None,
     bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN,...", help="Every method at each of these.")] = None,
-    calib: Calib = None,
-    data: Data = None,
-    classes: Classes = None,
-    limit: Limit = None,
-    images: CalibrationImages = None,
-    cache: CellCache = None,
-    fresh: Fresh = False,
-    device: Device = "cpu",
-    out: Written = None,
+    *,
+    options: StudyOptions,
+    out: TableOut = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods on models by top-1. Beside float and what was published; finished cells are kept."""
     from fqvit.cli.commands import table as table_command
-    from fqvit.cli.commands.study import Options, named_models
 
-    options = Options(calib, data, classes, limit, images, cache, fresh, device)
-    table_command.run(named_models(None, models, weights), methods, bits, options, out or [], as_json)
+    table_command.run(methods, bits, options, out or [], as_json)
 
 
 @command("ablate")
+@one_option_per_field
 def ablate(
     model: OneModel = None,
-    models: Models = None,
-    weights: Weights = None,
-    calib: Calib = None,
-    data: Data = None,
-    classes: Classes = None,
-    limit: Limit = None,
-    images: CalibrationImages = None,
-    cache: CellCache = None,
-    fresh: Fresh = False,
-    device: Device = "cpu",
-    out: Drawn = None,
+    *,
+    options: StudyOptions,
+    out: FigureOut = None,
     as_json: Json = False,
 ) -> None:
     """Show what each part of the paper's method brings and costs. Finished cells are kept."""
     from fqvit.cli.commands import ablate as ablate_command
-    from fqvit.cli.commands.study import Options, named_models
 
-    options = Options(calib, data, classes, limit, images, cache, fresh, device)
-    ablate_command.run(named_models(model, models, weights), options, out or [], as_json)
+    ablate_command.run(model, options, out or [], as_json)
 
 
 @command("sweep-k")
+@one_option_per_field
 def sweep_k(
     model: OneModel = None,
-    models: Models = None,
-    weights: Weights = None,
     recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Whose K is changed.")] = "fq-vit",
     largest: Annotated[int, typer.Option(metavar="K", help="K = 0 .. this.")] = 6,
-    calib: Calib = None,
-    data: Data = None,
-    classes: Classes = None,
-    limit: Limit = None,
-    images: CalibrationImages = None,
-    cache: CellCache = None,
-    fresh: Fresh = False,
-    device: Device = "cpu",
-    out: Drawn = None,
+    *,
+    options: StudyOptions,
+    out: FigureOut = None,
     as_json: Json = False,
 ) -> None:
     """Measure accuracy over the largest Power-of-Two Factor K. Finished cells are kept."""
     from fqvit.cli.commands import sweep as sweep_command
-    from fqvit.cli.commands.study import Options, named_models
 
-    options = Options(calib, data, classes, limit, images, cache, fresh, device)
-    sweep_command.run(named_models(model, models, weights), recipe, largest, options, out or [], as_json)
+    sweep_command.run(model, recipe, largest, options, out or [], as_json)
 
 
 @command("bitops")

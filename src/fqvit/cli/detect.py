@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import functools
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from fqvit.cli import guard
+from fqvit.cli.options import (
+    Bits,
+    DetectorBackend,
+    DetectorSettings,
+    DetectorWeights,
+    Json,
+    Limit,
+    Program,
+    ProgramOut,
+    Recipe,
+    RunBy,
+    Threads,
+)
 
 app = typer.Typer(
     help="Detectors as integer-only programs. Boxes, classes and masks of Swin Mask R-CNN and Cascade Mask R-CNN.",
@@ -20,26 +32,11 @@ app = typer.Typer(
 command = functools.partial(guard.command, app)
 
 
-class Backend(StrEnum):
-    native = "native"
-    reference = "reference"
-
-
-BACKENDS: dict[Backend | None, Literal["native", "reference"] | None] = {
+BACKENDS: dict[DetectorBackend | None, Literal["native", "reference"] | None] = {
     None: None,
-    Backend.native: "native",
-    Backend.reference: "reference",
+    DetectorBackend.native: "native",
+    DetectorBackend.reference: "reference",
 }
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
-Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", show_default=False)]
-Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Checkpoint of the float detector: .pth or .safetensors.")]
-Settings = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.toml|FILE.json", help="What weights do not tell: image size, anchors, thresholds, class names."),
-]
-Score = Annotated[float | None, typer.Option(metavar="X", help="Leave out what scores less.")]
-Threads = Annotated[int | None, typer.Option(metavar="N", help="Default: every core.")]
-RunBy = Annotated[Backend | None, typer.Option(help="What runs the program; default native. The bits are the same.")]
 
 
 @command("quantize")
@@ -47,13 +44,13 @@ def quantize(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="mask_rcnn or cascade_mask_rcnn; default: what the weights are.")
     ] = None,
-    weights: Weights = None,
-    settings: Settings = None,
+    weights: DetectorWeights = None,
+    settings: DetectorSettings = None,
     calib: Annotated[Path | None, typer.Option(metavar="DIR", help="Images for calibration; no labels.")] = None,
     images: Annotated[int | None, typer.Option(metavar="N", help="At most so many of them, spread evenly.")] = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="How to quantize; default fqvit.")] = None,
-    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.fqvit", help="Default: MODEL.fqvit here.")] = None,
+    recipe: Recipe = None,
+    bits: Bits = None,
+    out: ProgramOut = None,
     as_json: Json = False,
 ) -> None:
     """Turn a float detector's checkpoint into an integer-only one."""
@@ -65,11 +62,11 @@ def quantize(
 @command("eval")
 def evaluate(
     file: Annotated[Path | None, typer.Argument(metavar="FILE.fqvit", help="Or --weights.", show_default=False)] = None,
-    weights: Weights = None,
-    settings: Settings = None,
+    weights: DetectorWeights = None,
+    settings: DetectorSettings = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the images.")] = None,
     annotations: Annotated[Path | None, typer.Option(metavar="FILE.json", help="COCO's instances file.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = None,
+    limit: Limit = None,
     backend: RunBy = None,
     threads: Threads = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.json", help="Also the results, as COCO's.")] = None,
@@ -97,7 +94,7 @@ def predict(
     file: Program,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE|DIR...", show_default=False)],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.json", help="As COCO's results, with masks.")] = None,
-    score: Score = None,
+    score: Annotated[float | None, typer.Option(metavar="X", help="Leave out what scores less.")] = None,
     backend: RunBy = None,
     threads: Threads = None,
     as_json: Json = False,

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fqvit.cli.commands import study
-from fqvit.cli.commands.study import Named, Options
+from fqvit.cli.options import StudyOptions
+from fqvit.distributed.workers import Workers
 
 
-def run(models: Sequence[Named], options: Options, out: Sequence[Path], as_json: bool) -> None:
+def run(model: str | None, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.ablation import markdown, rows, settings
 
+    workers = Workers.from_environment()  # first, so that an error of one ends all
+    models = study.named_models(model, options.models, options.weights)
     study.check_outputs(out, options, drawn=True)
-    ran = study.run_cells(models, [setting.method for setting in settings()], options, "ablate")
+    ran = study.run_cells(models, [setting.method for setting in settings()], options, workers, "ablate")
     from fqvit.study.figure1 import draw
 
     told = rows(ran.rows, ran.configs)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fqvit.cli import inputs
+from fqvit.cli.options import StudyOptions
 from fqvit.cli.output import say, say_json, warn
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
@@ -25,21 +26,6 @@ if TYPE_CHECKING:
     from fqvit.study.table import Row
 
 SUFFIXES = (".md", ".csv", ".json")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the three commands are given alike."""
-
-    calib: Path | None
-    data: Path | None
-    classes: Path | None
-    limit: int | None
-    images: int | None  # at most so many for calibration
-    cache: Path | None
-    fresh: bool
-    device: str
-    workers: Workers = field(default_factory=Workers.from_environment)
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,7 @@ def _named(word: str) -> Named:
     return Named(word, None)
 
 
-def benches(models: Sequence[Named], options: Options, command: str) -> Iterator[Bench]:
+def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, command: str) -> Iterator[Bench]:
     """The models one after the other, so that one is in memory at a time."""
     if options.images is not None and options.images < 1:
         raise FqvitError(f"--images {options.images}: expected at least 1.")
@@ -83,7 +69,6 @@ def benches(models: Sequence[Named], options: Options, command: str) -> Iterator
     from fqvit.study.cells import Bench, Cache
 
     device_of(options.device)
-    workers = options.workers
     cache = Cache(options.cache or default_cache(), options.fresh, workers)
     inputs.warn_of_unlike_machines(workers)
     told: set[str] = set()  # every cell passes over the images again
@@ -141,7 +126,7 @@ class Ran:
     configs: dict[str, ViTConfig | SwinConfig] = field(default_factory=dict)
 
 
-def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Options, command: str) -> Ran:
+def run_cells(models: Sequence[Named], methods: Sequence[Method], options: StudyOptions, workers: Workers, command: str) -> Ran:
     """The float model and every method on every model."""
     from fqvit.study.cells import CacheError
     from fqvit.study.methods import FLOAT, with_images
@@ -150,7 +135,7 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Optio
     ran = Ran()
     if options.images is not None:
         methods = [with_images(method, options.images) for method in methods]
-    for bench in benches(models, options, command):
+    for bench in benches(models, options, workers, command):
         ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
         exact, reused = bench.answers(FLOAT)
         ran.rows.append(row(bench.model.name, FLOAT, exact, exact))
@@ -160,7 +145,7 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Optio
                 answers, reused = bench.answers(method)
                 found = row(bench.model.name, method, answers, exact)
             except FqvitError as error:
-                if options.workers.size > 1 or isinstance(error, CacheError):
+                if workers.size > 1 or isinstance(error, CacheError):
                     raise  # other workers may not have failed, and would wait for this one
                 ran.failed.append(f"{bench.model.name} {method.label}: {error}")
                 continue
@@ -169,7 +154,7 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Optio
     return ran
 
 
-def check_outputs(paths: Sequence[Path], options: Options, drawn: bool = False) -> None:
+def check_outputs(paths: Sequence[Path], options: StudyOptions, drawn: bool = False) -> None:
     """Before any work: results can be written there. drawn: as a picture, too."""
     for path in paths:
         kinds = (*SUFFIXES, ".svg") if drawn else SUFFIXES

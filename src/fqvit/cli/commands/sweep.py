@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fqvit.cli.commands import study
-from fqvit.cli.commands.study import Named, Options
+from fqvit.cli.options import StudyOptions
+from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import load_recipe
 
 
-def run(models: Sequence[Named], recipe_name: str, largest: int, options: Options, out: Sequence[Path], as_json: bool) -> None:
+def run(model: str | None, recipe_name: str, largest: int, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.methods import sweep
 
+    workers = Workers.from_environment()  # first, so that an error of one ends all
+    models = study.named_models(model, options.models, options.weights)
     recipe = load_recipe(recipe_name)
     if not 0 <= largest <= 8:
         raise FqvitError(f"--largest {largest}: expected 0 to 8.")
     if recipe.residual != "ptf":
         raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so that K changes nothing there. Use fq-vit.")
     study.check_outputs(out, options, drawn=True)
-    ran = study.run_cells(models, sweep(recipe, largest), options, "sweep-k")
+    ran = study.run_cells(models, sweep(recipe, largest), options, workers, "sweep-k")
     from fqvit.study.sweep import draw, markdown, rows
 
     study.finish(ran, rows(ran.rows), markdown(ran.rows), out, as_json, lambda: draw(ran.rows))

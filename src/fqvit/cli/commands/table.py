@@ -6,22 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fqvit.cli.commands import study
-from fqvit.cli.commands.study import Named, Options
+from fqvit.cli.options import StudyOptions
+from fqvit.distributed.workers import Workers
 
 
-def run(
-    models: Sequence[Named],
-    methods: str | None,
-    bits: str | None,
-    options: Options,
-    out: Sequence[Path],
-    as_json: bool,
-) -> None:
+def run(methods: str | None, bits: str | None, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.methods import DEFAULT, parse
 
+    workers = Workers.from_environment()  # first, so that an error of one ends all
+    models = study.named_models(None, options.models, options.weights)
     chosen = parse(DEFAULT if methods is None else methods, bits)
     study.check_outputs(out, options)
-    ran = study.run_cells(models, chosen, options, "table")
+    ran = study.run_cells(models, chosen, options, workers, "table")
     from fqvit.study.table import flat, markdown
 
     study.finish(ran, [flat(row) for row in ran.rows], markdown(ran.rows), out, as_json)
