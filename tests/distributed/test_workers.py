@@ -21,8 +21,8 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import measure
 from fqvit.lowering.lower import lower
 from fqvit.models.device import own_gpu
-from fqvit.quant import distribute as dealt
-from fqvit.quant.calibrate import Sample, calibrate
+from fqvit.quant.batches import ImageSample, sample_positions, sample_size
+from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import RECIPES
 from tests.cli.command_line import fqvit, refused
 from tests.distributed.together import Thread, ends, start, together
@@ -103,10 +103,10 @@ def test_more_workers_than_batches_are_no_trouble() -> None:
 
 def test_the_sample_is_the_reservoirs() -> None:
     for total in (1, 5, 6, 40, 300):
-        sample = Sample(5)
+        sample = ImageSample(5)
         for at in range(0, total, 7):
             sample.add(np.arange(at, min(at + 7, total)).astype(np.uint16)[:, None, None, None])  # type: ignore[arg-type]
-        assert sample.images().ravel().tolist() == dealt.sampled(total, 5)
+        assert sample.images().ravel().tolist() == sample_positions(total, 5)
 
 
 def test_an_accuracy_is_the_same_for_every_number_of_workers() -> None:
@@ -166,7 +166,7 @@ def test_workers_that_were_given_other_images_are_told() -> None:
 
 
 def test_images_are_looked_at_again_only_where_a_recipe_asks_for_it() -> None:
-    sizes = {name: dealt.sample_size(recipe) for name, recipe in RECIPES.items()}
+    sizes = {name: sample_size(recipe) for name, recipe in RECIPES.items()}
     assert {name: size for name, size in sizes.items() if size} == {"w4": 128, "auto": 128, "ptq-vit": 128, "bit-split": 256}
 
 

@@ -16,16 +16,13 @@ from fqvit.lowering.lower import lower
 from fqvit.models.graph import Node, trace
 from fqvit.models.layers import gelu
 from fqvit.models.pixels import normalise
+from fqvit.quant.batches import shuffle_batches
 from fqvit.quant.calibrate import (
-    Sample,
     SiteObserver,
     calibrate,
     coded_attention,
     gelu_foot,
-    marked,
     observe_batch,
-    rebatch,
-    shuffled,
     trim_gelu_inputs,
 )
 from fqvit.quant.calibration import Calibration
@@ -78,17 +75,6 @@ def test_only_the_asked_number_of_images_is_taken() -> None:
     assert calibrate(MODEL, endless(), recipe).images == 10 and len(taken) == 10
 
 
-def test_shuffled_images_are_all_there_in_an_order_that_follows_from_seed_and_number() -> None:
-    def order(seed: int, parts: list[int], size: int = 6) -> list[int]:
-        found = list(shuffled(np.split(PICTURES, parts), size, seed))
-        assert [len(batch) for batch in found] == [6, 6, 6, 2]
-        return [next(i for i, picture in enumerate(PICTURES) if (picture == image).all()) for batch in found for image in batch]
-
-    assert sorted(order(0, [])) == list(range(20)) and order(0, []) == order(0, [1, 8, 9, 9])
-    assert list(range(20)) != order(0, []) != order(1, [])
-    assert list(shuffled([], 6, 0)) == []
-
-
 def test_the_seed_of_a_shuffle_decides_the_last_batch() -> None:
     recipe = msgspec.structs.replace(RECIPES["fq-vit-original"], batch=4)
 
@@ -99,7 +85,7 @@ def test_the_seed_of_a_shuffle_decides_the_last_batch() -> None:
     assert a == sites(PICTURES, 0) != b
     np.testing.assert_allclose(a["embed"]["scale"], b["embed"]["scale"], rtol=1e-4)  # ranges are of all images
     assert any(a[site].get("alpha") != b[site].get("alpha") for site in a)
-    assert b == sites(np.concatenate(list(shuffled([PICTURES], 4, 1))), None)
+    assert b == sites(np.concatenate(list(shuffle_batches([PICTURES], 4, 1))), None)
 
 
 def test_the_last_batch_of_the_original_sees_attention_in_codes() -> None:
@@ -130,24 +116,6 @@ def test_the_last_batch_of_the_original_sees_attention_in_codes() -> None:
     plain = calibrate(MODEL, [PICTURES], msgspec.structs.replace(recipe, last_batch=False))
     assert plain.sites["blocks.0.attn.scores"].scale == found.sites["blocks.0.attn.scores"].scale
     assert plain.sites["blocks.1.add2"].scale != found.sites["blocks.1.add2"].scale
-
-
-def test_only_the_last_batch_is_marked() -> None:
-    assert list(marked([])) == []
-    assert [(len(batch), last) for batch, last in marked([PICTURES[:3], PICTURES[:2], PICTURES])] == [
-        (3, False),
-        (2, False),
-        (20, True),
-    ]
-
-
-SHAPE = PICTURES.shape[1:]
-
-
-def test_batches_are_of_one_size_but_the_last() -> None:
-    assert [len(b) for b in rebatch([PICTURES[:7], PICTURES[7], PICTURES[8:]], SHAPE, 6, 100)] == [6, 6, 6, 2]
-    assert [len(b) for b in rebatch([PICTURES], SHAPE, 6, 13)] == [6, 6, 1]
-    np.testing.assert_array_equal(np.concatenate(list(rebatch(iter(PICTURES), SHAPE, 3, 100))), PICTURES)
 
 
 def test_images_are_not_kept() -> None:
@@ -339,39 +307,6 @@ def test_the_last_norm_is_observed_on_the_class_token_only() -> None:
     for features, seen in (("logits", token), ("pooled", token), ("tokens", tokens)):
         q = calibrate(MODEL, [PICTURES], minmax, features=features).sites["norm"]  # type: ignore[arg-type]
         assert np.isclose(q.scale[0], affine(float(seen.min()), float(seen.max()), 8).scale[0], rtol=1e-5)
-
-
-def test_the_same_sequence_gives_the_same_sample_however_it_is_cut() -> None:
-    pictures = np.arange(90, dtype=np.uint8).reshape(90, 1, 1, 1)
-
-    def sampled(cuts: list[int], size: int = 8) -> list[int]:
-        sample = Sample(size)
-        for part in np.split(pictures, cuts):
-            sample.add(part)
-        assert sample.seen == 90
-        return sample.images()[:, 0, 0, 0].tolist()  # type: ignore[no-any-return]
-
-    whole = sampled([])
-    assert whole == sampled([1, 2, 50]) == sampled(list(range(90))) and len(set(whole)) == 8
-    assert max(whole) > 8  # not just the first
-    assert sampled([40], 90) == sampled([], 200) == list(range(90))
-
-
-def test_a_sample_does_not_keep_the_batches_it_was_taken_from() -> None:
-    sample = Sample(3)
-    for start in range(0, 20, 4):
-        sample.add(PICTURES[start : start + 4])
-    assert all(image.base is None for image in sample.kept)
-
-
-def test_every_image_has_the_same_chance_to_be_in_the_sample() -> None:
-    seen = np.zeros(20)
-    for seed in range(2000):
-        sample = Sample(5)
-        sample.random = np.random.default_rng(seed)
-        sample.add(np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1))
-        seen[sample.images().ravel()] += 1
-    assert (np.abs(seen / 2000 - 0.25) < 0.05).all()
 
 
 def test_the_channels_of_two_class_tokens_are_the_same_channels() -> None:

@@ -20,13 +20,14 @@ from torch import Tensor
 from fqvit.detect.float.networks import BOXES_AT_ONCE, FloatNetworks
 from fqvit.detect.float.pipeline import Maps, classify
 from fqvit.detect.float.proposals import propose
-from fqvit.detect.float.roialign import Singles, cut_out
+from fqvit.detect.float.roialign import Floats32, multiscale_roi_align
 from fqvit.detect.images import Input, Pixels, normalise_and_pad, prepare
 from fqvit.detect.model.detector import FloatDetector
-from fqvit.detect.model.pyramid import named
+from fqvit.detect.model.pyramid import split_outputs
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, trace
-from fqvit.quant.calibrate import Call, SiteObserver, coded_attention, marked, observe_batch, site_parameters
+from fqvit.quant.batches import mark_last
+from fqvit.quant.calibrate import Call, SiteObserver, coded_attention, observe_batch, site_parameters
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan, plan_squares, recipes_of_parts
 from fqvit.quant.recipe import Recipe, check_detector
@@ -41,27 +42,27 @@ class DetectorCalibration:
     masks: tuple[Calibration, ...]
 
 
-class Part:
-    """The observers of one part. Of a head also that of the squares which it takes."""
+class PartObservers:
+    """The observers of one part. Of a head also that of the rois which it takes."""
 
     def __init__(self, graph: Graph, recipe: Recipe, whole: Recipe, head: bool) -> None:
         self.graph, self.recipe = graph, recipe
         self.sites = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
-        self.square = SiteObserver(plan_squares(whole), whole) if head else None
+        self.roi = SiteObserver(plan_squares(whole), whole) if head else None
 
     def observe(self, graph: Graph, x: Tensor, call: Call | None = None) -> tuple[Tensor, ...]:
         """graph: this part's, perhaps of another image size. Gives its outputs."""
-        if self.square is not None:
-            self.square.observe(x)
+        if self.roi is not None:
+            self.roi.observe(x)
         return observe_batch(graph, x, self.sites, call=call)
 
     def calibration(self, images: int) -> Calibration:
         found = site_parameters(self.graph, self.recipe, self.sites)
-        square = None if self.square is None else self.square.qparams()
+        square = None if self.roi is None else self.roi.qparams()
         return Calibration(self.recipe, "logits", images, found, square=square)
 
 
-class Observed(FloatNetworks):
+class ObservedNetworks(FloatNetworks):
     """The float networks, observed while they run."""
 
     def __init__(self, detector: FloatDetector, recipe: Recipe) -> None:
@@ -69,30 +70,30 @@ class Observed(FloatNetworks):
         module = self.module
         graphs = [trace(part) for part in (module.pyramid, *module.box_heads, *module.mask_heads)]
         recipes = recipes_of_parts(graphs, recipe)
-        parts = [Part(graph, each, recipe, i > 0) for i, (graph, each) in enumerate(zip(graphs, recipes, strict=True))]
-        self.whole, self.box_heads, self.mask_heads = parts[0], parts[1 : 1 + self.stages], parts[1 + self.stages :]
+        parts = [PartObservers(graph, each, recipe, i > 0) for i, (graph, each) in enumerate(zip(graphs, recipes, strict=True))]
+        self.pyramid_observers, self.box_heads, self.mask_heads = parts[0], parts[1 : 1 + self.stages], parts[1 + self.stages :]
         self.last = False  # whether no other image comes
 
     def maps(self, pixels: Pixels) -> Maps:
         images = torch.from_numpy(normalise_and_pad(pixels, self.settings))[None]
         graph = trace(self.pyramid((images.shape[2], images.shape[3])))
-        part = self.whole
+        part = self.pyramid_observers
         call = coded_attention(part.recipe, part.sites) if self.last and part.recipe.last_batch else None
-        outputs = named(part.observe(graph, images, call))
+        outputs = split_outputs(part.observe(graph, images, call))
         return Maps(*([x[0].contiguous().numpy() for x in level] for level in outputs))
 
-    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
-        classes, deltas = _observe(self.box_heads[stage], squares)
+    def boxes(self, stage: int, rois: Floats32) -> tuple[Floats32, Floats32]:
+        classes, deltas = _observe(self.box_heads[stage], rois)
         return classes, deltas
 
-    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
-        (logits,) = _observe(self.mask_heads[stage], squares)
-        chosen: Singles = logits[np.arange(len(labels)), :, :, labels]
+    def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
+        (logits,) = _observe(self.mask_heads[stage], rois)
+        chosen: Floats32 = logits[np.arange(len(labels)), :, :, labels]
         return chosen
 
 
-def _observe(part: Part, squares: Singles) -> Sequence[Singles]:
-    outputs = [part.observe(part.graph, some) for some in torch.split(torch.from_numpy(squares), BOXES_AT_ONCE)]
+def _observe(part: PartObservers, rois: Floats32) -> Sequence[Floats32]:
+    outputs = [part.observe(part.graph, some) for some in torch.split(torch.from_numpy(rois), BOXES_AT_ONCE)]
     return [torch.cat(some).numpy() for some in zip(*outputs, strict=True)]
 
 
@@ -106,12 +107,12 @@ def calibrate_detector(
 ) -> DetectorCalibration:
     """Observe every site of every part on `images`, of which the first recipe.images are taken. seen(n): after image n."""
     check_detector(recipe)
-    networks, count = Observed(detector, recipe), 0
+    networks, count = ObservedNetworks(detector, recipe), 0
     taken: Iterable[Image.Image] = islice(images, recipe.images)
     if recipe.shuffle is not None:
         given = list(taken)
         taken = [given[i] for i in np.random.default_rng(recipe.shuffle).permutation(len(given))]
-    for image, last in marked(taken):
+    for image, last in mark_last(taken):
         networks.last = last
         _observe_image(networks, prepare(image, detector.settings))
         count += 1
@@ -120,10 +121,10 @@ def calibrate_detector(
     if count == 0:
         raise FqvitError(f"{detector.name}: no calibration images. Pass at least one.")
     boxes, masks = (tuple(part.calibration(count) for part in parts) for parts in (networks.box_heads, networks.mask_heads))
-    return DetectorCalibration(networks.whole.calibration(count), boxes, masks)
+    return DetectorCalibration(networks.pyramid_observers.calibration(count), boxes, masks)
 
 
-def _observe_image(networks: Observed, image: Input) -> None:
+def _observe_image(networks: ObservedNetworks, image: Input) -> None:
     s = networks.settings
     maps = networks.maps(image.pixels)
     proposals = propose(
@@ -133,6 +134,6 @@ def _observe_image(networks: Observed, image: Input) -> None:
     # Where nothing is found, masks of proposals still show what masks are computed from.
     boxes = found.boxes if len(found.boxes) else proposals[: s.detections]
     labels = np.zeros(len(boxes), np.int64)
-    squares = cut_out(maps.levels, boxes, networks.mask_side, s.finest, s.strides)
-    for stage in range(networks.stages if len(squares) else 0):
-        networks.masks(stage, squares, labels)
+    rois = multiscale_roi_align(maps.levels, boxes, networks.mask_side, s.finest, s.strides)
+    for stage in range(networks.stages if len(rois) else 0):
+        networks.masks(stage, rois, labels)

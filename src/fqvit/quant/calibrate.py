@@ -8,8 +8,8 @@ an iterable holds all its images, as bytes. Neighbours: observers.py, plan.py, d
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from fqvit.models.graph import Features, Graph, Node, trace
 from fqvit.models.layers import Context, Gelu, Heads, Softmax, Take, gelu
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.quant import channels
-from fqvit.quant import distribute as dealt
+from fqvit.quant import channels, distribute
+from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, shuffle_batches
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.methods import auto
@@ -40,7 +40,6 @@ from fqvit.quant.simulate import table_softmax
 from fqvit.system.progress import Progress
 
 Call = Callable[[Node, list[Tensor]], Tensor]
-Batch = TypeVar("Batch")
 
 
 class SiteObserver:
@@ -90,27 +89,6 @@ class SiteObserver:
         return joined([codes(*part.range(), site.bits) for part in self.parts if isinstance(part, RangeObserver)])
 
 
-class Sample:
-    """A random choice of at most `size` of all images seen, the same for the same sequence (reservoir sampling)."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.seen = size, 0
-        self.kept: list[NDArray[np.uint8]] = []
-        self.random = np.random.default_rng(0)
-
-    def add(self, batch: NDArray[np.uint8]) -> None:
-        for image in batch:
-            self.seen += 1
-            if len(self.kept) < self.size:
-                self.kept.append(image.copy())  # a view would keep its whole batch
-            elif (place := int(self.random.integers(self.seen))) < self.size:
-                self.kept[place] = image.copy()
-
-    def images(self) -> NDArray[np.uint8]:
-        """uint8 [n, H, W, C]"""
-        return np.stack(self.kept)
-
-
 def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
     if site.observer == "minmax":
         return MinMax(site.site)
@@ -119,49 +97,6 @@ def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
     if site.observer == "percentile":
         return Percentile(site.site, recipe.quantile, recipe.momentum)
     return Omse(site.site, site.bits, recipe.last_batch)
-
-
-def rebatch(
-    images: Iterable[NDArray[np.uint8]], shape: tuple[int, int, int], size: int, limit: int
-) -> Iterator[NDArray[np.uint8]]:
-    """Single images of `shape` [H, W, C] or batches [n, H, W, C] of any size -> batches of `size`, `limit` images at most."""
-    held: list[NDArray[np.uint8]] = []
-    total = 0
-    for item in images:
-        if not isinstance(item, np.ndarray) or item.dtype != np.uint8 or item.shape[-3:] != shape or item.ndim not in (3, 4):
-            found = f"{item.dtype} {list(item.shape)}" if isinstance(item, np.ndarray) else type(item).__name__
-            raise FqvitError(f"calibration image: {found}, expected uint8 {list(shape)}. Use preprocess.apply on each image.")
-        for image in item[None] if item.ndim == 3 else item:
-            if total == limit:
-                break
-            held.append(image)
-            total += 1
-            if len(held) == size:
-                yield np.stack(held)
-                held = []
-        if total == limit:
-            break
-    if held:
-        yield np.stack(held)
-
-
-def shuffled(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iterator[NDArray[np.uint8]]:
-    """All images of `batches` in another order, the same for the same number of images and seed, in batches of `size`."""
-    images = [image for batch in batches for image in batch]
-    order = np.random.default_rng(seed).permutation(len(images))
-    for start in range(0, len(images), size):
-        yield np.stack([images[place] for place in order[start : start + size]])
-
-
-def marked(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last."""
-    held = None
-    for batch in batches:
-        if held is not None:
-            yield held, False
-        held = batch
-    if held is not None:
-        yield held, True
 
 
 class Pass:
@@ -217,23 +152,23 @@ def calibrate(
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     found = Pass(model, graph, recipes, where)
     if isinstance(images, Source):
-        sample = dealt.observe(found, images, recipe, workers, progress)
+        sample = distribute.observe(found, images, recipe, workers, progress)
     else:
         sample = _observe_given(found, images, recipe)
     result = None
     if workers.first:
         result = _finish(found, recipe, features, sample, progress)
-    return dealt.share(result, workers)
+    return distribute.share(result, workers)
 
 
 def _observe_given(found: Pass, images: Iterable[NDArray[np.uint8]], recipe: Recipe) -> Callable[[], NDArray[np.uint8]]:
     """Gives the sample for rounding and `auto`."""
     p = found.model.preprocess
-    sample = Sample(dealt.sample_size(recipe))
+    sample = ImageSample(sample_size(recipe))
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
     if recipe.shuffle is not None:
-        batches = shuffled(batches, recipe.batch, recipe.shuffle)
-    for batch, last in marked(batches):
+        batches = shuffle_batches(batches, recipe.batch, recipe.shuffle)
+    for batch, last in mark_last(batches):
         found.observe(batch, last)
         sample.add(batch)
     return sample.images
@@ -251,7 +186,7 @@ def _finish(
         for each, observed in zip(found.recipes, found.observers, strict=True)
     ]
     calibration = made[0]
-    if not dealt.sample_size(recipe):
+    if not sample_size(recipe):
         return calibration
     chosen = sample()
     if recipe.max_loss is not None:

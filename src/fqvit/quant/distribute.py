@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from fqvit.data.images import Source
 from fqvit.distributed.workers import Mergeable, Workers
+from fqvit.quant.batches import sample_positions, sample_size
 from fqvit.quant.calibration import Calibration, Choice
 from fqvit.quant.recipe import Recipe
 from fqvit.system.progress import Progress
-
-SAMPLE_IMAGES = 128  # that are looked at again
-FITTED_IMAGES = 256  # the same, where weights are fitted to outputs: fewer would be learnt by heart
 
 
 class Observing(Mergeable, Protocol):
@@ -61,29 +59,10 @@ def observe(
 
     def sample() -> NDArray[np.uint8]:
         # Read again rather than kept: 128 pictures are soon decoded, and nobody has to send them.
-        part = chosen.take(sampled(len(chosen), sample_size(recipe)))
+        part = chosen.take(sample_positions(len(chosen), sample_size(recipe)))
         return np.concatenate([batch.images for batch in part.batches(recipe.batch)])
 
     return sample
-
-
-def sample_size(recipe: Recipe) -> int:
-    """How many images a recipe looks at again when ranges are known; 0: none."""
-    if recipe.rounding == "bit-split":
-        return FITTED_IMAGES
-    again = recipe.max_loss is not None or recipe.rounding != "nearest" or recipe.intervals != "observed"
-    return SAMPLE_IMAGES if again else 0
-
-
-def sampled(total: int, size: int) -> list[int]:
-    """The positions that a reservoir (calibrate.Sample) keeps of `total` images, in its order."""
-    random = np.random.default_rng(0)
-    kept = list(range(min(size, total)))
-    for position in range(size, total):
-        place = int(random.integers(position + 1))
-        if place < size:
-            kept[place] = position
-    return kept
 
 
 def share(result: Calibration | None, workers: Workers) -> Calibration:
