@@ -118,9 +118,9 @@ def read_back(q: QParams, groups: int = 1) -> None:
 @given(SEEDS, st.integers(1, 9), BITS)
 def test_symmetric_and_asymmetric_steps_cover_every_channel(seed: int, count: int, bits: int) -> None:
     low, high = ranges(seed, count)
-    around = channels.symmetric(low, high, bits)
+    around = channels.symmetric_channels(low, high, bits)
     assert covers(around, low, high, 0) and set(around.zero.tolist()) == {2 ** (bits - 1)}
-    apart = channels.asymmetric(low, high, bits)
+    apart = channels.affine_channels(low, high, bits)
     assert covers(apart, low, high, 0.5) and apart.zero.min() >= 0 and apart.zero.max() <= apart.last
     for q in (around, apart):
         read_back(q)
@@ -187,7 +187,7 @@ def test_a_gelu_that_is_never_above_0_has_its_zero_at_the_last_code(bits: int) -
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_site_that_is_always_0_has_steps_of_a_usual_size(count: int) -> None:
     nothing = np.zeros(count)
-    around, apart = channels.symmetric(nothing, nothing, 8), channels.asymmetric(nothing, nothing, 8)
+    around, apart = channels.symmetric_channels(nothing, nothing, 8), channels.affine_channels(nothing, nothing, 8)
     triple = channels.qkv(np.zeros(3 * count), np.zeros(3 * count), 8)
     after = channels.context(nothing, nothing, triple.group(2), 8)
     for q in (around, apart, triple, after):
@@ -206,12 +206,12 @@ def test_symmetric_gelu_outputs_cover_their_channels(seed: int, count: int, bits
 
 def test_a_narrow_channel_keeps_its_step_unless_a_least_is_asked_for() -> None:
     low, high = np.array([-1.0, -1e-3]), np.array([0.5, 1e-4])
-    steps = channels.symmetric(low, high, 8).scale
+    steps = channels.symmetric_channels(low, high, 8).scale
     assert steps[1] == pytest.approx(1e-3 / 127, rel=0.1) and steps[0] == pytest.approx(1 / 127, rel=1e-4)
-    assert channels.symmetric(low, high, 8, 0.25).scale[1] == pytest.approx(0.25 / 127, rel=1e-4)
+    assert channels.symmetric_channels(low, high, 8, 0.25).scale[1] == pytest.approx(0.25 / 127, rel=1e-4)
 
 
-@pytest.mark.parametrize("steps", [channels.symmetric, channels.asymmetric])
+@pytest.mark.parametrize("steps", [channels.symmetric_channels, channels.affine_channels])
 def test_a_channel_that_never_moves_has_the_least_step_of_the_grid(steps: Any) -> None:
     scale = steps(np.array([-1.0, 0.0]), np.array([0.5, 0.0]), 8).scale
     assert scale[0] / scale[1] == pytest.approx(SCALE_GRID)
@@ -235,8 +235,8 @@ def test_queries_and_keys_have_their_zero_in_the_middle_only_where_that_is_asked
 @pytest.mark.parametrize(
     ("role", "symmetric", "same"),
     [
-        ("norm", False, channels.asymmetric),
-        ("norm", True, channels.symmetric),
+        ("norm", False, channels.affine_channels),
+        ("norm", True, channels.symmetric_channels),
         ("gelu", False, lambda low, high, bits: channels.gelu(low, high, bits, 2)),
         ("gelu", True, lambda low, high, bits: channels.symmetric_gelu(high, bits, 2)),
     ],

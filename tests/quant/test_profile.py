@@ -16,7 +16,7 @@ from fqvit.lowering.lower import lower
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.qparams import balanced
+from fqvit.quant.qparams import symmetric
 from fqvit.quant.recipe import RECIPES, Recipe, SiteRule, load_recipe, with_profile
 from fqvit.runtime.reference import run
 from tests.factories import MODELS, calibration_of, float_model, images_for
@@ -79,7 +79,7 @@ def test_another_profile_is_refused() -> None:
 
 @pytest.mark.parametrize("low, high", [(-3.0, 1.0), (0.0, 5.0), (-2.0, 0.0), (0.0, 0.0)])
 def test_balanced_codes_cover_the_range_around_the_middle(low: float, high: float) -> None:
-    q = balanced(low, high, 8)
+    q = symmetric(low, high, 8)
     assert q.zero[0] == 128 and -128 * q.scale[0] <= low and high <= 127 * q.scale[0] * (1 + 1e-12)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fqvit.quant.calibration import SavedSite
 from fqvit.quant.observers import Ptf
-from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, log2_encode, relative
+from fqvit.quant.qparams import QParams, affine, concatenate, log2, log2_encode, relative, symmetric
 from tests.factories import few, many
 
 BITS = st.integers(2, 8)
@@ -34,13 +34,13 @@ def test_the_range_is_covered_with_0_inside(lo: float, hi: float, bits: int) -> 
 
 def test_a_site_that_is_always_0_has_a_step() -> None:
     assert affine(0.0, 0.0, 8).scale[0] == 1.0 and affine(0.0, 0.0, 8).zero[0] == 0
-    assert balanced(0.0, 0.0, 8).scale[0] == 1.0 and balanced(0.0, 0.0, 8).zero[0] == 128
+    assert symmetric(0.0, 0.0, 8).scale[0] == 1.0 and symmetric(0.0, 0.0, 8).zero[0] == 128
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_the_largest_absolute_value_is_a_last_code_of_balanced_ones(bits: int) -> None:
     for lo, hi in ((-3.0, 1.0), (-1.0, 3.0)):
-        q = balanced(lo, hi, bits)
+        q = symmetric(lo, hi, bits)
         assert q.scale[0] * (2 ** (bits - 1) - 1) == pytest.approx(3.0) and q.zero[0] == 2 ** (bits - 1)
 
 
@@ -76,7 +76,7 @@ def test_alpha_doubles_the_step_of_its_channel() -> None:
 
 
 def test_groups_of_channels_lie_side_by_side() -> None:
-    q = joined([affine(0.0, 255.0, 8), affine(-1.0, 1.0, 8), affine(-255.0, 0.0, 8)])
+    q = concatenate([affine(0.0, 255.0, 8), affine(-1.0, 1.0, 8), affine(-255.0, 0.0, 8)])
     assert q.channel_scales(6).tolist() == [1, 1, 2 / 255, 2 / 255, 1, 1] and q.channel_zeros(6).tolist() == [
         0,
         0,

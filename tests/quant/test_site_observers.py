@@ -12,7 +12,7 @@ from fqvit.models.graph import trace
 from fqvit.quant.calibrate import SiteObserver, gelu_foot, observed_places, trim_gelu_inputs
 from fqvit.quant.observers import Ema, MinMax, Omse, Percentile
 from fqvit.quant.plan import SitePlan, plan
-from fqvit.quant.qparams import QParams, affine, joined
+from fqvit.quant.qparams import QParams, affine, concatenate
 from fqvit.quant.recipe import RECIPES
 from tests.factories import float_model, model_of
 
@@ -66,7 +66,7 @@ def test_a_range_before_gelu_is_cut_at_the_foot_of_the_finest_channel_only(symme
     graph = trace(float_model("vit").module)
     sites = plan(graph, msgspec.structs.replace(RECIPES["fq-vit"], symmetric=symmetric))
     fine, coarse = 0.001, 0.1
-    after = joined([QParams(8, np.array([step]), np.array([9])) for step in (coarse, fine)])
+    after = concatenate([QParams(8, np.array([step]), np.array([9])) for step in (coarse, fine)])
 
     def trimmed(low: float) -> QParams:
         found = {"blocks.0.mlp.fc1": affine(low, 2.0, 8), "blocks.0.mlp.act": after}

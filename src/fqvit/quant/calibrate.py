@@ -34,7 +34,7 @@ from fqvit.quant.methods.compensate import compensate
 from fqvit.quant.methods.similarity import search_intervals
 from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
-from fqvit.quant.qparams import QParams, affine, balanced, joined, log2, relative
+from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import table_softmax
 from fqvit.system.progress import Progress
@@ -73,7 +73,7 @@ class SiteObserver:
     def qparams(self, value: QParams | None = None) -> QParams:
         """value: V's parameters, for attention times V."""
         site = self.site
-        codes = balanced if site.symmetric else affine
+        codes = symmetric if site.symmetric else affine
         if site.kind == "log2":
             return log2(site.bits, self.recipe.zero_code)
         if site.kind == "relative":
@@ -86,7 +86,7 @@ class SiteObserver:
         if isinstance(first, Ptf):
             found = first.result()
             return QParams(site.bits, np.array([found.scale]), np.array([found.zero], np.int64), found.alpha.astype(np.uint8))
-        return joined([codes(*part.range(), site.bits) for part in self.parts if isinstance(part, RangeObserver)])
+        return concatenate([codes(*part.range(), site.bits) for part in self.parts if isinstance(part, RangeObserver)])
 
 
 def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
@@ -229,7 +229,7 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
             foot = gelu_foot(float(found[node.name].scale.min()) / 2)
             # One step lower, so that code 0 lies below the foot however the zero point is rounded.
-            codes = balanced if sites[x].symmetric else affine
+            codes = symmetric if sites[x].symmetric else affine
             trimmed[x] = codes(max(low, foot - (high - foot) / (q.last - 1)), high, q.bits)
     return trimmed
 

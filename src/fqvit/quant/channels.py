@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fqvit.quant.observers import Observer
 from fqvit.quant.plan import SitePlan
-from fqvit.quant.qparams import SCALE_GRID, QParams, affine, balanced, joined
+from fqvit.quant.qparams import SCALE_GRID, QParams, affine, concatenate, symmetric
 
 Floats = NDArray[np.float64]
 GELU_LEAST = 0.17  # -min GELU, rounded up
@@ -67,7 +67,7 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) ->
         return context(low, high, value, site.bits)
     if site.role == "gelu":
         return symmetric_gelu(high, site.bits, site.k) if site.symmetric else gelu(low, high, site.bits, site.k)
-    return symmetric(low, high, site.bits) if site.symmetric else asymmetric(low, high, site.bits)
+    return symmetric_channels(low, high, site.bits) if site.symmetric else affine_channels(low, high, site.bits)
 
 
 def on_grid(steps: Floats) -> Floats:
@@ -76,7 +76,7 @@ def on_grid(steps: Floats) -> Floats:
     return np.maximum(np.ceil(steps / unit * (1 - 1e-12)), 1.0) * unit
 
 
-def symmetric(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> QParams:
+def symmetric_channels(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> QParams:
     """A step for each channel around one zero point in the middle of the codes."""
     reach = np.maximum(-low, high)
     reach = np.maximum(reach, _least(reach, max(narrowest, 1 / SCALE_GRID)))
@@ -84,7 +84,7 @@ def symmetric(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> Q
     return QParams(bits, on_grid(reach / (middle - 1)), np.full(len(reach), middle, np.int64))
 
 
-def asymmetric(low: Floats, high: Floats, bits: int) -> QParams:
+def affine_channels(low: Floats, high: Floats, bits: int) -> QParams:
     """A step and a zero point for each channel."""
     last = 2**bits - 1
     span = high - low
@@ -103,11 +103,11 @@ def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
     middle: Q and K have their zero point there, as V always has.
     """
     (q_low, k_low, v_low), (q_high, k_high, v_high) = np.split(low, 3), np.split(high, 3)
-    codes = balanced if middle else affine
+    codes = symmetric if middle else affine
     pair = [codes(float(a.min()), float(b.max()), bits) for a, b in ((q_low, q_high), (k_low, k_high))]
     size = len(v_low)
     spread = [QParams(bits, np.repeat(q.scale, size), np.repeat(q.zero, size)) for q in pair]
-    return joined([*spread, symmetric(v_low, v_high, bits, NARROWEST)])
+    return concatenate([*spread, symmetric_channels(v_low, v_high, bits, NARROWEST)])
 
 
 def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:

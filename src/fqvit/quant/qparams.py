@@ -121,14 +121,14 @@ def affine(lo: float, hi: float, bits: int) -> QParams:
     return QParams(bits, np.array([scale]), np.array([zero], np.int64))
 
 
-def balanced(lo: float, hi: float, bits: int) -> QParams:
+def symmetric(lo: float, hi: float, bits: int) -> QParams:
     """Codes that cover lo..hi around a zero point in the middle: s = max(-lo, hi) / (2^(bits-1) - 1)."""
     middle = 2 ** (bits - 1)
     scale = max(-lo, hi) / (middle - 1) or 1.0
     return QParams(bits, np.array([scale]), np.array([middle], np.int64))
 
 
-def joined(parts: list[QParams]) -> QParams:
+def concatenate(parts: list[QParams]) -> QParams:
     """Groups of channels side by side, each with its own scale and zero."""
     return QParams(parts[0].bits, np.concatenate([p.scale for p in parts]), np.concatenate([p.zero for p in parts]))
 
