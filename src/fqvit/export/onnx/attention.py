@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fqvit.export.onnx.fixed import I31, codes, half, half_of, lookup, requantizer, round_quotient, row_sum
+from fqvit.export.onnx.fixed import I31, half, halved, lookup, requantize_args, round_quotient, row_sum, to_codes
 from fqvit.export.onnx.graph import OnnxGraph
 from fqvit.export.onnx.ops import weighted_sum
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
@@ -43,10 +43,10 @@ def matmul(g: OnnxGraph, op: MatMul) -> str:
     if op.index is not None:
         bias = g.constants[op.part("bias")]
         reach += int(np.abs(bias.astype(np.int64)).max())
-        index = g.common(g.constants[op.index], "i32", op.index)
-        taken = g.node("Gather", [g.common(bias, "i32", op.part("bias")), index], "bias by place")  # [M, N, H]
+        index = g.shared_constant(g.constants[op.index], "i32", op.index)
+        taken = g.node("Gather", [g.shared_constant(bias, "i32", op.part("bias")), index], "bias by place")  # [M, N, H]
         acc = g.node("Add", [acc, g.node("Transpose", [taken], "bias by head", perm=[2, 0, 1])], "acc")
-    return codes(g, *requantizer(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
+    return to_codes(g, *requantize_args(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
 
 
 def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None, elsewhere: int) -> str:
@@ -55,14 +55,14 @@ def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None
     n = codes.hi + 1
     entries = table.astype(np.int64)[np.minimum(np.arange(n), len(table) - 1)]
     wide = g.cast(x, "i32")
-    last = g.common(np.array([-1], np.int64), "i64", "last axis")
+    last = g.shared_constant(np.array([-1], np.int64), "i64", "last axis")
     if region is None:
         top = g.node("ReduceMax", [wide, last], "top", keepdims=1)
         return lookup(g, g.node("Sub", [top, wide], "distance"), entries, dtype, codes.shape)
     places = g.constants[region]
-    down = g.common(places[:, None, :, None], "i32", f"{region}/down")
-    across = g.common(places[:, None, None, :], "i32", f"{region}/across")
-    same = g.shared("Equal", [down, across], f"{region}/same")
+    down = g.shared_constant(places[:, None, :, None], "i32", f"{region}/down")
+    across = g.shared_constant(places[:, None, None, :], "i32", f"{region}/across")
+    same = g.shared_node("Equal", [down, across], f"{region}/same")
     seen = g.node("Where", [same, wide, g.constant(0, "i32", "none")], "seen")
     distance = g.node("Sub", [g.node("ReduceMax", [seen, last], "top", keepdims=1), wide], "distance")
     index = g.node("Where", [same, distance, g.constant(n, "i32", "hidden")], "distance or hidden")
@@ -81,7 +81,7 @@ def softmax(g: OnnxGraph, op: Softmax) -> str:
     r = round_quotient(g, op.mult, total, "r")
     p = g.node("Mul", [g.cast(e, "i64"), r], "e r")
     most = op.mult + 2 * int(table.max()) + int(half(op.shift))
-    return codes(g, p, 0, most, half(op.shift), op.shift, 0, op.bits)
+    return to_codes(g, p, 0, most, half(op.shift), op.shift, 0, op.bits)
 
 
 def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
@@ -95,7 +95,7 @@ def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
     e = g.node("Max", [e, g.constant(1, "i32", "one")], "e or 1")
     if dtype == "i64":
         e, total = g.cast(e, "i64"), g.cast(total, "i64")
-    quotient = g.node("Div", [g.node("Add", [total, half_of(g, e, dtype)], "numerator"), e], "S / e")
+    quotient = g.node("Div", [g.node("Add", [total, halved(g, e, dtype)], "numerator"), e], "S / e")
     if dtype == "i64":
         quotient = g.cast(quotient, "i32")  # at most S
     first = 3 << (last - 2)  # the least quotient with the last code
@@ -105,20 +105,20 @@ def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
     return g.node("Where", [none, g.constant(last, "u8", "last"), found], "codes")
 
 
-def weigh(g: OnnxGraph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:
+def weights_times_v(g: OnnxGraph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:
     """sum over t of weights[a[..., m, t]] (v[..., t, d] - v_zero), and the weights as bytes with what each is worth.
 
     MatMulInteger takes bytes, so weights of 16 bits are two products: of their high bytes and of their low ones.
     """
     shape, plain = g.value(a).shape, np.array_equal(weights, np.arange(len(weights)))
     index = "" if plain else g.cast(a, "i32", "index")
-    bytes_: list[tuple[str, int]] = [(a, 1)] if plain else []
+    parts: list[tuple[str, int]] = [(a, 1)] if plain else []
     if not plain:
         if weights.max() > 255:
-            bytes_.append((lookup(g, index, weights >> 8, "u8", shape, "high weight"), 256))
-        bytes_.append((lookup(g, index, weights & 255, "u8", shape, "low weight"), 1))
+            parts.append((lookup(g, index, weights >> 8, "u8", shape, "high weight"), 256))
+        parts.append((lookup(g, index, weights & 255, "u8", shape, "low weight"), 1))
     u8 = g.value(v).dtype == "u8"
-    return weighted_sum(g, [(product(g, part, v, 0, v_zero, u8), worth) for part, worth in bytes_]), bytes_
+    return weighted_sum(g, [(product(g, part, v, 0, v_zero, u8), factor) for part, factor in parts]), parts
 
 
 def shift_matmul(g: OnnxGraph, op: ShiftMatMul) -> str:
@@ -127,20 +127,20 @@ def shift_matmul(g: OnnxGraph, op: ShiftMatMul) -> str:
     weights = 1 << (last - np.arange(last + 1))
     if op.zero_code:
         weights[last] = 0
-    acc, _ = weigh(g, op.a, weights, op.v, op.v_zero)
+    acc, _ = weights_times_v(g, op.a, weights, op.v, op.v_zero)
     row = a.row_sum if a.row_sum is not None else a.channels << a.hi
     reach = magnitude(v.lo, v.hi, op.v_zero, op.v_zero) * row
-    return codes(g, *requantizer(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
+    return to_codes(g, *requantize_args(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
 
 
 def attend(g: OnnxGraph, op: Attend) -> str:
     a, v = g.value(op.a), g.value(op.v)
     levels = np.array(op.levels or range(256), np.int64)
     largest = int(levels.max())
-    acc, parts = weigh(g, op.a, levels, op.v, op.v_zero)
-    ones = g.common(np.ones((a.channels, 1), np.int64), "u8", f"ones.{a.channels}.u8")
-    total = weighted_sum(g, [(g.node("MatMulInteger", [part, ones], "weights"), worth) for part, worth in parts])
+    acc, parts = weights_times_v(g, op.a, levels, op.v, op.v_zero)
+    ones = g.shared_constant(np.ones((a.channels, 1), np.int64), "u8", f"ones.{a.channels}.u8")
+    total = weighted_sum(g, [(g.node("MatMulInteger", [part, ones], "weights"), factor) for part, factor in parts])
     m = round_quotient(g, op.mult * largest, g.cast(total, "i64", "W"), "M")
     p = g.node("Mul", [g.cast(acc, "i64", "wide"), m], "acc M")
     far = magnitude(v.lo, v.hi, op.v_zero, op.v_zero) * (op.mult * largest + a.channels * largest) + int(half(op.shift))
-    return codes(g, p, -far, far, half(op.shift), op.shift, op.y_zero, op.bits)
+    return to_codes(g, p, -far, far, half(op.shift), op.shift, op.y_zero, op.bits)

@@ -14,21 +14,21 @@ import numpy as np
 from fqvit.export.onnx.graph import OnnxGraph
 
 I31, I63 = 1 << 31, 1 << 63
-Shifting = tuple[str, int, int, Any, Any]  # what floor_shift and codes take: p, lo, hi, add, shift
+ShiftArgs = tuple[str, int, int, Any, Any]  # what floor_shift and codes take: p, lo, hi, add, shift
 Ints = Any  # a number or an array of Python integers, which have no width: numpy's dtype object
 
 
-def exact(x: Any) -> Ints:
+def python_ints(x: Any) -> Ints:
     """As Python integers."""
     return np.asarray(x).astype(object)
 
 
 def lowest(x: Ints) -> int:
-    return int(np.min(exact(x)))
+    return int(np.min(python_ints(x)))
 
 
 def highest(x: Ints) -> int:
-    return int(np.max(exact(x)))
+    return int(np.max(python_ints(x)))
 
 
 def type_for(lo: int, hi: int) -> str:
@@ -38,33 +38,33 @@ def type_for(lo: int, hi: int) -> str:
 
 
 def half(shift: Ints) -> Ints:
-    return exact(1) << (exact(shift) - 1)
+    return python_ints(1) << (python_ints(shift) - 1)
 
 
 def floor_shift(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints) -> str:
     """floor((p + add) / 2^shift), i32; p: i64, lo <= p + add <= hi."""
-    above = raising(lo, shift)
-    quotient, dtype = shifted(g, p, hi, add, shift, above)
+    above = nonnegative_offset(lo, shift)
+    quotient, dtype = unsigned_shift(g, p, hi, add, shift, above)
     if np.any(above):
         quotient = g.node("Sub", [quotient, g.constant(above, dtype, "raise")], "quotient")
     return quotient if dtype == "i32" else g.cast(quotient, "i32")
 
 
-def codes(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints, bits: int) -> str:
+def to_codes(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints, bits: int) -> str:
     """clamp(floor((p + add) / 2^shift) + zero): codes; p: i64, lo <= p + add <= hi.
 
     Quotients are raised to zero + a multiple of 2^16, which Cast drops with all other bits above a code's.
     """
-    zero = exact(zero)
-    last, step = (1 << bits) - 1, 1 << 16
-    below = -(-highest(raising(lo, shift) - zero) // step) * step
-    if below >= I31 or hi + highest((zero + below) << exact(shift)) >= 2 * I63:  # no room to raise them so far
-        quotient, dtype = shifted(g, p, hi, add, shift, above := raising(lo, shift))
+    zero = python_ints(zero)
+    last, period = (1 << bits) - 1, 1 << 16
+    base = -(-highest(nonnegative_offset(lo, shift) - zero) // period) * period
+    if base >= I31 or hi + highest((zero + base) << python_ints(shift)) >= 2 * I63:  # no room to raise them so far
+        quotient, dtype = unsigned_shift(g, p, hi, add, shift, above := nonnegative_offset(lo, shift))
         quotient = g.node("Sub", [quotient, g.constant(above - zero, dtype, "raise")], "quotient")
-        below = 0
+        base = 0
     else:
-        quotient, dtype = shifted(g, p, hi, add, shift, zero + below)
-    ends = [g.constant(end, dtype, "end") for end in (below, below + last)]
+        quotient, dtype = unsigned_shift(g, p, hi, add, shift, zero + base)
+    ends = [g.constant(end, dtype, "end") for end in (base, base + last)]
     if dtype == "i32":
         quotient = g.node("Clip", [quotient, *ends], "clipped")
     else:
@@ -73,16 +73,16 @@ def codes(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: 
     return g.cast(quotient, "u8" if bits <= 8 else "u16", "codes")
 
 
-def raising(lo: int, shift: Ints) -> Ints:
+def nonnegative_offset(lo: int, shift: Ints) -> Ints:
     """The least n with lo + n 2^shift >= 0."""
-    return exact(-(-max(-lo, 0) // (exact(1) << exact(shift))))
+    return python_ints(-(-max(-lo, 0) // (python_ints(1) << python_ints(shift))))
 
 
-def shifted(g: OnnxGraph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) -> tuple[str, str]:
+def unsigned_shift(g: OnnxGraph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) -> tuple[str, str]:
     """floor((p + add) / 2^shift) + above, and its type; above is so large that this is positive: BitShift is of unsigned
     numbers."""
-    up = exact(above) << exact(shift)
-    raised = exact(add) + up
+    up = python_ints(above) << python_ints(shift)
+    raised = python_ints(add) + up
     if hi + highest(up) < I63 and -I63 <= lowest(raised) and highest(raised) < I63:
         if np.any(raised):
             p = g.node("Add", [p, g.constant(raised, "i64", "half")], "raised")
@@ -93,27 +93,27 @@ def shifted(g: OnnxGraph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) 
         p = g.node("Add", [p, g.constant(raised % (2 * I63), "u64", "half")], "raised")
     p = g.node("BitShift", [p, g.constant(shift, "u64", "shift")], "shifted", direction="RIGHT")
     # What is raised comes down again in the same type.
-    dtype = "i32" if max(highest((hi + up) >> exact(shift)), highest(above)) < I31 else "i64"
+    dtype = "i32" if max(highest((hi + up) >> python_ints(shift)), highest(above)) < I31 else "i64"
     return g.cast(p, dtype), dtype
 
 
-def one_shift(shift: Ints, reach: Ints) -> Ints:
+def common_shift_factor(shift: Ints, reach: Ints) -> Ints:
     """What factor[c] brings all channels to the largest shift, if |reach[c]| * factor[c] stays small; else 1 for all.
 
     (p + half) >> s is (p 2^k + half 2^k) >> (s + k), and one shift for all is faster than one a channel.
     """
-    factor = exact(1) << (highest(shift) - exact(shift))
-    return factor if highest(exact(reach) * factor) < 1 << 61 else 1
+    factor = python_ints(1) << (highest(shift) - python_ints(shift))
+    return factor if highest(python_ints(reach) * factor) < 1 << 61 else 1
 
 
-def requantizer(g: OnnxGraph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0) -> Shifting:
+def requantize_args(g: OnnxGraph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0) -> ShiftArgs:
     """What shifts round_shift((acc + offset) * mult, shift); lo <= acc <= hi, i32 or i64.
 
     Everything but acc is a constant or one a channel; offset * mult goes into the constant that rounds.
     """
-    lo, hi, mult, shift, offset = (exact(x) for x in (lo, hi, mult, shift, offset))
+    lo, hi, mult, shift, offset = (python_ints(x) for x in (lo, hi, mult, shift, offset))
     reach = np.maximum(np.maximum(abs(lo), abs(hi)), np.maximum(abs(lo + offset), abs(hi + offset))) * mult
-    factor = one_shift(shift, reach + mult + half(shift))
+    factor = common_shift_factor(shift, reach + mult + half(shift))
     if highest(factor) > 1 or lowest(shift) == highest(shift):
         mult, shift = mult * factor, highest(shift)
     # acc without its offset is at most twice what verify proves to be below 2^31, and mult is below 2^31.
@@ -123,36 +123,36 @@ def requantizer(g: OnnxGraph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: I
     return p, lowest(lo * mult + add), highest(hi * mult + add), add, shift
 
 
-def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, ...], what: str = "looked up") -> str:
+def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, ...], label: str = "looked up") -> str:
     """table[index]; index: i32 [N, *shape].
 
     GatherElements on a flat list is Gather, and twenty times faster in ONNX Runtime, which copies one element at a time there.
     Bytes are looked up as u16, which is faster, too.
     """
     if g.plain_tables:
-        return g.node("Gather", [g.constant(table, dtype, "table"), index], what, axis=0)
+        return g.node("Gather", [g.constant(table, dtype, "table"), index], label, axis=0)
     entries = g.constant(table, "u16" if dtype == "u8" else dtype, "table")
-    taken = g.node("GatherElements", [entries, g.reshape(index, [-1], "flat")], f"{what}, flat", axis=0)
+    taken = g.node("GatherElements", [entries, g.reshape(index, [-1], "flat")], f"{label}, flat", axis=0)
     if dtype == "u8":
-        taken = g.cast(taken, "u8", f"{what}, bytes")
-    return g.reshape(taken, [-1, *shape], what)
+        taken = g.cast(taken, "u8", f"{label}, bytes")
+    return g.reshape(taken, [-1, *shape], label)
 
 
-def row_sum(g: OnnxGraph, x: str, length: int, dtype: str, what: str) -> str:
+def row_sum(g: OnnxGraph, x: str, length: int, dtype: str, label: str) -> str:
     """The sum over the last axis, which stays with length 1, as a product with ones: ReduceSum is slow, and wrong from 2^50."""
-    ones = g.common(np.ones((length, 1), np.int64), dtype, f"ones.{length}.{dtype}")
-    return g.node("MatMul", [x, ones], what)
+    ones = g.shared_constant(np.ones((length, 1), np.int64), dtype, f"ones.{length}.{dtype}")
+    return g.node("MatMul", [x, ones], label)
 
 
-def half_of(g: OnnxGraph, x: str, dtype: str) -> str:
+def halved(g: OnnxGraph, x: str, dtype: str) -> str:
     """x / 2 for x >= 0."""
     return g.node("Div", [x, g.constant(2, dtype, "two")], "half of it")
 
 
-def round_quotient(g: OnnxGraph, number: int, x: str, what: str) -> str:
+def round_quotient(g: OnnxGraph, number: int, x: str, label: str) -> str:
     """round_divide(number, x) for x: i64 > 0."""
-    sum_ = g.node("Add", [half_of(g, x, "i64"), g.constant(number, "i64", "numerator")], "numerator")
-    return g.node("Div", [sum_, x], what)
+    sum_ = g.node("Add", [halved(g, x, "i64"), g.constant(number, "i64", "numerator")], "numerator")
+    return g.node("Div", [sum_, x], label)
 
 
 def isqrt(g: OnnxGraph, x: str) -> str:
@@ -165,6 +165,6 @@ def isqrt(g: OnnxGraph, x: str) -> str:
     root = g.node("Add", [root, g.constant((2 << 30) // 3, "i64", "start")], "root 0")
     for step in (1, 2, 3):
         other = g.node("Div", [x, root], f"root {step} other side")
-        root = half_of(g, g.node("Add", [root, other], f"root {step} twice"), "i64")
+        root = halved(g, g.node("Add", [root, other], f"root {step} twice"), "i64")
     over = g.node("Less", [x, g.node("Mul", [root, root], "root squared")], "root is one more")
     return g.node("Sub", [root, g.cast(over, "i64", "one more")], "root")

@@ -57,31 +57,31 @@ class OnnxGraph:
         self._used = {*verified.buffers, *program.constants}
         self._shared: set[str] = set()
 
-    def node(self, kind: str, inputs: Sequence[str], what: str, **attributes: Any) -> str:
+    def node(self, kind: str, inputs: Sequence[str], label: str, **attributes: Any) -> str:
         """Adds a node with one output -> its name."""
-        name = self._fresh(f"{self.op}/{what}")
+        name = self._unique_name(f"{self.op}/{label}")
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
-    def shared(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+    def shared_node(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """A node that several ops use, written by the first of them."""
         if name not in self._shared:
             self._shared.add(name)
             self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
-    def constant(self, array: Any, dtype: str, what: str) -> str:
+    def constant(self, array: Any, dtype: str, label: str) -> str:
         """An initializer of this op; without axes, one that all ops share, called by its type and value."""
         plain = np.asarray(array)
         if plain.ndim == 0:
-            return self.common(plain, dtype, f"{dtype}.{int(plain)}")
-        return self._initializer(self._fresh(f"{self.op}/{what}"), plain, dtype)
+            return self.shared_constant(plain, dtype, f"{dtype}.{int(plain)}")
+        return self._initializer(self._unique_name(f"{self.op}/{label}"), plain, dtype)
 
-    def common(self, array: Any, dtype: str, name: str) -> str:
+    def shared_constant(self, array: Any, dtype: str, name: str) -> str:
         """An initializer that all ops share by its name."""
         return name if name in self.initializers else self._initializer(name, np.asarray(array), dtype)
 
-    def finish(self, name: str, y: str) -> None:
+    def set_output(self, name: str, y: str) -> None:
         """Gives the value `name`, if the last node made it, the buffer's own name y."""
         last = self.nodes[-1] if self.nodes else None
         if last is not None and last.output[0] == name and name.startswith(f"{y}/"):
@@ -89,7 +89,7 @@ class OnnxGraph:
         else:
             self.nodes.append(helper.make_node("Identity", [name], [y], name=y))
 
-    def _fresh(self, name: str) -> str:
+    def _unique_name(self, name: str) -> str:
         unique, count = name, 1
         while unique in self._used:
             count += 1
@@ -112,13 +112,13 @@ class OnnxGraph:
     def value(self, name: str) -> Value:
         return self.values[name]
 
-    def cast(self, x: str, dtype: str, what: str | None = None) -> str:
-        return self.node("Cast", [x], what or dtype, to=TYPES[dtype])
+    def cast(self, x: str, dtype: str, label: str | None = None) -> str:
+        return self.node("Cast", [x], label or dtype, to=TYPES[dtype])
 
-    def reshape(self, x: str, shape: Sequence[int], what: str = "seen") -> str:
+    def reshape(self, x: str, shape: Sequence[int], label: str = "seen") -> str:
         """shape as Reshape has it: a leading 0 keeps the batch, -1 is what is left."""
         name = f"shape.{'x'.join(map(str, shape))}"
-        return self.node("Reshape", [x, self.common(np.array(shape, np.int64), "i64", name)], what)
+        return self.node("Reshape", [x, self.shared_constant(np.array(shape, np.int64), "i64", name)], label)
 
     def zero(self, zero: Zero, channels: int) -> Constant:
         """One number, or one a channel: i64 [] or [C]."""

@@ -15,7 +15,7 @@ def take(g: OnnxGraph, op: Take) -> str:
     x, y = g.value(op.x), g.value(op.y)
     rows = g.reshape(op.x, [0, math.prod(x.shape[:-1]), x.channels], "rows")
     index = g.constants[op.index].astype(np.int64)
-    places = g.common(np.maximum(index, 0), "i64", f"{op.index}/clipped")
+    places = g.shared_constant(np.maximum(index, 0), "i64", f"{op.index}/clipped")
     taken = g.node("Gather", [rows, places], "taken", axis=1)
     if index.min() >= 0:
         return taken
@@ -24,8 +24,8 @@ def take(g: OnnxGraph, op: Take) -> str:
     if dtype != y.dtype:
         taken = g.cast(taken, dtype)
     # Like the index, without the batch and with one channel; i32, since a mask of bool is no integer tensor.
-    outside = g.common((index < 0)[..., None], "i32", f"{op.index}/outside")
-    is_outside = g.shared("Cast", [outside], f"{op.index}/is outside", to=TYPES["bool"])
+    outside = g.shared_constant((index < 0)[..., None], "i32", f"{op.index}/outside")
+    is_outside = g.shared_node("Cast", [outside], f"{op.index}/is outside", to=TYPES["bool"])
     fill = g.constant(g.zero(op.fill, x.channels), dtype, "fill")
     filled = g.node("Where", [is_outside, fill, taken], "filled")
     return filled if dtype == y.dtype else g.cast(filled, y.dtype)
@@ -55,8 +55,8 @@ def concat(g: OnnxGraph, op: Concat) -> str:
             array = g.constants[x]
             dtype = next(name for name, kind in NUMPY.items() if array.dtype == kind)
             images = g.node("Shape", [buffer], "images", start=0, end=1)
-            size = g.common(np.array(array.shape, np.int64), "i64", f"shape.{'x'.join(map(str, array.shape))}")
+            size = g.shared_constant(np.array(array.shape, np.int64), "i64", f"shape.{'x'.join(map(str, array.shape))}")
             size = g.node("Concat", [images, size], f"size of {x}", axis=0)
-            x = g.node("Expand", [g.common(array, dtype, x), size], f"{x} of every image")
+            x = g.node("Expand", [g.shared_constant(array, dtype, x), size], f"{x} of every image")
         xs.append(x)
     return g.node("Concat", xs, "joined", axis=1)

@@ -8,18 +8,18 @@ import numpy as np
 
 from fqvit.export.onnx.fixed import (
     I31,
-    codes,
-    exact,
+    common_shift_factor,
     floor_shift,
     half,
-    half_of,
+    halved,
     highest,
     isqrt,
     lookup,
     lowest,
-    one_shift,
-    requantizer,
+    python_ints,
+    requantize_args,
     row_sum,
+    to_codes,
     type_for,
 )
 from fqvit.export.onnx.graph import OnnxGraph
@@ -66,18 +66,18 @@ def linear(g: OnnxGraph, op: Linear) -> str:
     """MatMulInteger of u8 x u8, weights kept as w + 128: u8 x i8 saturates on CPUs without VNNI."""
     x, y = g.value(op.x), g.value(op.y)
     w, bias = g.constants[op.part("w")].astype(np.int64), g.constants[op.part("bias")].astype(np.int64)
-    weights = g.common((w + 128).T, "u8", op.part("w"))
+    weights = g.shared_constant((w + 128).T, "u8", op.part("w"))
     middle = g.constant(128, "u8", "middle")
     sums = [(g.node("MatMulInteger", [part, weights, "", middle], "sum"), factor) for part, factor in byte_parts(g, op.x)]
     acc = weighted_sum(g, sums)
     if op.out == "acc":
-        return g.node("Add", [acc, g.common(bias, "i32", op.part("bias"))], "acc") if np.any(bias) else acc
+        return g.node("Add", [acc, g.shared_constant(bias, "i32", op.part("bias"))], "acc") if np.any(bias) else acc
     lo, hi = np.minimum(w, 0).sum(1) * x.hi, np.maximum(w, 0).sum(1) * x.hi
     mult, shift = g.constants[op.part("mult")], g.constants[op.part("shift")]
-    shifting = requantizer(g, acc, lo, hi, mult, shift, bias)
+    shift_args = requantize_args(g, acc, lo, hi, mult, shift, bias)
     if op.out == "i32":
-        return floor_shift(g, *shifting)
-    return codes(g, *shifting, g.zero(op.y_zero, y.channels), op.bits)
+        return floor_shift(g, *shift_args)
+    return to_codes(g, *shift_args, g.zero(op.y_zero, y.channels), op.bits)
 
 
 def lifted(g: OnnxGraph, x: str, zero: Constant, scale: Constant, dtype: str) -> str:
@@ -91,7 +91,7 @@ def lifted(g: OnnxGraph, x: str, zero: Constant, scale: Constant, dtype: str) ->
 def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     x = g.value(op.x)
     channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
-    steps = math.isqrt(channels) + 1
+    largest_t = math.isqrt(channels) + 1
     if op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
         zero = np.array(0, np.int64)  # neither D nor C v - M1 changes with it
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
@@ -113,12 +113,12 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
 
     # t + K = (u 2^(24 + j) + d / 2 + K d) / d, K so large that the numerator is positive, where Div floors. It has room:
     # verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(24 + j)| < K d.
-    k = steps << Q24
-    above = g.node("Add", [half_of(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
+    k = largest_t << Q24
+    above = g.node("Add", [halved(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
     wide = u if dtype == "i64" else g.cast(u, "i64")
     numerator = g.node("Add", [g.node("Mul", [wide, by_2], "numerator"), above], "numerator above 0")
     t = g.node("Div", [numerator, root], "t + K")
-    gain, offset = exact(g.constants[op.part("affine")])
+    gain, offset = python_ints(g.constants[op.part("affine")])
     reach, add = highest(abs(gain)) * k, (offset << op.b_shift) + half(op.shift)
     far = reach + highest(abs(add))
     if far + reach < 1 << 61:
@@ -126,7 +126,7 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     else:
         t = g.node("Sub", [t, g.constant(k, "i64", "K")], "t")
     p = g.node("Mul", [t, g.constant(gain, "i64", "gain")], "t g")
-    return codes(g, p, -far, far, add, op.shift, 0, op.bits)
+    return to_codes(g, p, -far, far, add, op.shift, 0, op.bits)
 
 
 def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
@@ -144,35 +144,35 @@ def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
 def add(g: OnnxGraph, op: Add) -> str:
     """x1 m1 + x2 m2 + constants, where m = mult 2^alpha; zero points, constant terms and the half are in the constants."""
     y = g.value(op.y)
-    shift = exact(op.shift) if op.y_alpha is None else exact(op.shift + g.constants[op.y_alpha].astype(np.int64))
+    shift = python_ints(op.shift) if op.y_alpha is None else python_ints(op.shift + g.constants[op.y_alpha].astype(np.int64))
     mults = [
-        exact(term.mult if isinstance(term.mult, int) else g.constants[term.mult]) * exact(g.alpha(term.alpha))
+        python_ints(term.mult if isinstance(term.mult, int) else g.constants[term.mult]) * python_ints(g.alpha(term.alpha))
         for term in op.terms
     ]
-    zeros = [exact(g.zero(term.zero, y.channels)) for term in op.terms]
+    zeros = [python_ints(g.zero(term.zero, y.channels)) for term in op.terms]
     ends = []  # of x, and of x - zero
     for term, zero in zip(op.terms, zeros):
-        x = exact(g.constants[term.x]) if term.x not in g.values else exact([g.value(term.x).lo, g.value(term.x).hi])
+        x = python_ints([g.value(term.x).lo, g.value(term.x).hi] if term.x in g.values else g.constants[term.x])
         ends.append((max(abs(lowest(x)), abs(highest(x))), magnitude(lowest(x), highest(x), lowest(zero), highest(zero))))
     reach = sum(far * mult for (_, far), mult in zip(ends, mults)) + half(shift)
-    factor = one_shift(shift, reach + sum(mults))
+    factor = common_shift_factor(shift, reach + sum(mults))
     if highest(factor) > 1 or lowest(shift) == highest(shift):
         mults, shift, reach = [mult * factor for mult in mults], highest(shift), reach * factor
     folded = all((plain + far) * highest(mult) < 1 << 60 for (plain, far), mult in zip(ends, mults))
     constant, products = half(shift), []
     for term, mult, zero in zip(op.terms, mults, zeros):
         if term.x not in g.values:
-            constant = constant + (exact(g.constants[term.x]) - zero) * mult
+            constant = constant + (python_ints(g.constants[term.x]) - zero) * mult
             continue
         x = g.cast(term.x, "i64", "wide")
         if folded:
             constant = constant - zero * mult
-        elif np.any(exact(zero)):
+        elif np.any(python_ints(zero)):
             x = g.node("Sub", [x, g.constant(zero, "i64", "zero")], "centred")
         products.append(g.node("Mul", [x, g.constant(mult, "i64", "mult")], "product"))
     p = products[0] if len(products) == 1 else g.node("Add", products, "sum")
     far = highest(reach)
-    return codes(g, p, -far, far, constant, shift, g.zero(op.y_zero, y.channels), op.bits)
+    return to_codes(g, p, -far, far, constant, shift, g.zero(op.y_zero, y.channels), op.bits)
 
 
 def mean(g: OnnxGraph, op: Mean) -> str:
@@ -180,9 +180,9 @@ def mean(g: OnnxGraph, op: Mean) -> str:
     x = g.value(op.x)
     rows = x.shape[0] - op.skip
     dtype = type_for(0, rows * x.hi)
-    ones = g.common((np.arange(x.shape[0]) >= op.skip)[None], dtype, f"rows.{op.skip}.{x.shape[0]}.{dtype}")
+    ones = g.shared_constant((np.arange(x.shape[0]) >= op.skip)[None], dtype, f"rows.{op.skip}.{x.shape[0]}.{dtype}")
     acc = g.node("MatMul", [ones, g.cast(op.x, dtype)], "sum, with its axis")
     acc = g.reshape(acc, [0, x.channels], "sum")
-    scale = exact(g.alpha(op.alpha))
-    offset = -rows * exact(g.zero(op.zero, x.channels))
-    return codes(g, *requantizer(g, acc, 0, rows * x.hi, scale * op.mult, op.shift, offset), op.y_zero, op.bits)
+    scale = python_ints(g.alpha(op.alpha))
+    offset = -rows * python_ints(g.zero(op.zero, x.channels))
+    return to_codes(g, *requantize_args(g, acc, 0, rows * x.hi, scale * op.mult, op.shift, offset), op.y_zero, op.bits)

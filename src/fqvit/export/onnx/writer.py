@@ -61,7 +61,7 @@ def model(program: Program, buffers: bool = False, plain_tables: bool = False) -
     graph = OnnxGraph(ready, verified := ready.verify(), plain_tables)
     for op in ready.ops:
         graph.op = op.y
-        graph.finish(EMITTERS[type(op)](graph, op), op.y)  # type: ignore[operator]
+        graph.set_output(EMITTERS[type(op)](graph, op), op.y)  # type: ignore[operator]
     header = program.header
     if buffers:
         outputs = [op.y for op in ready.ops]
