@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fqvit.quant.observers import Observer
+from fqvit.quant.observers import Observer, channel_extremes
 from fqvit.quant.plan import SitePlan
 from fqvit.quant.qparams import SCALE_GRID, QParams, affine, concatenate, symmetric
 
@@ -36,8 +36,7 @@ class ChannelRange(Observer):
         return self._low, self._high
 
     def _observe(self, x: Tensor) -> bool:
-        rows = x.reshape(-1, x.shape[-1])
-        low, high = (part.cpu().numpy().astype(np.float64) for part in (rows.amin(0), rows.amax(0)))
+        low, high = channel_extremes(x.reshape(-1, x.shape[-1]))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             return False
         self._fold(low, high)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.quant.histogram import Histogram, squared_error
+from fqvit.quant.qparams import affine, symmetric
 
 PTF_BINS = 512
 OMSE_BINS = 8192
@@ -122,9 +123,6 @@ class MinMax(RangeObserver):
 
     def _observe(self, x: Tensor) -> bool:
         low, high = _extremes(x)
-        return self._fold(low, high)
-
-    def _fold(self, low: float, high: float) -> bool:
         if not (math.isfinite(low) and math.isfinite(high)):
             return False
         self._low, self._high = min(self._low, low), max(self._high, high)
@@ -291,7 +289,7 @@ class Ptf(Observer):
 
     def _observe(self, x: Tensor) -> bool:
         rows = x.reshape(-1, x.shape[-1])
-        low, high = (part.cpu().numpy().astype(np.float64) for part in (rows.amin(0), rows.amax(0)))
+        low, high = channel_extremes(rows)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             return False
         self._low, self._high = min(self._low, float(low.min())), max(self._high, float(high.max()))
@@ -307,15 +305,11 @@ class Ptf(Observer):
         low, high = min(self._low, 0.0), max(self._high, 0.0)
         if low == high:
             high = 1.0
-        levels = 2**self.bits - 1
-        scale = (high - low) / levels / 2**self.k
-        zero = min(max(round(-low / (2**self.k * scale)), 0), levels)
-        if self.symmetric:
-            zero = 2 ** (self.bits - 1)
-            scale = max(-low, high) / (zero - 1) / 2**self.k
+        q = (symmetric if self.symmetric else affine)(low, high, self.bits)
+        scale, zero = float(q.scale[0]) / 2**self.k, int(q.zero[0])
         lower, upper, counts = self._histogram.edges()
         errors = [
-            (counts * squared_error(lower, upper, scale * 2**alpha, -zero, levels - zero)).sum(1) for alpha in range(self.k + 1)
+            (counts * squared_error(lower, upper, scale * 2**alpha, -zero, q.last - zero)).sum(1) for alpha in range(self.k + 1)
         ]
         return PtfResult(scale, zero, np.argmin(errors, 0).astype(np.uint8))
 
@@ -335,6 +329,12 @@ class Ptf(Observer):
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._low, self._high = map(float, state["range"])
         self._histogram = None if state["histogram"] is None else Histogram.from_state(state["histogram"])
+
+
+def channel_extremes(rows: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Least and greatest value per channel of [R, C]: float64 [C] each; NaN where there is one."""
+    low, high = (part.cpu().numpy().astype(np.float64) for part in (rows.amin(0), rows.amax(0)))
+    return low, high
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
