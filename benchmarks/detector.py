@@ -36,7 +36,7 @@ from fqvit.detect.fixed.head_runner import HeadRunner  # noqa: E402
 from fqvit.detect.float.networks import FloatNetworks  # noqa: E402
 from fqvit.detect.float.pipeline import Maps, detect  # noqa: E402
 from fqvit.detect.float.proposals import propose, softmax  # noqa: E402
-from fqvit.detect.float.roialign import cut_out  # noqa: E402
+from fqvit.detect.float.roialign import multiscale_roi_align  # noqa: E402
 from fqvit.detect.images import Input, pad_pixels, prepare  # noqa: E402
 from fqvit.detect.lower import LoweredDetector  # noqa: E402
 from fqvit.detect.model.detector import FloatDetector  # noqa: E402
@@ -96,7 +96,7 @@ def float_squares(networks: FloatNetworks, image: Input, s: DetectSettings) -> d
     scores, deltas = ([x.astype(np.float64) for x in part] for part in (maps.objectness, maps.deltas))
     boxes = propose(scores, deltas, image.size, s)
     sides = {"box": (networks.box_side, boxes), "mask": (networks.mask_side, boxes[: s.detections])}
-    return {name: cut_out(maps.levels, some, side, s.finest, s.strides) for name, (side, some) in sides.items()}
+    return {name: multiscale_roi_align(maps.levels, some, side, s.finest, s.strides) for name, (side, some) in sides.items()}
 
 
 def as_codes(squares: NDArray[np.float32], program: Program) -> Codes:

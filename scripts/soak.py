@@ -45,7 +45,7 @@ def prepare(folder: Path) -> None:
     from fqvit.models import embedded
     from fqvit.runtime.reference import Reference
     from tests.detect.saved import program as detector_program
-    from tests.detect.test_programs import pictures
+    from tests.detect.test_programs import sample_images
 
     calibration, (images, _) = embedded.calibration_images(), embedded.test_images()
     for name in embedded.MODELS:
@@ -56,7 +56,7 @@ def prepare(folder: Path) -> None:
     detector = detector_program("mask r-cnn")
     detector.save(folder / "detector.fqvit")
     slow, arrays = detector.ready(backend="reference"), {}
-    for number, picture in enumerate(pictures()):
+    for number, picture in enumerate(sample_images()):
         arrays[f"image{number}"] = np.asarray(picture)
         found = slow.detect(prepared(picture, detector.settings))
         arrays |= {f"{name}{number}": getattr(found, name) for name in FOUND}

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from fqvit.detect.boxes import Floats
 from fqvit.detect.float.anchors import anchors
-from fqvit.detect.float.boxes import encode, overlaps
+from fqvit.detect.float.boxes import encode, pairwise_iou
 from fqvit.detect.float.proposals import UNIT_STDS, propose, refine
 from fqvit.detect.float.roialign import axis_weights, level_of
 from fqvit.detect.model.detector import Detector
-from fqvit.detect.model.pyramid import PyramidOutputs, named
+from fqvit.detect.model.pyramid import PyramidOutputs, split_outputs
 from fqvit.detect.settings import DetectSettings
 
 STAGE_IOUS = (0.5, 0.6, 0.7)
@@ -40,26 +40,26 @@ class Samples:
     truth: NDArray[np.int64]
 
 
-def pick(rng: np.random.Generator, candidates: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def sample_at_most(rng: np.random.Generator, candidates: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return candidates if len(candidates) <= most else rng.choice(candidates, most, replace=False)
 
 
 def match_anchors(start: Floats, truth: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sampled anchors, and the number of each one's shape, -1 for background. Every shape has at least its best anchor."""
     if len(truth) == 0:
-        chosen = pick(rng, np.arange(len(start)), ANCHOR_SAMPLES)
+        chosen = sample_at_most(rng, np.arange(len(start)), ANCHOR_SAMPLES)
         return chosen, np.full(len(chosen), -1)
-    common = overlaps(start, truth)
-    best, whose = common.max(1), common.argmax(1)
+    common = pairwise_iou(start, truth)
+    best, matched = common.max(1), common.argmax(1)
     positive = best >= 0.7
     tops = common.max(0)
     for shape in np.flatnonzero(tops >= 0.3):
         low_quality = common[:, shape] >= tops[shape] - 1e-9
         positive |= low_quality
-        whose[low_quality] = shape
-    positives = pick(rng, np.flatnonzero(positive), int(ANCHOR_SAMPLES * ANCHOR_POSITIVES))
-    negatives = pick(rng, np.flatnonzero(~positive & (best < 0.3)), ANCHOR_SAMPLES - len(positives))
-    return np.concatenate([positives, negatives]), np.concatenate([whose[positives], np.full(len(negatives), -1)])
+        matched[low_quality] = shape
+    positives = sample_at_most(rng, np.flatnonzero(positive), int(ANCHOR_SAMPLES * ANCHOR_POSITIVES))
+    negatives = sample_at_most(rng, np.flatnonzero(~positive & (best < 0.3)), ANCHOR_SAMPLES - len(positives))
+    return np.concatenate([positives, negatives]), np.concatenate([matched[positives], np.full(len(negatives), -1)])
 
 
 def proposal_losses(
@@ -76,13 +76,13 @@ def proposal_losses(
     deltas = torch.cat([x.reshape(len(x), -1, 4) for x in outputs.deltas], 1)
     image, place, target, move = [], [], [], []
     for n, scene in enumerate(scenes):
-        chosen, whose = match_anchors(start, scene.boxes, rng)
+        chosen, matched = match_anchors(start, scene.boxes, rng)
         image.append(np.full(len(chosen), n))
         place.append(chosen)
-        target.append(whose >= 0)
-        positives = whose >= 0
+        target.append(matched >= 0)
+        positives = matched >= 0
         moves = np.zeros((len(chosen), 4))
-        moves[positives] = encode(start[chosen[positives]], scene.boxes[whose[positives]], UNIT_STDS)
+        moves[positives] = encode(start[chosen[positives]], scene.boxes[matched[positives]], UNIT_STDS)
         move.append(moves)
     rows, columns = torch.from_numpy(np.concatenate(image)), torch.from_numpy(np.concatenate(place))
     positive = torch.from_numpy(np.concatenate(target))
@@ -99,10 +99,10 @@ def sample_boxes(
     parts = []
     for n, (boxes, scene) in enumerate(zip(proposals, scenes, strict=True)):
         boxes = np.concatenate([scene.boxes, boxes])
-        common = overlaps(boxes, scene.boxes) if len(scene.labels) else np.zeros((len(boxes), 1))
+        common = pairwise_iou(boxes, scene.boxes) if len(scene.labels) else np.zeros((len(boxes), 1))
         positive = common.max(1) >= iou
-        positives = pick(rng, np.flatnonzero(positive), count // 4)
-        chosen = np.concatenate([positives, pick(rng, np.flatnonzero(~positive), count - len(positives))])
+        positives = sample_at_most(rng, np.flatnonzero(positive), count // 4)
+        chosen = np.concatenate([positives, sample_at_most(rng, np.flatnonzero(~positive), count - len(positives))])
         truth = np.where(positive, common.argmax(1), -1)[chosen]
         label = np.full(len(chosen), classes)
         label[truth >= 0] = scene.labels[truth[truth >= 0]]
@@ -110,7 +110,7 @@ def sample_boxes(
     return Samples(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def squares(levels: tuple[Tensor, ...], samples: Samples, side: int, s: DetectSettings) -> Tensor:
+def roi_features(levels: tuple[Tensor, ...], samples: Samples, side: int, s: DetectSettings) -> Tensor:
     """RoIAlign with gradients, [n, side, side, C]: the matrices of fqvit.detect.float.roialign, each image's boxes at once."""
     level = level_of(samples.boxes, s.finest, len(levels))
     parts, order = [], []
@@ -141,7 +141,7 @@ def mask_targets(samples: Samples, scenes: list[Scene], side: int) -> Tensor:
     return torch.from_numpy(targets)
 
 
-def on_shapes(samples: Samples, most: int) -> Samples:
+def positives_of(samples: Samples, most: int) -> Samples:
     """The positive boxes, at most `most`."""
     chosen = np.flatnonzero(samples.truth >= 0)[:most]
     return Samples(samples.boxes[chosen], samples.image[chosen], samples.label[chosen], samples.truth[chosen])
@@ -153,11 +153,11 @@ def detector_losses(
     scenes: list[Scene],
     s: DetectSettings,
     rng: np.random.Generator,
-    boxes_an_image: int,
-    masks_an_image: int,
+    boxes_per_image: int,
+    masks_per_image: int,
 ) -> dict[str, Tensor]:
     """All losses of a batch. images: normalised [N, 3, h, w], and what is on them."""
-    outputs = named(detector.pyramid(images))
+    outputs = split_outputs(detector.pyramid(images))
     objectness, deltas = proposal_losses(outputs, scenes, s, rng)
     losses = {"objectness": objectness, "proposals": deltas}
     size = (images.shape[2], images.shape[3])
@@ -166,8 +166,8 @@ def detector_losses(
     for stage, (box_head, mask_head) in enumerate(zip(detector.box_heads, detector.mask_heads, strict=True)):
         weight = STAGE_WEIGHTS[stage]
         classes = detector.config.classes
-        samples = sample_boxes(proposals, scenes, STAGE_IOUS[stage], boxes_an_image, classes, rng)
-        logits, moves = box_head(squares(outputs.levels, samples, detector.config.box_side, s))
+        samples = sample_boxes(proposals, scenes, STAGE_IOUS[stage], boxes_per_image, classes, rng)
+        logits, moves = box_head(roi_features(outputs.levels, samples, detector.config.box_side, s))
         label = torch.from_numpy(samples.label)
         name = f" {stage + 1}" if detector.config.stages > 1 else ""
         losses[f"classes{name}"] = weight * F.cross_entropy(logits, label)
@@ -178,9 +178,9 @@ def detector_losses(
         column = label[positive] if of_class.shape[1] > 1 else torch.zeros(len(positive), dtype=torch.long)
         distance = F.l1_loss(of_class[torch.from_numpy(positive), column], wanted, reduction="sum")
         losses[f"boxes{name}"] = weight * distance / len(label)
-        seen = on_shapes(samples, masks_an_image * len(scenes))
+        seen = positives_of(samples, masks_per_image * len(scenes))
         if len(seen.boxes):
-            masks = mask_head(squares(outputs.levels, seen, detector.config.mask_side, s))
+            masks = mask_head(roi_features(outputs.levels, seen, detector.config.mask_side, s))
             chosen = masks[torch.arange(len(seen.boxes)), :, :, torch.from_numpy(seen.label)]
             target = mask_targets(seen, scenes, chosen.shape[1])
             losses[f"masks{name}"] = weight * F.binary_cross_entropy_with_logits(chosen, target)

@@ -26,7 +26,7 @@ from detector_losses import detector_losses
 from make_shapes import CLASSES, ON_THE_FLY, SIDE, VAL_SPLIT, Scene, scene, write_split
 from PIL import Image
 from torch import nn
-from train_fmnist import Muon, near
+from train_fmnist import Muon, distance_bias
 
 from fqvit.detect.annotations import read_annotations
 from fqvit.detect.float.networks import detect_float
@@ -61,8 +61,8 @@ class Plan:
     other_rate: float = 1.5e-3  # of AdamW
     warm_up: int = 100  # steps
     average: float = 0.998  # of the weights that are kept, a step
-    boxes_an_image: int = 64
-    masks_an_image: int = 8
+    boxes_per_image: int = 64
+    masks_per_image: int = 8
     evaluate_every: int = 1500
 
 
@@ -87,7 +87,7 @@ def build(config: DetectorConfig, seed: int) -> Detector:
             elif isinstance(module, Deconv):
                 nn.init.trunc_normal_(module.weight, std=(2 / len(module.weight)) ** 0.5)
             elif isinstance(module, WindowAttention):
-                module.relative_position_bias_table.copy_(near(config.backbone.window, module.q.heads))
+                module.relative_position_bias_table.copy_(distance_bias(config.backbone.window, module.q.heads))
             if name.endswith("objectness"):
                 nn.init.constant_(module.bias, -2.0)  # few anchors are on a shape
     return detector
@@ -122,7 +122,7 @@ def optimisers(detector: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     ]
 
 
-def rate_at(step: int, plan: Plan) -> float:
+def rate_factor(step: int, plan: Plan) -> float:
     """Of the full rates: up in a line, then half a wave down to 0."""
     done = max(step - plan.warm_up, 0) / max(plan.steps - plan.warm_up, 1)
     return min((step + 1) / plan.warm_up, 0.5 + 0.5 * math.cos(math.pi * done))
@@ -186,13 +186,13 @@ def train_step(
 ) -> dict[str, float]:
     images = torch.from_numpy(np.stack([normalise_and_pad(one.pixels, settings) for one in scenes]))
     rng = np.random.default_rng((seed, step))
-    losses = detector_losses(detector, images, scenes, settings, rng, plan.boxes_an_image, plan.masks_an_image)
+    losses = detector_losses(detector, images, scenes, settings, rng, plan.boxes_per_image, plan.masks_per_image)
     total = sum(losses.values(), torch.zeros(()))
     detector.zero_grad()
     total.backward()
     nn.utils.clip_grad_norm_(detector.parameters(), 5.0)
     for part, rate in zip(parts, (plan.matrix_rate, plan.other_rate), strict=True):
-        part.param_groups[0]["lr"] = rate * rate_at(step, plan)
+        part.param_groups[0]["lr"] = rate * rate_factor(step, plan)
         part.step()
     # Young averages must forget the start sooner.
     keep = min(plan.average, (step + 1) / (step + 10))

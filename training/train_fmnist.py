@@ -61,13 +61,14 @@ def build(name: str) -> nn.Module:
                 q, k, _ = module.qkv.weight.chunk(3)
                 k.copy_(q)  # a token attends to its like, places included
             elif isinstance(module, WindowAttention):
-                module.relative_position_bias_table.copy_(near(FMNIST_SWIN_CONFIG.window, module.q.heads))
+                module.relative_position_bias_table.copy_(distance_bias(FMNIST_SWIN_CONFIG.window, module.q.heads))
         if isinstance(model, ViT):
-            model.pos_embed[0, 1:] = waves(FMNIST_VIT_CONFIG.image[0] // FMNIST_VIT_CONFIG.patch, FMNIST_VIT_CONFIG.width)
+            config = FMNIST_VIT_CONFIG
+            model.pos_embed[0, 1:] = position_waves(config.image[0] // config.patch, config.width)
     return model
 
 
-def waves(side: int, width: int) -> Tensor:
+def position_waves(side: int, width: int) -> Tensor:
     """[side^2, width]: sines and cosines of row and column, wavelengths from 28 patches to 2.8, amplitude 0.5."""
     frequency = torch.logspace(0, 1, width // 4) * math.pi / 14
     place = torch.arange(side * side)
@@ -75,7 +76,7 @@ def waves(side: int, width: int) -> Tensor:
     return 0.5 * torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], 1)
 
 
-def near(window: int, heads: int) -> Tensor:
+def distance_bias(window: int, heads: int) -> Tensor:
     """[(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
     offset = torch.arange(1.0 - window, window)
     distance = torch.hypot(offset[:, None], offset[None, :]).flatten()
@@ -97,12 +98,12 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 mean = self.state[p].setdefault("mean", torch.zeros_like(p))
                 mean.lerp_(p.grad, 1 - group["momentum"])
-                update = even_out(p.grad.lerp(mean, group["momentum"]).flatten(1))
+                update = orthogonalize(p.grad.lerp(mean, group["momentum"]).flatten(1))
                 p.mul_(1 - group["lr"] * group["decay"])
                 p.add_(update.view_as(p), alpha=-group["lr"] * max(1, update.shape[0] / update.shape[1]) ** 0.5)
 
 
-def even_out(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """Five Newton-Schulz steps towards U V^T of the singular value decomposition."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
@@ -148,7 +149,7 @@ def optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, plan.matrix_rate), torch.optim.Adam(others, lr=plan.other_rate)]
 
 
-def rate_at(progress: float, plan: Plan) -> float:
+def rate_factor(progress: float, plan: Plan) -> float:
     """The part of the full rates at a time in epochs: up, level, down in a line."""
     return min(10 * progress, 1.0, (plan.epochs - progress) / plan.cooldown)
 
@@ -191,7 +192,7 @@ def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
         batches = order[torch.randperm(len(order), generator=random)].split(plan.batch)
         for step, chosen in enumerate(batches):
             for part, rate in zip(parts, rates, strict=True):
-                part.param_groups[0]["lr"] = rate * rate_at(epoch + (step + 1) / len(batches), plan)
+                part.param_groups[0]["lr"] = rate * rate_factor(epoch + (step + 1) / len(batches), plan)
             inputs = normalise(augment(images[chosen], random))
             loss = F.cross_entropy(model(inputs), labels[chosen], label_smoothing=plan.smoothing)
             model.zero_grad()

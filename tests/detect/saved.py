@@ -22,7 +22,7 @@ from fqvit.detect.program import DetectorProgram
 from fqvit.quant.recipe import load_recipe
 
 from .detectors import CONFIGS, SETTINGS
-from .test_programs import detector_of, lowered, pictures
+from .test_programs import detector_of, lowered, sample_images
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -53,7 +53,7 @@ def shape_detector() -> FloatDetector:
 @cache
 def shape_program() -> DetectorProgram:
     detector = shape_detector()
-    calibration = calibrate_detector(detector, pictures(), load_recipe("fqvit"))
+    calibration = calibrate_detector(detector, sample_images(), load_recipe("fqvit"))
     return DetectorProgram.of(detector, LoweredDetector(detector, calibration))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fqvit.detect.annotations import Truth, check_categories, read_annotations
+from fqvit.detect.annotations import GroundTruth, check_categories, read_annotations
 from fqvit.detect.masks import to_runs
 from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import average_precision
@@ -26,7 +26,7 @@ def square(number: int, **other: Any) -> dict[str, Any]:
     return made | other
 
 
-def read(folder: Path, *annotations: dict[str, Any], categories: int = 1) -> Truth:
+def read(folder: Path, *annotations: dict[str, Any], categories: int = 1) -> GroundTruth:
     content = {
         "images": [{"id": 1, "file_name": "a.png", "height": SIDE, "width": SIDE}],
         "annotations": annotations,

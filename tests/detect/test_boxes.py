@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fqvit.detect.boxes import areas
 from fqvit.detect.float.anchors import anchors
-from fqvit.detect.float.boxes import clip, decode, encode, near, overlaps
-from fqvit.detect.nms import BLOCK, suppress, suppress_groups
+from fqvit.detect.float.boxes import clip, decode, encode, iou_above, pairwise_iou
+from fqvit.detect.nms import BLOCK, grouped_nms, nms
 
 STDS = (0.1, 0.1, 0.2, 0.2)
 
@@ -32,13 +32,13 @@ def slow_overlap(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 def test_overlaps_are_those_of_pairs() -> None:
     a, b = some_boxes(7), some_boxes(5, seed=1)
-    assert overlaps(a, b) == pytest.approx(np.array([[slow_overlap(x, y) for y in b] for x in a]))
+    assert pairwise_iou(a, b) == pytest.approx(np.array([[slow_overlap(x, y) for y in b] for x in a]))
 
 
 def test_boxes_without_area_overlap_nothing() -> None:
     empty = np.array([[3.0, 3.0, 3.0, 8.0]])
     assert areas(empty)[0] == 0
-    assert overlaps(empty, empty)[0, 0] == 0
+    assert pairwise_iou(empty, empty)[0, 0] == 0
     assert areas(np.array([5.0, 5.0, 1.0, 1.0])) == 0, "turned inside out"
 
 
@@ -88,7 +88,7 @@ def slow_suppress(boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: 
 def test_suppression_is_the_greedy_one(count: int, iou: float) -> None:
     boxes = some_boxes(count, side=250.0)
     scores = np.random.default_rng(3).integers(0, 40, count) / 40.0  # with ties
-    assert suppress(boxes, scores, near(iou)).tolist() == slow_suppress(boxes, scores, iou)
+    assert nms(boxes, scores, iou_above(iou)).tolist() == slow_suppress(boxes, scores, iou)
 
 
 def test_suppression_equals_that_of_torchvision(torchvision_ops: ModuleType) -> None:
@@ -96,20 +96,20 @@ def test_suppression_equals_that_of_torchvision(torchvision_ops: ModuleType) -> 
 
     boxes, scores = some_boxes(400, side=250.0), np.random.default_rng(5).permutation(400) / 400
     expected = torchvision_ops.nms(torch.tensor(boxes), torch.tensor(scores), 0.5)
-    assert suppress(boxes, scores, near(0.5)).tolist() == expected.tolist()
+    assert nms(boxes, scores, iou_above(0.5)).tolist() == expected.tolist()
 
 
 def test_an_overlap_of_exactly_the_threshold_stays() -> None:
     boxes = np.array([[0.0, 0, 10, 10], [0, 0, 10, 5]])
-    assert suppress(boxes, np.array([0.9, 0.8]), near(0.5)).tolist() == [0, 1]
-    assert suppress(boxes, np.array([0.9, 0.8]), near(0.49)).tolist() == [0]
+    assert nms(boxes, np.array([0.9, 0.8]), iou_above(0.5)).tolist() == [0, 1]
+    assert nms(boxes, np.array([0.9, 0.8]), iou_above(0.49)).tolist() == [0]
 
 
 def test_groups_do_not_suppress_each_other_and_come_out_by_score() -> None:
     boxes, scores = some_boxes(60), np.random.default_rng(4).uniform(size=60)
     groups = np.arange(60) % 3
-    kept = suppress_groups(boxes, scores, groups, near(0.3))
+    kept = grouped_nms(boxes, scores, groups, iou_above(0.3))
     alone = [np.flatnonzero(groups == g)[slow_suppress(boxes[groups == g], scores[groups == g], 0.3)] for g in range(3)]
     assert sorted(kept.tolist()) == sorted(np.concatenate(alone).tolist())
     assert (np.diff(scores[kept]) <= 0).all()
-    assert suppress_groups(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), near(0.5)).tolist() == []
+    assert grouped_nms(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), iou_above(0.5)).tolist() == []

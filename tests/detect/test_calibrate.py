@@ -34,7 +34,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
         return called
 
-    for name in ("prepare", "coded_attention", "classify", "cut_out"):
+    for name in ("prepare", "coded_attention", "classify", "multiscale_roi_align"):
         monkeypatch.setattr(module, name, spy(name, getattr(module, name)))
     return calls
 
@@ -70,7 +70,7 @@ def test_masks_are_observed_on_the_boxes_that_were_found(seen: dict[str, list[An
     calibrate_detector(DETECTOR, PICTURES[:1], RECIPES["fq-vit"])
     (_, found), *_ = seen["classify"]
     assert len(found.boxes)
-    np.testing.assert_array_equal(seen["cut_out"][-1][0][1], found.boxes)
+    np.testing.assert_array_equal(seen["multiscale_roi_align"][-1][0][1], found.boxes)
 
 
 def test_masks_are_observed_on_proposals_where_nothing_is_found(seen: dict[str, list[Any]]) -> None:
@@ -78,4 +78,4 @@ def test_masks_are_observed_on_proposals_where_nothing_is_found(seen: dict[str, 
     found = calibrate_detector(random_detector("mask r-cnn", settings), PICTURES[:1], RECIPES["fq-vit"])
     (given, classified), *_ = seen["classify"]
     assert len(classified.boxes) == 0 and found.masks[0].sites
-    np.testing.assert_array_equal(seen["cut_out"][-1][0][1], given[2][:7])
+    np.testing.assert_array_equal(seen["multiscale_roi_align"][-1][0][1], given[2][:7])

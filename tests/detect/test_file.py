@@ -27,7 +27,7 @@ from tests.robustness.hostile.containers import DETECTOR, Change, Json, Tensors,
 
 from .detectors import CONFIGS
 from .saved import program
-from .test_programs import pictures
+from .test_programs import sample_images
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -45,7 +45,7 @@ def test_a_loaded_detector_is_the_saved_one(name: str, tmp_path: Path) -> None:
 def test_a_loaded_detector_finds_the_same(tmp_path: Path) -> None:
     saved = program("cascade")
     saved.save(tmp_path / "d.fqvit")
-    image = prepare(pictures()[0], saved.settings)
+    image = prepare(sample_images()[0], saved.settings)
     before = saved.ready(1).detect(image)
     after = DetectorProgram.load(tmp_path / "d.fqvit").ready(1, "reference").detect(image)
     assert len(before.boxes) > 0

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fqvit.detect.boxes import LARGEST_LOG_RATIO
-from fqvit.detect.fixed.boxes import anchors, decode, near, rescaled, scaled
-from fqvit.detect.fixed.constants import LOG_FRACTION, MOVE_FRACTION, Four, Ratio, anchor_halves
+from fqvit.detect.fixed.boxes import anchors, decode, iou_above, rescaled, scaled
+from fqvit.detect.fixed.constants import LOG_FRACTION, MOVE_FRACTION, DeltaRatios, Ratio, anchor_halves
 from fqvit.detect.fixed.exp import power_of_two
 from fqvit.detect.float.anchors import anchors as float_anchors
 from fqvit.detect.float.boxes import decode as float_decode
-from fqvit.detect.float.boxes import near as float_near
-from fqvit.detect.nms import suppress, suppress_groups
+from fqvit.detect.float.boxes import iou_above as float_iou_above
+from fqvit.detect.nms import grouped_nms, nms
 from fqvit.detect.settings import DetectSettings
 from fqvit.ir.fixed import multiplier, requantize, round_shift
 
@@ -28,7 +28,7 @@ SIDES = st.integers(1, 8192)
 DELTAS = st.integers(-400, 400) | st.integers(-(2**31), 2**31 - 1) | st.sampled_from([-(2**31), 2**31 - 1, 0])
 
 
-def ratios_of(scale: float, stds: tuple[float, ...] = STDS) -> Four:
+def ratios_of(scale: float, stds: tuple[float, ...] = STDS) -> DeltaRatios:
     units = (2**MOVE_FRACTION, 2**MOVE_FRACTION, 2**LOG_FRACTION / math.log(2), 2**LOG_FRACTION / math.log(2))
     x, y, width, height = (Ratio(*multiplier(scale * std * unit)) for std, unit in zip(stds, units, strict=True))
     return x, y, width, height
@@ -116,19 +116,19 @@ def some_boxes(count: int, seed: int = 0) -> NDArray[np.int64]:
 def test_suppression_is_the_float_one(iou: float) -> None:
     boxes, scores = some_boxes(700), np.random.default_rng(1).integers(0, 50, 700)
     assert (
-        suppress(boxes, scores, near(round(iou * 2**16))).tolist()
-        == suppress(boxes / 256, scores.astype(np.float64), float_near(iou)).tolist()
+        nms(boxes, scores, iou_above(round(iou * 2**16))).tolist()
+        == nms(boxes / 256, scores.astype(np.float64), float_iou_above(iou)).tolist()
     )
     groups = np.arange(700) % 4
-    kept = suppress_groups(boxes, scores, groups, near(round(iou * 2**16)))
-    assert kept.tolist() == suppress_groups(boxes / 256, scores.astype(np.float64), groups, float_near(iou)).tolist()
+    kept = grouped_nms(boxes, scores, groups, iou_above(round(iou * 2**16)))
+    assert kept.tolist() == grouped_nms(boxes / 256, scores.astype(np.float64), groups, float_iou_above(iou)).tolist()
 
 
 def test_overlaps_of_the_largest_boxes_do_not_overflow() -> None:
     whole = np.array([[0, 0, 2**21, 2**21]], np.int64)
     almost = whole - [[0, 0, 0, 1]]
-    assert near(2**16 - 1)(whole, almost)[0, 0] and not near(2**16)(whole, almost)[0, 0]
-    assert not near(0)(whole, whole[:, [2, 3, 2, 3]])[0, 0], "no area, no overlap"
+    assert iou_above(2**16 - 1)(whole, almost)[0, 0] and not iou_above(2**16)(whole, almost)[0, 0]
+    assert not iou_above(0)(whole, whole[:, [2, 3, 2, 3]])[0, 0], "no area, no overlap"
 
 
 def test_boxes_go_back_to_the_image_rounded() -> None:

@@ -14,7 +14,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.detect.fixed.boxes import scaled
 from fqvit.detect.fixed.constants import DetectorConstants, Ratio, make_constants
 from fqvit.detect.fixed.exp import softmax
-from fqvit.detect.fixed.proposals import choose, propose, refine
+from fqvit.detect.fixed.proposals import propose, refine, select_detections
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.ir.program import CodeInput, Header, Output
@@ -152,5 +152,5 @@ def test_whatever_is_accepted_does_not_overflow(data: st.DataObject) -> None:
     exact = [sum((x * r.mult + (1 << r.shift - 1)) >> r.shift for r in c.classes) for x in codes[6:12].tolist()]
     assert total.ravel().tolist() == exact
     assert np.abs(softmax(total).sum(1) - 2**24).max() <= 3
-    found = choose(whole, total, codes[:8].reshape(2, 4), size, c)
+    found = select_detections(whole, total, codes[:8].reshape(2, 4), size, c)
     assert (found.scores <= 2**24).all() and (found.boxes >= 0).all() and (found.boxes <= 2**21).all()

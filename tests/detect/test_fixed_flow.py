@@ -16,10 +16,10 @@ from PIL import Image
 
 import fqvit.detect
 from fqvit.detect.fixed.boxes import scaled
-from fqvit.detect.fixed.proposals import choose, propose, refine
-from fqvit.detect.float.proposals import choose as float_choose
+from fqvit.detect.fixed.proposals import propose, refine, select_detections
 from fqvit.detect.float.proposals import propose as float_propose
 from fqvit.detect.float.proposals import refine as float_refine
+from fqvit.detect.float.proposals import select_detections as float_select_detections
 from fqvit.detect.images import prepare
 
 from .test_fixed_constants import S, constants
@@ -59,10 +59,10 @@ def test_no_variable_is_a_float_from_pixels_to_masks() -> None:
     pytest.importorskip("torch")
     from .detectors import SETTINGS
     from .test_integer import integer
-    from .test_programs import pictures
+    from .test_programs import sample_images
 
     for name, backend in (("mask r-cnn", "native"), ("cascade of 4conv1fc", "reference")):
-        detector, picture, watch = integer(name, backend), pictures()[0], Watch()  # type: ignore[arg-type]
+        detector, picture, watch = integer(name, backend), sample_images()[0], Watch()  # type: ignore[arg-type]
         sys.setprofile(watch)
         try:
             found = detector.detect(prepare(picture, SETTINGS))
@@ -128,8 +128,8 @@ def test_refining_and_choosing_are_the_float_ones(deltas_of: int) -> None:
     moved = refine(boxes, first, deltas, 0, size, c)
     assert np.abs(moved / 256 - float_refine(boxes / 256, first * 0.1, real, S.stds[0], size)).max() <= 1 / 128
     total = scaled(first, c.classes[0]) + scaled(second, c.classes[1])
-    found = choose(boxes, total, deltas, size, c)
-    exact = float_choose(boxes / 256, (first + second) * 0.1 / 2, real, S.stds[1], size, S)
+    found = select_detections(boxes, total, deltas, size, c)
+    exact = float_select_detections(boxes / 256, (first + second) * 0.1 / 2, real, S.stds[1], size, S)
     assert len(found.scores) == len(exact.scores) > 20
     assert np.abs(found.scores / 2**24 - exact.scores).max() < 2**-22
     assert (found.labels == exact.labels).all() and np.abs(found.boxes / 256 - exact.boxes).max() <= 1 / 128

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from fqvit import _native
 from fqvit.detect.fixed.constants import Ratio, least_area
-from fqvit.detect.fixed.roialign import Cut, align_sums, axis_weights, cut_out, level_of, native_roi_align, roi_align
+from fqvit.detect.fixed.roialign import (
+    AlignParams,
+    align_sums,
+    axis_weights,
+    level_of,
+    multiscale_roi_align,
+    native_roi_align,
+    roi_align,
+)
 from fqvit.detect.float.roialign import level_of as float_level_of
 from fqvit.detect.float.roialign import roi_align as float_roi_align
 from fqvit.ir.fixed import multiplier
@@ -29,8 +37,10 @@ EDGES = st.one_of(
 )
 
 
-def cut_of(ratio: float = 1.0, zero: int = 100, head_zero: int = 120, last: int = 255, stride: int = STRIDE) -> Cut:
-    return Cut(stride, zero, Ratio(*multiplier(ratio / 2**22)), head_zero, last)
+def align_params(
+    ratio: float = 1.0, zero: int = 100, head_zero: int = 120, last: int = 255, stride: int = STRIDE
+) -> AlignParams:
+    return AlignParams(stride, zero, Ratio(*multiplier(ratio / 2**22)), head_zero, last)
 
 
 def some_map(height: int = 23, width: int = 31, channels: int = 5, seed: int = 0) -> NDArray[np.uint8]:
@@ -43,7 +53,13 @@ def some_boxes(count: int, reach: int, seed: int = 0) -> Boxes:
     return np.concatenate([low, low + rng.integers(0, reach, (count, 2))], 1)
 
 
-CUTS = (cut_of(), cut_of(3.7, 0, 0), cut_of(0.01, 255, 255, 15), cut_of(200.0, 7, 3), Cut(STRIDE, 1, Ratio(0, 62), 9, 255))
+PARAMS = (
+    align_params(),
+    align_params(3.7, 0, 0),
+    align_params(0.01, 255, 255, 15),
+    align_params(200.0, 7, 3),
+    AlignParams(STRIDE, 1, Ratio(0, 62), 9, 255),
+)
 EXTREME = np.array(
     [
         [0, 0, 0, 0],
@@ -87,25 +103,25 @@ def test_weights_are_the_exact_ones_rounded_once(low: int, length: int, bins: in
 def test_compiled_bits_are_numpys(isa: str, side: int) -> None:
     boxes = np.concatenate([EXTREME, some_boxes(60, 100 * 256), some_boxes(40, 12 * 256, 1)])
     for shape in ((23, 31, 5), (1, 1, 1), (3, 40, 33), (50, 2, 16)):
-        for cut in (
-            cut_of(),
-            cut_of(3.7, 0, 0),
-            cut_of(0.01, 255, 255, 15),
-            cut_of(200.0, 7, 3),
-            Cut(STRIDE, 1, Ratio(0, 62), 9, 255),
+        for params in (
+            align_params(),
+            align_params(3.7, 0, 0),
+            align_params(0.01, 255, 255, 15),
+            align_params(200.0, 7, 3),
+            AlignParams(STRIDE, 1, Ratio(0, 62), 9, 255),
         ):
             map_ = some_map(*shape)
-            expected = roi_align(map_, boxes, side, cut)
+            expected = roi_align(map_, boxes, side, params)
             for threads in (1, 3):
-                found = native_roi_align(threads, isa)(map_, boxes, side, cut)
+                found = native_roi_align(threads, isa)(map_, boxes, side, params)
                 assert found.dtype == np.uint8 and found.shape == expected.shape and (found == expected).all()
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(EDGES, EDGES, EDGES, EDGES), max_size=6), st.sampled_from([1, 4, 64, 1024]), st.integers(0, 99))
 def test_compiled_bits_are_numpys_on_any_boxes(boxes: list[tuple[int, ...]], stride: int, seed: int) -> None:
-    some, map_, cut = np.array(boxes, np.int64).reshape(-1, 4), some_map(9, 12, 3, seed), cut_of(stride=stride)
-    assert (native_roi_align(1)(map_, some, 7, cut) == roi_align(map_, some, 7, cut)).all()
+    some, map_, params = np.array(boxes, np.int64).reshape(-1, 4), some_map(9, 12, 3, seed), align_params(stride=stride)
+    assert (native_roi_align(1)(map_, some, 7, params) == roi_align(map_, some, 7, params)).all()
 
 
 @pytest.mark.parametrize("side", [7, 14])
@@ -113,7 +129,7 @@ def test_sums_are_near_the_float_ones(side: int) -> None:
     boxes = np.concatenate([some_boxes(100, 100 * 256), some_boxes(60, 12 * 256, 1), EXTREME])
     for map_ in (some_map(), np.full((23, 31, 5), 255, np.uint8), np.zeros((23, 31, 5), np.uint8)):
         exact = float_roi_align(map_.astype(np.float32) - 100, boxes / 256, STRIDE, side)
-        found = align_sums(map_, boxes, side, cut_of(zero=100))
+        found = align_sums(map_, boxes, side, align_params(zero=100))
         assert np.abs(found).max() < 2**31
         # Half a unit of 2^-15 for each cell of a bin and axis, half a unit of 2^-7 between the passes.
         cells = np.minimum((boxes[:, 2:] - boxes[:, :2]).max(1) // CELL // side + 3, 31)
@@ -124,8 +140,8 @@ def test_sums_are_near_the_float_ones(side: int) -> None:
 def test_a_flat_map_gives_its_value_inside() -> None:
     map_ = np.full((20, 20, 2), 77, np.uint8)
     inside = np.array([[8 * 256, 8 * 256, 40 * 256, 33 * 256]], np.int64)
-    assert (roi_align(map_, inside, 7, cut_of(zero=0, head_zero=0)) == 77).all()
-    assert (roi_align(map_, inside + 2**20, 7, cut_of(zero=9, head_zero=33)) == 33).all(), "outside: value 0"
+    assert (roi_align(map_, inside, 7, align_params(zero=0, head_zero=0)) == 77).all()
+    assert (roi_align(map_, inside + 2**20, 7, align_params(zero=9, head_zero=33)) == 33).all(), "outside: value 0"
 
 
 def test_levels_are_the_float_ones() -> None:
@@ -138,12 +154,12 @@ def test_levels_are_the_float_ones() -> None:
 
 @pytest.mark.parametrize("align", [roi_align, native_roi_align(1)], ids=["numpy", "native"])
 def test_each_box_is_cut_from_its_own_level(align: object) -> None:
-    levels, cuts = [some_map(seed=1), some_map(12, 16, seed=2)], [cut_of(), cut_of(0.5, 30, stride=8)]
+    levels, params = [some_map(seed=1), some_map(12, 16, seed=2)], [align_params(), align_params(0.5, 30, stride=8)]
     boxes = np.array([[0, 0, 20, 20], [0, 0, 40, 40], [3, 3, 9, 9]], np.int64) * 256
-    squares = cut_out(levels, boxes, 7, [(32 * 256) ** 2], cuts, align)  # type: ignore[arg-type]
-    assert (squares[1] == roi_align(levels[1], boxes[1:2], 7, cuts[1])[0]).all()
-    assert (squares[[0, 2]] == roi_align(levels[0], boxes[[0, 2]], 7, cuts[0])).all()
-    assert cut_out(levels, boxes[:0], 7, [9], cuts, align).shape == (0, 7, 7, 5)  # type: ignore[arg-type]
+    rois = multiscale_roi_align(levels, boxes, 7, [(32 * 256) ** 2], params, align)  # type: ignore[arg-type]
+    assert (rois[1] == roi_align(levels[1], boxes[1:2], 7, params[1])[0]).all()
+    assert (rois[[0, 2]] == roi_align(levels[0], boxes[[0, 2]], 7, params[0])).all()
+    assert multiscale_roi_align(levels, boxes[:0], 7, [9], params, align).shape == (0, 7, 7, 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

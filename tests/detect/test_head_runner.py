@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fqvit.detect.batch import batched
-from fqvit.detect.fixed.head_runner import HeadRunner, squares_at_once
+from fqvit.detect.fixed.head_runner import HeadRunner, rois_per_batch
 from fqvit.errors import FqvitError
 from fqvit.ir.moves import Permute
 from fqvit.ir.ops import Linear
@@ -45,18 +45,18 @@ def test_batches_give_the_bits_of_one_by_one(name: str) -> None:
         codes = squares(program, 7)
         one_by_one = Reference(program).run_all(codes)
         # Fewer than a batch, batches that are whole, and one that is not.
-        for at_once in (1, 3, 7, 10):
-            for head in (HeadRunner(program, 1, at_once=at_once), HeadRunner(program, 2, "native", at_once)):
+        for batch in (1, 3, 7, 10):
+            for head in (HeadRunner(program, 1, batch=batch), HeadRunner(program, 2, "native", batch)):
                 for output, a, b in zip(program.header.outputs, head.run_all(codes), one_by_one, strict=True):
-                    assert_same(a, b, f"{program.header.model}, {at_once} at once, {output.buffer}")
-        for a, b in zip(HeadRunner(program, backend="reference", at_once=4).run_all(codes), one_by_one, strict=True):
+                    assert_same(a, b, f"{program.header.model}, batches of {batch}, {output.buffer}")
+        for a, b in zip(HeadRunner(program, backend="reference", batch=4).run_all(codes), one_by_one, strict=True):
             assert_same(a, b, f"{program.header.model}, reference")
 
 
 def test_packed_weights_have_batches_too() -> None:
     for program in (*packed().boxes, *packed().masks):
         codes = squares(program, 5)
-        for a, b in zip(HeadRunner(program, 1, at_once=3).run_all(codes), Engine(program, 1).run_all(codes), strict=True):
+        for a, b in zip(HeadRunner(program, 1, batch=3).run_all(codes), Engine(program, 1).run_all(codes), strict=True):
             assert_same(a, b, program.header.model)
 
 
@@ -70,8 +70,8 @@ def test_a_layer_of_all_squares_is_one_product() -> None:
 
 
 def test_convolutions_have_enough_rows_in_one_square() -> None:
-    assert [squares_at_once(program) for program in heads("mask r-cnn")] == [64, 1]
-    assert squares_at_once(heads("cascade of 4conv1fc")[0]) == 64
+    assert [rois_per_batch(program) for program in heads("mask r-cnn")] == [64, 1]
+    assert rois_per_batch(heads("cascade of 4conv1fc")[0]) == 64
 
 
 def test_only_what_repeats_is_other_than_in_the_head() -> None:

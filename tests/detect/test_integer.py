@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from fqvit.detect.fixed.constants import DetectorConstants, make_constants
 from fqvit.detect.fixed.detector import KEPT_SIZES, Backend, IntegerDetector, IntegerFound
 from fqvit.detect.fixed.proposals import propose
-from fqvit.detect.float.boxes import overlaps
+from fqvit.detect.float.boxes import pairwise_iou
 from fqvit.detect.float.pipeline import Maps, detect
-from fqvit.detect.float.roialign import Singles
+from fqvit.detect.float.roialign import Floats32
 from fqvit.detect.images import Input, Pixels, pad_pixels, prepare
 from fqvit.detect.resize import resized
 from fqvit.detect.results import coco_results
@@ -29,7 +29,7 @@ from fqvit.detect.float.networks import FloatNetworks
 from tests.factories import one_thread as one_thread
 
 from .detectors import CONFIGS, SETTINGS
-from .test_programs import detector_of, lowered, pictures
+from .test_programs import detector_of, lowered, sample_images
 
 every_detector = pytest.mark.parametrize("name", CONFIGS)
 
@@ -47,7 +47,7 @@ def integer(name: str, backend: Backend = "native", threads: int = 1) -> Integer
 
 
 def test_boxes_by_the_slice_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    image = prepare(pictures()[1], SETTINGS)
+    image = prepare(sample_images()[1], SETTINGS)
     whole = integer("cascade").detect(image)
     monkeypatch.setattr("fqvit.detect.fixed.detector.BOXES_AT_ONCE", 7)
     assert len(whole.boxes) > 7
@@ -56,7 +56,7 @@ def test_boxes_by_the_slice_are_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_threads_may_share_a_detector() -> None:
     detector = integer("mask r-cnn")
-    images = [prepare(pictures()[0].resize(size), SETTINGS) for size in ((96, 40), (96, 64), (96, 130), (96, 170))]
+    images = [prepare(sample_images()[0].resize(size), SETTINGS) for size in ((96, 40), (96, 64), (96, 130), (96, 170))]
     expected = [detector.detect(image) for image in images]
 
     def some(start: int) -> list[IntegerFound]:
@@ -76,7 +76,7 @@ def test_a_pyramid_that_is_one_at_a_single_size_only_is_refused_at_others() -> N
     bad = Program(msgspec.structs.replace(small.header, ops=tuple(ops)), small.constants)
     detector = IntegerDetector(bad, low.boxes, low.masks, SETTINGS, constants_of("mask r-cnn"), 1)
     with pytest.raises(FqvitError, match="objectness@4.* at stride 64"):
-        detector.detect(prepare(pictures()[1], SETTINGS))
+        detector.detect(prepare(sample_images()[1], SETTINGS))
 
 
 def test_thousands_of_proposals_and_none_at_all() -> None:
@@ -87,7 +87,7 @@ def test_thousands_of_proposals_and_none_at_all() -> None:
     )
     constants = make_constants(many, low.template.header, *heads)
     detector = IntegerDetector(low.template, low.boxes, low.masks, many, constants, 1)
-    image = prepare(pictures()[0].resize((160, 160)), many)
+    image = prepare(sample_images()[0].resize((160, 160)), many)
     maps = detector.maps(image.pixels)
     count = len(propose(maps.objectness, maps.deltas, image.size, constants))
     assert count > 3000
@@ -105,7 +105,7 @@ def alike(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
 @every_detector
 def test_maps_follow_the_float_ones(name: str) -> None:
     ours, exact = integer(name), FloatNetworks(detector_of(name))
-    image = prepare(pictures()[1], SETTINGS)
+    image = prepare(sample_images()[1], SETTINGS)
     found, wanted = ours.maps(image.pixels), exact.maps(image.pixels)
     for a, b in zip(found, wanted, strict=True):
         assert [x.shape for x in a] == [x.shape for x in b] and all(alike(x, y) > 0.97 for x, y in zip(a, b, strict=True))
@@ -120,7 +120,7 @@ def assert_equal(a: IntegerFound, b: IntegerFound) -> None:
 def test_native_and_reference_find_the_same(name: str) -> None:
     native, threaded, reference = integer(name), integer(name, threads=2), integer(name, "reference")
     count = 0
-    for picture in (*pictures()[:2], pictures()[0].resize((3, 1))):
+    for picture in (*sample_images()[:2], sample_images()[0].resize((3, 1))):
         image = prepare(picture, SETTINGS)
         found = reference.detect(image)
         assert_equal(native.detect(image), found)
@@ -132,7 +132,7 @@ def test_native_and_reference_find_the_same(name: str) -> None:
 @every_detector
 def test_images_of_every_size_are_detected_on(name: str) -> None:
     detector = integer(name)
-    for picture in (*pictures(), pictures()[0].resize((1, 90)), pictures()[0].resize((3, 1))):
+    for picture in (*sample_images(), sample_images()[0].resize((1, 90)), sample_images()[0].resize((3, 1))):
         found = detector.detect(prepare(picture, SETTINGS))
         d = found.detections
         assert len(d.boxes) == len(found.probabilities) <= SETTINGS.detections
@@ -157,22 +157,22 @@ class RealNumbers:
         found = [(output.kind, x[0]) for output, x in zip(program.header.outputs, values(program, padded[None]), strict=True)]
         return Maps(*([x for kind, x in found if kind == wanted] for wanted in ("map", "scores", "deltas")))
 
-    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
-        classes, deltas = values(self.low.boxes[stage], self.codes(self.low.boxes[stage], squares))
+    def boxes(self, stage: int, rois: Floats32) -> tuple[Floats32, Floats32]:
+        classes, deltas = values(self.low.boxes[stage], self.codes(self.low.boxes[stage], rois))
         return classes, deltas
 
-    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
-        (logits,) = values(self.low.masks[stage], self.codes(self.low.masks[stage], squares))
-        own: Singles = logits[np.arange(len(labels)), :, :, labels]
+    def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
+        (logits,) = values(self.low.masks[stage], self.codes(self.low.masks[stage], rois))
+        own: Floats32 = logits[np.arange(len(labels)), :, :, labels]
         return own
 
-    def codes(self, head: Program, squares: Singles) -> NDArray[np.uint8]:
+    def codes(self, head: Program, rois: Floats32) -> NDArray[np.uint8]:
         taken = head.header.input
         assert taken is not None
-        return (np.floor(squares / taken.scale + 0.5) + taken.zero).clip(0, 2**taken.bits - 1).astype(np.uint8)
+        return (np.floor(rois / taken.scale + 0.5) + taken.zero).clip(0, 2**taken.bits - 1).astype(np.uint8)
 
 
-def values(program: Program, x: NDArray[np.uint8]) -> list[Singles]:
+def values(program: Program, x: NDArray[np.uint8]) -> list[Floats32]:
     outputs = zip(program.header.outputs, Engine(program, 1).run_all(x), strict=True)
     return [((codes.astype(np.float64) - output.zero) * output.scale).astype(np.float32) for output, codes in outputs]
 
@@ -180,11 +180,11 @@ def values(program: Program, x: NDArray[np.uint8]) -> list[Singles]:
 @every_detector
 def test_the_integers_between_programs_find_what_floats_between_them_find(name: str) -> None:
     detector, real = integer(name), RealNumbers(name)
-    for picture in pictures():
+    for picture in sample_images():
         image = prepare(picture, SETTINGS)
         found, exact = detector.detect(image), detect(real, image, SETTINGS)
         a, b = found.detections, exact.detections
-        overlap = overlaps(a.boxes, b.boxes) * (a.labels[:, None] == b.labels)
+        overlap = pairwise_iou(a.boxes, b.boxes) * (a.labels[:, None] == b.labels)
         same, best = overlap.max(1) > 0.9, overlap.argmax(1)
         # Random weights give near ties, and a box that is suppressed by a hair changes which others stay.
         assert abs(len(a.scores) - len(b.scores)) <= 3 and same.mean() > 0.9

@@ -13,8 +13,8 @@ from PIL import Image
 
 from fqvit.detect.float.boxes import encode
 from fqvit.detect.float.pipeline import Maps, detect
-from fqvit.detect.float.proposals import choose, propose, refine, sigmoid, softmax
-from fqvit.detect.float.roialign import Singles
+from fqvit.detect.float.proposals import propose, refine, select_detections, sigmoid, softmax
+from fqvit.detect.float.roialign import Floats32
 from fqvit.detect.images import Input, Pixels
 from fqvit.detect.masks import from_runs
 from fqvit.detect.results import coco_results
@@ -62,7 +62,7 @@ def test_a_box_can_be_detected_as_two_classes_but_not_twice_as_one(agnostic: boo
     boxes = np.array([[0.0, 0, 10, 10], [1.0, 0, 11, 10], [50, 50, 60, 60]])
     logits = np.log(np.array([[0.5, 0.3, 0.2], [0.6, 0.02, 0.38], [0.01, 0.04, 0.95]]))
     deltas = np.zeros((3, 4 if agnostic else 8))
-    found = choose(boxes, logits, deltas, (1, 1, 1, 1), (100, 100), DetectSettings())
+    found = select_detections(boxes, logits, deltas, (1, 1, 1, 1), (100, 100), DetectSettings())
     assert found.scores == pytest.approx([0.6, 0.3])
     assert found.labels.tolist() == [0, 1]
     assert found.boxes == pytest.approx(boxes[[1, 0]])
@@ -71,7 +71,7 @@ def test_a_box_can_be_detected_as_two_classes_but_not_twice_as_one(agnostic: boo
 def test_no_more_than_so_many_detections() -> None:
     boxes = np.stack([np.arange(30) * 20.0, np.zeros(30), np.arange(30) * 20.0 + 10, np.full(30, 10.0)], 1)
     logits = np.stack([np.linspace(1, 2, 30), np.zeros(30)], 1)
-    found = choose(
+    found = select_detections(
         boxes, logits, np.zeros((30, 4)), (1, 1, 1, 1), (100, 1000), msgspec.structs.replace(ONE_RATIO, detections=5)
     )
     assert found.boxes == pytest.approx(boxes[:-6:-1])
@@ -97,14 +97,14 @@ class PerfectNetworks:
         deltas = [np.zeros((*x.shape[:2], 4), np.float32) for x in objectness]
         return Maps([np.ones((8, 8, 3), np.float32), np.ones((4, 4, 3), np.float32)], objectness, deltas)
 
-    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
+    def boxes(self, stage: int, rois: Floats32) -> tuple[Floats32, Floats32]:
         self.calls.append(f"boxes {stage}")
-        count = len(squares)
+        count = len(rois)
         return np.tile(np.float32([4 - 2 * stage, 0, 0]), (count, 1)), np.full((count, 4), 0.1, np.float32)
 
-    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
+    def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
         self.calls.append(f"masks {stage}")
-        return np.full((len(squares), 28, 28), (-1.0, 2.0)[stage], np.float32)
+        return np.full((len(rois), 28, 28), (-1.0, 2.0)[stage], np.float32)
 
 
 def test_a_cascade_averages_logits_and_mask_probabilities() -> None:

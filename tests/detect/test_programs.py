@@ -46,7 +46,7 @@ every_pair = pytest.mark.parametrize(
 )
 
 
-def pictures() -> list[Image.Image]:
+def sample_images() -> list[Image.Image]:
     rng = np.random.default_rng(0)
     made = []
     for height, width in SIZES:
@@ -64,7 +64,7 @@ def detector_of(name: str) -> FloatDetector:
 
 @cache
 def calibrated(name: str, recipe: str) -> DetectorCalibration:
-    return calibrate_detector(detector_of(name), pictures(), load_recipe(recipe))
+    return calibrate_detector(detector_of(name), sample_images(), load_recipe(recipe))
 
 
 @cache
@@ -76,11 +76,11 @@ def lowered(name: str, recipe: str) -> LoweredDetector:
 def packed() -> LoweredDetector:
     """With weights of 4 bits, two a byte."""
     detector, recipe = detector_of("mask r-cnn"), msgspec.structs.replace(RECIPES["fqvit"], weight_bits=4, weight_group=16)
-    return LoweredDetector(detector, calibrate_detector(detector, pictures()[:1], recipe))
+    return LoweredDetector(detector, calibrate_detector(detector, sample_images()[:1], recipe))
 
 
 def padded_pixels(number: int = 0) -> NDArray[np.uint8]:
-    return pad_pixels(prepare(pictures()[number], SETTINGS).pixels, SETTINGS)
+    return pad_pixels(prepare(sample_images()[number], SETTINGS).pixels, SETTINGS)
 
 
 def some_codes(program: Program, count: int = 3) -> NDArray[np.uint8]:
@@ -172,7 +172,7 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
 @pytest.mark.parametrize("recipe", TAKEN)
 def test_programs_of_every_recipe_follow_the_float_networks(recipe: str) -> None:
     detector, low = detector_of("mask r-cnn"), lowered("mask r-cnn", recipe)
-    pixels = prepare(pictures()[0], SETTINGS).pixels
+    pixels = prepare(sample_images()[0], SETTINGS).pixels
     with torch.no_grad():
         images = torch.from_numpy(normalise_and_pad(pixels, SETTINGS))[None]
         exact = pyramid_model(detector, *images.shape[2:]).module(images)
@@ -295,15 +295,15 @@ def test_exporters_refuse_parts_of_detectors(tmp_path: Path) -> None:
 )
 def test_recipes_that_detectors_cannot_have_are_refused(recipe: Recipe, found: str) -> None:
     with pytest.raises(FqvitError, match=found):
-        calibrate_detector(detector_of("mask r-cnn"), pictures(), recipe)
+        calibrate_detector(detector_of("mask r-cnn"), sample_images(), recipe)
 
 
 def test_rules_go_to_the_parts_that_have_such_sites() -> None:
     recipe = Recipe(name="mine", sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7), "upsample*": SiteRule(bits=8)})
     with pytest.raises(FqvitError, match="'upsample"):
-        calibrate_detector(detector_of("mask r-cnn"), pictures(), recipe)  # it writes the codes of the ReLU after it
+        calibrate_detector(detector_of("mask r-cnn"), sample_images(), recipe)  # it writes the codes of the ReLU after it
     recipe = msgspec.structs.replace(recipe, sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7)})
-    found = calibrate_detector(detector_of("mask r-cnn"), pictures()[:1], recipe)
+    found = calibrate_detector(detector_of("mask r-cnn"), sample_images()[:1], recipe)
     assert list(found.pyramid.recipe.sites) == ["residual", "relu"] and list(found.boxes[0].recipe.sites) == ["relu"]
     assert all(q.bits == 7 for q in found.masks[0].sites.values())
 

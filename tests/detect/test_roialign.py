@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.float.roialign import axis_weights, cut_out, level_of, roi_align
+from fqvit.detect.float.roialign import axis_weights, level_of, multiscale_roi_align, roi_align
 
 HEIGHT, WIDTH = 9, 12
 BOXES = {
@@ -97,7 +97,7 @@ def test_levels_change_where_a_side_doubles() -> None:
 def test_each_box_is_cut_from_its_own_level() -> None:
     levels = [some_map(1), some_map(2)]
     boxes = np.array([[0.0, 0, 20, 20], [0, 0, 40, 40], [3, 3, 9, 9]])
-    squares = cut_out(levels, boxes, 7, 16.0, (4, 8))
-    assert squares[1] == pytest.approx(roi_align(levels[1], boxes[1:2], 8, 7)[0])
-    assert squares[[0, 2]] == pytest.approx(roi_align(levels[0], boxes[[0, 2]], 4, 7))
-    assert cut_out(levels, np.zeros((0, 4)), 7, 16.0, (4, 8)).shape == (0, 7, 7, 3)
+    rois = multiscale_roi_align(levels, boxes, 7, 16.0, (4, 8))
+    assert rois[1] == pytest.approx(roi_align(levels[1], boxes[1:2], 8, 7)[0])
+    assert rois[[0, 2]] == pytest.approx(roi_align(levels[0], boxes[[0, 2]], 4, 7))
+    assert multiscale_roi_align(levels, np.zeros((0, 4)), 7, 16.0, (4, 8)).shape == (0, 7, 7, 3)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.detect.float.roialign import cut_out
+from fqvit.detect.float.roialign import multiscale_roi_align
 from fqvit.detect.masks import from_runs
 
 torch = pytest.importorskip("torch")
@@ -52,7 +52,7 @@ def tiny_plan(trainer: ModuleType, name: str) -> Any:
     plan = trainer.PLANS[name]
     swin = replace(plan.config.backbone, width=8, depths=(1, 2, 1, 1), heads=(1, 1, 2, 2))
     config = replace(plan.config, backbone=swin, channels=16, box_width=16, mask_convs=1, mask_channels=8)
-    return replace(plan, config=config, steps=4, batch=2, boxes_an_image=16, masks_an_image=3, warm_up=1)
+    return replace(plan, config=config, steps=4, batch=2, boxes_per_image=16, masks_per_image=3, warm_up=1)
 
 
 def test_a_seed_gives_the_same_bytes(shapes: ModuleType, tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_flipping_moves_boxes_with_masks(shapes: ModuleType) -> None:
 def test_every_shape_has_an_anchor_and_background_is_background(losses: ModuleType) -> None:
     start = np.array([[0.0, 0, 10, 10], [0, 0, 11, 10], [40, 40, 50, 50], [70, 70, 90, 90]])
     truth = np.array([[0.0, 0, 10, 10], [74, 74, 90, 90]])
-    chosen, whose = losses.match_anchors(start, truth, np.random.default_rng(0))
-    assert dict(zip(chosen.tolist(), whose.tolist(), strict=True)) == {0: 0, 1: 0, 2: -1, 3: 1}
-    _, whose = losses.match_anchors(start, np.zeros((0, 4)), np.random.default_rng(0))
-    assert (whose == -1).all()
+    chosen, matched = losses.match_anchors(start, truth, np.random.default_rng(0))
+    assert dict(zip(chosen.tolist(), matched.tolist(), strict=True)) == {0: 0, 1: 0, 2: -1, 3: 1}
+    _, matched = losses.match_anchors(start, np.zeros((0, 4)), np.random.default_rng(0))
+    assert (matched == -1).all()
 
 
 def test_squares_with_gradients_are_those_without(losses: ModuleType, trainer: ModuleType) -> None:
@@ -104,9 +104,11 @@ def test_squares_with_gradients_are_those_without(losses: ModuleType, trainer: M
     start = rng.uniform(0, 60, (20, 2))
     boxes = np.concatenate([start, start + rng.uniform(2, 68, (20, 2))], 1)
     image = rng.integers(0, 2, 20)
-    found = losses.squares(levels, losses.Samples(boxes, image, image, image), 7, trainer.SETTINGS)
+    found = losses.roi_features(levels, losses.Samples(boxes, image, image, image), 7, trainer.SETTINGS)
     for n in range(2):
-        expected = cut_out([x[n].numpy() for x in levels], boxes[image == n], 7, trainer.SETTINGS.finest, (4, 8, 16, 32))
+        expected = multiscale_roi_align(
+            [x[n].numpy() for x in levels], boxes[image == n], 7, trainer.SETTINGS.finest, (4, 8, 16, 32)
+        )
         assert found[torch.from_numpy(image == n)].numpy() == pytest.approx(expected, abs=1e-5)
 
 

@@ -28,7 +28,7 @@ from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
 from fqvit.runtime.reference import run  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402
-from tests.detect.test_programs import pictures  # noqa: E402
+from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
 
 # 5 x 7 tokens in windows of 3, padded, shifted in the second block: masks in a small file.
@@ -64,7 +64,7 @@ def make() -> None:
 
 
 def make_detectors() -> None:
-    shown = [picture.resize((60, 44)) for picture in pictures()[:2]]
+    shown = [picture.resize((60, 44)) for picture in sample_images()[:2]]
     for name, (config, recipe) in DETECTORS.items():
         path = HERE / "detectors" / f"{name}.fqvit"
         if path.exists():

@@ -20,9 +20,9 @@ from fqvit.errors import FqvitError
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-FAR = 1e6  # no coordinate is farther out
-MOST_PIXELS = 2**31 - 1  # pycocotools counts in 32 bits
-LONGEST = 1e6  # outline of an annotation, in pixels; pycocotools keeps five points a pixel of it: 40 MB
+MAX_COORDINATE = 1e6  # no coordinate is farther out
+MAX_PIXELS = 2**31 - 1  # pycocotools counts in 32 bits
+MAX_OUTLINE = 1e6  # outline of an annotation, in pixels; pycocotools keeps five points a pixel of it: 40 MB
 OTHER_CATEGORIES = "Pass annotations of its classes, or quantize with their ids as `categories` (--settings)."
 
 
@@ -57,14 +57,14 @@ class Annotation(msgspec.Struct, frozen=True):
     iscrowd: Literal[0, 1] = 0
 
 
-class File(msgspec.Struct, frozen=True):
+class AnnotationFile(msgspec.Struct, frozen=True):
     images: list[ImageRow]
     annotations: list[Annotation]
     categories: list[Category]
 
 
 @dataclass(frozen=True)
-class Truth:
+class GroundTruth:
     """where: the file, for messages   masks: whether objects have masks (all of them, or none)"""
 
     where: str
@@ -73,7 +73,7 @@ class Truth:
     categories: dict[int, str]
     masks: bool
 
-    def plain(self) -> dict[str, Any]:
+    def to_coco(self) -> dict[str, Any]:
         """As pycocotools takes it. Annotations are numbered anew: it keeps the ids of matches as floats, and 0 is no match."""
         return {
             "images": [msgspec.to_builtins(row) for row in self.images.values()],
@@ -82,14 +82,14 @@ class Truth:
         }
 
 
-def read_annotations(path: str | Path) -> Truth:
+def read_annotations(path: str | Path) -> GroundTruth:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         said = error.strerror or error
         raise FqvitError(f"{path}: cannot be read ({said}). Pass an annotation file such as instances_val2017.json.") from None
     try:
-        file = msgspec.json.decode(data, type=File)
+        file = msgspec.json.decode(data, type=AnnotationFile)
     except msgspec.ValidationError as error:
         message, _, place = str(error).replace("`", "").partition(" - at ")
         said = f"{place.removeprefix('$.').removeprefix('$') or 'the file'}: {message[:1].lower()}{message[1:]}"
@@ -102,22 +102,22 @@ def read_annotations(path: str | Path) -> Truth:
         raise FqvitError(f"{path}: {error} Correct the file.") from None
 
 
-def _checked(where: str, file: File) -> Truth:
-    _once("image id", (row.id for row in file.images))
-    _once("annotation id", (a.id for a in file.annotations))
-    _once("category id", (c.id for c in file.categories))
+def _checked(where: str, file: AnnotationFile) -> GroundTruth:
+    _check_unique("image id", (row.id for row in file.images))
+    _check_unique("annotation id", (a.id for a in file.annotations))
+    _check_unique("category id", (c.id for c in file.categories))
     images, categories = {row.id: row for row in file.images}, {c.id: c.name for c in file.categories}
     if not images:
         raise FqvitError("no images.")
     for row in file.images:
-        if row.height * row.width > MOST_PIXELS:
-            raise FqvitError(f"image {row.id}: {row.height} x {row.width} pixels, expected {MOST_PIXELS} at most.")
+        if row.height * row.width > MAX_PIXELS:
+            raise FqvitError(f"image {row.id}: {row.height} x {row.width} pixels, expected {MAX_PIXELS} at most.")
     for a in file.annotations:
         if a.image_id not in images:
             raise FqvitError(f"annotation {a.id}: image {a.image_id} is not among the images.")
         if a.category_id not in categories:
             raise FqvitError(f"annotation {a.id}: category {a.category_id} is not among the categories.")
-        if min(a.bbox[2:]) < 0 or max(map(abs, a.bbox)) > FAR:
+        if min(a.bbox[2:]) < 0 or max(map(abs, a.bbox)) > MAX_COORDINATE:
             raise FqvitError(f"annotation {a.id}: a box of {_numbers(a.bbox)} (x, y, width, height) is impossible.")
         if a.area is not None and a.area < 0:
             raise FqvitError(f"annotation {a.id}: an area of {a.area:g}.")
@@ -126,10 +126,10 @@ def _checked(where: str, file: File) -> Truth:
     if with_masks and len(with_masks) < len(file.annotations):
         without = next(a for a in file.annotations if not a.segmentation)
         raise FqvitError(f"annotation {without.id}: no segmentation, but others have one.")
-    return Truth(where, images, file.annotations, categories, bool(with_masks))
+    return GroundTruth(where, images, file.annotations, categories, bool(with_masks))
 
 
-def _once(what: str, ids: Iterable[int]) -> None:
+def _check_unique(what: str, ids: Iterable[int]) -> None:
     seen: set[int] = set()
     for id in ids:
         if id in seen:
@@ -156,12 +156,14 @@ def _check_mask(a: Annotation, image: ImageRow) -> None:
         if len(polygon) < 6 or len(polygon) % 2:
             raise FqvitError(f"annotation {a.id}: a polygon of {len(polygon)} numbers, expected x and y of 3 points or more.")
         farthest = max(polygon, key=abs)
-        if abs(farthest) > FAR:
-            raise FqvitError(f"annotation {a.id}: a polygon with a point at {farthest:g}, expected {FAR:g} pixels at most.")
+        if abs(farthest) > MAX_COORDINATE:
+            raise FqvitError(
+                f"annotation {a.id}: a polygon with a point at {farthest:g}, expected {MAX_COORDINATE:g} pixels at most."
+            )
         # Each x and y against those of the point before, the first's against the last's.
         outline += sum(abs(here - before) for before, here in zip(polygon[-2:] + polygon[:-2], polygon, strict=True))
-    if outline > LONGEST:
-        said = f"polygons with an outline of {outline:g} pixels in all, expected {LONGEST:g} at most"
+    if outline > MAX_OUTLINE:
+        said = f"polygons with an outline of {outline:g} pixels in all, expected {MAX_OUTLINE:g} at most"
         raise FqvitError(f"annotation {a.id}: {said}.")
 
 
@@ -174,7 +176,7 @@ def _plain(a: Annotation) -> dict[str, Any]:
     return found
 
 
-def check_categories(truth: Truth, ids: Sequence[int], names: Sequence[str]) -> list[str]:
+def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str]) -> list[str]:
     """Refuses annotations without the detector's categories (`ids`, with their names if it has some). Returns warnings: of
     annotated categories that it does not know, and where names differ."""
     missing = [id for id in ids if id not in truth.categories]
@@ -200,7 +202,7 @@ def check_categories(truth: Truth, ids: Sequence[int], names: Sequence[str]) -> 
     return warnings
 
 
-def image_files(truth: Truth, folder: str | Path, ids: Sequence[int]) -> list[Path]:
+def image_paths(truth: GroundTruth, folder: str | Path, ids: Sequence[int]) -> list[Path]:
     """The files of these images, all of them there and, as far as they can be opened, of the annotated size."""
     root = existing_folder(folder)
     paths = [root / truth.images[id].file_name for id in ids]

@@ -22,7 +22,7 @@ def areas(boxes: Numbers) -> Numbers:
     return product
 
 
-def common_and_union(a: Numbers, b: Numbers) -> tuple[Numbers, Numbers]:
+def intersection_and_union(a: Numbers, b: Numbers) -> tuple[Numbers, Numbers]:
     """Areas that pairs of boxes share and cover, [A, 4] x [B, 4] -> [A, B] twice; of floats or integers."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])

@@ -21,7 +21,7 @@ class Detections:
     labels: NDArray[np.int64]
 
 
-class Finding(Protocol):
+class ImageDetections(Protocol):
     """What was found in one image, by floats or by integers.
 
     detections: boxes in pixels of the image itself, best first   height, width: of the image

@@ -22,8 +22,8 @@ from fqvit.ir.fixed import round_divide, round_shift
 
 Pixels = NDArray[np.uint8]
 STRIDE = 32  # sides of network inputs are multiples of it
-WEIGHT = 11  # bits of weights in resizing
-WHOLE = 1 << WEIGHT
+WEIGHT_FRACTION = 11  # bits of weights in resizing
+ONE = 1 << WEIGHT_FRACTION
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     for start in range(0, height, 64):
         band = slice(start, start + 64)
         share = y_share[band, None, None]
-        rows = pixels[y[band]] * (WHOLE - share) + pixels[y_next[band]] * share
-        sums = rows[:, x] * (WHOLE - x_share) + rows[:, x_next] * x_share
-        out[band] = round_shift(sums, 2 * WEIGHT)
+        rows = pixels[y[band]] * (ONE - share) + pixels[y_next[band]] * share
+        sums = rows[:, x] * (ONE - x_share) + rows[:, x_next] * x_share
+        out[band] = round_shift(sums, 2 * WEIGHT_FRACTION)
     return out
 
 
@@ -89,7 +89,7 @@ def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
     """The pixels before and after each place, and the share of the latter in 2^-11."""
     place = np.clip((2 * np.arange(new, dtype=np.int64) + 1) * old - new, 0, (old - 1) * 2 * new)  # in 1 / (2 new)
     first = place // (2 * new)
-    share = round_divide((place - first * 2 * new) << WEIGHT, 2 * new)
+    share = round_divide((place - first * 2 * new) << WEIGHT_FRACTION, 2 * new)
     return first, np.minimum(first + 1, old - 1), share.astype(np.int32)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 
-MOST_SHIFT = 60  # a length has 65 bits at most; images have fewer pixels than 2^63
+MAX_SHIFT = 60  # a length has 65 bits at most; images have fewer pixels than 2^63
 
 
 class Runs(TypedDict):
@@ -64,7 +64,7 @@ def lengths_of(runs: Runs) -> list[int]:
         group = ord(letter) - 48
         if not 0 <= group < 64:
             raise FqvitError(f"run lengths: {letter!r} is none of their letters. The annotation is damaged.")
-        if shift > MOST_SHIFT:
+        if shift > MAX_SHIFT:
             raise FqvitError("run lengths: one has too many letters. The annotation is damaged.")
         value |= (group & 0x1F) << shift
         shift += 5
@@ -77,12 +77,12 @@ def lengths_of(runs: Runs) -> list[int]:
     return lengths
 
 
-def check_lengths(lengths: list[int], size: Sequence[int], whole: bool = True) -> None:
+def check_lengths(lengths: list[int], size: Sequence[int], complete: bool = True) -> None:
     """whole: whether the last one was not cut off."""
     height, width = size
     pixels = height * width
     # One by one before the sum: a number without bound may have more digits than Python prints.
-    if not whole or not all(0 <= length <= pixels for length in lengths):
+    if not complete or not all(0 <= length <= pixels for length in lengths):
         raise FqvitError(
             f"run lengths: one is cut off, negative or of more than {height} x {width}. The annotation is damaged."
         )

@@ -30,15 +30,15 @@ def resized(program: Program, height: int, width: int) -> Program:
         raise FqvitError(f"{header.model}: has one size. Only the pyramid of a detector can be made for another one.")
     if height % STRIDE or width % STRIDE or not STRIDE <= min(height, width) <= max(height, width) <= 8192:
         raise FqvitError(f"images of {height} x {width}: sides must be multiples of {STRIDE}. Pad them.")
-    walk = _Walk(program, height, width)
-    ops = tuple(walk.step(op) for op in program.ops)
+    resizer = _Resizer(program, height, width)
+    ops = tuple(resizer.resize_op(op) for op in program.ops)
     preprocess = msgspec.structs.replace(header.preprocess, height=height, width=width)
-    made = Program(msgspec.structs.replace(header, ops=ops, preprocess=preprocess), walk.constants)
+    made = Program(msgspec.structs.replace(header, ops=ops, preprocess=preprocess), resizer.constants)
     made.verify()
     return made
 
 
-class _Walk:
+class _Resizer:
     """Goes over the ops in order; knows of every buffer its shape and the rows and columns of its places."""
 
     def __init__(self, program: Program, height: int, width: int) -> None:
@@ -53,7 +53,7 @@ class _Walk:
         self.grid = {INPUT: (height, width)}
         self.values = {INPUT: Value("u8", (height, width, program.input_shape[2]), 0, 255)}
 
-    def step(self, op: AnyOp) -> AnyOp:
+    def resize_op(self, op: AnyOp) -> AnyOp:
         """The op at the new size."""
         x = op.inputs()[0]
         grid = self.grid.get(x)
@@ -65,7 +65,7 @@ class _Walk:
             if move is None:
                 raise FqvitError(f"{op.y}: does not say how its rows follow from the image's size. {DAMAGED}")
             shape = self._shape(op.y, grid, move)
-            index = self._made("rows", op.y, op.index, shape, partial(self._rows, grid, move, shape))
+            index = self._constant("rows", op.y, op.index, shape, partial(self._rows, grid, move, shape))
             op = msgspec.structs.replace(op, index=index)
             if move.kind in ("enlarged", "second"):
                 self.grid[op.y] = shape[0], shape[1]
@@ -77,7 +77,7 @@ class _Walk:
             if move is None or not 0 < move.shift < move.window:
                 raise FqvitError(f"{op.y}: does not say how its regions follow from the image's size. {DAMAGED}")
             shape = _windows(grid, move.window)
-            made = self._made("region", op.y, op.region, shape, partial(grids.regions, grid, move.window, move.shift))
+            made = self._constant("region", op.y, op.region, shape, partial(grids.regions, grid, move.window, move.shift))
             op = msgspec.structs.replace(op, region=made)
         self.values[op.y] = op.infer(Scope(self.values, self.constants, op.y))[0]
         return op
@@ -112,7 +112,7 @@ class _Walk:
             return grids.enlarged(grid, (shape[0], shape[1]))
         return grids.merged(grid) if move.kind == "merge" else grids.every_second(*grid)
 
-    def _made(self, kind: str, y: str, name: str, shape: tuple[int, ...], make: Callable[[], Constant]) -> str:
+    def _constant(self, kind: str, y: str, name: str, shape: tuple[int, ...], make: Callable[[], Constant]) -> str:
         """The name of what is made. A few bytes of a file can ask for much, so it is compared with what the file has, if it is
         of this size, and bounded if not."""
         stored = self.stored.get(name)

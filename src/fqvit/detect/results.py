@@ -12,7 +12,7 @@ from typing import Annotated, TypedDict
 
 import msgspec
 
-from fqvit.detect.detections import Finding
+from fqvit.detect.detections import ImageDetections
 from fqvit.detect.masks import Runs, lengths_of, to_runs
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
@@ -29,7 +29,7 @@ class Result(TypedDict):
     segmentation: Runs
 
 
-def coco_results(found: Finding, image_id: int, s: DetectSettings) -> list[Result]:
+def coco_results(found: ImageDetections, image_id: int, s: DetectSettings) -> list[Result]:
     d = found.detections
     return [
         Result(

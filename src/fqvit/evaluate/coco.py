@@ -8,7 +8,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fqvit.detect.annotations import Truth
+from fqvit.detect.annotations import GroundTruth
 from fqvit.detect.results import Result
 from fqvit.errors import FqvitError
 
@@ -22,7 +22,7 @@ def require_pycocotools() -> None:
 
 
 def average_precision(
-    truth: Truth, results: Sequence[Result], image_ids: Sequence[int], categories: Sequence[int] | None = None
+    truth: GroundTruth, results: Sequence[Result], image_ids: Sequence[int], categories: Sequence[int] | None = None
 ) -> dict[str, float | None]:
     """box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ... in percent, on these images and categories (all, if None);
     None where no object is of that kind, or none has a mask."""
@@ -31,7 +31,7 @@ def average_precision(
 
     scores: dict[str, float | None] = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        annotated = _coco(COCO, truth.plain())
+        annotated = _coco(COCO, truth.to_coco())
         for name, kind in (("box", "bbox"), ("mask", "segm")):
             scores |= {f"{name}_{key}": None for key in NAMES}
             if kind == "segm" and not truth.masks:

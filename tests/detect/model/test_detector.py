@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.detect.model.detector import at_size, build_detector
-from fqvit.detect.model.pyramid import FeaturePyramid, ProposalHead, SwinBackbone, named
+from fqvit.detect.model.pyramid import FeaturePyramid, ProposalHead, SwinBackbone, split_outputs
 from fqvit.detect.model.roi_heads import BoxHead, MaskHead
 from fqvit.errors import FqvitError
 from fqvit.models.config import DetectorConfig, SwinConfig
@@ -148,7 +148,7 @@ def test_graphs_compute_what_modules_compute_with_a_site_for_each_call() -> None
         assert [name for name in names if name.startswith("rpn_head.conv")] == [
             "rpn_head.conv", *(f"rpn_head.conv@{i}" for i in range(1, 5))
         ]  # fmt: skip
-        assert [len(part) for part in named(expected)] == [4, 5, 5]
+        assert [len(part) for part in split_outputs(expected)] == [4, 5, 5]
         for head, side in ((detector.box_heads[0], 7), (detector.mask_heads[0], 14)):
             squares = torch.randn(3, side, side, 16)
             found, want = trace(head).run_all(squares), head(squares)
@@ -159,6 +159,6 @@ def test_another_size_has_the_very_same_parameters() -> None:
     detector = build_detector(CONFIG)
     other = at_size(detector.pyramid, CONFIG, 32, 160)
     assert {id(p) for p in other.parameters()} == {id(p) for p in detector.pyramid.parameters()}
-    assert named(other(torch.randn(1, 3, 32, 160))).levels[0].shape == (1, 8, 40, 16)
+    assert split_outputs(other(torch.randn(1, 3, 32, 160))).levels[0].shape == (1, 8, 40, 16)
     with pytest.raises(FqvitError, match="multiples of 32"):
         at_size(detector.pyramid, CONFIG, 32, 100)

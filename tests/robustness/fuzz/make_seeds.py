@@ -34,7 +34,7 @@ from fqvit.ir.program import Program  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402
-from tests.detect.test_programs import pictures  # noqa: E402
+from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.ir.draw import STYLES, Draw  # noqa: E402
 from tests.ir.test_ops import CASES  # noqa: E402
 from tests.runtime.programs import program_with  # noqa: E402
@@ -76,7 +76,7 @@ def programs() -> dict[str, bytes]:
 def detectors() -> dict[str, bytes]:
     settings = msgspec.structs.replace(SETTINGS, short=32, long=64, proposals_a_level=20, proposals=10)
     detector = load_detector(random_release(TINY, "mmdetection"), settings)
-    calibration = calibrate_detector(detector, pictures()[:1], load_recipe("fqvit"))
+    calibration = calibrate_detector(detector, sample_images()[:1], load_recipe("fqvit"))
     return {"tiny.fqvit": written(DetectorProgram.of(detector, LoweredDetector(detector, calibration)))}
 
 

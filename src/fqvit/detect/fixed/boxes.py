@@ -10,20 +10,20 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import common_and_union
-from fqvit.detect.fixed.constants import FRACTION, IOU_FRACTION, MOVE_FRACTION, Four, Ratio
-from fqvit.detect.fixed.exp import ONE, Integers, power_of_two
+from fqvit.detect.boxes import intersection_and_union
+from fqvit.detect.fixed.constants import BOX_FRACTION, IOU_FRACTION, MOVE_FRACTION, DeltaRatios, Ratio
+from fqvit.detect.fixed.exp import MANTISSA_FRACTION, Integers, power_of_two
 from fqvit.ir.fixed import requantize, round_divide, round_shift
 
 # Within decode edges count in 2^-16 pixel, and are rounded once.
-FINE = 16
-MOST = 1 << 61
+FINE_FRACTION = 16
+MAX_PRODUCT = 1 << 61
 
 
 def anchors(grid: tuple[int, int], stride: int, halves: tuple[tuple[int, int], ...]) -> Integers:
     """[rows columns A, 4] in the order of fqvit.detect.float.anchors; halves: of each one's width and height."""
     half = np.array(halves, np.int64)
-    step = stride << FRACTION
+    step = stride << BOX_FRACTION
     rows, columns = np.arange(grid[0], dtype=np.int64) * step, np.arange(grid[1], dtype=np.int64) * step
     centres = np.stack(np.broadcast_arrays(columns[None, :], rows[:, None]), -1)[:, :, None]
     return np.concatenate([centres - half, centres + half], -1).reshape(-1, 4)
@@ -34,7 +34,7 @@ def scaled(codes: NDArray[np.int32], ratio: Ratio) -> Integers:
     return np.asarray(requantize(codes.astype(np.int64), ratio.mult, ratio.shift))
 
 
-def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: Four, log_limit: int, size: tuple[int, int]) -> Integers:
+def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: DeltaRatios, log_limit: int, size: tuple[int, int]) -> Integers:
     """Boxes moved and scaled by deltas, clipped to an image of size (height, width) in pixels: [..., 4] x [..., 4] -> [..., 4].
 
     centre + move side;  half = side 2^log / 2, |log| <= log_limit;  edges centre -+ half, rounded once
@@ -44,22 +44,22 @@ def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: Four, log_limit: 
     moves = np.stack([scaled(deltas[..., i], ratios[i]) for i in (0, 1)], -1)
     logs = np.stack([scaled(deltas[..., i], ratios[i]) for i in (2, 3)], -1)
     # A product of 2^61 is 2^29 pixels: what is limited here is far outside of every image.
-    farthest = MOST // np.maximum(sides, 1)
-    moved = round_shift(np.clip(moves, -farthest, farthest) * sides, FRACTION + MOVE_FRACTION - FINE)
+    farthest = MAX_PRODUCT // np.maximum(sides, 1)
+    moved = round_shift(np.clip(moves, -farthest, farthest) * sides, BOX_FRACTION + MOVE_FRACTION - FINE_FRACTION)
     mantissa, exponent = power_of_two(np.clip(logs, -log_limit, log_limit))
     # side < 2^23 and mantissa < 2^31; log_limit <= 8 keeps the shift within 15..31.
-    half = round_shift(sides * mantissa, ONE + 1 + FRACTION - FINE - exponent)
-    centre = (boxes[..., :2] + boxes[..., 2:]) * (1 << FINE - FRACTION - 1) + moved
-    edges = round_shift(np.concatenate([centre - half, centre + half], -1), FINE - FRACTION)
-    height, width = (side << FRACTION for side in size)
+    half = round_shift(sides * mantissa, MANTISSA_FRACTION + 1 + BOX_FRACTION - FINE_FRACTION - exponent)
+    centre = (boxes[..., :2] + boxes[..., 2:]) * (1 << FINE_FRACTION - BOX_FRACTION - 1) + moved
+    edges = round_shift(np.concatenate([centre - half, centre + half], -1), FINE_FRACTION - BOX_FRACTION)
+    height, width = (side << BOX_FRACTION for side in size)
     return np.asarray(np.clip(edges, 0, np.array([width, height, width, height], np.int64)))
 
 
-def near(iou: int) -> Callable[[Integers, Integers], NDArray[np.bool_]]:
+def iou_above(iou: int) -> Callable[[Integers, Integers], NDArray[np.bool_]]:
     """For fqvit.detect.nms: whether boxes overlap by more than iou / 2^16. Unions are at most 2^43."""
 
     def overlapping(a: Integers, b: Integers) -> NDArray[np.bool_]:
-        common, union = common_and_union(a, b)
+        common, union = intersection_and_union(a, b)
         return np.asarray(common << IOU_FRACTION > iou * union)
 
     return overlapping

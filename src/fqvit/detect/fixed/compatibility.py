@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fqvit.detect.batch import batched
-from fqvit.detect.fixed.constants import MAX_SQUARE, DetectorConstants, outputs, square_of
+from fqvit.detect.fixed.constants import MAX_ROI_SIDE, DetectorConstants, outputs, roi_input
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Header, Kind, Program
 from fqvit.ir.value import DAMAGED, Value
@@ -55,7 +55,7 @@ def check_grids(header: Header, buffers: Mapping[str, Value], strides: Sequence[
 
 
 def _classes_of_boxes(head: Program, channels: int) -> int:
-    buffers = _check_square(head, channels, ["logits", "deltas"])
+    buffers = _check_roi_head(head, channels, ["logits", "deltas"])
     (logits,), (deltas,) = (buffers[outputs(head.header, kind)[0].buffer].shape for kind in ("logits", "deltas"))
     classes = logits - 1  # the last is the background
     _need(classes >= 1 and deltas in (4, 4 * classes), f"{head.header.model}: {logits} logits and {deltas} deltas")
@@ -63,16 +63,16 @@ def _classes_of_boxes(head: Program, channels: int) -> int:
 
 
 def _classes_of_masks(head: Program, channels: int) -> int:
-    buffers = _check_square(head, channels, ["scores"])
+    buffers = _check_roi_head(head, channels, ["scores"])
     shape = buffers[outputs(head.header, "scores")[0].buffer].shape
     side = 2 * head.input_shape[0]
     _need(shape[:2] == (side, side), f"{head.header.model}: masks of shape {list(shape)}, expected {side} x {side}")
     return shape[2]
 
 
-def _check_square(head: Program, channels: int, kinds: Sequence[Kind]) -> Mapping[str, Value]:
-    rows, columns, depth = square_of(head.header).shape
-    fits = rows == columns <= MAX_SQUARE and depth == channels
+def _check_roi_head(head: Program, channels: int, kinds: Sequence[Kind]) -> Mapping[str, Value]:
+    rows, columns, depth = roi_input(head.header).shape
+    fits = rows == columns <= MAX_ROI_SIDE and depth == channels
     _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, expected a square of {channels} channels")
     found = [output.kind for output in head.header.outputs]
     _need(found == kinds, f"{head.header.model}: gives {found}, expected {kinds}")

@@ -22,7 +22,7 @@ from fqvit.ir.fixed import MAX_SHIFT, MULT_BITS, multiplier
 from fqvit.ir.program import CodeInput, Header, Kind, Output
 from fqvit.ir.value import DAMAGED, Proof
 
-FRACTION = 8  # boxes count in 1/256 pixel
+BOX_FRACTION = 8  # boxes count in 1/256 pixel
 MAX_SIDE = 8192  # pixels of the network's input
 MOVE_FRACTION = 24  # moves of boxes, in their sizes
 LOG_FRACTION = 27  # logarithms to base 2: logits, and ratios of sizes
@@ -31,9 +31,9 @@ IOU_FRACTION = 16
 MASK_FRACTION = 15  # probabilities of pixels; after interpolation twice as many bits
 ALIGN_FRACTION = 22  # of RoIAlign's sums, in steps of the map's codes
 MAX_STRIDE = 1024
-MAX_SQUARE = 64  # cells a side of what is cut out
-FINER = 256  # objectness is compared in 1/256 of the finest step of all levels
-CODES = 1 << 31  # outputs are int32
+MAX_ROI_SIDE = 64  # cells a side of what is cut out
+OBJECTNESS_UNITS = 256  # objectness is compared in 1/256 of the finest step of all levels
+OUTPUT_LIMIT = 1 << 31  # outputs are int32
 
 
 class Ratio(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -44,12 +44,12 @@ class Ratio(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     def reach(self) -> int:
         """The largest magnitude that an int32 comes to."""
-        return (CODES * self.mult >> self.shift) + 1
+        return (OUTPUT_LIMIT * self.mult >> self.shift) + 1
 
 
 # Half a side of an anchor: at most 8192 pixels, so that sides stay below 2^22 units.
-Half = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE << FRACTION)]
-Four = tuple[Ratio, Ratio, Ratio, Ratio]
+Half = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE << BOX_FRACTION)]
+DeltaRatios = tuple[Ratio, Ratio, Ratio, Ratio]
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 Share = Annotated[int, msgspec.Meta(ge=0, le=1 << IOU_FRACTION)]
 Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -74,8 +74,8 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     anchors: Annotated[tuple[Annotated[tuple[tuple[Half, Half], ...], msgspec.Meta(min_length=1, max_length=64)], ...], Few]
     areas: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...], msgspec.Meta(max_length=15)]
     objectness: Annotated[tuple[Ratio, ...], Few]
-    deltas: Annotated[tuple[Four, ...], Few]
-    box_deltas: Annotated[tuple[Four, ...], Few]
+    deltas: Annotated[tuple[DeltaRatios, ...], Few]
+    box_deltas: Annotated[tuple[DeltaRatios, ...], Few]
     log_limit: Annotated[int, msgspec.Meta(ge=0, le=8 << LOG_FRACTION)]
     classes: Annotated[tuple[Ratio, ...], Few]
     mask_logits: Annotated[tuple[Ratio, ...], Few]
@@ -123,18 +123,18 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def _proofs(self) -> tuple[Proof, ...]:
         """Bounds of what fixed_*.py computes; with the ranges of the fields all but the first follow."""
-        side = MAX_SIDE << FRACTION  # of an image; edges are clipped to it
+        side = MAX_SIDE << BOX_FRACTION  # of an image; edges are clipped to it
         anchor = 2 * max(half for level in self.anchors for pair in level for half in pair)
         size = max(side, anchor)
         # Mantissas are below 2^31; the largest factor is 2^log_limit.
-        grown = size << (self.log_limit >> LOG_FRACTION) + 1 << FRACTION
+        grown = size << (self.log_limit >> LOG_FRACTION) + 1 << BOX_FRACTION
         cells = MAX_SIDE // min(self.strides) + 2  # that a bin of RoIAlign can reach
         weights = (1 << 15) + cells  # rounded, each by half a unit at most
         strip = (255 * weights >> 8) + 1
         return (
             Proof("classes", "the sum of class logits", 2 * sum(ratio.reach() for ratio in self.classes), 62),
             Proof("decode", "a size times its mantissa", size << 31, 62),
-            Proof("decode", "a moved edge", (1 << 62 - 16) + grown + (size << FRACTION), 62),
+            Proof("decode", "a moved edge", (1 << 62 - 16) + grown + (size << BOX_FRACTION), 62),
             Proof("suppress", "a union times its threshold", 2 * side * side << IOU_FRACTION, 62),
             Proof("roialign", "the first pass", 255 * weights, 31),
             Proof("roialign", "the second pass", strip * weights, 31),
@@ -144,10 +144,10 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 def _weight_numerator(widest: int, finest: int) -> int:
     """A sum of samples' shares of a cell in units of 1/(U D), times 2^15: see fixed_roialign.axis_weights."""
-    length, cell = MAX_SIDE << FRACTION, widest << FRACTION
-    samples = length // (finest << FRACTION) + 1
+    length, cell = MAX_SIDE << BOX_FRACTION, widest << BOX_FRACTION
+    samples = length // (finest << BOX_FRACTION) + 1
     # U D = 2 U samples bins <= 2 (length + U bins)
-    return 2 * (length + cell * MAX_SQUARE) * samples << 15
+    return 2 * (length + cell * MAX_ROI_SIDE) * samples << 15
 
 
 def _need(condition: bool, problem: str) -> None:
@@ -168,14 +168,14 @@ def make_constants(
         strides=s.strides,
         anchors=tuple(anchor_halves(stride, s) for stride in s.strides),
         areas=tuple(least_area(s.finest, level) for level in range(1, len(maps))),
-        objectness=tuple(_ratio(output.buffer, output.scale / finest * FINER) for output in scores),
+        objectness=tuple(_ratio(output.buffer, output.scale / finest * OBJECTNESS_UNITS) for output in scores),
         deltas=tuple(_four(output, (1.0, 1.0, 1.0, 1.0)) for output in deltas),
         box_deltas=tuple(_four(outputs(head, "deltas")[0], stds) for head, stds in zip(boxes, s.stds, strict=False)),
         log_limit=round(LARGEST_LOG_RATIO / math.log(2) * 2**LOG_FRACTION),
         classes=tuple(_log2_ratio(outputs(head, "logits")[0], len(boxes)) for head in boxes),
         mask_logits=tuple(_log2_ratio(outputs(head, "scores")[0], 1) for head in masks),
-        box_squares=tuple(_squares(head, maps) for head in boxes),
-        mask_squares=tuple(_squares(head, maps) for head in masks),
+        box_squares=tuple(_roi_ratios(head, maps) for head in boxes),
+        mask_squares=tuple(_roi_ratios(head, maps) for head in masks),
         proposals_a_level=s.proposals_a_level,
         proposals=s.proposals,
         proposal_iou=round(s.proposal_iou * 2**IOU_FRACTION),
@@ -188,7 +188,7 @@ def make_constants(
     return made
 
 
-def square_of(head: Header) -> CodeInput:
+def roi_input(head: Header) -> CodeInput:
     """What a head takes."""
     if head.input is None:
         raise FqvitError(f"{head.model}: takes pixels, expected a head of a detector, which takes squares.")
@@ -216,8 +216,8 @@ def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
         if stride.bit_count() != 1 or stride > MAX_STRIDE:
             raise FqvitError(f"settings: a stride of {stride}. Integer detectors take powers of two up to {MAX_STRIDE}.")
         largest = max(max(pair) for pair in anchor_halves(stride, s))
-        if largest > MAX_SIDE << FRACTION:
-            said = f"anchors of {2 * largest >> FRACTION} pixels at stride {stride}"
+        if largest > MAX_SIDE << BOX_FRACTION:
+            said = f"anchors of {2 * largest >> BOX_FRACTION} pixels at stride {stride}"
             raise FqvitError(f"settings: {said}. Integer detectors take {2 * MAX_SIDE} at most; lower anchor_scale.")
     if max(s.short, s.long) > MAX_SIDE:
         raise FqvitError(f"settings: images of {s.short} x {s.long}. Integer detectors take sides up to {MAX_SIDE}.")
@@ -225,13 +225,13 @@ def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
 
 def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]:
     """As fqvit.detect.float.anchors, in 1/256 pixel."""
-    side = stride * s.anchor_scale / 2 * 2**FRACTION
+    side = stride * s.anchor_scale / 2 * 2**BOX_FRACTION
     return tuple((max(round(side / math.sqrt(r)), 1), max(round(side * math.sqrt(r)), 1)) for r in s.anchor_ratios)
 
 
 def least_area(finest: float, level: int) -> int:
     """Of level_of in fqvit.detect.float.roialign: side >= finest (2^level - 1e-6)."""
-    side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**FRACTION
+    side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**BOX_FRACTION
     least: int = math.ceil(side * side)
     return least
 
@@ -247,12 +247,12 @@ def _log2_ratio(output: Output, parts: int) -> Ratio:
     return _ratio(output.buffer, output.scale / math.log(2) / parts * 2**LOG_FRACTION)
 
 
-def _four(output: Output, stds: tuple[float, ...]) -> Four:
+def _four(output: Output, stds: tuple[float, ...]) -> DeltaRatios:
     x, y, width, height = (output.scale * std for std in stds)
     move, log = 2.0**MOVE_FRACTION, 2.0**LOG_FRACTION / math.log(2)
     name = output.buffer
     return _ratio(name, x * move), _ratio(name, y * move), _ratio(name, width * log), _ratio(name, height * log)
 
 
-def _squares(head: Header, maps: Sequence[Output]) -> tuple[Ratio, ...]:
-    return tuple(_ratio(head.model, one.scale / square_of(head).scale / 2**ALIGN_FRACTION) for one in maps)
+def _roi_ratios(head: Header, maps: Sequence[Output]) -> tuple[Ratio, ...]:
+    return tuple(_ratio(head.model, one.scale / roi_input(head).scale / 2**ALIGN_FRACTION) for one in maps)

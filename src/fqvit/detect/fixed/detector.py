@@ -19,12 +19,12 @@ from fqvit.detect.cache import SizeCache
 from fqvit.detect.detections import Detections
 from fqvit.detect.fixed.boxes import rescaled, scaled
 from fqvit.detect.fixed.compatibility import check_compatibility, check_grids
-from fqvit.detect.fixed.constants import FRACTION, MAX_SIDE, SCORE_FRACTION, DetectorConstants, Ratio, outputs, square_of
+from fqvit.detect.fixed.constants import BOX_FRACTION, MAX_SIDE, SCORE_FRACTION, DetectorConstants, Ratio, outputs, roi_input
 from fqvit.detect.fixed.exp import Integers, sigmoid
 from fqvit.detect.fixed.head_runner import HeadRunner
 from fqvit.detect.fixed.masks import paste
-from fqvit.detect.fixed.proposals import Chosen, Codes, choose, propose, refine
-from fqvit.detect.fixed.roialign import Bytes, Cut, cut_out, native_roi_align, roi_align
+from fqvit.detect.fixed.proposals import Codes, IntegerDetections, propose, refine, select_detections
+from fqvit.detect.fixed.roialign import AlignParams, Bytes, multiscale_roi_align, native_roi_align, roi_align
 from fqvit.detect.images import Input, Pixels, pad_with
 from fqvit.detect.resize import resized
 from fqvit.detect.settings import DetectSettings
@@ -36,7 +36,7 @@ from fqvit.runtime.native import ISA, Engine
 from fqvit.runtime.reference import Reference
 
 KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
-# Squares of so many boxes and what heads make of them are in memory at a time: at full width 50 kB a square, its masks 250 kB.
+# Squares of so many boxes and what heads make of them are in memory at a time: at full width 50 kB a roi, its masks 250 kB.
 BOXES_AT_ONCE = 256
 BYTES_AT_ONCE = 256 << 20  # of what a head gives; a stranger's can be large, and then fewer boxes are taken
 MOST_BYTES = 8 << 30  # of the pyramid's buffers: 58 MB at 800 x 1344, 3.6 GB at the largest sides that there are
@@ -70,12 +70,12 @@ class IntegerFound:
     @property
     def detections(self) -> Detections:
         """The same as floats; exactly, since units are powers of two."""
-        return Detections(self.boxes / 2**FRACTION, self.scores / 2**SCORE_FRACTION, self.labels)
+        return Detections(self.boxes / 2**BOX_FRACTION, self.scores / 2**SCORE_FRACTION, self.labels)
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:
         """[height, width] of each detection, one at a time: all of a large image would not fit."""
-        for square, box in zip(self.probabilities, self.boxes, strict=True):
-            yield paste(square, box, self.height, self.width, self.threshold)
+        for roi, box in zip(self.probabilities, self.boxes, strict=True):
+            yield paste(roi, box, self.height, self.width, self.threshold)
 
 
 class Runner(Protocol):
@@ -84,11 +84,11 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class _Head:
-    """side: of the squares that it takes   cuts: how they are cut from each map   at_once: boxes"""
+    """side: of the squares that it takes   align_params: how they are cut from each map   at_once: boxes"""
 
     runner: Runner
     side: int
-    cuts: Sequence[Cut]
+    align_params: Sequence[AlignParams]
     at_once: int
 
     def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
@@ -143,45 +143,45 @@ class IntegerDetector:
             *([x for x, kind in zip(found, kinds, strict=True) if kind == one] for one in ("map", "scores", "deltas"))
         )
 
-    def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> Chosen:
+    def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> IntegerDetections:
         """The box heads on given proposals, i64 [n, 4]: detections in the network's input."""
         if len(boxes) == 0:
-            return Chosen(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return IntegerDetections(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
         c = self.between
         total = np.zeros((1, 1), np.int64)
         for stage, head in enumerate(self._boxes):
-            parts = [head.run(self._cut(levels, some, head)) for some in _slices(boxes, head.at_once)]
+            parts = [head.run(self._roi_features(levels, some, head)) for some in _slices(boxes, head.at_once)]
             logits, deltas = (np.concatenate(part) for part in zip(*parts, strict=True))
             total = total + scaled(logits, c.classes[stage])
             if stage < c.stages - 1:
                 boxes = refine(boxes, logits, deltas, stage, size, c)
-        return choose(boxes, total, deltas, size, c)
+        return select_detections(boxes, total, deltas, size, c)
 
-    def mask_probabilities(self, levels: Sequence[Bytes], chosen: Chosen) -> NDArray[np.int32]:
+    def mask_probabilities(self, levels: Sequence[Bytes], chosen: IntegerDetections) -> NDArray[np.int32]:
         """i32 [n, side, side] in 2^-15: of each one's class, the mean of all stages."""
         count, side = len(chosen.boxes), 2 * self._masks[0].side
         total = np.zeros((count, side, side), np.int64)
         for stage, head in enumerate(self._masks if count else ()):
             parts = (_slices(x, head.at_once) for x in (chosen.boxes, chosen.labels, total))
             for some, labels, sum_ in zip(*parts, strict=True):
-                (logits,) = head.run(self._cut(levels, some, head))
+                (logits,) = head.run(self._roi_features(levels, some, head))
                 own = logits[np.arange(len(some)), :, :, labels]
                 sum_ += sigmoid(scaled(own, self.between.mask_logits[stage]))
         return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
 
-    def _cut(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
-        return cut_out(levels, boxes, head.side, self.between.areas, head.cuts, self._align)
+    def _roi_features(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
+        return multiscale_roi_align(levels, boxes, head.side, self.between.areas, head.align_params, self._align)
 
     def _head(self, program: Program, ratios: Sequence[Ratio]) -> _Head:
-        square, maps = square_of(program.header), outputs(self.template.header, "map")
-        last = 2**square.bits - 1
-        cuts = [
-            Cut(stride, map_.zero, ratio, square.zero, last)
+        roi, maps = roi_input(program.header), outputs(self.template.header, "map")
+        last = 2**roi.bits - 1
+        align_params = [
+            AlignParams(stride, map_.zero, ratio, roi.zero, last)
             for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # the last levels have no map
         ]
         runner = HeadRunner(program, self.threads, self.backend)
         each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # outputs of heads are i32
-        return _Head(runner, square.shape[0], cuts, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
+        return _Head(runner, roi.shape[0], align_params, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
 
     def _make_pyramid(self, height: int, width: int) -> Runner:
         made = resized(self.template, height, width)

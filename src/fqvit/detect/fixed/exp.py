@@ -14,8 +14,8 @@ from fqvit.detect.fixed.constants import LOG_FRACTION, MASK_FRACTION, SCORE_FRAC
 from fqvit.ir.fixed import round_divide, round_shift
 
 Integers = NDArray[np.int64]
-ONE = 30  # mantissas are in 2^-30
-PART = LOG_FRACTION // 3  # each table takes a third of the fraction's bits
+MANTISSA_FRACTION = 30  # mantissas are in 2^-30
+TABLE_BITS = LOG_FRACTION // 3  # each table takes a third of the fraction's bits
 LOWEST = -64 << LOG_FRACTION  # 2^-64 and everything below it is 0
 
 
@@ -26,13 +26,13 @@ def _table(bits: int) -> Integers:
     for _ in range(bits):
         step = math.isqrt(step << exact)
     power, values = 1 << exact, []
-    for _ in range(1 << PART):
-        values.append(int(round_shift(power, exact - ONE)))
+    for _ in range(1 << TABLE_BITS):
+        values.append(int(round_shift(power, exact - MANTISSA_FRACTION)))
         power = power * step >> exact
     return np.array(values, np.int64)
 
 
-HIGH, MIDDLE, LOW = _table(PART), _table(2 * PART), _table(3 * PART)
+HIGH, MIDDLE, LOW = _table(TABLE_BITS), _table(2 * TABLE_BITS), _table(3 * TABLE_BITS)
 
 
 def power_of_two(x: Integers) -> tuple[Integers, Integers]:
@@ -41,10 +41,10 @@ def power_of_two(x: Integers) -> tuple[Integers, Integers]:
     The relative error is below 5 units of 2^-31: three table entries and two roundings, each half a unit of 2^-30 of a number
     from 1 on. Products of two mantissas are below 2^62.
     """
-    mask = (1 << PART) - 1
-    mantissa = round_shift(HIGH[x >> 2 * PART & mask] * MIDDLE[x >> PART & mask], ONE)
-    mantissa = round_shift(mantissa * LOW[x & mask], ONE)
-    return np.minimum(mantissa, (2 << ONE) - 1), x >> LOG_FRACTION
+    mask = (1 << TABLE_BITS) - 1
+    mantissa = round_shift(HIGH[x >> 2 * TABLE_BITS & mask] * MIDDLE[x >> TABLE_BITS & mask], MANTISSA_FRACTION)
+    mantissa = round_shift(mantissa * LOW[x & mask], MANTISSA_FRACTION)
+    return np.minimum(mantissa, (2 << MANTISSA_FRACTION) - 1), x >> LOG_FRACTION
 
 
 def power_below_one(x: Integers) -> Integers:
@@ -63,5 +63,5 @@ def softmax(logits: Integers) -> Integers:
 def sigmoid(logits: Integers) -> Integers:
     """From 2^-27 of log2 to 2^-15; sigmoid(-x) = 1 - sigmoid(x) but for ties. |logits| < 2^62."""
     power = power_below_one(-np.abs(logits))
-    top = np.where(logits < 0, power, 1 << ONE)
-    return np.asarray(round_divide(top << MASK_FRACTION, power + (1 << ONE)))
+    top = np.where(logits < 0, power, 1 << MANTISSA_FRACTION)
+    return np.asarray(round_divide(top << MASK_FRACTION, power + (1 << MANTISSA_FRACTION)))

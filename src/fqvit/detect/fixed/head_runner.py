@@ -19,14 +19,14 @@ from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import Reference
 
 Integers = NDArray[Any]
-ROWS = 64  # of every product: weights are read once for a block of some ten rows, and few blocks should be cut short
+MIN_ROWS = 64  # of every product: weights are read once for a block of some ten rows, and few blocks should be cut short
 
 
-def squares_at_once(program: Program) -> int:
-    """As few as give every linear map ROWS rows: many for fully connected layers, one where all are convolutions."""
+def rois_per_batch(program: Program) -> int:
+    """As few as give every linear map MIN_ROWS rows: many for fully connected layers, one where all are convolutions."""
     buffers = program.verify().buffers
     rows = (math.prod(buffers[op.y].shape[:-1]) for op in program.ops if isinstance(op, Linear))
-    return -(-ROWS // min(rows, default=ROWS))
+    return -(-MIN_ROWS // min(rows, default=MIN_ROWS))
 
 
 class HeadRunner:
@@ -37,17 +37,17 @@ class HeadRunner:
         program: Program,
         threads: int | None = None,
         backend: Literal["native", "reference"] = "native",
-        at_once: int | None = None,
+        batch: int | None = None,
     ) -> None:
-        """at_once: squares of a batch; None chooses."""
+        """batch: squares of a batch; None chooses."""
         if program.header.input is None:
             raise FqvitError(f"{program.header.model}: takes pixels, expected a head of a detector, which takes squares.")
         self.input: CodeInput = program.header.input
         self.outputs: tuple[Output, ...] = program.header.outputs
         buffers = program.verify().buffers
         self.shapes = tuple(buffers[output.buffer].shape for output in self.outputs)
-        self.at_once = at_once or squares_at_once(program)
-        made = batched(program, self.at_once)
+        self.batch = batch or rois_per_batch(program)
+        made = batched(program, self.batch)
         self._runner = Engine(made, threads) if backend == "native" else Reference(made)
 
     def run_all(self, codes: NDArray[np.uint8]) -> tuple[Integers, ...]:
@@ -56,13 +56,13 @@ class HeadRunner:
         if codes.dtype != np.uint8 or codes.ndim != 4 or codes.shape[1:] != self.input.shape:
             takes = f"uint8 [n, {height}, {width}, {channels}]"
             raise FqvitError(f"squares of {codes.dtype} {list(codes.shape)}: this head takes {takes}.")
-        count, whole = len(codes), len(codes) // self.at_once * self.at_once
+        count, whole = len(codes), len(codes) // self.batch * self.batch
         parts = [codes[:whole]]
         if whole < count:  # squares of zeros fill the last batch, and what they give is dropped
-            filled = np.zeros((self.at_once, *self.input.shape), np.uint8)
+            filled = np.zeros((self.batch, *self.input.shape), np.uint8)
             filled[: count - whole] = codes[whole:]
             parts.append(filled)
-        found = [self._runner.run_all(part.reshape(-1, self.at_once * height, width, channels)) for part in parts]
+        found = [self._runner.run_all(part.reshape(-1, self.batch * height, width, channels)) for part in parts]
         joined = []
         for i, shape in enumerate(self.shapes):
             rows = [outputs[i].reshape(-1, *shape) for outputs in found]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.fixed.constants import FRACTION, MASK_FRACTION
+from fqvit.detect.fixed.constants import BOX_FRACTION, MASK_FRACTION
 from fqvit.detect.fixed.exp import Integers
 from fqvit.ir.fixed import round_divide, round_shift
 
-WHOLE = 1 << MASK_FRACTION
+ONE = 1 << MASK_FRACTION
 
 
 def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Integers, Integers]:
@@ -19,11 +19,11 @@ def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Intege
     place = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators: 2^31 pixels, 2^8, 128 places and 2^15 are below 2^62.
     """
     if high > low:
-        pixels = (np.arange(first, last, dtype=np.int64) << FRACTION) + (1 << FRACTION - 1) - low
-        place = round_divide(pixels * (side << MASK_FRACTION), high - low) - WHOLE // 2
+        pixels = (np.arange(first, last, dtype=np.int64) << BOX_FRACTION) + (1 << BOX_FRACTION - 1) - low
+        place = round_divide(pixels * (side << MASK_FRACTION), high - low) - ONE // 2
     else:  # a box without width shows its middle, as released code does
         place = np.full(last - first, (side - 1) << MASK_FRACTION - 1, np.int64)
-    place = np.clip(place, -WHOLE, side << MASK_FRACTION) + WHOLE
+    place = np.clip(place, -ONE, side << MASK_FRACTION) + ONE
     before = np.minimum(place >> MASK_FRACTION, side)
     return before, place - (before << MASK_FRACTION)
 
@@ -36,15 +36,15 @@ def paste(probabilities: NDArray[np.int32], box: Integers, height: int, width: i
     """
     mask = np.zeros((height, width), bool)
     x1, y1, x2, y2 = (int(edge) for edge in box)
-    left, right = max((x1 >> FRACTION) - 1, 0), min(-(-x2 >> FRACTION) + 1, width)
-    top, bottom = max((y1 >> FRACTION) - 1, 0), min(-(-y2 >> FRACTION) + 1, height)
+    left, right = max((x1 >> BOX_FRACTION) - 1, 0), min(-(-x2 >> BOX_FRACTION) + 1, width)
+    top, bottom = max((y1 >> BOX_FRACTION) - 1, 0), min(-(-y2 >> BOX_FRACTION) + 1, height)
     if left < right and top < bottom:
         side = len(probabilities)
         ringed = np.pad(probabilities, 1)
         row, down = _axis(y1, y2, top, bottom, side)
         column, across = (x.astype(np.int32) for x in _axis(x1, x2, left, right, side))
-        strips = ringed[row] * (WHOLE - down)[:, None] + ringed[row + 1] * down[:, None]
+        strips = ringed[row] * (ONE - down)[:, None] + ringed[row + 1] * down[:, None]
         strips = round_shift(strips, MASK_FRACTION).astype(np.int32)
-        values = strips[:, column] * (WHOLE - across) + strips[:, column + 1] * across
+        values = strips[:, column] * (ONE - across) + strips[:, column + 1] * across
         mask[top:bottom, left:right] = values >= threshold
     return mask

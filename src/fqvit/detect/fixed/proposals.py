@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.fixed.boxes import anchors, decode, near, scaled
+from fqvit.detect.fixed.boxes import anchors, decode, iou_above, scaled
 from fqvit.detect.fixed.constants import DetectorConstants
 from fqvit.detect.fixed.exp import Integers, softmax
-from fqvit.detect.nms import by_score, suppress_groups
+from fqvit.detect.nms import by_score, grouped_nms
 
 Codes = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class IntegerDetections:
     """boxes: i64 [n, 4] in 1/256 pixel, best first   scores: i64 [n] in 2^-24   labels: i64 [n], class numbers from 0"""
 
     boxes: Integers
@@ -40,7 +40,7 @@ def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[in
     boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
     solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))  # not emptied by clipping
     boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
-    kept = suppress_groups(boxes, scores, levels, near(c.proposal_iou))
+    kept = grouped_nms(boxes, scores, levels, iou_above(c.proposal_iou))
     return boxes[kept[: c.proposals]]
 
 
@@ -54,7 +54,9 @@ def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tupl
     return decode(boxes, moves[np.arange(len(boxes)), label], c.box_deltas[stage], c.log_limit, size)
 
 
-def choose(boxes: Integers, logits: Integers, deltas: Codes, size: tuple[int, int], c: DetectorConstants) -> Chosen:
+def select_detections(
+    boxes: Integers, logits: Integers, deltas: Codes, size: tuple[int, int], c: DetectorConstants
+) -> IntegerDetections:
     """The detections of an image: every box with every class that scores above c.score, suppressed class by class.
 
     boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1] in 2^-27 of log2, the mean of all stages
@@ -64,5 +66,5 @@ def choose(boxes: Integers, logits: Integers, deltas: Codes, size: tuple[int, in
     moves = deltas.reshape(len(boxes), -1, 4)
     box, label = np.nonzero(scores > c.score)
     chosen = decode(boxes[box], moves[box, label if moves.shape[1] > 1 else 0], c.box_deltas[-1], c.log_limit, size)
-    kept = suppress_groups(chosen, scores[box, label], label, near(c.iou))[: c.detections]
-    return Chosen(chosen[kept], scores[box, label][kept], label[kept])
+    kept = grouped_nms(chosen, scores[box, label], label, iou_above(c.iou))[: c.detections]
+    return IntegerDetections(chosen[kept], scores[box, label][kept], label[kept])

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from fqvit import _native
 from fqvit.detect.boxes import areas
-from fqvit.detect.fixed.constants import ALIGN_FRACTION, FRACTION, Ratio
+from fqvit.detect.fixed.constants import ALIGN_FRACTION, BOX_FRACTION, Ratio
 from fqvit.detect.fixed.exp import Integers
 from fqvit.ir.fixed import requantize, round_divide, round_shift
 
 Bytes = NDArray[np.uint8]
-WEIGHT = 15  # bits of an axis' weights
-STRIP = 7  # bits that rows keep before columns are added; 7 + 15 is ALIGN_FRACTION
+WEIGHT_FRACTION = 15  # bits of an axis' weights
+STRIP_FRACTION = 7  # bits that rows keep before columns are added; 7 + 15 is ALIGN_FRACTION
 
 
 @dataclass(frozen=True)
-class Cut:
+class AlignParams:
     """From a map to a head's codes. zero: of the map   ratio: of sums in 2^-22 steps   head_zero, last: the head's codes"""
 
     stride: int
@@ -34,7 +34,7 @@ class Cut:
     last: int
 
 
-Align = Callable[[Bytes, Integers, int, Cut], Bytes]
+Align = Callable[[Bytes, Integers, int, AlignParams], Bytes]
 
 
 def level_of(boxes: Integers, least: Sequence[int]) -> Integers:
@@ -63,57 +63,57 @@ def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Intege
     toward = place - first * whole
     np.add.at(sums, (bin_, first), whole - toward)
     np.add.at(sums, (bin_, np.minimum(first + 1, size - 1)), toward)
-    return np.asarray(round_divide(sums << WEIGHT, whole * samples))
+    return np.asarray(round_divide(sums << WEIGHT_FRACTION, whole * samples))
 
 
-def roi_align(map_: Bytes, boxes: Integers, side: int, cut: Cut) -> Bytes:
+def roi_align(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Bytes:
     """u8 [h, w, C] and boxes i64 [n, 4] -> codes u8 [n, side, side, C]: clamp(requantize(sum) + head_zero). Slow."""
-    codes = requantize(align_sums(map_, boxes, side, cut), cut.ratio.mult, cut.ratio.shift) + cut.head_zero
-    return np.asarray(codes.clip(0, cut.last).astype(np.uint8))
+    codes = requantize(align_sums(map_, boxes, side, params), params.ratio.mult, params.ratio.shift) + params.head_zero
+    return np.asarray(codes.clip(0, params.last).astype(np.uint8))
 
 
-def align_sums(map_: Bytes, boxes: Integers, side: int, cut: Cut) -> Integers:
+def align_sums(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Integers:
     """As roi_align, in 2^-22 steps of the map: i64 [n, side, side, C], below 2^31.
 
     strip = (sum_rows weight (code - zero) + 2^7) >> 8: at most about 255 2^7;   sum = sum_columns weight strip
     """
     height, width, channels = map_.shape
-    cell = cut.stride << FRACTION
-    values = map_.astype(np.int64) - cut.zero
-    squares = np.zeros((len(boxes), side, side, channels), np.int64)
+    cell = params.stride << BOX_FRACTION
+    values = map_.astype(np.int64) - params.zero
+    rois = np.zeros((len(boxes), side, side, channels), np.int64)
     for n, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
         rows, columns = axis_weights(y1, y2, cell, side, height), axis_weights(x1, x2, cell, side, width)
         used_rows, used_columns = np.flatnonzero(rows.any(0)), np.flatnonzero(columns.any(0))
         part = values[np.ix_(used_rows, used_columns)]
-        strips = round_shift(np.tensordot(rows[:, used_rows], part, 1), WEIGHT - STRIP)
-        squares[n] = np.einsum("bx,axc->abc", columns[:, used_columns], strips)
-    return squares
+        strips = round_shift(np.tensordot(rows[:, used_rows], part, 1), WEIGHT_FRACTION - STRIP_FRACTION)
+        rois[n] = np.einsum("bx,axc->abc", columns[:, used_columns], strips)
+    return rois
 
 
 def native_roi_align(threads: int, isa: str = "") -> Align:
     """roi_align on the compiled side; the same bits with every number of threads and every instruction set ("" is the best)."""
 
-    def align(map_: Bytes, boxes: Integers, side: int, cut: Cut) -> Bytes:
-        cell, ratio = cut.stride << FRACTION, cut.ratio
-        codes = (cut.zero, ratio.mult, ratio.shift, cut.head_zero, cut.last)
+    def align(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Bytes:
+        cell, ratio = params.stride << BOX_FRACTION, params.ratio
+        codes = (params.zero, ratio.mult, ratio.shift, params.head_zero, params.last)
         return _native.roi_align(np.ascontiguousarray(map_), boxes, side, cell, *codes, threads, isa)
 
     return align
 
 
-def cut_out(
-    levels: Sequence[Bytes], boxes: Integers, side: int, least: Sequence[int], cuts: Sequence[Cut], align: Align
+def multiscale_roi_align(
+    levels: Sequence[Bytes], boxes: Integers, side: int, least: Sequence[int], params: Sequence[AlignParams], align: Align
 ) -> Bytes:
     """Each box from the map of its size: levels of u8 [h, w, C], boxes i64 [n, 4] -> u8 [n, side, side, C].
 
-    least: of level_of   cuts: one a level   align: roi_align, or the native one
+    least: of level_of   params: one a level   align: roi_align, or the native one
     """
     chosen = level_of(boxes, least)
-    squares = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.uint8)
-    for level, (map_, cut) in enumerate(zip(levels, cuts, strict=True)):
+    rois = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.uint8)
+    for level, (map_, own) in enumerate(zip(levels, params, strict=True)):
         members = np.flatnonzero(chosen == level)
-        squares[members] = align(map_, boxes[members], side, cut)
-    return squares
+        rois[members] = align(map_, boxes[members], side, own)
+    return rois
 
 
-assert STRIP + WEIGHT == ALIGN_FRACTION
+assert STRIP_FRACTION + WEIGHT_FRACTION == ALIGN_FRACTION

@@ -10,19 +10,19 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.detect.boxes import LARGEST_LOG_RATIO, Floats, common_and_union
+from fqvit.detect.boxes import LARGEST_LOG_RATIO, Floats, intersection_and_union
 
 
-def overlaps(a: Floats, b: Floats) -> Floats:
+def pairwise_iou(a: Floats, b: Floats) -> Floats:
     """Intersection over union, [A, 4] x [B, 4] -> [A, B]; 0 where both have no area."""
-    common, union = common_and_union(a, b)
+    common, union = intersection_and_union(a, b)
     result: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return result
 
 
-def near(iou: float) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
+def iou_above(iou: float) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
     """For fqvit.detect.nms: whether boxes overlap by more than `iou`, [A, 4] x [B, 4] -> [A, B]."""
-    return lambda a, b: overlaps(a, b) > iou
+    return lambda a, b: pairwise_iou(a, b) > iou
 
 
 def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:

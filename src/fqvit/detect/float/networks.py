@@ -12,15 +12,15 @@ from PIL import Image
 from torch import Tensor
 
 from fqvit.detect.cache import SizeCache
-from fqvit.detect.float.pipeline import Found, Maps, detect
-from fqvit.detect.float.roialign import Singles
+from fqvit.detect.float.pipeline import FloatFound, Maps, detect
+from fqvit.detect.float.roialign import Floats32
 from fqvit.detect.images import Pixels, normalise_and_pad, prepare
 from fqvit.detect.model.detector import FloatDetector, at_size
-from fqvit.detect.model.pyramid import Pyramid, named
+from fqvit.detect.model.pyramid import Pyramid, split_outputs
 
 # Pyramids differ in row numbers and masks only, but a photograph's take some 10 MB.
 KEPT_SIZES = 16
-# Boxes that go through a head at once: their squares and activations take some 0.3 MB each at full width.
+# Boxes that go through a head at once: their rois and activations take some 0.3 MB each at full width.
 BOXES_AT_ONCE = 256
 
 
@@ -40,27 +40,27 @@ class FloatNetworks:
     @torch.inference_mode()
     def maps(self, pixels: Pixels) -> Maps:
         images = torch.from_numpy(normalise_and_pad(pixels, self.settings))[None]
-        outputs = named(self.pyramid((images.shape[2], images.shape[3]))(images))
+        outputs = split_outputs(self.pyramid((images.shape[2], images.shape[3]))(images))
         return Maps(*([x[0].contiguous().numpy() for x in part] for part in outputs))
 
     @torch.inference_mode()
-    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
-        pairs = [self.module.box_heads[stage](part) for part in _parts(squares)]
+    def boxes(self, stage: int, rois: Floats32) -> tuple[Floats32, Floats32]:
+        pairs = [self.module.box_heads[stage](part) for part in _parts(rois)]
         classes, deltas = (torch.cat(part).numpy() for part in zip(*pairs, strict=True))
         return classes, deltas
 
     @torch.inference_mode()
-    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
-        out = [self.module.mask_heads[stage](part) for part in _parts(squares)]
+    def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
+        out = [self.module.mask_heads[stage](part) for part in _parts(rois)]
         chosen: Tensor = torch.cat(out)[torch.arange(len(labels)), :, :, torch.from_numpy(labels)]
         return chosen.numpy()
 
 
-def _parts(squares: Singles) -> tuple[Tensor, ...]:
-    return torch.split(torch.from_numpy(squares), BOXES_AT_ONCE)
+def _parts(rois: Floats32) -> tuple[Tensor, ...]:
+    return torch.split(torch.from_numpy(rois), BOXES_AT_ONCE)
 
 
-def detect_float(detector: FloatDetector, images: Iterable[Image.Image]) -> Iterator[Found]:
+def detect_float(detector: FloatDetector, images: Iterable[Image.Image]) -> Iterator[FloatFound]:
     """The float detector's detections of each image, in turn. pipeline.coco_results makes COCO's results of them."""
     networks = FloatNetworks(detector)
     for image in images:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fqvit.detect.boxes import Floats
 from fqvit.detect.detections import Detections
 from fqvit.detect.float.masks import paste
-from fqvit.detect.float.proposals import choose, propose, refine, sigmoid
-from fqvit.detect.float.roialign import Singles, cut_out
+from fqvit.detect.float.proposals import propose, refine, select_detections, sigmoid
+from fqvit.detect.float.roialign import Floats32, multiscale_roi_align
 from fqvit.detect.images import Input, Pixels
 from fqvit.detect.results import coco_results as coco_results  # fqvit.detect.pipeline of 0.1 had it
 from fqvit.detect.settings import DetectSettings
@@ -27,9 +27,9 @@ from fqvit.detect.settings import DetectSettings
 class Maps(NamedTuple):
     """Of one image. levels: [h, w, C], P2..P5   objectness: [h, w, A], deltas: [h, w, 4 A], P2..P6"""
 
-    levels: list[Singles]
-    objectness: list[Singles]
-    deltas: list[Singles]
+    levels: list[Floats32]
+    objectness: list[Floats32]
+    deltas: list[Floats32]
 
 
 class Networks(Protocol):
@@ -40,15 +40,15 @@ class Networks(Protocol):
     def maps(self, pixels: Pixels) -> Maps:
         """u8 [h, w, 3], resized, not padded."""
 
-    def boxes(self, stage: int, squares: Singles) -> tuple[Singles, Singles]:
+    def boxes(self, stage: int, rois: Floats32) -> tuple[Floats32, Floats32]:
         """[n, side, side, C] -> class logits [n, classes + 1], deltas [n, 4] or [n, classes 4]."""
 
-    def masks(self, stage: int, squares: Singles, labels: NDArray[np.int64]) -> Singles:
+    def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
         """[n, side, side, C] -> mask logits of each one's class, [n, 2 side, 2 side]."""
 
 
 @dataclass(frozen=True)
-class Found:
+class FloatFound:
     """Of the float detector. probabilities: [n, side, side], of each box's mask   threshold: from which pixels are in it"""
 
     detections: Detections
@@ -62,34 +62,34 @@ class Found:
             yield paste(square, box, self.height, self.width, self.threshold)
 
 
-def detect(networks: Networks, image: Input, s: DetectSettings) -> Found:
+def detect(networks: Networks, image: Input, s: DetectSettings) -> FloatFound:
     """All detections of one image, best first."""
     maps = networks.maps(image.pixels)
     proposals = propose(
         [x.astype(np.float64) for x in maps.objectness], [x.astype(np.float64) for x in maps.deltas], image.size, s
     )
     found = classify(networks, maps.levels, proposals, image.size, s)
-    squares = cut_out(maps.levels, found.boxes, networks.mask_side, s.finest, s.strides)
+    rois = multiscale_roi_align(maps.levels, found.boxes, networks.mask_side, s.finest, s.strides)
     side = 2 * networks.mask_side
     probabilities = np.zeros((len(found.boxes), side, side))
-    if len(squares):
+    if len(rois):
         for stage in range(networks.stages):
-            probabilities += sigmoid(networks.masks(stage, squares, found.labels).astype(np.float64)) / networks.stages
+            probabilities += sigmoid(networks.masks(stage, rois, found.labels).astype(np.float64)) / networks.stages
     here = Detections(image.back(found.boxes), found.scores, found.labels)
-    return Found(here, probabilities, image.height, image.width, s.mask)
+    return FloatFound(here, probabilities, image.height, image.width, s.mask)
 
 
 def classify(
-    networks: Networks, levels: Sequence[Singles], boxes: Floats, size: tuple[int, int], s: DetectSettings
+    networks: Networks, levels: Sequence[Floats32], boxes: Floats, size: tuple[int, int], s: DetectSettings
 ) -> Detections:
     """The box heads on given proposals [n, 4]: detections in pixels of the network's input."""
     if len(boxes) == 0:
         return Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))
     total: Floats | float = 0.0
     for stage in range(networks.stages):
-        squares = cut_out(levels, boxes, networks.box_side, s.finest, s.strides)
-        logits, deltas = (x.astype(np.float64) for x in networks.boxes(stage, squares))
+        rois = multiscale_roi_align(levels, boxes, networks.box_side, s.finest, s.strides)
+        logits, deltas = (x.astype(np.float64) for x in networks.boxes(stage, rois))
         total = total + logits
         if stage < networks.stages - 1:
             boxes = refine(boxes, logits, deltas, s.stds[stage], size)
-    return choose(boxes, np.asarray(total) / networks.stages, deltas, s.stds[networks.stages - 1], size, s)
+    return select_detections(boxes, np.asarray(total) / networks.stages, deltas, s.stds[networks.stages - 1], size, s)

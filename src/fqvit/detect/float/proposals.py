@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fqvit.detect.boxes import Floats
 from fqvit.detect.detections import Detections
 from fqvit.detect.float.anchors import anchors
-from fqvit.detect.float.boxes import decode, near
-from fqvit.detect.nms import by_score, suppress_groups
+from fqvit.detect.float.boxes import decode, iou_above
+from fqvit.detect.nms import by_score, grouped_nms
 from fqvit.detect.settings import DetectSettings
 
 UNIT_STDS = (1.0, 1.0, 1.0, 1.0)
@@ -34,7 +34,7 @@ def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[
     # Boxes that clipping has emptied; comparing drops NaN too.
     solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))
     boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
-    kept = suppress_groups(boxes, scores, levels, near(s.proposal_iou))
+    kept = grouped_nms(boxes, scores, levels, iou_above(s.proposal_iou))
     return boxes[kept[: s.proposals]]
 
 
@@ -58,7 +58,7 @@ def sigmoid(logits: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-np.clip(logits, -500, 500))))
 
 
-def choose(
+def select_detections(
     boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int], s: DetectSettings
 ) -> Detections:
     """The detections of an image: every box with every class that scores above s.score, suppressed class by class.
@@ -70,5 +70,5 @@ def choose(
     decoded = decode(boxes[:, None], moves, stds, *size)
     box, label = np.nonzero(scores > s.score)
     chosen = decoded[box, label if decoded.shape[1] > 1 else 0]
-    kept = suppress_groups(chosen, scores[box, label], label, near(s.iou))[: s.detections]
+    kept = grouped_nms(chosen, scores[box, label], label, iou_above(s.iou))[: s.detections]
     return Detections(chosen[kept], scores[box, label][kept], label[kept])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fqvit.detect.boxes import Floats, areas
 
-Singles = NDArray[np.float32]
+Floats32 = NDArray[np.float32]
 
 
 def level_of(boxes: Floats, finest: float, levels: int) -> NDArray[np.int64]:
@@ -23,7 +23,7 @@ def level_of(boxes: Floats, finest: float, levels: int) -> NDArray[np.int64]:
     return np.clip(np.floor(np.log2(side / finest + 1e-6)), 0, levels - 1).astype(np.int64)
 
 
-def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Singles:
+def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Floats32:
     """[n, bins, size]: what each cell of an axis gives to each bin of the intervals low..high (in cells; cell i is at i + 0.5).
 
     A bin has ceil((high - low) / bins) samples, evenly spread, each interpolated between two cells. Samples more than a
@@ -49,12 +49,12 @@ def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Singles:
     return weights
 
 
-def roi_align(map_: Singles, boxes: Floats, stride: float, side: int) -> Singles:
+def roi_align(map_: Floats32, boxes: Floats, stride: float, side: int) -> Floats32:
     """[h, w, C] and boxes [n, 4] in pixels -> [n, side, side, C]."""
     height, width, channels = map_.shape
     rows = axis_weights(boxes[:, 1] / stride, boxes[:, 3] / stride, side, height)
     columns = axis_weights(boxes[:, 0] / stride, boxes[:, 2] / stride, side, width)
-    squares = np.zeros((len(boxes), side, side, channels), np.float32)
+    rois = np.zeros((len(boxes), side, side, channels), np.float32)
     for n, (row, column) in enumerate(zip(rows, columns, strict=True)):
         used_rows, used_columns = np.flatnonzero(row.any(0)), np.flatnonzero(column.any(0))
         if len(used_rows) == 0 or len(used_columns) == 0:
@@ -63,15 +63,17 @@ def roi_align(map_: Singles, boxes: Floats, stride: float, side: int) -> Singles
         left, right = used_columns[0], used_columns[-1] + 1
         crop = map_[top:bottom, left:right].reshape(bottom - top, -1)
         strips = (row[:, top:bottom] @ crop).reshape(side, right - left, channels)
-        squares[n] = column[:, left:right] @ strips
-    return squares
+        rois[n] = column[:, left:right] @ strips
+    return rois
 
 
-def cut_out(levels: Sequence[Singles], boxes: Floats, side: int, finest: float, strides: Sequence[int]) -> Singles:
+def multiscale_roi_align(
+    levels: Sequence[Floats32], boxes: Floats, side: int, finest: float, strides: Sequence[int]
+) -> Floats32:
     """Each box from the level of its size: levels of [h, w, C], boxes [n, 4] -> [n, side, side, C]."""
     chosen = level_of(boxes, finest, len(levels))
-    squares = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.float32)
+    rois = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.float32)
     for level, map_ in enumerate(levels):
         members = np.flatnonzero(chosen == level)
-        squares[members] = roi_align(map_, boxes[members], strides[level], side)
-    return squares
+        rois[members] = roi_align(map_, boxes[members], strides[level], side)
+    return rois

@@ -101,7 +101,7 @@ class Pyramid(nn.Module):
         return (*levels[:-1], *(objectness for objectness, _ in pairs), *(deltas for _, deltas in pairs))
 
 
-def named(outputs: tuple[Tensor, ...]) -> PyramidOutputs:
+def split_outputs(outputs: tuple[Tensor, ...]) -> PyramidOutputs:
     """The outputs of a Pyramid, or of its graph's run_all: L levels, then L + 1 objectnesses and as many deltas."""
     levels = (len(outputs) - 2) // 3
     return PyramidOutputs(outputs[:levels], outputs[levels : 2 * levels + 1], outputs[2 * levels + 1 :])

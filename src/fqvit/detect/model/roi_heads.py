@@ -49,8 +49,8 @@ class BoxHead(nn.Module):
         self.classes = Linear(widths[-1], c.classes + 1, "logits")
         self.deltas = Linear(widths[-1], 4 if c.agnostic else 4 * c.classes, "deltas")
 
-    def forward(self, squares: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.fcs(self.flatten(self.convs(squares)))
+    def forward(self, rois: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.fcs(self.flatten(self.convs(rois)))
         return self.classes(x), self.deltas(x)
 
 
@@ -65,5 +65,5 @@ class MaskHead(nn.Module):
         self.relu = Relu()
         self.logits = Linear(c.mask_channels, c.classes, "logits")
 
-    def forward(self, squares: Tensor) -> Tensor:
-        return self.logits(self.relu(self.upsample(self.convs(squares))))  # type: ignore[no-any-return]
+    def forward(self, rois: Tensor) -> Tensor:
+        return self.logits(self.relu(self.upsample(self.convs(rois))))  # type: ignore[no-any-return]
