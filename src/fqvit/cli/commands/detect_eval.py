@@ -10,7 +10,7 @@ from fqvit.cli import inputs
 from fqvit.cli.commands import detectors
 from fqvit.cli.output import say, say_json, warn, warn_of_skipped
 from fqvit.data.images import spread
-from fqvit.detect.annotations import check_categories, image_files, read_annotations
+from fqvit.detect.annotations import check_categories, image_paths, read_annotations
 from fqvit.detect.image_files import ImageFiles
 from fqvit.detect.results import NamedResult, write_results
 from fqvit.errors import FqvitError
@@ -51,7 +51,7 @@ def run(
     truth = read_annotations(annotations)
     ids = sorted(truth.images)
     ids = ids if limit is None else [ids[place] for place in spread(len(ids), limit)]
-    files = ImageFiles(image_files(truth, data, ids))
+    files = ImageFiles(image_paths(truth, data, ids))
     if file is not None:
         ready = detectors.program(file, backend, threads)
     else:

@@ -12,7 +12,7 @@ from PIL import Image
 from fqvit.cli import inputs
 from fqvit.cli.output import Unreadable
 from fqvit.data.images import UnreadableImage
-from fqvit.detect.detections import Finding
+from fqvit.detect.detections import ImageDetections
 from fqvit.detect.image_files import read_rgb
 from fqvit.detect.images import Input, prepare
 from fqvit.detect.results import NamedResult, coco_results, image_ids, named
@@ -33,7 +33,7 @@ class Ready:
     backend: str
     settings: DetectSettings
     classes: int
-    detect: Callable[[Input], Finding]
+    detect: Callable[[Input], ImageDetections]
 
     def results(self, image: Image.Image, image_id: int, file_name: str, least: float = 0.0) -> list[NamedResult]:
         """What is found in an image with a score of at least that."""
@@ -97,7 +97,7 @@ def float_detector(weights: Path, settings: Path | None, threads: int | None) ->
     loaded = load_detector(weights, changes)
     networks = FloatNetworks(loaded)
 
-    def run(image: Input) -> Finding:
+    def run(image: Input) -> ImageDetections:
         return detect(networks, image, loaded.settings)
 
     return Ready(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)
