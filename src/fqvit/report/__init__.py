@@ -1,4 +1,6 @@
-"""A report about one program: what was measured, as values (data.py, answers.py), how it is gathered (collect.py, gather.py),
-pictures of it (plots.py, maps.py) and the page (page.py). Nothing here changes a program."""
+"""Reports about one program: collect the data, draw the figures, render the page. Nothing here changes a program.
+
+Data: data.py, answers.py. Collecting: collect.py, gather.py, speed.py. Figures: plots.py, maps.py, svg.py. Page: page.py.
+"""
 
 MISSING = "report: needs jinja2, which is not installed. Run `pip install 'fqvit[report]'`."

@@ -1,7 +1,7 @@
-"""What float and integers answer, image by image, and what follows: accuracy, agreement, changes by class, disagreements.
+"""Accuracy, agreement, changes per class and disagreements of a float model and its integer program.
 
-numpy only. Scores come in batches and are not kept: five classes an image are, so that memory stays small for any folder.
-Neighbours: evaluate/accuracy.py (ranks), gather.py (runs the models), page.py (shows it).
+Scores arrive in batches and are not kept; memory grows by a few integers per image, plus the disagreements that are shown.
+Needs no torch. See also: evaluate/accuracy.py (ranks), gather.py (runs the models), page.py (shows the results).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Guess:
-    """One of the best classes and its share: softmax of the scores (for integers: of the scores times their scale)."""
+    """One of the best classes and its probability: softmax of the scores (of integer scores times their scale)."""
 
     label: int
     share: float
@@ -29,7 +29,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An image whose best class differs. pixels: u8 [H, W, C], as the model sees it; label: None where there are none."""
+    """An image whose best class differs. pixels: u8 [H, W, C], as the model sees them; label: None without labels."""
 
     path: str
     pixels: NDArray[np.uint8]
@@ -40,7 +40,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class ClassChange:
-    """One class: how many images it has, how many of them float and integers get right."""
+    """One class: its number of images, and how many of them float and the integer program classify correctly."""
 
     label: int
     images: int
@@ -49,13 +49,13 @@ class ClassChange:
 
     @property
     def change(self) -> float:
-        """Points of top-1."""
+        """Integer minus float, in percent points of top-1."""
         return 100 * (self.integer - self.exact) / self.images
 
 
 @dataclass
 class Answers:
-    """Folds batches of scores in. shown: how many disagreements are kept; those where float was surest."""
+    """Accumulates batches of scores. scale: of integer scores; shown: number of disagreements to keep, by float confidence."""
 
     scale: float
     shown: int = 24
@@ -75,7 +75,7 @@ class Answers:
         exact: NDArray[np.float32],
         integer: NDArray[np.int32],
     ) -> None:
-        """pixels: [n, H, W, C]   exact: float scores [n, classes]   integer: their integer counterparts, times `scale`"""
+        """Add a batch. pixels: u8 [N, H, W, C]; exact: float scores [N, classes]; integer: i32 scores [N, classes]."""
         if labels is None:
             self.labelled = False
         else:
@@ -88,7 +88,7 @@ class Answers:
             sure, found = guesses(exact[i]), guesses(integer[i] * self.scale)
             label = None if labels is None else int(labels[i])
             one = Disagreement(paths[i], pixels[i].copy(), label, sure, found)
-            # The second entry keeps equal shares apart, earlier images first.
+            # The second entry breaks ties: of equal shares the earlier image is preferred.
             heapq.heappush(self.kept, (sure[0].share, -(self.images + i), one))
             if len(self.kept) > self.shown:
                 heapq.heappop(self.kept)
@@ -96,15 +96,16 @@ class Answers:
 
     @property
     def disagreements(self) -> list[Disagreement]:
-        """Where float was surest first."""
+        """The kept disagreements, highest float confidence first."""
         return [one for _, _, one in sorted(self.kept, key=lambda entry: entry[:2], reverse=True)]
 
     @property
     def agreement(self) -> float:
+        """Percent of images with the same best class."""
         return 100 * self.agree / max(self.images, 1)
 
     def accuracy(self) -> Accuracies | None:
-        """None without labels."""
+        """Return top-1 and top-5 of both models; None without labels."""
         if not self.labelled or not self.labels:
             return None
         exact, integer = np.concatenate(self.exact_places), np.concatenate(self.integer_places)
@@ -118,7 +119,7 @@ class Answers:
         )
 
     def by_class(self) -> list[ClassChange]:
-        """Every class that has images, in order of its index; empty without labels."""
+        """Return every class that has images, in order of its index; empty without labels."""
         if self.accuracy() is None:
             return []
         labels, exact, integer = (np.concatenate(part) for part in (self.labels, self.exact_places, self.integer_places))
@@ -129,7 +130,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Percent. pair: integers against float, image by image."""
+    """Accuracies in percent. exact: the float model; pair: integer against float, paired by image."""
 
     exact_top1: float
     exact_top5: float
@@ -139,7 +140,7 @@ class Accuracies:
 
 
 def guesses(scores: NDArray[np.float32] | NDArray[np.float64]) -> tuple[Guess, ...]:
-    """The five best classes of scores [classes], with their softmax."""
+    """Return the five best classes of scores [classes] with their softmax."""
     wide = scores.astype(np.float64)
     shares = np.exp(wide - wide.max())
     shares /= shares.sum()

@@ -1,7 +1,7 @@
-"""From a float model and images to the values of data.py: ranges of LayerNorm inputs, counts and maps of attention.
+"""Collect channel ranges of LayerNorm inputs, counts of attention values and attention maps from a float model.
 
-Each collector watches the one walk over the graph (Graph.run's `visit`) and keeps sums, not activations. Needs torch.
-Neighbours: data.py (what is found), gather.py (the walk), models/graph.py.
+Each collector is called for every node while the graph runs (the `visit` argument of Graph.run) and keeps sums, not
+activations. Needs torch. See also: data.py (the results), gather.py (runs the graph), models/graph.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.qparams import QParams, affine, log2, log2_encode, relative
 from fqvit.report.data import BINS, AttentionCounts, AttentionMaps, ChannelRanges, QuantizedMap, fine_bins, uniform_bins
 
-WIDTHS = (8, 6, 4)  # bits of the maps
+WIDTHS = (8, 6, 4)  # bits of the quantized maps
 
 
 class NormRanges:
-    """Least and greatest value of every channel that a LayerNorm reads, over all batches seen."""
+    """Minimum and maximum of every channel at the input of every LayerNorm, over all batches seen."""
 
     def __init__(self, graph: Graph) -> None:
         self.norms = {node.name: node.inputs[0] for node in graph.nodes if isinstance(node.leaf, layers.LayerNorm)}
@@ -41,7 +41,7 @@ class NormRanges:
         self.hi[node.name] = torch.maximum(self.hi.get(node.name, hi), hi)
 
     def result(self) -> list[ChannelRanges]:
-        """In the order of the graph."""
+        """Return one entry per LayerNorm, in the order of the graph."""
         return [
             ChannelRanges(norm, self.lo[source].double().numpy(), self.hi[source].double().numpy())
             for norm, source in self.norms.items()
@@ -49,7 +49,7 @@ class NormRanges:
 
 
 class AttentionHistogram:
-    """Counts of every softmax output, masked places left out: they take no part in the softmax and need no code."""
+    """Counts of all softmax outputs except masked positions, which take no part in the softmax and need no code."""
 
     def __init__(self) -> None:
         self.counts: AttentionCounts | None = None
@@ -63,13 +63,13 @@ class AttentionHistogram:
         self.counts = found if self.counts is None else self.counts + found
 
     def result(self, images: int) -> AttentionCounts | None:
-        """images: how many were seen. None where the model has no attention."""
+        """Return the counts over `images` images; None if the model has no attention."""
         found = self.counts
         return None if found is None else AttentionCounts(found.fine, found.uniform, found.log2, found.below, images)
 
 
 def count(p: Tensor) -> AttentionCounts:
-    """p: float32, any number of attention values in 0..1"""
+    """Count attention values p: float32 in 0..1, any shape."""
     values = p.numpy()
     codes = log2_encode(p, BINS - 1).numpy().astype(np.int64)
     below = np.bincount(codes[values < 1 / BINS], minlength=BINS)
@@ -78,10 +78,10 @@ def count(p: Tensor) -> AttentionCounts:
 
 @torch.no_grad()
 def attention_maps(model: FloatModel, graph: Graph, pixels: NDArray[np.uint8]) -> AttentionMaps | None:
-    """Of the last attention in the graph and one image u8 [H, W, C]; None where there is no attention.
+    """Return the maps of the last attention for one image u8 [H, W, C]; None if the model has no attention.
 
-    Ways to store p: uniform, code = round((2^b - 1) p); log2, 2^-code with the last code 0; relative with 4 bits, as the
-    default recipe has it. Masked places are 0 in all of them.
+    Formats of p: uniform, code = round((2^b - 1) p); log2, value 2^-code with 0 for the last code; relative with 4 bits, as
+    in the default recipe. Masked positions are 0 in all of them.
     """
     nodes = [node for node in graph.nodes if isinstance(node.leaf, layers.Softmax)]
     if not nodes:
@@ -95,12 +95,12 @@ def attention_maps(model: FloatModel, graph: Graph, pixels: NDArray[np.uint8]) -
 
     graph.ending_at(last.name).run(normalise(pixels[None], model.preprocess), keep)
     p = kept[last.name]
-    ways: list[tuple[str, QParams]] = []
-    ways += [("uniform", affine(0, 1, bits)) for bits in WIDTHS]
-    ways += [("log2", log2(bits, zero_code=True)) for bits in WIDTHS]
-    ways.append(("relative", relative(4, p.shape[-1])))
+    formats: list[tuple[str, QParams]] = []
+    formats += [("uniform", affine(0, 1, bits)) for bits in WIDTHS]
+    formats += [("log2", log2(bits, zero_code=True)) for bits in WIDTHS]
+    formats.append(("relative", relative(4, p.shape[-1])))
     stored = []
-    for method, q in ways:
+    for method, q in formats:
         found = q.decode(q.encode(p))
         noise = float((found - p).double().square().sum())
         decibels = 10 * math.log10(float(p.double().square().sum()) / noise) if noise else math.inf
@@ -110,22 +110,23 @@ def attention_maps(model: FloatModel, graph: Graph, pixels: NDArray[np.uint8]) -
 
 
 def prefix(model: FloatModel) -> int:
+    """Return the number of prefix tokens (class and distillation token); 0 for Swin."""
     config = model.module.config
     return config.prefix if isinstance(config, ViTConfig) else 0
 
 
 def as_map(model: FloatModel, site: str, p: Tensor) -> NDArray[np.float32]:
-    """Attention of one image, [1, H, T, T] or [1, W, H, T, T] in windows, as a picture of patches [rows, columns].
+    """Turn the attention of one image, [1, H, T, T] or [1, W, H, T, T] in windows, into a map of patches [rows, columns].
 
-    With a class token: what it looks at, mean over heads. Else: how much each patch is looked at, mean over heads and queries,
-    times T, so that 1 means its even share.
+    With a class token: its attention, averaged over heads. Otherwise: the attention that each patch receives, averaged over
+    heads and queries, times T, so that 1 is the average.
     """
     config, first = model.module.config, prefix(model)
     if isinstance(config, SwinConfig):
-        seen = p[0].mean((1, 2)) * p.shape[-1]  # [W, T]: a number for each place of each window
-        home = model.module.get_submodule(site.rpartition(".")[0]).tokens
-        assert isinstance(home, layers.Take)
-        grid, values = config.grid(int(site.split(".")[1])), seen.flatten()[home.index]
+        received = p[0].mean((1, 2)) * p.shape[-1]  # [W, T]: one value per position of each window
+        to_tokens = model.module.get_submodule(site.rpartition(".")[0]).tokens
+        assert isinstance(to_tokens, layers.Take)
+        grid, values = config.grid(int(site.split(".")[1])), received.flatten()[to_tokens.index]
     else:
         assert isinstance(config, ViTConfig)
         grid = (config.image[0] // config.patch, config.image[1] // config.patch)

@@ -1,6 +1,7 @@
-"""One report's facts: a walk over the images with float and integers side by side, then sites, maps and speed.
+"""Run the float model and the integer program on the images and gather all data of a report.
 
-Everything that page.py shows is in Report. Needs torch. Neighbours: collect.py, answers.py, evaluate/compare.py, speed.py.
+One pass over the images, then the comparison by site, the attention maps and the speed. Everything that page.py shows is in
+Report. Needs torch. See also: collect.py, answers.py, evaluate/compare.py, speed.py.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from fqvit.runtime.native import Engine
 from fqvit.system.progress import Progress
 
 BATCH = 8
-COMPARED = 8  # images of the comparison by site: the reference interpreter runs them
-COUNTED = 4  # batches whose attention is counted: hundreds of thousands of values an image
-MAPPED = 2  # images with maps
+COMPARED = 8  # images for the comparison by site, which runs the slow reference interpreter
+COUNTED = 4  # batches whose attention values are counted: hundreds of thousands of values per image
+MAPPED = 2  # images with attention maps
 
 
 @dataclass(frozen=True)
 class Report:
-    """answers: None for programs that give features. parameters: of the float model."""
+    """All data of one report. answers: None for programs that give features; parameters: how many the float model has."""
 
     program: Program
     inspection: Inspection
@@ -56,8 +57,11 @@ class Report:
 
 
 def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Batch], total: int, track: Progress) -> Report:
-    """batches: BATCH images each, `total` images in all; path: of the program."""
-    comparer = Comparer(program, model)  # first: it refuses a float model that does not fit
+    """Gather a report. path: file of the program; batches: BATCH images each, `total` images in all.
+
+    Raises FqvitError if the float model does not match the program, or if there are no images.
+    """
+    comparer = Comparer(program, model)  # first, because it checks that the float model matches
     model = dataclasses.replace(model, preprocess=program.header.preprocess)
     seen = _walk(program, model, batches, total)
     with one_thread():
@@ -93,7 +97,7 @@ class _Seen:
 
 @torch.no_grad()
 def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: int) -> _Seen:
-    """One pass over the images. Paths sort by class, so what only some images are used for is spread over all of them."""
+    """Run one pass over the images. Subsets are evenly spaced, because paths are sorted by class."""
     output = program.header.output
     graph = trace(model.module, output.features())
     engine = Engine(program)
@@ -122,7 +126,7 @@ def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: 
 
 
 def _exp(program: Program) -> ExpCurves | None:
-    """At the median step of the program's scores; None where there are none."""
+    """Evaluate the exponentials at the median scale of the program's scores; None if it has no scores."""
     scores = {name: site for name, site in program.header.sites.items() if site.role == "scores" and site.scale}
     if not scores:
         return None

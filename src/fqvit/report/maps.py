@@ -1,6 +1,6 @@
-"""Pictures made of pixels: attention laid over its image, and thumbnails. As data: addresses, so that a page needs no files.
+"""Draw attention maps over their images, and thumbnails. Images are embedded as data: URIs, so that a page needs no files.
 
-Neighbours: plots.py (pictures made of lines), data.py (AttentionMaps).
+See also: plots.py (charts), data.py (AttentionMaps).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from PIL import Image
 from fqvit.report.data import AttentionMaps, QuantizedMap
 from fqvit.report.svg import Canvas
 
-CELL = 168  # pixels of a map in the file; it is shown a little smaller
-HEAT = np.array(  # inferno, thinned: dark to bright, told apart without colour too
+CELL = 168  # long side of an embedded map in pixels; it is displayed slightly smaller
+HEAT = np.array(  # eight colours of the inferno colour map: brightness increases monotonically, so it also works in grey
     [[0, 0, 4], [40, 11, 84], [101, 21, 110], [159, 42, 99], [212, 72, 66], [245, 125, 21], [250, 193, 39], [252, 255, 164]]
 )
 
 
 def jpeg(pixels: NDArray[np.uint8], size: int, quality: int = 82) -> str:
-    """u8 [H, W, 1 or 3] with its long side `size` pixels, as a data: address. Far smaller pictures keep their square pixels."""
+    """Encode u8 [H, W, 1 or 3] as a data: URI, with its long side resized to `size`. Much smaller images keep square pixels."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     scale = size / max(image.size)
     target = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
@@ -33,9 +33,9 @@ def jpeg(pixels: NDArray[np.uint8], size: int, quality: int = 82) -> str:
 
 
 def overlay(pixels: NDArray[np.uint8], weights: NDArray[np.float32], largest: float) -> NDArray[np.uint8]:
-    """The image in grey under the colours of heat: sqrt(weight / largest) from dark to bright, a square a patch. u8 [H', W', 3]
+    """Blend the image in grey with heat colours: sqrt(weight / largest) from dark to bright, one square per patch.
 
-    pixels: u8 [H, W, C]   weights: [rows, columns] of patches
+    pixels: u8 [H, W, C]   weights: [rows, columns] of patches   Returns u8 [H', W', 3] with the long side CELL.
     """
     height, width = _fitted(pixels.shape[0], pixels.shape[1])
     grey = np.asarray(Image.fromarray(pixels.mean(-1).astype(np.uint8)).resize((width, height)), np.float64)[..., None]
@@ -53,12 +53,16 @@ def overlay(pixels: NDArray[np.uint8], weights: NDArray[np.float32], largest: fl
 
 
 def _fitted(height: int, width: int) -> tuple[int, int]:
+    """Scale a size so that its long side is CELL."""
     scale = CELL / max(height, width)
     return round(height * scale), round(width * scale)
 
 
 def attention_maps(found: AttentionMaps) -> str:
-    """The image and its float map at the left; then a row a method, a column a width. One brightness for all: float's."""
+    """Draw the image and its float map at the left, then one row per format and one column per bit width.
+
+    All maps share the brightness scale of float.
+    """
     size, gap, left, head = 150, 14, 196, 30
     canvas = Canvas(760, head + 3 * (size + 34) - 6)
     largest = float(np.quantile(found.exact, 0.98))
@@ -70,9 +74,14 @@ def attention_maps(found: AttentionMaps) -> str:
         canvas.text(kind, (x, y + size + 17), words)
 
     step = size + 34
-    scale = np.linspace(0, 1, 60, dtype=np.float32)[None] ** 2  # the square root is taken again when it is coloured
+    scale = np.linspace(0, 1, 60, dtype=np.float32)[None] ** 2  # squared, because overlay takes the square root
     strip = overlay(np.zeros((1, 60, 1), np.uint8), scale, 1.0)
-    canvas.image((0, head + 2 * step + 8), (size, 10), jpeg(strip, CELL), "from no attention to the brightest of float")
+    canvas.image(
+        (0, head + 2 * step + 8),
+        (size, 10),
+        jpeg(strip, CELL),
+        "colour scale, from 0 to the brightest float value",
+    )
     canvas.text("tick", (0, head + 2 * step + 34), "0")
     canvas.text("tick", (size, head + 2 * step + 34), f"{largest:.2g}", "end")
     cell(0, head, found.pixels, "image", "word", "the image as the model sees it")
@@ -83,11 +92,11 @@ def attention_maps(found: AttentionMaps) -> str:
         for row, method in enumerate(("uniform", "log2", "relative")):
             stored = _stored(found, method, bits)
             if stored is not None:
-                words = f"{method}{' (ours)' if method == 'relative' else ''}, {decibels(stored.decibels)}"
+                words = f"{method}{' (fqvit)' if method == 'relative' else ''}, {decibels(stored.decibels)}"
                 best = "blue" if method == "relative" else "word"
                 cell(x, head + row * step, overlay(found.pixels, stored.map, largest), words, best, words)
     said = "; ".join(f"{one.method} {one.bits} bits {decibels(one.decibels)}" for one in found.stored)
-    return canvas.finish(f"Attention of {found.site}, float and stored in few bits", f"Signal to noise: {said}")
+    return canvas.finish(f"Attention of {found.site} in float and in few bits", f"Signal to noise: {said}")
 
 
 def _stored(found: AttentionMaps, method: str, bits: int) -> QuantizedMap | None:
@@ -95,4 +104,5 @@ def _stored(found: AttentionMaps, method: str, bits: int) -> QuantizedMap | None
 
 
 def decibels(value: float) -> str:
+    """Format decibels; infinity is "exact"."""
     return "exact" if np.isinf(value) else f"{value:.1f} dB"

@@ -1,11 +1,11 @@
 "use strict";
 (() => {
-  // Theme: the system's, until the button is pressed.
+  // Follow the theme of the system until the button is pressed.
   const root = document.documentElement, button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
   const label = () => { button.textContent = dark() ? "Light" : "Dark"; button.setAttribute("aria-label", dark() ? "Switch to light colours" : "Switch to dark colours"); };
-  try { const kept = localStorage.getItem("fqvit-theme"); if (kept) root.dataset.theme = kept; } catch { /* no storage in some files */ }
+  try { const kept = localStorage.getItem("fqvit-theme"); if (kept) root.dataset.theme = kept; } catch { /* browsers may deny storage to local files */ }
   button.hidden = false;
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
@@ -15,7 +15,7 @@
   system.addEventListener("change", label);
   label();
 
-  // The section being read is marked in the navigation.
+  // Mark the section being read in the navigation.
   const links = new Map([...document.querySelectorAll(".nav a")].map(a => [a.hash.slice(1), a]));
   const sections = [...links.keys()].map(id => document.getElementById(id));
   const mark = () => {
@@ -32,7 +32,7 @@
   addEventListener("scroll", () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; mark(); }); } }, { passive: true });
   mark();
 
-  // Tables: every head becomes a button. Numbers by value, a dash last in both directions.
+  // Make every column header a sort button. Numbers sort by value; dashes come last in both directions.
   const value = text => { const number = Number(text.replace(/[,\s%+]/g, "").replaceAll("−", "-")); return text === "–" ? null : Number.isNaN(number) ? text.toLowerCase() : number; };
   for (const table of document.querySelectorAll("table.sortable")) {
     const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
@@ -57,7 +57,7 @@
     });
   }
 
-  // Sites by any part of a row's words.
+  // Filter the site table: a row stays if its site, role and codes contain every word.
   const filter = document.getElementById("filter"), count = document.getElementById("count");
   if (filter) {
     filter.closest(".tools").hidden = false;

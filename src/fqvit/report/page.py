@@ -1,5 +1,7 @@
-"""The page: a Report as one HTML file that asks the network for nothing. Words and numbers are made here, their places are in
-template.html; jinja2 escapes whatever comes from a file. Neighbours: gather.py, plots.py, maps.py.
+"""Render a Report as one self-contained HTML page that loads nothing from the network.
+
+Captions and numbers are made here, their places are in template.html; jinja2 escapes all text that comes from files.
+See also: gather.py, plots.py, maps.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ THUMBNAIL = 160
 
 @dataclass(frozen=True)
 class About:
-    """What the report cannot know: how it was made. warnings: said on the page as well."""
+    """How the report was made. where: the images; names: of classes; warnings: shown on the page; skipped: unread images."""
 
     command: str
     file: str
@@ -41,7 +43,7 @@ class About:
 
 @dataclass(frozen=True)
 class Picture:
-    """key: its file name and anchor"""
+    """A figure of the page. key: its file name and its anchor."""
 
     key: str
     title: str
@@ -50,16 +52,16 @@ class Picture:
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Every picture that this report has something for, in the order of the page."""
+    """Draw every picture that this report has data for, in the order of the page."""
     found = [*_norm_pictures(report), *_attention_pictures(report)]
     if report.exp is not None:
         gaps, tables = report.exp.gaps, report.exp.tables
         caption = (
-            "The paper’s integer exponential is a parabola on (−ln 2, 0], halved for every further ln 2. Its largest gap to exp"
-            f" is {gaps['code']:.2e} with the coefficients of the paper’s code, which is the 1.9e-3 that the paper quotes, and"
-            f" {gaps['paper']:.2e} with those that it prints. In integers, at this program’s median score step"
-            f" ({report.exp.step:.3g}), the gap is {tables['coarse']:.1e} computed as in that code, {tables['polynomial']:.1e}"
-            f" with more bits, and {tables['table']:.1e} for a table of exp itself."
+            "The paper approximates exp by a parabola on (−ln 2, 0] and halves it for every further ln 2. The largest error is"
+            f" {gaps['code']:.2e} with the coefficients of the paper’s code (the 1.9e-3 that the paper quotes) and"
+            f" {gaps['paper']:.2e} with the coefficients that the paper prints. In integers, at the median score scale of this"
+            f" program ({report.exp.step:.3g}), it is {tables['coarse']:.1e} as the paper’s code computes it,"
+            f" {tables['polynomial']:.1e} with more bits, and {tables['table']:.1e} with a lookup table of exp."
         )
         found.append(Picture("i-exp", "I-Exp against exp", caption, plots.exponentials(report.exp)))
     return found
@@ -72,13 +74,13 @@ def _norm_pictures(report: Report) -> list[Picture]:
     ratios = sorted(one.ratio for one in report.norms)
     middle = ratios[len(ratios) // 2]
     first = (
-        f"One upright line for each channel of what {worst.norm} reads, over {report.images:,} images. The widest range is"
-        f" {worst.ratio:.1f} times the median one. The larger this figure, the fewer codes a single scale leaves to the other"
-        " channels: the reason for the Power-of-Two Factor, and for 16 bits in the residual stream."
+        f"One vertical line per channel at the input of {worst.norm}: its smallest to its largest value over {report.images:,}"
+        f" images. The widest range is {worst.ratio:.1f} times the median range. The larger this ratio, the fewer codes a"
+        " single scale leaves for the other channels. The Power-of-Two Factor, or a 16-bit residual stream, corrects this."
     )
     second = (
-        "Each box holds the middle half of the channels’ ranges, the line in it is their median, dots are channels beyond 1.5"
-        f" box lengths. On top: widest range over median range, {middle:.1f} in the middle norm, {ratios[-1]:.1f} at most."
+        "Each box spans the quartiles of the channel ranges; the line inside is the median, dots are channels beyond 1.5 box"
+        f" lengths. Above each box: widest range over median range, with median {middle:.1f} and maximum {ratios[-1]:.1f}."
     )
     return [
         Picture("channel-ranges", f"Channels before {worst.norm}", first, plots.channel_ranges(worst)),
@@ -91,29 +93,30 @@ def _attention_pictures(report: Report) -> list[Picture]:
     if report.attention is not None:
         counts = report.attention
         caption = (
-            f"{counts.total:,} softmax outputs of {counts.images} images; {100 * counts.share_below:.1f} % are below 1/16. Of"
-            f" 16 equal bins one has all of these, of 16 log2 codes {used(counts.below)} have them: a value has"
-            f" {entropy(counts.uniform):.1f} bits of information against {entropy(counts.log2):.1f}. The stronger"
-            " a cell’s colour, the more values it holds."
+            f"{counts.total:,} softmax outputs of {counts.images} images; {100 * counts.share_below:.1f} % are below 1/16. All"
+            f" of these fall into one of 16 uniform bins, but into {used(counts.below)} of 16 log2 codes. A uniform code"
+            f" carries {entropy(counts.uniform):.1f} bits of information per value, a log2 code {entropy(counts.log2):.1f}."
+            " The stronger the colour of a cell, the more values it holds."
         )
         found.append(Picture("attention-values", "Attention values", caption, plots.attention_values(counts)))
     for number, one in enumerate(report.maps, 1):
-        look = "What the class token looks at" if one.kind == "class token" else "How much each patch is looked at"
+        look = "Attention of the class token" if one.kind == "class token" else "Attention that each patch receives"
         few = ", ".join(f"{stored.method} {maps.decibels(stored.decibels)}" for stored in one.stored if stored.bits == 4)
         caption = (
-            f"{look} in the last attention ({one.site}), mean over heads, float’s brightness in every map. The fewer bits"
-            " uniform codes have, the more small values fall to 0; log2 codes are nearly as coarse with 8 bits as with 4;"
-            f" relative codes count from the largest of each row. With 4 bits: {few}, of the whole attention against float."
+            f"{look} in the last layer ({one.site}), averaged over heads; all maps share the brightness scale of float. With"
+            " fewer bits, uniform codes round more small values to 0; log2 codes are nearly as coarse at 8 bits as at 4;"
+            " relative codes are fractions of the largest value in each row. Signal to noise of the whole layer at 4 bits:"
+            f" {few}."
         )
         if number > 1:
-            caption = f"The same for another image. With 4 bits: {few}."
+            caption = f"The same for another image. At 4 bits: {few}."
         title = "Attention maps" if number == 1 else f"Attention maps, image {number}"
         found.append(Picture(f"attention-maps-{number}", title, caption, maps.attention_maps(one)))
     return found
 
 
 def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Every picture of the page, by name: for files of their own."""
+    """Draw every picture of the page as (name, SVG), to be written to files."""
     found = [(one.key, one.svg) for one in pictures(report)]
     found.append(("site-errors", plots.site_errors(_in_order(report))))
     rows = report.answers.by_class() if report.answers is not None else []
@@ -123,7 +126,7 @@ def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def render(report: Report, about: About) -> str:
-    """The whole file."""
+    """Return the page as HTML text. Raises FqvitError without jinja2."""
     try:
         import jinja2
     except ImportError:
@@ -139,11 +142,11 @@ def render(report: Report, about: About) -> str:
 def _safe(text: str) -> Any:
     from markupsafe import Markup
 
-    return Markup(text)  # our own files and pictures, whose every text was escaped when it was made
+    return Markup(text)  # only for our own files, and for pictures whose texts were escaped when they were drawn
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing remote, no other script or style than the two of this page."""
+    """Return a Content-Security-Policy that allows the style and the script of this page and nothing else."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script)]
     rules = (
         "default-src 'none'",
@@ -192,14 +195,14 @@ def _context(report: Report, about: About) -> dict[str, Any]:
 
 
 def _in_order(report: Report) -> list[SiteNoise]:
-    """The comparison's sites in the order of the network, the output last."""
+    """Return the compared sites in network order, the output last."""
     order = {row.site: i for i, row in enumerate(report.inspection.sites)}
     return sorted(report.sites.sites, key=lambda row: order.get(row.site, len(order)))
 
 
 @dataclass(frozen=True)
 class Card:
-    """The summary's figures: a name, the figure itself, and a line of what it means."""
+    """One figure of the summary: its name, its value and a line that explains it."""
 
     name: str
     figure: str
@@ -223,13 +226,14 @@ def _cards(report: Report) -> list[Card]:
         )
     recipe = report.program.header.recipe
     bits = bits_of(recipe)
-    cards.append(Card("bits", bits, "of weights, activations and attention"))
+    cards.append(Card("bits", bits, "weights / activations / attention"))
     floats = 4 * report.parameters
     cards.append(Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"))
-    times = f"{speed.integer:.3g} ms an image; PyTorch {speed.exact:.3g} ms"
-    cards.append(Card("speed, roughly", f"{speed.ratio:.1f}×", f"{times}; one thread, {speed.isa}"))
+    times = f"{speed.integer:.3g} ms per image, PyTorch {speed.exact:.3g} ms"
+    cards.append(Card("speed (rough)", f"{speed.ratio:.1f}×", f"{times}; one thread, {speed.isa}"))
     cards.append(Card("float operations", str(found.floats), f"in {len(found.ops)} ops, from pixels to the output"))
-    cards.append(Card("overflow proofs", f"{len(found.proofs):,}", f"all hold; tightest has {_tightest(report)} bits to spare"))
+    headroom = f"all hold; the tightest has {_tightest(report)} bits of headroom"
+    cards.append(Card("overflow proofs", f"{len(found.proofs):,}", headroom))
     return cards
 
 

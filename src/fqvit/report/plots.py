@@ -1,6 +1,6 @@
-"""The pictures: each one function from plain values (data.py) to an SVG. What they show and why: docs/report.md.
+"""Draw the report's figures: one function per figure, from plain values (data.py) to SVG.
 
-A picture carries its own axes and words; its caption is the page's business. Nothing is computed here but places.
+A figure has its own axes and labels; page.py writes the caption. See also: docs/reference/report.md (what each figure shows).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEFT, RIGHT = 52, 748
 
 
 def channel_ranges(found: ChannelRanges) -> str:
-    """Every channel's least and greatest value as one upright line, in the order of the channels."""
+    """Draw one vertical line per channel, from its minimum to its maximum, in channel order."""
     canvas = Canvas(WIDTH, 300)
     x = Axis(0, max(len(found.lo) - 1, 1), LEFT + 6, RIGHT - 4)
     y = _around(float(found.lo.min()), float(found.hi.max()), 250, 20)
@@ -42,12 +42,12 @@ def channel_ranges(found: ChannelRanges) -> str:
     canvas.text("tick", (RIGHT, 293), "channel", "end")
     canvas.text("tick", (LEFT - 44, 12), "value")
     least, greatest = float(found.lo.min()), float(found.hi.max())
-    said = f"Channels reach from {least:.3g} to {greatest:.3g}; the widest range is {found.ratio:.1f} times the median one."
-    return canvas.finish(f"Least and greatest value of each channel before {found.norm}", said)
+    said = f"Values span {least:.3g} to {greatest:.3g}; the widest range is {found.ratio:.1f} times the median range."
+    return canvas.finish(f"Minimum and maximum of each channel before {found.norm}", said)
 
 
 def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
-    """A box plot of channel ranges for each LayerNorm, in the order of the network, on a log axis; max/median above each."""
+    """Draw a box plot of channel ranges per LayerNorm, in network order on a log axis; above each: widest / median."""
     canvas = Canvas(WIDTH, 360)
     boxes = [_box(found) for found in norms]
     y = _range_axis(norms, 285, 46)
@@ -63,14 +63,14 @@ def norm_boxes(norms: Sequence[ChannelRanges]) -> str:
             canvas.text("loss" if i == worst else "word", (at, 30), _ratio(found.ratio), "middle")
         canvas.text("tick", (at + 4, 300), shorter(found.norm), "end", turn=-45)
     canvas.text("tick", (LEFT - 44, 12), "widest range ÷ median range")
-    said = f"The widest channel is {norms[worst].ratio:.1f} times the median one before {norms[worst].norm}."
+    said = f"Before {norms[worst].norm} the widest range is {norms[worst].ratio:.1f} times the median range."
     return canvas.finish("Ranges of channels before each LayerNorm", said)
 
 
 def model_boxes(models: Sequence[tuple[str, ChannelRanges]], images: int) -> str:
-    """Draw a box plot of channel ranges for each (name, norm), models side by side on a log axis: the paper's Figure 2.
+    """Draw a box plot of channel ranges per (name, norm), models side by side on a log axis: the paper's Figure 2.
 
-    Above each box: its widest range / its median range.
+    Above each box: widest / median.
     """
     canvas = Canvas(WIDTH, 370)
     tight = _range_axis([found for _, found in models], 300, 62)
@@ -93,20 +93,20 @@ def model_boxes(models: Sequence[tuple[str, ChannelRanges]], images: int) -> str
 
 
 def _box(found: ChannelRanges) -> Box | None:
-    """Summarize the channels that vary; None where no channel does, as a log axis has no place for 0."""
+    """Summarize the channels that vary; None if no channel does, because a log axis has no 0."""
     varying = found.ranges[found.ranges > 0]
     return box(varying) if len(varying) else None
 
 
 def _range_axis(norms: Sequence[ChannelRanges], start: float, end: float) -> Axis:
-    """Make a log axis for every range above 0; 1 alone where no channel of any norm varies."""
+    """Return a log axis for all ranges above 0; around 1 if no channel of any norm varies."""
     every = np.concatenate([found.ranges[found.ranges > 0] for found in norms])
     least, most = (float(every.min()), float(every.max())) if len(every) else (1.0, 1.0)
     return Axis(least / 1.2, most * 1.2, start, end, log=True)
 
 
 def _ratio(value: float) -> str:
-    """Two figures."""
+    """Format with two significant digits."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
 
 
@@ -121,8 +121,10 @@ def _draw_box(canvas: Canvas, y: Axis, at: float, half: float, own: Box, norm: s
 
 
 def attention_values(found: AttentionCounts) -> str:
-    """A histogram over powers of two, and under it the 16 bins that 4 bits give: uniform and log2, stronger where more
-    values are."""
+    """Draw a histogram over powers of two, and below it the 16 uniform bins and log2 codes of 4 bits.
+
+    The opacity of a bin grows with its share of the values.
+    """
     canvas = Canvas(WIDTH, 330)
     last = int(np.flatnonzero(found.fine).max()) if found.total else FINE
     octaves = min(-(-(last + 1) // FINE), 20)
@@ -149,7 +151,7 @@ def attention_values(found: AttentionCounts) -> str:
                 share = counts[k] / max(found.total, 1)
                 tip = f"{name} bin {k}: {100 * share:.2f} % of values"
                 canvas.rect("cell", (x(a), top), (x(b), top + 20), tip, fill_opacity=f"{_shade(share):.2f}")
-        said = f"{name}, 4 bits: {used(counts)} of 16 bins used, {entropy(counts):.1f} bits of information a value"
+        said = f"{name}, 4 bits: {used(counts)} of 16 bins used, {entropy(counts):.1f} bits of information per value"
         canvas.text("word", (LEFT, top + 35), said)
     below = f"{100 * found.share_below:.1f} percent of attention values are below one sixteenth"
     where = f"all in one uniform bin; log2 has {used(found.below)} codes for them"
@@ -157,17 +159,17 @@ def attention_values(found: AttentionCounts) -> str:
 
 
 def _shade(share: float) -> float:
-    """Opacity of a bin: its square root lets rare bins show."""
+    """Return the opacity of a bin: the square root of its share, so that rare bins stay visible."""
     return math.sqrt(min(share, 1.0)) if share > 0 else 0.0
 
 
 def _uniform_edges(octaves: int) -> list[tuple[float, float]]:
-    """log2 of where bin k of floor(16 p) begins and ends."""
+    """Return log2 of both ends of each bin floor(16 p) = k."""
     return [(math.log2(k / BINS) if k else -octaves, math.log2((k + 1) / BINS)) for k in range(BINS)]
 
 
 def _log2_edges(octaves: int) -> list[tuple[float, float]]:
-    """log2 of where code k begins and ends: it changes at 1/p = 1.5 2^k."""
+    """Return log2 of both ends of each code k; codes change at 1/p = 1.5 2^k."""
     turn = math.log2(1.5)
     return [(-k - turn if k < BINS - 1 else -octaves, min(-k + 1 - turn, 0.0)) for k in range(BINS)]
 
@@ -177,7 +179,7 @@ def _raised(value: int) -> str:
 
 
 def exponentials(found: ExpCurves) -> str:
-    """exp and I-Exp over each other, and under them how far the two polynomials are from exp."""
+    """Draw exp and I-Exp in one plot, and below it the error of I-Exp with both sets of coefficients."""
     canvas = Canvas(WIDTH, 400)
     x = Axis(float(found.x.min()), 0, LEFT, RIGHT - 4)
     y = Axis(0, 1.05, 180, 14)
@@ -185,7 +187,7 @@ def exponentials(found: ExpCurves) -> str:
     exact = np.exp(found.x)
     canvas.path("quiet", [(x(float(a)), y(float(b))) for a, b in zip(found.x, exact)])
     canvas.path("curve2", [(x(float(a)), y(float(b))) for a, b in zip(found.x, found.curves["code"])])
-    canvas.text("word", (x(-1.35), y(0.52)), "exp, and I-Exp on top of it (dashed)", "end")
+    canvas.text("word", (x(-1.35), y(0.52)), "exp, with I-Exp on top (dashed)", "end")
     largest = max(found.gaps.values()) * 1e3
     gap = Axis(-1.15 * largest, 1.15 * largest, 368, 232)
     canvas.text("strong", (LEFT, 218), "I-Exp − exp, in thousandths")
@@ -195,17 +197,17 @@ def exponentials(found: ExpCurves) -> str:
         off = 1e3 * (found.curves[kind] - exact)
         canvas.path(style, [(x(float(a)), gap(float(b))) for a, b in zip(found.x, off)])
     canvas.text("blue", (RIGHT - 4, 218), f"as printed: {found.gaps['paper']:.2e}", "end")
-    canvas.text("loss", (RIGHT - 170, 218), f"as in its code: {found.gaps['code']:.2e}", "end")
+    canvas.text("loss", (RIGHT - 170, 218), f"in its code: {found.gaps['code']:.2e}", "end")
     for tick in x.ticks(4):
         canvas.text("tick", (x(tick), 392), label(tick), "middle")
-    said = f"Largest gaps: {found.gaps['paper']:.2e} as the paper prints it, {found.gaps['code']:.2e} as its code has it."
+    said = f"Largest error: {found.gaps['paper']:.2e} as printed in the paper, {found.gaps['code']:.2e} as in its code."
     return canvas.finish("I-Exp against exp", said)
 
 
 def site_errors(sites: Sequence[SiteNoise]) -> str:
-    """Signal to noise of every site in the order of the network: the integer program, and this site's rounding alone.
+    """Draw the signal-to-noise ratio of every site in network order: a dot for the integer program, a ring for this site only.
 
-    The axis is made for the first; rings beyond it, of 16-bit sites mostly, lie on its upper edge.
+    The axis fits the dots; rings beyond it, mostly of 16-bit sites, are drawn on its upper edge.
     """
     canvas = Canvas(WIDTH, 330)
     values = [row.integer_db for row in sites if row.integer_db is not None]
@@ -215,7 +217,7 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
     for i, row in enumerate(sites):
         if row.alone_db is not None:
             height = y(min(row.alone_db, y.hi))
-            canvas.circle("ring", (x(i), height), 3, f"{row.site}: alone {row.alone_db:.1f} dB")
+            canvas.circle("ring", (x(i), height), 3, f"{row.site}: site only {row.alone_db:.1f} dB")
     for i, row in enumerate(sites):
         if row.integer_db is not None:
             canvas.circle("dot", (x(i), y(row.integer_db)), 3.4, f"{row.site}: integer {row.integer_db:.1f} dB")
@@ -224,21 +226,21 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
         worst, i = min(known)
         side = "end" if x(i) > WIDTH / 2 else "start"
         canvas.circle("dot-warm", (x(i), y(worst)), 4, f"{sites[i].site}: integer {worst:.1f} dB")
-        under = 14 if y(worst) < 250 else -9  # not over the names of blocks
+        under = 14 if y(worst) < 250 else -9  # keep clear of the block names below
         canvas.text("loss", (x(i) + (-9 if side == "end" else 9), y(worst) + under), f"{sites[i].site} {worst:.1f} dB", side)
     for start, name in _groups(sites):
         canvas.line("grid", (x(start - 0.5), 266), (x(start - 0.5), 274))
         canvas.text("tick", (x(start - 0.4), 287), name)
     canvas.circle("dot", (LEFT + 4, 316), 3.4)
-    canvas.text("word", (LEFT + 14, 320), "integer program, all earlier errors included")
-    canvas.circle("ring", (LEFT + 304, 316), 3)
-    canvas.text("word", (LEFT + 314, 320), "this site’s rounding alone (at the upper edge: beyond it)")
-    said = f"The worst is {sites[min(known)[1]].site} with {min(known)[0]:.1f} decibels." if known else "Nothing differs."
+    canvas.text("word", (LEFT + 14, 320), "integer program, errors of earlier sites included")
+    canvas.circle("ring", (LEFT + 344, 316), 3)
+    canvas.text("word", (LEFT + 354, 320), "rounding of this site only (on the upper edge: off scale)")
+    said = f"The lowest is {sites[min(known)[1]].site} with {min(known)[0]:.1f} decibels." if known else "Nothing differs."
     return canvas.finish("Signal to noise of each site", said)
 
 
 def _groups(sites: Sequence[SiteNoise]) -> list[tuple[int, str]]:
-    """Where blocks begin, a dozen at most: (number of the first site, block)."""
+    """Return (index of the first site, name) of at most 12 evenly spaced blocks."""
     starts: list[tuple[int, str]] = []
     before = ""
     for i, row in enumerate(sites):
@@ -252,7 +254,7 @@ def _groups(sites: Sequence[SiteNoise]) -> list[tuple[int, str]]:
 
 
 def class_changes(rows: Sequence[tuple[ClassChange, str]], most: int = 24) -> str:
-    """Top-1 by class, float (ring) and integers (dot), for the classes that changed most; by name."""
+    """Draw top-1 of float (ring) and integer (dot) for the classes that changed most, with their names; "" if none changed."""
     changed = sorted((row for row in rows if row[0].change), key=lambda row: (row[0].change, row[1]))
     if len(changed) > most:
         changed = [*changed[: most // 2], *changed[len(changed) - most // 2 :]]
@@ -274,7 +276,7 @@ def class_changes(rows: Sequence[tuple[ClassChange, str]], most: int = 24) -> st
         canvas.circle("ring", (x(before), y), 4, f"{name}: float {before:.1f} %")
         canvas.circle("dot-warm" if row.change < 0 else "dot", (x(after), y), 4.5, f"{name}: integer {after:.1f} %")
         canvas.text(kind, (WIDTH - 4, y + 4), f"{row.change:+.1f}".replace("-", "−"), "end")
-    return canvas.finish("Top-1 by class, float and integer", f"{len(changed)} classes, those that changed most.")
+    return canvas.finish("Top-1 by class, float and integer", f"The {len(changed)} classes that changed most.")
 
 
 def _cut(name: str, most: int = 34) -> str:
@@ -282,13 +284,13 @@ def _cut(name: str, most: int = 34) -> str:
 
 
 def _around(lo: float, hi: float, start: float, end: float) -> Axis:
-    """A linear axis with a little room, 0 inside where it is near."""
+    """Return a linear axis with a small margin, which includes 0 if 0 is near."""
     room = 0.06 * (hi - lo or 1.0)
     return Axis(min(lo - room, 0.0) if lo < 0.3 * hi else lo - room, hi + room, start, end)
 
 
 def shorter(name: str) -> str:
-    """Names of sites as labels: blocks.3.norm1 -> 3.norm1, layers.2.blocks.1.norm1 -> 2.1.norm1"""
+    """Shorten the name of a site to a label: blocks.3.norm1 -> 3.norm1, layers.2.blocks.1.norm1 -> 2.1.norm1"""
     known = {"blocks": "", "layers": "", "patch_embed": "patch", "downsample": "down"}
     parts = [known.get(part, part) for part in name.split(".")]
     return _cut(".".join(part for part in parts if part) or name, 14)

@@ -1,6 +1,6 @@
-"""A quick look at speed: the engine and PyTorch in turns, one image on one thread. Rough; `fqvit bench` is the careful one.
+"""Measure the engine and PyTorch roughly: in turns, one image, one thread, one process.
 
-Neighbours: bench/ (processes of their own, more peers, memory), gather.py.
+`fqvit bench` measures carefully. See also: bench/ (one process per runtime, more runtimes, memory), gather.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROUNDS = 15
 
 @dataclass(frozen=True)
 class Speed:
-    """Median milliseconds of CPU time an image (wall time where CPU time is coarse). isa: the engine's kernels."""
+    """Median CPU time per image in milliseconds (wall time where CPU time is coarse). isa: the engine's instruction set."""
 
     integer: float
     exact: float
@@ -38,21 +38,21 @@ class Speed:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast the engine is."""
+        """Speedup of the engine over PyTorch."""
         return self.exact / self.integer
 
 
 def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) -> Speed:
-    """image: u8 [H, W, C]. The float model runs with fused attention, without the part that normalises pixels."""
+    """Time both on one image u8 [H, W, C]. The float model uses fused attention and gets pixels that are normalised already."""
     engine = Engine(program, threads=1)
-    module = quicken(copy.deepcopy(model.module))  # it changes what it is given
+    module = quicken(copy.deepcopy(model.module))  # quicken modifies its argument
     pixels = image[None]
     floats = normalise(pixels, program.header.preprocess)
-    clock = time.perf_counter if COARSE else time.process_time  # CPU time is what neighbours on the machine change least
+    clock = time.perf_counter if COARSE else time.process_time  # CPU time depends least on other processes
     with one_thread(), torch.inference_mode():
         runs: tuple[Callable[[], object], ...] = (lambda: engine.run(pixels), lambda: module(floats))
         times: list[list[float]] = [[], []]
-        for run in runs:  # the first run of each prepares memory
+        for run in runs:  # warm up: the first run allocates memory
             run()
         end = time.perf_counter() + SECONDS
         while len(times[1]) < ROUNDS and (not times[1] or time.perf_counter() < end):

@@ -1,5 +1,7 @@
-"""The few SVG shapes that the pictures are made of. Colours are CSS classes (chart.css), so that a page in light or dark, or a
-file of its own, decides them; every text is escaped. Knows nothing of what is drawn: that is plots.py.
+"""A canvas for SVG charts: axes, shapes and text. See also: plots.py (the charts).
+
+Colours are CSS classes (chart.css), so that the page or the stand-alone file decides them, in light and dark. All text is
+escaped.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ Point = tuple[float, float]
 
 
 def escape(words: str) -> str:
-    """For XML too, which has no place for control characters."""
+    """Escape text for HTML and XML; control characters, which XML forbids, become U+FFFD."""
     return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", words))
 
 
 def number(value: float) -> str:
-    """Coordinates to a tenth of a unit: finer cannot be seen."""
+    """Format a coordinate with one decimal at most: finer differences cannot be seen."""
     return f"{value:.1f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values lo..hi to coordinates start..end; log: by their logarithm."""
+    """Maps values lo..hi to coordinates start..end, linearly or (log) by their logarithm."""
 
     lo: float
     hi: float
@@ -40,7 +42,7 @@ class Axis:
         return self.start + (at - lo) / ((hi - lo) or 1.0) * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round numbers inside: 1, 2 or 5 times a power of ten; powers of ten alone on a long log axis."""
+        """Return round values inside the axis: 1, 2 or 5 times a power of ten; on a long log axis only powers of ten."""
         if self.log:
             powers = range(math.floor(math.log10(self.lo)), math.ceil(math.log10(self.hi)) + 1)
             leads = (1, 2, 5) if math.log10(self.hi / self.lo) < 2.2 else (1,)
@@ -54,7 +56,7 @@ class Axis:
 
 
 def label(value: float) -> str:
-    """A tick's value for people: minus signs, thousands apart, no tails of zeros."""
+    """Format the value of a tick: a true minus sign, thousands separators, no trailing zeros."""
     if value == 0:
         return "0"
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -62,7 +64,7 @@ def label(value: float) -> str:
 
 
 class Canvas:
-    """Shapes in the order in which they are drawn. Classes name colours; `tip` is what a pointer that rests there shows."""
+    """SVG shapes in drawing order. `kind` is a CSS class of chart.css, `tip` the tooltip of a shape."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -80,7 +82,7 @@ class Canvas:
         self._shape("line", kind, x1=a[0], y1=a[1], x2=b[0], y2=b[1])
 
     def rect(self, kind: str, a: Point, b: Point, tip: str = "", **attributes: float | str) -> None:
-        """Two opposite corners, in any order."""
+        """Draw a rectangle between two opposite corners, in any order."""
         (x0, x1), (y0, y1) = sorted((a[0], b[0])), sorted((a[1], b[1]))
         self._shape("rect", kind, tip, x=x0, y=y0, width=x1 - x0, height=y1 - y0, **attributes)
 
@@ -92,7 +94,7 @@ class Canvas:
         self._shape("path", kind, d=f"M{steps}{'Z' if closed else ''}")
 
     def strokes(self, kind: str, strokes: Iterable[tuple[Point, Point]]) -> None:
-        """Many separate lines as one path: a small file."""
+        """Draw many separate lines as one path, which keeps the file small."""
         steps = "".join(f"M{number(a[0])} {number(a[1])}L{number(b[0])} {number(b[1])}" for a, b in strokes)
         self._shape("path", kind, d=steps or "M0 0")
 
@@ -106,26 +108,26 @@ class Canvas:
         self._shape("image", kind, tip, x=at[0], y=at[1], width=size[0], height=size[1], preserveAspectRatio="none", href=uri)
 
     def rows(self, axis: Axis, left: float, right: float, words: Sequence[str] | None = None) -> None:
-        """Horizontal grid lines at the ticks of a vertical axis, with their values at the left."""
+        """Draw horizontal grid lines at the ticks of a vertical axis, with their values (or `words`) at the left."""
         for i, tick in enumerate(axis.ticks()):
             y = axis(tick)
             self.line("grid", (left, y), (right, y))
             self.text("tick", (left - 8, y + 4), words[i] if words else label(tick), "end")
 
     def finish(self, title: str, description: str) -> str:
-        """role=img with a name and a description: what a screen reader says instead of the shapes."""
+        """Return the SVG element. Title and description are what a screen reader reads instead of the shapes."""
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img"'
         name = f'aria-label="{escape(f"{title}. {description}")}"'
         return f'{head} {name} class="chart">' + "".join(self.parts) + "</svg>"
 
 
 def asset(name: str) -> str:
-    """A text file beside this one."""
+    """Read a text file of this package."""
     return (files("fqvit.report") / name).read_text(encoding="utf-8")
 
 
 def standalone(svg: str) -> str:
-    """Make a picture a file of its own, with its colours inside and its size in pixels."""
+    """Turn a chart into a stand-alone SVG file, with its style sheet and its size in pixels."""
     head, _, rest = svg.partition(">")
     box = re.search(r'viewBox="0 0 (\d+) (\d+)"', head)
     assert box is not None
