@@ -160,7 +160,7 @@ pythons:
 # Rewrite the generated pages and build the documentation site, build/site/index.html. Broken links fail.
 docs: .venv/.dev
 	$(BIN)/python scripts/generate_docs.py
-	$(BIN)/python -m mkdocs build -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # Kill commands, send them signals, or kill one of their workers, at random moments (docs/explanation/hardening.md): up to an hour.
 FAULTS ?= 100

@@ -25,7 +25,7 @@ def test_the_reference_is_there_after_the_engine() -> None:
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    # `make api` makes pages of these. msgspec and dataclass write signatures where nobody wrote anything.
+    # The documentation site shows these. msgspec and dataclass write signatures where nobody wrote anything.
     import fqvit as package
 
     silent = []

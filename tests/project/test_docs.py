@@ -29,12 +29,12 @@ from fqvit.runtime.reference import Reference
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 OPS: dict[str, Any] = {str(op.__struct_config__.tag): op for op in get_args(AnyOp)}
-ROOMS = (
-    r"(?:src|tests|docs|native|benchmarks|training|scripts|models|quant|ir|runtime|evaluate|commands|bench|export|study|report"
-    r"|detect)"
+FOLDERS = (
+    r"(?:src|tests|docs|native|benchmarks|training|scripts|examples|models|quant|ir|runtime|evaluate|bench|export|study|report"
+    r"|detect|data|lowering|cli|distributed|system)"
 )
 
 
@@ -81,7 +81,7 @@ def plain_default(field: Any) -> str | None:
 
 @pytest.mark.parametrize("tag", OPS)
 def test_every_op_is_described_with_its_fields_parts_and_defaults(tag: str) -> None:
-    text = section(page("docs/format.md"), tag)
+    text = section(page("docs/reference/format.md"), tag)
     own, _, term = text.partition("\nA term:\n")  # only add has one
     for kind, table in ((OPS[tag], rows(own)), *([(Term, rows(term))] if term else [])):
         for name, field in fields(kind).items():
@@ -96,48 +96,53 @@ def test_every_op_is_described_with_its_fields_parts_and_defaults(tag: str) -> N
 
 
 def test_no_op_is_described_that_does_not_exist() -> None:
-    ops = page("docs/format.md").split("\n## Ops\n")[1].split("\n## ")[0]
+    ops = page("docs/reference/format.md").split("\n## Ops\n")[1].split("\n## ")[0]
     assert sorted(re.findall(r"^### (\w+)$", ops, re.MULTILINE)) == sorted(OPS)
 
 
 @pytest.mark.parametrize("kind", [Header, Preprocess, CodeInput, Output, Move, Site], ids=lambda kind: str(kind.__name__))
 def test_every_field_of_the_program_is_described(kind: Any) -> None:
-    table = rows(section(page("docs/format.md"), "Program"))
+    table = rows(section(page("docs/reference/format.md"), "Program"))
     assert [name for name in fields(kind) if name not in table] == []
 
 
 def test_every_kind_of_output_is_described() -> None:
-    table = rows(section(page("docs/format.md"), "Program"))
+    table = rows(section(page("docs/reference/format.md"), "Program"))
     assert [kind for kind in (*KINDS, *get_args(MoveKind)) if kind not in table] == []
 
 
 def test_site_positions_are_those_of_the_struct() -> None:
-    found = re.findall(r"^\| (\d) `(\w+)` \|", section(page("docs/format.md"), "Program"), re.MULTILINE)
+    found = re.findall(r"^\| (\d) `(\w+)` \|", section(page("docs/reference/format.md"), "Program"), re.MULTILINE)
     assert found == [(str(i), name) for i, name in enumerate(fields(Site))]
 
 
 def test_every_dtype_is_listed() -> None:
-    text = page("docs/format.md")
+    text = page("docs/reference/format.md")
     assert [name for name in DTYPES if f"`{name}`" not in text or f"`{name.upper()}`" not in text] == []
 
 
 @pytest.mark.parametrize("kind", [DetectorHeader, DetectorConstants], ids=lambda kind: str(kind.__name__))
 def test_every_field_of_a_detector_is_described(kind: Any) -> None:
-    table = rows(section(page("docs/format.md"), "Detectors"))
+    table = rows(section(page("docs/reference/format.md"), "Detectors"))
     assert [name for name in fields(kind) if name not in table] == []
 
 
-def test_every_setting_of_a_detector_is_described(tmp_path: Path) -> None:
-    text = page("docs/detection.md")
-    table = rows(section(text, "Settings"))
+def test_every_setting_of_a_detector_is_described() -> None:
+    table = rows(section(page("docs/reference/detection.md"), "Settings"))
     assert sorted(table) == sorted(fields(DetectSettings))
-    for example in blocks(text, "toml"):
+
+
+@pytest.mark.parametrize("name", ["docs/reference/detection.md", "docs/how-to/quantize-a-detector.md"])
+def test_toml_examples_are_detector_settings(name: str, tmp_path: Path) -> None:
+    examples = blocks(page(name), "toml")
+    assert examples
+    for example in examples:
         (tmp_path / "settings.toml").write_text(example, encoding="utf-8")
         assert read_settings(tmp_path / "settings.toml")
 
 
 def test_every_field_of_a_recipe_is_described_with_its_default() -> None:
-    table = rows(section(page("docs/recipes.md"), "Fields"))
+    table = rows(section(page("docs/reference/recipes.md"), "Fields"))
     assert sorted(table.keys() & fields(Recipe)) == sorted(fields(Recipe))
     for name, field in fields(Recipe).items():
         if name not in ("name", "sites"):
@@ -145,12 +150,12 @@ def test_every_field_of_a_recipe_is_described_with_its_default() -> None:
 
 
 def test_every_field_of_a_site_rule_is_described() -> None:
-    table = rows(section(page("docs/recipes.md"), "TOML files"))
+    table = rows(section(page("docs/reference/recipes.md"), "TOML files"))
     assert [name for name in fields(SiteRule) if name not in table] == []
 
 
 def test_every_recipe_is_described_with_its_bits() -> None:
-    table = rows(section(page("docs/recipes.md"), "The recipes"))
+    table = rows(section(page("docs/reference/recipes.md"), "The recipes"))
     for name, recipe in RECIPES.items():
         assert table[name][1] == f"{recipe.weight_bits}/{recipe.activation_bits}/{recipe.attention_bits}", name
 
@@ -159,14 +164,14 @@ def test_every_role_is_described() -> None:
     pytest.importorskip("torch")
     from fqvit.models.layers import Role
 
-    text = page("docs/recipes.md")
+    text = page("docs/reference/recipes.md")
     assert [role for role in get_args(Role) if f"`{role}`" not in text and role != "logits"] == []
 
 
-@pytest.mark.parametrize("number", range(len(blocks(page("docs/recipes.md"), "toml"))))
+@pytest.mark.parametrize("number", range(len(blocks(page("docs/reference/recipes.md"), "toml"))))
 def test_toml_examples_are_recipes(number: int, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(blocks(page("docs/recipes.md"), "toml")[number], encoding="utf-8")
+    path.write_text(blocks(page("docs/reference/recipes.md"), "toml")[number], encoding="utf-8")
     assert load_recipe(path).name == "mine"
 
 
@@ -176,7 +181,9 @@ def test_python_examples_compile_and_name_what_exists(path: Path) -> None:
 
     for text in blocks(path.read_text(encoding="utf-8"), "python"):
         compile(text, named(path), "exec")
-        assert [name for name in re.findall(r"\bfqvit\.(\w+)", text) if name not in dir(fqvit) and name != "quant"] == []
+        assert [
+            name for name in re.findall(r"(?<![\"'])\bfqvit\.(\w+)", text) if name not in dir(fqvit) and name != "quant"
+        ] == []
 
 
 def options_by_command(command: Any, name: str = "fqvit") -> dict[str, set[str]]:
@@ -222,23 +229,37 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_paths_and_tests_that_are_named_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    paths = set(re.findall(rf"`({ROOMS}/[\w./-]*)`", text))
+    paths = set(re.findall(rf"`({FOLDERS}/[\w./-]*)`", text))
     assert [p for p in sorted(paths) if not (ROOT / p).exists() and not (ROOT / "src" / "fqvit" / p).exists()] == []
     everything = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
     assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in everything] == []
 
 
-def test_every_room_is_listed_in_the_architecture() -> None:
+def test_the_module_table_lists_every_module_with_its_purpose() -> None:
+    table = page("docs/reference/modules.md")
+    files = [path for path in sorted((ROOT / "src" / "fqvit").rglob("*.py")) if path.name != "__init__.py"]
+    rows_found = dict(re.findall(r"^\| `(src/fqvit/[\w/.]+)` \| (.*) \|$", table, re.MULTILINE))
+    assert [named(path) for path in files if not rows_found.get(named(path), "").strip()] == []
+    assert [name for name in rows_found if not (ROOT / name).exists()] == []
+
+
+def test_the_architecture_is_short_and_lists_every_package() -> None:
     text = page("docs/architecture.md")
-    source = ROOT / "src" / "fqvit"
-    files = [named(path) for path in sorted(source.rglob("*.py")) if path.name not in ("__init__.py", "__main__.py")]
-    assert [f for f in files if f"`{f}`" not in text and f"`{Path(f).parent}/`" not in text] == []
+    packages = sorted(path.parent.name for path in (ROOT / "src" / "fqvit").glob("*/__init__.py"))
+    assert len(text.splitlines()) <= 150
+    assert [name for name in packages if f"| `{name}/` |" not in text] == []
+    layers = blocks_of_indented_lines(section(text, "Dependencies between packages"))
+    assert sorted(layers) == sorted([*packages, "errors"])
+
+
+def blocks_of_indented_lines(text: str) -> list[str]:
+    return re.findall(r"^    (\w+)$", text, re.MULTILINE)
 
 
 def test_names_of_models_that_are_not_listed_are_taken() -> None:
     from fqvit.models.zoo import BY_NAME, lookup
 
-    names = re.findall(r"`(\w+_\w+_\d+[\w.]*)`", section(page("docs/architecture.md"), "Names of models"))
+    names = re.findall(r"`(\w+_\w+_\d+[\w.]*)`", page("docs/reference/models.md"))
     assert len(names) == 4 and all(lookup(name) is not None and name not in BY_NAME for name in names)
 
 
@@ -249,7 +270,7 @@ def test_no_placeholder_is_left() -> None:
 
 def test_the_example_of_the_format_is_real() -> None:
     """Read, hashed by the page's own words, verified and run."""
-    example = section(page("docs/format.md"), "Example")
+    example = section(page("docs/reference/format.md"), "Example")
     wrapped, constants_text, buffers_text = blocks(example, "json")
     text = wrapped.replace("\n", "")
     constants = {name: np.array(values, DTYPES[dtype]) for name, (dtype, values) in json.loads(constants_text).items()}

@@ -1,4 +1,4 @@
-"""docs/tutorial.md: every command of it is run, in its order, in one empty folder, as a reader would."""
+"""docs/tutorial/first-model.md: every command of it is run, in its order, in one empty folder, as a reader would."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.command_line import fqvit
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-model.md"
 # A command, or a file that the page asks the reader to save: its name stands in the words before the block.
 STEPS = re.compile(r"^    \$ (?P<command>[^\n]+)$|`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 START = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}

@@ -1,0 +1,160 @@
+"""Write the generated pages of docs/reference/: cli.md from the command line's options, modules.md from module docstrings.
+
+`make docs` runs this before it builds the site; tests/project/test_docs.py checks that the committed pages are current.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from enum import EnumType
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from fqvit.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "fqvit"
+REFERENCE = ROOT / "docs" / "reference"
+
+# Every package, in the order in which data flows through them (docs/architecture.md).
+PACKAGES = ("data", "models", "quant", "lowering", "ir", "runtime", "export", "detect", "evaluate", "bench", "report", "study",
+            "cli", "distributed", "system")  # fmt: skip
+NATIVE = ("include", "core", "ops", "kernels", "python")
+
+
+# ---- modules.md
+
+
+def first_sentence(text: str) -> str:
+    """Join the first paragraph, without a list that it introduces, and cut it after its first sentence."""
+    paragraph = " ".join(re.split(r"\n\n|\n\s*[-*] ", text.strip())[0].split())
+    found = re.match(r".+?\.(?= [A-Z(])", paragraph)
+    return (found[0] if found else paragraph).rstrip(".:")
+
+
+def purpose(path: Path) -> str:
+    """Return what a Python module or a C++ file says about itself in its first sentence; empty where it says nothing."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return first_sentence(ast.get_docstring(ast.parse(text)) or "")
+    comment = re.match(r"(?:// ?[^\n]*\n)+", text)
+    if comment:
+        return first_sentence(re.sub(r"^// ?", "", comment[0], flags=re.MULTILINE))
+    header = re.match(r'#include "([\w/.]+)"', text)
+    return f"Implementation of {header[1]}" if header else ""
+
+
+def cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;")
+
+
+def table(title: str, paths: list[Path], about: str = "") -> list[str]:
+    rows = [f"| `{path.relative_to(ROOT)}` | {cell(purpose(path))} |" for path in paths]
+    return ["", f"## {title}", "", *([f"{cell(about)}.", ""] if about else []), "| file | purpose |", "|---|---|", *rows]
+
+
+def modules() -> str:
+    """The page: one table per package, one row per module."""
+    lines = [
+        "# Modules",
+        "",
+        "The purpose of every module, from the first sentence of its docstring. This page is generated: run `make docs`",
+        "after a change. [Architecture](../architecture.md) explains how the packages depend on each other.",
+        *table("fqvit", sorted(SOURCE.glob("*.py"))),
+    ]
+    for name in PACKAGES:
+        files = [path for path in sorted((SOURCE / name).rglob("*.py")) if path.name != "__init__.py"]
+        lines += table(f"fqvit.{name}", files, purpose(SOURCE / name / "__init__.py"))
+    for name in NATIVE:
+        files = [path for path in sorted((ROOT / "native" / name).rglob("*")) if path.suffix in (".h", ".cpp")]
+        lines += table(f"native/{name}", files)
+    return "\n".join(lines) + "\n"
+
+
+# ---- cli.md
+
+
+def options(function: Callable[..., Any]) -> tuple[list[str], list[str], list[str]]:
+    """Return the usage words and the table rows of the arguments and options of one command."""
+    hints = get_type_hints(function, include_extras=True)
+    words, arguments, flags = [], [], []
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, *extras = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        info = next(extra for extra in extras if isinstance(extra, (typer.models.ArgumentInfo, typer.models.OptionInfo)))
+        metavar = info.metavar or value_name(kind)
+        about = cell(info.help or "")
+        if isinstance(info, typer.models.ArgumentInfo):
+            optional = parameter.default is not inspect.Parameter.empty
+            words.append(f"[{metavar}]" if optional else metavar)
+            arguments += [f"| `{cell(metavar)}` | {about} |"] if about else []
+            continue
+        declared = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("-")]
+        flag = ", ".join(f"`{word}`" for word in declared or (f"--{name.replace('_', '-')}",))
+        value = "" if kind is bool else f"`{metavar}`".replace("|", r"\|")
+        default = parameter.default
+        plain = default not in (None, False, inspect.Parameter.empty)
+        shown = f"`{getattr(default, 'value', default)}`" if plain else "required" if default is inspect.Parameter.empty else ""
+        flags.append(f"| {flag} | {value} | {shown} | {about} |")
+    return [*words, *(["[OPTIONS]"] if flags else [])], arguments, flags
+
+
+def value_name(kind: Any) -> str:
+    """Name the values of an option that has no metavar: the members of an enumeration, or the type."""
+    kinds = [part for part in (get_args(kind) or (kind,)) if part is not type(None)]
+    if isinstance(kinds[0], EnumType):
+        members: list[Any] = list(kinds[0])
+        return "|".join(str(member.value) for member in members)
+    return str(getattr(kinds[0], "__name__", kinds[0])).upper()
+
+
+def command_section(name: str, function: Callable[..., Any]) -> list[str]:
+    words, arguments, flags = options(function)
+    lines = ["", f"## {name}", "", cell(inspect.getdoc(function) or ""), "", f"    {' '.join([name, *words])}"]
+    if arguments:
+        lines += ["", "| argument | meaning |", "|---|---|", *arguments]
+    if flags:
+        lines += ["", "| option | value | default | meaning |", "|---|---|---|---|", *flags]
+    return lines
+
+
+def command_line() -> str:
+    """The page: one section per command."""
+    commands = [(f"fqvit {entry.name}", entry.callback) for entry in app.registered_commands]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        commands += [(f"fqvit {group.name} {entry.name}", entry.callback) for entry in group.typer_instance.registered_commands]
+    lines = [
+        "# Command line",
+        "",
+        "Every command and option of `fqvit`. This page is generated from the program: run `make docs` after a change.",
+        "",
+        "| exit code | meaning |",
+        "|---|---|",
+        "| 0 | done |",
+        "| 2 | a mistake in the command, a file or an image; one line on stderr names it and the remedy |",
+        "| 128 + signal | stopped: 130 by Ctrl-C, 143 by SIGTERM, 129 by a closed terminal, 141 by a closed pipe |",
+    ]
+    for name, function in commands:
+        assert function is not None
+        lines += command_section(name, function)
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"modules.md": modules, "cli.md": command_line}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        path, text = REFERENCE / name, page()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
