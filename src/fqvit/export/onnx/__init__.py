@@ -1,4 +1,4 @@
-"""Export a program as integer-only ONNX."""
+"""Export a program as integer-only ONNX that gives the bits of the reference."""
 
 from __future__ import annotations
 

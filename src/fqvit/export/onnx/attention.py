@@ -1,7 +1,7 @@
-"""The ops of attention as ONNX nodes. Neighbour: ir/attention.py, whose meaning this has.
+"""Emit the attention ops as ONNX nodes. See also: ir/attention.py, which defines these ops.
 
-Distances index a table as long as there are distances, with one entry more where tokens of other regions are hidden, so that
-no index has to be clipped.
+Tables have one entry for every possible distance, plus one for hidden tokens (those of other regions), so that no index has to
+be clipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from fqvit.ir.value import magnitude
 
 
 def product(g: OnnxGraph, a: str, b: str, a_zero: int, b_zero: int, b_bytes: bool, a_bytes: bool = True) -> str:
-    """sum over k of (a[..., m, k] - a_zero) (b[..., k, n] - b_zero), i32. a, b: u8 if they are bytes, else u8, u16 or i32."""
+    """Emit sum_k (a[..., m, k] - a_zero) (b[..., k, n] - b_zero) as i32.
+
+    a_bytes, b_bytes: whether a and b are u8; otherwise they are u8, u16 or i32
+    """
     if a_bytes and b_bytes and max(a_zero, b_zero) < 256:
         zeros = [g.constant(zero, "u8", "zero") for zero in (a_zero, b_zero)]
         return g.node("MatMulInteger", [a, b, *zeros], "sum")
@@ -50,7 +53,7 @@ def matmul(g: OnnxGraph, op: MatMul) -> str:
 
 
 def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None, elsewhere: int) -> str:
-    """table[max of the row - x]; `elsewhere` between tokens of different regions."""
+    """Emit table[max of the row - x], or `elsewhere` between tokens of different regions."""
     codes = g.value(x)
     n = codes.hi + 1
     entries = table.astype(np.int64)[np.minimum(np.arange(n), len(table) - 1)]
@@ -85,7 +88,7 @@ def softmax(g: OnnxGraph, op: Softmax) -> str:
 
 
 def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
-    """ilog2_round is a table of quotients, up to the first that has the last code."""
+    """Emit Log-Int-Softmax. ilog2_round is a table lookup by the quotient, clipped at the first one with the last code."""
     x, table = g.value(op.x), g.constants[op.part("table")].astype(np.int64)
     last = 2**op.bits - 1
     dtype = "i32" if 3 * x.channels * int(table.max()) < 2 * I31 else "i64"
@@ -98,7 +101,7 @@ def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
     quotient = g.node("Div", [g.node("Add", [total, halved(g, e, dtype)], "numerator"), e], "S / e")
     if dtype == "i64":
         quotient = g.cast(quotient, "i32")  # at most S
-    first = 3 << (last - 2)  # the least quotient with the last code
+    first = 3 << (last - 2)  # the smallest quotient with the last code
     quotient = g.node("Min", [quotient, g.constant(first, "i32", "last")], "quotient")
     logarithms = ilog2_round(np.maximum(np.arange(first + 1), 1))
     found = lookup(g, quotient, logarithms, "u8", x.shape, "logarithm")
@@ -106,9 +109,9 @@ def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
 
 
 def weights_times_v(g: OnnxGraph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:
-    """sum over t of weights[a[..., m, t]] (v[..., t, d] - v_zero), and the weights as bytes with what each is worth.
+    """Emit sum_t weights[a[..., m, t]] (v[..., t, d] - v_zero). Also returns the weights as u8 tensors with a factor each.
 
-    MatMulInteger takes bytes, so weights of 16 bits are two products: of their high bytes and of their low ones.
+    MatMulInteger takes 8-bit inputs, so 16-bit weights need two products, of their high and of their low bytes.
     """
     shape, plain = g.value(a).shape, np.array_equal(weights, np.arange(len(weights)))
     index = "" if plain else g.cast(a, "i32", "index")

@@ -1,8 +1,8 @@
-"""Fixed-point primitives as ONNX nodes: shifts that floor, requantization, clamping, tables, sums, square roots.
+"""Emit fixed-point primitives as ONNX nodes: shifts, requantization, clamping, table lookups, row sums, square roots.
 
-Each is exact by the bounds it is given, which are those that verify proves. What ONNX Runtime gets wrong is not used:
-no Max, Min, Clip or ReduceSum on 64 bits, no Div of a negative number, no BitShift of a signed one (docs/export.md).
-Bounds are Python integers, so that nothing here can overflow unnoticed. Neighbour: ir/fixed.py, whose meaning this has.
+Every function computes exactly what its counterpart in ir/fixed.py defines, given bounds that Program.verify has proved. Bounds
+are Python integers, so they cannot overflow. Ops that are inexact in ONNX Runtime are avoided: Max, Min, Clip and ReduceSum on
+64 bits, Div of negative numbers, BitShift of signed numbers (docs/reference/onnx.md).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from fqvit.export.onnx.graph import OnnxGraph
 
 I31, I63 = 1 << 31, 1 << 63
-ShiftArgs = tuple[str, int, int, Any, Any]  # what floor_shift and codes take: p, lo, hi, add, shift
-Ints = Any  # a number or an array of Python integers, which have no width: numpy's dtype object
+ShiftArgs = tuple[str, int, int, Any, Any]  # arguments of floor_shift and to_codes: p, lo, hi, add, shift
+Ints = Any  # a Python integer, or an array of them (dtype object): no fixed width, no overflow
 
 
 def python_ints(x: Any) -> Ints:
-    """As Python integers."""
+    """Convert to Python integers."""
     return np.asarray(x).astype(object)
 
 
@@ -32,17 +32,18 @@ def highest(x: Ints) -> int:
 
 
 def type_for(lo: int, hi: int) -> str:
-    """The narrower signed type that holds lo..hi."""
+    """Return the narrowest of i32 and i64 that holds lo..hi."""
     assert max(-lo, hi) < I63, f"{lo}..{hi} does not fit 64 bits"
     return "i32" if max(-lo, hi) < I31 else "i64"
 
 
 def half(shift: Ints) -> Ints:
+    """Return 2^(shift - 1), which is added before a shift to round."""
     return python_ints(1) << (python_ints(shift) - 1)
 
 
 def floor_shift(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints) -> str:
-    """floor((p + add) / 2^shift), i32; p: i64, lo <= p + add <= hi."""
+    """Emit floor((p + add) / 2^shift) as i32. p: i64, lo <= p + add <= hi"""
     above = nonnegative_offset(lo, shift)
     quotient, dtype = unsigned_shift(g, p, hi, add, shift, above)
     if np.any(above):
@@ -51,14 +52,14 @@ def floor_shift(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints) 
 
 
 def to_codes(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zero: Ints, bits: int) -> str:
-    """clamp(floor((p + add) / 2^shift) + zero): codes; p: i64, lo <= p + add <= hi.
+    """Emit the codes clamp(floor((p + add) / 2^shift) + zero, 0, 2^bits - 1) as u8 or u16. p: i64, lo <= p + add <= hi
 
-    Quotients are raised to zero + a multiple of 2^16, which Cast drops with all other bits above a code's.
+    A multiple of 2^16 is added to make quotients non-negative; the final Cast to u8 or u16 drops it again.
     """
     zero = python_ints(zero)
     last, period = (1 << bits) - 1, 1 << 16
     base = -(-highest(nonnegative_offset(lo, shift) - zero) // period) * period
-    if base >= I31 or hi + highest((zero + base) << python_ints(shift)) >= 2 * I63:  # no room to raise them so far
+    if base >= I31 or hi + highest((zero + base) << python_ints(shift)) >= 2 * I63:  # would not fit 32 or 64 bits
         quotient, dtype = unsigned_shift(g, p, hi, add, shift, above := nonnegative_offset(lo, shift))
         quotient = g.node("Sub", [quotient, g.constant(above - zero, dtype, "raise")], "quotient")
         base = 0
@@ -74,13 +75,15 @@ def to_codes(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zer
 
 
 def nonnegative_offset(lo: int, shift: Ints) -> Ints:
-    """The least n with lo + n 2^shift >= 0."""
+    """Return the smallest n >= 0 with lo + n * 2^shift >= 0."""
     return python_ints(-(-max(-lo, 0) // (python_ints(1) << python_ints(shift))))
 
 
 def unsigned_shift(g: OnnxGraph, p: str, hi: int, add: Ints, shift: Ints, above: Ints) -> tuple[str, str]:
-    """floor((p + add) / 2^shift) + above, and its type; above is so large that this is positive: BitShift is of unsigned
-    numbers."""
+    """Emit floor((p + add) / 2^shift) + above and return it with its type.
+
+    `above` must make the result non-negative, because ONNX defines BitShift for unsigned types only.
+    """
     up = python_ints(above) << python_ints(shift)
     raised = python_ints(add) + up
     if hi + highest(up) < I63 and -I63 <= lowest(raised) and highest(raised) < I63:
@@ -92,31 +95,31 @@ def unsigned_shift(g: OnnxGraph, p: str, hi: int, add: Ints, shift: Ints, above:
         p = g.cast(p, "u64", "unsigned")
         p = g.node("Add", [p, g.constant(raised % (2 * I63), "u64", "half")], "raised")
     p = g.node("BitShift", [p, g.constant(shift, "u64", "shift")], "shifted", direction="RIGHT")
-    # What is raised comes down again in the same type.
+    # The caller subtracts `above` again in the same type.
     dtype = "i32" if max(highest((hi + up) >> python_ints(shift)), highest(above)) < I31 else "i64"
     return g.cast(p, dtype), dtype
 
 
 def common_shift_factor(shift: Ints, reach: Ints) -> Ints:
-    """What factor[c] brings all channels to the largest shift, if |reach[c]| * factor[c] stays small; else 1 for all.
+    """Return the factor per channel that gives all channels the largest shift, or 1 if |reach[c]| * factor[c] gets too large.
 
-    (p + half) >> s is (p 2^k + half 2^k) >> (s + k), and one shift for all is faster than one a channel.
+    (p + half) >> s equals (p 2^k + half 2^k) >> (s + k), and one shift per tensor is faster than one per channel.
     """
     factor = python_ints(1) << (highest(shift) - python_ints(shift))
     return factor if highest(python_ints(reach) * factor) < 1 << 61 else 1
 
 
 def requantize_args(g: OnnxGraph, acc: str, lo: Ints, hi: Ints, mult: Ints, shift: Ints, offset: Ints = 0) -> ShiftArgs:
-    """What shifts round_shift((acc + offset) * mult, shift); lo <= acc <= hi, i32 or i64.
+    """Emit acc * mult and return the arguments with which floor_shift gives round_shift((acc + offset) * mult, shift).
 
-    Everything but acc is a constant or one a channel; offset * mult goes into the constant that rounds.
+    acc: i32 or i64, lo <= acc <= hi. All other arguments are per tensor or per channel. offset * mult becomes part of `add`.
     """
     lo, hi, mult, shift, offset = (python_ints(x) for x in (lo, hi, mult, shift, offset))
     reach = np.maximum(np.maximum(abs(lo), abs(hi)), np.maximum(abs(lo + offset), abs(hi + offset))) * mult
     factor = common_shift_factor(shift, reach + mult + half(shift))
     if highest(factor) > 1 or lowest(shift) == highest(shift):
         mult, shift = mult * factor, highest(shift)
-    # acc without its offset is at most twice what verify proves to be below 2^31, and mult is below 2^31.
+    # verify proves |acc + offset| < 2^31, so |acc| is at most twice that, and mult < 2^31.
     assert highest(np.maximum(abs(lo), abs(hi)) * mult) < I63
     p = g.node("Mul", [g.cast(acc, "i64", "wide"), g.constant(mult, "i64", "mult")], "product")
     add = offset * mult + half(shift)
@@ -124,10 +127,10 @@ def requantize_args(g: OnnxGraph, acc: str, lo: Ints, hi: Ints, mult: Ints, shif
 
 
 def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, ...], label: str = "looked up") -> str:
-    """table[index]; index: i32 [N, *shape].
+    """Emit table[index]. index: i32 [N, *shape]
 
-    GatherElements on a flat list is Gather, and twenty times faster in ONNX Runtime, which copies one element at a time there.
-    Bytes are looked up as u16, which is faster, too.
+    On flat tensors GatherElements equals Gather and is twenty times faster in ONNX Runtime, where Gather copies one element at
+    a time. Tables of u8 are looked up as u16, which is faster, too.
     """
     if g.plain_tables:
         return g.node("Gather", [g.constant(table, dtype, "table"), index], label, axis=0)
@@ -139,27 +142,27 @@ def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, .
 
 
 def row_sum(g: OnnxGraph, x: str, length: int, dtype: str, label: str) -> str:
-    """The sum over the last axis, which stays with length 1, as a product with ones: ReduceSum is slow, and wrong from 2^50."""
+    """Emit the sum over the last axis, kept with length 1, as a product with ones: ReduceSum is slow, and wrong from 2^50."""
     ones = g.shared_constant(np.ones((length, 1), np.int64), dtype, f"ones.{length}.{dtype}")
     return g.node("MatMul", [x, ones], label)
 
 
 def halved(g: OnnxGraph, x: str, dtype: str) -> str:
-    """x / 2 for x >= 0."""
+    """Emit floor(x / 2) for x >= 0."""
     return g.node("Div", [x, g.constant(2, dtype, "two")], "half of it")
 
 
 def round_quotient(g: OnnxGraph, number: int, x: str, label: str) -> str:
-    """round_divide(number, x) for x: i64 > 0."""
+    """Emit round_divide(number, x). x: i64 > 0"""
     sum_ = g.node("Add", [halved(g, x, "i64"), g.constant(number, "i64", "numerator")], "numerator")
     return g.node("Div", [sum_, x], label)
 
 
 def isqrt(g: OnnxGraph, x: str) -> str:
-    """floor(sqrt(x)) for i64 2^60 <= x < 2^62.
+    """Emit floor(sqrt(x)) for i64 2^60 <= x < 2^62.
 
-    Three steps of Newton's method from a chord, (x / 2^60 + 2) / 3 in units of 2^30, which is off by at most 5.8 %: then by
-    0.17 %, 1.5e-6 and 1.1e-12 times 2^31, upwards only. So the result is the root or one more.
+    Newton's method starts from the chord (x / 2^60 + 2) / 3 in units of 2^30, which is off by at most 5.8 %. Its three results
+    are too large by at most 0.17 %, 1.5e-6 and 1.1e-12 times 2^31: the last one is the root or one more, and is corrected.
     """
     root = g.node("Div", [x, g.constant(3 << 30, "i64", "slope")], "root start")
     root = g.node("Add", [root, g.constant((2 << 30) // 3, "i64", "start")], "root 0")

@@ -1,7 +1,7 @@
-"""A growing ONNX graph: nodes and initializers with readable names, integers only.
+"""Build an integer-only ONNX graph: nodes and initializers with readable, unique names.
 
-A value inside an op is called `<buffer>/<what>`, a node like the value it gives. Neighbours: onnx_fixed.py (arithmetic),
-onnx_ops.py, onnx_moves.py and onnx_attention.py (an emitter for each op), onnx.py (the whole).
+A tensor inside an op is named `<buffer>/<label>`; a node has the name of its output. See also: fixed.py (arithmetic), ops.py,
+moves.py and attention.py (one emitter per op), writer.py (the whole file).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fqvit.ir.program import Program, Verified
 from fqvit.ir.value import Constant, Value
 
 BATCH = "N"
-# The only element types that a graph may have; bool is what comparisons give.
+# The only element types in a graph. Comparisons return bool.
 TYPES: Mapping[str, int] = {
     "bool": TensorProto.BOOL,
     "u8": TensorProto.UINT8,
@@ -42,9 +42,10 @@ NUMPY: Mapping[str, Any] = {
 
 
 class OnnxGraph:
-    """What emitters write to. `op` is the buffer being written; values and constants are those of the verified program.
+    """Collects the nodes and initializers that the emitters of ops add.
 
-    plain_tables: Gather in place of GatherElements, which is slow in ONNX Runtime but all that some other runtimes have.
+    op: the buffer that is being written   values, constants: those of the verified program
+    plain_tables: look up tables with Gather instead of GatherElements: slower in ONNX Runtime, but supported everywhere
     """
 
     def __init__(self, program: Program, verified: Verified, plain_tables: bool = False) -> None:
@@ -58,31 +59,31 @@ class OnnxGraph:
         self._shared: set[str] = set()
 
     def node(self, kind: str, inputs: Sequence[str], label: str, **attributes: Any) -> str:
-        """Adds a node with one output -> its name."""
+        """Add a node with one output and return its name."""
         name = self._unique_name(f"{self.op}/{label}")
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
     def shared_node(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """A node that several ops use, written by the first of them."""
+        """Return the name of a node that several ops use. The first call adds it."""
         if name not in self._shared:
             self._shared.add(name)
             self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
     def constant(self, array: Any, dtype: str, label: str) -> str:
-        """An initializer of this op; without axes, one that all ops share, called by its type and value."""
+        """Add an initializer of this op. Scalars are shared by all ops and named by type and value."""
         plain = np.asarray(array)
         if plain.ndim == 0:
             return self.shared_constant(plain, dtype, f"{dtype}.{int(plain)}")
         return self._initializer(self._unique_name(f"{self.op}/{label}"), plain, dtype)
 
     def shared_constant(self, array: Any, dtype: str, name: str) -> str:
-        """An initializer that all ops share by its name."""
+        """Return the name of an initializer that all ops share. The first call adds it."""
         return name if name in self.initializers else self._initializer(name, np.asarray(array), dtype)
 
     def set_output(self, name: str, y: str) -> None:
-        """Gives the value `name`, if the last node made it, the buffer's own name y."""
+        """Make tensor `name` the buffer y: rename the last node if it wrote `name`, else add an Identity."""
         last = self.nodes[-1] if self.nodes else None
         if last is not None and last.output[0] == name and name.startswith(f"{y}/"):
             last.output[0] = last.name = y
@@ -99,15 +100,17 @@ class OnnxGraph:
 
     def _initializer(self, name: str, array: Constant, dtype: str) -> str:
         if name in self.values:
-            raise FqvitError(f"{name!r}: a buffer of this name is in the way of a constant. Rename it, then export.")
+            raise FqvitError(
+                f"{name!r}: a buffer and a constant have this name, expected unique names. Rename the buffer, then export."
+            )
         typed = array.astype(NUMPY[dtype])
-        # Arrays of Python integers have refused by now to become too narrow; others come back the same or were.
+        # astype has already rejected Python integers that do not fit; other types must survive the round trip.
         kept = array.dtype == object or (typed.min() < 0) == (array.min() < 0)
         assert kept and np.array_equal(typed.astype(array.dtype), array), f"{name} does not fit {dtype}"
         self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(typed).reshape(array.shape), name)
         return name
 
-    # What nearly every emitter asks for.
+    # Helpers that nearly every emitter uses
 
     def value(self, name: str) -> Value:
         return self.values[name]
@@ -116,12 +119,12 @@ class OnnxGraph:
         return self.node("Cast", [x], label or dtype, to=TYPES[dtype])
 
     def reshape(self, x: str, shape: Sequence[int], label: str = "seen") -> str:
-        """shape as Reshape has it: a leading 0 keeps the batch, -1 is what is left."""
+        """Reshape x. shape is that of the ONNX op: a leading 0 keeps the batch axis, -1 is inferred."""
         name = f"shape.{'x'.join(map(str, shape))}"
         return self.node("Reshape", [x, self.shared_constant(np.array(shape, np.int64), "i64", name)], label)
 
     def zero(self, zero: Zero, channels: int) -> Constant:
-        """One number, or one a channel: i64 [] or [C]."""
+        """Return one zero point per tensor or per channel: i64 [] or [C]."""
         if isinstance(zero, str):
             return self.constants[zero].astype(np.int64)
         if isinstance(zero, int):
@@ -129,7 +132,7 @@ class OnnxGraph:
         return np.repeat(np.array(zero, np.int64), channels // len(zero))
 
     def alpha(self, alpha: str | None) -> Constant:
-        """2^alpha: i64 [] or [C]."""
+        """Return 2^alpha: i64 [] or [C]."""
         return np.array(1, np.int64) if alpha is None else 1 << self.constants[alpha].astype(np.int64)
 
     def info(self, name: str, value: Value) -> onnx.ValueInfoProto:

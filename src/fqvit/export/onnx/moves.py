@@ -1,4 +1,4 @@
-"""The ops that move values, as ONNX nodes. Neighbour: ir/moves.py, whose meaning this has."""
+"""Emit Take, Permute and Concat as ONNX nodes. See also: ir/moves.py, which defines these ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fqvit.ir.moves import Concat, Permute, Take
 
 
 def take(g: OnnxGraph, op: Take) -> str:
-    """Gather of whole rows; where some index is -1, the fill instead."""
+    """Emit a Gather of rows, and a Where that fills the rows whose index is -1."""
     x, y = g.value(op.x), g.value(op.y)
     rows = g.reshape(op.x, [0, math.prod(x.shape[:-1]), x.channels], "rows")
     index = g.constants[op.index].astype(np.int64)
@@ -19,11 +19,11 @@ def take(g: OnnxGraph, op: Take) -> str:
     taken = g.node("Gather", [rows, places], "taken", axis=1)
     if index.min() >= 0:
         return taken
-    # Where knows no u16 in ONNX Runtime.
+    # ONNX Runtime has no Where for u16.
     dtype = "i32" if y.dtype == "u16" else y.dtype
     if dtype != y.dtype:
         taken = g.cast(taken, dtype)
-    # Like the index, without the batch and with one channel; i32, since a mask of bool is no integer tensor.
+    # Shape of the index with one channel. Stored as i32 because the file has no bool initializers.
     outside = g.shared_constant((index < 0)[..., None], "i32", f"{op.index}/outside")
     is_outside = g.shared_node("Cast", [outside], f"{op.index}/is outside", to=TYPES["bool"])
     fill = g.constant(g.zero(op.fill, x.channels), dtype, "fill")
@@ -47,7 +47,7 @@ def permute(g: OnnxGraph, op: Permute) -> str:
 
 
 def concat(g: OnnxGraph, op: Concat) -> str:
-    """A constant is repeated for every image first."""
+    """Emit a Concat of rows. Constants are repeated for every image first."""
     buffer = next(x for x in op.xs if x in g.values)
     xs = []
     for x in op.xs:

@@ -1,4 +1,4 @@
-"""Lookup, Linear, LayerNorm, Add and Mean as ONNX nodes. Neighbour: ir/ops.py, whose meaning this has."""
+"""Emit Lookup, Linear, LayerNorm, Add and Mean as ONNX nodes. See also: ir/ops.py, which defines these ops."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fqvit.ir.value import Constant, magnitude
 
 
 def lookup_op(g: OnnxGraph, op: Lookup) -> str:
-    """With alpha: the table as each alpha reads it, one after the other, so that a code needs one look."""
+    """Emit a table lookup. With alpha, one table per alpha is stored, so that a single lookup gives the code."""
     x, y = g.value(op.x), g.value(op.y)
     table, index = g.constants[op.part("table")], g.cast(op.x, "i32", "index")
     if op.alpha is not None:
         n = len(table)
         alphas = g.constants[op.alpha].astype(np.int64)
         everyone = np.arange(len(op.y_zero))
-        # The reference itself makes the tables: each code seen by a channel of each alpha.
+        # The reference computes the tables: every code in one channel per alpha.
         codes = {op.x: np.repeat(np.arange(n)[:, None], len(everyone), 1), op.alpha: everyone, op.part("table"): table}
         table = op.run(kit("numpy"), codes.__getitem__).T.reshape(-1)
         index = g.node("Add", [index, g.constant(alphas * n, "i32", "first entry")], "place")
@@ -44,7 +44,7 @@ def lookup_op(g: OnnxGraph, op: Lookup) -> str:
 
 
 def byte_parts(g: OnnxGraph, x: str) -> list[tuple[str, int]]:
-    """Codes as u8 tensors and what each is worth: themselves, or the high and the low byte."""
+    """Return codes as u8 tensors with a factor each: x itself, or its high byte (256) and low byte (1)."""
     value = g.value(x)
     if value.dtype == "u8":
         return [(x, 1)]
@@ -57,13 +57,13 @@ def byte_parts(g: OnnxGraph, x: str) -> list[tuple[str, int]]:
 
 
 def weighted_sum(g: OnnxGraph, sums: list[tuple[str, int]]) -> str:
-    """sum of factor * x, i32."""
+    """Emit the sum of factor * x as i32."""
     terms = [x if factor == 1 else g.node("Mul", [x, g.constant(factor, "i32", "base")], "high part") for x, factor in sums]
     return terms[0] if len(terms) == 1 else g.node("Add", terms, "acc")
 
 
 def linear(g: OnnxGraph, op: Linear) -> str:
-    """MatMulInteger of u8 x u8, weights kept as w + 128: u8 x i8 saturates on CPUs without VNNI."""
+    """Emit MatMulInteger of u8 x u8 with weights w + 128: u8 x i8 saturates on CPUs without VNNI."""
     x, y = g.value(op.x), g.value(op.y)
     w, bias = g.constants[op.part("w")].astype(np.int64), g.constants[op.part("bias")].astype(np.int64)
     weights = g.shared_constant((w + 128).T, "u8", op.part("w"))
@@ -81,7 +81,7 @@ def linear(g: OnnxGraph, op: Linear) -> str:
 
 
 def lifted(g: OnnxGraph, x: str, zero: Constant, scale: Constant, dtype: str) -> str:
-    """(x - zero) * scale, in i32 or i64."""
+    """Emit (x - zero) * scale as i32 or i64."""
     v = g.cast(x, dtype, "codes as integers")
     if np.any(zero):
         v = g.node("Sub", [v, g.constant(zero, dtype, "zero")], "centred")
@@ -93,10 +93,10 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
     largest_t = math.isqrt(channels) + 1
     if op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
-        zero = np.array(0, np.int64)  # neither D nor C v - M1 changes with it
+        zero = np.array(0, np.int64)  # D and C v - M1 do not depend on one zero point for all channels
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
 
-    # The row: C v - M1, D, j, and the root of D 4^j.
+    # Per row: C v - M1, D, j, and the root of D 4^j.
     dtype = "i32" if 2 * channels * largest < I31 else "i64"
     v = lifted(g, op.x, zero, scale, dtype)
     m1 = row_sum(g, v, channels, dtype, "M1")
@@ -111,7 +111,7 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon)
     root = isqrt(g, g.node("Mul", [d, by_4], "D 4^j"))
 
-    # t + K = (u 2^(24 + j) + d / 2 + K d) / d, K so large that the numerator is positive, where Div floors. It has room:
+    # t + K = (u 2^(24 + j) + d / 2 + K d) / d. K makes the numerator positive, for which Div rounds down. Nothing overflows:
     # verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(24 + j)| < K d.
     k = largest_t << Q24
     above = g.node("Add", [halved(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
@@ -130,10 +130,13 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
 
 
 def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
-    """4^j and 2^(24 + j), j the largest with d 4^j < 2^62: the number of k in 1..30 with d < 4^k. least <= d <= most."""
+    """Emit 4^j and 2^(24 + j) for the largest j with d 4^j < 2^62, which is the number of k in 1..30 with d < 4^k.
+
+    d: i64, least <= d <= most
+    """
     powers = [4**k for k in range(1, 31)]
     always = sum(most < power for power in powers)
-    limits = [power for power in powers if least < power <= most] or [least]  # d < least never holds
+    limits = [power for power in powers if least < power <= most] or [least]  # at least one limit, which d is never below
     below = g.node("Less", [d, g.constant(limits, "i64", "powers of 4")], "is below")
     count = row_sum(g, g.cast(below, "i64", "below"), len(limits), "i64", "j")
     table = 1 << np.arange(always, always + len(limits) + 1, dtype=np.int64)
@@ -142,7 +145,7 @@ def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
 
 
 def add(g: OnnxGraph, op: Add) -> str:
-    """x1 m1 + x2 m2 + constants, where m = mult 2^alpha; zero points, constant terms and the half are in the constants."""
+    """Emit x1 m1 + x2 m2 + constant with m = mult 2^alpha. The constant holds zero points, constant terms and the half."""
     y = g.value(op.y)
     shift = python_ints(op.shift) if op.y_alpha is None else python_ints(op.shift + g.constants[op.y_alpha].astype(np.int64))
     mults = [
@@ -150,7 +153,7 @@ def add(g: OnnxGraph, op: Add) -> str:
         for term in op.terms
     ]
     zeros = [python_ints(g.zero(term.zero, y.channels)) for term in op.terms]
-    ends = []  # of x, and of x - zero
+    ends = []  # bounds of |x| and of |x - zero|
     for term, zero in zip(op.terms, zeros):
         x = python_ints([g.value(term.x).lo, g.value(term.x).hi] if term.x in g.values else g.constants[term.x])
         ends.append((max(abs(lowest(x)), abs(highest(x))), magnitude(lowest(x), highest(x), lowest(zero), highest(zero))))
@@ -176,7 +179,7 @@ def add(g: OnnxGraph, op: Add) -> str:
 
 
 def mean(g: OnnxGraph, op: Mean) -> str:
-    """The sum over rows is a product with ones; zero points and alpha are in the constants after it."""
+    """Emit the sum over rows as a product with ones. Zero points and alpha are part of the requantization after it."""
     x = g.value(op.x)
     rows = x.shape[0] - op.skip
     dtype = type_for(0, rows * x.hi)

@@ -1,8 +1,8 @@
-"""A program as one ONNX file of standard ops, without a float between the pixels and the logits, bit for bit the same.
+"""Write a program as one ONNX file of standard integer ops that gives the bits of the reference.
 
-Every op becomes a small subgraph around the buffer of its name; nothing is joined, so that each buffer can be looked at.
-What a program says beside its ops goes into the metadata, under names that begin with `fqvit.`; runtime/onnx.py reads it.
-Needs the package onnx; running the file needs onnxruntime alone. docs/export.md has each op's subgraph and the reasons.
+Every op becomes a small subgraph that ends in the tensor of its buffer. Ops are not fused, so every buffer can be inspected.
+Preprocessing, class names and other header fields become metadata with keys `fqvit.*`, which runtime/onnx.py reads.
+Writing needs the package onnx; running needs only onnxruntime. See also: docs/reference/onnx.md (subgraph of every op).
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ EMITTERS = {
 
 
 def export(program: Program, path: str | Path, plain_tables: bool = False) -> None:
-    """Writes the file, whole or not at all."""
+    """Write the program to `path` as ONNX, atomically. plain_tables: see model()"""
     data = model(program, plain_tables=plain_tables).SerializeToString()
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def model(program: Program, buffers: bool = False, plain_tables: bool = False) -> onnx.ModelProto:
-    """buffers: every buffer is an output, in the order of the ops, in place of the program's one.
+    """Return the ONNX model of a program.
 
-    plain_tables: tables are read by Gather, in place of GatherElements: for runtimes that lack the one (onnx's own evaluator
-    takes no more than 64 entries). ONNX Runtime is slower with it.
+    buffers: make every buffer an output, in the order of the ops, instead of the program's output
+    plain_tables: look up tables with Gather instead of GatherElements. Slower in ONNX Runtime, for runtimes with incomplete
+    support of GatherElements (the evaluator of the package onnx takes at most 64 entries)
     """
     program.check_plain("export to ONNX")
     ready = program.unpacked()
@@ -66,7 +67,7 @@ def model(program: Program, buffers: bool = False, plain_tables: bool = False) -
     if buffers:
         outputs = [op.y for op in ready.ops]
     else:
-        # Called by its kind, so that who runs the file need not know the buffer's name.
+        # The output is named by its kind, so that users of the file need not know the name of the buffer.
         outputs = [header.output.kind if header.output.kind not in verified.buffers else header.output.buffer]
         if outputs != [header.output.buffer]:
             graph.nodes.append(helper.make_node("Identity", [header.output.buffer], outputs, name=outputs[0]))
@@ -88,6 +89,7 @@ def model(program: Program, buffers: bool = False, plain_tables: bool = False) -
 
 
 def metadata(program: Program) -> dict[str, str]:
+    """Return the header fields that the ONNX file keeps as metadata."""
     header = program.header
     result = {
         "fqvit.model": header.model,
