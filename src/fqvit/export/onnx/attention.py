@@ -47,7 +47,7 @@ def matmul(g: OnnxGraph, op: MatMul) -> str:
         bias = g.constants[op.part("bias")]
         reach += int(np.abs(bias.astype(np.int64)).max())
         index = g.shared_constant(g.constants[op.index], "i32", op.index)
-        taken = g.node("Gather", [g.shared_constant(bias, "i32", op.part("bias")), index], "bias by place")  # [M, N, H]
+        taken = g.node("Gather", [g.shared_constant(bias, "i32", op.part("bias")), index], "bias by position")  # [M, N, H]
         acc = g.node("Add", [acc, g.node("Transpose", [taken], "bias by head", perm=[2, 0, 1])], "acc")
     return to_codes(g, *requantize_args(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
 
@@ -60,14 +60,14 @@ def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None
     wide = g.cast(x, "i32")
     last = g.shared_constant(np.array([-1], np.int64), "i64", "last axis")
     if region is None:
-        top = g.node("ReduceMax", [wide, last], "top", keepdims=1)
+        top = g.node("ReduceMax", [wide, last], "row max", keepdims=1)
         return lookup(g, g.node("Sub", [top, wide], "distance"), entries, dtype, codes.shape)
     places = g.constants[region]
     down = g.shared_constant(places[:, None, :, None], "i32", f"{region}/down")
     across = g.shared_constant(places[:, None, None, :], "i32", f"{region}/across")
     same = g.shared_node("Equal", [down, across], f"{region}/same")
-    seen = g.node("Where", [same, wide, g.constant(0, "i32", "none")], "seen")
-    distance = g.node("Sub", [g.node("ReduceMax", [seen, last], "top", keepdims=1), wide], "distance")
+    seen = g.node("Where", [same, wide, g.constant(0, "i32", "none")], "visible scores")
+    distance = g.node("Sub", [g.node("ReduceMax", [seen, last], "row max", keepdims=1), wide], "distance")
     index = g.node("Where", [same, distance, g.constant(n, "i32", "hidden")], "distance or hidden")
     return lookup(g, index, np.append(entries, elsewhere), dtype, codes.shape)
 

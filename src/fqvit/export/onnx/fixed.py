@@ -47,7 +47,7 @@ def floor_shift(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints) 
     above = nonnegative_offset(lo, shift)
     quotient, dtype = unsigned_shift(g, p, hi, add, shift, above)
     if np.any(above):
-        quotient = g.node("Sub", [quotient, g.constant(above, dtype, "raise")], "quotient")
+        quotient = g.node("Sub", [quotient, g.constant(above, dtype, "offset")], "quotient")
     return quotient if dtype == "i32" else g.cast(quotient, "i32")
 
 
@@ -61,7 +61,7 @@ def to_codes(g: OnnxGraph, p: str, lo: int, hi: int, add: Ints, shift: Ints, zer
     base = -(-highest(nonnegative_offset(lo, shift) - zero) // period) * period
     if base >= I31 or hi + highest((zero + base) << python_ints(shift)) >= 2 * I63:  # would not fit 32 or 64 bits
         quotient, dtype = unsigned_shift(g, p, hi, add, shift, above := nonnegative_offset(lo, shift))
-        quotient = g.node("Sub", [quotient, g.constant(above - zero, dtype, "raise")], "quotient")
+        quotient = g.node("Sub", [quotient, g.constant(above - zero, dtype, "offset")], "quotient")
         base = 0
     else:
         quotient, dtype = unsigned_shift(g, p, hi, add, shift, zero + base)
@@ -149,7 +149,7 @@ def row_sum(g: OnnxGraph, x: str, length: int, dtype: str, label: str) -> str:
 
 def halved(g: OnnxGraph, x: str, dtype: str) -> str:
     """Emit floor(x / 2) for x >= 0."""
-    return g.node("Div", [x, g.constant(2, dtype, "two")], "half of it")
+    return g.node("Div", [x, g.constant(2, dtype, "two")], "half")
 
 
 def round_quotient(g: OnnxGraph, number: int, x: str, label: str) -> str:

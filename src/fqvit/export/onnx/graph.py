@@ -118,7 +118,7 @@ class OnnxGraph:
     def cast(self, x: str, dtype: str, label: str | None = None) -> str:
         return self.node("Cast", [x], label or dtype, to=TYPES[dtype])
 
-    def reshape(self, x: str, shape: Sequence[int], label: str = "seen") -> str:
+    def reshape(self, x: str, shape: Sequence[int], label: str = "view") -> str:
         """Reshape x. shape is that of the ONNX op: a leading 0 keeps the batch axis, -1 is inferred."""
         name = f"shape.{'x'.join(map(str, shape))}"
         return self.node("Reshape", [x, self.shared_constant(np.array(shape, np.int64), "i64", name)], label)

@@ -39,7 +39,7 @@ def lookup_op(g: OnnxGraph, op: Lookup) -> str:
         # The reference computes the tables: every code in one channel per alpha.
         codes = {op.x: np.repeat(np.arange(n)[:, None], len(everyone), 1), op.alpha: everyone, op.part("table"): table}
         table = op.run(kit("numpy"), codes.__getitem__).T.reshape(-1)
-        index = g.node("Add", [index, g.constant(alphas * n, "i32", "first entry")], "place")
+        index = g.node("Add", [index, g.constant(alphas * n, "i32", "first entry")], "position")
     return lookup(g, index, table, y.dtype, x.shape)
 
 
