@@ -1,4 +1,4 @@
-"""Workers: whatever their number, the same fingerprint and the same top-1; and all of them end when one does."""
+"""Test that any number of workers gives the same fingerprint and top-1, and that all of them end when one is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PICTURES = images_for(MODEL.preprocess, 53, 4)
 SOURCE = ImageArray(PICTURES, [i % 5 for i in range(53)], MODEL.preprocess)
 
 
-def test_shares_are_neighbours_that_cover_everything_once() -> None:
+def test_shares_are_consecutive_and_cover_every_batch_once() -> None:
     for size in range(1, 9):
         workers = [Workers(Thread(rank, size, {})) for rank in range(size)]
         for count in (0, 1, 5, 8, 63):
@@ -43,7 +43,7 @@ def test_shares_are_neighbours_that_cover_everything_once() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_workers_gather_broadcast_and_fold_in_their_order(size: int) -> None:
+def test_workers_gather_broadcast_and_merge_in_rank_order(size: int) -> None:
     class Words:
         def __init__(self, word: str) -> None:
             self.words = [word]
@@ -64,7 +64,7 @@ def test_workers_gather_broadcast_and_fold_in_their_order(size: int) -> None:
     assert found[0][2] == [str(rank) for rank in range(size)]
 
 
-def test_arrays_travel_with_their_types_and_floats_with_all_their_bits() -> None:
+def test_arrays_keep_their_types_and_floats_all_their_bits_between_workers() -> None:
     values = {
         "a": np.array([[1.5, -np.inf, np.nan]]),
         "b": np.zeros((0, 3), np.uint8),
@@ -74,7 +74,7 @@ def test_arrays_travel_with_their_types_and_floats_with_all_their_bits() -> None
     np.testing.assert_array_equal(found["a"], values["a"])
     assert found["a"].dtype == np.float64 and found["b"].shape == (0, 3) and found["b"].dtype == np.uint8
     assert found["c"] == values["c"]
-    with pytest.raises(TypeError, match="object does not travel"):
+    with pytest.raises(TypeError, match="object cannot be sent"):
         together(2, lambda worker: worker.broadcast(object()))
 
 
@@ -83,7 +83,7 @@ def test_calibration_gives_the_same_program_for_every_number_of_workers(name: st
     recipe = msgspec.structs.replace(RECIPES[name], batch=6, **({"max_loss": 5.0} if name == "auto" else {}))
     alone = calibrate(MODEL, SOURCE, recipe)
     assert alone.images == 53
-    # What a plain iterable of the same images gives, too.
+    # A plain iterable of the same images gives the same calibration.
     assert calibrate(MODEL, [PICTURES], recipe).to_json() == alone.to_json()
     for size in (2, 3):
         found = together(size, lambda worker: calibrate(MODEL, SOURCE, recipe, workers=worker))
@@ -94,14 +94,14 @@ def test_calibration_gives_the_same_program_for_every_number_of_workers(name: st
                 assert lower(MODEL, each).fingerprint() == lower(MODEL, alone).fingerprint()
 
 
-def test_more_workers_than_batches_are_no_trouble() -> None:
+def test_workers_without_batches_do_not_change_the_result() -> None:
     recipe = msgspec.structs.replace(RECIPES["fq-vit"], batch=16)
     source = SOURCE.take(range(20))
     alone = calibrate(MODEL, source, recipe).to_json()
     assert {each.to_json() for each in together(5, lambda worker: calibrate(MODEL, source, recipe, workers=worker))} == {alone}
 
 
-def test_the_sample_is_the_reservoirs() -> None:
+def test_sampled_positions_are_those_of_the_reservoir() -> None:
     for total in (1, 5, 6, 40, 300):
         sample = ImageSample(5)
         for at in range(0, total, 7):
@@ -109,7 +109,7 @@ def test_the_sample_is_the_reservoirs() -> None:
         assert sample.images().ravel().tolist() == sample_positions(total, 5)
 
 
-def test_an_accuracy_is_the_same_for_every_number_of_workers() -> None:
+def test_accuracy_is_the_same_for_every_number_of_workers() -> None:
     def run(images: np.ndarray) -> np.ndarray:
         return images.reshape(len(images), -1)[:, :5].astype(np.int32)
 
@@ -149,7 +149,7 @@ def test_unreadable_images_are_counted_over_all_workers(name: str, tmp_path: Pat
         together(3, work)
 
 
-def test_workers_that_were_given_different_things_are_told() -> None:
+def test_workers_with_different_recipes_are_refused() -> None:
     def work(worker: Workers) -> None:
         calibrate(MODEL, SOURCE, RECIPES["ema" if worker.rank == 1 else "minmax"], workers=worker)
 
@@ -157,7 +157,7 @@ def test_workers_that_were_given_different_things_are_told() -> None:
         together(2, work)
 
 
-def test_workers_that_were_given_other_images_are_told() -> None:
+def test_workers_with_different_images_are_refused() -> None:
     def work(worker: Workers) -> None:
         calibrate(MODEL, SOURCE.take(range(20 + worker.rank)), RECIPES["minmax"], workers=worker)
 
@@ -165,12 +165,12 @@ def test_workers_that_were_given_other_images_are_told() -> None:
         together(2, work)
 
 
-def test_images_are_looked_at_again_only_where_a_recipe_asks_for_it() -> None:
+def test_images_are_sampled_only_for_recipes_that_need_a_second_pass() -> None:
     sizes = {name: sample_size(recipe) for name, recipe in RECIPES.items()}
     assert {name: size for name, size in sizes.items() if size} == {"w4": 128, "auto": 128, "ptq-vit": 128, "bit-split": 256}
 
 
-def test_without_torchrun_a_worker_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_torchrun_is_the_only_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (None, "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         if size:
@@ -185,7 +185,7 @@ def test_without_torchrun_a_worker_is_alone(monkeypatch: pytest.MonkeyPatch) -> 
     refused(fqvit("eval", "none.fqvit"), "WORLD_SIZE=two", "expected a number")
 
 
-def test_workers_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     if hasattr(os, "sched_getaffinity"):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     else:
@@ -198,7 +198,7 @@ def test_workers_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
         assert cores() == expected
 
 
-def test_workers_of_a_machine_take_its_gpus_in_turn() -> None:
+def test_workers_on_one_machine_use_its_gpus_in_turn() -> None:
     for rank, count, expected in (
         (None, 4, "cuda"),
         ("0", 4, "cuda:0"),
@@ -211,10 +211,10 @@ def test_workers_of_a_machine_take_its_gpus_in_turn() -> None:
         own_gpu({"LOCAL_RANK": "x"}, 2)
 
 
-# From here on real processes. Each needs seconds to import torch, so that few tests do much.
+# The tests below start real processes. Each needs seconds to import torch, so there are few of them.
 
 
-def test_torchrun_gives_the_fingerprint_of_one_process(tmp_path: Path) -> None:
+def test_torchrun_gives_the_fingerprint_of_a_single_process(tmp_path: Path) -> None:
     alone = fqvit("quantize", "--recipe", "fq-vit", "--images", 100, "-o", tmp_path / "one.fqvit", "--json").json
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fqvit", "quantize"]
     words += ["--recipe", "fq-vit", "--images", "100", "-o", str(tmp_path / "two.fqvit"), "--json"]
@@ -231,7 +231,7 @@ def quiet() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def test_three_processes_give_the_top1_of_one_and_only_the_first_speaks(tmp_path: Path) -> None:
+def test_three_processes_give_the_top1_of_one_and_only_the_first_prints(tmp_path: Path) -> None:
     program = tmp_path / "one.fqvit"
     fqvit("quantize", "--images", 64, "-o", program)
     words = ["eval", program, "--limit", "333", "--json"]
@@ -260,14 +260,14 @@ def test_an_error_of_one_worker_ends_all_with_one_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["calib"]
 
 
-def test_workers_that_never_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rendezvous_times_out_when_a_worker_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import HashStore
 
-    monkeypatch.setattr(watchdog, "ARRIVE", 0.2)
+    monkeypatch.setattr(watchdog, "RENDEZVOUS", 0.2)
     store = HashStore()
-    with pytest.raises(FqvitError, match="1 of 2 workers came within 0 seconds"):
-        watchdog.Watchdog(store, 0, 2, None).arrive()
-    watchdog.Watchdog(store, 1, 2, None).arrive()
+    with pytest.raises(FqvitError, match="1 of 2 started within 0 seconds"):
+        watchdog.Watchdog(store, 0, 2, None).wait_for_all()
+    watchdog.Watchdog(store, 1, 2, None).wait_for_all()
 
 
 ARRIVE = """
@@ -280,8 +280,8 @@ Workers.from_environment()
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a Windows process cannot be asked to end")
-def test_workers_that_wait_for_others_heed_signals(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGTERM, which Windows does not have")
+def test_workers_in_the_rendezvous_handle_signals(tmp_path: Path) -> None:
     processes = start([["-c", ARRIVE, tmp_path, "first"], ["-c", ""]])
     processes += start([["-c", ""], ["-c", ARRIVE, tmp_path, "second"]])
     until = time.monotonic() + 60
@@ -317,12 +317,12 @@ with replacing(sys.argv[1] + "/out") as temporary:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_killed_worker_ends_all_with_one_line_and_nothing_half_written(tmp_path: Path) -> None:
+def test_a_killed_worker_ends_all_with_one_line_and_no_partial_file(tmp_path: Path) -> None:
     processes = start([["-c", WAIT, tmp_path]] * 3, FQVIT_LOST_AFTER="3")
     until = time.monotonic() + 60
     while len(list(tmp_path.glob("ready*"))) < 3 and time.monotonic() < until:
         time.sleep(0.1)
-    time.sleep(4)  # longer than a worker may be silent: one that computes or waits is not
+    time.sleep(4)  # longer than FQVIT_LOST_AFTER: workers that compute or wait still send heartbeats
     assert [process.poll() for process in processes] == [None] * 3
     processes[1].kill()
     killed = time.monotonic()
@@ -332,5 +332,5 @@ def test_a_killed_worker_ends_all_with_one_line_and_nothing_half_written(tmp_pat
     lines = [line for _, _, err in found for line in err.splitlines()]
     assert len(lines) == 1 and lines[0].startswith("fqvit: worker 1 (") and "was lost" in lines[0], lines
     assert "start again" in lines[0]
-    # A process that is killed cannot tidy up; the others did.
+    # A killed process cannot remove its temporary file; the other workers did.
     assert len(list(tmp_path.glob(".out.*.tmp"))) <= 1 and not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Workers for tests: several in one process, as threads, and several processes of a script or of the command line."""
+"""Start several workers for tests: as threads of one process, or as processes that run a script or a command."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Mail = dict[tuple[int, int], "queue.Queue[torch.Tensor | None]"]
 
 
 class OtherFailed(Exception):
-    """A neighbour raised, so that nothing will come from it."""
+    """Another worker raised an exception, so it will send nothing."""
 
 
 class Thread(Group):
-    """A group that sends through queues: everything but gloo is the real thing.
+    """A group that sends through queues instead of gloo. Everything else is the code under test.
 
-    Only who holds the baton runs, since torch.fx cannot trace in two threads; it is handed on while waiting for mail.
+    Only the thread that holds the baton runs, because torch.fx cannot trace in two threads. It is released while waiting.
     """
 
     def __init__(self, rank: int, size: int, mail: Mail, baton: threading.Lock | None = None) -> None:
@@ -54,7 +54,7 @@ class Thread(Group):
 
 
 def together(size: int, work: Callable[[Workers], T]) -> list[T]:
-    """work(worker) of all workers at once -> what each returned; raises what the first that failed by itself raised."""
+    """Run work(workers) as every worker and return the results. Raise the exception of the first worker that failed itself."""
     mail: Mail = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
     results: list[Any] = [None] * size
     baton = threading.Lock()
@@ -80,7 +80,7 @@ def together(size: int, work: Callable[[Workers], T]) -> list[T]:
 
 
 def start(commands: Sequence[Sequence[object]], **environment: str) -> list[subprocess.Popen[str]]:
-    """One process a command, as torchrun would start them."""
+    """Start one process per command, with the environment that torchrun would set."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -99,7 +99,7 @@ def start(commands: Sequence[Sequence[object]], **environment: str) -> list[subp
 
 
 def ends(processes: Sequence[subprocess.Popen[str]], seconds: float = 60) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each."""
+    """Wait for the processes and return (exit code, stdout, stderr) of each."""
     found = []
     for process in processes:
         try:

@@ -1,1 +1,1 @@
-"""Workers that share the work, as torchrun starts them."""
+"""Share one job between several processes that torchrun starts."""

@@ -1,7 +1,7 @@
-"""Many workers: torch.distributed over gloo, as torchrun starts them.
+"""Connect several workers through torch.distributed and gloo, and run collective operations between them.
 
-What travels is plain: numbers, strings, lists, dictionaries with string keys and numpy arrays, as MessagePack. Nothing is
-unpickled, so that a neighbour on the network cannot run code here. Waits have no time limit; watchdog.py ends them if a
+Values are sent as MessagePack: numbers, strings, lists, dictionaries with string keys, and numpy arrays. Nothing is unpickled,
+so another machine on the network cannot run code here. Operations wait without a time limit; watchdog.py ends them if a
 worker is lost.
 """
 
@@ -23,36 +23,37 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from fqvit.distributed.watchdog import ARRIVE, Handler, Watchdog
+from fqvit.distributed.watchdog import RENDEZVOUS, Handler, Watchdog
 from fqvit.errors import FqvitError
 
-ARRAY = 1  # MessagePack's number for our kind of value
+ARRAY = 1  # MessagePack extension type of a numpy array
 NO_LIMIT = timedelta(days=365)
 T = TypeVar("T")
 
 
 class Group:
-    """One of several workers. workers.py says what the calls mean."""
+    """This worker's connection to the others. workers.py documents the operations."""
 
     def __init__(self, rank: int, size: int, watchdog: Watchdog) -> None:
         self.rank, self.size, self._watchdog = rank, size, watchdog
 
     @classmethod
     def join(cls, rank: int, size: int, handler: Handler) -> Group:
-        """Meets the others at MASTER_ADDR; returns when all are there. handler: SIGTERM's, for the time after `close`."""
+        """Connect to all workers at MASTER_ADDR (rendezvous). handler: for SIGTERM, restored by `close`."""
         try:
-            store, _, _ = _heeding_signals(lambda: next(rendezvous("env://", timeout=timedelta(seconds=ARRIVE))))
-            # torchrun's store outlives the workers that it starts again, and so would their bad news.
+            store, _, _ = _interruptible(lambda: next(rendezvous("env://", timeout=timedelta(seconds=RENDEZVOUS))))
+            # torchrun's store survives a restart of the workers, so their keys need a prefix per restart.
             prefix = f"fqvit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             watchdog = Watchdog(PrefixStore(f"{prefix}/watch", store.clone()), rank, size, handler)
-            watchdog.arrive()
+            watchdog.wait_for_all()
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             reason = str(error).splitlines()[0]
-            raise FqvitError(f"worker {rank}: cannot meet the others at {where} ({reason}). Start all workers anew.") from None
+            message = f"worker {rank}: cannot connect to the others at {where} ({reason}). Start all workers again."
+            raise FqvitError(message) from None
         watchdog.start()
         self = cls(rank, size, watchdog)
-        with self._together():
+        with self._reporting_loss():
             mine = PrefixStore(f"{prefix}/gloo", store)
             dist.init_process_group("gloo", store=mine, rank=rank, world_size=size, timeout=NO_LIMIT)
         return self
@@ -65,7 +66,7 @@ class Group:
 
     def broadcast(self, value: Any) -> Any:
         payload = _bytes(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
-        with self._together():
+        with self._reporting_loss():
             length = torch.tensor([len(payload)])
             dist.broadcast(length, 0)
             if self.rank:
@@ -74,15 +75,15 @@ class Group:
         return _value(payload)
 
     def merge(self, state: Callable[[], Any], merge: Callable[[Any], None]) -> None:
-        """In log2(size) rounds each worker takes what its neighbour behind has and hands both on, until the first has all."""
+        """Merge states along a binary tree in log2(size) rounds: each worker receives from the next one and sends both on."""
         step = 1
         while step < self.size:
             if self.rank % (2 * step):
-                with self._together():
+                with self._reporting_loss():
                     self._send(_bytes(state()), self.rank - step)
                 return
             if self.rank + step < self.size:
-                with self._together():
+                with self._reporting_loss():
                     payload = self._receive(self.rank + step)
                 merge(_value(payload))
             step *= 2
@@ -91,8 +92,8 @@ class Group:
         self._watchdog.fail(message)
 
     def close(self) -> None:
-        self._watchdog.leave()
-        with self._together():
+        self._watchdog.finish()
+        with self._reporting_loss():
             dist.barrier()
         self._watchdog.stop()
         dist.destroy_process_group()
@@ -109,16 +110,17 @@ class Group:
         return payload
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _reporting_loss(self) -> Iterator[None]:
+        """End all workers if a call of torch fails, which happens when another worker is lost."""
         try:
             yield
         except RuntimeError as error:
             reason = str(error).splitlines()[0].rpartition("] ")[2].rstrip(".")
-            self._watchdog.lost(f"a worker was lost ({reason}).")
+            self._watchdog.report_loss(f"a worker was lost ({reason}).")
 
 
-def _heeding_signals(call: Callable[[], T]) -> T:
-    """What call() gives, by a thread of its own: inside torch the main thread would heed no signal until it is over."""
+def _interruptible(call: Callable[[], T]) -> T:
+    """Return call(), run in a thread: while the main thread is inside torch, Python handles no signals."""
     result: Future[T] = Future()
 
     def run() -> None:
@@ -127,7 +129,7 @@ def _heeding_signals(call: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=run, name="fqvit-meet", daemon=True).start()
+    threading.Thread(target=run, name="fqvit-rendezvous", daemon=True).start()
     while not result.done():
         time.sleep(0.02)
     return result.result()
@@ -145,14 +147,14 @@ def _pack(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-        raise TypeError(f"{type(value).__name__} does not travel between workers")
+        raise TypeError(f"{type(value).__name__} cannot be sent between workers")
     head = msgspec.msgpack.encode((value.dtype.str, value.shape))
     return msgspec.msgpack.Ext(ARRAY, len(head).to_bytes(4, "little") + head + value.tobytes())
 
 
 def _unpack(code: int, data: memoryview) -> Any:
     if code != ARRAY:
-        raise ValueError(f"unknown kind of value {code}")
+        raise ValueError(f"unknown MessagePack extension type {code}")
     length = int.from_bytes(data[:4], "little")
     dtype, shape = msgspec.msgpack.decode(data[4 : 4 + length], type=tuple[str, tuple[int, ...]])
     return np.frombuffer(data[4 + length :], dtype).reshape(shape).copy()

@@ -1,7 +1,8 @@
-"""Workers: who shares the work, and what they do together. A process that torchrun did not start is a worker alone.
+"""Define Workers: the processes that share a job, and the collective operations between them.
 
-Work is dealt in whole batches, neighbours to the same worker, and what they found is folded in the order of the batches, so
-that the result is one worker's to the bit. No torch here: group.py, which many workers need, brings it in.
+Consecutive batches are assigned to the same worker, and states are merged in batch order, so the result is bit-identical for
+every number of workers. A process that torchrun did not start is single-process: it is the only worker. This module imports
+torch (through group.py) only when there are several workers.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class Mergeable(Protocol):
-    """Something found in consecutive batches."""
+    """A result accumulated over consecutive batches."""
 
     def state(self) -> Any:
-        """As plain values: see group.py."""
+        """Return the result as plain values that group.py can send."""
 
     def merge(self, later: Any) -> None:
-        """Adds the state of another, of batches that come after mine."""
+        """Add the state of another worker, whose batches come after those seen here."""
 
 
 class Workers:
-    """This worker's number, how many there are, and what they do together: nothing for a worker alone, else through a group.
+    """This worker's rank, the number of workers, and their collective operations.
 
-    Every worker must make the same calls in the same order: each waits for the others, as long as they live.
+    Every worker must make the same calls in the same order. A call waits until all workers have made it.
     """
 
     _joined: ClassVar[Workers | None] = None
@@ -42,12 +43,12 @@ class Workers:
 
     @staticmethod
     def alone() -> Workers:
-        """One process that does everything itself."""
+        """Return the workers of a single-process run: this process only."""
         return SINGLE_PROCESS
 
     @staticmethod
     def from_environment() -> Workers:
-        """The workers that torchrun started, joined once a process; a worker alone where there is no torchrun."""
+        """Join the workers that torchrun started, once per process. Single-process without torchrun."""
         if Workers._joined is None:
             size = number_in(os.environ, "WORLD_SIZE")
             if size is None or size < 2:
@@ -56,9 +57,9 @@ class Workers:
             missing = next((name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
             if rank is None or missing is not None:
                 raise FqvitError(f"WORLD_SIZE is {size}, but {missing} is not set. Start with torchrun, or unset WORLD_SIZE.")
-            # Torch's own words about lost connections are dozens of lines of C++; what matters is said in one of ours.
+            # Torch reports a lost connection in dozens of lines of C++; the watchdog reports it in one line.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-            before = signal.signal(signal.SIGTERM, _stopped_early)
+            before = signal.signal(signal.SIGTERM, _terminated_early)
             try:
                 from fqvit.distributed.group import Group
 
@@ -70,41 +71,41 @@ class Workers:
 
     @property
     def first(self) -> bool:
-        """Whether this one writes files and prints results."""
+        """Whether this is worker 0, which writes files and prints results."""
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Which of `count` batches are this worker's: neighbours, so that the order of workers is that of batches."""
+        """Return which of `count` batches are assigned to this worker: consecutive ones, in the order of workers."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all workers, in their order; every worker gets them."""
+        """Return the values of all workers, ordered by rank, on every worker."""
         return [value] if self._group is None else self._group.gather(value)
 
     def broadcast(self, value: Any) -> Any:
-        """The first worker's value; what others pass does not matter."""
+        """Return worker 0's value on every worker. The other workers' values are ignored."""
         return value if self._group is None else self._group.broadcast(value)
 
     def merge(self, found: Mergeable) -> None:
-        """Afterwards the first worker's `found` has what all workers found; those of others are of no more use."""
+        """Merge the results of all workers into worker 0's. The results of other workers must not be used afterwards."""
         if self._group is not None:
             self._group.merge(found.state, found.merge)
 
     def agree(self, what: str, value: str, remedy: str) -> None:
-        """FqvitError unless all workers pass the same value."""
+        """Raise FqvitError unless all workers pass the same value."""
         values = self.gather(value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise FqvitError(f"{what}: worker {rank} has {other}, worker 0 has {values[0]}. {remedy}")
 
     def fail(self, message: str) -> NoReturn:
-        """Ends the work of all workers with one line on stderr."""
+        """End all workers with one line on stderr. Single-process: raise FqvitError."""
         if self._group is not None:
             self._group.fail(message)
         raise FqvitError(message)
 
     def close(self) -> None:
-        """Waits until all workers have come here. Afterwards this worker is on its own."""
+        """Wait until all workers have called this, then disconnect."""
         if self._group is not None:
             self._group.close()
 
@@ -113,26 +114,26 @@ SINGLE_PROCESS = Workers()
 
 
 def joined() -> Workers | None:
-    """The workers that this process has joined; None where it works alone."""
+    """Return the workers that this process has joined, or None if it is single-process."""
     return Workers._joined
 
 
 def leave() -> None:
-    """Ends the membership, if there is one, when all is done."""
+    """Close the connection to the other workers, if there is one."""
     if Workers._joined is not None:
         Workers._joined.close()
         Workers._joined = None
 
 
-def _stopped_early(*_: object) -> NoReturn:
-    """While torch is imported and workers meet, seconds in which nobody can settle yet who speaks: the first does."""
+def _terminated_early(*_: object) -> NoReturn:
+    """Handle SIGTERM before the workers are connected. They cannot agree yet on who prints the message, so worker 0 does."""
     if os.environ.get("RANK") == "0":
-        os.write(2, b"fqvit: a worker was lost while the workers started, or somebody stopped them. Start again.\n")
+        os.write(2, b"fqvit: a worker was lost while the workers started, or all of them were terminated. Start again.\n")
     os._exit(2)
 
 
 def cores() -> int:
-    """Cores for this process: those it may use, divided by the workers that torchrun started on this machine."""
+    """Return the CPU cores for this process: the usable ones, divided by the workers that torchrun started on this machine."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = number_in(os.environ, "WORLD_SIZE") or 1
     here = number_in(os.environ, "LOCAL_WORLD_SIZE") or size
@@ -140,10 +141,10 @@ def cores() -> int:
 
 
 def number_in(environment: Mapping[str, str], name: str) -> int | None:
-    """What torchrun has set; None where it has not."""
+    """Return the number in a variable that torchrun sets, or None if it is not set."""
     text = environment.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
-        raise FqvitError(f"{name}={text}: expected a number. torchrun sets it; unset it to work alone.")
+        raise FqvitError(f"{name}={text}: expected a number, as torchrun sets it. Unset it to run a single process.")
     return int(text)
