@@ -234,7 +234,7 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
     canvas.circle("dot", (LEFT + 4, 316), 3.4)
     canvas.text("word", (LEFT + 14, 320), "integer program, errors of earlier sites included")
     canvas.circle("ring", (LEFT + 344, 316), 3)
-    canvas.text("word", (LEFT + 354, 320), "rounding of this site only (on the upper edge: off scale)")
+    canvas.text("word", (LEFT + 354, 320), "rounding of this site only (top edge: off scale)")
     said = f"The lowest is {sites[min(known)[1]].site} with {min(known)[0]:.1f} decibels." if known else "Nothing differs."
     return canvas.finish("Signal to noise of each site", said)
 
