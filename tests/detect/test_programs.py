@@ -289,8 +289,8 @@ def test_exporters_refuse_parts_of_detectors(tmp_path: Path) -> None:
         (load_recipe("auto"), "max_loss is 0.5"),
         (load_recipe("w4"), "rounding is compensated"),
         (Recipe(name="mine", sites={"no.such.site": SiteRule(bits=8)}), "'no.such.site'"),
-        (Recipe(name="mine", sites={"relu": SiteRule(range=(-1.0, 1.0))}), "a ReLU is never negative"),
-        (Recipe(name="mine", sites={"pyramid": SiteRule(bits=10)}), "8 at most"),
+        (Recipe(name="mine", sites={"relu": SiteRule(range=(-1.0, 1.0))}), "but relu is never negative"),
+        (Recipe(name="mine", sites={"pyramid": SiteRule(bits=10)}), "expected at most 8"),
     ],
 )
 def test_recipes_that_detectors_cannot_have_are_refused(recipe: Recipe, found: str) -> None:

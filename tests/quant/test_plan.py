@@ -127,9 +127,9 @@ def test_ranges_of_what_is_never_negative_start_at_0() -> None:
         planned("minmax", sites={"attention": SiteRule(range=(-1.0, 1.0))})
     graph = Graph((Node("act", Relu(), ("images",)),), "act")
     for rule, words in (
-        (SiteRule(range=(-1.0, 1.0)), "range -1..1, but a ReLU is never negative"),
-        (SiteRule(bits=9), "9 bits, but what a matrix product reads has 8 at most"),
-        (SiteRule(observer="ptf"), "ptf is for LayerNorm inputs only"),
+        (SiteRule(range=(-1.0, 1.0)), "range -1..1, but relu is never negative"),
+        (SiteRule(bits=9), r"9 bits for an input of a matrix product \(role relu\), expected at most 8"),
+        (SiteRule(observer="ptf"), "observer ptf for role relu, but ptf is for LayerNorm inputs"),
     ):
         with pytest.raises(FqvitError, match=f"^act: {words}"):
             plan(graph, msgspec.structs.replace(RECIPES["minmax"], sites={"relu": rule}))
@@ -182,9 +182,11 @@ def test_a_site_without_codes_cannot_be_overridden(site: str) -> None:
 
 
 def test_power_of_two_factors_are_for_residuals_only() -> None:
-    with pytest.raises(FqvitError, match=r"blocks\.0\.mlp\.act: ptf is for LayerNorm inputs only"):
+    with pytest.raises(FqvitError, match=r"blocks\.0\.mlp\.act: observer ptf for role gelu, but ptf is for LayerNorm inputs"):
         planned(sites={"gelu": SiteRule(observer="ptf")})
-    with pytest.raises(FqvitError, match=r"blocks\.0\.attn\.softmax: ptf is for LayerNorm inputs only"):
+    with pytest.raises(
+        FqvitError, match=r"blocks\.0\.attn\.softmax: observer ptf for role attention, but ptf is for LayerNorm inputs"
+    ):
         planned("minmax", sites={"attention": SiteRule(observer="ptf")})
 
 
@@ -215,14 +217,16 @@ def test_relative_attention_stays_relative_with_more_bits(bits: int) -> None:
 @pytest.mark.parametrize("role", ["norm", "qkv", "context", "gelu"])
 def test_more_than_8_bits_are_refused_where_a_matrix_product_reads(role: str) -> None:
     name = next(node.name for node in GRAPHS["vit"].nodes if node.leaf.role == role)
-    with pytest.raises(FqvitError, match=rf"^{name}: 9 bits, but what a matrix product reads has 8 at most \(this is {role}\)"):
+    with pytest.raises(
+        FqvitError, match=rf"^{name}: 9 bits for an input of a matrix product \(role {role}\), expected at most 8"
+    ):
         planned(sites={role: SiteRule(bits=9)})
     assert planned(sites={role: SiteRule(bits=8)})[name].bits == 8
 
 
 def test_more_than_8_bits_are_refused_for_attention_pools_and_branches() -> None:
     for bits in (9, 16):
-        with pytest.raises(FqvitError, match=rf"^blocks\.0\.attn\.softmax: {bits} bits, but attention codes have 8 at most"):
+        with pytest.raises(FqvitError, match=rf"^blocks\.0\.attn\.softmax: {bits} bits for an input of a matrix product"):
             planned(sites={"attention": SiteRule(bits=bits)})
     with pytest.raises(FqvitError, match=r"^pool: 9 bits"):
         planned(kind="swin", sites={"pooled": SiteRule(bits=9)})

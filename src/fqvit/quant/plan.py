@@ -94,19 +94,17 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
     if role == "relu":
         return _plan_relu(node, recipe, rule)
     bits = rule.bits or recipe.activation_bits
-    if bits > 8 and role not in WIDE:
-        raise FqvitError(f"{node.name}: {bits} bits, but what a matrix product reads has 8 at most (this is {role}).")
+    if role not in WIDE:
+        _check_bits(node, bits)
     if role == "residual" and rule.observer is None and rule.range is None:
         observer: str = "ptf" if recipe.residual == "ptf" else recipe.observer
     else:
         observer = rule.observer or recipe.observer
-    if observer == "ptf":
-        if role != "residual":
-            raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is {role}).")
-        k = recipe.k if rule.k is None else rule.k
+    k = recipe.k if rule.k is None else rule.k
+    if role == "residual" and observer == "ptf":
         return SitePlan(node.name, "ptf", bits, role, k=k, symmetric=recipe.symmetric)
+    _check_observer(node, observer)
     if _has_channels(graph, node, recipe, rule):
-        k = recipe.k if rule.k is None else rule.k
         return SitePlan(node.name, "channels", bits, role, k=k, symmetric=recipe.symmetric)
     groups = 3 if role == "qkv" and recipe.qkv == "separate" else 1
     return SitePlan(
@@ -123,37 +121,46 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
 
 def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     bits = rule.bits or recipe.attention_bits
-    if bits > 8:
-        raise FqvitError(f"{node.name}: {bits} bits, but attention codes have 8 at most.")
+    _check_bits(node, bits)
     if recipe.symmetric:
         bits = min(bits, 7)  # attention is never negative: of an int8, the half that remains
     if recipe.attention == "relative":
         return SitePlan(node.name, "relative", bits, "attention")
     if recipe.attention == "log2-wide" or (recipe.log2_attention and bits <= 4):
         return SitePlan(node.name, "log2", bits, "attention")
-    if rule.range is not None and rule.range[0] < 0:
-        low, high = rule.range
-        raise FqvitError(f"{node.name}: range {low:g}..{high:g}, but attention is never negative. Start it at 0.")
-    observer = rule.observer or recipe.observer
-    if observer == "ptf":
-        raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is attention).")
-    return SitePlan(node.name, "range", bits, "attention", observer, fixed=rule.range)
+    return _plan_from_zero(node, bits, recipe, rule)
 
 
 def _plan_relu(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     """Zero point 0, so that the clamp of what writes the codes is the ReLU."""
     bits = rule.bits or recipe.activation_bits
-    observer = rule.observer or recipe.observer
-    if bits > 8:
-        raise FqvitError(f"{node.name}: {bits} bits, but what a matrix product reads has 8 at most (this is relu).")
-    if observer == "ptf":
-        raise FqvitError(f"{node.name}: ptf is for LayerNorm inputs only (role residual, this is relu).")
-    if rule.range is not None and rule.range[0] < 0:
-        low, high = rule.range
-        raise FqvitError(f"{node.name}: range {low:g}..{high:g}, but a ReLU is never negative. Start it at 0.")
+    _check_bits(node, bits)
     if recipe.symmetric:
         bits = min(bits, 7)  # as of attention
-    return SitePlan(node.name, "range", bits, "relu", observer, fixed=rule.range)
+    return _plan_from_zero(node, bits, recipe, rule)
+
+
+def _plan_from_zero(node: Node, bits: int, recipe: Recipe, rule: SiteRule) -> SitePlan:
+    """One range that starts at 0, for values that are never negative."""
+    role = node.leaf.role
+    observer = rule.observer or recipe.observer
+    _check_observer(node, observer)
+    if rule.range is not None and rule.range[0] < 0:
+        low, high = rule.range
+        raise FqvitError(f"{node.name}: range {low:g}..{high:g}, but {role} is never negative. Start the range at 0.")
+    return SitePlan(node.name, "range", bits, role, observer, fixed=rule.range)  # type: ignore[arg-type]
+
+
+def _check_bits(node: Node, bits: int) -> None:
+    if bits > 8:
+        role = node.leaf.role
+        raise FqvitError(f"{node.name}: {bits} bits for an input of a matrix product (role {role}), expected at most 8.")
+
+
+def _check_observer(node: Node, observer: str) -> None:
+    if observer == "ptf":
+        role = node.leaf.role
+        raise FqvitError(f"{node.name}: observer ptf for role {role}, but ptf is for LayerNorm inputs (role residual) only.")
 
 
 def plan_squares(recipe: Recipe) -> SitePlan:
