@@ -128,7 +128,7 @@ def test_no_buffer_of_all_scores_or_of_the_hidden_layer_is_kept(fmnist_vit: Prog
 
 
 def test_large_constants_go_to_several_files(builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(c_text, "NUMBERS_A_FILE", 1000)
+    monkeypatch.setattr(c_text, "NUMBERS_PER_FILE", 1000)
     model, _, program, _ = lowered("vit", "fqvit")
     c.export(program, tmp_path / "c")
     assert len(list((tmp_path / "c").glob("weights*.c"))) > 5

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fqvit.export.c.ops import Structs
 from fqvit.export.c.plan import BYTES, Plan, Stage, row_bytes, rows_of
-from fqvit.export.c.text import Arrays, Names, Prefix, comment
+from fqvit.export.c.text import Arrays, Identifiers, Prefix, comment
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add
@@ -15,19 +15,19 @@ from fqvit.ir.program import INPUT, AnyOp, Program, Verified
 from fqvit.ir.value import NAMES
 
 
-class Emitter:
+class CEmitter:
     """Writes the code of one program; `arrays` has its constants afterwards."""
 
     def __init__(self, program: Program, verified: Verified, plan: Plan, prefix: Prefix) -> None:
         self.program, self.values, self.plan, self.prefix = program, verified.buffers, plan, prefix
-        self.identifier = Names()  # of buffers, and of the ops that write them
-        self.arrays = Arrays(Names(), prefix)
+        self.identifier = Identifiers()  # of buffers, and of the ops that write them
+        self.arrays = Arrays(Identifiers(), prefix)
         self.structs = Structs(program, verified, self.arrays)
 
     def code(self) -> str:
         """model.c"""
         stages = [self.stage(i, stage) for i, stage in enumerate(self.plan.stages)]
-        runs = "".join(f"    {self.call(i, text)}\n" for i, text in enumerate(stages))
+        runs = "".join(f"    {self.stage_call(i, text)}\n" for i, text in enumerate(stages))
         structs = "".join(self.struct(op) for stage in self.plan.stages for op in stage.ops if not isinstance(op, Concat))
         return (
             '#include "model.h"\n\n#include "fqvit_ops.h"\n#include "weights.h"\n\n'
@@ -38,12 +38,12 @@ class Emitter:
             f"{runs}    for (uint32_t i = 0; i < {self.prefix.macros}_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
         )
 
-    def call(self, number: int, text: str) -> str:
+    def stage_call(self, number: int, text: str) -> str:
         return f"stage_{number}({'pixels, ' if 'const uint8_t *pixels' in text else ''}arena);"
 
     def output(self) -> str:
         name = self.program.header.output.buffer
-        return f"fqvit_load({self.at(self.plan.root(name))}, {self.structs.type(name)}, i)"
+        return f"fqvit_load({self.pointer(self.plan.root(name))}, {self.structs.type(name)}, i)"
 
     def offsets(self) -> Iterator[str]:
         for stage in self.plan.stages:
@@ -66,9 +66,9 @@ class Emitter:
         if isinstance(stage.ops[0], Concat):
             body = "".join(f"    {line}\n" for line in self.concat(stage.ops[0]))
         elif stage.rows == 1:
-            body = "".join(f"    {line}\n" for op in stage.ops for line in self.lines(op, "0"))
+            body = "".join(f"    {line}\n" for op in stage.ops for line in self.calls(op, "0"))
         else:
-            lines = "".join(f"        {line}\n" for op in stage.ops for line in self.lines(op, "row"))
+            lines = "".join(f"        {line}\n" for op in stage.ops for line in self.calls(op, "row"))
             body = f"    for (uint32_t row = 0; row < {stage.rows}; ++row) {{\n{lines}    }}\n"
         if all(line.lstrip().startswith("/*") for line in body.splitlines()):
             body += "    (void)arena;\n"  # rows that were written where they are joined: compilers warn of what is not used
@@ -77,34 +77,34 @@ class Emitter:
         what = comment(f"{first} .. {last}" if first != last else first)
         return f"/* {what} */\nstatic void stage_{number}({pixels}uint8_t *arena)\n{{\n{body}}}\n\n"
 
-    def lines(self, op: AnyOp, row: str) -> Iterator[str]:
+    def calls(self, op: AnyOp, row: str) -> Iterator[str]:
         """The call that makes a row of op's buffer."""
         call = f"fqvit_{op.__struct_config__.tag}(&op_{self.identifier(op.y)}"
-        y = self.row(op.y, row)
+        y = self.row_pointer(op.y, row)
         if isinstance(op, Permute):
-            x = self.at(self.plan.root(op.x))
+            x = self.pointer(self.plan.root(op.x))
             if op.y in self.plan.sliced:
-                yield from self.slice(op, f"{call}, {x}, {self.at(op.y)}", row)
+                yield from self.slice_calls(op, f"{call}, {x}, {self.pointer(op.y)}", row)
             else:
                 count = self.values[op.y].channels
                 yield f"{call}, {x}, {y}, {times(row, count)}, {count}u);"
         elif isinstance(op, Take):
-            yield f"{call}, {self.at(self.plan.root(op.x))}, {y}, {row});"
+            yield f"{call}, {self.pointer(self.plan.root(op.x))}, {y}, {row});"
         elif isinstance(op, MatMul | ShiftMatMul | Attend):
             first, second = op.inputs()
             last = f", {row}" if isinstance(op, MatMul) else ""
             rows = self.values[op.y].shape[-2]
-            yield f"{call}, {self.row(first, row)}, {self.slice_at(second, row, rows)}, {y}{last});"
+            yield f"{call}, {self.row_pointer(first, row)}, {self.slice_pointer(second, row, rows)}, {y}{last});"
         elif isinstance(op, Add):
-            terms = [self.row(term.x, row) if term.x in self.values else "NULL" for term in op.terms]
+            terms = [self.row_pointer(term.x, row) if term.x in self.values else "NULL" for term in op.terms]
             yield f"{call}, {', '.join(terms)}, {y}, {row});"
         elif isinstance(op, LogSoftmax | Softmax | RowCodes):
-            yield f"{call}, {self.row(op.x, row)}, {y}, {row});"
+            yield f"{call}, {self.row_pointer(op.x, row)}, {y}, {row});"
         else:
             (x,) = op.inputs()
-            yield f"{call}, {self.row(x, row)}, {y});"
+            yield f"{call}, {self.row_pointer(x, row)}, {y});"
 
-    def slice(self, op: Permute, call: str, row: str) -> Iterator[str]:
+    def slice_calls(self, op: Permute, call: str, row: str) -> Iterator[str]:
         """K or V of the head that begins with this row."""
         reader = next(r for stage in self.plan.stages for r in stage.ops if self.plan.root(r.inputs()[-1]) == op.y)
         rows = self.values[reader.y].shape[-2]
@@ -113,29 +113,29 @@ class Emitter:
         condition = "" if row == "0" else f"if (row % {rows}u == 0) "
         yield f"{condition}{call}, {first}, {count}u);"
 
-    def slice_at(self, name: str, row: str, rows: int) -> str:
+    def slice_pointer(self, name: str, row: str, rows: int) -> str:
         root = self.plan.root(name)
         value = self.values[name]
         if root in self.plan.sliced or row == "0":
-            return self.at(root)
-        return f"{self.at(root)} + row / {rows}u * {math.prod(value.shape[-2:]) * BYTES[value.dtype]}u"
+            return self.pointer(root)
+        return f"{self.pointer(root)} + row / {rows}u * {math.prod(value.shape[-2:]) * BYTES[value.dtype]}u"
 
-    def at(self, root: str) -> str:
+    def pointer(self, root: str) -> str:
         """A pointer to a buffer, or to the row or slice that there is of it."""
         return "pixels" if root == INPUT else f"arena + AT_{self.identifier(root)}"
 
-    def row(self, name: str, row: str) -> str:
+    def row_pointer(self, name: str, row: str) -> str:
         """A pointer to a row of a buffer."""
         root, value = self.plan.root(name), self.values[name]
         whole = root == INPUT or self.plan.places[root].kind == "whole"
         if not whole or row == "0" or rows_of(value) == 1:
-            return self.at(root)
-        return f"{self.at(root)} + {times(row, row_bytes(value))}"
+            return self.pointer(root)
+        return f"{self.pointer(root)} + {times(row, row_bytes(value))}"
 
     def concat(self, op: Concat) -> Iterator[str]:
         offset = 0
         for name in op.xs:
-            to = f"{self.at(op.y)} + {offset}u"
+            to = f"{self.pointer(op.y)} + {offset}u"
             if name not in self.values:
                 x = self.program.constants[name]
                 kind = f"FQVIT_{NAMES[x.dtype].upper()}"
@@ -143,10 +143,10 @@ class Emitter:
                 offset += x.nbytes
                 continue
             size = rows_of(self.values[name]) * row_bytes(self.values[name])
-            if self.plan.root(name) in self.plan.inside:
+            if self.plan.root(name) in self.plan.concat_offsets:
                 yield f"/* {comment(name)} was written at {offset} */"
             else:
-                yield f"fqvit_copy({self.at(self.plan.root(name))}, {size}u, {to});"
+                yield f"fqvit_copy({self.pointer(self.plan.root(name))}, {size}u, {to});"
             offset += size
 
     def header(self) -> str:
@@ -154,7 +154,7 @@ class Emitter:
         height, width, channels = self.program.input_shape
         output = self.program.header.output
         outputs = math.prod(self.values[output.buffer].shape)
-        return self.prefix.applied(
+        return self.prefix.apply(
             "#ifndef FQVIT_MODEL_H\n#define FQVIT_MODEL_H\n\n#include <stdint.h>\n\n"
             f"#define FQVIT_HEIGHT {height}\n#define FQVIT_WIDTH {width}\n#define FQVIT_CHANNELS {channels}\n"
             f"#define FQVIT_PIXELS {height * width * channels} /* bytes of an image: rows of pixels, channels together */\n"

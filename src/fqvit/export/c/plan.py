@@ -61,7 +61,7 @@ class Plan:
     places: dict[str, Place]  # by root: the buffer that really holds the values
     roots: dict[str, str]  # of reshaped buffers
     sliced: frozenset[str]  # permuted buffers that are made a slice at a time
-    inside: dict[str, int]  # parts of a concat that are written where they belong, and their byte offset in it
+    concat_offsets: dict[str, int]  # parts of a concat that are written where they belong, and their byte offset in it
     arena_bytes: int
 
     def root(self, name: str) -> str:
@@ -103,10 +103,10 @@ class _Planner:
                 if name in self.values:
                     self.readers[self.root(name)].append((op, name, access))
         self.sliced = frozenset(op.y for op in self.ops if self.is_sliced(op))
-        self.container = {part: (op, offset) for op in self.ops for part, offset in self.parts_in_place(op)}
+        self.concat_of = {part: (op, offset) for op in self.ops for part, offset in self.parts_in_place(op)}
         concats = {op.y for op in self.ops if isinstance(op, Concat)}
         # A ViT's tokens as accumulators are its largest buffer: a stage ends with their reader, so that they live no longer.
-        self.last_of_stage = {op.y for op in self.ops if op.y in concats or any(self.root(x) in concats for x in op.inputs())}
+        self.stage_ends = {op.y for op in self.ops if op.y in concats or any(self.root(x) in concats for x in op.inputs())}
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
@@ -131,46 +131,48 @@ class _Planner:
     def plan(self) -> Plan:
         stages, stage_of = self.stages()
         order = [op for stage in stages for op in stage.ops]
-        step = {op.y: i for i, op in enumerate(order)}
+        position = {op.y: i for i, op in enumerate(order)}
         last_use = last_uses((map(self.root, op.inputs()) for op in order), [self.output])
-        spans = [(step[stage.ops[0].y], step[stage.ops[-1].y]) for stage in stages]
-        lives: dict[str, tuple[int, int]] = {}
+        spans = [(position[stage.ops[0].y], position[stage.ops[-1].y]) for stage in stages]
+        lifetimes: dict[str, tuple[int, int]] = {}
         kinds: dict[str, Literal["whole", "row", "slice"]] = {}
         for op in self.ops:
             own, name = stage_of[op.y], op.y
-            there = {stage_of[reader.y] for reader, *_ in self.readers[name]}
+            reader_stages = {stage_of[reader.y] for reader, *_ in self.readers[name]}
             if name in self.sliced:
-                kinds[name], lives[name] = "slice", spans[own]
-            elif there == {own} and name != self.output:
+                kinds[name], lifetimes[name] = "slice", spans[own]
+            elif reader_stages == {own} and name != self.output:
                 kinds[name] = "row"
-                lives[name] = step[name], last_use[name]
+                lifetimes[name] = position[name], last_use[name]
             else:
-                last = len(step) if name == self.output else spans[max(there, default=own)][1]
-                kinds[name], lives[name] = "whole", (spans[own][0], last)
+                last = len(position) if name == self.output else spans[max(reader_stages, default=own)][1]
+                kinds[name], lifetimes[name] = "whole", (spans[own][0], last)
         for op in self.ops:  # a container comes after its parts, and may be a part itself
-            if op.y in self.container:
-                outer = self.container[op.y][0].y
-                lives[outer] = min(lives[op.y][0], lives[outer][0]), lives[outer][1]
+            if op.y in self.concat_of:
+                outer = self.concat_of[op.y][0].y
+                lifetimes[outer] = min(lifetimes[op.y][0], lifetimes[outer][0]), lifetimes[outer][1]
         sizes = {name: self.bytes(name, kind) for name, kind in kinds.items()}
-        over = dict(self.over(kinds, stage_of, step))
-        for name, holder in over.items():
-            lives[holder] = lives[holder][0], max(lives[holder][1], lives[name][1])
-        placed = [name for name in kinds if name not in self.container and name not in over]
-        offsets, arena_bytes = plan_arena({name: sizes[name] for name in placed}, lives)
-        offsets |= {name: offsets[holder] for name, holder in over.items()}
+        overwritten = dict(self.overwrites(kinds, stage_of, position))
+        for name, holder in overwritten.items():
+            lifetimes[holder] = lifetimes[holder][0], max(lifetimes[holder][1], lifetimes[name][1])
+        placed = [name for name in kinds if name not in self.concat_of and name not in overwritten]
+        offsets, arena_bytes = plan_arena({name: sizes[name] for name in placed}, lifetimes)
+        offsets |= {name: offsets[holder] for name, holder in overwritten.items()}
         for op in reversed(self.ops):
-            if op.y in self.container:
-                outer_op, offset = self.container[op.y]
+            if op.y in self.concat_of:
+                outer_op, offset = self.concat_of[op.y]
                 offsets[op.y] = offsets[outer_op.y] + offset
         places = {name: Place(kinds[name], sizes[name], offsets[name]) for name in kinds}
-        inside = {name: offset for name, (_, offset) in self.container.items()}
-        return Plan(tuple(stages), places, self.roots, self.sliced, inside, arena_bytes)
+        concat_offsets = {name: offset for name, (_, offset) in self.concat_of.items()}
+        return Plan(tuple(stages), places, self.roots, self.sliced, concat_offsets, arena_bytes)
 
-    def over(self, kinds: Mapping[str, str], stage_of: dict[str, int], step: dict[str, int]) -> Iterator[tuple[str, str]]:
+    def overwrites(
+        self, kinds: Mapping[str, str], stage_of: dict[str, int], position: dict[str, int]
+    ) -> Iterator[tuple[str, str]]:
         """Whole buffers that are written row by row over one that dies in the same stage, each row being read before: the
         residual stream stays in one place. With each the buffer that had the place first."""
         first: dict[str, str] = {}
-        fixed = {self.output, *self.container, *(op.y for op, _ in self.container.values())}
+        fixed = {self.output, *self.concat_of, *(op.y for op, _ in self.concat_of.values())}
         free = [op.y for op in self.ops if kinds[op.y] == "whole" and op.y not in fixed]  # not yet written over
 
         def can_go(y: str, x: str) -> bool:
@@ -178,7 +180,7 @@ class _Planner:
             left = [reader for reader in self.readers[x] if stage_of[reader[0].y] >= own]
             same = rows_of(self.values[x]) == rows_of(self.values[y]) and row_bytes(self.values[x]) == row_bytes(self.values[y])
             return same and stage_of[x] < own and len(left) > 0 and all(
-                stage_of[op.y] == own and step[op.y] < step[y] and access == "row" and self.same_rows(name)
+                stage_of[op.y] == own and position[op.y] < position[y] and access == "row" and self.same_rows(name)
                 for op, name, access in left
             )  # fmt: skip
 
@@ -201,8 +203,8 @@ class _Planner:
                 waiting.setdefault(reader_of[op.y].y, []).append(op)
                 continue
             first = 0
-            joining = waiting.pop(op.y, [])
-            for reader in (op, *joining):
+            slices = waiting.pop(op.y, [])
+            for reader in (op, *slices):
                 for name, access in accesses(reader):
                     root = self.root(name)
                     if name in self.values and root not in self.sliced:
@@ -210,9 +212,9 @@ class _Planner:
             level[op.y] = first
             keys[op.y] = first, rows_of(self.values[op.y]), op.y if isinstance(op, Concat) else ""
             stage = groups.setdefault(keys[op.y], Stage(keys[op.y][1]))
-            for permute in joining:
+            for permute in slices:
                 keys[permute.y] = keys[op.y]
-            stage.ops += [*joining, op]
+            stage.ops += [*slices, op]
         order = sorted(groups)
         number = {key: i for i, key in enumerate(order)}
         return [groups[key] for key in order], {name: number[key] for name, key in keys.items()}
@@ -220,7 +222,7 @@ class _Planner:
     def keeps_rows(self, name: str) -> bool:
         """Whether a row of this view is a row of what an op writes in a loop."""
         root = self.root(name)
-        if root == INPUT or root in self.last_of_stage:
+        if root == INPUT or root in self.stage_ends:
             return False
         return self.same_rows(name)
 

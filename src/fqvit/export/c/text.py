@@ -15,8 +15,8 @@ from fqvit.ir.value import NAMES
 
 Array = np.ndarray[Any, Any]
 C_TYPES = {"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t", "i32": "int32_t"}
-NUMBERS_A_LINE = 64
-NUMBERS_A_FILE = 1 << 20  # compilers take a few hundred bytes of memory for each
+NUMBERS_PER_LINE = 64
+NUMBERS_PER_FILE = 1 << 20  # compilers take a few hundred bytes of memory for each
 MAX_NAME = 80
 
 
@@ -37,7 +37,7 @@ class Prefix:
             raise FqvitError(f"prefix {given!r}: {said}. Choose another, such as shoes.")
         return Prefix(given, given.upper())
 
-    def applied(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         """C that was written for the usual one."""
         return text.replace("model_run", f"{self.names}_run").replace("FQVIT_", f"{self.macros}_")
 
@@ -47,7 +47,7 @@ def comment(text: str) -> str:
     return re.sub(r"[^\w .,:;=<>()\[\]{}+\-|^'/]", "_", text, flags=re.ASCII).replace("//", "/_")
 
 
-class Names:
+class Identifiers:
     """Identifiers, one for each name, each once."""
 
     def __init__(self) -> None:
@@ -69,14 +69,14 @@ class Names:
 class Arrays:
     """The constants that the code names, each once, in the order in which they were first asked for."""
 
-    def __init__(self, names: Names, prefix: Prefix) -> None:
-        self._names, self._prefix = names, prefix
+    def __init__(self, identifiers: Identifiers, prefix: Prefix) -> None:
+        self._identifiers, self._prefix = identifiers, prefix
         self._arrays: dict[str, Array] = {}
 
     def add(self, name: str, array: Array) -> str:
         """-> the identifier of a constant of its own type."""
         assert NAMES[array.dtype] in C_TYPES, array.dtype
-        identifier = f"{self._prefix.names}_{self._names(f'{name} {NAMES[array.dtype]}')}"
+        identifier = f"{self._prefix.names}_{self._identifiers(f'{name} {NAMES[array.dtype]}')}"
         self._arrays[identifier] = array
         return identifier
 
@@ -93,14 +93,14 @@ class Arrays:
         part: list[str] = []
         numbers = 0
         for identifier, array in self._arrays.items():
-            if part and numbers + array.size > NUMBERS_A_FILE:
+            if part and numbers + array.size > NUMBERS_PER_FILE:
                 yield part
                 part, numbers = [], 0
             numbers += array.size
             shape = ", ".join(map(str, array.shape)) or "1"
             part.append(f"\nconst {C_TYPES[NAMES[array.dtype]]} {identifier}[{array.size}] = {{ /* [{shape}] */\n")
             flat = array.reshape(-1).tolist()
-            for i in range(0, len(flat), NUMBERS_A_LINE):
-                part.append(",".join(map(str, flat[i : i + NUMBERS_A_LINE])) + ",\n")
+            for i in range(0, len(flat), NUMBERS_PER_LINE):
+                part.append(",".join(map(str, flat[i : i + NUMBERS_PER_LINE])) + ",\n")
             part.append("};\n")
         yield part

@@ -11,7 +11,7 @@ import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from fqvit.export.c.emit import Emitter
+from fqvit.export.c.emit import CEmitter
 from fqvit.export.c.plan import plan
 from fqvit.export.c.text import Prefix, comment
 from fqvit.export.folder import check_free, replacing_folder, write_manifest
@@ -28,17 +28,17 @@ def export(program: Program, path: str | Path, prefix: str | None = None) -> Non
     prefix: in place of `model` in functions and constants and, in capitals, of `FQVIT` in model.h's macros, so that several
     models fit into one program.
     """
-    begin = Prefix.of(prefix)
+    naming = Prefix.of(prefix)
     check_free(Path(path), BUILT)
     program.check_plain("export to C")
     verified = program.verify()
-    emitter = Emitter(program, verified, plan(program, verified), begin)
+    emitter = CEmitter(program, verified, plan(program, verified), naming)
     code = emitter.code()
     with replacing_folder(path, BUILT) as folder:
         head = f"/* {comment(program.header.model)}, written by fqvit from {program.fingerprint()[:16]}. Do not edit. */\n"
         _write(folder / "model.c", head + code)
         _write(folder / "model.h", head + emitter.header())
-        guard = begin.applied("#ifndef FQVIT_WEIGHTS_H\n#define FQVIT_WEIGHTS_H\n\n#include <stdint.h>\n\n")
+        guard = naming.apply("#ifndef FQVIT_WEIGHTS_H\n#define FQVIT_WEIGHTS_H\n\n#include <stdint.h>\n\n")
         _write(folder / "weights.h", f"{head}{guard}{''.join(emitter.arrays.declarations())}\n#endif\n")
         for i, part in enumerate(emitter.arrays.files()):
             with (folder / f"weights{i}.c").open("w", encoding="utf-8", newline="\n") as file:
@@ -48,8 +48,8 @@ def export(program: Program, path: str | Path, prefix: str | None = None) -> Non
         for name in TEMPLATES:
             with as_file(templates / name) as template:
                 shutil.copyfile(template, folder / name)
-        _write(folder / "main.c", begin.applied((templates / "main.c").read_text(encoding="utf-8")))
-        _write(folder / "README.txt", begin.applied(readme(program, emitter)))
+        _write(folder / "main.c", naming.apply((templates / "main.c").read_text(encoding="utf-8")))
+        _write(folder / "README.txt", naming.apply(readme(program, emitter)))
         sizes = {"arena_bytes": emitter.plan.arena_bytes, "constant_bytes": emitter.arrays.bytes}
         names = {"model": program.header.model, "fingerprint": program.fingerprint()}
         write_manifest(folder, FORMAT, {**names, **sizes})
@@ -59,7 +59,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every machine
 
 
-def readme(program: Program, emitter: Emitter) -> str:
+def readme(program: Program, emitter: CEmitter) -> str:
     height, width, channels = program.input_shape
     output = program.header.output
     shape = " x ".join(map(str, emitter.values[output.buffer].shape))
