@@ -1,3 +1,5 @@
+"""Plans: the kind, bits and observer of each site for given graphs and recipes."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -23,12 +25,12 @@ def planned(
 
 
 def with_channels(graph: Graph, **changes: Any) -> set[str]:
-    """The sites that have a step for each channel."""
+    """The sites that have one scale per channel."""
     sites = plan(graph, msgspec.structs.replace(RECIPES["fqvit"], **changes))
     return {name for name, site in sites.items() if site.kind == "channels"}
 
 
-def test_the_papers_method_site_by_site() -> None:
+def test_recipe_fq_vit_plans_each_site_as_the_paper_does() -> None:
     sites = planned()
     kinds = {name.removeprefix("blocks.0."): (site.kind, site.bits) for name, site in sites.items() if "blocks.0" in name}
     assert kinds == {
@@ -48,7 +50,7 @@ def test_the_papers_method_site_by_site() -> None:
     assert "patch_embed.proj" not in sites and "head" not in sites
 
 
-def test_the_original_keeps_codes_at_branches_and_one_scale_for_qkv() -> None:
+def test_recipe_fq_vit_original_quantizes_branches_and_uses_one_scale_for_qkv() -> None:
     sites = planned("fq-vit-original")
     assert {"patch_embed.proj", "blocks.0.attn.proj", "blocks.1.mlp.fc2"} <= set(sites)
     assert sites["blocks.0.attn.qkv"].groups == 1
@@ -56,21 +58,21 @@ def test_the_original_keeps_codes_at_branches_and_one_scale_for_qkv() -> None:
 
 
 @pytest.mark.parametrize("name", ["minmax", "ema", "percentile", "omse"])
-def test_a_baseline_has_one_observer_everywhere(name: str) -> None:
+def test_baseline_recipes_use_one_observer_for_every_site(name: str) -> None:
     sites = planned(name)
     assert {(site.kind, site.observer, site.bits) for site in sites.values()} == {("range", name, 8)}
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_site_is_a_node_in_the_order_of_the_graph(kind: str, recipe: str) -> None:
+def test_sites_are_nodes_in_graph_order(kind: str, recipe: str) -> None:
     sites = list(planned(recipe, kind))
     names = [node.name for node in GRAPHS[kind].nodes]
     assert sites == sorted(sites, key=names.index)
     assert (GRAPHS[kind].output in sites) == (RECIPES[recipe].logits == "codes")
 
 
-def test_a_site_is_overridden_by_name_by_glob_and_by_role() -> None:
+def test_rules_match_sites_by_name_by_glob_and_by_role() -> None:
     sites = planned(
         sites={
             "gelu": SiteRule(bits=6),
@@ -85,7 +87,7 @@ def test_a_site_is_overridden_by_name_by_glob_and_by_role() -> None:
     assert (sites["blocks.1.add1"].k, sites["blocks.1.add2"].k) == (1, 3)
 
 
-def test_a_glob_over_everything_in_a_block_changes_its_sites_with_codes() -> None:
+def test_a_glob_over_a_block_changes_all_of_its_quantized_sites() -> None:
     sites = planned(sites={"blocks.0.*": SiteRule(bits=3)})
     assert sites.keys() == planned().keys()
     assert {site.bits for name, site in sites.items() if name.startswith("blocks.0.")} == {3}
@@ -99,12 +101,12 @@ def test_later_rules_win_field_by_field() -> None:
     assert planned(sites={"residual": SiteRule(k=5), "embed": SiteRule(bits=7)})["embed"].k == 5
 
 
-def test_residuals_can_be_moved_to_and_from_power_of_two_factors() -> None:
+def test_rules_switch_the_power_of_two_factor_of_residual_sites_on_and_off() -> None:
     assert planned(sites={"residual": SiteRule(observer="omse")})["embed"].kind == "range"
     assert planned("minmax", sites={"embed": SiteRule(observer="ptf")})["embed"].kind == "ptf"
 
 
-def test_attention_of_more_than_four_bits_is_uniform() -> None:
+def test_log2_attention_with_more_than_4_bits_becomes_uniform() -> None:
     for bits in (5, 8):
         assert planned(attention_bits=bits)["blocks.0.attn.softmax"].kind == "range"
         assert planned(sites={"attention": SiteRule(bits=bits)})["blocks.0.attn.softmax"].kind == "range"
@@ -114,12 +116,12 @@ def test_attention_of_more_than_four_bits_is_uniform() -> None:
     )
 
 
-def test_uniform_attention_is_uniform_with_few_bits_too() -> None:
+def test_uniform_attention_stays_uniform_with_few_bits() -> None:
     for bits in (2, 4, 8):
         assert planned("minmax", attention_bits=bits)["blocks.0.attn.softmax"].kind == "range"
 
 
-def test_ranges_of_what_is_never_negative_start_at_0() -> None:
+def test_ranges_of_attention_and_relu_must_start_at_0() -> None:
     for low in (0.0, -0.0):
         found = planned("minmax", sites={"attention": SiteRule(range=(low, 0.5))})["blocks.0.attn.softmax"]
         assert found.fixed == (0.0, 0.5)
@@ -138,15 +140,15 @@ def test_ranges_of_what_is_never_negative_start_at_0() -> None:
 
 
 @pytest.mark.parametrize("bits, found", [(8, 7), (7, 7), (4, 4)])
-def test_a_symmetric_relu_has_the_half_of_an_int8_that_is_not_negative(bits: int, found: int) -> None:
+def test_a_symmetric_relu_has_at_most_7_bits(bits: int, found: int) -> None:
     graph = Graph((Node("act", Relu(), ("images",)),), "act")
     recipe = msgspec.structs.replace(RECIPES["minmax"], symmetric=True, sites={"relu": SiteRule(bits=bits)})
     site = plan(graph, recipe)["act"]
     assert (site.bits, site.groups, site.symmetric) == (found, 1, False)
 
 
-def test_a_branch_of_the_pyramid_is_no_site_unless_more_than_a_sum_reads_it() -> None:
-    """An Upsample that takes only its size does not count."""
+def test_a_branch_of_the_pyramid_is_quantized_only_if_not_just_added() -> None:
+    """An Upsample that reads only its size does not count."""
     lateral, other = (Node(name, Linear(4, 4, "pyramid"), ("images",)) for name in ("lateral", "other"))
     size = Node("size", Upsample(), ("other", "lateral"))
     total = Node("total", Add(), ("size", "lateral"))
@@ -159,29 +161,29 @@ def test_a_branch_of_the_pyramid_is_no_site_unless_more_than_a_sum_reads_it() ->
     assert "lateral" in plan(Graph(nodes, "more"), recipe)
 
 
-def test_a_part_has_the_rules_of_its_own_sites() -> None:
+def test_each_part_gets_the_rules_that_match_its_sites() -> None:
     relu = Graph((Node("act", Relu(), ("images",)),), "act")
     rules = {"relu": SiteRule(bits=5), "gelu": SiteRule(bits=6), "*act": SiteRule(observer="omse")}
     recipe = msgspec.structs.replace(RECIPES["minmax"], sites=rules)
     first, second = recipes_of_parts([GRAPHS["vit"], relu], recipe)
     assert set(first.sites) == {"gelu", "*act"} and set(second.sites) == {"relu", "*act"}
     assert msgspec.structs.replace(first, sites=rules) == recipe
-    with pytest.raises(FqvitError, match="no site with codes is called 'relu'"):
+    with pytest.raises(FqvitError, match="'relu' matches no quantized site"):
         recipes_of_parts([GRAPHS["vit"]], recipe)
 
 
-def test_a_pattern_that_matches_nothing_is_refused() -> None:
-    with pytest.raises(FqvitError, match=r"no site with codes is called 'blocks\.9\.\*'"):
+def test_a_pattern_that_matches_nothing_is_rejected() -> None:
+    with pytest.raises(FqvitError, match=r"'blocks\.9\.\*' matches no quantized site"):
         planned(sites={"blocks.9.*": SiteRule(bits=4)})
 
 
 @pytest.mark.parametrize("site", ["head", "blocks.0.attn.proj", "patch_embed.proj", "branch"])
-def test_a_site_without_codes_cannot_be_overridden(site: str) -> None:
-    with pytest.raises(FqvitError, match=f"no site with codes is called {site!r}"):
+def test_rules_for_sites_that_are_not_quantized_are_rejected(site: str) -> None:
+    with pytest.raises(FqvitError, match=f"{site!r} matches no quantized site"):
         planned(sites={site: SiteRule(bits=4)})
 
 
-def test_power_of_two_factors_are_for_residuals_only() -> None:
+def test_ptf_is_rejected_except_for_residual_sites() -> None:
     with pytest.raises(FqvitError, match=r"blocks\.0\.mlp\.act: observer ptf for role gelu, but ptf is for LayerNorm inputs"):
         planned(sites={"gelu": SiteRule(observer="ptf")})
     with pytest.raises(
@@ -190,7 +192,7 @@ def test_power_of_two_factors_are_for_residuals_only() -> None:
         planned("minmax", sites={"attention": SiteRule(observer="ptf")})
 
 
-def test_ours_site_by_site() -> None:
+def test_recipe_fqvit_plans_channels_relative_attention_and_wide_residuals() -> None:
     sites = plan(GRAPHS["vit"], RECIPES["fqvit"])
     kinds = {name.removeprefix("blocks.0."): (site.kind, site.bits) for name, site in sites.items() if "blocks.0" in name}
     assert kinds == {
@@ -215,7 +217,7 @@ def test_relative_attention_stays_relative_with_more_bits(bits: int) -> None:
 
 
 @pytest.mark.parametrize("role", ["norm", "qkv", "context", "gelu"])
-def test_more_than_8_bits_are_refused_where_a_matrix_product_reads(role: str) -> None:
+def test_more_than_8_bits_are_rejected_for_inputs_of_matrix_products(role: str) -> None:
     name = next(node.name for node in GRAPHS["vit"].nodes if node.leaf.role == role)
     with pytest.raises(
         FqvitError, match=rf"^{name}: 9 bits for an input of a matrix product \(role {role}\), expected at most 8"
@@ -224,7 +226,7 @@ def test_more_than_8_bits_are_refused_where_a_matrix_product_reads(role: str) ->
     assert planned(sites={role: SiteRule(bits=8)})[name].bits == 8
 
 
-def test_more_than_8_bits_are_refused_for_attention_pools_and_branches() -> None:
+def test_more_than_8_bits_are_rejected_for_attention_pooling_and_branches() -> None:
     for bits in (9, 16):
         with pytest.raises(FqvitError, match=rf"^blocks\.0\.attn\.softmax: {bits} bits for an input of a matrix product"):
             planned(sites={"attention": SiteRule(bits=bits)})
@@ -236,31 +238,31 @@ def test_more_than_8_bits_are_refused_for_attention_pools_and_branches() -> None
 
 @pytest.mark.parametrize("role", ["residual", "hidden", "scores"])
 @pytest.mark.parametrize("recipe", ["fq-vit", "fqvit", "minmax"])
-def test_sums_tables_and_scores_take_16_bits(role: str, recipe: str) -> None:
+def test_residual_hidden_and_scores_may_have_16_bits(role: str, recipe: str) -> None:
     assert {site.bits for site in planned(recipe, sites={role: SiteRule(bits=16)}).values() if site.role == role} == {16}
 
 
-def test_channels_are_for_sites_that_linear_maps_read() -> None:
-    """Swin's norms reach them through windows; its last norm is averaged, which needs one step for all."""
+def test_sites_read_by_linear_layers_have_per_channel_scales() -> None:
+    """Swin's norms are read through window partitioning; its last norm is averaged, which needs a per-tensor scale."""
     block = {"norm1", "attn.qkv", "attn.context", "norm2", "mlp.act"}
     vit = with_channels(GRAPHS["vit"])
     assert vit == {f"blocks.{i}.{name}" for i in (0, 1) for name in block} | {"norm"}
     swin = with_channels(GRAPHS["swin"])
     blocks = [f"layers.{stage}.blocks.{i}" for stage, i in ((0, 0), (0, 1), (1, 0))]
-    assert swin == {f"{place}.{name}" for place in blocks for name in block} | {"layers.1.downsample.norm"}
+    assert swin == {f"{prefix}.{name}" for prefix in blocks for name in block} | {"layers.1.downsample.norm"}
     assert "norm" not in with_channels(GRAPHS["no class token"])  # norm, then mean
     assert "fc_norm" in with_channels(GRAPHS["mean"])  # mean, then norm
 
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_features_have_one_step_for_all_channels(kind: str, features: Any) -> None:
+def test_features_have_a_per_tensor_scale(kind: str, features: Any) -> None:
     graph = trace(float_model(kind).module, features)
     assert not {"norm", "fc_norm"} & with_channels(graph)
     assert graph.output not in with_channels(graph)
 
 
-def test_a_site_with_an_observer_or_range_of_its_own_has_one_step() -> None:
+def test_a_rule_with_an_observer_or_range_disables_per_channel_scales() -> None:
     for rule in (SiteRule(observer="omse"), SiteRule(range=(-1.0, 1.0))):
         assert with_channels(GRAPHS["vit"], sites={"gelu": rule}) == {
             name for name in with_channels(GRAPHS["vit"]) if not name.endswith("act")
@@ -269,8 +271,8 @@ def test_a_site_with_an_observer_or_range_of_its_own_has_one_step() -> None:
     assert (found.kind, found.bits, found.k) == ("channels", 6, 2)
 
 
-def test_values_have_steps_for_each_channel_only_with_attention_times_v() -> None:
-    """Attention times V is requantized by one number, which must be the ratio of the two sites in every channel."""
+def test_v_has_per_channel_scales_only_if_attention_times_v_has() -> None:
+    """Attention times V is requantized by one multiplier, the ratio of the two sites' scales in every channel."""
     sites = plan(
         GRAPHS["vit"],
         msgspec.structs.replace(RECIPES["fqvit"], sites={"blocks.0.attn.context": SiteRule(observer="omse")}),
@@ -281,7 +283,7 @@ def test_values_have_steps_for_each_channel_only_with_attention_times_v() -> Non
     assert "blocks.0.attn.context" in other_way and "blocks.0.attn.qkv" not in other_way
 
 
-def test_channels_need_linear_maps_and_nothing_else_to_read_them() -> None:
+def test_per_channel_scales_require_that_only_linear_layers_read_the_site() -> None:
     norm = Node("norm", LayerNorm(4, 1e-6), ("images",))
     maps = tuple(Node(name, Linear(4, 4, "logits"), ("norm",)) for name in ("one", "two"))
     assert with_channels(Graph((norm, *maps), "two", ("one",)), sites={}) == {"norm"}
@@ -289,7 +291,7 @@ def test_channels_need_linear_maps_and_nothing_else_to_read_them() -> None:
     assert with_channels(Graph((norm, *maps, total), "sum", ("one", "two")), sites={}) == set()
 
 
-def test_values_that_two_read_need_channels_in_both() -> None:
+def test_v_read_twice_needs_per_channel_scales_in_both_readers() -> None:
     qkv = Node("qkv", Linear(4, 12, "qkv"), ("images",))
     v = Node("v", Heads(2, 2), ("qkv",))
     products = tuple(Node(name, Context(), ("images", "v")) for name in ("one", "two"))

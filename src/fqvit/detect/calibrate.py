@@ -1,8 +1,8 @@
-"""Calibration of a detector: one float pass, an observer a site of every part, no labels.
+"""Calibrate a detector: one float pass over images without labels, with one observer per site of every network.
 
-Images go through one at a time, each at its own size: sites have the same names at every size. Heads are observed on what the
-float detector itself cuts out. Refuses recipes that search or compensate, which know classifiers only. Neighbours:
-calibrate.py, fqvit.detect.float.pipeline (the flow from maps to boxes).
+Images are processed one at a time, each at its own size; sites have the same names at every size. Heads are observed on the
+RoI features that the float detector extracts. Recipes that search or compensate are refused: they support classifiers only.
+See also: quant/calibrate.py, float/pipeline.py (from feature maps to boxes).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fqvit.models.graph import Graph, trace
 from fqvit.quant.batches import mark_last
 from fqvit.quant.calibrate import Call, SiteObserver, coded_attention, observe_batch, site_parameters
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.plan import plan, plan_squares, recipes_of_parts
+from fqvit.quant.plan import plan, plan_roi_features, recipes_of_parts
 from fqvit.quant.recipe import Recipe, check_detector
 
 
 @dataclass(frozen=True)
 class DetectorCalibration:
-    """pyramid: for every image size   boxes, masks: of the heads, one a stage"""
+    """pyramid: valid for every image size   boxes, masks: of the heads, one per stage"""
 
     pyramid: Calibration
     boxes: tuple[Calibration, ...]
@@ -43,15 +43,16 @@ class DetectorCalibration:
 
 
 class PartObservers:
-    """The observers of one part. Of a head also that of the rois which it takes."""
+    """The observers of one network: the pyramid or a head. roi: the observer of a head's input"""
 
     def __init__(self, graph: Graph, recipe: Recipe, whole: Recipe, head: bool) -> None:
+        """recipe: for this network   whole: for the detector   head: whether the network takes RoI features"""
         self.graph, self.recipe = graph, recipe
         self.sites = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
-        self.roi = SiteObserver(plan_squares(whole), whole) if head else None
+        self.roi = SiteObserver(plan_roi_features(whole), whole) if head else None
 
     def observe(self, graph: Graph, x: Tensor, call: Call | None = None) -> tuple[Tensor, ...]:
-        """graph: this part's, perhaps of another image size. Gives its outputs."""
+        """Run `graph` on x and observe every site. graph: this network's, possibly for another image size. Returns its outputs."""
         if self.roi is not None:
             self.roi.observe(x)
         return observe_batch(graph, x, self.sites, call=call)
@@ -63,7 +64,7 @@ class PartObservers:
 
 
 class ObservedNetworks(FloatNetworks):
-    """The float networks, observed while they run."""
+    """The float networks, with every site observed while they run."""
 
     def __init__(self, detector: FloatDetector, recipe: Recipe) -> None:
         super().__init__(detector)
@@ -72,7 +73,7 @@ class ObservedNetworks(FloatNetworks):
         recipes = recipes_of_parts(graphs, recipe)
         parts = [PartObservers(graph, each, recipe, i > 0) for i, (graph, each) in enumerate(zip(graphs, recipes, strict=True))]
         self.pyramid_observers, self.box_heads, self.mask_heads = parts[0], parts[1 : 1 + self.stages], parts[1 + self.stages :]
-        self.last = False  # whether no other image comes
+        self.last = False  # whether the current image is the last one
 
     def maps(self, pixels: Pixels) -> Maps:
         images = torch.from_numpy(normalise_and_pad(pixels, self.settings))[None]
@@ -105,7 +106,7 @@ def calibrate_detector(
     *,
     seen: Callable[[int], None] | None = None,
 ) -> DetectorCalibration:
-    """Observe every site of every part on `images`, of which the first recipe.images are taken. seen(n): after image n."""
+    """Observe every site of every network on the first recipe.images of `images`. seen(n) is called after image n."""
     check_detector(recipe)
     networks, count = ObservedNetworks(detector, recipe), 0
     taken: Iterable[Image.Image] = islice(images, recipe.images)
@@ -131,7 +132,7 @@ def _observe_image(networks: ObservedNetworks, image: Input) -> None:
         [x.astype(np.float64) for x in maps.objectness], [x.astype(np.float64) for x in maps.deltas], image.size, s
     )
     found = classify(networks, maps.levels, proposals, image.size, s)
-    # Where nothing is found, masks of proposals still show what masks are computed from.
+    # If nothing is detected, mask heads are observed on proposals instead.
     boxes = found.boxes if len(found.boxes) else proposals[: s.detections]
     labels = np.zeros(len(boxes), np.int64)
     rois = multiscale_roi_align(maps.levels, boxes, networks.mask_side, s.finest, s.strides)

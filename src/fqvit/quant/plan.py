@@ -1,4 +1,7 @@
-"""From a graph and a recipe to what happens at each site. The only place that knows which roles are quantized how."""
+"""Turn a graph and a recipe into a plan per site: which observer, how many bits, which kind of codes.
+
+No other module decides how a role is quantized. See also: recipe.py (recipes), observers.py (what a plan names).
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,23 @@ from fqvit.models.maps import Conv2d, Deconv, Upsample
 from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 
-# More bits than a matrix product takes: codes that only norms, sums, tables and the softmax read.
+# Roles that may have more than 8 bits: no matrix product reads them, only norms, sums, tables and the softmax.
 WIDE = ("residual", "hidden", "scores")
-# Sites that may have a step for each channel.
+# Roles that may have one scale per channel.
 CHANNELS = ("norm", "qkv", "context", "gelu")
-# Matrix products of sites. Patches reads pixels, which are bytes already.
+# Matrix products that read sites. Patches is not among them: it reads pixels, which are bytes already.
 PRODUCTS = (Linear, Conv2d, Deconv, Scores, BiasedScores, Context)
-# Sites that stay in the accumulator unless the recipe wants codes there.
+# Roles that stay in the accumulator unless the recipe asks for codes.
 BRANCHES = ("branch", "patch")
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """kind "range": one range a group of channels; "channels": a step for each channel; "ptf": Power-of-Two Factor;
-    "log2" and "relative": attention, nothing to observe but the number of tokens."""
+    """How one site is quantized.
+
+    kind: "range": one range per group of channels; "channels": one scale per channel; "ptf": Power-of-Two Factor; "log2" and
+    "relative": codes of attention, which need no observed range.
+    """
 
     site: str
     kind: Literal["range", "channels", "ptf", "log2", "relative"]
@@ -38,13 +44,16 @@ class SitePlan:
     observer: RangeObserver = "minmax"
     k: int = 0
     groups: int = 1
-    symmetric: bool = False  # around the middle code; attention has none below its zero point
-    fixed: tuple[float, float] | None = None
+    symmetric: bool = False  # the zero point is the middle code; False for attention and ReLU, which are never negative
+    fixed: tuple[float, float] | None = None  # a range set by the recipe, instead of an observed one
 
 
 def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
-    """The plan of every quantized site, in the order of the graph. Sites left out are accumulators, logits or moves; and where
-    nonlinear operations stay float, all that no matrix product reads."""
+    """Plan every quantized site, in graph order: {site: plan}.
+
+    Not quantized are accumulators, logits and data movement. If nonlinear operations stay float, only inputs of matrix products
+    are quantized. Raises FqvitError for a rule of the recipe that matches no quantized site.
+    """
     sites = _plan_sites(graph, recipe)
     for pattern in recipe.sites:
         if not _is_used(graph, sites, pattern):
@@ -53,7 +62,7 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
 
 
 def recipes_of_parts(graphs: Sequence[Graph], recipe: Recipe) -> list[Recipe]:
-    """The recipe of each part of a detector: without the rules for sites that only other parts have."""
+    """Return one recipe per part of a detector, each with the rules that match a site of that part."""
     rules: list[dict[str, SiteRule]] = []
     for graph in graphs:
         sites = _plan_sites(graph, recipe)
@@ -74,7 +83,7 @@ def _is_used(graph: Graph, sites: Mapping[str, SitePlan], pattern: str) -> bool:
 
 
 def _unused(recipe: Recipe, pattern: str) -> FqvitError:
-    return FqvitError(f"recipe {recipe.name}: no site with codes is called {pattern!r}. `fqvit inspect --sites` lists them.")
+    return FqvitError(f"recipe {recipe.name}: {pattern!r} matches no quantized site. `fqvit inspect --sites` lists them.")
 
 
 def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan | None:
@@ -123,7 +132,7 @@ def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     bits = rule.bits or recipe.attention_bits
     _check_bits(node, bits)
     if recipe.symmetric:
-        bits = min(bits, 7)  # attention is never negative: of an int8, the half that remains
+        bits = min(bits, 7)  # attention is never negative, so only half of the int8 codes can be used
     if recipe.attention == "relative":
         return SitePlan(node.name, "relative", bits, "attention")
     if recipe.attention == "log2-wide" or (recipe.log2_attention and bits <= 4):
@@ -132,11 +141,11 @@ def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
 
 
 def _plan_relu(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
-    """Zero point 0, so that the clamp of what writes the codes is the ReLU."""
+    """Zero point 0: saturation at code 0 is the ReLU."""
     bits = rule.bits or recipe.activation_bits
     _check_bits(node, bits)
     if recipe.symmetric:
-        bits = min(bits, 7)  # as of attention
+        bits = min(bits, 7)  # as for attention
     return _plan_from_zero(node, bits, recipe, rule)
 
 
@@ -163,22 +172,22 @@ def _check_observer(node: Node, observer: str) -> None:
         raise FqvitError(f"{node.name}: observer ptf for role {role}, but ptf is for LayerNorm inputs (role residual) only.")
 
 
-def plan_squares(recipe: Recipe) -> SitePlan:
-    """What boxes cut out of a pyramid, whatever its level: the input of a detector's heads."""
+def plan_roi_features(recipe: Recipe) -> SitePlan:
+    """Plan the input of a detector's heads: RoIAlign features, with the same parameters for every level of the pyramid."""
     return SitePlan(IMAGES, "range", recipe.activation_bits, "pyramid", recipe.observer, symmetric=recipe.symmetric)
 
 
 def _is_added(graph: Graph, node: Node) -> bool:
-    """Whether all that happens to a linear map is that it is added to something: a branch of the pyramid."""
-    # An Upsample takes only the size of its second input.
+    """Whether node is a linear layer whose output is only added to other values: a branch of the pyramid."""
+    # An Upsample reads only the size of its second input.
     readers = [n for n in graph.nodes if node.name in (n.inputs[:1] if isinstance(n.leaf, Upsample) else n.inputs)]
     added = bool(readers) and all(isinstance(reader.leaf, Add) for reader in readers)
     return isinstance(node.leaf, Linear) and added and node.name not in graph.outputs
 
 
 def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> bool:
-    """Whether each channel has its own step: it must be folded into the linear maps that read the site. V's steps stay in
-    attention times V, so that V has them only where that site has them too."""
+    """Whether the site has one scale per channel. Linear layers must read it, so that the scales can be folded into their
+    weights. Attention times V inherits the scales of V, so V has one per channel only if that site has."""
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False
     if node.leaf.role != "qkv":
@@ -196,7 +205,7 @@ def _read_by_linear(graph: Graph, name: str) -> bool:
 
 
 def _read_by_product(graph: Graph, name: str) -> bool:
-    """Whether a matrix product reads the site, be it through moves of rows."""
+    """Whether a matrix product reads the site, directly or through data movement."""
     return any(
         isinstance(node.leaf, PRODUCTS) or (node.leaf.role == "route" and _read_by_product(graph, node.name))
         for node in graph.nodes
@@ -209,7 +218,7 @@ def _matches(pattern: str, node: Node) -> bool:
 
 
 def _rule(node: Node, recipe: Recipe) -> SiteRule:
-    """All rules that match, later ones over earlier ones."""
+    """Merge all rules that match the node; later rules override earlier ones."""
     merged = SiteRule()
     for pattern, rule in recipe.sites.items():
         if _matches(pattern, node):
