@@ -1,6 +1,6 @@
-"""Vision transformers as integer-only programs. The public names, each imported when it is first used.
+"""Public Python API of fqvit: quantize vision transformers to integer-only programs and run them.
 
-Running a saved program needs no torch; load_model, calibrate and lower bring it in.
+Each name is imported on first use. Running a saved program needs no torch; load_model, calibrate and lower import it.
 
     model = fqvit.load_model("deit_tiny", "deit_tiny.safetensors")
     program = fqvit.lower(model, fqvit.calibrate(model, images, fqvit.load_recipe("fq-vit")))

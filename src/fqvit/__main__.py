@@ -1,4 +1,4 @@
-"""`python -m fqvit` and the console script: the command line, which can be stopped without a traceback while it is imported."""
+"""Start the command line, for `python -m fqvit` and the console script. Ctrl-C during imports prints no traceback."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
+    """Install the signal handlers, then import and run the command line."""
     try:
         from fqvit.system import signals
 
         signals.install()
-    except KeyboardInterrupt:  # before anybody took it
+    except KeyboardInterrupt:  # before the handlers are installed
         os._exit(130)
     from fqvit.cli.app import main as command_line
 

@@ -1,14 +1,17 @@
-"""The one exception that users see: a mistake in what they gave, never in our code."""
+"""Define FqvitError, the only exception for mistakes of the user. Any other exception is a bug of fqvit."""
 
 import re
 
-# What ends a line or commands a terminal: a foreign file may have it in a name, and names are in messages.
+# Characters that end a line or control a terminal. Messages quote names from untrusted files, which may contain them.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-LONGEST = 2000  # letters; a foreign name may be longer
+LONGEST = 2000  # characters; a name in an untrusted file may be longer
 
 
 class FqvitError(Exception):
-    """One line: the thing, what was found, what was expected, what to do. The command line prints it and exits with 2."""
+    """An error in one line: `<thing>: <what was found>, expected <what>. <what to do>.`
+
+    The command line prints it without a traceback and exits with code 2.
+    """
 
     def __init__(self, message: str) -> None:
         line = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), message)

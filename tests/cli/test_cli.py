@@ -331,7 +331,7 @@ def test_usage_errors_exit_with_2() -> None:
     ("error", "code", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (OSError(28, "Disk full", "x"), 2, "fqvit: x: Disk full. Free some space on that disk or choose another.\n"),
+        (OSError(28, "Disk full", "x"), 2, "fqvit: x: Disk full. Free disk space or choose another disk.\n"),
         (PermissionError(13, "Permission denied", "x"), 2, "fqvit: x: Permission denied.\n"),
     ],
 )

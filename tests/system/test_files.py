@@ -1,4 +1,4 @@
-"""Atomic writing: the old file or the new one, and nothing else left behind."""
+"""Test atomic writing: the target is the old file or the new one, and no temporary file is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fqvit.errors import FqvitError
 from fqvit.system.files import replacing, write_atomically
 
 
-def test_a_new_file_has_the_content_and_the_usual_permissions(tmp_path: Path) -> None:
+def test_a_new_file_has_its_content_and_default_permissions(tmp_path: Path) -> None:
     write_atomically(tmp_path / "new", lambda path: path.write_bytes(b"abc"))
     (tmp_path / "plain").touch()
     assert (tmp_path / "new").read_bytes() == b"abc"
@@ -22,7 +22,7 @@ def test_a_new_file_has_the_content_and_the_usual_permissions(tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_old_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_text("old")
     target.chmod(0o640)
@@ -34,7 +34,7 @@ def test_an_old_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> No
     assert target.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_atomically(tmp_path / "link", lambda path: path.write_text("new"))
@@ -43,7 +43,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt, SystemExit])
-def test_any_interruption_leaves_the_old_file_alone(tmp_path: Path, fault: type[BaseException]) -> None:
+def test_an_exception_leaves_the_old_file_unchanged(tmp_path: Path, fault: type[BaseException]) -> None:
     target = tmp_path / "file"
     target.write_text("old")
     with pytest.raises(fault), replacing(target) as temporary:
@@ -53,7 +53,7 @@ def test_any_interruption_leaves_the_old_file_alone(tmp_path: Path, fault: type[
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_disk_that_takes_no_more_is_a_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_over_the_size_limit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -66,16 +66,16 @@ def test_a_disk_that_takes_no_more_is_a_clear_error_and_leaves_nothing(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_names_the_path_and_the_remedy(tmp_path: Path) -> None:
+def test_a_full_disk_error_names_the_path_and_the_remedy(tmp_path: Path) -> None:
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    with pytest.raises(FqvitError, match=r"model.fqvit: cannot be written \(No space left on device\). Free some space"):
+    with pytest.raises(FqvitError, match=r"model.fqvit: cannot be written \(No space left on device\). Free disk space"):
         write_atomically(tmp_path / "model.fqvit", full)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_folders_and_folders_as_files_are_refused(tmp_path: Path) -> None:
+def test_missing_folders_and_folders_in_place_of_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"none/file: cannot be written \(No such file or directory\). Create the folder"):
         write_atomically(tmp_path / "none" / "file", lambda path: path.touch())
     with pytest.raises(FqvitError, match="Choose a file name, not a folder"):
@@ -87,13 +87,13 @@ def test_missing_folders_and_folders_as_files_are_refused(tmp_path: Path) -> Non
 
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     if os.geteuid() == 0:
-        pytest.skip("permissions do not bind root")
+        pytest.skip("root ignores permissions")
     tmp_path.chmod(0o500)
-    with pytest.raises(FqvitError, match="Choose a folder that you may write to"):
+    with pytest.raises(FqvitError, match="Choose a folder with write permission"):
         write_atomically(tmp_path / "file", lambda path: path.touch())
 
 
-def test_a_name_of_many_letters_outside_ascii_is_taken(tmp_path: Path) -> None:
-    target = tmp_path / ("猫" * 80 + ".fqvit")  # 246 bytes, of 255 that a name may have
+def test_a_long_name_outside_ascii_is_accepted(tmp_path: Path) -> None:
+    target = tmp_path / ("猫" * 80 + ".fqvit")  # 246 bytes; the limit of a file name is 255
     write_atomically(target, lambda path: path.write_text("new"))
     assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]

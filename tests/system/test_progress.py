@@ -1,4 +1,4 @@
-"""The progress bar: silent unless a person watches."""
+"""Test the progress bar: it is shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_it_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
 
 
-def test_it_shows_label_count_and_rate_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_shows_label_count_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
@@ -35,7 +33,7 @@ def test_it_shows_label_count_and_rate_on_a_terminal(
     assert capsys.readouterr().out == ""
 
 
-def test_the_items_come_one_at_a_time() -> None:
+def test_items_are_yielded_one_at_a_time() -> None:
     taken: list[int] = []
 
     def source() -> Iterator[int]:
@@ -47,12 +45,12 @@ def test_the_items_come_one_at_a_time() -> None:
     assert taken == [0]
 
 
-def test_a_closed_stderr_is_nobody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where the descriptor was closed before the start
+def test_nothing_is_shown_with_a_closed_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # Python sets it to None if the descriptor was closed before the start
     assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
 
 
-def test_without_rich_there_is_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setitem(sys.modules, "rich", None)
     assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]

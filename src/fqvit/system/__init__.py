@@ -1,1 +1,1 @@
-"""Files, signals and the terminal: what every other package may use. It depends on nothing but errors.py."""
+"""Operating system services: atomic files, signals, progress bars and plain-text tables."""

@@ -1,6 +1,7 @@
-"""Writing files so that a reader finds the old one or the new one, never half of one.
+"""Write files atomically: a reader finds the old file or the new one, never a part of one.
 
-It writes and nothing else; what stands in a .fqvit file is ir/program.py's business.
+Content goes to a temporary file in the same folder, is flushed to disk and renamed. See also: ir/file.py for what is in a
+.fqvit file, export/folder.py for folders.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ REMEDIES = {
     errno.ENOENT: "Create the folder first.",
     errno.ENOTDIR: "Choose a path inside a folder.",
     errno.EISDIR: "Choose a file name, not a folder.",
-    errno.EACCES: "Choose a folder that you may write to.",
-    errno.EPERM: "Choose a folder that you may write to.",
+    errno.EACCES: "Choose a folder with write permission.",
+    errno.EPERM: "Choose a folder with write permission.",
     errno.EROFS: "Choose a folder on a writable disk.",
-    errno.ENOSPC: "Free some space on that disk or choose another.",
-    errno.EDQUOT: "Free some of your quota or choose another disk.",
+    errno.ENOSPC: "Free disk space or choose another disk.",
+    errno.EDQUOT: "Free some of your disk quota or choose another disk.",
     errno.EFBIG: "Raise the file size limit or choose another disk.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
@@ -36,22 +37,22 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def remedy(error: OSError) -> str:
-    """What to do about a path that cannot be written."""
+    """Return what to do about a path that cannot be written."""
     return REMEDIES.get(error.errno or 0, "Choose another path.")
 
 
 _unfinished: set[Path] = set()
-_lock = threading.Lock()  # held while a temporary file appears or becomes the real one
+_lock = threading.Lock()  # held while a temporary file is created or renamed
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path in the same folder; it becomes `path` if the block ends well and is removed if it does not."""
+    """Yield a temporary path in the same folder. It is renamed to `path` if the block succeeds, and removed if it raises."""
     target = Path(path)
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        # A link is followed, so that the file it names is replaced and not the link.
+        # Follow a symbolic link, so that its target is replaced and not the link.
         target = target.resolve()
         temporary = temporary_beside(target)
         try:
@@ -63,7 +64,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
             flush_to_disk(temporary)
             with _lock:
                 os.replace(temporary, target)
-        except BaseException:  # KeyboardInterrupt too: an interrupted run leaves nothing behind
+        except BaseException:  # KeyboardInterrupt too: an interrupted run leaves no temporary file
             temporary.unlink(missing_ok=True)
             raise
         finally:
@@ -73,27 +74,27 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
-    """A new name in the same folder, by which people and `ls -a` know what is unfinished: .NAME.xxxxxxxx.tmp"""
-    # 50 letters: four bytes each at most, and a name may have 255.
+    """Return a new hidden name in the same folder, such as .NAME.0a1b2c3d.tmp."""
+    # 50 characters have at most 200 bytes in UTF-8, and a file name may have 255.
     return target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}{ending}")
 
 
 def remove_unfinished() -> None:
-    """For a thread that is about to end the process under the main thread's hands: nothing is begun or finished after this."""
-    _lock.acquire(timeout=5.0)  # never released
+    """Remove all temporary files before a background thread ends the process. No file is created or renamed afterwards."""
+    _lock.acquire(timeout=5.0)  # never released: the process ends
     for temporary in list(_unfinished):
         temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Calls write(temporary path) and moves the result to `path`; FqvitError names the path if the disk refuses."""
+    """Call write(temporary path), then rename the result to `path`. Raises FqvitError if the path cannot be written."""
     with replacing(path) as temporary:
         write(temporary)
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:
-    """A .npy file. Written at once by whoever wants it: on a full disk np.save's own error has neither number nor path."""
-    import numpy as np  # late: `fqvit --help` passes here
+    """Return the content of a .npy file. np.save to a full disk raises an error without errno and path, hence bytes."""
+    import numpy as np  # late: `fqvit --help` imports this module
 
     stream = io.BytesIO()
     np.save(stream, array, allow_pickle=False)
@@ -101,7 +102,7 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
 
 
 def keep_or_default_mode(temporary: Path, target: Path) -> None:
-    """Unfinished files are private; give what the old file had, or what a plain open() would have given."""
+    """Set the permissions of the old file, or those of a plain open(). Temporary files are readable by their owner only."""
     if target.exists():
         mode = target.stat().st_mode & 0o7777
     else:
@@ -112,6 +113,6 @@ def keep_or_default_mode(temporary: Path, target: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Before the rename, or a power cut could leave the new name on an empty file."""
+    """Flush a file before it is renamed: otherwise a power failure could leave the new name on an empty file."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())

@@ -1,6 +1,6 @@
-"""A progress bar on stderr for a person at a terminal; nothing at all for pipes, logs and tests.
+"""Show a progress bar on stderr if it is a terminal, and nothing in pipes, logs and tests.
 
-The only place where library code may show something, and it does so only when asked through `track`.
+The library prints nothing by itself; a caller passes `track` to see the progress.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 SHOW_CURSOR = b"\x1b[?25h"
-_shown: set[Callable[[], None]] = set()  # how to end each bar that is on the screen
+_shown: set[Callable[[], None]] = set()  # one function per visible bar, which stops it
 
 
 class Progress(Protocol):
-    """`track`, or something like it: hands the items on and shows how far it is."""
+    """A function like `track`: yields the items of an iterable and shows the progress."""
 
     def __call__(self, iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]: ...
 
 
 def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "batches") -> Iterator[T]:
-    """The items themselves, with a bar that shows the share done, rate in `unit` a second, and time left."""
-    # None where it was closed before the start. Rich is typer's to bring; without it work goes on without a bar.
+    """Yield the items, and show a bar with the fraction done, the rate in `unit` per second and the remaining time."""
+    # stderr is None if it was closed before the start. rich is a dependency of typer; without it there is no bar.
     if sys.stderr is None or not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield from iterable
         return
-    # Late: rich costs a tenth of a second, which `--help` and scripts should not pay.
+    # Late: importing rich takes 0.1 s, which `--help` and scripts should not wait for.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.text import Text
@@ -49,21 +49,21 @@ def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "bat
                 yield item
                 progress.advance(task)
     finally:
-        if not isinstance(sys.exception(), KeyboardInterrupt):  # which may come while the bar itself begins or ends
+        if not isinstance(sys.exception(), KeyboardInterrupt):  # one may be raised while the bar itself starts or stops
             _shown.discard(progress.stop)
 
 
 def end_bars() -> None:
-    """For a command that ends early, whose bars may be in the middle of something: ends their lines and shows the cursor."""
+    """Stop all visible bars of a command that ends early: end their lines and show the cursor."""
     if _shown:
         while _shown:
-            with contextlib.suppress(Exception):  # of one that has half begun
+            with contextlib.suppress(Exception):  # from a bar that was interrupted while it started
                 _shown.pop()()
         os.write(2, SHOW_CURSOR)
 
 
 def abandon_bars() -> None:
-    """As end_bars, without waiting for anybody: for a thread that is about to end the process."""
+    """Show the cursor without waiting for other threads: for a background thread that is about to end the process."""
     if _shown:
         _shown.clear()
         os.write(2, SHOW_CURSOR + b"\n")

@@ -1,6 +1,6 @@
-"""Figures as plain aligned text.
+"""Format tables and sizes as plain aligned text.
 
-Plain text and not rich: it costs nothing to start and reads the same in a terminal, a log and a pipe.
+Plain text instead of rich: it needs no import time and looks the same in a terminal, a log and a pipe.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Aligned columns: the first `left` of them to the left, the others (numbers) to the right."""
+    """Align columns: the first `left` ones to the left, the others (numbers) to the right."""
     every = [head, *rows]
     widths = [max(len(row[i]) for row in every) for i in range(len(head))]
     lines = []
@@ -21,13 +21,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """A name and a value a line."""
+    """Format one name and one value per line."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
 
 
 def size(count: int) -> str:
-    """Bytes for people, in powers of ten."""
+    """Format a number of bytes in kB or MB, powers of ten."""
     for unit, scale in (("MB", 1_000_000), ("kB", 1_000)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"

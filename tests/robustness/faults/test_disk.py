@@ -103,7 +103,7 @@ def test_a_disk_that_is_really_full(kind: str, tmp_path: Path) -> None:
     if not done.stdout.startswith("mounted"):
         pytest.skip("may not mount")
     assert (done.returncode, done.stdout) == (2, "mounted\n"), done.stdout
-    said = "fqvit: out: cannot be written (No space left on device). Free some space on that disk or choose another.\n"
+    said = "fqvit: out: cannot be written (No space left on device). Free disk space or choose another disk.\n"
     assert done.stderr.endswith(said) and "Traceback" not in done.stderr
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk_behind_stdout_is_told_on_stderr(words: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m fqvit {words} > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("fqvit: ") and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "No space left on device. Free some space" in done.stderr
+    assert "No space left on device. Free disk space" in done.stderr
     both = subprocess.run(f"{command} 2>&1", shell=True, capture_output=True, check=False)
     assert both.returncode == 2
 
@@ -140,4 +140,4 @@ def test_folders_that_cannot_be_written_are_refused_before_the_work(tmp_path: Pa
         refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "new" / "x"), "may not be written to")
         refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "none" / "x"), "there is no folder")
     assert fqvit(*TABLE, "--cache", tmp_path / "cells", "--json").json["rows"] == finished  # a read-only cache is read
-    refused(fqvit(*TABLE, "--cache", tmp_path / "cells", "--fresh"), "cells: may not be written to", "--cache DIR")
+    refused(fqvit(*TABLE, "--cache", tmp_path / "cells", "--fresh"), "cells: is not writable", "--cache DIR")
