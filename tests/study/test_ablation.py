@@ -1,4 +1,4 @@
-"""`fqvit ablate`: every part on and off, with the paper's counts and figures beside."""
+"""`fqvit ablate`: every part of the method on and off, with the paper's bit operations and accuracies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fqvit.study.table import row
 from tests.cli.command_line import fqvit
 
 
-def test_all_eight_settings_and_partial_are_there() -> None:
+def test_there_are_eight_settings_and_partial() -> None:
     found = settings()
     assert [setting.partial for setting in found] == [True] + 8 * [False]
     assert len({(s.ptf, s.lis, s.attention_bits) for s in found if not s.partial}) == 8
@@ -27,7 +27,7 @@ def test_all_eight_settings_and_partial_are_there() -> None:
     assert {(s.partial, s.lis, s.attention_bits) for s in simulated} == {(True, False, 8), (False, True, 8)}
 
 
-def test_settings_are_the_recipes_that_they_name() -> None:
+def test_settings_equal_the_recipes_of_the_same_method() -> None:
     known = {(s.ptf, s.lis, s.attention_bits): s.method.recipe for s in settings() if not s.partial}
     for key, name in (((False, False, 8), "minmax"), ((True, False, 8), "fq-vit-8"), ((True, True, 4), "fq-vit")):
         found, wanted = known[key], load_recipe(name)
@@ -36,7 +36,7 @@ def test_settings_are_the_recipes_that_they_name() -> None:
             assert getattr(found, field) == getattr(wanted, field), (name, field)
 
 
-def test_vit_base_has_the_papers_figures_beside() -> None:
+def test_rows_of_vit_base_have_the_papers_results() -> None:
     answers = Answers(1000, 1.0, 1.0, 1, "", *(np.array([0], "<i4").tobytes() for _ in range(2)), [])
     model = "vit_base_patch16_224"
     cells = [row(model, method, answers, answers) for method in (FLOAT, *(s.method for s in settings()))]
@@ -51,7 +51,7 @@ def test_vit_base_has_the_papers_figures_beside() -> None:
     assert "1117.76" in text and "7.96" in text and "partial 8/8/8 *" in text
 
 
-def test_wide_log2_codes_are_simulated_only() -> None:
+def test_wide_log2_codes_exist_only_in_simulation() -> None:
     with pytest.raises(FqvitError, match="attention codes are simulated"):
         check_integer(Recipe(name="wide", attention="log2-wide", attention_bits=8))
     q = log2(8, zero_code=True)
@@ -59,7 +59,7 @@ def test_wide_log2_codes_are_simulated_only() -> None:
     assert torch.equal(q.decode(q.encode(p)), p), "small values keep their power of two"
 
 
-def test_the_command_measures_every_setting(tmp_path: Path) -> None:
+def test_the_command_measures_and_draws_every_setting(tmp_path: Path) -> None:
     picture = tmp_path / "figure.svg"
     words = ("ablate", "--models", "fmnist_vit", "--limit", 16, "--images", 16, "--cache", tmp_path / "cells")
     done = fqvit(*words, "-o", picture, "--json").json

@@ -1,4 +1,4 @@
-"""Bit operations: the paper's figures, and counts that the traced model confirms layer by layer."""
+"""Bit operations: the paper's numbers, and the same counts from a traced model, layer by layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = {
 }
 
 
-def test_vit_base_gives_the_four_figures_of_the_paper() -> None:
+def test_vit_base_gives_the_four_numbers_of_the_paper() -> None:
     found = paper_totals(layers_of(find("vit_base").config))
     assert {name: round(value, 2) for name, value in found.items()} == {
         "baseline8": 1118.51,
@@ -32,21 +32,21 @@ def test_vit_base_gives_the_four_figures_of_the_paper() -> None:
     }
 
 
-def test_vit_base_in_the_usual_convention() -> None:
+def test_vit_base_is_counted_in_the_usual_convention() -> None:
     layers = layers_of(find("vit_base").config)
     assert round(usual_total(layers, 8, 8, 8), 2) == 1124.09
     assert round(usual_total(layers, 8, 8, 4), 2) == 1112.64
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_traced_model_confirms_every_layer(name: str) -> None:
+def test_every_layer_has_the_counts_of_the_traced_model(name: str) -> None:
     config = SMALL[name]
     assert sorted(layers_of(config), key=lambda layer: layer.name) == sorted(counted(config), key=lambda layer: layer.name)
 
 
 @torch.no_grad()
 def counted(config: ViTConfig | SwinConfig) -> list[Layer]:
-    """The same from the shapes that a run of the float model has."""
+    """Count the layers from the shapes in a run of the float model."""
     found: list[Layer] = []
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -92,12 +92,12 @@ def test_the_command_prints_both_conventions_and_every_layer() -> None:
     assert "layers.3.blocks.1.mlp.fc2" in text
 
 
-def test_mistakes_are_one_line() -> None:
+def test_mistakes_are_reported_in_one_line() -> None:
     refused(fqvit("bitops", "vit_bse"), "vit_bse", "Did you mean")
     for bits in ("8-8", "8/8", "0/8/8", "8/8/64"):
         refused(fqvit("bitops", "vit_base", "--bits", bits), bits, "W/A/ATTN")
 
 
-def test_small_models_have_the_digits_to_tell_rows_apart() -> None:
+def test_small_models_are_printed_with_enough_digits_to_tell_rows_apart() -> None:
     figures = [line.split()[-1] for line in fqvit("bitops", "fmnist_vit").out.splitlines() if "attention  " in line][:4]
     assert len(set(figures)) == 4

@@ -1,4 +1,4 @@
-"""Cells of a table: the answers of `eval`, kept so that nothing finished is done twice."""
+"""Cells of a table: the same answers as `eval`, cached so that no finished step runs twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fqvit.study.table import row
 
 
 class Counted(ImageArray):
-    """Images that count how often they are read, and may end the run after some of them."""
+    """Images that count how often they are read, and can interrupt the run at a given batch."""
 
     passes = 0
     dies_at: int | None = None
@@ -35,7 +35,7 @@ class Counted(ImageArray):
             yield batch
 
     def limit(self, count: int) -> Counted:
-        return self  # the very same, so that it counts
+        return self  # the same object, so that the count is kept
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_cell_has_the_answers_of_the_program(model: fqvit.FloatModel, tmp_path
     assert told.file_bytes == (tmp_path / "a.fqvit").stat().st_size
 
 
-def test_a_finished_cell_is_not_done_again(model: fqvit.FloatModel, tmp_path: Path) -> None:
+def test_a_finished_cell_is_not_repeated(model: fqvit.FloatModel, tmp_path: Path) -> None:
     calib, data = calibration_images(32), labelled_images()
     first, _ = bench(model, tmp_path, calib, data).answers(MINMAX)
     again, reused = bench(model, tmp_path, calib, data).answers(MINMAX)
@@ -86,7 +86,7 @@ def test_a_finished_cell_is_not_done_again(model: fqvit.FloatModel, tmp_path: Pa
     assert not reused and (calib.passes, data.passes) == (2, 2)
 
 
-def test_a_run_that_ends_in_the_middle_keeps_its_calibration(model: fqvit.FloatModel, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_calibration(model: fqvit.FloatModel, tmp_path: Path) -> None:
     calib = calibration_images(32)
     with pytest.raises(KeyboardInterrupt):
         bench(model, tmp_path, calib, labelled_images(dies_at=2)).answers(MINMAX)
@@ -98,7 +98,7 @@ def test_a_run_that_ends_in_the_middle_keeps_its_calibration(model: fqvit.FloatM
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"seconds": 1, "calibration": "{}"}'])
-def test_damaged_files_count_as_not_there(model: fqvit.FloatModel, tmp_path: Path, damage: bytes) -> None:
+def test_damaged_cache_files_are_ignored(model: fqvit.FloatModel, tmp_path: Path, damage: bytes) -> None:
     calib, data = calibration_images(32), labelled_images()
     first, _ = bench(model, tmp_path, calib, data).answers(MINMAX)
     for path in tmp_path.iterdir():
@@ -107,7 +107,7 @@ def test_damaged_files_count_as_not_there(model: fqvit.FloatModel, tmp_path: Pat
     assert not reused and again.fingerprint == first.fingerprint and again.predictions == first.predictions
 
 
-def test_other_images_recipes_or_code_are_other_cells(
+def test_different_images_recipes_or_code_give_different_cells(
     model: fqvit.FloatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calib, data = calibration_images(32), labelled_images()
@@ -117,7 +117,7 @@ def test_other_images_recipes_or_code_are_other_cells(
     other = Method("minmax", msgspec.structs.replace(MINMAX.recipe, weight_bits=7))
     assert not bench(model, tmp_path, calib, data).answers(other)[1]
     renamed = Method("another", msgspec.structs.replace(MINMAX.recipe, name="another"))
-    assert bench(model, tmp_path, calib, data).answers(renamed)[1], "a name decides nothing"
+    assert bench(model, tmp_path, calib, data).answers(renamed)[1], "the name does not change the result"
     monkeypatch.setattr(cells, "code_digest", lambda: "newer")
     assert not bench(model, tmp_path, calib, data).answers(MINMAX)[1]
 
@@ -135,7 +135,7 @@ def test_the_code_digest_covers_sub_folders() -> None:
     assert {"models/checkpoints/fold.py", "lowering/lower.py", "data/preprocess.py", "study/cells.py"} <= found
 
 
-def test_files_of_another_size_or_name_are_other_images(tmp_path: Path) -> None:
+def test_the_digest_of_images_covers_names_and_sizes(tmp_path: Path) -> None:
     from PIL import Image
 
     model = fqvit.load_model("fmnist_vit")
@@ -155,7 +155,7 @@ def test_files_of_another_size_or_name_are_other_images(tmp_path: Path) -> None:
     assert len({first, renamed, digest()}) == 3
 
 
-def test_a_cache_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FqvitError, match="--cache"):
         Cache(tmp_path / "file" / "cells")

@@ -1,4 +1,4 @@
-"""`fqvit table` by several workers: one worker's rows, and going on from the cache after one of them was lost."""
+"""`fqvit table` with several workers: the rows of a single process, and resuming from the cache after a worker was lost."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def rows(result: dict) -> list[dict]:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_lost_worker_ends_the_table_and_the_rest_of_it_is_done_later(tmp_path: Path) -> None:
-    cells, alone = tmp_path / "cells", fqvit(*WORDS, "--cache", tmp_path / "alone").json
+def test_a_lost_worker_ends_the_run_and_the_next_run_resumes_it(tmp_path: Path) -> None:
+    cells, single = tmp_path / "cells", fqvit(*WORDS, "--cache", tmp_path / "single").json
     words = ["-m", "fqvit", *WORDS, "--cache", cells]
     processes = start([words] * 2, FQVIT_LOST_AFTER="3")
     until = time.monotonic() + 60
@@ -35,5 +35,5 @@ def test_a_lost_worker_ends_the_table_and_the_rest_of_it_is_done_later(tmp_path:
     found = ends(start([words] * 2))
     assert [code for code, _, _ in found] == [0, 0], found
     result = json.loads(found[0][1])
-    assert result["reused"] >= 1 and rows(result) == rows(alone) and found[1][1] == ""
+    assert result["reused"] >= 1 and rows(result) == rows(single) and found[1][1] == ""
     assert all(path.stat().st_mtime_ns == written for path, written in finished.items())

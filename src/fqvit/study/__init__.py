@@ -1,1 +1,1 @@
-"""The paper's evaluation: cells of tables, what they are compared with, and counts of operations."""
+"""The paper's evaluation: tables of models and methods, the ablation, the sweep over K, and counts of bit operations."""

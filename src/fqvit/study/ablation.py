@@ -1,4 +1,7 @@
-"""The paper's Table 3 and Figure 1: each part of the method on and off, accuracy beside bit operations. No torch."""
+"""Settings and rows of the paper's Table 3 and Figure 1: each part of the method on and off. Needs no torch.
+
+See also: figure1.py (the bar chart), bitops.py, published.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PAPER_MODEL = "vit_base_patch16_224"
 
 @dataclass(frozen=True)
 class Setting:
-    """Power-of-Two Factor, Log-Int-Softmax, bits of attention; `partial` quantizes neither LayerNorm nor Softmax."""
+    """One row of the ablation. ptf: Power-of-Two Factor; lis: Log-Int-Softmax; partial: LayerNorm and Softmax stay in float."""
 
     method: Method
     ptf: bool
@@ -30,7 +33,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """`partial` (Figure 1), then PTF off and on, times uniform and Log-Int-Softmax, at 8 and at 4 bits."""
+    """Return `partial` (Figure 1), then PTF off and on, times uniform and Log-Int-Softmax attention, at 8 and at 4 bits."""
     found = [Setting(Method("partial", load_recipe("partial")), False, False, 8, partial=True)]
     for bits in (8, 4):
         for ptf in (False, True):
@@ -39,7 +42,7 @@ def settings() -> list[Setting]:
                 recipe = Recipe(
                     name=label,
                     residual="ptf" if ptf else "tensor",
-                    # 8-bit log2 codes are not those of a program: there are none below 2^-15 that would change a sum.
+                    # Integer programs have no 8-bit log2 codes: codes below 2^-15 would not change any sum.
                     attention="uniform" if not lis else "log2" if bits == 4 else "log2-wide",
                     attention_bits=bits,
                 )
@@ -48,7 +51,7 @@ def settings() -> list[Setting]:
 
 
 def rows(cells: Sequence[Row], configs: Mapping[str, ViTConfig | SwinConfig]) -> list[dict[str, object]]:
-    """A flat row for every cell, with its setting, its bit operations in the paper's convention (G) and the paper's figure."""
+    """Flatten every cell and add its setting, its bit operations (G, in the paper's convention) and the published top-1."""
     from fqvit.study.table import flat
 
     known = {setting.method.label: setting for setting in settings()}
@@ -75,7 +78,7 @@ def rows(cells: Sequence[Row], configs: Mapping[str, ViTConfig | SwinConfig]) ->
 
 
 def markdown(cells: Sequence[Row], told: Sequence[Mapping[str, object]]) -> str:
-    """One table a model."""
+    """Format one table per model."""
     from fqvit.study.table import difference, grid, title_of
 
     parts = []
@@ -101,7 +104,7 @@ def markdown(cells: Sequence[Row], told: Sequence[Mapping[str, object]]) -> str:
             body.append(line)
         parts.append(f"{title_of([cell for cell, _ in chosen])}\n\n{grid(head, body, 3)}")
     notes = (
-        "partial: LayerNorm and Softmax in float, MinMax elsewhere. \\* simulated in float; an 8-bit Log-Int-Softmax has codes"
-        " that no program needs. BitOPs in the paper's convention (`fqvit bitops`), for one image."
+        "partial: LayerNorm and Softmax in float, MinMax elsewhere. \\* simulated in float; integer programs have no 8-bit"
+        " Log-Int-Softmax. BitOPs per image, in the paper's convention (`fqvit bitops`)."
     )
     return "\n\n".join([*parts, notes]) + "\n"

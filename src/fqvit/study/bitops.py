@@ -1,8 +1,8 @@
-"""How many bit operations a model takes for one image, by layer, from its sizes alone: no weights, no torch.
+"""Count the bit operations of a model per image and layer, from its sizes only: no weights, no torch.
 
-Two conventions. `paper` gives the paper's four figures for ViT-B (1118.51, 1118.52, 1118.34 and 1117.76 G) and is a fit to
-them, not the authors' statement; the patch embedding is not counted in it. `usual` is bits_w bits_a for each multiplication
-of every matrix product, as most publications have it. Neighbours: models/zoo.py (sizes).
+There are two conventions. `paper` reproduces the paper's four numbers for ViT-B (1118.51, 1118.52, 1118.34 and 1117.76 G); it
+is a fit to them, not the authors' statement, and does not count the patch embedding. `usual` counts bits_w * bits_a per
+multiplication of every matrix product, as most publications do. See also: models/zoo.py (sizes).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fqvit.models.config import SwinConfig, ViTConfig
 
 Kind = Literal["patch", "linear", "scores", "context", "norm", "softmax", "gelu"]
 
-# The rows of the paper's ablation: (Power-of-Two Factor, Log-Int-Softmax, bits of attention).
+# Rows of the paper's ablation: (Power-of-Two Factor, Log-Int-Softmax, bits of attention).
 PAPER_ROWS: dict[str, tuple[bool, bool, int]] = {
     "baseline8": (False, False, 8),
     "ptf8": (True, False, 8),
@@ -26,7 +26,7 @@ PAPER_ROWS: dict[str, tuple[bool, bool, int]] = {
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """macs: multiplications of matrix products; elements: values that a norm, softmax or GELU reads. One of them is 0."""
+    """A layer with its cost. macs: multiplications of a matrix product; elements: inputs of a norm, softmax or GELU, or 0."""
 
     name: str
     kind: Kind
@@ -35,7 +35,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class AttentionMemory(msgspec.Struct, frozen=True):
-    """Bytes of attention maps for one image, at `bits`: those of all layers together, and of the layer with most."""
+    """Bytes of the attention maps of one image at `bits` per value: all layers together, and the largest layer."""
 
     bits: int
     every_layer: int
@@ -43,7 +43,7 @@ class AttentionMemory(msgspec.Struct, frozen=True):
 
 
 def layers_of(config: ViTConfig | SwinConfig) -> list[Layer]:
-    """Everything that is counted, in the order of the model."""
+    """List all counted layers in model order."""
     return list(_swin(config) if isinstance(config, SwinConfig) else _vit(config))
 
 
@@ -52,8 +52,8 @@ def _linear(name: str, rows: int, inputs: int, outputs: int) -> Layer:
 
 
 def _block(name: str, tokens: int, width: int, heads: int, hidden: int, windows: int, window: int) -> Iterator[Layer]:
-    """A transformer block over `tokens`, whose attention looks at `windows` of `window` tokens each (ViT: one of all)."""
-    rows = windows * window  # with what pads the last windows of a Swin
+    """Yield a transformer block over `tokens` whose attention has `windows` windows of `window` tokens (ViT: one window)."""
+    rows = windows * window  # includes the padding of Swin's last windows
     yield Layer(f"{name}.norm1", "norm", elements=tokens * width)
     yield _linear(f"{name}.attn.qkv", rows, width, 3 * width)
     yield Layer(f"{name}.attn.scores", "scores", macs=rows * window * width)
@@ -98,10 +98,10 @@ def _swin(c: SwinConfig) -> Iterator[Layer]:
 
 
 def paper_bitops(layer: Layer, ptf: bool, lis: bool, attention_bits: int) -> int:
-    """One layer in the paper's convention, at 8-bit weights and activations:
+    """Count one layer in the paper's convention, with 8-bit weights and activations:
 
-    64 a multiplication (patch embedding apart), a value of a norm and a value of GELU; 2 more a value of a norm with PTF;
-    a value of attention 64 with LIS, else 136 + 8 attention_bits.
+    64 per multiplication (except in the patch embedding) and per input of a norm or GELU; with PTF, 2 more per input of a
+    norm; per value of attention 64 with LIS, otherwise 136 + 8 attention_bits.
     """
     if layer.kind == "patch":
         return 0
@@ -113,26 +113,27 @@ def paper_bitops(layer: Layer, ptf: bool, lis: bool, attention_bits: int) -> int
 
 
 def usual_bitops(layer: Layer, weight_bits: int, activation_bits: int, attention_bits: int) -> int:
-    """One layer in the usual convention: bits of one factor times bits of the other, a multiplication."""
+    """Count one layer in the usual convention: bits of one factor times bits of the other, per multiplication."""
     factor = {"scores": activation_bits, "context": attention_bits}.get(layer.kind, weight_bits)
     return layer.macs * factor * activation_bits
 
 
 def paper_totals(layers: list[Layer]) -> dict[str, float]:
-    """{row of the ablation: G bit operations}"""
+    """Return {row of the ablation: bit operations in G}."""
     return {name: sum(paper_bitops(layer, *row) for layer in layers) / 1e9 for name, row in PAPER_ROWS.items()}
 
 
 def usual_total(layers: list[Layer], weight_bits: int, activation_bits: int, attention_bits: int) -> float:
-    """G bit operations"""
+    """Return the bit operations of all layers in G."""
     return sum(usual_bitops(layer, weight_bits, activation_bits, attention_bits) for layer in layers) / 1e9
 
 
 def giga(value: float) -> str:
-    """Two decimals, as the paper has it, or as many as small models need."""
+    """Format with two decimals, as in the paper, or with four for small models."""
     return f"{value:.2f}" if value >= 100 else f"{value:.4f}"
 
 
 def attention_memory(layers: list[Layer], bits: int) -> AttentionMemory:
+    """Return the bytes of the attention maps at `bits` per value."""
     values = [layer.elements for layer in layers if layer.kind == "softmax"]
     return AttentionMemory(bits, sum(values) * bits // 8, max(values) * bits // 8)

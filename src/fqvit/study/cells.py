@@ -1,8 +1,8 @@
-"""One cell of a table: a model, a method, calibration images and test images -> every answer it gave, kept in a cache.
+"""Run one cell of a table (a model with a method) and cache its answers to every image.
 
-A cell has two steps, calibrating and evaluating, and each is kept under a key of all that decides its result: checkpoint,
-recipe, images and the code of this package. A run that is killed redoes no step that was finished. Knows nothing of tables:
-that is table.py. Needs torch.
+A cell has two steps, calibration and evaluation. Each is cached under a key of everything that decides its result:
+checkpoint, recipe, images and the code of this package. A run that was killed repeats no finished step. Needs torch.
+See also: table.py (rows and tables of cells).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from fqvit.system.files import write_atomically
 from fqvit.system.progress import Progress, T, track
 
 BATCH = 16
-# What decides answers. Commands, reports, exports and kernels do not: kernels give the reference's bits.
+# Files and folders whose code decides the answers. Commands, reports, exports and kernels do not: all kernels are bit-exact.
 DECIDING = ("data", "models", "quant", "lowering", "ir", "evaluate/accuracy.py", "study/cells.py")
 
 
 class Images(Protocol):
-    """Images that workers share, as cli/inputs.py has them: batches(size, label) are this worker's part of a pass."""
+    """Images shared by workers (cli/inputs.py implements it). batches(size, label): this worker's share of one pass."""
 
     source: Source
     workers: Workers
@@ -61,9 +61,9 @@ class Images(Protocol):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """predictions, ranks: int32 [images] as bytes: the best class, and how many classes came before the right one.
+    """A finished cell. predictions, ranks: int32 [images] as bytes: the best class, and the rank of the label (0: best).
 
-    file_bytes and fingerprint: of the integer program; 0 and "" where there is none. skipped: images that could not be read.
+    file_bytes, fingerprint: of the integer program; 0 and "" if there is none. skipped: images that could not be read.
     """
 
     calibration_images: int
@@ -83,18 +83,18 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A calibration as its JSON text, and what it took."""
+    """A finished calibration as JSON text, and the seconds that it took."""
 
     seconds: float
     calibration: str
 
 
 class CacheError(FqvitError):
-    """Nothing more can be kept: no cell's fault, and no use in going on to lose the next one, too."""
+    """The cache cannot be written. It ends the run: further cells would be lost, too."""
 
 
 class Cache:
-    """A folder of finished steps, which the first worker reads and writes for all of them."""
+    """A folder of finished steps. The first worker reads and writes it for all workers."""
 
     def __init__(self, folder: Path, fresh: bool = False, workers: Workers = SINGLE_PROCESS) -> None:
         self.folder, self.fresh, self.workers = folder, fresh, workers
@@ -102,10 +102,11 @@ class Cache:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise FqvitError(f"{folder}: cannot be made ({error.strerror}). Choose another folder (--cache DIR).") from None
+                said = f"{folder}: cannot create the folder ({error.strerror})"
+                raise FqvitError(f"{said}. Choose another folder (--cache DIR).") from None
 
     def read(self, key: str) -> str:
-        """Empty where there is nothing; what is damaged counts as nothing, too."""
+        """Return the cached text; "" if there is none or the file is damaged."""
         kept = ""
         if self.workers.first and not self.fresh:
             with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
@@ -114,6 +115,7 @@ class Cache:
         return found
 
     def write(self, key: str, value: bytes) -> None:
+        """Write atomically; raises CacheError if that fails."""
         if self.workers.first:
             try:
                 write_atomically(self._path(key), lambda temporary: temporary.write_bytes(value))
@@ -121,9 +123,9 @@ class Cache:
                 raise CacheError(str(error)) from error
 
     def check(self) -> None:
-        """Before minutes of work whose result could not be kept. Finished cells are read from a read-only folder, too."""
+        """Raise CacheError before minutes of work that could not be saved. Reading works from a read-only folder, too."""
         if self.workers.first and not os.access(self.folder, os.W_OK):
-            raise CacheError(f"{self.folder}: may not be written to. Choose another folder (--cache DIR).")
+            raise CacheError(f"{self.folder}: is not writable. Choose another folder (--cache DIR).")
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -131,7 +133,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all cells of one model share. calib(n): at most n calibration images."""
+    """Everything that the cells of one model share. calib(n): at most n calibration images; data: labelled test images."""
 
     model: FloatModel
     calib: Callable[[int], Images]
@@ -140,13 +142,13 @@ class Bench:
     device: str = "cpu"
 
     def answers(self, method: Method) -> tuple[Answers, bool]:
-        """The cell of a method, and whether it was finished before."""
+        """Return the cell of a method, from the cache or by running it, and whether it came from the cache."""
         calib = None if method.recipe is None else self.calib(method.recipe.images)
         key = self._key("answers", method, calib, self.data)
         try:
             return msgspec.json.decode(self.cache.read(key), type=Answers), True
         except msgspec.DecodeError:
-            pass  # not there, or damaged
+            pass  # missing or damaged
         self.cache.check()
         found = self._evaluate(method)
         self.cache.write(key, msgspec.json.encode(found))
@@ -161,7 +163,7 @@ class Bench:
         return Answers(images, spent, found.seconds, size, fingerprint, predictions, ranks, skipped)
 
     def _prepare(self, method: Method) -> tuple[Run, int, float, int, str]:
-        """What to run, the calibration's images and seconds, the program's bytes and fingerprint."""
+        """Return the model to run, the images and seconds of its calibration, and the program's size and fingerprint."""
         if method.recipe is None:
             return self._float(), 0, 0.0, 0, ""
         calibration, spent = self._calibration(method, method.recipe)
@@ -172,14 +174,14 @@ class Bench:
         return Engine(program).run, calibration.images, spent, file_size(program), program.fingerprint()
 
     def _calibration(self, method: Method, recipe: Recipe) -> tuple[Calibration, float]:
-        """Also the seconds that it took when it was made."""
+        """Return the calibration, from the cache or by running it, and the seconds that it took."""
         calib = self.calib(recipe.images)
         key = self._key("calibration", method, calib)
         try:
             kept = msgspec.json.decode(self.cache.read(key), type=Kept)
             return Calibration.from_json(kept.calibration), kept.seconds
         except (msgspec.DecodeError, FqvitError):
-            pass  # not there, or damaged
+            pass  # missing or damaged
         start = time.perf_counter()
         calibration = calibrate(
             self.model, calib.source, recipe, device=self.device, progress=self._track(method), workers=calib.workers
@@ -190,7 +192,7 @@ class Bench:
         return calibration, spent
 
     def _track(self, method: Method) -> Progress:
-        """A bar that says of which cell it is."""
+        """Return a progress bar whose label names the cell."""
 
         def told(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
             return track(iterable, total, f"{self.model.name} {method.label}: {label}")
@@ -212,7 +214,7 @@ class Bench:
         recipe: dict[str, Any] | None = None
         if method.recipe is not None:
             recipe = msgspec.to_builtins(method.recipe)
-            del recipe["name"]  # a name decides nothing, so that two tables may share a cell
+            del recipe["name"]  # the name does not change the result, so that two tables can share a cell
         told = {
             "step": step,
             "model": self.model.name,
@@ -221,15 +223,15 @@ class Bench:
             "recipe": recipe,
             "images": [None if images is None else images.source.digest() for images in sources],
             "code": code_digest(),
-            # Programs run alike everywhere, but float sums and resized pixels are those of one build.
+            # Programs are bit-exact everywhere, but float sums and resized pixels depend on the build.
             "built": [self.device, str(torch.__version__), PIL.__version__],
         }
         return f"{step}-{hashlib.sha256(msgspec.json.encode(told, order='deterministic')).hexdigest()[:32]}"
 
 
-@functools.cache  # a run is of one code, whatever happens to its files meanwhile
+@functools.cache  # the running code does not change, even if its files do meanwhile
 def code_digest() -> str:
-    """Of the parts of this package that decide answers, so that a newer version does not show an older one's figures."""
+    """Return a digest of the code that decides answers, so that a new version does not reuse results of an older one."""
     root = Path(fqvit.__file__).parent
     digest = hashlib.sha256()
     for path in deciding_files(root):

@@ -1,4 +1,4 @@
-"""Which methods a table has: by name and bits, or one recipe with every K. No torch. Neighbour: ablation.py."""
+"""Parse the methods of a table: recipes by name and bits, or one recipe with every K. Needs no torch. See also: ablation.py."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ import msgspec
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import RECIPES, Recipe, load_recipe, with_bits
 
-# The paper's Table 1, then ours.
+# The methods of the paper's Table 1, then our default recipe.
 DEFAULT = "minmax,ema,percentile,omse,bit-split,ptq-vit,fq-vit-8,fq-vit,fqvit"
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of a table. recipe: None is the float model."""
+    """A row of a table. recipe: None for the float model."""
 
     label: str
     recipe: Recipe | None
 
     @property
     def bits(self) -> str:
+        """Bits of weights, activations and attention: W/A/ATTN."""
         r = self.recipe
         return "32/32/32" if r is None else f"{r.weight_bits}/{r.activation_bits}/{r.attention_bits}"
 
     @property
     def runs(self) -> str:
-        """What runs it: "float", "simulation" (LayerNorm and Softmax in float) or "integer"."""
+        """How it runs: "float", "simulation" (LayerNorm and Softmax in float) or "integer"."""
         return "float" if self.recipe is None else "integer" if self.recipe.integer else "simulation"
 
 
 def with_images(method: Method, images: int) -> Method:
-    """Calibrated on at most so many images."""
+    """Return the method with a calibration on at most `images` images."""
     recipe = method.recipe
     return method if recipe is None else Method(method.label, msgspec.structs.replace(recipe, images=images))
 
@@ -41,27 +42,30 @@ FLOAT = Method("float", None)
 
 
 def parse(text: str, bits: str | None) -> list[Method]:
-    """NAME|FILE.toml[@W/A/ATTN] with commas between. bits: W/A/ATTN with commas between, at each of which every method runs
-    that names no bits itself; None: its own."""
+    """Parse a comma-separated list of NAME|FILE.toml[@W/A/ATTN].
+
+    bits: a comma-separated list of W/A/ATTN; every method without bits of its own runs at each of them. None: the bits of
+    its recipe.
+    """
     found: list[Method] = []
     widths = [width.strip() for width in (bits or "").split(",") if width.strip()]
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, own = word.rsplit("@", 1) if "@" in word and not word.endswith(".toml") else (word, "")
         recipe = load_recipe(name)
         if recipe.name in RECIPES and name not in RECIPES:
-            raise FqvitError(f"{name}: calls itself {recipe.name}, as another recipe is called. Give it a name of its own.")
+            raise FqvitError(f"{name}: the name {recipe.name} belongs to a built-in recipe. Give this recipe another name.")
         for width in [own] if own else widths or [""]:
             label = f"{recipe.name}@{width}" if width else recipe.name
             found.append(Method(label, with_bits(recipe, width) if width else recipe))
     if not found:
-        raise FqvitError("--methods: none given. Name recipes with commas between, such as minmax,fq-vit.")
+        raise FqvitError("--methods: no recipe given. Pass a comma-separated list, such as minmax,fq-vit.")
     labels = [method.label for method in found]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise FqvitError(f"--methods: {twice} twice. Name each once, or at other bits (NAME@W/A/ATTN).")
+        raise FqvitError(f"--methods: {twice} is given twice. Name it once, or with different bits (NAME@W/A/ATTN).")
     return found
 
 
 def sweep(recipe: Recipe, largest: int) -> list[Method]:
-    """`recipe` with Power-of-Two Factors up to K, for K = 0 .. largest."""
+    """Return `recipe` with Power-of-Two Factors of at most K, for K = 0 .. largest."""
     return [Method(f"K = {k}", msgspec.structs.replace(recipe, k=k)) for k in range(largest + 1)]

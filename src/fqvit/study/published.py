@@ -1,6 +1,6 @@
-"""What was published: ImageNet top-1 in percent on 50,000 images, and the paper's ablation. Numbers only; nothing is computed.
+"""Published ImageNet top-1 in percent (50,000 images), and the paper's ablation.
 
-Sources: FQ-ViT (Lin et al., IJCAI 2022), tables 1 and 3, and what it quotes there of the methods marked partial.
+Source: FQ-ViT (Lin et al., IJCAI 2022), tables 1 and 3, including the results of other methods that it quotes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODELS = (
     "swin_base_patch4_window7_224",
 )
 
-# {(recipe, bits): a figure a model, in the order of MODELS}
+# {(recipe, bits): one value per model, in the order of MODELS}
 TOP1: dict[tuple[str, str], tuple[float | None, ...]] = {
     ("float", "32/32/32"): (72.21, 79.85, 81.85, 84.53, 85.81, 81.35, 83.20, 83.60),
     ("minmax", "8/8/8"): (70.94, 75.05, 78.02, 23.64, 3.37, 64.38, 74.37, 25.58),
@@ -29,7 +29,7 @@ TOP1: dict[tuple[str, str], tuple[float | None, ...]] = {
     ("fq-vit", "8/8/4"): (71.07, 78.40, 80.85, 82.68, 84.89, 80.04, 82.47, 82.38),
 }
 
-# Other names for the same row.
+# Recipes that share a published row.
 SAME = {"fq-vit-8": "fq-vit", "fq-vit-original": "fq-vit"}
 
 # Table 3, ViT-B: {(Power-of-Two Factor, Log-Int-Softmax, bits of attention): top-1}
@@ -37,6 +37,6 @@ ABLATION = {(False, False, 8): 23.64, (True, False, 8): 83.31, (True, False, 4):
 
 
 def published(model: str, recipe: str, bits: str) -> float | None:
-    """The published top-1 of a model of the zoo, as it is named there; None where there is none."""
+    """Return the published top-1 of a model (its name in the zoo) with a recipe at W/A/ATTN bits; None if there is none."""
     figures = TOP1.get((SAME.get(recipe, recipe), bits))
     return figures[MODELS.index(model)] if figures is not None and model in MODELS else None

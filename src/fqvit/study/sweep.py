@@ -1,4 +1,7 @@
-"""Accuracy over K, as a table and as a picture. Cells are run elsewhere (cells.py); the methods are methods.sweep's."""
+"""Format accuracy over the largest Power-of-Two Factor K as a table and as a figure.
+
+See also: cells.py (runs the cells), methods.py (`sweep` makes the methods).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from fqvit.report.plots import LEFT, RIGHT, WIDTH
 from fqvit.report.svg import Axis, Canvas, standalone
 from fqvit.study.table import Row, difference, flat, grid, title_of
 
-PANEL = 260  # height of one model's part of the picture
+PANEL = 260  # height of one model's panel
 
 
 def _k(row: Row) -> int | None:
@@ -16,11 +19,12 @@ def _k(row: Row) -> int | None:
 
 
 def rows(cells: Sequence[Row]) -> list[dict[str, object]]:
+    """Flatten every cell and add its K (None for float)."""
     return [{**flat(cell), "k": _k(cell)} for cell in cells]
 
 
 def markdown(cells: Sequence[Row]) -> str:
-    """One table a model."""
+    """Format one table per model."""
     parts = []
     for model in dict.fromkeys(cell.model for cell in cells):
         chosen = [cell for cell in cells if cell.model == model]
@@ -31,11 +35,13 @@ def markdown(cells: Sequence[Row]) -> str:
             body.append(["float" if exact else str(_k(cell)), cell.bits, f"{cell.top1:.1f}", *compared])
         head = ["K", "W/A/Attn", "top-1", "against float", "agreement"]
         parts.append(f"{title_of(chosen)}\n\n{grid(head, body, 2)}")
-    return "\n\n".join([*parts, "K: the largest Power-of-Two Factor that a channel may have; 0 is one step for all."]) + "\n"
+    return (
+        "\n\n".join([*parts, "K: the largest Power-of-Two Factor that a channel may have; 0 is one scale per tensor."]) + "\n"
+    )
 
 
 def draw(cells: Sequence[Row]) -> str:
-    """top-1 over K with the 95 % interval of its difference to float, a panel a model, as an SVG file."""
+    """Draw top-1 over K with the 95 % interval of its difference to float, one panel per model, as an SVG file."""
     models = list(dict.fromkeys(cell.model for cell in cells))
     canvas = Canvas(WIDTH, PANEL * len(models))
     told = []
@@ -67,6 +73,6 @@ def _panel(canvas: Canvas, model: str, cells: Sequence[Row], top: int) -> str:
     canvas.text("tick", (RIGHT, top + 18), f"top-1 in %; dashed: float, {exact:.1f}", "end")
     canvas.text("tick", (RIGHT, top + PANEL - 6), "largest Power-of-Two Factor K", "end")
     if not swept:
-        return f"{model}: float {exact:.1f} percent, and no K that could be measured."
+        return f"{model}: float {exact:.1f} percent, no K was measured."
     best = max(swept, key=lambda cell: cell.top1)
     return f"{model}: {swept[0].top1:.1f} percent at K = 0, at best {best.top1:.1f} at K = {_k(best)}, float {exact:.1f}."

@@ -1,4 +1,4 @@
-"""Rows of a table from cells, and the table as Markdown, CSV and JSON. Pure: cells are run elsewhere (cells.py)."""
+"""Make rows of a table from cells, and format them as Markdown and CSV. See also: cells.py (runs the cells)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NAMES = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One cell. Percent, and points of top-1 against float on the same images with a 95 % interval.
+    """One cell: accuracies in percent, and the difference in top-1 to float on the same images with a 95 % interval.
 
-    runs: integer, simulation (LayerNorm and Softmax in float) or float. published: on 50,000 images.
+    runs: integer, simulation (LayerNorm and Softmax in float) or float. published: top-1 on 50,000 images.
     """
 
     model: str
@@ -53,12 +53,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
-    """exact: the float model's cell."""
+    """Make a row. exact: the cell of the float model. Raises FqvitError if both could not read the same images."""
     ranks = answers.ranked()
     if answers.skipped != exact.skipped:
         raise FqvitError(
-            f"{len(answers.skipped)} images could not be read, {len(exact.skipped)} for the float model, and not the same ones."
-            " Do both again (--fresh)."
+            f"the unreadable images ({len(answers.skipped)}) differ from those of the float model ({len(exact.skipped)})."
+            " Measure both again (--fresh)."
         )
     return Row(
         model,
@@ -80,33 +80,35 @@ def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
 
 
 def name_of(row: Row) -> str:
-    """How people call it, `fq-vit@8/8/8` without its bits: they have a column."""
+    """Return the display name, without bits (`fq-vit@8/8/8`), which have a column of their own."""
     stem = row.method.removesuffix(f"@{row.bits}")
     name = NAMES.get(stem, stem)
     return f"{name} *" if row.runs == "simulation" else name
 
 
 def difference(p: Pair) -> str:
+    """Format a difference with its interval: -0.4 [-1.5, +0.6]"""
     return f"{p.difference:+.1f} [{p.low:+.1f}, {p.high:+.1f}]"
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """One table a model, and before them one of all models where there are several."""
+    """Format one table per model; with several models, an overview of all of them comes first."""
     models = list(dict.fromkeys(row.model for row in rows))
     parts = [_overview(rows, models)] if len(models) > 1 else []
     parts += [_model(model, [row for row in rows if row.model == model]) for model in models]
     notes = [
-        "top-1 in percent; points against float with a 95 % interval, paired by image; agreement: same best class as float."
+        "top-1 in percent; difference to float in points with a 95 % interval, paired by image; agreement: same best class as"
+        " float."
     ]
     if any(row.published is not None for row in rows):
-        notes.append("Published figures are of 50,000 images.")
+        notes.append("Published: on 50,000 images.")
     if any(row.runs == "simulation" for row in rows):
         notes.append("\\* simulated: LayerNorm and Softmax stay in float.")
     return "\n\n".join([*parts, " ".join(notes)]) + "\n"
 
 
 def _overview(rows: Sequence[Row], models: list[str]) -> str:
-    methods = {row.method: row for row in rows}  # any of its rows: name and bits are the same in all
+    methods = {row.method: row for row in rows}  # any row will do: name and bits are the same in all
     cells = {(row.method, row.model): row for row in rows}
     told = []
     for label, any_row in methods.items():
@@ -135,14 +137,15 @@ def _model(model: str, rows: Sequence[Row]) -> str:
 
 
 def title_of(rows: Sequence[Row]) -> str:
-    """The rows of one model: its name and how many images."""
+    """Return the title of one model's table: its name and the numbers of images."""
     calibrated = max(row.calibration_images for row in rows)
     return f"**{rows[0].model}**, {rows[0].images:,} images" + (f", calibrated on {calibrated:,}" if calibrated else "")
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A Markdown table whose columns also line up as plain text."""
-    every = [[" ".join(cell.split()).replace("|", "\\|") for cell in cells] for cells in (head, *rows)]  # names are anybody's
+    """Format a Markdown table whose columns also line up as plain text. left: number of left-aligned columns."""
+    # Names of recipes may contain line breaks and bars.
+    every = [[" ".join(cell.split()).replace("|", "\\|") for cell in cells] for cells in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in every)) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -154,7 +157,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def flat(row: Row) -> dict[str, object]:
-    """One level of names and values, as CSV has it."""
+    """Flatten a row to one level of names and values, as in CSV."""
     told: dict[str, object] = msgspec.to_builtins(row)
     pair = told.pop("against_float")
     assert isinstance(pair, dict)
@@ -163,7 +166,7 @@ def flat(row: Row) -> dict[str, object]:
 
 
 def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """All rows have the same names."""
+    """Format rows, which all have the same names, as CSV; floats are rounded to three decimals."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
