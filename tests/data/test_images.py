@@ -1,4 +1,4 @@
-"""Folders of images: order, labels, and everything that can be wrong with them."""
+"""Test folders of images: order, labels, unreadable images and wrong folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values(folder: ImageFolder, size: int = 16) -> list[int]:
     return [int(image[0, 0, 0]) for batch in folder.batches(size) for image in batch.images]
 
 
-def test_images_come_in_order_of_their_paths_at_any_depth_and_in_fixed_batches(tmp_path: Path) -> None:
+def test_images_are_sorted_by_path_at_any_depth_and_cut_into_fixed_batches(tmp_path: Path) -> None:
     for value, name in enumerate(["a/1.png", "a/b/2.PNG", "a/c.bmp", "d.tiff", "e.gif"]):
         save(tmp_path / name, value)
     folder = ImageFolder.unlabelled(tmp_path, GREY)
@@ -38,7 +38,7 @@ def test_images_come_in_order_of_their_paths_at_any_depth_and_in_fixed_batches(t
     assert [Path(p).name for b in batches for p in b.paths] == ["1.png", "2.PNG", "c.bmp", "d.tiff", "e.gif"]
 
 
-def test_hidden_files_other_files_and_links_in_a_circle_are_left_out(tmp_path: Path) -> None:
+def test_hidden_files_other_files_and_link_cycles_are_skipped(tmp_path: Path) -> None:
     save(tmp_path / "a" / "1.png")
     save(tmp_path / "a" / "._1.png")
     save(tmp_path / ".cache" / "2.png")
@@ -47,14 +47,14 @@ def test_hidden_files_other_files_and_links_in_a_circle_are_left_out(tmp_path: P
     assert len(ImageFolder.unlabelled(tmp_path, GREY)) == 1
 
 
-def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_to_a_class_folder_is_followed(tmp_path: Path) -> None:
     save(tmp_path / "elsewhere" / "1.png", 3)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
     assert values(ImageFolder.labelled(tmp_path / "data", GREY, ["cat"])) == [3]
 
 
-def test_labels_follow_their_images(tmp_path: Path) -> None:
+def test_batches_have_the_labels_of_their_images(tmp_path: Path) -> None:
     for index, name in enumerate(["n01", "n02", "n03"]):
         for copy in range(3):
             save(tmp_path / name / f"{copy}.png", index)
@@ -71,18 +71,18 @@ def test_labels_follow_their_images(tmp_path: Path) -> None:
         (["n01", "n02"], 2, [0, 1]),
         (["n01", "n02"], ["tench", "goldfish"], [0, 1]),
         (["coat", "t_shirt_top"], ["T-shirt/top", "Trouser", "Coat"], [2, 0]),
-        (["bag", "coat"], ["Coat", "Bag"], [1, 0]),  # names win over rank
+        (["bag", "coat"], ["Coat", "Bag"], [1, 0]),  # names take precedence over positions
         (["1", "10", "2"], 11, [1, 10, 2]),
         (["0", "1", "10", "2", "3", "4", "5", "6", "7", "8", "9"], 11, [0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9]),
         (["001", "002"], 2, [0, 1]),
-        (["crane", "maillot"], ["crane", "crane"], [0, 1]),  # an ambiguous name is no name
+        (["crane", "maillot"], ["crane", "crane"], [0, 1]),  # an ambiguous name is ignored
     ],
 )
-def test_class_folders_find_their_class(folders: list[str], classes: list[str] | int, expected: list[int]) -> None:
+def test_class_folders_are_matched_to_classes(folders: list[str], classes: list[str] | int, expected: list[int]) -> None:
     assert list(class_indices("data", folders, classes).values()) == expected
 
 
-def test_class_folders_find_their_class_by_id_where_ids_are_known() -> None:
+def test_class_folders_are_matched_by_id_if_ids_are_known() -> None:
     names, ids = ["tench", "crane", "crane", "cock"], ["n01", "n02", "n09", "n03"]
     for folders, expected in ((["n03", "n09"], [3, 2]), (["cock", "tench"], [3, 0]), (["3"], [3])):
         assert list(class_indices("data", folders, names, ids).values()) == expected
@@ -98,11 +98,11 @@ def test_class_folders_find_their_class_by_id_where_ids_are_known() -> None:
     [(["a", "b"], 3), (["cat", "dig"], ["cat", "dog", "cow"]), (["1", "10", "2"], 3), (["cat", "CAT"], ["cat", "dog", "cow"])],
 )
 def test_class_folders_that_fit_no_rule_are_refused(folders: list[str], classes: list[str] | int) -> None:
-    with pytest.raises(FqvitError, match=r"data: \d class sub-folders for a model of 3 classes.*one sub-folder a class"):
+    with pytest.raises(FqvitError, match=r"data: \d class sub-folders for a model of 3 classes.*one sub-folder per class"):
         class_indices("data", folders, classes)
 
 
-def test_limit_spreads_over_the_folder(tmp_path: Path) -> None:
+def test_limit_selects_evenly_spaced_images(tmp_path: Path) -> None:
     for value in range(10):
         save(tmp_path / f"{value // 5}" / f"{value}.png", value)
     folder = ImageFolder.labelled(tmp_path, GREY, 2)
@@ -124,14 +124,14 @@ def test_one_unreadable_image_in_a_hundred_is_skipped_and_counted(tmp_path: Path
     assert len(folder.skipped) == 1
 
 
-def test_what_is_no_file_is_called_what_it_is(tmp_path: Path) -> None:
+def test_folders_and_missing_files_are_unreadable(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match=f"^{tmp_path}: is a directory. Expected an image file"):
         read_image(tmp_path, GREY)
     with pytest.raises(UnreadableImage, match="none.png: no such file"):
         read_image(tmp_path / "none.png", GREY)
 
 
-def test_more_than_one_in_a_hundred_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
+def test_more_than_one_percent_unreadable_is_refused_with_the_first_name(tmp_path: Path) -> None:
     for value in range(100):
         save(tmp_path / f"{value:03}.png", value)
     (tmp_path / "005.png").write_bytes(b"")
@@ -140,7 +140,7 @@ def test_more_than_one_in_a_hundred_is_refused_and_the_first_is_named(tmp_path: 
         values(ImageFolder.unlabelled(tmp_path, GREY))
 
 
-def test_one_bad_image_of_few_is_refused(tmp_path: Path) -> None:
+def test_one_unreadable_image_of_two_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"\x89PNG")
     with pytest.raises(FqvitError, match="1 of 2 images"):
@@ -159,26 +159,26 @@ def test_truncated_missing_and_oversized_images_are_unreadable(tmp_path: Path, m
     with pytest.raises(UnreadableImage, match="no such file"):
         read_image(tmp_path / "none.png", GREY)
     save(tmp_path / "big.png", size=(30, 20))
-    for limit in (500, 100):  # PIL warns at its limit and raises at twice that
+    for limit in (500, 100):  # PIL warns above its limit and raises above twice the limit
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with pytest.raises(UnreadableImage, match=r"limit|decompression bomb"):
             read_image(tmp_path / "big.png", GREY)
 
 
 @pytest.mark.filterwarnings("default::PIL.Image.DecompressionBombWarning")
-def test_an_oversized_image_is_unreadable_even_where_warnings_are_only_shown(
+def test_an_oversized_image_is_unreadable_even_if_warnings_are_not_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "big.png", size=(30, 20))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     with (
         pytest.warns(Image.DecompressionBombWarning),
-        pytest.raises(UnreadableImage, match="30 x 20 pixels is over the limit of 500"),
+        pytest.raises(UnreadableImage, match="30 x 20 pixels, at most 500 are read"),
     ):
         read_image(tmp_path / "big.png", GREY)
 
 
-def test_folders_that_cannot_serve_are_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_unusable_folders_are_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no such folder"):
         ImageFolder.unlabelled(tmp_path / "none", GREY)
     with pytest.raises(FqvitError, match="no images found"):
@@ -193,7 +193,7 @@ def test_folders_that_cannot_serve_are_refused_with_a_remedy(tmp_path: Path) -> 
         ImageFolder.labelled(tmp_path, GREY, ["cat"])
 
 
-def test_leaving_a_pass_early_ends_its_threads(tmp_path: Path) -> None:
+def test_closing_the_batches_early_stops_the_threads(tmp_path: Path) -> None:
     for value in range(20):
         save(tmp_path / f"{value:03}.png", value)
     batches = ImageFolder.unlabelled(tmp_path, GREY).batches(2)

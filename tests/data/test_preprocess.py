@@ -1,4 +1,4 @@
-"""Preprocess.apply against torchvision's rules written out in numbers, and against every kind of image people have."""
+"""Test Preprocess.apply against torchvision's rules, and with every image mode and file format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREY = Preprocess(28, 28, 1, 28, "bicubic", (0.3,), (0.35,))
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth and not symmetric, so that turns and shifts show."""
+    """Return a smooth asymmetric image, in which rotations and shifts are visible."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
@@ -32,20 +32,20 @@ def reopened(image: Image.Image, kind: str, **options: Any) -> Image.Image:
     return Image.open(io.BytesIO(buffer.getvalue()))
 
 
-def test_the_long_side_is_truncated_and_the_short_side_exact() -> None:
+def test_the_long_side_is_rounded_down_and_the_short_side_is_exact() -> None:
     assert resized_size(500, 375, 248) == (330, 248)  # 330.67
     assert resized_size(375, 500, 248) == (248, 330)
     assert resized_size(7, 7, 256) == (256, 256)
 
 
-def test_the_crop_starts_where_torchvision_starts_it() -> None:
-    assert [crop_start(n, 224) for n in (224, 225, 226, 227, 229, 256)] == [0, 0, 1, 2, 2, 16]  # halves to even
+def test_the_crop_starts_at_torchvisions_coordinate() -> None:
+    assert [crop_start(n, 224) for n in (224, 225, 226, 227, 229, 256)] == [0, 0, 1, 2, 2, 16]  # half to even
     assert [crop_start(n, 224) for n in (223, 222, 221)] == [0, -1, -1]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(20, 48), st.integers(1, 48), st.integers(1, 48))
-def test_apply_is_resize_then_pad_then_centre_crop(width: int, height: int, resize: int, h: int, w: int) -> None:
+def test_apply_resizes_then_pads_then_center_crops(width: int, height: int, resize: int, h: int, w: int) -> None:
     image = picture(width, height)
     got = Preprocess(h, w, 3, resize, "bicubic", (0.5,) * 3, (0.5,) * 3).apply(image)
     whole = np.asarray(image.resize(resized_size(width, height, resize), Image.Resampling.BICUBIC))
@@ -67,7 +67,7 @@ def test_apply_equals_the_evaluation_transform_of_timm(timm: Any) -> None:
         np.testing.assert_array_equal(ours.apply(image), theirs)
 
 
-def test_an_image_of_the_right_size_passes_unchanged() -> None:
+def test_an_image_of_the_right_size_is_unchanged() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (28, 28), dtype=np.uint8)
     np.testing.assert_array_equal(GREY.apply(Image.fromarray(pixels))[:, :, 0], pixels)
 
@@ -91,13 +91,13 @@ def test_every_mode_becomes_eight_bit_pixels(mode: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_sixteen_bit_files_are_scaled_and_not_clipped(kind: str) -> None:
+def test_sixteen_bit_images_are_scaled_and_not_clipped(kind: str) -> None:
     pixels = np.arange(28 * 28, dtype=np.uint32).reshape(28, 28) * 83 % 65536
     image = reopened(Image.fromarray(pixels.astype(np.uint16)), kind)
     np.testing.assert_array_equal(GREY.apply(image)[:, :, 0], pixels >> 8)
 
 
-def test_images_of_unknown_range_are_refused() -> None:
+def test_images_with_an_unknown_value_range_are_refused() -> None:
     with pytest.raises(FqvitError, match="32-bit image with values 0..70000"):
         RGB.apply(Image.fromarray(np.array([[0, 70000]], np.int32)))
     with pytest.raises(FqvitError, match="float image"):
@@ -108,7 +108,7 @@ def test_images_of_unknown_range_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_obeyed(kind: str, orientation: int) -> None:
+def test_exif_orientation_is_applied(kind: str, orientation: int) -> None:
     stored_from_upright = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -127,7 +127,7 @@ def test_exif_orientation_is_obeyed(kind: str, orientation: int) -> None:
     np.testing.assert_allclose(got.astype(int), RGB.apply(scene), atol=6 if kind == "JPEG" else 0)
 
 
-def test_damaged_exif_does_not_cost_the_image() -> None:
+def test_an_image_with_damaged_exif_is_read() -> None:
     image = reopened(picture(64, 48), "PNG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\x7f")
     assert RGB.apply(image).shape == (32, 32, 3)
 
@@ -138,13 +138,13 @@ def test_a_palette_with_transparency_does_not_warn() -> None:
     np.testing.assert_array_equal(RGB.apply(opened), RGB.apply(image.convert("RGB")))
 
 
-def test_a_single_pixel_fills_the_crop() -> None:
+def test_an_image_of_one_pixel_fills_the_crop() -> None:
     got = RGB.apply(Image.new("RGB", (1, 1), (10, 20, 30)))
     assert (got == np.array([10, 20, 30], np.uint8)).all()
 
 
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (3, 60001)])
-def test_extreme_aspect_ratios_need_no_extreme_memory(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extreme_aspect_ratios_need_little_memory(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     wide = Preprocess(64, 64, 3, 300, "bicubic", (0.5,) * 3, (0.5,) * 3)
     assert wide.apply(Image.new("RGB", size, (9, 8, 7)))[0, 0].tolist() == [9, 8, 7]
 
@@ -160,7 +160,7 @@ def test_resizing_only_the_crop_gives_the_same_pixels(
     np.testing.assert_allclose(preprocess.apply(picture(*size)).astype(int), whole, atol=1)
 
 
-def test_it_survives_json_and_names_the_fault_of_a_bad_one() -> None:
+def test_json_round_trips_and_invalid_fields_are_named() -> None:
     assert msgspec.json.decode(msgspec.json.encode(RGB), type=Preprocess) == RGB
     bad = msgspec.to_builtins(RGB) | {"std": [0.5, 0.5, 0.0]}
     with pytest.raises(msgspec.ValidationError, match="std positive"):

@@ -1,4 +1,4 @@
-"""Images inside tar files: the same batches as from a folder, and labels from wherever shards keep them."""
+"""Test images in tar shards: the same batches as from a folder, and labels from .cls, .json and folder names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def labels(place: Path, classes: list[str] | int = 10, ids: tuple[str, ...] = ()
     return found.labels
 
 
-def test_shards_give_the_batches_of_the_same_pictures_in_a_folder(tmp_path: Path) -> None:
+def test_shards_give_the_same_batches_as_a_folder(tmp_path: Path) -> None:
     names = [f"{name}/{i:02}.png" for name in ("cat", "dog") for i in range(9)]
     for value, name in enumerate(names):
         (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,15 +69,15 @@ def test_shards_give_the_batches_of_the_same_pictures_in_a_folder(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_labels_come_from_cls_then_json_then_the_folder(tmp_path: Path, kind: int) -> None:
+def test_labels_are_read_from_cls_then_json_then_the_folder(tmp_path: Path, kind: int) -> None:
     deep = "d" * 60
     members = {
-        "./a.cls": b"3\n",  # WebDataset sorts, so that labels come before pictures
+        "./a.cls": b"3\n",  # WebDataset sorts members, so labels precede images
         "./a.jpg": png(0),
         "./a.json": b'{"label": 9}',
         "b.jpg": png(1),
         "b.json": json.dumps({"label": 4, "filename": "b.JPEG", "width": 8}).encode(),
-        f"train/{deep}/{deep}/7/c.d.PNG": png(2),  # a name for an extended header, with a dot in it
+        f"train/{deep}/{deep}/7/c.d.PNG": png(2),  # long enough for an extended header, with a dot in it
         "7/c.json": b'{"caption": "no label in here"}',
         "7/c.png": png(3),
         "readme.txt": b"no image",
@@ -90,7 +90,7 @@ def test_labels_come_from_cls_then_json_then_the_folder(tmp_path: Path, kind: in
     assert values(TarShards.unlabelled(path, GREY, SINGLE_PROCESS)) == [0, 1, 2, 3]
 
 
-def test_folders_name_classes_as_they_do_outside_of_tars(tmp_path: Path) -> None:
+def test_class_folders_in_shards_are_matched_as_in_plain_folders(tmp_path: Path) -> None:
     for shard, name in enumerate(("n03", "n01", "n02")):
         pack(tmp_path / f"{shard}.tar", {f"val/{name}/a.jpg": png(0), f"val/{name}/b.jpg": png(0)})
     assert labels(tmp_path, 3) == [2, 2, 0, 0, 1, 1]
@@ -99,7 +99,7 @@ def test_folders_name_classes_as_they_do_outside_of_tars(tmp_path: Path) -> None
         labels(tmp_path, 5)
 
 
-def test_a_pattern_names_shards_as_a_shell_would(tmp_path: Path) -> None:
+def test_patterns_expand_as_in_a_shell(tmp_path: Path) -> None:
     for n in (8, 9, 10):
         pack(tmp_path / f"v-{n:03}.tar", {f"{n}.png": png(n)})
     assert values(TarShards.unlabelled(tmp_path / "v-{008..010}.tar", GREY, SINGLE_PROCESS)) == [8, 9, 10]
@@ -109,24 +109,24 @@ def test_a_pattern_names_shards_as_a_shell_would(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"v-011.tar: no such file"):
         TarShards.unlabelled(tmp_path / "v-{008..011}.tar", GREY, SINGLE_PROCESS)
     for many in ("{0..999999999}.tar", "{0..999}{0..999}.tar"):
-        with pytest.raises(FqvitError, match="names over 100000 files"):
+        with pytest.raises(FqvitError, match="more than 100000 files"):
             shards.shard_paths(Path(many))
 
 
-def test_what_is_a_shard(tmp_path: Path) -> None:
+def test_shards_are_recognized_by_name(tmp_path: Path) -> None:
     assert shards.are_shards(Path("x-{0..3}.tar")) and shards.are_shards(Path("x.tar.gz"))
     assert not shards.are_shards(tmp_path) and not shards.are_shards(tmp_path / "none")
     pack(tmp_path / "a.tar", {"a.png": png(0)})
     assert shards.are_shards(tmp_path)
     (tmp_path / "b.png").write_bytes(png(0))
-    with pytest.raises(FqvitError, match=r"has tar shards and images \(b.png\)"):
+    with pytest.raises(FqvitError, match=r"contains both tar shards and images \(b.png\)"):
         shards.shard_paths(tmp_path)
     (tmp_path / "b.png").rename(tmp_path / "b.tgz")
-    with pytest.raises(FqvitError, match=r"b.tgz: compressed shards are not read"):
+    with pytest.raises(FqvitError, match=r"b.tgz: a compressed shard, expected .tar"):
         shards.shard_paths(tmp_path)
 
 
-def test_unreadable_pictures_in_shards_are_skipped_as_in_folders(tmp_path: Path) -> None:
+def test_unreadable_images_in_shards_are_skipped_as_in_folders(tmp_path: Path) -> None:
     members = {f"{i:03}.png": png(i) for i in range(200)} | {"050.png": b"not an image"}
     source = TarShards.unlabelled(pack(tmp_path / "x.tar", members), GREY, SINGLE_PROCESS)
     assert len(values(source)) == 199
@@ -140,7 +140,7 @@ def test_unreadable_pictures_in_shards_are_skipped_as_in_folders(tmp_path: Path)
         values(good)
 
 
-def test_workers_look_at_some_shards_each_and_know_all(tmp_path: Path) -> None:
+def test_workers_share_the_headers_and_all_get_the_whole_index(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.distributed.together import together
 
@@ -155,7 +155,7 @@ def test_workers_look_at_some_shards_each_and_know_all(tmp_path: Path) -> None:
             assert each.labels == alone.labels and each.paths == alone.paths
 
 
-def test_commands_take_shards_and_give_the_folders_fingerprint(tmp_path: Path) -> None:
+def test_commands_accept_shards_and_give_the_fingerprint_of_the_folder(tmp_path: Path) -> None:
     from fqvit.models import embedded
 
     pixels, classes = embedded.test_images()

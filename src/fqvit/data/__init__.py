@@ -1,1 +1,1 @@
-"""Images as fixed batches of uint8 pixels: preprocessing, folders and tar shards."""
+"""Read and preprocess images from folders and tar shards."""

@@ -1,9 +1,8 @@
-"""Images as fixed batches of uint8 pixels, decoded a little ahead of whoever consumes them.
+"""Read images as batches of uint8 pixels, decoded by threads a few batches ahead.
 
-Batches are cut by position, and the order of a folder is the sorted relative path, so the same images always give the same
-batches, and workers can share them without looking at all. An unreadable image is skipped and remembered; more than 1 % of
-them stops the pass. It prints nothing: the command line reports `.skipped`. What happens to one image is preprocess.py's
-business; images inside tar files are shards.py's.
+Images are sorted by relative path and batches are cut by position, so the same images always give the same batches, and each
+worker reads only its own. Unreadable images are skipped and listed in `skipped`; more than 1 % of them is an error.
+See also: preprocess.py (transforms one image), shards.py (images in tar files).
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from fqvit.errors import FqvitError
 
 T = TypeVar("T")
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
-THREADS = 4  # at most; fewer where workers share a machine
+THREADS = 4  # at most; fewer if workers share a machine
 BATCHES_AHEAD = 2
 UNREADABLE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class Batch:
-    """images: u8 [N, height, width, channels]; labels: i64 [N] class indices, None where unknown; paths: N names."""
+    """images: u8 [N, height, width, channels]; labels: i64 [N] class indices, None if unknown; paths: N names."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
@@ -44,9 +43,9 @@ class Batch:
 
 
 class Source(ABC):
-    """Images in a fixed order, each read when its turn comes.
+    """Images in a fixed order, read on demand.
 
-    labels: class indices, None where they are not known. skipped: (name, reason) of those that the latest pass could not read.
+    labels: class indices, None if unknown. skipped: (name, reason) of each image that the latest pass could not read.
     """
 
     def __init__(self, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
@@ -56,26 +55,29 @@ class Source(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Images found, the unreadable ones included: what one pass sees."""
+        """Return the number of images, including unreadable ones."""
 
     @abstractmethod
     def take(self, places: Sequence[int]) -> Self:
-        """The images at these places, in this order."""
+        """Select the images at these positions, in this order."""
 
     @abstractmethod
     def name(self, place: int) -> str:
-        """For messages."""
+        """Return the name of an image for messages."""
 
     @abstractmethod
     def read(self, place: int) -> NDArray[np.uint8]:
-        """As the model sees it, u8 [height, width, channels]; UnreadableImage if that cannot be done. Called by threads."""
+        """Decode one image: u8 [height, width, channels]. Raises UnreadableImage. Called by several threads."""
 
     def limit(self, count: int) -> Self:
-        """At most `count` images, spread evenly: names sort by class, so the first ones would be one class."""
+        """Select at most `count` images, evenly spaced. The first ones would be of one class, because names sort by class."""
         return self.take(spread(len(self), count))
 
     def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
-        """One pass. Batch k holds the readable ones of images k*size .. (k+1)*size - 1. share: which batches; None is all."""
+        """Read the images once. Batch k holds the readable ones of images k*size .. (k+1)*size - 1.
+
+        share: the batches to read; None: all of them.
+        """
         self.skipped.clear()
         pool = ThreadPoolExecutor(min(THREADS, cores()), thread_name_prefix="fqvit-decode")
         try:
@@ -95,17 +97,17 @@ class Source(ABC):
 
     @abstractmethod
     def marks(self) -> Iterator[bytes]:
-        """What tells each image from others: name and size of its file, or its pixels."""
+        """Yield bytes that identify the images: names and file sizes, or pixels."""
 
     def digest(self) -> str:
-        """Of all that decides what a pass gives, as far as it is known without reading files."""
+        """Return a SHA-256 of the labels and of `marks`, without reading image files."""
         digest = hashlib.sha256(f"{self.labels}\n".encode())
         for mark in self.marks():
             digest.update(mark + b"\n")
         return digest.hexdigest()
 
     def merge_skipped(self, workers: Workers) -> None:
-        """After a pass that workers shared: `skipped` are then those of all of them, and too many are refused."""
+        """Collect `skipped` of all workers after each has read its share. Raises FqvitError if there are too many."""
         parts = workers.gather(self.skipped)
         self.skipped = [(name, reason) for part in parts for name, reason in part]
         self._refuse_too_many_skipped()
@@ -129,8 +131,11 @@ class Source(ABC):
 
 
 def refuse_too_many(skipped: Sequence[tuple[str, str]], total: int) -> None:
-    """skipped: (name, reason) of images that could not be read, so far   total: all images of the pass, not those seen so
-    far, or one bad image at the front would always be too many"""
+    """Raise FqvitError if more than 1 % of the images are unreadable.
+
+    skipped: (name, reason) of each unreadable image so far. total: the number of all images, not only of those read so far;
+    otherwise one unreadable image at the beginning would always be too many.
+    """
     if len(skipped) > UNREADABLE_SHARE * total:
         name, reason = skipped[0]
         raise FqvitError(
@@ -139,7 +144,7 @@ def refuse_too_many(skipped: Sequence[tuple[str, str]], total: int) -> None:
 
 
 class ImageArray(Source):
-    """Images that are in memory: u8 [N, height, width, channels]."""
+    """Images in memory: u8 [N, height, width, channels]."""
 
     def __init__(self, pixels: NDArray[np.uint8], labels: Sequence[int] | None, preprocess: Preprocess) -> None:
         super().__init__(labels, preprocess)
@@ -164,7 +169,7 @@ class ImageArray(Source):
 
 
 class ImageFolder(Source):
-    """The images of a folder."""
+    """Image files of a folder."""
 
     def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None, preprocess: Preprocess) -> None:
         super().__init__(labels, preprocess)
@@ -172,7 +177,7 @@ class ImageFolder(Source):
 
     @classmethod
     def unlabelled(cls, folder: str | Path, preprocess: Preprocess) -> ImageFolder:
-        """Every image under the folder, at any depth."""
+        """Find every image in the folder, at any depth."""
         root = existing_folder(folder)
         return cls([root / name for name in image_names(root)], None, preprocess)
 
@@ -180,7 +185,10 @@ class ImageFolder(Source):
     def labelled(
         cls, folder: str | Path, preprocess: Preprocess, classes: Sequence[str] | int, ids: Sequence[str] = ()
     ) -> ImageFolder:
-        """A sub-folder a class; `classes` are the model's class names, or their number; `ids` theirs. See `class_indices`."""
+        """Find labelled images in one sub-folder per class.
+
+        classes: the model's class names, or their number. ids: the class ids, if known. See `class_indices`.
+        """
         root = existing_folder(folder)
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         names = image_names(root)
@@ -208,14 +216,14 @@ class ImageFolder(Source):
         return read_image(self.paths[place], self.preprocess)
 
     def marks(self) -> Iterator[bytes]:
-        root = os.path.commonpath([path.parent for path in self.paths])  # so that a folder may be moved
+        root = os.path.commonpath([path.parent for path in self.paths])  # the same after the folder is moved
         for path in self.paths:
             size = path.stat().st_size if path.exists() else -1
             yield f"{os.path.relpath(path, root)}\0{size}".encode(errors="surrogateescape")
 
 
 class UnreadableImage(FqvitError):
-    """One image that cannot be decoded; a source skips a few of these."""
+    """An image that cannot be decoded. A source skips a few of them."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}. Expected an image file; repair or remove it.")
@@ -223,22 +231,22 @@ class UnreadableImage(FqvitError):
 
 
 def read_image(path: str | Path, preprocess: Preprocess) -> NDArray[np.uint8]:
-    """One file as the model sees it, u8 [height, width, channels]; UnreadableImage if that cannot be done."""
+    """Read and preprocess one file: u8 [height, width, channels]. Raises UnreadableImage."""
     return decode(path, str(path), preprocess)
 
 
 def decode(file: str | Path | IO[bytes], name: str, preprocess: Preprocess) -> NDArray[np.uint8]:
-    """The same of an open file; `name` is for messages."""
+    """Decode and preprocess a path or an open file: u8 [height, width, channels]. name: for messages."""
     return decode_as(preprocess.apply, file, name)
 
 
 def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], name: str) -> T:
-    """What `make` makes of the image in a file; UnreadableImage if that cannot be done."""
+    """Return make(image) for the image in a file. Raises UnreadableImage."""
     try:
         with Image.open(file) as image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:
-                raise UnreadableImage(name, f"{image.width} x {image.height} pixels is over the limit of {limit}")
+                raise UnreadableImage(name, f"{image.width} x {image.height} pixels, at most {limit} are read")
             return make(image)
     except (UnreadableImage, MemoryError):
         raise
@@ -246,21 +254,22 @@ def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], na
         raise UnreadableImage(name, "no such file") from error
     except UnidentifiedImageError as error:
         raise UnreadableImage(name, "not an image") from error
-    except Exception as error:  # Pillow's decoders raise almost anything on damaged files
-        if isinstance(error, OSError) and error.strerror:  # the system's word, not Pillow's: a folder, no permission
+    except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
+        if isinstance(error, OSError) and error.strerror:  # from the operating system, not from Pillow: a folder, no permission
             raise UnreadableImage(name, error.strerror.lower()) from error
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(name, f"cannot be decoded ({reason})") from error
 
 
 def spread(total: int, count: int) -> Sequence[int]:
-    """At most `count` of the places 0 .. total - 1, evenly."""
+    """Return at most `count` evenly spaced positions of 0 .. total - 1."""
     if count < 1:
-        raise FqvitError(f"image limit is {count}: expected at least 1.")
+        raise FqvitError(f"image limit: {count}, expected at least 1.")
     return range(total) if count >= total else [i * total // count for i in range(count)]
 
 
 def existing_folder(folder: str | Path) -> Path:
+    """Return the path of a folder. Raises FqvitError if there is none."""
     root = Path(folder)
     if not root.exists():
         raise FqvitError(f"{root}: no such folder. Pass a folder of images.")
@@ -270,12 +279,12 @@ def existing_folder(folder: str | Path) -> Path:
 
 
 def image_names(root: Path) -> list[str]:
-    """Relative paths ("/" between parts) of the images under root, sorted; hidden files and folders are left out."""
+    """Return the relative paths of the images in a folder, sorted, with "/" as separator. Hidden files are skipped."""
     names: list[str] = []
 
     def visit(prefix: str, above: frozenset[str]) -> None:
         here = os.path.realpath(root / prefix)
-        if here in above:  # a link back to a folder that we are in
+        if here in above:  # a symbolic link to a parent folder
             return
         for entry in os.scandir(root / prefix):
             if entry.name.startswith("."):
@@ -288,7 +297,7 @@ def image_names(root: Path) -> list[str]:
     try:
         visit("", frozenset())
     except PermissionError as error:
-        raise FqvitError(f"{error.filename}: this folder may not be read. Change its permissions.") from error
+        raise FqvitError(f"{error.filename}: permission denied, expected a readable folder. Change its permissions.") from error
     if not names:
         kinds = " ".join(sorted(EXTENSIONS))
         raise FqvitError(f"{root}: no images found. Expected files ending in {kinds}.")
@@ -296,13 +305,13 @@ def image_names(root: Path) -> list[str]:
 
 
 def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | int, ids: Sequence[str] = ()) -> dict[str, int]:
-    """{sub-folder: class index}. The first of these rules that fits all of the sorted folders:
+    """Return {sub-folder: class index} by the first of these rules that applies to all folders:
 
-    1. each is the id of one class, or else each is the name of one (case and punctuation do not matter);
-    2. each is a class index written as a number;
-    3. there are as many as classes: the index is the folder's rank, as ImageNet's wnids have it.
+    1. every folder is the id of one class, or every folder is the name of one class (ignoring case and punctuation);
+    2. every folder is a class index, written as a number;
+    3. there are as many folders as classes: the index is the position in the sorted list, as with ImageNet's wnids.
 
-    `ids` are in the order of the classes; by rules 1 and 2 some classes may have no folder.
+    folders: sorted. ids: in the order of the classes. By rules 1 and 2 some classes may have no folder.
     """
     count = classes if isinstance(classes, int) else len(classes)
     known = (ids, () if isinstance(classes, int) else classes)
@@ -315,7 +324,7 @@ def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | i
     if all(0 <= number < count for number in numbers):
         return dict(zip(folders, numbers, strict=True))
 
-    # Folders 1, 10, 2, ... would be ranked as text, which nobody means.
+    # Folders 1, 10, 2, ... sort as text, so their positions are not the class indices that their names suggest.
     ambiguous = min(numbers) >= 0 and numbers != sorted(numbers)
     if len(folders) == count and not ambiguous:
         return {folder: rank for rank, folder in enumerate(folders)}
@@ -324,12 +333,12 @@ def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | i
     stray = next((folder for folder, *found in zip(folders, *named, strict=True) if found == [None, None]), folders[0])
     raise FqvitError(
         f"{where}: {len(folders)} class sub-folders for a model of {count} classes, and '{stray}' is neither a class {kind} "
-        f"nor a number below {count}. Have one sub-folder a class, or name them by class name or by number from 0{hint}."
+        f"nor a number below {count}. Use one sub-folder per class, or name them by class name or by number from 0{hint}."
     )
 
 
 def _indices_of(folders: Sequence[str], names: Sequence[str]) -> list[int | None]:
-    """Which class each folder names; None where it names none or several."""
+    """Return the class that each folder names, or None if it names none or several."""
     indices: dict[str, list[int]] = {}
     for index, name in enumerate(names):
         indices.setdefault(plain(name), []).append(index)
@@ -338,5 +347,5 @@ def _indices_of(folders: Sequence[str], names: Sequence[str]) -> list[int | None
 
 
 def plain(name: str) -> str:
-    """A class name as a folder might spell it: "T-shirt/top" and "t_shirt_top" are one."""
+    """Normalize a class name, so that "T-shirt/top" equals the folder name "t_shirt_top"."""
     return re.sub(r"[\W_]+", " ", name.casefold()).strip()

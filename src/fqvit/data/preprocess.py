@@ -1,8 +1,8 @@
-"""What happens to an image before the model: upright, 8 bits, resized, cropped. One value a model, saved in its artefact.
+"""Preprocess one image for a model: apply EXIF orientation, convert to 8 bits, resize and center-crop.
 
-Equal to timm's evaluation transform on PIL images, except that EXIF orientation is obeyed. It stops at uint8 pixels:
-the float model normalises them with `mean` and `std`, the integer program has both folded into its first op.
-It refuses images whose range of values is unknown (32-bit and float samples). Its neighbour images.py reads folders.
+Equal to timm's evaluation transform on PIL images, except that the EXIF orientation is applied. The result is uint8: the float
+model normalizes it with `mean` and `std`, the integer program has both folded into its first op. Images with an unknown value
+range (32-bit and float samples) are refused. A saved program contains its model's Preprocess. See also: images.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 from fqvit.errors import FqvitError
 
-# Bounds a hostile file's appetite for memory; no model of this family is near it.
+# Limits the memory that an untrusted file can ask for. Real models are far below.
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=8192)]
 
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -31,12 +31,15 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Above this many resized pixels only the part under the crop is computed (a 1 x 100000 image would need 20 GB otherwise).
+# Above this many resized pixels only the cropped part is computed: a 1 x 100000 image would need 20 GB otherwise.
 WHOLE_LIMIT = 1 << 24
 
 
 class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Short side to `resize` (antialiased), centre crop of height x width; mean and std are of pixels / 255, one a channel."""
+    """Resize the short side to `resize` (antialiased), then center-crop to height x width.
+
+    mean, std: one value per channel, of pixels / 255.
+    """
 
     height: Pixels
     width: Pixels
@@ -47,16 +50,16 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        # ValueError, because msgspec then adds the path of the fault while it reads a file.
+        # ValueError, because msgspec adds the path of the wrong field to it while it reads a file.
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise ValueError(f"mean and std need {self.channels} values, got {len(self.mean)} and {len(self.std)}")
         if not all(np.isfinite(self.mean)) or not all(0 < s < float("inf") for s in self.std):
             raise ValueError("mean must be finite and std positive")
 
     def apply(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Pixels the model sees: u8 [height, width, channels]. The image given is not changed."""
+        """Return the model's input: u8 [height, width, channels]. The image itself is not modified."""
         if 0 in image.size:
-            raise FqvitError(f"the image is {image.width} x {image.height}: it has no pixels. Remove it.")
+            raise FqvitError(f"image: {image.width} x {image.height}, which has no pixels. Remove it.")
         eight_bit = to_eight_bit(upright(image), "L" if self.channels == 1 else "RGB")
         pixels = np.asarray(self._resize_and_crop(eight_bit), dtype=np.uint8)
         return np.ascontiguousarray(pixels.reshape(self.height, self.width, self.channels))
@@ -68,7 +71,7 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if width * height <= WHOLE_LIMIT:
             if image.size != (width, height):
                 image = image.resize((width, height), resample)
-            # Outside the image, where the crop is larger than it, PIL fills with 0: torchvision's padding.
+            # If the crop is larger than the image, PIL pads with 0, as torchvision does.
             return image.crop((left, top, left + self.width, top + self.height))
         x0, y0 = max(left, 0), max(top, 0)
         x1, y1 = min(left + self.width, width), min(top + self.height, height)
@@ -81,43 +84,43 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def resized_size(width: int, height: int, short: int) -> tuple[int, int]:
-    """(width, height) once the short side is `short`; the long side is truncated, as torchvision does."""
+    """Return (width, height) after the short side is resized to `short`. The long side is rounded down, as in torchvision."""
     if width <= height:
         return short, int(short * height / width)
     return int(short * width / height), short
 
 
 def crop_start(size: int, crop: int) -> int:
-    """First kept coordinate of a centre crop, negative where the crop is larger (torchvision: pad, the smaller half first)."""
+    """Return the first coordinate of a center crop. Negative if the crop is larger: torchvision pads the smaller half first."""
     if crop > size:
         return -((crop - size) // 2)
-    return round((size - crop) / 2)  # halves to even, like torchvision's round
+    return round((size - crop) / 2)  # half to even, as in torchvision
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The image turned as its EXIF orientation says."""
-    image.load()  # first: TIFF turns itself while it loads and then drops the tag
+    """Rotate and flip an image according to its EXIF orientation."""
+    image.load()  # first: Pillow applies the orientation of a TIFF while loading and then drops the tag
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged EXIF raises almost anything, and says nothing about the pixels
+    except Exception:  # damaged EXIF raises almost any exception, but the pixels may be fine
         return image
     turn = UPRIGHT.get(orientation)
     return image if turn is None else image.transpose(turn)
 
 
 def to_eight_bit(image: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:
-    """Any PIL mode to 8-bit grey or RGB. Alpha is dropped, as timm does."""
+    """Convert any PIL mode to 8-bit gray or RGB. Alpha is dropped, as in timm."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         values = np.asarray(image)
-        # Older Pillows open 16-bit PNGs as "I"; real 32-bit data has no known white, and guessing one would be silent damage.
+        # Older Pillow versions open 16-bit PNGs as mode "I". Real 32-bit data has an unknown white level; do not guess one.
         if image.mode == "I" and (values.min() < 0 or values.max() > 0xFFFF):
             raise FqvitError(
-                f"32-bit image with values {values.min()}..{values.max()}: expected 8 or 16 bits. Convert it to 8 bits."
+                f"32-bit image with values {values.min()}..{values.max()}, expected 8 or 16 bits. Convert it to 8 bits."
             )
-        # The high byte, which is what Pillow keeps of 16-bit RGB: grey and colour copies of a picture give the same pixels.
+        # Keep the high byte, as Pillow does for 16-bit RGB, so that gray and color versions of an image give the same pixels.
         image = Image.fromarray((values >> 8).astype(np.uint8))
     elif image.mode == "F":
-        raise FqvitError("float image: its white level is unknown, expected 8 or 16 bits. Convert it to 8 bits.")
+        raise FqvitError("float image: unknown white level, expected 8 or 16 bits. Convert it to 8 bits.")
     elif image.mode in ("P", "PA") and "transparency" in image.info:
-        image = image.convert("RGBA")  # straight to RGB gives the same pixels, but Pillow warns
+        image = image.convert("RGBA")  # a direct conversion to RGB gives the same pixels, but Pillow warns
     return image if image.mode == mode else image.convert(mode)

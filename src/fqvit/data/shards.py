@@ -1,9 +1,10 @@
-"""Images inside tar files ("shards", as WebDataset writes them), read where they lie: nothing is unpacked.
+"""Read images from tar shards, as WebDataset writes them, without unpacking.
 
-One look at the headers of all shards gives an index, about 30 bytes an image; workers share that look. A picture is then one
-read at a known place, so that limits, shuffling and dealing work as with folders. Shards come in sorted order, members in that
-of their shard. A sample is a picture and what has the same name up to its first dot, side by side: NAME.jpg, NAME.cls (its
-class index), NAME.json ({"label": index}). Without these the folder of a member is its class. Neighbours: tars.py, images.py.
+The headers of all shards are read once into an index of about 30 bytes per image; workers share this. An image is then one
+read at a known offset, so limits, shuffling and assignment to workers work as with folders. Shards are sorted by path; members
+keep their order. A sample is an image and the members next to it with the same name up to the first dot: NAME.jpg, NAME.cls
+(class index), NAME.json ({"label": index}). Without a label, the folder of the member is its class.
+See also: tars.py, images.py.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ from fqvit.data.tars import BLOCK, Member, members
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 
-LARGEST_IMAGE = 64 << 20  # bytes; ImageNet's largest has 15 MB
+LARGEST_IMAGE = 64 << 20  # bytes; the largest image of ImageNet has 15 MB
 LARGEST_LABEL = 1 << 16
 MOST_SHARDS = 100_000
-ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # all but the first are refused, by name
-NO_FILE = -1  # as the size of a link or device
+ENDINGS = (
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.bz2",
+    ".tar.xz",
+    ".tar.zst",
+)  # all but .tar are refused with a message
+NO_FILE = -1  # the size of a link or device in the index
 
 Ints = NDArray[np.int64]
 
 
 class TarShards(Source):
-    """at: i64 [N, 3], the shard, offset and size of each picture."""
+    """Images in tar files. at: i64 [N, 3], the shard, offset and size of each image."""
 
     def __init__(self, paths: Sequence[Path], at: Ints, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
         super().__init__(labels, preprocess)
@@ -47,9 +55,9 @@ class TarShards(Source):
 
     @classmethod
     def unlabelled(cls, place: str | Path, preprocess: Preprocess, workers: Workers = SINGLE_PROCESS) -> TarShards:
-        """Every picture of the shards: a tar file, a pattern such as train-{0000..1023}.tar, or a folder of tar files.
+        """Find every image in a tar file, a pattern such as train-{0000..1023}.tar, or a folder of tar files.
 
-        workers: those who share the look at headers; every one of them must call this.
+        workers: share the reading of headers. Every worker must call this.
         """
         paths = shard_paths(Path(place))
         return cls(paths, _index(Path(place), paths, False, workers).at, None, preprocess)
@@ -63,7 +71,7 @@ class TarShards(Source):
         ids: Sequence[str] = (),
         workers: Workers = SINGLE_PROCESS,
     ) -> TarShards:
-        """With the class of each; `classes` and `ids` as images.class_indices takes them."""
+        """Find labelled images. classes, ids: as in images.class_indices."""
         paths = shard_paths(Path(place))
         found = _index(Path(place), paths, True, workers)
         count = classes if isinstance(classes, int) else len(classes)
@@ -73,7 +81,7 @@ class TarShards(Source):
         labels[named] = by_folder[-1 - labels[named]]
         for wrong in np.flatnonzero(labels >= count)[:1]:
             name = cls(paths, found.at, None, preprocess).name(int(wrong))
-            raise FqvitError(f"{name}: has class {labels[wrong]}, expected below {count}. Are these shards of another dataset?")
+            raise FqvitError(f"{name}: class {labels[wrong]}, expected less than {count}. Pass shards of the model's dataset.")
         return cls(paths, found.at, labels.tolist(), preprocess)
 
     def __len__(self) -> int:
@@ -84,7 +92,7 @@ class TarShards(Source):
         return type(self)(self.paths, self.at[np.asarray(places, np.int64)], labels, self.preprocess)
 
     def name(self, place: int) -> str:
-        """The header says it again, so that the index need not."""
+        """Return SHARD/MEMBER. The member's name is read from its header, to keep the index small."""
         shard, offset, _ = self.at[place].tolist()
         try:
             with self.paths[shard].open("rb") as file:
@@ -98,7 +106,7 @@ class TarShards(Source):
         if size == NO_FILE:
             raise UnreadableImage(self.name(place), "a link or device, not a file")
         if size > LARGEST_IMAGE:
-            raise UnreadableImage(self.name(place), f"claims {size} bytes, over the limit of {LARGEST_IMAGE}")
+            raise UnreadableImage(self.name(place), f"{size} bytes, at most {LARGEST_IMAGE} are read")
         try:
             with self.paths[shard].open("rb") as file:
                 file.seek(offset - BLOCK)
@@ -120,32 +128,32 @@ class TarShards(Source):
 
 
 def are_shards(place: Path) -> bool:
-    """Whether this names tar files: one, several with braces, or a folder of them."""
+    """Return whether a path names tar files: one, a pattern with braces, or a folder of them."""
     if place.is_dir():
         return any(name.endswith(ENDINGS) and not name.startswith(".") for name in os.listdir(place))
     return place.name.endswith(ENDINGS)
 
 
 def shard_paths(place: Path) -> list[Path]:
-    """The tar files of a folder, of a pattern such as val-{000..063}.tar, or the one that is named; sorted."""
+    """Return the tar files of a folder, of a pattern such as val-{000..063}.tar, or of one path; sorted."""
     if place.is_dir():
         names = [name for name in os.listdir(place) if not name.startswith(".")]
         paths = [place / name for name in names if name.endswith(ENDINGS)]
         other = next((name for name in sorted(names) if os.path.splitext(name)[1].lower() in EXTENSIONS), None)
         if other is not None:
-            raise FqvitError(f"{place}: has tar shards and images ({other}). Pass a folder of one or the other.")
+            raise FqvitError(f"{place}: contains both tar shards and images ({other}). Pass a folder with only one of them.")
     else:
         paths = [place] if place.exists() else [Path(text) for text in expanded(str(place))]
     for path in sorted(paths):
         if not path.name.endswith(".tar"):
-            raise FqvitError(f"{path}: compressed shards are not read. Unpack it to .tar once: pictures gain nothing from it.")
+            raise FqvitError(f"{path}: a compressed shard, expected .tar. Decompress it: images hardly shrink.")
         if not path.is_file():
             raise FqvitError(f"{path}: no such file. Pass a tar file, a pattern such as val-{{000..063}}.tar, or a folder.")
     return sorted(set(paths))
 
 
 def expanded(pattern: str) -> list[str]:
-    """Braces as a shell has them: {000..063} counts, {a,b} lists."""
+    """Expand braces as a shell does: {000..063} counts, {a,b} lists."""
     pieces = re.split(r"\{([^{}]*)\}", pattern)
     choices: list[Sequence[str]] = []
     total = 1
@@ -156,20 +164,20 @@ def expanded(pattern: str) -> list[str]:
         elif counted:
             first, last = int(counted[1]), int(counted[2])
             width = max(map(len, counted.groups())) if counted[1].startswith("0") or counted[2].startswith("0") else 0
-            # Before anything is spelled out: {0..999999999} would fill the memory.
+            # Limit before expanding: {0..999999999} would fill the memory.
             choice = [f"{n:0{width}}" for n in range(first, min(last, first + MOST_SHARDS) + 1)]
         else:
             choice = piece.split(",")
         total *= len(choice)
         if total > MOST_SHARDS:
-            raise FqvitError(f"{pattern}: names over {MOST_SHARDS} files. Join shards to fewer.")
+            raise FqvitError(f"{pattern}: more than {MOST_SHARDS} files. Merge shards into fewer files.")
         choices.append(choice)
     return ["".join(parts) for parts in itertools.product(*choices)]
 
 
 @dataclass
 class _Index:
-    """at: i64 [N, 3]; labels: i64 [N], class indices, or -1 - the number of a folder."""
+    """at: i64 [N, 3]; labels: i64 [N], a class index, or -1 - f for the class folder folders[f]."""
 
     at: Ints
     labels: Ints
@@ -177,12 +185,12 @@ class _Index:
 
 
 def _index(place: Path, paths: list[Path], labels: bool, workers: Workers) -> _Index:
-    """Each worker looks at some shards, and all get the whole."""
+    """Read the headers of this worker's shards, and return the index of all shards."""
     mine = workers.share(len(paths))
-    look = _Look(labels)
+    reader = _HeaderReader(labels)
     for number in mine:
-        look.shard(number, paths[number])
-    parts = workers.gather([np.array(look.at).reshape(-1, 3), np.array(look.labels), list(look.folders)])
+        reader.shard(number, paths[number])
+    parts = workers.gather([np.array(reader.at).reshape(-1, 3), np.array(reader.labels), list(reader.folders)])
     folders = sorted({name for _, _, names in parts for name in names})
     rank = {name: i for i, name in enumerate(folders)}
     found = []
@@ -206,12 +214,12 @@ class _Sample:
     label_file: str = ""
 
 
-class _Look:
-    """What one worker finds in its shards."""
+class _HeaderReader:
+    """The index of one worker's shards."""
 
     def __init__(self, labels: bool) -> None:
         self.wanted = labels
-        self.at, self.labels = array("q"), array("q")  # not lists, which would take ten times the memory
+        self.at, self.labels = array("q"), array("q")  # arrays take a tenth of the memory of lists
         self.folders: dict[str, int] = {}
 
     def shard(self, number: int, path: Path) -> None:
@@ -219,7 +227,7 @@ class _Look:
         for sample in _samples(path, self.wanted):
             for picture in sample.pictures:
                 if picture.name in seen:
-                    raise FqvitError(f"{path}: {picture.name} is there twice. Pack the shard again.")
+                    raise FqvitError(f"{path}: duplicate member {picture.name}. Pack the shard again.")
                 seen.add(picture.name)
                 self.at.extend((number, picture.offset, picture.size if picture.regular else NO_FILE))
                 if self.wanted:
@@ -228,10 +236,10 @@ class _Look:
                 continue
             if len(sample.pictures) > 1:
                 names = " and ".join(picture.name for picture in sample.pictures[:2])
-                raise FqvitError(f"{path}: {names} share the label {sample.label_file}. Expected one picture a sample.")
+                raise FqvitError(f"{path}: {names} share the label {sample.label_file}, expected one image per sample.")
             if not sample.pictures:
                 raise FqvitError(
-                    f"{path}: {sample.label_file} has no picture beside it. Pack the members of a sample one after the other."
+                    f"{path}: {sample.label_file} has no image next to it. Pack the members of a sample one after the other."
                 )
 
     def _label(self, path: Path, sample: _Sample, picture: Member) -> int:
@@ -240,7 +248,7 @@ class _Look:
         folder = picture.name.rpartition("/")[0].rpartition("/")[2]
         if not folder:
             raise FqvitError(
-                f"{path}: {picture.name} has no label. Expected {sample.key}.cls beside it, or CLASS/{picture.name}."
+                f"{path}: {picture.name} has no label, expected {sample.key}.cls next to it or CLASS/{picture.name}."
             )
         return -1 - self.folders.setdefault(folder, len(self.folders))
 
@@ -250,7 +258,7 @@ def _samples(path: Path, labels: bool) -> Iterator[_Sample]:
     with path.open("rb") as file:
         for member in members(path):
             name = _plain(path, member.name)
-            if any(part.startswith(".") for part in name.split("/")):  # hidden, as in folders
+            if any(part.startswith(".") for part in name.split("/")):  # skip hidden files, as in folders
                 continue
             folder, slash, base = name.rpartition("/")
             stem, _, kind = base.partition(".")
@@ -273,13 +281,13 @@ def _plain(path: Path, name: str) -> str:
     while name.startswith("./"):
         name = name[2:]
     if name.startswith("/") or ".." in name.split("/"):
-        raise FqvitError(f"{path}: member {name!r} leads out of its folder. No tool packs pictures so; do not trust this file.")
+        raise FqvitError(f"{path}: member {name!r} points outside the archive. Do not trust this file.")
     return name
 
 
 def _text(path: Path, file: io.BufferedReader, member: Member) -> bytes:
     if not member.regular or member.size > LARGEST_LABEL:
-        raise FqvitError(f"{path}: {member.name} is no small file, expected a label. Pack the shard again.")
+        raise FqvitError(f"{path}: {member.name} is not a small regular file, expected a label. Pack the shard again.")
     file.seek(member.offset)
     return file.read(member.size)
 
@@ -287,7 +295,7 @@ def _text(path: Path, file: io.BufferedReader, member: Member) -> bytes:
 def _class(path: Path, name: str, text: bytes) -> int:
     digits = text.strip()
     if not digits.isdigit() or len(digits) > 9:
-        raise FqvitError(f"{path}: {name} has {text[:20]!r}, expected a class index. Pack the shard again.")
+        raise FqvitError(f"{path}: {name} contains {text[:20]!r}, expected a class index. Pack the shard again.")
     return int(digits)
 
 
@@ -295,7 +303,7 @@ def _json_label(path: Path, name: str, text: bytes) -> int | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise FqvitError(f"{path}: {name} is not JSON. Pack the shard again.") from None
+        raise FqvitError(f"{path}: {name} is not valid JSON. Pack the shard again.") from None
     label = found.get("label") if isinstance(found, dict) else None
     if label is None:
         return None

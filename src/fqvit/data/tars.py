@@ -1,8 +1,8 @@
-"""The members of a tar file, from its headers alone: where each lies, how long it is. Nothing is unpacked, no link followed.
+"""List the members of a tar file with their offsets and sizes. Nothing is unpacked and no link is followed.
 
-Made for files that may be damaged or hostile: what a header claims is checked against the file, and extended headers may not
-be large. Refuses compressed files, in which nothing can be found without unpacking all before it, files without an end mark,
-which may have been cut between two members, and sparse members. Its neighbour shards.py knows what members mean.
+Safe for untrusted input: sizes are checked against the file, and extended headers are limited. Refused are compressed files
+(no random access), files without an end mark (possibly truncated between two members) and sparse members.
+See also: shards.py, which interprets the members.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fqvit.errors import FqvitError
 BLOCK = tarfile.BLOCKSIZE
 LONGEST_NAME = 1 << 16
 LARGEST_PAX = 1 << 20
-BEHIND = 1 << 20  # bytes behind the end mark in which another archive is looked for; writers pad with less
+BEHIND = 1 << 20  # bytes after the end mark that must be zero; writers pad with less
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class Member(NamedTuple):
-    """offset: of its first byte in the tar file, behind its header. regular: a file, not a link or device."""
+    """offset: of the first byte after the header, in the tar file. regular: a file, not a link or device."""
 
     name: str
     offset: int
@@ -32,7 +32,7 @@ class Member(NamedTuple):
 
 
 def members(path: Path) -> Iterator[Member]:
-    """In the order of the file; folders are left out."""
+    """Yield the members in file order, without folders. Raises FqvitError for a damaged file."""
     try:
         with path.open("rb") as file:
             yield from _members(path, file)
@@ -43,7 +43,7 @@ def members(path: Path) -> Iterator[Member]:
 def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
     total = os.fstat(file.fileno()).st_size
     at = 0
-    name: str | None = None  # from an extended header, for the member behind it
+    name: str | None = None  # from an extended header, for the next member
     size: int | None = None
     while True:
         file.seek(at)
@@ -51,22 +51,22 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
         if at == 0:
             _refuse_packed(path, block)
         if len(block) < BLOCK:
-            raise FqvitError(f"{path}: ends without an end mark, at byte {at}. It was cut short; copy it again.")
+            raise FqvitError(f"{path}: no end mark at byte {at}. The file is truncated; copy it again.")
         if not any(block):
             _refuse_more(path, file.read(BEHIND))
             return
         try:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
-            raise FqvitError(f"{path}: not a tar file at byte {at} ({error}). It is damaged; copy it again.") from None
+            raise FqvitError(f"{path}: no tar header at byte {at} ({error}). The file is damaged; copy it again.") from None
         said = header.name if name is None else name
         length = header.size if size is None else size
-        # As tarfile reads it: of the kinds that it knows, only files have bytes.
+        # As in tarfile: of the known types, only files and extended headers have content.
         filled = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES or header.type in EXTENSIONS
         if length < 0 or (filled and at + BLOCK + length > total):
             left = max(0, total - at - BLOCK)
             raise FqvitError(
-                f"{path}: member {said!r} claims {length} bytes, {left} are left. It was cut short; copy it again."
+                f"{path}: member {said!r} has size {length}, but {left} bytes are left. The file is truncated; copy it again."
             )
         if header.type == tarfile.GNUTYPE_LONGNAME:
             name = _small(path, file, length, LONGEST_NAME).rstrip(b"\0").decode("utf-8", "surrogateescape")
@@ -74,9 +74,9 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
             found = _pax(path, _small(path, file, length, LARGEST_PAX))
             name, size = found.get("path", name), _size(path, found)
         elif header.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
-            pass  # for all members, or the target of a link: neither says where pictures are
+            pass  # global headers and link targets do not affect where members are
         elif header.type == tarfile.GNUTYPE_SPARSE:
-            raise FqvitError(f"{path}: member {said!r} is sparse, which is not read. Pack it without --sparse.")
+            raise FqvitError(f"{path}: member {said!r} is sparse, expected a regular file. Pack it without --sparse.")
         else:
             if not header.isdir() and not said.endswith("/"):
                 yield Member(said, at + BLOCK, length, header.isreg())
@@ -95,12 +95,12 @@ EXTENSIONS = (
 
 def _small(path: Path, file: IO[bytes], length: int, most: int) -> bytes:
     if length > most:
-        raise FqvitError(f"{path}: an extended header of {length} bytes, expected at most {most}. The file is damaged.")
+        raise FqvitError(f"{path}: extended header of {length} bytes, expected at most {most}. The file is damaged.")
     return file.read(length)
 
 
 def _pax(path: Path, data: bytes) -> dict[str, str]:
-    """Records "LENGTH KEY=VALUE\\n", the length being that of the whole record."""
+    """Parse records "LENGTH KEY=VALUE\\n", where LENGTH counts the whole record."""
     found = {}
     while data.strip(b"\0"):
         digits, _, rest = data.partition(b" ")
@@ -108,9 +108,9 @@ def _pax(path: Path, data: bytes) -> dict[str, str]:
         record = rest[: max(0, length - len(digits) - 1)]
         key, equals, value = record.partition(b"=")
         if not equals or not record.endswith(b"\n") or len(digits) + 1 + len(record) != length:
-            raise FqvitError(f"{path}: an extended header that cannot be read. The file is damaged; copy it again.")
+            raise FqvitError(f"{path}: malformed extended header. The file is damaged; copy it again.")
         if key.startswith(b"GNU.sparse"):
-            raise FqvitError(f"{path}: has a sparse member, which is not read. Pack it without --sparse.")
+            raise FqvitError(f"{path}: a sparse member, expected regular files. Pack it without --sparse.")
         found[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
         data = data[length:]
     return found
@@ -121,18 +121,16 @@ def _size(path: Path, pax: dict[str, str]) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise FqvitError(f"{path}: an extended header has the size {text[:20]!r}. The file is damaged; copy it again.")
+        raise FqvitError(f"{path}: size {text[:20]!r} in an extended header, expected a number. The file is damaged.")
     return int(text)
 
 
 def _refuse_packed(path: Path, block: bytes) -> None:
     for magic, kind in PACKED.items():
         if block.startswith(magic):
-            raise FqvitError(
-                f"{path}: compressed ({kind}), expected a plain tar file. Unpack it once: pictures gain nothing from it."
-            )
+            raise FqvitError(f"{path}: compressed ({kind}), expected a plain tar file. Decompress it: images hardly shrink.")
 
 
 def _refuse_more(path: Path, behind: bytes) -> None:
     if any(behind):
-        raise FqvitError(f"{path}: has more bytes behind its end mark. Files joined by `cat` are not read; join with `tar -A`.")
+        raise FqvitError(f"{path}: data after the end mark. Concatenate tar files with `tar -A` instead of `cat`.")
