@@ -1,4 +1,4 @@
-"""Two tiny models with random weights, each with the program it becomes."""
+"""Fixtures: two tiny models with random weights, calibrated and lowered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Made:
 
 
 def make(config: ViTConfig | SwinConfig, recipe: Recipe, features: str = "logits") -> Made:
-    """Weights larger than at the start of training, so that attention and classes differ."""
+    """Build, calibrate and lower a model. Its weights are larger than usual, so that attention and classes differ."""
     torch.manual_seed(0)
     module = build(config).eval()
     with torch.no_grad():

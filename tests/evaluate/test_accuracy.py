@@ -1,3 +1,5 @@
+"""Top-1 and top-5 accuracy: ranks, ties, batches, and images or scores that give no accuracy."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,31 +10,31 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import arrays, measure, rank, top
 
 
-def test_the_rank_counts_the_classes_that_come_first() -> None:
+def test_the_rank_is_the_number_of_better_classes() -> None:
     scores = np.array([[3, 9, 1, 9], [3, 9, 1, 9], [3, 9, 1, 9]])
     assert rank(scores, np.array([1, 3, 2])).tolist() == [0, 1, 3]
 
 
-def test_equal_scores_are_ranked_as_argmax_and_top_rank_them() -> None:
+def test_equal_scores_are_ranked_by_class_index_as_in_argmax_and_top() -> None:
     scores = np.array([[5, 5, 5, 5, 5, 5]], np.int32)
     assert [int(rank(scores, np.array([label]))[0]) for label in range(6)] == list(range(6))
     assert top(scores[0], 5) == [0, 1, 2, 3, 4]
     assert int(scores.argmax(-1)[0]) == 0
 
 
-def test_a_model_that_gives_no_numbers_has_no_accuracy() -> None:
-    """Compared with NaN, no class would come before any label: 100 %."""
+def test_scores_with_nan_are_refused() -> None:
+    """No score compares greater than NaN, so that accuracy would be 100 %."""
     images, labels = np.zeros((2, 2, 2, 1), np.uint8), np.array([0, 3])
-    with pytest.raises(FqvitError, match=r"no numbers \(NaN\)"):
+    with pytest.raises(FqvitError, match="the scores of the model contain NaN"):
         measure(lambda x: np.full((len(x), 4), np.nan, np.float32), arrays(images, labels, 2))
     assert rank(np.array([[-np.inf, 1.0, np.inf]]), np.array([1])).tolist() == [1]
 
 
-def test_top_takes_the_extremes_of_int32() -> None:
+def test_top_accepts_the_extremes_of_int32() -> None:
     assert top(np.array([-(2**31), 2**31 - 1, 0], np.int32), 3) == [1, 2, 0]
 
 
-def test_accuracy_is_the_same_whatever_the_batches() -> None:
+def test_accuracy_does_not_depend_on_the_batch_size() -> None:
     rng = np.random.default_rng(1)
     images, labels = rng.integers(0, 256, (50, 2, 2, 1), np.uint8), rng.integers(0, 8, 50)
 

@@ -1,3 +1,5 @@
+"""Comparison by site: the rebuilt simulation, the ratios of all sites, and float models that do not match."""
+
 from __future__ import annotations
 
 import copy
@@ -17,7 +19,7 @@ from fqvit.models.load import build
 from fqvit.quant.simulate import Simulation
 
 
-def test_the_simulation_of_a_program_is_that_of_its_calibration(made: Any) -> None:
+def test_the_rebuilt_simulation_equals_the_one_of_the_calibration(made: Any) -> None:
     rebuilt = calibration_of(made.program)
     assert rebuilt.recipe == made.calibration.recipe
     assert set(rebuilt.sites) == set(made.calibration.sites)
@@ -30,8 +32,8 @@ def test_the_simulation_of_a_program_is_that_of_its_calibration(made: Any) -> No
     torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))
 
 
-def test_compensated_weights_are_simulated_as_they_are_in_the_program(compensated: Any) -> None:
-    """They cannot be made again without the calibration images."""
+def test_compensated_weights_are_taken_from_the_program(compensated: Any) -> None:
+    """They cannot be recomputed without the calibration images."""
     mine = Comparer(compensated.program, compensated.model).simulation
     theirs = Simulation(compensated.model, compensated.calibration)
     for name, (weight, bias) in theirs.weights.items():
@@ -42,7 +44,7 @@ def test_compensated_weights_are_simulated_as_they_are_in_the_program(compensate
         np.testing.assert_array_equal(mine.sites[name].channel_zeros(len(q.zero)), q.zero)
 
 
-def test_every_site_and_the_logits_are_compared_worst_first(made: Any) -> None:
+def test_all_sites_and_the_logits_are_compared_lowest_ratio_first(made: Any) -> None:
     found = compare(made.program, made.model, [made.images[:2], made.images[2:8]])
     assert found.images == 8
     assert {row.site for row in found.sites} == {*made.program.header.sites, made.program.header.output.buffer}
@@ -51,7 +53,7 @@ def test_every_site_and_the_logits_are_compared_worst_first(made: Any) -> None:
     assert found.integer_agreement is not None and 0 <= found.integer_agreement <= 100
 
 
-def test_integer_and_simulated_noise_are_alike_and_never_below_the_rounding_alone(made: Any) -> None:
+def test_integer_and_simulated_noise_are_close_and_not_below_the_rounding_of_the_site(made: Any) -> None:
     for row in compare(made.program, made.model, [made.images[:12]]).sites:
         assert row.integer_db is not None and row.simulated_db is not None
         assert math.isclose(row.integer_db, row.simulated_db, abs_tol=2.5), row
@@ -66,19 +68,19 @@ def test_features_are_compared_without_logits(features: Any) -> None:
     assert "head" not in {row.site for row in found.sites}
 
 
-def test_another_model_than_the_programs_is_refused(made: Any) -> None:
+def test_a_float_model_of_another_program_is_refused(made: Any) -> None:
     shallow = ViTConfig(image=(16, 16), patch=4, channels=3, classes=7, width=24, depth=1, heads=3, hidden=48)
     other = dataclasses.replace(made.model, module=build(shallow).eval())
     with pytest.raises(FqvitError, match="does not have"):
         compare(made.program, other, [made.images[:1]])
 
 
-def test_no_images_are_refused(made: Any) -> None:
+def test_a_comparison_without_images_is_refused(made: Any) -> None:
     with pytest.raises(FqvitError, match="no images"):
         compare(made.program, made.model, [])
 
 
-def test_a_float_model_that_gives_no_numbers_is_refused(made: Any) -> None:
+def test_a_float_model_with_nan_or_infinite_values_is_refused(made: Any) -> None:
     module = copy.deepcopy(made.model.module)
     with torch.no_grad():
         for part in module.modules():

@@ -1,3 +1,5 @@
+"""The summary of a program: bytes, ops, sites, proofs and weights are complete and add up."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -12,7 +14,7 @@ from fqvit.ir.program import CLASSES
 from tests.cli.command_line import fqvit
 
 
-def test_the_bytes_add_up_to_the_file(made: Any, tmp_path: Path) -> None:
+def test_the_bytes_add_up_to_the_size_of_the_file(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     made.program.save(path)
     found = inspect(made.program, path)
@@ -21,7 +23,7 @@ def test_the_bytes_add_up_to_the_file(made: Any, tmp_path: Path) -> None:
     assert found.overhead == 100 * (found.total - found.weights - found.bytes["class names"]) / found.weights
 
 
-def test_class_names_are_bytes_of_the_file_and_not_of_its_overhead(made: Any, tmp_path: Path) -> None:
+def test_class_names_count_as_bytes_of_the_file_but_not_as_overhead(made: Any, tmp_path: Path) -> None:
     found = []
     for names in (["cat"] * 7, ["a very long name of a class" * 99] * 7):
         text = "\n".join(names).encode()
@@ -33,7 +35,7 @@ def test_class_names_are_bytes_of_the_file_and_not_of_its_overhead(made: Any, tm
     assert abs(found[1].extra - found[0].extra) < 32  # the digits of offsets in the header, and its padding
 
 
-def test_ops_sites_and_proofs_are_all_listed(made: Any, tmp_path: Path) -> None:
+def test_all_ops_sites_and_proofs_are_listed(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     made.program.save(path)
     found = inspect(made.program, path)
@@ -45,13 +47,13 @@ def test_ops_sites_and_proofs_are_all_listed(made: Any, tmp_path: Path) -> None:
     assert all(row.lowest < row.highest for row in found.sites)
 
 
-def test_there_is_no_float_anywhere(made: Any, tmp_path: Path) -> None:
+def test_a_program_contains_no_floats(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     made.program.save(path)
     assert inspect(made.program, path).floats == 0
 
 
-def test_the_tightest_proofs_are_one_a_kind_and_the_tightest(made: Any, tmp_path: Path) -> None:
+def test_tightest_returns_the_least_headroom_of_every_kind(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     made.program.save(path)
     found = inspect(made.program, path)
@@ -61,7 +63,7 @@ def test_the_tightest_proofs_are_one_a_kind_and_the_tightest(made: Any, tmp_path
         assert row.headroom == min(p.headroom for p in found.proofs if (p.op, p.what) == (row.op, row.what))
 
 
-def test_packed_weights_count_as_they_are_stored(grouped: Any, tmp_path: Path) -> None:
+def test_packed_weights_count_half_a_byte_each(grouped: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     grouped.program.save(path)
     found = inspect(grouped.program, path)
@@ -80,7 +82,7 @@ def test_packed_weights_count_as_they_are_stored(grouped: Any, tmp_path: Path) -
     assert fqvit("inspect", path, "--json").json["weights_by_bits"] == {"4": found.weights_by_bits[4], "8": plain}
 
 
-def test_plain_weights_are_8_bits(made: Any, tmp_path: Path) -> None:
+def test_weights_without_groups_have_8_bits(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     made.program.save(path)
     found = inspect(made.program, path)
@@ -88,7 +90,7 @@ def test_plain_weights_are_8_bits(made: Any, tmp_path: Path) -> None:
     assert f"{found.weights:,} 8-bit codes" in fqvit("inspect", path).out
 
 
-def test_constants_are_named_by_what_they_are() -> None:
+def test_the_kind_of_a_constant_follows_from_its_name() -> None:
     assert kind_of("blocks.0.attn.qkv.w") == "weights"
     assert kind_of("blocks.0.attn.qkv.exponent") == "weight exponents"
     assert kind_of("alpha.3") == "power-of-two factors"

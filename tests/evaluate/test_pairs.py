@@ -1,4 +1,4 @@
-"""Paired differences: counts, and an interval that a direct search of the likelihood confirms."""
+"""Paired differences: counts, and an interval confirmed by a direct search of the likelihood."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from fqvit.evaluate.pairs import NORMAL_95, pair, score_interval
 
 
-def test_counts_what_was_lost_and_gained() -> None:
+def test_lost_and_gained_images_are_counted() -> None:
     first = np.array([True, True, True, False, False])
     second = np.array([True, False, False, True, False])
     found = pair(first, second)
@@ -20,7 +20,7 @@ def test_counts_what_was_lost_and_gained() -> None:
 
 
 def direct_score(images: int, gained: int, lost: int, d: float) -> float:
-    """The score at d with the likeliest share q of `lost` found by a fine grid, from the likelihood itself."""
+    """Return the score at d; the most likely share q of `lost` images is found by a fine grid over the likelihood."""
     q = np.linspace(max(0.0, -d), (1 - d) / 2, 200_001)
     with np.errstate(divide="ignore"):
         log_likelihood = (images - gained - lost) * np.log(np.maximum(1 - 2 * q - d, 0))
@@ -30,14 +30,14 @@ def direct_score(images: int, gained: int, lost: int, d: float) -> float:
 
 
 @pytest.mark.parametrize(("images", "gained", "lost"), [(1000, 30, 40), (44, 0, 1), (50, 12, 3), (1000, 5, 5), (200, 0, 20)])
-def test_at_both_ends_the_score_is_just_refused(images: int, gained: int, lost: int) -> None:
+def test_at_both_ends_of_the_interval_the_score_is_critical(images: int, gained: int, lost: int) -> None:
     low, high = score_interval(images, gained, lost)
     assert low < (gained - lost) / images < high
     assert direct_score(images, gained, lost, low) == pytest.approx(NORMAL_95, abs=2e-3)
     assert direct_score(images, gained, lost, high) == pytest.approx(-NORMAL_95, abs=2e-3)
 
 
-def test_is_the_normal_interval_for_many_images() -> None:
+def test_the_interval_is_normal_for_many_images() -> None:
     images, gained, lost = 50_000, 1200, 1500
     error = NORMAL_95 * math.sqrt(gained + lost - (gained - lost) ** 2 / images) / images
     low, high = score_interval(images, gained, lost)
@@ -45,13 +45,13 @@ def test_is_the_normal_interval_for_many_images() -> None:
     assert high == pytest.approx((gained - lost) / images + error, rel=0.01)
 
 
-def test_turns_round_with_the_order() -> None:
+def test_swapping_the_classifiers_mirrors_the_interval() -> None:
     low, high = score_interval(100, 7, 2)
     assert score_interval(100, 2, 7) == pytest.approx((-high, -low))
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (10, 0), (0, 10), (5, 5)])
-def test_stays_within_what_is_possible(gained: int, lost: int) -> None:
+def test_the_interval_stays_within_minus_1_and_1(gained: int, lost: int) -> None:
     low, high = score_interval(10, gained, lost)
     assert -1 <= low <= (gained - lost) / 10 <= high <= 1
     assert high > low

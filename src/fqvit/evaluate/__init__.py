@@ -1,0 +1,1 @@
+"""Accuracy of models and programs, comparison with float, and summaries of programs."""

@@ -1,6 +1,6 @@
-"""How often the right class comes first, and among the first five. Knows scores and labels, not what made them.
+"""Measure top-1 and top-5 accuracy of any function from images to scores. Needs no torch.
 
-No torch. Neighbours: images.py (labelled folders), compare.py (where accuracy is lost), runtime/ (integer scores).
+See also: data/images.py (labelled folders), compare.py (where accuracy is lost), runtime/ (integer scores).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Run = Callable[[NDArray[np.uint8]], Scores]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """top1, top5: percent of `images`. seconds: in the model alone, summed over workers.
+    """top1, top5: percent of `images`. seconds: spent in the model only, summed over workers.
 
-    predictions, ranks: i64 [images], the best class, and how many classes come before the right one.
+    predictions, ranks: i64 [images], the best class, and the rank of the label (0: best).
     """
 
     images: int
@@ -37,16 +37,16 @@ class Accuracy:
 
 
 def measure(run: Run, batches: Iterable[Batch], workers: Workers = SINGLE_PROCESS) -> Accuracy:
-    """Runs every batch and ranks the labels; the batches must have labels.
+    """Run every batch and rank its labels. Raises FqvitError without labels or without images.
 
-    workers: each passes its own batches, in order of workers, and gets the accuracy on all of them.
+    workers: each worker passes its own batches; all get the accuracy on all batches, in worker order.
     """
     ranks: list[NDArray[np.int64]] = []
     predictions: list[NDArray[np.int64]] = []
     seconds = 0.0
     for batch in batches:
         if batch.labels is None:
-            raise FqvitError("accuracy needs labelled images. Have one sub-folder a class.")
+            raise FqvitError("accuracy: the images are not labelled. Put them into one sub-folder per class.")
         start = time.perf_counter()
         scores = run(batch.images)
         seconds += time.perf_counter() - start
@@ -56,19 +56,19 @@ def measure(run: Run, batches: Iterable[Batch], workers: Workers = SINGLE_PROCES
     parts = workers.gather([np.concatenate([nothing, *ranks]), np.concatenate([nothing, *predictions]), seconds])
     every, chosen = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     if not len(every):
-        raise FqvitError("no images were read. Pass a folder with at least one readable image.")
+        raise FqvitError("accuracy: no images were read. Pass a folder with at least one readable image.")
     spent = sum(part[2] for part in parts)
     top1, top5 = (100 * float((every < count).mean()) for count in (1, 5))
     return Accuracy(len(every), top1, top5, spent, chosen, every)
 
 
 def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many classes come before the label: [N]. Of equal scores the lower class index comes first, as in argmax.
+    """Return the rank of each label: i64 [N], 0 for the best class. Of equal scores the lower class index comes first.
 
     scores: [N, classes]   labels: i64 [N]
     """
-    if np.isnan(scores).any():  # nothing is above NaN, so that the label would always come first
-        raise FqvitError("accuracy: the model gives scores that are no numbers (NaN). Check the weights and the images.")
+    if np.isnan(scores).any():  # no score compares greater than NaN, so that every label would rank first
+        raise FqvitError("accuracy: the scores of the model contain NaN. Check the weights and the images.")
     own = np.take_along_axis(scores, labels[:, None], -1)
     before = np.arange(scores.shape[-1])[None, :] < labels[:, None]
     places: NDArray[np.int64] = ((scores > own) | ((scores == own) & before)).sum(-1)
@@ -76,7 +76,7 @@ def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def arrays(images: NDArray[np.uint8], labels: NDArray[np.int64] | None, size: int) -> list[Batch]:
-    """Images that are in memory already, as batches of `size`."""
+    """Split images in memory into batches of `size`. images: u8 [N, H, W, C]; labels: i64 [N] or None."""
     names = [f"image {i}" for i in range(len(images))]
     return [
         Batch(images[at : at + size], None if labels is None else labels[at : at + size], names[at : at + size])
@@ -85,6 +85,6 @@ def arrays(images: NDArray[np.uint8], labels: NDArray[np.int64] | None, size: in
 
 
 def top(scores: Scores, count: int) -> list[int]:
-    """The classes with the highest scores, best first; of equal scores the lower index first. scores: [classes]."""
+    """Return the `count` classes with the highest scores [classes], best first; of equal scores the lower index first."""
     order = np.argsort(-scores.astype(np.float64), kind="stable")
     return [int(index) for index in order[:count]]

@@ -1,7 +1,8 @@
-"""Where accuracy is lost: the signal-to-noise ratio of every site, integer and simulated, against the float model.
+"""Compare a program with its float model: the signal-to-noise ratio of every site, integer and simulated.
 
-The simulation is rebuilt from the program's own site parameters, so that no calibration images are needed. Sites that stay
-in an accumulator have no codes and are left out; the logits are in. Needs torch. Neighbours: quant/simulate.py, inspect.py.
+The simulation is rebuilt from the site parameters in the program, so that no calibration images are needed. Sites that stay
+in an accumulator have no codes and are left out; the logits are included. Needs torch. See also: quant/simulate.py,
+inspect.py.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from fqvit.runtime.reference import Integers, Reference
 
 
 class SiteNoise(msgspec.Struct, frozen=True):
-    """Decibels, 10 log10(sum float^2 / sum (float - other)^2); None where nothing differs.
+    """Signal-to-noise ratios of one site in decibels: 10 log10(sum float^2 / sum (float - other)^2); None if equal.
 
-    integer_db and simulated_db count the noise of all earlier sites; alone_db is what encoding this site does to the float
-    model's own values.
+    integer_db, simulated_db: include the noise of all earlier sites. alone_db: the float model's own values, quantized at
+    this site only.
     """
 
     site: str
@@ -51,7 +52,7 @@ class SiteNoise(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Comparison:
-    """sites: worst integer_db first. agreement: percent of images whose best class is the float model's; None for features."""
+    """sites: lowest integer_db first. agreement: percent of images with the float model's best class; None for features."""
 
     images: int
     sites: list[SiteNoise]
@@ -61,7 +62,7 @@ class Comparison:
 
 @dataclass
 class _Power:
-    """Sums over all images, in float64."""
+    """Energies of signal and noise, summed over all images in float64."""
 
     signal: float = 0.0
     integer: float = 0.0
@@ -70,16 +71,16 @@ class _Power:
 
 
 class Comparer:
-    """Folds batches in; result() may be asked for at any time after the first."""
+    """Accumulates batches of images; result() can be called at any time after the first batch."""
 
     def __init__(self, program: Program, model: FloatModel) -> None:
-        # The program's preprocessing: it may have been made with other settings than the model's row has now.
+        # The program's own preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
         self.program = program
         calibration = calibration_of(program)
         self.graph = trace(model.module, calibration.features)
         self._check(model)
-        self.reference = Reference(program, "torch")  # the same bits, in the threads that torch is given
+        self.reference = Reference(program, "torch")  # the same bits, with torch's threads
         self.simulation = Simulation(self.model, calibration)
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()
@@ -89,7 +90,7 @@ class Comparer:
         self.images = self.integer_agrees = self.simulated_agrees = 0
 
     def _use_weights_of_program(self) -> None:
-        """Compensated weights are in the program only."""
+        """Simulate with the weights of the program: compensated weights cannot be recomputed without calibration images."""
         constants = self.program.unpacked().constants
         for node in self.graph.nodes:
             if not isinstance(node.leaf, Linear) or (q := self.simulation.input_q(node)) is None:
@@ -97,12 +98,12 @@ class Comparer:
             w, bias = (constants.get(f"{node.name}.{part}", np.zeros(0, np.int8)).astype(np.int64) for part in ("w", "bias"))
             outputs, inputs = node.leaf.weight.shape
             if w.shape != (outputs, inputs) or bias.shape != (outputs,):
-                raise FqvitError(f"{node.name}: no such linear map in the program. Quantize again with these weights.")
+                raise FqvitError(f"{node.name}: no such linear layer in the program. Quantize again with these weights.")
             scale = self._scale_of(node.name, outputs)
             self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ q.channel_zeros(inputs)))
 
     def _scale_of(self, name: str, outputs: int) -> NDArray[np.float64]:
-        """The value [O] of one unit of a linear map's accumulator, from what the program does with it."""
+        """Return the scale [O] of a linear layer's accumulator, derived from the op that requantizes it."""
         constants, sites = self.program.constants, self.simulation.sites
         for op in self.program.ops:
             if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
@@ -114,15 +115,15 @@ class Comparer:
                     if term.x == name:
                         mult = term.mult if isinstance(term.mult, int) else constants[term.mult]
                         return np.full(outputs, float(sites[op.y].scale[0])) * mult / 2.0**op.shift
-        raise FqvitError(f"{name}: the program makes nothing of it. Quantize again with these weights.")
+        raise FqvitError(f"{name}: the program does not use this layer. Quantize again with these weights.")
 
     def _check(self, model: FloatModel) -> None:
-        """Refuses a float model whose images, sites or shapes are not the program's."""
+        """Raise FqvitError if the images, sites or shapes of the float model are not those of the program."""
         program, p = self.program, model.preprocess
         remedy = "Quantize again with these weights, or pass those of the program (--weights)."
         if (p.height, p.width, p.channels) != program.input_shape:
             takes, has = ("x".join(map(str, shape)) for shape in ((p.height, p.width, p.channels), program.input_shape))
-            raise FqvitError(f"{model.name}: these weights take images of {takes}, the program {has}. {remedy}")
+            raise FqvitError(f"{model.name}: these weights take images of {takes}, the program takes {has}. {remedy}")
         shapes, buffers = site_shapes(self.graph, p), program.verify().buffers
         output = program.header.output
         sites = (*program.header.sites, *([output.buffer] if output.kind == "logits" else []))
@@ -132,11 +133,12 @@ class Comparer:
         for site in sites:
             found, wanted = list(shapes[site]), list(buffers[site].shape)
             if found != wanted:
-                raise FqvitError(f"{site}: {found} in {model.name} with these weights, {wanted} in the program. {remedy}")
+                said = f"{site}: shape {found} in {model.name} with these weights, expected {wanted} as in the program"
+                raise FqvitError(f"{said}. {remedy}")
 
     @torch.no_grad()
     def add(self, images: NDArray[np.uint8]) -> None:
-        """uint8 [n, H, W, C]. Holds the float values of all sites of these images: keep n small."""
+        """Add images u8 [N, H, W, C]. Holds the float values of all sites of these images: keep N small."""
         floats: dict[str, Tensor] = {}
 
         def keep(node: Node, y: Tensor) -> Tensor:
@@ -192,7 +194,7 @@ class Comparer:
 
 
 def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.uint8]]) -> Comparison:
-    """The program against the float model that it was made from, on uint8 images [n, H, W, C]."""
+    """Compare a program with the float model that it was made from, on batches of images u8 [N, H, W, C]."""
     comparer = Comparer(program, model)
     for images in batches:
         comparer.add(images)
@@ -200,24 +202,25 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
 
 
 def calibration_of(program: Program) -> Calibration:
-    """The calibration that the program was lowered from, as far as its sites tell."""
+    """Rebuild the calibration of a program from its recipe and sites. Raises FqvitError if the recipe is unknown."""
     header = program.header
     try:
         recipe = msgspec.convert(header.recipe, Recipe)
     except msgspec.ValidationError as error:
-        raise FqvitError(f"{header.model}: the recipe in the file is not readable here ({error}). Quantize again.") from None
+        raise FqvitError(f"{header.model}: this version cannot read its recipe ({error}). Quantize again.") from None
     sites = {name: qparams_of(site, program) for name, site in header.sites.items()}
     return Calibration(recipe, header.output.features(), header.images, sites)
 
 
 def qparams_of(site: Site, program: Program) -> QParams:
+    """Rebuild the quantization parameters of a site."""
     if site.log2:
         return QParams(site.bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=site.zero_code)
     if site.levels:
         return QParams(site.bits, np.ones(1), np.zeros(1, np.int64), levels=site.levels)
     alpha = None if site.alpha is None else program.constants[site.alpha]
     scale, zero = site.scales_and_zeros(program.constants)
-    return QParams(site.bits, scale, zero, alpha if len(scale) == 1 else None)  # otherwise alpha is in the scales already
+    return QParams(site.bits, scale, zero, alpha if len(scale) == 1 else None)  # per-channel scales include alpha already
 
 
 def _energy(x: Tensor) -> float:

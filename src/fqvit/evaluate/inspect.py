@@ -1,6 +1,6 @@
-"""What stands in a .fqvit file, in numbers: ops, sites, bytes, and how near every accumulator comes to its limit.
+"""Summarize a .fqvit file without running it: ops, sites, bytes, and the headroom of every accumulator. Needs no torch.
 
-No torch; nothing is run. Neighbours: ir/program.py (verify finds what is reported here), cli/commands/inspect.py (prints it).
+See also: ir/program.py (`verify` proves the bounds), cli/commands/inspect.py (prints the summary).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fqvit.ir.program import CLASSES, AnyOp, Program, encode_header
 from fqvit.ir.value import Proof, Value
 
 OTHER, PROGRAM, NAMES = "indices", "program text", "class names"
-# The last part of a constant's name says what it is; shared constants are called kind.0, kind.1, ...
+# {last part of a constant's name: kind of constant}. Shared constants are named kind.0, kind.1, ...
 KINDS = {
     "w": "weights",
     "exponent": "weight exponents",
@@ -38,7 +38,7 @@ KINDS = {
 
 
 class OpRow(msgspec.Struct, frozen=True):
-    """One op: what it writes, of which type and shape, the integers it can hold, and what it reads."""
+    """One op: the buffer y that it writes, with type, shape and range lo..hi, and the buffers that it reads."""
 
     op: str
     y: str
@@ -50,7 +50,7 @@ class OpRow(msgspec.Struct, frozen=True):
 
 
 class ProofRow(msgspec.Struct, frozen=True):
-    """|what| <= bound < 2^bits inside the `op` that writes `buffer`; headroom: the bits left over."""
+    """Overflow proof: |what| <= bound < 2^bits inside the `op` that writes `buffer`. headroom: bits - log2(bound)."""
 
     op: str
     buffer: str
@@ -61,8 +61,10 @@ class ProofRow(msgspec.Struct, frozen=True):
 
 
 class SiteRow(msgspec.Struct, frozen=True):
-    """One quantized site. codes: "affine", "by channel" (least and greatest scale and zero), "power-of-two", "log2" or
-    "relative"; lowest and highest: the real values that it can hold."""
+    """One quantized site. codes: "affine", "by channel", "power-of-two", "log2" or "relative".
+
+    scale, zero: of the site; with "by channel" the smallest and the largest. lowest, highest: the range of real values.
+    """
 
     site: str
     role: str
@@ -77,9 +79,9 @@ class SiteRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Inspection:
-    """floats counts what must not be there: float constants, float buffers, and floats in the fields of ops.
+    """Summary of a program. floats: number of float constants, float buffers and floats in fields of ops; must be 0.
 
-    weights_by_bits: how many weights are stored in 8 bits, and how many in 4; groups: the sizes of groups of the latter.
+    weights_by_bits: {8 or 4: number of weights stored in that many bits}; groups: group sizes of 4-bit weights.
     """
 
     ops: list[OpRow]
@@ -96,7 +98,7 @@ class Inspection:
 
     @property
     def weights(self) -> int:
-        """Their bytes as stored: 4-bit codes take half a byte, and their exponents do not count."""
+        """Bytes of the weights as stored: half a byte per 4-bit code, exponents not included."""
         return self.bytes.get("weights", 0)
 
     @property
@@ -105,20 +107,21 @@ class Inspection:
 
     @property
     def names(self) -> int:
+        """Bytes of the class names."""
         return self.bytes.get(NAMES, 0)
 
     @property
     def extra(self) -> int:
-        """Bytes that the format adds to the weights. Not the class names, which are the user's: any length, or none."""
+        """Bytes that the format adds to the weights. Class names are not included: users choose their length."""
         return self.total - self.weights - self.names
 
     @property
     def overhead(self) -> float:
-        """The same in percent of the weights as they are stored."""
+        """`extra` in percent of the weights as stored."""
         return 100 * self.extra / max(self.weights, 1)
 
     def tightest(self) -> list[ProofRow]:
-        """Of every kind of accumulator (its op, and what it is there) the one with the least headroom."""
+        """Return the proof with the least headroom for every kind of accumulator (op and what), tightest first."""
         worst: dict[tuple[str, str], ProofRow] = {}
         for proof in self.proofs:
             key = (proof.op, proof.what)
@@ -128,12 +131,12 @@ class Inspection:
 
 
 def inspect(program: Program, path: Path) -> Inspection:
-    """The program that was read from `path`."""
+    """Summarize a program that was loaded from `path`."""
     return _inspect(program, path.stat().st_size - sum(array.nbytes for array in program.constants.values()))
 
 
 def inspect_part(program: Program) -> Inspection:
-    """A part of a detector, which has no file of its own."""
+    """Summarize one program of a detector, which has no file of its own."""
     return _inspect(program, len(encode_header(program.header)))
 
 
@@ -157,6 +160,7 @@ def _inspect(program: Program, text: int) -> Inspection:
 
 
 def kind_of(constant: str) -> str:
+    """Return the kind of a constant, such as "weights" or "tables", from its name."""
     parts = constant.split(".")
     return KINDS.get(parts[-1]) or (KINDS.get(parts[0]) if len(parts) == 2 and parts[1].isdigit() else None) or OTHER
 
@@ -214,6 +218,6 @@ def _floats_in(value: object) -> int:
 
 
 def bits_of(recipe: Mapping[str, object]) -> str:
-    """W/A/ATTN of a file's recipe, which has only what differs from the defaults."""
+    """Return W/A/ATTN of a recipe in a file, which lists only the fields that differ from the defaults."""
     bits = (("weight_bits", 8), ("activation_bits", 8), ("attention_bits", 4))
     return "/".join(str(recipe.get(key, default)) for key, default in bits)

@@ -1,6 +1,6 @@
-"""Two classifiers on the same images: the difference of their accuracies, and how sure it is.
+"""Compare two classifiers on the same images: the difference of their accuracies with a confidence interval.
 
-Most images are answered alike by both, so that the difference is far surer than either accuracy is.
+Both give the same answer for most images, so that the difference is far more precise than either accuracy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NORMAL_95 = 1.959963984540054  # the normal distribution's two-sided 95 % point
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """Percent points of second - first, and its 95 % interval. lost: right in the first only; gained: in the second only."""
+    """second - first in percent points, with its 95 % interval. lost: only the first is correct; gained: only the second."""
 
     images: int
     lost: int
@@ -26,19 +26,19 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def pair(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Pair:
-    """first, second: bool [images], whether each image was answered rightly."""
+    """Compare two classifiers. first, second: bool [images], whether each image was classified correctly."""
     images, lost, gained = len(first), int((first & ~second).sum()), int((second & ~first).sum())
     low, high = score_interval(images, gained, lost)
     return Pair(images, lost, gained, 100 * (gained - lost) / images, 100 * low, 100 * high)
 
 
 def score_interval(images: int, gained: int, lost: int, z: float = NORMAL_95) -> tuple[float, float]:
-    """The score interval of a difference of paired proportions (Tango 1998): all d with |S(d)| <= z, where
+    """Return the score interval of a difference of paired proportions (Tango 1998): all d with |S(d)| <= z, where
 
-    S(d) = (gained - lost - n d) / sqrt(n (2 q + d (1 - d))),  q the likeliest share of `lost` images given d:
+    S(d) = (gained - lost - n d) / sqrt(n (2 q + d (1 - d))),  q the most likely share of `lost` images given d:
     the larger root of 2 n q^2 + ((2 n - gained + lost) d - gained - lost) q - lost d (1 - d) = 0.
 
-    Unlike the normal interval it has a width even where nothing was gained or lost, and it stays within -1..1.
+    Unlike the normal interval it has a width even if nothing was gained or lost, and it stays within -1..1.
     """
     n, estimate = images, (gained - lost) / images
 
