@@ -1,4 +1,4 @@
-"""Throughput of one core for docs/how-to/run-on-many-machines.md: decoding, scanning headers, calibration, evaluation.
+"""Throughput of one core for docs/measurements/distributed.md: decoding, scanning headers, calibration, evaluation.
 
     .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
 

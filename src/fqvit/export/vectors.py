@@ -1,6 +1,6 @@
 """Golden vectors: every buffer of one run as .npy, with a manifest, for teams that build the same arithmetic elsewhere.
 
-The reference runtime makes them, so they are the definition of right. docs/export-c.md describes the files.
+The reference runtime makes them, so they are the definition of right. docs/reference/vectors.md describes the files.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def load_recipe(name: str | Path) -> Recipe:
     try:
         return msgspec.convert({**fields, "name": path.stem, **table}, Recipe)
     except msgspec.ValidationError as error:
-        raise FqvitError(f"{path}: {str(error).replace('`', '')}. docs/recipes.md lists the fields.") from None
+        raise FqvitError(f"{path}: {str(error).replace('`', '')}. docs/reference/recipes.md lists the fields.") from None
 
 
 def _joined(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class _Loader:
 
     @singledispatchmethod
     def add(self, op: Op) -> int:
-        """The op in the order of fields that docs/engine.md lists -> the number of its buffer."""
+        """The op in the order of fields that docs/reference/engine-records.md lists -> the number of its buffer."""
         raise FqvitError(f"{op.y}: the native engine has no {type(op).__name__}.")
 
     @add.register

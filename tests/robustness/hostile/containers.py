@@ -35,7 +35,7 @@ def packed(text: str, fingerprint: str, tensors: Tensors, kind: str = PROGRAM) -
 
 
 def fingerprint_of(text: str, tensors: Tensors) -> str:
-    """As docs/format.md says: over the text as it stands, then the constants."""
+    """As docs/reference/format.md says: over the text as it stands, then the constants."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         dtype, shape, part = tensors[name]

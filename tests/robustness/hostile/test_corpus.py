@@ -1,5 +1,5 @@
 """Malformed files of every kind, given to the command line as users would: one line that names the file, exit code 2, nothing
-written. What each reader refuses in particular is in the test of that reader; docs/hardening.md lists them.
+written. What each reader refuses in particular is in the test of that reader; docs/explanation/hardening.md lists them.
 """
 
 from __future__ import annotations
