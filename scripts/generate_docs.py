@@ -53,6 +53,11 @@ def cell(text: str) -> str:
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
+def code(text: str) -> str:
+    """Format as code in a table cell. A | needs HTML: repository pages and MkDocs escape it differently inside backticks."""
+    return f"<code>{text.replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+
+
 def table(title: str, paths: list[Path], about: str = "") -> list[str]:
     rows = [f"| `{path.relative_to(ROOT)}` | {cell(purpose(path))} |" for path in paths]
     return ["", f"## {title}", "", *([f"{cell(about)}.", ""] if about else []), "| file | purpose |", "|---|---|", *rows]
@@ -87,19 +92,19 @@ def options(function: Callable[..., Any]) -> tuple[list[str], list[str], list[st
         kind, *extras = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
         info = next(extra for extra in extras if isinstance(extra, (typer.models.ArgumentInfo, typer.models.OptionInfo)))
         metavar = info.metavar or value_name(kind)
-        about = cell(info.help or "")
+        about, default = cell(info.help or ""), parameter.default
         if isinstance(info, typer.models.ArgumentInfo):
-            optional = parameter.default is not inspect.Parameter.empty
-            words.append(f"[{metavar}]" if optional else metavar)
-            arguments += [f"| `{cell(metavar)}` | {about} |"] if about else []
+            words.append(metavar if default is inspect.Parameter.empty else f"[{metavar}]")
+            arguments += [f"| {code(metavar)} | {about} |"] if about else []
             continue
-        declared = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("-")]
-        flag = ", ".join(f"`{word}`" for word in declared or (f"--{name.replace('_', '-')}",))
-        value = "" if kind is bool else f"`{metavar}`".replace("|", r"\|")
-        default = parameter.default
-        plain = default not in (None, False, inspect.Parameter.empty)
-        shown = f"`{getattr(default, 'value', default)}`" if plain else "required" if default is inspect.Parameter.empty else ""
-        flags.append(f"| {flag} | {value} | {shown} | {about} |")
+        declared = [str(word) for word in (info.default, *(info.param_decls or ())) if str(word).startswith("-")]
+        value = "" if kind is bool else f" {metavar}"
+        if default is inspect.Parameter.empty:
+            about += " Required."
+        elif default not in (None, False):
+            about += f" Default: `{getattr(default, 'value', default)}`."
+        spelled = ", ".join(declared or ["--" + name.replace("_", "-")])
+        flags.append(f"| {code(spelled + value)} | {about.strip()} |")
     return [*words, *(["[OPTIONS]"] if flags else [])], arguments, flags
 
 
@@ -118,7 +123,7 @@ def command_section(name: str, function: Callable[..., Any]) -> list[str]:
     if arguments:
         lines += ["", "| argument | meaning |", "|---|---|", *arguments]
     if flags:
-        lines += ["", "| option | value | default | meaning |", "|---|---|---|---|", *flags]
+        lines += ["", "| option | meaning |", "|---|---|", *flags]
     return lines
 
 
