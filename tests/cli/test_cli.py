@@ -215,7 +215,7 @@ def test_files_that_are_no_programs_are_refused(program: Path, weights: Path, tm
         refused(fqvit(command, tmp_path / "none.fqvit", *rest), "no such file")
         refused(fqvit(command, weights, *rest), "not a quantized program")
         refused(fqvit(command, damaged, *rest), "damaged")
-        refused(fqvit(command, short, *rest), "cut short")
+        refused(fqvit(command, short, *rest), "truncated")
     refused(fqvit("eval", "nowhere.safetensors"), "no such file")
 
 

@@ -241,7 +241,7 @@ def with_outputs(*outputs: Any) -> Program:
 def test_outputs_that_are_wrong_are_refused() -> None:
     program = head()
     (deltas,) = program.header.others
-    with pytest.raises(FqvitError, match="'deltas' is an output twice"):
+    with pytest.raises(FqvitError, match="'deltas' is listed as an output twice"):
         with_outputs(deltas, deltas).verify()
     with pytest.raises(FqvitError, match="reads 'nothing'"):
         with_outputs(msgspec.structs.replace(deltas, buffer="nothing")).verify()
@@ -272,14 +272,14 @@ def test_exporters_refuse_parts_of_detectors(tmp_path: Path) -> None:
     from fqvit.export import c, vectors
 
     for export in (c.export, vectors.export):
-        with pytest.raises(FqvitError, match=r"part of a detector.*takes none yet"):
+        with pytest.raises(FqvitError, match=r"part of a detector.*does not support"):
             export(head(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     pytest.importorskip("onnx")
     from fqvit.export import onnx, qdq
 
     for export_file in (onnx.export, qdq.export):
-        with pytest.raises(FqvitError, match=r"part of a detector.*takes none yet"):
+        with pytest.raises(FqvitError, match=r"part of a detector.*does not support"):
             export_file(lowered("mask r-cnn", "fqvit").pyramid(64, 64), tmp_path / "out.onnx")
 
 

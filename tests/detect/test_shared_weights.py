@@ -72,15 +72,15 @@ def altered(program: Program, y: str, **fields: Any) -> Program:
 @pytest.mark.parametrize(
     "fields, problem",
     [
-        ({"weights_of": "nothing"}, "'nothing', which is no earlier linear op"),
-        ({"weights_of": "rpn_head.relu@1"}, "'rpn_head.relu@1', which is no earlier linear op"),  # itself
-        ({"weights_of": "rpn_head.relu@2"}, "'rpn_head.relu@2', which is no earlier linear op"),  # a later one
-        ({"weights_of": "rpn_head.relu.squares@1"}, "which is no earlier linear op"),
+        ({"weights_of": "nothing"}, "weights_of is 'nothing', expected an earlier linear op"),
+        ({"weights_of": "rpn_head.relu@1"}, "weights_of is 'rpn_head.relu@1', expected an earlier linear op"),  # itself
+        ({"weights_of": "rpn_head.relu@2"}, "weights_of is 'rpn_head.relu@2', expected an earlier linear op"),  # a later one
+        ({"weights_of": "rpn_head.relu.squares@1"}, "expected an earlier linear op"),
         ({"weights_of": "rpn_head.objectness"}, "constant .rpn_head.objectness.w. is missing"),  # which has whole bytes
-        ({"weights_of": "neck.lateral.0"}, "another number of channels"),
+        ({"weights_of": "neck.lateral.0"}, "reads a different number of channels than 'neck.lateral.0'"),
         ({"weights_of": None}, "constant 'rpn_head.relu@1.w' is missing"),
-        ({"group": 8}, "packed otherwise"),
-        ({"group": 0}, "packed otherwise"),
+        ({"group": 8}, r"group is 8, but 'rpn_head.relu' \(weights_of\) has"),
+        ({"group": 0}, r"group is 0, but 'rpn_head.relu' \(weights_of\) has"),
     ],
 )
 def test_weights_of_what_does_not_have_them_are_refused(fields: dict[str, Any], problem: str) -> None:
@@ -89,5 +89,7 @@ def test_weights_of_what_does_not_have_them_are_refused(fields: dict[str, Any], 
 
 
 def test_weights_of_one_that_shares_itself_are_refused() -> None:
-    with pytest.raises(FqvitError, match="'rpn_head.relu@1', which is no earlier linear op with its own"):
+    with pytest.raises(
+        FqvitError, match="weights_of is 'rpn_head.relu@1', expected an earlier linear op that has its own weights"
+    ):
         altered(packed().template, "rpn_head.relu@2", weights_of="rpn_head.relu@1").verify()

@@ -1,4 +1,4 @@
-"""Random inputs for one op: buffers, what is known of them, and constants. test_ops.py has a case for every op."""
+"""Draw random inputs for one op: buffers with their values, and constants. See also: test_ops.py (one case per op)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ STYLES = ("random", "lowest", "highest", "mixed")
 
 @dataclass
 class Draw:
-    """Random choices of one case, and what it has made so far. `style` decides the contents of the buffers."""
+    """The random choices of one case and the buffers and constants drawn so far.
+
+    style: the contents of buffers, one of STYLES: random codes, only the lowest, only the highest, or a mix of both
+    """
 
     rng: np.random.Generator
     style: str
@@ -56,7 +59,7 @@ class Draw:
         return name
 
     def zero(self, name: str, channels: int, bits: int = 8) -> Any:
-        """0, the last code, any code, one a group, or a constant with one a channel."""
+        """Draw a zero point: 0, the last code, any code, one per group, or a constant with one per channel."""
         last, kind = 2**bits - 1, self.int(0, 4)
         if kind < 3:
             return (0, last, self.int(0, last))[kind]
@@ -69,7 +72,7 @@ class Draw:
         return self.one(None, self.constant(name, 0, k, (channels,), "u8"))  # type: ignore[no-any-return]
 
     def requantizer(self, reach: int) -> tuple[int, int]:
-        """mult and shift that bring about `reach` to a code, sometimes the extremes."""
+        """Draw mult and shift that scale accumulators of about `reach` to 8-bit codes, or sometimes extremes."""
         if self.int(0, 4) == 0:
             return self.one(0, 1, 2**30, 2**31 - 1), self.one(1, 62)
         shift = min(max(22 + max(reach, 1).bit_length(), 1), 62)

@@ -1,6 +1,6 @@
-"""Programs that meet every case of a small domain, and what they must give by definitions in Python's own integers.
+"""Programs that compute every case of a small domain, and their expected results in Python integers.
 
-Every pair of bytes is a pixel with two channels, 256 x 256 of them, so that one image is the whole domain. Each case is a
+The image has 256 x 256 pixels of two channels: every pair of bytes once, so that one image is the whole domain. A case is a
 program and the exact integers of some of its buffers; nothing here calls fqvit.ir.fixed, an op's run() or numpy's arithmetic.
 """
 
@@ -24,7 +24,7 @@ from tests.runtime.programs import program_of
 BYTES = range(256)
 PAIRS = [(a, b) for a in BYTES for b in BYTES]
 IMAGE = np.array(PAIRS, np.uint8).reshape(1, 256, 256, 2)
-# mult, shift: nothing, everything, ties at every odd product, a bit beside powers of two, the largest, the last shift.
+# (mult, shift): zero, one half, ties at every odd product, powers of two and their neighbours, the largest mult and shift.
 REQUANTIZERS = [
     (0, 62),
     (1, 1),
@@ -42,7 +42,7 @@ REQUANTIZERS = [
 
 @dataclass(frozen=True)
 class Case:
-    """A program for IMAGE, and the integers that some of its buffers must hold."""
+    """A program for IMAGE and the expected integers of some of its buffers."""
 
     program: Program
     expected: dict[str, list[int]]
@@ -54,6 +54,7 @@ def half_up(numerator: int, shift: int) -> int:
 
 
 def half_up_ratio(numerator: int, denominator: int) -> int:
+    """floor(numerator / denominator + 1/2)"""
     return (2 * numerator + denominator) // (2 * denominator)
 
 
@@ -61,14 +62,14 @@ def clamp(value: int, bits: int) -> int:
     return min(max(value, 0), 2**bits - 1)
 
 
-A = Permute(y="a", x=INPUT, view=(256, 256, 2), perm=(0, 1), select=(2, 0))  # [256, 256], its row number
-B = Permute(y="b", x=INPUT, view=(256, 256, 2), perm=(0, 1), select=(2, 1))  # its column number
+A = Permute(y="a", x=INPUT, view=(256, 256, 2), perm=(0, 1), select=(2, 0))  # [256, 256]: the row number of each pixel
+B = Permute(y="b", x=INPUT, view=(256, 256, 2), perm=(0, 1), select=(2, 1))  # the column number of each pixel
 COLUMN = Permute(y="column", x="a", view=(256, 256), perm=(0,), select=(1, 0), shape=(256, 1))  # 0 .. 255
 ROW = Permute(y="row", x="b", view=(256, 256), perm=(0,), select=(0, 0), shape=(1, 256))
 
 
 def case(ops: list[AnyOp], constants: dict[str, Any], expected: dict[str, list[int]]) -> Case:
-    """The ops after those that take pixels apart; of these only the ones that are read."""
+    """A case with these ops, preceded by those of A, B, COLUMN and ROW that they read."""
     kept, wanted = list(ops), {name for op in ops for name in op.inputs()}
     for op in (ROW, COLUMN, B, A):
         if op.y in wanted:
@@ -78,7 +79,7 @@ def case(ops: list[AnyOp], constants: dict[str, Any], expected: dict[str, list[i
 
 
 def sums() -> Case:
-    """Every pair of codes, as a residual sum meets them."""
+    """Residual sums of every pair of codes."""
     ops: list[AnyOp] = []
     expected = {}
     last = 2**30 - 1
@@ -102,7 +103,7 @@ def sums() -> Case:
 
 
 def weights() -> Case:
-    """Every u8 times every i8, through every requantizer; with and without clamp."""
+    """Every u8 times every i8 with every requantizer, with and without clamp."""
     ops: list[AnyOp] = []
     constants: dict[str, Any] = {}
     expected = {}
@@ -121,7 +122,7 @@ def weights() -> Case:
 
 
 def products() -> Case:
-    """Every u8 times every u8 around zero points, as scores of attention meet them."""
+    """Attention scores of every pair of u8 codes, with zero points."""
     ops: list[AnyOp] = [
         Permute(y="q", x="column", view=(256, 1), perm=(0, 1), shape=(1, 256, 1)),
     ]
@@ -134,12 +135,12 @@ def products() -> Case:
 
 
 def norms() -> Case:
-    """Every row of two channels: D = (a - b)^2 + epsilon takes every square of a byte, and every epsilon moves it."""
+    """LayerNorm of every row of two channels: D = (a - b)^2 + epsilon for every difference of bytes and several epsilons."""
     ops: list[AnyOp] = [Permute(y="rows", x=INPUT, view=(256, 256, 2), perm=(0, 1, 2), shape=(65536, 2))]
     constants: dict[str, Any] = {}
     expected = {}
     wide = ((2**30, -(2**29) - 1), (2**24 + 1, 20000 * 2**16), 40, 24)
-    # Every bit of t, where it is within 2^16 of the largest.
+    # These constants make every bit of t visible where t is within 2^16 of its maximum.
     fine = ((2, 2), (2**17 - 2**25, 2**17 - 2**25), 1, 0)
     settings = [(1, 0, (0, 0), wide), (2, 128, (0, 3), wide), (20011, 255, (1, 0), wide), (2**40 + 1, 100, (15, 15), wide)]
     settings += [(1, 0, (0, 0), fine), (3, 9, (2, 2), fine)]
@@ -163,7 +164,7 @@ def norms() -> Case:
 
 
 def means() -> Case:
-    """Every pair of codes as the two tokens of a channel."""
+    """Means of every pair of codes: two tokens per channel."""
     ops: list[AnyOp] = [Permute(y="tokens", x=INPUT, view=(65536, 2), perm=(1, 0))]
     expected = {}
     for i, (mult, shift) in enumerate(REQUANTIZERS):
@@ -174,7 +175,7 @@ def means() -> Case:
 
 
 def tables() -> Case:
-    """Every code through tables: plain ones, and with a shift for each of 16 powers."""
+    """Lookups of every code, without alpha and with every alpha from 0 to 15."""
     plain, wide = [(7 * x + 3) % 256 for x in BYTES], [(-32768 + 257 * x) for x in BYTES]
     zeros = tuple(16 * k for k in range(16))
     constants = {
@@ -191,7 +192,7 @@ def tables() -> Case:
 
 
 def log2_code(total: int, part: int, bits: int) -> int:
-    """The nearest power of two by Find_First_One: 1.5 times a power and more goes up."""
+    """The code of part / total by Find_First_One: log2 rounded up from 1.5 times a power of two on."""
     last = 2**bits - 1
     if part == 0:
         return last
@@ -201,12 +202,12 @@ def log2_code(total: int, part: int, bits: int) -> int:
 
 
 def softmaxes() -> Case:
-    """Every pair of scores in a row of two: every entry of every table, beside the largest."""
+    """Softmaxes of every row of two scores, which read every entry of every table."""
     ops: list[AnyOp] = [Permute(y="x", x=INPUT, view=(65536, 2), perm=(0, 1), shape=(1, 65536, 2))]
     constants: dict[str, Any] = {}
     expected = {}
     made = {f"exp {scale}": exp_table(scale, 256, 2) for scale in (1e-3, 0.02, 0.07, 0.5, 3.0)}
-    # 2^k and its neighbours, and 1.5 times: where codes change.
+    # 2^k, 1.5 2^k and their neighbours: the entries where codes change.
     edges = {round(f * 2**k) + d for k in range(1, 30) for f in (1, 1.5) for d in (-1, 0, 1)}
     made["edges"] = np.array([2**29, *sorted((e for e in edges if e < 2**29), reverse=True), 0], np.int32)[:256]
     made["small"] = np.array([6, 3, 2, 1, 1, 0], np.int32)
@@ -231,7 +232,7 @@ def softmaxes() -> Case:
 
 
 def shifts() -> Case:
-    """Every log2 code times every value, one token a row: acc = (v - zero) 2^(last - a)."""
+    """Every log2 code times every value, one token per row: acc = (v - zero) 2^(last - a)."""
     ops: list[AnyOp] = [Permute(y="v", x="row", view=(1, 256), perm=(0, 1), shape=(1, 1, 256))]
     constants: dict[str, Any] = {}
     expected = {}
@@ -258,7 +259,7 @@ def shifts() -> Case:
 
 
 def attends() -> Case:
-    """Every code beside the largest of its row, and every value of the token that has it."""
+    """Rows of two tokens: one with the largest weight, one with every code and every value."""
     levels = tuple(2**15 - 128 * x for x in BYTES)
     constants: dict[str, Any] = {"codes.table": np.arange(256, dtype=np.uint8)}
     constants |= {"pair.w": np.array([[0], [-1]], np.int8), "pair.bias": np.array([255, 255], np.int32)}
@@ -266,10 +267,10 @@ def attends() -> Case:
     constants |= {"values.w": np.array([[0], [1]], np.int8), "values.bias": np.array([40, 0], np.int32)}
     constants |= {"values.mult": np.array([2, 2], np.int32), "values.shift": np.array([1, 1], np.uint8)}
     ops: list[AnyOp] = [
-        Linear(y="pair", x="column"),  # scores 255 and 255 - x, so the codes 0 and x
+        Linear(y="pair", x="column"),  # scores 255 and 255 - x, which become the codes 0 and x
         Permute(y="both", x="pair", view=(256, 2), perm=(0, 1), shape=(1, 256, 2)),
         RowCodes(y="codes", x="both"),
-        Linear(y="values", x="column"),  # v of the tokens: 40, and every byte
+        Linear(y="values", x="column"),  # v of the two tokens: 40, and every byte
         Permute(y="v", x="values", view=(256, 2), perm=(1, 0), shape=(1, 2, 256)),
     ]
     expected = {}
@@ -295,17 +296,18 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def joined(case: Case) -> list[tuple[Program, list[int]]]:
-    """For runners that give the output alone, as text: programs whose output is several buffers of one type, one after the
-    other; about eight of each type."""
+    """Programs whose output is about eight buffers of one dtype, concatenated, with their expected integers.
+
+    For runtimes that return only the output. One program per dtype.
+    """
     values = {op.y: op for op in case.program.ops}
     made = []
     for dtype in ("u8", "u16", "i32"):
         names = [y for y in case.expected if _dtype(values[y]) == dtype]
         names = names[:: -(-len(names) // 8) or 1]
         if names:
-            ops = [op for op in case.program.ops if op.y not in case.expected or op.y in names][
-                :-1
-            ]  # the last one is program_of's
+            ops = [op for op in case.program.ops if op.y not in case.expected or op.y in names]
+            ops = ops[:-1]  # program_of has added the last one
             flat = [
                 Permute(y=f"{y} flat", x=y, view=(len(case.expected[y]),), perm=(0,), shape=(len(case.expected[y]) // 256, 256))
                 for y in names
@@ -321,11 +323,11 @@ def _dtype(op: Any) -> str:
 
 
 def check(found: dict[str, NDArray[Any]], expected: dict[str, list[int]], name: str) -> None:
-    """The first difference, with its place among all cases and the number of them."""
+    """Compare buffers; report the number of differences and the first one."""
     for y, values in expected.items():
         got = found[y].ravel()
         wrong = np.flatnonzero(got.astype(np.int64) != np.array(values, np.int64))
         where = f"{name}, {y}: {len(wrong)} of {len(values)} differ"
         assert got.shape == (len(values),) and not len(wrong), (
-            f"{where}, first {wrong[0]}: {got[wrong[0]]}, not {values[wrong[0]]}"
+            f"{where}, first at {wrong[0]}: {got[wrong[0]]}, expected {values[wrong[0]]}"
         )

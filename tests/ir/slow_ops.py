@@ -1,6 +1,6 @@
-"""A second, slow definition of every op, from its docstring alone: Python integers, loops, one image at a time.
+"""A second, slow definition of every op, written from its docstring: Python integers, loops, one image at a time.
 
-Nothing here may call fqvit.ir.fixed or an op's own run(); test_ops.py holds the two definitions against each other.
+Nothing here may call fqvit.ir.fixed or an op's run(); test_ops.py compares the two definitions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Result = np.ndarray[Any, Any]
 
 
 def floor_half(numerator: int, denominator: int) -> int:
+    """floor(numerator / denominator + 1/2)"""
     return math.floor(Fraction(numerator, denominator) + Fraction(1, 2))
 
 

@@ -1,7 +1,7 @@
-"""What each op proves, as numbers: the largest intermediate results written out in whole numbers, and the registers for them.
+"""Tests of the bounds that each op proves: the largest intermediate results, and the number of bits that must hold them.
 
-A proof that is too small lets a program overflow, one that is too large refuses good ones; test_proofs.py has inputs that come
-up to some of them. Every case here has one channel, or all channels alike, so that the worst one is known.
+A bound that is too small lets a program overflow; one that is too large rejects valid programs. Every case here has one channel
+or equal channels, so that the worst case is known. See also: test_proofs.py (inputs that reach the bounds).
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ SHIFT = st.integers(1, 62)
 
 
 def proofs_of(op: Any, values: dict[str, Value], constants: dict[str, Any] | None = None) -> dict[str, tuple[int, int]]:
-    """What each proof is about -> its bound and its bits."""
+    """{proof.what: (bound, bits)}"""
     _, proofs = op.infer(Scope(values, constants or {}, op.y))
     assert all(proof.buffer == op.y for proof in proofs)
     return {proof.what: (proof.bound, proof.bits) for proof in proofs}
 
 
 def farthest(zero: int, lo: int = 0, hi: int = 255) -> int:
+    """The largest |x - zero|."""
     return max(abs(x - zero) for x in (lo, hi))
 
 
@@ -61,13 +62,13 @@ def one(value: int, dtype: Any = np.uint8) -> Any:
     return np.array([value], dtype)
 
 
-def test_a_proof_holds_below_its_power_of_two_and_not_at_it() -> None:
+def test_a_proof_holds_below_its_power_of_two_but_not_at_it() -> None:
     assert Proof("y", "acc", 2**31 - 1, 31).holds and not Proof("y", "acc", 2**31, 31).holds
 
 
 @many
 @given(st.integers(-(2**15), 2**15 - 1), ALPHA, st.integers(1, 16))
-def test_lookup_has_room_for_an_entry_its_half_and_a_zero_point(entry: int, alpha: int, bits: int) -> None:
+def test_lookup_is_bounded_by_an_entry_plus_its_half_and_a_zero_point(entry: int, alpha: int, bits: int) -> None:
     constants = {"y.table": np.array([entry] + [0] * 255, np.int16), "al": one(alpha)}
     op = Lookup(y="y", x="x", alpha="al", y_zero=(0,) * (alpha + 1), bits=bits)
     assert proofs_of(op, {"x": u8(1)}, constants) == {"y before its clamp": (abs(entry) + 2**alpha + 2**bits, 31)}
@@ -80,7 +81,7 @@ def test_lookup_has_room_for_an_entry_its_half_and_a_zero_point(entry: int, alph
     st.integers(0, 2**31 - 1),
     st.integers(31, 62),
 )
-def test_linear_maps_are_bounded_by_their_positive_and_negative_weights(w: list[int], bias: int, mult: int, shift: int) -> None:
+def test_linear_is_bounded_by_its_positive_and_negative_weights(w: list[int], bias: int, mult: int, shift: int) -> None:
     high = sum(255 * max(x, 0) for x in w) + max(bias, 0)
     low = sum(255 * min(x, 0) for x in w) + min(bias, 0)
     constants = {"y.w": np.array([w], np.int8), "y.bias": one(bias, np.int32)}
@@ -100,10 +101,10 @@ def test_linear_maps_are_bounded_by_their_positive_and_negative_weights(w: list[
 
 @many
 @given(st.integers(1, 3000), BYTE, ALPHA, st.integers(-(2**31) + 1, 2**31 - 1), st.integers(-(2**31) + 1, 2**31 - 1), SHIFT)
-def test_a_norm_is_bounded_by_the_row_with_one_odd_channel(
+def test_layernorm_is_bounded_by_a_row_with_one_outlier(
     channels: int, zero: int, alpha: int, g: int, b: int, shift: int
 ) -> None:
-    """|t| < (sqrt(C) + 1) 2^24 whatever the row, since |C v - M1| <= sqrt(C D)."""
+    """|t| < (sqrt(C) + 1) 2^24 for every row, since |C v - M1| <= sqrt(C D)."""
     zeros = [0] * (channels - 1)
     constants = {"y.affine": np.array([[g, *zeros], [b, *zeros]], np.int32), "al": np.array([alpha, *zeros], np.uint8)}
     op = LayerNorm(y="y", x="x", epsilon=7, shift=shift, b_shift=9, zero=zero, alpha="al")
@@ -119,7 +120,7 @@ def test_a_norm_is_bounded_by_the_row_with_one_odd_channel(
 
 @many
 @given(BYTE, ALPHA, st.integers(0, 2**30 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**30 - 1), st.integers(1, 47), ALPHA)
-def test_a_sum_is_bounded_by_both_terms_and_the_half_of_the_last_shift(
+def test_add_is_bounded_by_both_terms_plus_the_half_of_the_last_shift(
     zero: int, alpha: int, m: int, largest: int, n: int, shift: int, y_alpha: int
 ) -> None:
     terms = (Term(x="a", mult=m, zero=zero, alpha="al"), Term(x="b", mult=n))
@@ -127,7 +128,7 @@ def test_a_sum_is_bounded_by_both_terms_and_the_half_of_the_last_shift(
     values = {"a": u8(1), "b": Value("i32", (1,), -largest, largest)}
     worst = farthest(zero) * 2**alpha * m + largest * n + 2 ** (shift + y_alpha - 1)
     assert proofs_of(op, values, {"al": one(alpha), "ya": one(y_alpha)}) == {"sum": (worst, 63)}
-    # The largest of each constant counts, wherever it is.
+    # The largest entry of each constant counts, in whichever channel it is.
     wide = Add(y="y", terms=(Term(x="a", mult="m", zero="z", alpha="al"), terms[1]), shift=shift, y_alpha="ya")
     constants = {name: np.array([0, x, 0], np.uint8) for name, x in (("al", alpha), ("ya", y_alpha))}
     constants |= {"m": np.array([0, m, 0], np.int32), "z": np.full(3, zero, np.uint8)}
@@ -136,10 +137,10 @@ def test_a_sum_is_bounded_by_both_terms_and_the_half_of_the_last_shift(
 
 @many
 @given(st.integers(1, 400), st.integers(0, 399), BYTE, ALPHA)
-def test_a_mean_is_bounded_by_the_rows_that_it_adds(tokens: int, skip: int, zero: int, alpha: int) -> None:
+def test_mean_is_bounded_by_the_rows_that_it_adds(tokens: int, skip: int, zero: int, alpha: int) -> None:
     op = Mean(y="y", x="x", mult=1, shift=1, skip=skip, zero=zero, alpha="al")
     if skip >= tokens:
-        with pytest.raises(FqvitError, match=f"no row from {skip} on"):
+        with pytest.raises(FqvitError, match=f"skip is {skip} for shape"):
             proofs_of(op, {"x": u8(tokens, 1)}, {"al": one(alpha)})
         return
     worst = (tokens - skip) * farthest(zero) * 2**alpha
@@ -148,7 +149,7 @@ def test_a_mean_is_bounded_by_the_rows_that_it_adds(tokens: int, skip: int, zero
 
 @many
 @given(st.integers(1, 99), BYTE, BYTE, st.booleans(), st.integers(-(2**31) + 1, 2**31 - 1))
-def test_a_product_is_bounded_by_its_sides_and_its_bias(inner: int, za: int, zb: int, rows: bool, bias: int) -> None:
+def test_matmul_is_bounded_by_its_operands_and_its_bias(inner: int, za: int, zb: int, rows: bool, bias: int) -> None:
     values = {"a": u8(2, 3, inner), "b": u8(2, inner, 5) if rows else u8(2, 5, inner)}
     constants = {"y.bias": np.array([[0, 0], [0, bias], [0, 0], [0, 0]], np.int32), "i": np.full((3, 5), 3, np.uint16)}
     worst = inner * farthest(za) * farthest(zb)
@@ -162,9 +163,7 @@ def test_a_product_is_bounded_by_its_sides_and_its_bias(inner: int, za: int, zb:
 @given(
     st.integers(1, 3000), st.lists(st.integers(0, 2**30), min_size=2, max_size=5), st.integers(1, 2**58 - 1), st.integers(1, 52)
 )
-def test_softmaxes_are_bounded_by_a_row_of_the_largest_exponential(
-    tokens: int, table: list[int], mult: int, shift: int
-) -> None:
+def test_softmaxes_are_bounded_by_a_row_of_largest_exponentials(tokens: int, table: list[int], mult: int, shift: int) -> None:
     table = [max(table[0], 1), *table[1:]]
     values, constants = {"x": u8(1, 2, tokens)}, {"y.table": np.array(table, np.int32)}
     total = {"sum of exponentials": (tokens * max(table), 31)}
@@ -175,14 +174,14 @@ def test_softmaxes_are_bounded_by_a_row_of_the_largest_exponential(
         last = 2**bits - 1
         assert (value.lo, value.hi, value.masked, value.row_sum) == (0, last, False, 3 * 2**last // 2 + tokens)
     uniform = Softmax(y="y", x="x", mult=mult, shift=shift)
-    # e r <= mult + e (r is rounded), once more for what rounding adds, and the half.
+    # e r <= mult + e because r is rounded; a second e for the rounding of the division; and the half of the shift.
     last_product = {"y before its shift": (mult + 2 * max(table) + 2 ** (shift - 1), 63)}
     assert proofs_of(uniform, values, constants) == total | last_product
 
 
 @many
 @given(st.integers(1, 3000), st.integers(2, 4), BYTE, st.none() | st.integers(1, 2**20), st.booleans())
-def test_shifted_values_are_bounded_by_what_is_known_of_a_row(
+def test_shift_matmul_is_bounded_by_the_row_sum_of_its_codes(
     tokens: int, bits: int, zero: int, row_sum: int | None, zero_code: bool
 ) -> None:
     last = 2**bits - 1
@@ -194,9 +193,7 @@ def test_shifted_values_are_bounded_by_what_is_known_of_a_row(
 
 @many
 @given(st.integers(1, 3000), st.integers(1, 2**15), BYTE, st.integers(0, 2**29 - 1), SHIFT)
-def test_attention_times_v_is_bounded_by_a_row_of_the_largest_level(
-    tokens: int, largest: int, zero: int, mult: int, shift: int
-) -> None:
+def test_attend_is_bounded_by_a_row_of_largest_levels(tokens: int, largest: int, zero: int, mult: int, shift: int) -> None:
     values = {"a": Value("u8", (1, 2, tokens), 0, 1, row_code=1), "v": u8(1, tokens, 3)}
     op = Attend(y="y", a="a", v="v", mult=mult, shift=shift, levels=(0, largest), v_zero=zero)
     side, weights = farthest(zero), tokens * largest
@@ -209,23 +206,23 @@ def test_attention_times_v_is_bounded_by_a_row_of_the_largest_level(
 
 
 ACCEPTED: dict[str, Callable[[], Program]] = {
-    "shifts 1 and 62, mult 0 and the largest": lambda: with_linear(
+    "shifts 1 and 62, mult 0 and 2^31 - 1": lambda: with_linear(
         shift=np.array([1, 62, 1, 62, 9], np.uint8), mult=np.array([0, 0, 2**31 - 1, 2**31 - 1, 1], np.int32)
     ),
-    "a norm with shift 1": lambda: program_of([norm(shift=1)], {"y.affine": AFFINE}),
-    "a norm with shift 62": lambda: program_of([norm(shift=62)], {"y.affine": AFFINE}),
-    "a norm with b_shift 0": lambda: program_of([norm(b_shift=0)], {"y.affine": AFFINE}),
-    "a norm with b_shift 32": lambda: program_of([norm(b_shift=32)], {"y.affine": AFFINE}),
-    "a norm with factor 15": lambda: program_of([norm(alpha="al")], {"y.affine": AFFINE, "al": np.full(C, 15, np.uint8)}),
+    "a layernorm with shift 1": lambda: program_of([norm(shift=1)], {"y.affine": AFFINE}),
+    "a layernorm with shift 62": lambda: program_of([norm(shift=62)], {"y.affine": AFFINE}),
+    "a layernorm with b_shift 0": lambda: program_of([norm(b_shift=0)], {"y.affine": AFFINE}),
+    "a layernorm with b_shift 32": lambda: program_of([norm(b_shift=32)], {"y.affine": AFFINE}),
+    "a layernorm with alpha 15": lambda: program_of([norm(alpha="al")], {"y.affine": AFFINE, "al": np.full(C, 15, np.uint8)}),
     "a sum with shift 1": lambda: program_of([plus(x_term(), x_term(), shift=1)], {}),
-    "a sum whose shift and factor are 62": lambda: program_of(
+    "a sum whose shift plus y_alpha is 62": lambda: program_of(
         [plus(x_term(), x_term(), shift=59, y_alpha="al")], {"al": np.full(C, 3, np.uint8)}
     ),
-    "a sum with mult 0 and the largest": lambda: program_of([plus(x_term(mult=0), x_term(mult=2**30 - 1))], {}),
+    "a sum with mult 0 and 2^30 - 1": lambda: program_of([plus(x_term(mult=0), x_term(mult=2**30 - 1))], {}),
     "a mean of the last row": lambda: program_of([Mean(y="y", x="x", mult=0, shift=62, skip=T - 1)], {}, "x"),
     "a shifted table with 1 bit": lambda: shifted_table(bits=1, y_zero=(0, 1, 0)),
     "a shifted table with 16 bits": lambda: shifted_table(bits=16, y_zero=(0, 2**16 - 1, 0)),
-    "a softmax at its ends": lambda: program_of(
+    "softmaxes with the smallest and largest mult and shift": lambda: program_of(
         [
             HEADS,
             SCORES,
@@ -242,5 +239,5 @@ ACCEPTED: dict[str, Callable[[], Program]] = {
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_verify_accepts_the_ends_of_every_range(case: str) -> None:
+def test_verify_accepts_the_limits_of_every_range(case: str) -> None:
     ACCEPTED[case]().verify()

@@ -1,4 +1,4 @@
-"""Saving and loading programs: the same ops, constants, fingerprint and bits; hostile files are in tests/robustness/hostile."""
+"""Tests of saving and loading programs: same ops, constants, fingerprint and bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tiny() -> Program:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_loaded_program_is_the_saved_one(kind: str, tmp_path: Path) -> None:
+def test_a_loaded_program_equals_the_saved_one(kind: str, tmp_path: Path) -> None:
     model = float_model(kind)
     program = lower(model, calibration_of(model))
     program.save(tmp_path / "p.fqvit")
@@ -57,7 +57,7 @@ def test_4_bit_weights_make_a_smaller_file_with_the_same_bits(kind: str, library
     assert loaded.header == program.header and loaded.fingerprint() == program.fingerprint()
     images = images_for(model.preprocess, 4, 3)
     assert_same(run(loaded, images, library), run(program, images), "logits")
-    assert_same(run(Program.load(tmp_path / "unpacked"), images, library), run(program, images), "logits, saved a byte each")
+    assert_same(run(Program.load(tmp_path / "unpacked"), images, library), run(program, images), "logits, unpacked")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes["packed"] < sizes["plain"]
     packed = {op.y for op in program.ops if isinstance(op, Linear) and op.group}
@@ -67,7 +67,7 @@ def test_4_bit_weights_make_a_smaller_file_with_the_same_bits(kind: str, library
         assert 2 * program.constants[f"{name}.w"].nbytes == plain.constants[f"{name}.w"].nbytes
 
 
-def test_class_names_survive(tiny: Program, tmp_path: Path) -> None:
+def test_class_names_are_saved(tiny: Program, tmp_path: Path) -> None:
     tiny.save(tmp_path / "p.fqvit")
     assert Program.load(tmp_path / "p.fqvit").classes == ("a", "b", "é", "d", "e f")
 
@@ -81,7 +81,7 @@ def test_saving_twice_gives_the_same_bytes(tiny: Program, tmp_path: Path) -> Non
     assert first == (tmp_path / "b.fqvit").read_bytes() == (tmp_path / "c.fqvit").read_bytes()
 
 
-def test_loading_leaves_nothing_open(tiny: Program, tmp_path: Path) -> None:
+def test_a_loaded_program_does_not_depend_on_its_file(tiny: Program, tmp_path: Path) -> None:
     path = tmp_path / "p.fqvit"
     tiny.save(path)
     loaded = Program.load(path)
@@ -89,7 +89,7 @@ def test_loading_leaves_nothing_open(tiny: Program, tmp_path: Path) -> None:
     assert loaded.fingerprint() == tiny.fingerprint()
 
 
-def test_an_opened_file_reads_constants_when_asked(tiny: Program, tmp_path: Path) -> None:
+def test_an_opened_file_reads_constants_on_access(tiny: Program, tmp_path: Path) -> None:
     tiny.save(tmp_path / "p.fqvit")
     with opened(tmp_path / "p.fqvit") as (program, verified):
         (tmp_path / "p.fqvit").unlink()  # it stays open
@@ -102,16 +102,16 @@ def test_an_opened_file_reads_constants_when_asked(tiny: Program, tmp_path: Path
             program.constants["nothing"]
 
 
-def test_a_file_that_is_cut_while_it_is_open_is_named(tiny: Program, tmp_path: Path) -> None:
+def test_truncating_an_open_file_raises_an_error(tiny: Program, tmp_path: Path) -> None:
     path = tmp_path / "p.fqvit"
     tiny.save(path)
     with opened(path) as (program, _), path.open("r+b") as file:
         file.truncate(path.stat().st_size - 8)
-        with pytest.raises(FqvitError, match="cut short"):
+        with pytest.raises(FqvitError, match="is truncated"):
             dict(program.constants.items())
 
 
-def test_every_constant_is_in_the_fingerprint(tiny: Program) -> None:
+def test_the_fingerprint_covers_every_constant(tiny: Program) -> None:
     seen = {tiny.fingerprint()}
     for name, array in tiny.constants.items():
         changed = array.copy()
@@ -136,7 +136,7 @@ def changed_fields(value: Any) -> list[Any]:
     return copies
 
 
-def test_every_field_is_in_the_fingerprint(tiny: Program) -> None:
+def test_the_fingerprint_covers_every_field(tiny: Program) -> None:
     header = tiny.header
     headers = changed_fields(header)
     headers += [msgspec.structs.replace(header, output=output) for output in changed_fields(header.output)]
@@ -179,14 +179,14 @@ def test_a_program_that_does_not_verify_is_not_saved(tiny: Program, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_loading_a_missing_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"nothing\.fqvit: no such file"):
         Program.load(tmp_path / "nothing.fqvit")
     with pytest.raises(FqvitError, match="no such file"):
         Program.load(tmp_path)
 
 
-def test_data_starts_at_a_multiple_of_8_after_as_few_spaces_as_can_be() -> None:
+def test_data_is_aligned_to_8_bytes_with_minimal_padding() -> None:
     for length in range(1, 10):
         raw = container(PROGRAM, b"x" * length, "", {"c": np.zeros(1, np.int32)})
         (size,) = struct.unpack("<Q", raw[:8])
@@ -195,11 +195,11 @@ def test_data_starts_at_a_multiple_of_8_after_as_few_spaces_as_can_be() -> None:
         json.loads(header)
 
 
-def test_text_is_written_in_utf_8_and_not_in_escapes() -> None:
+def test_text_is_written_as_utf_8_without_escapes() -> None:
     assert "é".encode() in container(PROGRAM, '{"source":"é"}'.encode(), "", {})
 
 
-def test_a_file_says_whether_it_holds_a_program_or_a_detector(tiny: Program, tmp_path: Path) -> None:
+def test_kind_of_distinguishes_programs_and_detectors(tiny: Program, tmp_path: Path) -> None:
     program, detector, weights, nothing = (tmp_path / name for name in ("p.fqvit", "d.fqvit", "w.safetensors", "none"))
     tiny.save(program)
     write_container(detector, DETECTOR, b"{}", "", {})
@@ -213,7 +213,7 @@ def test_a_file_says_whether_it_holds_a_program_or_a_detector(tiny: Program, tmp
         Program.load(weights)
 
 
-def test_constants_of_an_opened_file_are_remembered_one_at_a_time_and_end_with_it(tiny: Program, tmp_path: Path) -> None:
+def test_an_opened_file_caches_one_constant_and_closes(tiny: Program, tmp_path: Path) -> None:
     tiny.save(tmp_path / "p.fqvit")
     with opened(tmp_path / "p.fqvit") as (program, _):
         first, second = list(program.constants)[:2]

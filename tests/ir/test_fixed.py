@@ -1,3 +1,5 @@
+"""Tests of the fixed-point primitives against exact fractions, on numpy and torch."""
+
 from __future__ import annotations
 
 import math
@@ -47,7 +49,7 @@ def test_halves_of_either_sign_are_rounded_up(library: str, acc: int, expected: 
 
 
 @both
-def test_the_largest_product_and_half_stay_inside_int64(library: str) -> None:
+def test_the_largest_product_plus_half_fits_int64(library: str) -> None:
     for acc in (ACC, -ACC):
         for shift in (1, 62):
             got = int(fixed.requantize(LIBRARIES[library]([acc]), MULT, shift)[0])
@@ -55,7 +57,7 @@ def test_the_largest_product_and_half_stay_inside_int64(library: str) -> None:
 
 
 @both
-def test_channels_may_have_shifts_of_their_own(library: str) -> None:
+def test_every_channel_may_have_its_own_shift(library: str) -> None:
     array = LIBRARIES[library]
     got = fixed.requantize(array([[7, -7, 1000]]), array([1, 3, 5]), array([1, 2, 62]))
     assert got.tolist() == [[4, -5, 0]]
@@ -63,7 +65,7 @@ def test_channels_may_have_shifts_of_their_own(library: str) -> None:
 
 @many
 @given(st.floats(2.0**-32, 2.0**30 - 1))
-def test_a_multiplier_is_within_a_half_of_its_last_bit(ratio: float) -> None:
+def test_a_multiplier_is_accurate_to_31_bits(ratio: float) -> None:
     mult, shift = fixed.multiplier(ratio)
     assert 1 <= shift <= 62 and 2**30 <= mult < 2**31
     assert abs(Fraction(mult, 2**shift) / Fraction(ratio) - 1) <= Fraction(1, 2**31)
@@ -72,7 +74,7 @@ def test_a_multiplier_is_within_a_half_of_its_last_bit(ratio: float) -> None:
 @many
 @given(st.floats(2.0**-32, 2.0**30 - 1) | st.sampled_from([math.nextafter(2.0**e, 0) for e in range(-31, 30)]))
 def test_no_other_multiplier_is_nearer(ratio: float) -> None:
-    """At most half a step of the shift that fits away, also where the mantissa rounds to 2."""
+    """The error is at most half a unit in the last place, even if the mantissa rounds up to 2."""
     mult, shift = fixed.multiplier(ratio)
     finest = min(31 - math.frexp(ratio)[1], 62)
     assert abs(Fraction(mult, 2**shift) - Fraction(ratio)) <= Fraction(1, 2 ** (finest + 1))
@@ -85,14 +87,14 @@ def test_powers_of_two_are_exact_multipliers(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [math.nextafter(2.0**e, 0) for e in (-31, -5, 0, 1, 29)])
-def test_a_mantissa_that_rounds_up_to_two_keeps_the_multiplier_inside_31_bits(ratio: float) -> None:
+def test_a_mantissa_that_rounds_up_to_two_still_fits_31_bits(ratio: float) -> None:
     mult, shift = fixed.multiplier(ratio)
     assert mult < 2**31 and 1 <= shift <= 62
     assert abs(Fraction(mult, 2**shift) / Fraction(ratio) - 1) <= Fraction(1, 2**31)
 
 
 @pytest.mark.parametrize("ratio", [math.nextafter(2.0**30, 0), 2.0**30 - 0.25, 2.0**30 - 0.5])
-def test_a_ratio_just_below_the_limit_is_refused_or_fits_31_bits(ratio: float) -> None:
+def test_a_ratio_just_below_the_limit_is_rejected_or_fits_31_bits(ratio: float) -> None:
     try:
         mult, shift = fixed.multiplier(ratio)
     except ValueError:
@@ -109,7 +111,7 @@ def test_a_ratio_too_small_for_shift_62_scales_everything_to_0(ratio: float) -> 
 
 
 @pytest.mark.parametrize("ratio", [2.0**30, 2.0**31, 1e300, math.inf, -1.0, -5e-324, math.nan])
-def test_a_ratio_that_no_multiplier_holds_is_refused(ratio: float) -> None:
+def test_a_ratio_that_no_multiplier_can_represent_is_rejected(ratio: float) -> None:
     with pytest.raises(ValueError, match="outside"):
         fixed.multiplier(ratio)
 
@@ -127,14 +129,14 @@ def test_ilog2_is_the_index_of_the_highest_bit(library: str) -> None:
 
 
 def slow_ilog2_round(x: int) -> int:
-    """The exponent of the nearest power of two, where 1.5 times a power and more goes up."""
+    """log2 rounded up from 1.5 times a power of two on."""
     top = log2_of(x)
     return top + (2 * x >= 3 * 2**top)
 
 
 @both
-def test_ilog2_round_goes_up_from_mantissa_one_and_a_half(library: str) -> None:
-    small = list(range(1, 2**16 + 1))  # beyond every 4-bit code
+def test_ilog2_round_rounds_up_from_mantissa_1_5(library: str) -> None:
+    small = list(range(1, 2**16 + 1))  # more than 4-bit codes need
     edges = sorted({max(1, 3 * 2**e // 2 + d) for e in range(61) for d in (-1, 0, 1)})
     for xs in (small, edges):
         assert fixed.ilog2_round(LIBRARIES[library](xs)).tolist() == [slow_ilog2_round(x) for x in xs]
@@ -146,7 +148,7 @@ def test_the_papers_example_of_find_first_one(library: str) -> None:
 
 
 @both
-def test_isqrt_of_every_small_number_and_around_every_power_of_two_and_its_root(library: str) -> None:
+def test_isqrt_of_small_numbers_and_around_powers_of_two_and_squares(library: str) -> None:
     xs = set(range(2**16)) | {2**e + d for e in range(62) for d in range(-3, 4) if 0 <= 2**e + d < 2**62}
     xs |= {r * r + d for e in range(31) for r in range(max(2**e - 3, 1), 2**e + 4) for d in (-1, 0, 1) if r * r + d < 2**62}
     ordered = sorted(xs)

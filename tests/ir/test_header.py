@@ -1,4 +1,4 @@
-"""What a header says of buffers: sites and outputs that make sense are accepted, the nearest that make none are refused."""
+"""Tests of a program's header: sites and outputs that are accepted or rejected, defaults and JSON of the fields."""
 
 from __future__ import annotations
 
@@ -42,38 +42,38 @@ GOOD_SITES = {
     "8 bits": ("codes", Site("norm", 8, (0.5,), (3,))),
     "more bits than the codes need": ("codes", Site("norm", 9, (0.5,), (3,))),
     "two scales": ("codes", Site("norm", 8, (0.5, 0.25), (3, 4))),
-    "a scale each": ("codes", Site("norm", 8, (0.5,) * C, (3,) * C)),
+    "one scale per channel": ("codes", Site("norm", 8, (0.5,) * C, (3,) * C)),
     "alpha": ("codes", Site("norm", 8, (0.5,), (3,), "alpha")),
-    "a zero point for each alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5), "alpha")),
-    "log2, with neither scale nor zero": ("codes", Site("attention", 8, log2=True)),
-    "as many levels as codes, only one above 0": ("few", Site("attention", 2, levels=(0, 1, 0, 0))),
-    "a scale beside steps from 1 on": ("codes", Site("norm", 8, (0.5,), (3,), steps="steps")),
-    "three scales beside steps": ("codes", Site("qkv", 8, (0.5, 0.25, 0.1), (1, 2, 3), steps="two")),
+    "one zero point per alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5), "alpha")),
+    "log2 without scale and zero": ("codes", Site("attention", 8, log2=True)),
+    "one level per code, only one of them above 0": ("few", Site("attention", 2, levels=(0, 1, 0, 0))),
+    "one scale with steps": ("codes", Site("norm", 8, (0.5,), (3,), steps="steps")),
+    "three scales with steps": ("codes", Site("qkv", 8, (0.5, 0.25, 0.1), (1, 2, 3), steps="two")),
 }
 BAD_SITES = {
-    "bits": ("codes", Site("norm", 7, (0.5,), (3,)), "7 bits for codes up to 255"),
-    "a bit too few": ("wide", Site("norm", 8, (0.5,), (3,)), "8 bits for codes up to 256"),
-    "a level too few": ("few", Site("attention", 2, levels=(1, 1, 1)), "3 levels for codes up to 3"),
-    "levels of 0": ("few", Site("attention", 2, levels=(0,) * 4), "no level above 0"),
-    "zero points": ("codes", Site("norm", 8, (0.5,), (3, 4)), "1 scales and 2 zero points"),
+    "too few bits": ("codes", Site("norm", 7, (0.5,), (3,)), "7 bits for codes up to 255"),
+    "one bit too few": ("wide", Site("norm", 8, (0.5,), (3,)), "8 bits for codes up to 256"),
+    "one level too few": ("few", Site("attention", 2, levels=(1, 1, 1)), "3 levels for codes up to 3"),
+    "only levels of 0": ("few", Site("attention", 2, levels=(0,) * 4), "no level above 0"),
+    "more zero points than scales": ("codes", Site("norm", 8, (0.5,), (3, 4)), "1 scales and 2 zero points"),
     "no zero points": ("codes", Site("norm", 8, (0.5,), ()), "1 scales and 0 zero points"),
-    "too few for alpha": ("codes", Site("norm", 8, (0.5,), (3, 4), "alpha"), "1 scales and 2 zero points"),
-    "two scales beside alpha": ("codes", Site("norm", 8, (0.5, 0.5), (3, 4, 5), "alpha"), "2 scales and 3 zero points"),
-    "a zero point for each alpha, and no alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5)), "1 scales and 3 zero points"),
+    "too few zero points for alpha": ("codes", Site("norm", 8, (0.5,), (3, 4), "alpha"), "1 scales and 2 zero points"),
+    "two scales with alpha": ("codes", Site("norm", 8, (0.5, 0.5), (3, 4, 5), "alpha"), "2 scales and 3 zero points"),
+    "one zero point per alpha without alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5)), "1 scales and 3 zero points"),
     "neither scale nor zero": ("codes", Site("norm", 8), "0 scales for 6 channels"),
     "a step of 0": ("codes", Site("norm", 8, (0.5,), (3,), steps="no steps"), "constant 'no steps' has a step of 0"),
-    "four scales": ("codes", Site("norm", 8, (0.5,) * 4, (3,) * 4), "4 scales for 6 channels"),
+    "four scales for six channels": ("codes", Site("norm", 8, (0.5,) * 4, (3,) * 4), "4 scales for 6 channels"),
 }
 
 
 @pytest.mark.parametrize("case", GOOD_SITES)
-def test_a_site_may_have(case: str) -> None:
+def test_site_check_accepts(case: str) -> None:
     buffer, site = GOOD_SITES[case]
     site.check(scope("site"), BUFFERS[buffer])
 
 
 @pytest.mark.parametrize("case", BAD_SITES)
-def test_a_site_may_not_have_wrong(case: str) -> None:
+def test_site_check_rejects(case: str) -> None:
     buffer, site, message = BAD_SITES[case]
     with pytest.raises(FqvitError, match=f"^site: {message}"):
         site.check(scope("site"), BUFFERS[buffer])
@@ -83,16 +83,16 @@ def test_a_site_may_not_have_wrong(case: str) -> None:
     "site, scale, zero",
     [
         (Site("norm", 8, (0.5, 0.25), (3, 4)), [0.5, 0.25], [3, 4]),
-        (Site("norm", 8, (0.5,), (3,), "alpha"), [0.5], [3]),  # alpha is not in it: it is the same for all zero points
+        (Site("norm", 8, (0.5,), (3,), "alpha"), [0.5], [3]),  # alpha is not applied here, since there is one zero point
         (Site("norm", 8, (0.5,), (3, 4, 5), "alpha"), [0.5, 1, 2, 0.5, 1, 2], [3, 4, 5, 3, 4, 5]),
         (Site("norm", 8, (0.5,), (3, 4), "alpha"), None, None),
         (Site("norm", 8, (0.5,), (3,), steps="steps"), [0.5, 1, 1.5, 2, 2.5, 3], [3] * 6),
         (Site("qkv", 8, (0.5, 0.25, 0.125), (1, 2, 3), steps="two"), [0.5, 0.5, 0.25, 0.25, 0.375, 0.625], [1, 1, 2, 2, 3, 3]),
     ],
 )
-def test_how_to_read_codes(site: Site, scale: list[float] | None, zero: list[int] | None) -> None:
+def test_scales_and_zeros_of_a_site(site: Site, scale: list[float] | None, zero: list[int] | None) -> None:
     if scale is None:
-        with pytest.raises(IndexError):  # check() refuses such a site
+        with pytest.raises(IndexError):  # check() rejects such a site
             site.scales_and_zeros(CONSTANTS)
     else:
         found = site.scales_and_zeros(CONSTANTS)
@@ -126,22 +126,23 @@ BAD_OUTPUTS = [
 
 
 @pytest.mark.parametrize("output", GOOD_OUTPUTS, ids=lambda o: f"{o.buffer} as {o.kind}")
-def test_an_output_is_of_its_kind(output: Output) -> None:
+def test_output_check_accepts_a_buffer_of_its_kind(output: Output) -> None:
     assert output.check(scope("output")) is BUFFERS[output.buffer]
 
 
 @pytest.mark.parametrize("output, message", BAD_OUTPUTS)
-def test_an_output_of_another_kind_is_refused(output: Output, message: str) -> None:
+def test_output_check_rejects_a_buffer_of_another_kind(output: Output, message: str) -> None:
     with pytest.raises(FqvitError, match=f"^output: {message}"):
         output.check(scope("output"))
 
 
 @pytest.mark.parametrize("output", GOOD_OUTPUTS, ids=lambda o: f"{o.buffer} as {o.kind}")
-def test_features_are_what_classifiers_give(output: Output) -> None:
+def test_only_outputs_of_classifiers_have_features(output: Output) -> None:
     if output.kind in ("logits", "tokens", "pooled"):
         assert output.features() == output.kind
     else:
-        with pytest.raises(FqvitError, match=f"^{output.buffer}: the output is of kind {output.kind}: a part of a detector"):
+        found = rf"^{output.buffer}: output of kind {output.kind} \(part of a detector\), expected logits"
+        with pytest.raises(FqvitError, match=found):
             output.features()
 
 
@@ -158,10 +159,10 @@ HEADER = Header(
 )
 
 
-def test_a_plain_program_has_pixels_and_one_output() -> None:
+def test_a_plain_program_reads_pixels_and_has_one_output() -> None:
     Program(HEADER, {}).check_plain("this")
     for part in ({"others": (GOOD_OUTPUTS[1],)}, {"input": CodeInput((1, 1, 1), 0.5, 0)}):
-        with pytest.raises(FqvitError, match="^test: a part of a detector .*; this takes none yet"):
+        with pytest.raises(FqvitError, match="^test: part of a detector .*, which this does not support"):
             Program(msgspec.structs.replace(HEADER, **part), {}).check_plain("this")
 
 
@@ -169,11 +170,11 @@ EXAMPLES = [Output("y", "logits", 0.5), CodeInput((1, 1, 1), 0.5, 0), Move("grid
 
 
 @pytest.mark.parametrize("cls", [Header, *map(type, EXAMPLES), *get_args(AnyOp), Term])
-def test_parts_of_a_program_do_not_change_and_have_no_fields_that_nobody_knows(cls: Any) -> None:
+def test_structs_of_a_program_are_frozen_and_forbid_unknown_fields(cls: Any) -> None:
     assert cls.__struct_config__.frozen and cls.__struct_config__.forbid_unknown_fields
 
 
-# docs/format.md: what a field means that is not in the file. Another number here is another format.
+# The values of fields that a file omits (docs/reference/format.md). Changing a default changes the format.
 DEFAULTS: dict[str, dict[str, object]] = {
     "Term": {"zero": 0, "alpha": None},
     "Lookup": {"alpha": None, "y_zero": (), "bits": 8},
@@ -194,7 +195,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("cls", [*get_args(AnyOp), Term])
-def test_fields_that_are_not_in_the_file_have_these_values_and_such_are_not_written(cls: Any) -> None:
+def test_omitted_fields_have_the_documented_defaults_and_defaults_are_omitted(cls: Any) -> None:
     fields = msgspec.structs.fields(cls)
     assert {f.name: f.default for f in fields if f.default is not msgspec.NODEFAULT} == DEFAULTS[cls.__name__]
     assert cls.__struct_config__.omit_defaults and (cls is Term or cls.__struct_config__.tag_field == "op")
@@ -206,20 +207,20 @@ BEYOND = [{"bits": 0}, {"bits": 17}, {"scale": (0.0,)}, {"scale": (1e30,)}, {"ze
 
 
 @pytest.mark.parametrize("fields", ENDS)
-def test_numbers_of_a_site_are_read_up_to_their_ends(fields: dict[str, Any]) -> None:
+def test_numbers_of_a_site_are_read_up_to_their_limits(fields: dict[str, Any]) -> None:
     site = msgspec.structs.replace(SITE, **fields)
     text = msgspec.json.encode(site)
     assert text.startswith(b"[") and msgspec.json.decode(text, type=Site) == site
 
 
 @pytest.mark.parametrize("fields", BEYOND)
-def test_numbers_of_a_site_are_not_read_beyond_their_ends(fields: dict[str, Any]) -> None:
+def test_numbers_of_a_site_are_rejected_beyond_their_limits(fields: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(SITE, **fields)), type=Site)
 
 
-def test_fields_that_say_nothing_are_not_written() -> None:
-    """So that a program keeps its fingerprint when fields are added."""
+def test_default_fields_are_not_written() -> None:
+    """A program must keep its fingerprint when the format gets new fields."""
     written = [msgspec.json.encode(example) for example in EXAMPLES[:3]]
     assert written == [
         b'{"buffer":"y","kind":"logits","scale":0.5}',

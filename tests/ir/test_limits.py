@@ -1,4 +1,4 @@
-"""How large a program may be: the last sizes that verify accepts, and the first that it refuses. None of them is computed."""
+"""Tests of the size limits of a program: the largest sizes that verify() accepts and the smallest that it rejects."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tests.ir.test_verify import program_of, with_header
 
 
 def sized(shape: tuple[int, int, int], *ops: Any, **constants: Any) -> Program:
-    """A program of codes of that shape, which it returns."""
+    """A program whose input and output are codes of that shape."""
     output = Output(INPUT, "map", 0.5)
     return with_header(program_of([], constants), input=CodeInput(shape, 0.5, 0), ops=ops, output=output)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, MAX_ELEMENTS - 1, 1), (2**14, 2**13, 1)])
-def test_inputs_may_have(shape: tuple[int, int, int]) -> None:
+def test_inputs_of_any_size_below_the_limit_are_accepted(shape: tuple[int, int, int]) -> None:
     assert sized(shape).verify().buffers[INPUT].shape == shape
 
 
 @pytest.mark.parametrize("shape", [(1, MAX_ELEMENTS, 1), (2**14, 2**14, 1), (0, 2, 3), (2, 0, 3), (2, 3, 0), (-2, -2, 3)])
-def test_inputs_may_not_have(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(FqvitError, match="^input of shape .* is impossible"):
+def test_empty_and_too_large_inputs_are_rejected(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(FqvitError, match="^input shape .* is empty or too large"):
         sized(shape).verify()
 
 
-def test_buffers_have_less_elements_than_the_limit() -> None:
+def test_buffers_have_fewer_elements_than_the_limit() -> None:
     half = MAX_ELEMENTS // 2
     one = np.zeros((1, 1), np.uint8)
     for rows, xs in ((half - 1, ("rows", "rows", "one")), (half, ("rows", "rows"))):
@@ -45,7 +45,7 @@ def test_buffers_have_less_elements_than_the_limit() -> None:
                 program.verify()
 
 
-def test_rows_are_taken_into_as_many_axes_as_buffers_may_have() -> None:
+def test_take_rejects_more_axes_than_the_limit() -> None:
     take = Take(y="y", x=INPUT, index="i")
     last = sized((2, 2, 3), take, i=np.zeros((1,) * (MAX_AXES - 1), np.int32))
     assert last.verify().buffers["y"].shape == (*(1,) * (MAX_AXES - 1), 3)
@@ -53,7 +53,7 @@ def test_rows_are_taken_into_as_many_axes_as_buffers_may_have() -> None:
         sized((2, 2, 3), take, i=np.zeros((1,) * MAX_AXES, np.int32)).verify()
 
 
-def test_what_is_computed_has_as_many_channels_as_the_limit_and_what_is_moved_has_more() -> None:
+def test_the_limit_of_channels_holds_for_computed_buffers_but_not_for_moved_ones() -> None:
     lookup, table = Lookup(y="y", x="c"), {"y.table": np.zeros(256, np.uint8)}
     for channels in (MAX_CHANNELS, MAX_CHANNELS + 1):
         row = Permute(y="c", x=INPUT, view=(1, channels), perm=(0, 1))
@@ -62,5 +62,5 @@ def test_what_is_computed_has_as_many_channels_as_the_limit_and_what_is_moved_ha
         if channels == MAX_CHANNELS:
             assert program.verify().buffers["y"].channels == channels
         else:
-            with pytest.raises(FqvitError, match=f"^y: {channels} channels, at most {MAX_CHANNELS} can be"):
+            with pytest.raises(FqvitError, match=f"^y: too many channels: {channels}, at most {MAX_CHANNELS}"):
                 program.verify()

@@ -1,4 +1,4 @@
-"""4-bit weights two a byte: packing, the Linear that stores them, and what verify() refuses of them."""
+"""Tests of packed 4-bit weights: packing, the Linear that stores them, and the constants that verify() rejects."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fqvit.runtime.reference import Reference, run
 from tests.factories import assert_same, few, many
 from tests.ir.test_verify import C, T, linear_parts, program_of
 
-GROUP = 4  # of C = 6 inputs: the second group is ragged
+GROUP = 4  # for C = 6 inputs: the second group has only 2
 
 
 def random_weights(rng: np.random.Generator, outputs: int, inputs: int, group: int) -> tuple[Any, Any]:
-    """w i8 [O, K] and exponent u8 [O, G], with the extremes of both among them."""
+    """w i8 [O, K] and exponent u8 [O, G], including the extremes of both."""
     exponent = rng.integers(0, 5, (outputs, -(-inputs // group)), dtype=np.uint8)
     codes = rng.choice(np.array([-8, -7, -1, 0, 1, 7, int(rng.integers(-8, 8))]), (outputs, inputs))
     return (codes * 2 ** exponent[:, np.arange(inputs) // group].astype(np.int64)).astype(np.int8), exponent
@@ -31,7 +31,7 @@ def random_weights(rng: np.random.Generator, outputs: int, inputs: int, group: i
 
 @many
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 70), st.integers(2, 40))
-def test_unpacking_gives_what_was_packed(seed: int, outputs: int, inputs: int, group: int) -> None:
+def test_unpack_inverts_pack(seed: int, outputs: int, inputs: int, group: int) -> None:
     w, exponent = random_weights(np.random.default_rng(seed), outputs, inputs, group)
     codes, exponents = pack(w, exponent, group)
     assert codes.dtype == exponents.dtype == np.uint8
@@ -41,19 +41,19 @@ def test_unpacking_gives_what_was_packed(seed: int, outputs: int, inputs: int, g
     assert_same(again, w, "unpacked weights")
 
 
-def test_even_places_are_in_the_low_nibble_and_the_spare_one_is_0() -> None:
+def test_even_columns_are_in_low_nibbles_and_the_padding_nibble_is_0() -> None:
     w = np.array([[1, -1, 7, -8, 3 * 16]], np.int8)
     codes, exponents = pack(w, np.array([[0, 0, 4]], np.uint8), 2)
     assert codes.tolist() == [[0xF1, 0x87, 0x03]] and exponents.tolist() == [[0x00, 0x04]]
 
 
-def test_every_byte_of_codes_with_every_pair_of_exponents_unpacks_and_packs_again() -> None:
-    """256 bytes by 25: a row each, the low nibble first; its two weights are two groups' halves."""
+def test_unpack_and_pack_are_inverse_for_all_codes_and_exponents() -> None:
+    """One row per byte of codes and pair of exponents: 256 x 25. Each nibble fills one group of two weights."""
     rows = [(byte, low, high) for byte in range(256) for low in range(5) for high in range(5)]
     codes = np.array([[byte & 15 | (byte & 15) << 4, byte >> 4 | (byte >> 4) << 4] for byte, _, _ in rows], np.uint8)
     exponents = np.array([[low + 16 * high] for _, low, high in rows], np.uint8)
     w = unpack(codes, exponents, 4, 2)
-    signed = [*range(8), *range(-8, 0)]  # what a nibble means
+    signed = [*range(8), *range(-8, 0)]  # the value of each nibble
     for found, (byte, low, high) in zip(w.tolist(), rows, strict=True):
         a, b = signed[byte % 16] * 2**low, signed[byte // 16] * 2**high
         assert found == [a, a, b, b], (byte, low, high)
@@ -68,13 +68,13 @@ def test_the_extremes_of_int8_unpack() -> None:
 
 
 @pytest.mark.parametrize("w, exponent", [(3, 1), (8, 0), (-9, 0), (32, 5)])
-def test_packing_what_is_no_code_times_its_power_of_two_is_a_bug(w: int, exponent: int) -> None:
+def test_pack_asserts_that_weights_are_codes_times_powers_of_two(w: int, exponent: int) -> None:
     with pytest.raises(AssertionError):
         pack(np.full((1, 2), w, np.int8), np.full((1, 1), exponent, np.uint8), 2)
 
 
 def packed_linear(w: Any, exponent: Any, group: int = GROUP, /, **changes: Any) -> Program:
-    """One grouped Linear from 4 x 6 pixels; changes replace its constants."""
+    """A program with one packed Linear on 4 tokens of 6 channels; changes replace its constants, None removes one."""
     codes, exponents = pack(w, exponent, group)
     parts = linear_parts("y", len(w)) | {"y.w": codes, "y.exponent": exponents}
     parts |= {f"y.{name}": array for name, array in changes.items() if array is not None}
@@ -90,7 +90,7 @@ def some_weights(seed: int = 0, group: int = GROUP) -> tuple[Any, Any]:
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @few
 @given(seed=st.integers(0, 2**32 - 1), group=st.integers(2, 9), pixels=st.sampled_from(["random", 0, 255]))
-def test_a_packed_linear_map_is_the_plain_product_of_its_weights(library: Any, seed: int, group: int, pixels: Any) -> None:
+def test_a_packed_linear_multiplies_by_its_unpacked_weights(library: Any, seed: int, group: int, pixels: Any) -> None:
     rng = np.random.default_rng(seed)
     w, exponent = random_weights(rng, 5, C, group)
     if seed % 3 == 0:
@@ -113,22 +113,22 @@ def test_packed_and_plain_weights_have_the_same_proofs_and_bits() -> None:
     assert program.fingerprint() != plain.fingerprint()
 
 
-def test_unpacking_changes_nothing_where_nothing_is_packed() -> None:
+def test_unpacked_leaves_programs_without_packed_weights_unchanged() -> None:
     plain = program_of([Linear(y="y", x="x")], linear_parts("y"))
     assert plain.unpacked().fingerprint() == plain.fingerprint()
 
 
-def test_weights_are_unpacked_when_a_runner_is_made_and_the_program_stays_packed() -> None:
+def test_the_reference_unpacks_weights_and_leaves_the_program_packed() -> None:
     program = packed_linear(*some_weights())
     reference = Reference(program)
     assert reference.constants["y.w"].dtype == np.int8 and "y.exponent" not in reference.constants
     assert reference.program is program and program.constants["y.w"].dtype == np.uint8
 
 
-def test_a_linear_map_without_groups_owns_no_exponents() -> None:
+def test_a_linear_without_group_ignores_exponents() -> None:
     parts = linear_parts("y")
     plain = program_of([Linear(y="y", x="x")], parts)
-    # A constant that no op names is ignored, whatever it holds.
+    # A constant that no op reads is ignored.
     stray = program_of([Linear(y="y", x="x")], parts | {"y.exponent": np.full((1, 1), 255, np.uint8)})
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 2, 3), dtype=np.uint8)
     assert_same(run(stray, images), run(plain, images), "codes")
@@ -137,7 +137,7 @@ def test_a_linear_map_without_groups_owns_no_exponents() -> None:
 
 W, EXPONENT = some_weights()
 FULL = np.zeros((5, 3), np.uint8)
-ODD = Linear(y="odd", x="t", out="acc", group=2)  # 5 inputs, 3 groups: both constants have a spare nibble
+ODD = Linear(y="odd", x="t", out="acc", group=2)  # 5 inputs, 3 groups: both constants have a padding nibble
 ODD_INPUT = Linear(y="t", x="x")
 ODD_PARTS = {"odd.w": FULL, "odd.exponent": np.zeros((5, 2), np.uint8), "odd.bias": np.zeros(5, np.int32)}
 
@@ -162,9 +162,9 @@ def changed(**constants: Any) -> Program:
     return packed_linear(W, EXPONENT, **constants)
 
 
-SPARE = FULL.copy()
-SPARE[3, 2] = 0x10
-REFUSED: dict[str, tuple[Any, str]] = {
+PADDED = FULL.copy()
+PADDED[3, 2] = 0x10
+REJECTED: dict[str, tuple[Any, str]] = {
     "exponent 5": (lambda: changed(exponent=np.full((5, 1), 0x05, np.uint8)), "'y.exponent' has exponent 5"),
     "exponent 15": (
         lambda: changed(exponent=np.full((5, 1), 0xF0, np.uint8)),
@@ -173,44 +173,47 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no exponents": (lambda: changed(exponent=None), "y: constant 'y.exponent' is missing"),
     "no codes": (lambda: changed(w=None), "y: constant 'y.w' is missing"),
     "int8 weights with a group": (lambda: changed(w=W), "'y.w' is int8, expected u8"),
-    "int8 weights of the packed shape": (
+    "int8 weights in the packed shape": (
         lambda: changed(w=FULL.astype(np.int8)),
         "'y.w' is int8, expected u8",
     ),
     "signed exponents": (lambda: changed(exponent=np.zeros((5, 1), np.int8)), "is int8, expected u8"),
-    "a byte a code": (lambda: changed(w=np.zeros((5, C), np.uint8)), "'y.w' has shape"),
+    "one byte per code": (lambda: changed(w=np.zeros((5, C), np.uint8)), "'y.w' has shape"),
     "codes for fewer inputs": (lambda: changed(w=np.zeros((5, 2), np.uint8)), "'y.w' has shape"),
-    "a byte an exponent": (lambda: changed(exponent=np.zeros((5, 2), np.uint8)), "'y.exponent' has shape"),
+    "one byte per exponent": (lambda: changed(exponent=np.zeros((5, 2), np.uint8)), "'y.exponent' has shape"),
     "one row of exponents": (lambda: changed(exponent=np.zeros((1, 1), np.uint8)), "'y.exponent' has shape"),
     "flat exponents": (lambda: changed(exponent=np.zeros(5, np.uint8)), "'y.exponent' has shape"),
     "no outputs": (lambda: changed(w=np.zeros((0, 3), np.uint8)), "'y.w' has shape"),
-    "a spare code": (lambda: odd(w=SPARE), "odd: constant 'odd.w' has a spare nibble"),
-    "a spare exponent": (
+    "a nonzero padding code": (lambda: odd(w=PADDED), "odd: constant 'odd.w' has a padding nibble that is not 0"),
+    "a nonzero padding exponent": (
         lambda: odd(exponent=np.full((5, 2), 0x10, np.uint8)),
-        "odd: constant 'odd.exponent' has a spare nibble",
+        "odd: constant 'odd.exponent' has a padding nibble that is not 0",
     ),
     "group 1": (lambda: of_group(1), "y: group is 1, expected 0 or 2 to 65536"),
     "group -4": (lambda: of_group(-4), "y: group is -4"),
     "group 65537": (lambda: of_group(2**16 + 1), "y: group is 65537"),
     "group 10^30": (lambda: of_group(10**30), "y: group is 10+, expected"),
     "packed weights without a group": (lambda: of_group(0), "'y.w' is uint8, expected i8"),
-    "packed weights added": (
+    "packed weights as an operand": (
         lambda: named_elsewhere(Add(y="s", terms=(Term(x="x", mult=1), Term(x="y.w", mult=1)), shift=1)),
         "s: reads 'y.w'",
     ),
-    "exponents joined to tokens": (lambda: named_elsewhere(Concat(y="s", xs=("x", "y.exponent"))), "s: reads 'y.exponent'"),
+    "exponents as an operand": (
+        lambda: named_elsewhere(Concat(y="s", xs=("x", "y.exponent"))),
+        "s: reads 'y.exponent'",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_verify_refuses_packed_weights_of(case: str) -> None:
-    make, message = REFUSED[case]
+@pytest.mark.parametrize("case", REJECTED)
+def test_verify_rejects_packed_weights_with(case: str) -> None:
+    make, message = REJECTED[case]
     with pytest.raises(FqvitError, match=message) as caught:
         make().verify()
     assert "\n" not in str(caught.value)
 
 
-def test_the_refused_weights_are_one_change_away_from_accepted_ones() -> None:
+def test_verify_accepts_the_same_weights_without_the_fault() -> None:
     for program in (packed_linear(W, EXPONENT), odd(), of_group(GROUP), named_elsewhere(Concat(y="s", xs=("x",)))):
         program.verify()
 
@@ -220,7 +223,7 @@ def test_the_smallest_and_the_largest_group_are_accepted(group: int) -> None:
     packed_linear(np.ones((5, C), np.int8), np.zeros((5, -(-C // group)), np.uint8), group).verify()
 
 
-def test_an_overflow_is_proved_from_the_unpacked_weights() -> None:
+def test_overflow_proofs_use_the_unpacked_weights() -> None:
     w, exponent = np.full((5, C), -128, np.int8), np.full((5, 2), 4, np.uint8)
     bound = 128 * 255 * C
     near = np.full(5, bound - 2**31 + 1, np.int32)

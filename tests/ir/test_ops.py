@@ -1,4 +1,4 @@
-"""Every op: numpy, torch and the slow definition agree, on random inputs and on the extremes."""
+"""Tests of every op: numpy, torch and the slow definition agree, on random inputs and on extremes."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def matmul(draw: Draw) -> AnyOp:
 
 
 def scores(draw: Draw) -> tuple[str | None, int]:
-    """Buffer x of scores, table y.table, and perhaps regions; also how many codes x can hold."""
+    """Draw scores x, a table y.table and perhaps regions; return the regions' name and the number of codes of x."""
     tokens, heads, bits = draw.one(1, 2, 5, 17), draw.int(1, 2), draw.one(4, 8, 8, 12, 16)
     windows = draw.one(None, 3)
     region = None
@@ -196,7 +196,7 @@ def scores(draw: Draw) -> tuple[str | None, int]:
     else:
         draw.buffer("x", (windows, heads, tokens, tokens), bits)
         region = draw.one(None, draw.constant("region", 0, 2, (windows, tokens), "u8"))
-    small = np.array([6, 3, 2, 1, 1, 0], np.int32)  # where an exponential of 1 is not far below the others
+    small = np.array([6, 3, 2, 1, 1, 0], np.int32)  # an exponential of 1 is not far below the others
     draw.constants["y.table"] = draw.one(exp_table(draw.one(1e-4, 0.02, 0.1, 1.0, 30.0), 2**bits, tokens), small)
     return region, 2**bits
 
@@ -236,7 +236,7 @@ def shift_matmul(draw: Draw) -> AnyOp:
 
 def row_codes(draw: Draw) -> AnyOp:
     region, codes = scores(draw)
-    # The last entry is read by most distances, by the largest one alone, or by none.
+    # Most distances read the last entry, only the largest distance does, or none does.
     draw.constant("y.table", 0, draw.one(15, 255), (draw.one(1, 3, codes, codes + 1),), "u8")
     return RowCodes(y="y", x="x", region=region)
 
@@ -246,7 +246,7 @@ def attend(draw: Draw) -> AnyOp:
     lead = draw.one((2,), (3, 2))
     last = 2**a_bits - 1
     largest = draw.one(1, 3, 255, 2**15)
-    levels = draw.rng.integers(0, largest, last + 1, endpoint=True)  # in any order, some of them twice
+    levels = draw.rng.integers(0, largest, last + 1, endpoint=True)  # unsorted, with duplicates
     row_code, mask_code = draw.int(0, last), draw.one(None, draw.int(0, last))
     if a_bits == 8 and draw.int(0, 1):
         largest, levels, row_code, mask_code = 255, np.zeros(0, np.int64), 255, draw.one(None, 0)
@@ -256,7 +256,7 @@ def attend(draw: Draw) -> AnyOp:
         levels[mask_code] = 0
     levels[row_code : row_code + 1] = largest
     draw.buffer("a", (*lead, rows, tokens), a_bits, row_code=row_code, mask_code=mask_code)
-    draw.buffers["a"][..., draw.int(0, tokens - 1)] = row_code  # what RowCodes promises
+    draw.buffers["a"][..., draw.int(0, tokens - 1)] = row_code  # as RowCodes guarantees
     draw.buffer("v", (*lead, tokens, width), draw.one(4, 8))
     y_bits = draw.one(4, 8, 16)
     mult, shift = draw.one((draw.int(2**28, 2**29 - 1), 28 + largest.bit_length()), (0, 62), (2**29 - 1, 1), (1, 2))
@@ -294,13 +294,13 @@ CASES: dict[type, Callable[[Draw], AnyOp]] = {
 @pytest.mark.parametrize("place, known", [("CASES in test_ops.py", CASES), ("SLOW in slow_ops.py", SLOW)])
 def test_every_op_has_a_case_and_a_slow_definition(place: str, known: dict[type, Any]) -> None:
     missing = [op.__name__ for op in get_args(AnyOp) if op not in known]
-    assert not missing, f"{place} has nothing for {', '.join(missing)}"
+    assert not missing, f"{place} has no entry for {', '.join(missing)}"
 
 
 def run_with(library: str, op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
     with_kit = kit(library)
     constants = draw.constants
-    if isinstance(op, Linear) and op.group:  # as Program.unpacked does it
+    if isinstance(op, Linear) and op.group:  # as in Program.unpacked
         constants = constants | {op.part("w"): op.weights(Scope(draw.values, constants, op.y))}
         op = msgspec.structs.replace(op, group=0)
     arrays = {name: with_kit.asarray(x) for name, x in (constants | draw.buffers).items()}
@@ -308,6 +308,8 @@ def run_with(library: str, op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
 
 
 def slowly(op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
+    """The result of the slow definition for all images."""
+
     def image(n: int) -> np.ndarray[Any, Any]:
         return SLOW[type(op)](op, lambda name: draw.buffers[name][n] if name in draw.buffers else draw.constants[name])
 
@@ -322,7 +324,7 @@ def test_numpy_torch_and_the_slow_definition_agree(kind: type, seed: int, style:
     op = CASES[kind](draw)
     value, proofs = op.infer(Scope(draw.values, draw.constants, op.y))
     if not all(proof.holds for proof in proofs):
-        return  # verify() refuses it, so it has no meaning
+        return  # verify() rejects it, so its result is undefined
     expected = slowly(op, draw)
     got = run_with("numpy", op, draw)
     assert_same(got, expected, f"{op}: numpy and the slow definition")
@@ -332,7 +334,7 @@ def test_numpy_torch_and_the_slow_definition_agree(kind: type, seed: int, style:
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
-def test_most_cases_are_ones_that_verify_accepts(kind: type) -> None:
+def test_most_random_cases_are_accepted_by_verify(kind: type) -> None:
     accepted = 0
     for seed in range(40):
         draw = Draw(np.random.default_rng(seed), "random")

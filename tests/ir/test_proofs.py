@@ -1,4 +1,4 @@
-"""What verify() proves is true: adversarial inputs come up to the bounds and never pass them."""
+"""Tests that the proofs of verify() hold: adversarial inputs reach the bounds and never exceed them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.factories import few
 
 @few
 @given(seed=st.integers(0, 2**32 - 1))
-def test_the_bound_of_a_linear_map_is_reached_and_never_passed(seed: int) -> None:
+def test_the_bound_of_linear_is_reached_and_never_exceeded(seed: int) -> None:
     rng = np.random.default_rng(seed)
     inputs = int(rng.integers(1, 40))
     w = rng.integers(-127, 128, (3, inputs)).astype(np.int8)
@@ -25,7 +25,7 @@ def test_the_bound_of_a_linear_map_is_reached_and_never_passed(seed: int) -> Non
     value, (proof,) = op.infer(scope)
     reached = 0
     for sign in (1, -1):
-        codes = np.where(sign * w > 0, 255, 0).astype(np.int64)  # a row of inputs for each output
+        codes = np.where(sign * w > 0, 255, 0).astype(np.int64)  # one row of inputs per output
         acc = np.einsum("ok,ok->o", codes, w.astype(np.int64)) + bias
         reached = max(reached, int(np.abs(acc).max()))
         assert acc.min() >= value.lo and acc.max() <= value.hi
@@ -34,7 +34,7 @@ def test_the_bound_of_a_linear_map_is_reached_and_never_passed(seed: int) -> Non
 
 @few
 @given(seed=st.integers(0, 2**32 - 1), zeros=st.sampled_from([(0, 0), (255, 0), (0, 255), (255, 255), (100, 200)]))
-def test_the_bound_of_a_product_holds_at_the_corners(seed: int, zeros: tuple[int, int]) -> None:
+def test_the_bound_of_matmul_holds_at_the_corners(seed: int, zeros: tuple[int, int]) -> None:
     rng = np.random.default_rng(seed)
     inner = int(rng.integers(1, 30))
     known = Value("u8", (1, 1, inner), 0, 255)
@@ -51,9 +51,9 @@ def test_the_bound_of_a_product_holds_at_the_corners(seed: int, zeros: tuple[int
     bits=st.integers(2, 4),
     spread=st.sampled_from([0, 1, 3, 40, 255]),
 )
-def test_a_row_of_attention_codes_never_sums_past_its_bound(seed: int, tokens: int, bits: int, spread: int) -> None:
+def test_the_row_sum_of_log2_codes_never_exceeds_its_bound(seed: int, tokens: int, bits: int, spread: int) -> None:
     rng = np.random.default_rng(seed)
-    # Any falling table will do; equal entries push every weight to the same rounding.
+    # Any decreasing table is valid; with equal entries all weights round in the same direction.
     table = np.sort(rng.integers(0, 2**20, 256))[::-1].astype(np.int32) if seed % 3 else np.full(256, 7, np.int32)
     table[0] = max(int(table[0]), 1)
     codes = rng.integers(0, spread + 1, (4, 2, 3, tokens)).astype(np.uint8)
@@ -68,7 +68,7 @@ def test_a_row_of_attention_codes_never_sums_past_its_bound(seed: int, tokens: i
 
 @few
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(["two values", "one high", "one low", "random"]))
-def test_layernorm_reaches_its_proofs_but_no_further(seed: int, style: str) -> None:
+def test_layernorm_never_exceeds_its_bounds(seed: int, style: str) -> None:
     rng = np.random.default_rng(seed)
     channels = int(rng.integers(1, 70))
     x = rng.integers(0, 256, channels)

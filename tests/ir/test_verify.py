@@ -1,4 +1,4 @@
-"""What verify() refuses. That what it proves is true: test_proofs.py."""
+"""Tests of Program.verify(): the programs that it rejects. See also: test_proofs.py (its proofs hold)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from fqvit.ir.program import CodeInput, Header, Output, Program, Site
 from fqvit.runtime.reference import Reference
 
 Constants = dict[str, np.ndarray[Any, Any]]
-T, C = 4, 6  # the test programs see 4 tokens of 6 channels: 4 x 2 pixels of 3 colours
+T, C = 4, 6  # the test programs read 4 tokens of 6 channels: 4 x 2 pixels of 3 colours
 
 
 def program_of(ops: list[Any], constants: Constants, output: str | None = None, kind: Any = "tokens") -> Program:
+    """A program that reads the pixels as buffer x, u8 [T, C]."""
     preprocess = Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3)
     tokens = Permute(y="x", x="pixels", view=(T, C), perm=(0, 1))
     whole = (tokens, *ops)
@@ -50,6 +51,7 @@ def linear_parts(name: str, outputs: int = 5, inputs: int = C) -> Constants:
 
 
 def with_linear(**changes: Any) -> Program:
+    """A program with one Linear; changes replace its constants, None removes one."""
     parts = linear_parts("y")
     for key, value in changes.items():
         if value is None:
@@ -81,18 +83,19 @@ def x_term(**fields: Any) -> Term:
 
 
 def shifted_table(**fields: Any) -> Program:
+    """A program with one Lookup that has alpha."""
     constants = {"y.table": np.zeros(256, np.int16), "al": np.full(C, 2, np.uint8)}
     return program_of([Lookup(**{"y": "y", "x": "x", "alpha": "al", "y_zero": (0, 0, 0), **fields})], constants)
 
 
-REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
-    "weights of another type": (lambda: with_linear(w=np.zeros((5, C), np.int16)), "y: constant 'y.w' is int16"),
-    "weights of another shape": (lambda: with_linear(w=np.zeros((5, C + 1), np.int8)), "y: constant 'y.w' has shape"),
-    "weights with another rank": (lambda: with_linear(w=np.zeros((5, C, 1), np.int8)), "y: constant 'y.w' has shape"),
+REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
+    "weights of the wrong dtype": (lambda: with_linear(w=np.zeros((5, C), np.int16)), "y: constant 'y.w' is int16"),
+    "weights of the wrong shape": (lambda: with_linear(w=np.zeros((5, C + 1), np.int8)), "y: constant 'y.w' has shape"),
+    "weights with an extra axis": (lambda: with_linear(w=np.zeros((5, C, 1), np.int8)), "y: constant 'y.w' has shape"),
     "no weights": (lambda: with_linear(w=None), "y: constant 'y.w' is missing"),
     "no bias": (lambda: with_linear(bias=None), "y: constant 'y.bias' is missing"),
     "no outputs": (lambda: with_linear(w=np.zeros((0, C), np.int8)), "y: constant 'y.w' has shape"),
-    "a short multiplier": (lambda: with_linear(mult=np.ones(4, np.int32)), "y: constant 'y.mult' has shape"),
+    "too few multipliers": (lambda: with_linear(mult=np.ones(4, np.int32)), "y: constant 'y.mult' has shape"),
     "a negative multiplier": (lambda: with_linear(mult=np.full(5, -1, np.int32)), "y: mult must be in"),
     "shift 0": (lambda: with_linear(shift=np.zeros(5, np.uint8)), "y: shift must be in 1..62"),
     "shift 63": (lambda: with_linear(shift=np.full(5, 63, np.uint8)), "y: shift must be in 1..62"),
@@ -101,7 +104,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     "a boolean constant": (lambda: with_linear(extra=np.ones(1, bool)), "'y.extra' is bool: only integers"),
     "an unsigned 32-bit constant": (lambda: with_linear(extra=np.ones(1, np.uint32)), "'y.extra' is uint32"),
     "big-endian weights": (lambda: with_linear(bias=np.ones(5, ">i4")), "'y.bias' is >i4"),
-    "an overflow": (
+    "an accumulator that overflows": (
         lambda: program_of(
             [Linear(y="blocks.0.fc", x="x")],
             linear_parts("blocks.0.fc") | {"blocks.0.fc.bias": np.full(5, 2**31 - 1, np.int32)},
@@ -123,11 +126,11 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "a buffer that reads itself": (lambda: program_of([Mean(y="a", x="a", mult=1, shift=1)], {}), "a: reads 'a' before"),
     "an output that nothing writes": (lambda: program_of([], {}, "nothing"), "output: reads 'nothing'"),
-    "a constant of a buffer's name": (
+    "a constant with the name of a buffer": (
         lambda: program_of([Take(y="y", x="x", index="pixels")], {"pixels": np.zeros(3, np.int32)}),
         "pixels",
     ),
-    "a constant of a later buffer's name": (
+    "a constant with the name of a later buffer": (
         lambda: program_of([Mean(y="y", x="x", mult=1, shift=9)], {"y": np.zeros(3, np.int32)}),
         "'?y'?",
     ),
@@ -141,7 +144,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "a missing index": (lambda: program_of([Take(y="y", x="x", index="i")], {}), "y: constant 'i' is missing"),
     "an int64 index": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([0])}), "'i' is int64"),
-    "a fill that is no code": (
+    "a fill that is not a code": (
         lambda: program_of([Take(y="y", x="x", index="i", fill=256)], {"i": np.array([-1], np.int32)}),
         "fill is outside",
     ),
@@ -161,28 +164,34 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0,), select=(0, T))], {}),
         "select",
     ),
-    "more axes than an array has": (
+    "more axes than numpy supports": (
         lambda: program_of([Permute(y="y", x="x", view=(1,) * 70 + (T, C), perm=tuple(range(72)))], {}),
         "y: ",
     ),
-    "concat of nothing": (lambda: program_of([Concat(y="y", xs=())], {}), "y: joins no buffer"),
+    "concat of nothing": (lambda: program_of([Concat(y="y", xs=())], {}), "y: concatenates only constants"),
     "concat of constants only": (lambda: program_of([Concat(y="y", xs=("t",))], {"t": np.zeros((2, C), np.uint8)}), "y: "),
-    "concat of two widths": (
+    "concat of different widths": (
         lambda: program_of([Concat(y="y", xs=("x", "t"))], {"t": np.zeros((2, C + 1), np.uint8)}),
-        "does not fit",
+        "'t' does not match the dtype and channels of 'x'",
     ),
-    "concat of two types": (
+    "concat of different dtypes": (
         lambda: program_of([Concat(y="y", xs=("x", "t"))], {"t": np.zeros((2, C), np.int32)}),
-        "does not fit",
+        "'t' does not match the dtype and channels of 'x'",
     ),
-    "a mean of no rows": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=T)], {}), "no row"),
-    "a mean from a negative row": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=-1)], {}), "no row"),
+    "a mean of no rows": (
+        lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=T)], {}),
+        "skip is 4 for",
+    ),
+    "a mean from a negative row": (
+        lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, skip=-1)], {}),
+        "skip is -1 for",
+    ),
     "a mean with shift -1": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=-1)], {}), "shift must be in"),
     "a mean with mult 2^31": (lambda: program_of([Mean(y="y", x="x", mult=2**31, shift=1)], {}), "mult must be in"),
     "17 bits": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, bits=17)], {}), "bits is 17"),
     "0 bits": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, bits=0)], {}), "bits is 0"),
     "a zero point beyond 64 bits": (lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, y_zero=10**30)], {}), "y: "),
-    "a zero point near the end of int64": (
+    "a zero point of 2^63 - 1": (
         lambda: program_of([Mean(y="y", x="x", mult=1, shift=1, y_zero=2**63 - 1)], {}),
         "y: ",
     ),
@@ -203,10 +212,10 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "epsilon 0": (lambda: program_of([norm(epsilon=0)], {"y.affine": AFFINE}), "epsilon"),
     "epsilon 2^62": (lambda: program_of([norm(epsilon=2**62)], {"y.affine": AFFINE}), "y: D can reach"),
-    "a norm with shift 63": (lambda: program_of([norm(shift=63)], {"y.affine": AFFINE}), "shift must be in"),
-    "a norm with b_shift -1": (lambda: program_of([norm(b_shift=-1)], {"y.affine": AFFINE}), "b_shift in"),
-    "a norm with shift 0": (lambda: program_of([norm(shift=0)], {"y.affine": AFFINE}), "shift must be in"),
-    "a norm with b_shift 33": (lambda: program_of([norm(b_shift=33)], {"y.affine": AFFINE}), "b_shift in"),
+    "a layernorm with shift 63": (lambda: program_of([norm(shift=63)], {"y.affine": AFFINE}), "shift must be in"),
+    "a layernorm with b_shift -1": (lambda: program_of([norm(b_shift=-1)], {"y.affine": AFFINE}), "b_shift in"),
+    "a layernorm with shift 0": (lambda: program_of([norm(shift=0)], {"y.affine": AFFINE}), "shift must be in"),
+    "a layernorm with b_shift 33": (lambda: program_of([norm(b_shift=33)], {"y.affine": AFFINE}), "b_shift in"),
     "a shifted table with -1 bits": (lambda: shifted_table(bits=-1), "bits is -1"),
     "a shifted table with 17 bits": (lambda: shifted_table(bits=17), "bits is 17"),
     "a sum with one multiplier too large": (
@@ -219,16 +228,16 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "one shift of 0": (lambda: with_linear(shift=np.array([9, 0, 9, 9, 9], np.uint8)), "y: shift must be in 1..62"),
     "one shift of 63": (lambda: with_linear(shift=np.array([9, 63, 9, 9, 9], np.uint8)), "y: shift must be in 1..62"),
-    "a norm that overflows": (
+    "a layernorm that overflows": (
         lambda: program_of([norm(b_shift=32)], {"y.affine": np.full((2, C), 2**31 - 1, np.int32)}),
         "y: y before its shift can reach",
     ),
-    "a sum of two shapes": (
+    "a sum of different shapes": (
         lambda: program_of([plus(x_term(), Term(x="b", mult=1))], {"b": np.zeros((T + 1, C), np.int16)}),
         "has shape",
     ),
     "a sum with mult 2^30": (lambda: program_of([plus(x_term(), x_term(mult=2**30))], {}), "mult must be in"),
-    "a sum whose shift and factor pass 62": (
+    "a sum whose shift plus y_alpha exceeds 62": (
         lambda: program_of([plus(x_term(), x_term(), shift=60, y_alpha="al")], {"al": np.full(C, 3, np.uint8)}),
         "shift must be in",
     ),
@@ -241,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Mean(y="m", x="x", mult=1, shift=1), plus(x_term(), Term(x="m", mult=1))], {}),
         "y: ",
     ),
-    "a sum of a pooled row and a constant for tokens": (
+    "a sum of a pooled row and a constant of several tokens": (
         lambda: program_of(
             [Mean(y="m", x="x", mult=1, shift=1), plus(Term(x="m", mult=1), Term(x="b", mult=1))],
             {"b": np.zeros((T, C), np.int16)},
@@ -255,9 +264,9 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         ),
         "y: sum can reach",
     ),
-    "products of two widths": (
+    "products of different widths": (
         lambda: program_of([Permute(y="h", x="x", view=(C, T), perm=(0, 1)), MatMul(y="y", a="x", b="h", mult=1, shift=1)], {}),
-        "do not fit",
+        r"shapes \[4, 6\] and \[6, 4\] do not match",
     ),
     "an attention table that starts at 0": (
         lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s")], {"a.table": np.zeros(4, np.int32)}),
@@ -275,7 +284,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s", bits=5)], {"a.table": TABLE}),
         "bits is 5",
     ),
-    "regions of another shape": (
+    "regions of the wrong shape": (
         lambda: program_of([HEADS, SCORES, SOFTMAX], {"a.table": TABLE, "region": np.zeros((2, 3), np.uint8)}),
         "'region' has shape",
     ),
@@ -296,7 +305,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         ),
         "y: 'p' is masked",
     ),
-    "attention times V at other bits": (
+    "attention times V with the wrong number of bits": (
         lambda: program_of(
             [HEADS, SCORES, SOFTMAX, ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1, zero_code=True, a_bits=3)], MASKED
         ),
@@ -310,7 +319,7 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([HEADS, SCORES, Softmax(y="a", x="s", mult=1, shift=53)], {"a.table": TABLE}),
         "shift must be in",
     ),
-    "names for other classes": (
+    "the wrong number of class names": (
         lambda: program_of(
             [Mean(y="m", x="x", mult=1, shift=1), Linear(y="y", x="m", out="i32")],
             linear_parts("y") | {"classes": np.frombuffer(b"one\ntwo", np.uint8)},
@@ -325,7 +334,7 @@ def with_header(program: Program, **fields: Any) -> Program:
     return Program(msgspec.structs.replace(program.header, **fields), program.constants)
 
 
-def test_sites_and_output_may_name_only_what_is_there() -> None:
+def test_sites_and_outputs_name_only_existing_buffers_and_constants() -> None:
     good = program_of([], {"al": np.zeros(C, np.uint8), "short": np.zeros(C - 1, np.uint8)})
     with_header(good, sites={"x": Site("norm", 8, (0.5,), (3,), "al")}).verify()
     with_header(good, output=Output("x", "tokens", 1.0, 0, "al")).verify()
@@ -336,16 +345,16 @@ def test_sites_and_output_may_name_only_what_is_there() -> None:
         with_header(good, output=Output("x", "tokens", 1.0, 0, "short")).verify()
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_verify_refuses(case: str) -> None:
-    make, message = REFUSED[case]
+@pytest.mark.parametrize("case", REJECTED)
+def test_verify_rejects(case: str) -> None:
+    make, message = REJECTED[case]
     program = make()
     with pytest.raises(FqvitError, match=message) as caught:
         program.verify()
     assert "\n" not in str(caught.value)
 
 
-def test_the_refused_programs_are_one_change_away_from_accepted_ones() -> None:
+def test_verify_accepts_the_same_programs_without_the_fault() -> None:
     with_linear().verify()
     program_of([norm()], {"y.affine": AFFINE}).verify()
     program_of([plus(x_term(), x_term())], {}).verify()
@@ -353,7 +362,7 @@ def test_the_refused_programs_are_one_change_away_from_accepted_ones() -> None:
     program_of([HEADS, SCORES, SOFTMAX, context], MASKED, output="x").verify()
 
 
-def test_verify_gives_the_proofs_of_all_ops_in_order() -> None:
+def test_verify_returns_the_proofs_of_all_ops_in_order() -> None:
     found = program_of([norm(), Linear(y="z", x="y", out="acc")], {"y.affine": AFFINE, **linear_parts("z")}, "x").verify()
     assert [(proof.buffer, proof.what) for proof in found.proofs] == [
         *(("y", what) for what in ("D", "t numerator", "t", "y before its shift")),
@@ -361,20 +370,20 @@ def test_verify_gives_the_proofs_of_all_ops_in_order() -> None:
     ]
 
 
-def test_a_part_of_a_detector_takes_codes_or_has_several_outputs() -> None:
+def test_check_plain_rejects_code_inputs_and_several_outputs() -> None:
     plain = program_of([], {})
     plain.check_plain("export")
     for fields in ({"input": CodeInput((4, 2, 3), 0.5, 0)}, {"others": (plain.header.output,)}):
-        with pytest.raises(FqvitError, match="^test: a part of a detector .*; export takes none yet"):
+        with pytest.raises(FqvitError, match="^test: part of a detector .*, which export does not support"):
             with_header(plain, **fields).check_plain("export")
 
 
-def test_a_program_that_is_not_verified_does_not_run() -> None:
+def test_reference_rejects_a_program_that_does_not_verify() -> None:
     with pytest.raises(FqvitError, match="'y.w' is missing"):
         Reference(with_linear(w=None))
 
 
-def test_every_op_encodes_without_a_float() -> None:
-    for make, _ in REFUSED.values():
+def test_no_op_has_a_float_in_its_json() -> None:
+    for make, _ in REJECTED.values():
         text = msgspec.json.encode(make().header.ops).decode()
         assert "." not in text.replace("blocks.0.fc", "")

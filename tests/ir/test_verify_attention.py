@@ -1,4 +1,4 @@
-"""What verify() refuses of attention: shapes that do not fit, regions, positions; the rest is in test_verify.py."""
+"""Tests of Program.verify() on attention ops: wrong shapes, regions and position biases. See also: test_verify.py."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def context(**fields: Any) -> ShiftMatMul:
     return ShiftMatMul(**{"y": "y", "a": "a", "v": "h", "mult": 1, "shift": 1, **fields})
 
 
-REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
-    "a bias of products without heads": (
+REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
+    "a bias for scores without heads": (
         lambda: program_of(
             [MatMul(y="y", a="x", b="x", mult=1, shift=1, index="i")],
             {"y.bias": np.zeros((4, 1), np.int32), "i": np.zeros((T, T), np.uint16)},
         ),
-        "y: a bias needs heads",
+        "y: a bias needs an axis of heads",
     ),
-    "a bias of products past its rows": (
+    "a bias index past the last row": (
         lambda: program_of(
             [HEADS, msgspec.structs.replace(SCORES, index="i")],
             {"s.bias": np.zeros((4, 2), np.int32), "i": np.full((2, 2), 4, np.uint16)},
         ),
         "s: constant 'i' points outside 4 rows",
     ),
-    "a bias of products past its rows in one place": (
+    "one bias index past the last row": (
         lambda: program_of(
             [HEADS, msgspec.structs.replace(SCORES, index="i")],
             {"s.bias": np.zeros((4, 2), np.int32), "i": np.array([[0, 1], [4, 2]], np.uint16)},
         ),
         "s: constant 'i' points outside 4 rows",
     ),
-    "scores that never are 0": (
+    "scores whose range does not start at 0": (
         lambda: program_of(
             [HEADS, Lookup(y="t", x="h"), LogSoftmax(y="a", x="t")],
             {"t.table": np.full(256, 7, np.uint8), "a.table": TABLE},
@@ -61,17 +61,17 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
             [Permute(y="h", x="x", view=(6, 2, 2), perm=(0, 1, 2)), Softmax(y="a", x="h", mult=1, shift=1, region="r")],
             {"a.table": TABLE, "r": np.zeros((6, 2), np.uint8)},
         ),
-        "a: regions need windows",
+        r"a: regions need scores of shape \[W, H, T, T\]",
     ),
     "a softmax with mult 0": (
         lambda: program_of([HEADS, SCORES, Softmax(y="a", x="s", mult=0, shift=9)], {"a.table": TABLE}),
         "a: shift must be in 1..52 and mult in 1",
     ),
-    "attention times V of other tokens": (
+    "V with a different number of tokens": (
         lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), THIRDS, context(v="t")], {"a.table": TABLE}),
-        r"y: \[2, 2, 2, 2\] and \[2, 2, 3, 2\] do not fit",
+        r"y: shapes \[2, 2, 2, 2\] and \[2, 2, 3, 2\] do not match",
     ),
-    "attention times V of other heads": (
+    "V with a different number of heads": (
         lambda: program_of(
             [
                 HEADS,
@@ -82,16 +82,16 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
             ],
             {"a.table": TABLE},
         ),
-        "y: .* do not fit",
+        "y: shapes .* do not match",
     ),
-    "a weighted mean of other tokens": (
+    "attend with a different number of tokens": (
         lambda: program_of(
             [HEADS, SCORES, RowCodes(y="a", x="s"), THIRDS, Attend(y="y", a="a", v="t", mult=1, shift=1, levels=(1,))],
             {"a.table": np.zeros(2, np.uint8)},
         ),
-        "y: .* do not fit",
+        "y: shapes .* do not match",
     ),
-    "attention times V of 5 bits": (  # whose sum would be 0 whatever the codes
+    "attention times V of 5 bits": (  # V is all 0, so that the accumulator cannot overflow
         lambda: program_of(
             [HEADS, SCORES, Lookup(y="a", x="s"), Lookup(y="v", x="h"), context(v="v", a_bits=5)],
             {"a.table": np.arange(256, dtype=np.uint8) // 8, "v.table": np.zeros(256, np.uint8)},
@@ -105,15 +105,15 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_verify_refuses(case: str) -> None:
-    make, message = REFUSED[case]
+@pytest.mark.parametrize("case", REJECTED)
+def test_verify_rejects(case: str) -> None:
+    make, message = REJECTED[case]
     with pytest.raises(FqvitError, match=message) as caught:
         make().verify()
     assert "\n" not in str(caught.value)
 
 
-def test_the_refused_programs_are_one_change_away_from_accepted_ones() -> None:
+def test_verify_accepts_the_same_programs_without_the_fault() -> None:
     program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), context()], {"a.table": TABLE}, "x").verify()
     biased = {"s.bias": np.zeros((4, 2), np.int32), "i": np.full((2, 2), 3, np.uint16)}
     program_of([HEADS, msgspec.structs.replace(SCORES, index="i")], biased, "x").verify()

@@ -1,0 +1,1 @@
+"""The integer program: its ops, its verification and its file format. Imports no torch."""

@@ -1,6 +1,6 @@
-"""The integer ops of attention: scores, the two softmaxes, and attention times V.
+"""The integer ops of attention: scores, three ways to encode the softmax, and attention times V.
 
-Same rules as ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is the window, W.
+Definitions and notation as in ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is W windows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class MatMul(Op, frozen=True, tag="matmul"):
 
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
-    a: u8 [..., M, K]   b: u8 [..., N, K], or [..., K, N] with b_rows (attention times V when attention is uniform)
-    index: u16 [M, N], optional, with bias: i32 [R, H], Swin's relative position bias in units of the accumulator.
+    a: u8 or u16 [..., M, K]   b: u8 or u16 [..., N, K], or [..., K, N] if b_rows   y: u8 or u16 [..., M, N]
+    b_rows: attention times V, for uniform attention codes
+    index: u16 [M, N], optional; then bias: i32 [R, H], Swin's relative position bias in units of the accumulator
     """
 
     a: str
@@ -42,14 +43,16 @@ class MatMul(Op, frozen=True, tag="matmul"):
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         a, b = scope.buffer(self.a, min_rank=2), scope.buffer(self.b, min_rank=2)
         reduce_b, n = b.shape[-2:] if self.b_rows else (b.shape[-1], b.shape[-2])
-        scope.check(a.shape[:-2] == b.shape[:-2] and a.shape[-1] == reduce_b, f"{list(a.shape)} and {list(b.shape)} do not fit")
+        scope.check(
+            a.shape[:-2] == b.shape[:-2] and a.shape[-1] == reduce_b, f"shapes {list(a.shape)} and {list(b.shape)} do not match"
+        )
         check_requantizer(scope, self.mult, self.shift)
         shape = (*a.shape[:-1], n)
         a_side, b_side = scope.zero(self.a_zero, a.channels), scope.zero(self.b_zero, b.channels)
         sides = magnitude(a.lo, a.hi, *a_side) * magnitude(b.lo, b.hi, *b_side)
         bound = reduce_b * sides
         if self.index is not None:
-            scope.check(len(shape) >= 3, "a bias needs heads")
+            scope.check(len(shape) >= 3, "a bias needs an axis of heads")
             bias = scope.constant(self.part("bias"), ("i32",), (None, shape[-3]))
             index = scope.constant(self.index, ("u16",), shape[-2:])
             scope.check(int(index.max()) < bias.shape[0], f"constant {self.index!r} points outside {bias.shape[0]} rows")
@@ -68,8 +71,10 @@ class MatMul(Op, frozen=True, tag="matmul"):
 
 
 def _by_distance(kit: Kit, get: Get, x: str, table: str, region: str | None, elsewhere: int | None = None) -> Array:
-    """table[max of the row - x], distances beyond the table reading its last entry. Where two tokens lie in different
-    regions, `elsewhere` (None: the last entry), and no part in the maximum."""
+    """Return table[row maximum - x]; distances beyond the table read its last entry.
+
+    Pairs of tokens in different regions take no part in the maximum and get `elsewhere` (None: the last entry).
+    """
     codes, values = kit.wide(get(x)), kit.wide(get(table))
     last = values.shape[0] - 1
     if region is None:
@@ -81,14 +86,16 @@ def _by_distance(kit: Kit, get: Get, x: str, table: str, region: str | None, els
 
 
 def _check_rows(scope: Scope, x: Value, region: str | None) -> None:
+    """Check the scores that a softmax reads and the regions of their windows."""
     scope.check(x.lo == 0, "scores must be unsigned codes")
     if region is not None:
-        scope.check(len(x.shape) == 4, "regions need windows")
+        scope.check(len(x.shape) == 4, "regions need scores of shape [W, H, T, T]")
         scope.constant(region, ("u8",), (x.shape[0], x.shape[-1]))
         scope.check(x.shape[-1] == x.shape[-2], "regions need square scores")
 
 
 def _check_sum(scope: Scope, op: Op, x: Value, table_name: str) -> list[Proof]:
+    """Check the table of exponentials; prove that the sum over a row fits 31 bits."""
     table = scope.constant(table_name, ("i32",), (None,))
     scope.check(
         int(table.min()) >= 0 and int(table[0]) > 0, "the table of exponentials must be positive at 0 and nowhere negative"
@@ -97,16 +104,20 @@ def _check_sum(scope: Scope, op: Op, x: Value, table_name: str) -> list[Proof]:
 
 
 def _check_product(scope: Scope, a: Value, v: Value) -> None:
-    scope.check(a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"{list(a.shape)} and {list(v.shape)} do not fit")
+    """Check the shapes of attention [..., T, T] and V [..., T, D]."""
+    scope.check(
+        a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"shapes {list(a.shape)} and {list(v.shape)} do not match"
+    )
 
 
 class LogSoftmax(Op, frozen=True, tag="log_softmax"):
-    """Log-Int-Softmax: code a means 2^-a (paper algorithm 2).
+    """Log-Int-Softmax over the last axis (paper algorithm 2): code a means 2^-a.
 
-    e = table[max - x],  S = sum e,  a = clip(ilog2_round(round(S / e)), 0, 2^bits - 1);  e = 0 gives the last code.
+    e = table[max(x) - x],   S = sum e,   y = clamp(ilog2_round(round(S / e)), 0, 2^bits - 1);   e = 0 gives the last code
 
-    x: u8 [..., H, T, T]   table: i32 [n], about 2^20 exp(-s d); a distance of n or more reads the last entry
-    region: u8 [W, T], optional: only tokens of one region see each other; elsewhere the last code.
+    x: u8 or u16 [..., H, T, T]   table: i32 [n], proportional to exp(-s_x d) for the distance d; d >= n reads the last entry
+    y: u8 [..., H, T, T], bits in 2..4
+    region: u8 [W, T], optional. A token attends only to tokens of its own region; all other pairs get e = 0.
     """
 
     x: str
@@ -120,7 +131,7 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
         _check_rows(scope, x, self.region)
         proofs = _check_sum(scope, self, x, self.part("table"))
         last = 2**self.bits - 1
-        # 2^-a <= 1.5 e / S wherever a was not clipped, and a clipped code stands for 2^-last: 1 in these units.
+        # In units of 2^-last: 2^-a <= 1.5 e / S for every code that was not clamped, and 2^-last = 1 for every clamped one.
         row_sum = 3 * 2 ** (last - 1) + x.shape[-1]
         return Value("u8", x.shape, 0, last, row_sum, self.region is not None), proofs
 
@@ -133,10 +144,12 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
 
 
 class Softmax(Op, frozen=True, tag="softmax"):
-    """Uniform codes of the softmax, for the baselines: y = clamp((e r + half) >> shift, 0, 2^bits - 1)
+    """Softmax over the last axis with uniform codes, for the baselines.
 
-    e = table[max - x],  r = round(mult / sum e): one division a row;  mult = 2^shift / s_y.
-    Shapes and region as in LogSoftmax.
+    e = table[max(x) - x],   r = round(mult / sum e), one division per row
+    y = clamp((e r + 2^(shift - 1)) >> shift, 0, 2^bits - 1)
+
+    mult = 2^shift / s_y. x, table and region as in LogSoftmax; y: u8 or u16 [..., H, T, T].
     """
 
     x: str
@@ -151,7 +164,7 @@ class Softmax(Op, frozen=True, tag="softmax"):
         _check_rows(scope, x, self.region)
         proofs = _check_sum(scope, self, x, self.part("table"))
         scope.check(1 <= self.shift <= 52 and 0 < self.mult < 2**58, "shift must be in 1..52 and mult in 1..2^58 - 1")
-        # The largest e is the first of the table where it falls, and r <= mult / e + 1 for every e in the sum.
+        # r <= mult / e + 1 for every e of the row, so e r <= mult + e.
         largest = int(scope.constants[self.part("table")].max())
         proofs.append(self.proof("y before its shift", self.mult + 2 * largest + (1 << (self.shift - 1)), 63))
         return scope.codes(self.bits, x.shape), proofs
@@ -163,12 +176,13 @@ class Softmax(Op, frozen=True, tag="softmax"):
 
 
 class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
-    """acc[..., m, d] = sum_t (v[..., t, d] - v_zero) 2^(last - a[..., m, t]): attention times V without multiplications
+    """acc[..., m, d] = sum_t (v[..., t, d] - v_zero) 2^(last - a[..., m, t]),   last = 2^a_bits - 1
 
-    y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1);  last = 2^a_bits - 1
+    y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
-    a: u8 codes of LogSoftmax [..., T, T]   v: u8 [..., T, D]
-    With zero_code the last code means 0, not 2^-last; a program with regions must have it.
+    Attention times V for log2 codes: shifts instead of multiplications.
+    a: u8 [..., H, T, T], codes of LogSoftmax   v: u8 or u16 [..., H, T, D]   y: u8 or u16 [..., H, T, D]
+    zero_code: the last code means 0 instead of 2^-last. Required if `a` was computed with regions.
     """
 
     a: str
@@ -193,7 +207,7 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
             f"{self.a!r} holds codes up to {a.hi}, expected {self.a_bits} bits",
         )
         scope.check(self.zero_code or not a.masked, f"{self.a!r} is masked, so its last code must mean 0 (zero_code)")
-        # Only codes that come straight from LogSoftmax are known to sum to little (numerics.md, attention times V).
+        # Codes that come directly from LogSoftmax have a small row sum (docs/explanation/numerics.md); any others may not.
         row_sum = a.row_sum if a.row_sum is not None else a.shape[-1] << a.hi
         bound = magnitude(v.lo, v.hi, *scope.zero(self.v_zero, v.channels)) * row_sum
         return scope.codes(self.bits, (*a.shape[:-1], v.channels), self.y_zero), [self.proof("acc", bound, 31)]
@@ -209,10 +223,11 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
 
 
 class RowCodes(Op, frozen=True, tag="row_codes"):
-    """y = table[max - x]: a token's code beside the one that its row attends to most. No sum, no division.
+    """y = table[max(x) - x] over the last axis: the code of each attention weight relative to the largest of its row.
 
-    x: u8 or u16 [..., H, T, T]   table: u8 [n]; a distance of n or more reads the last entry
-    region: as in LogSoftmax; elsewhere the last entry. Attend reads the codes.
+    Needs neither a sum nor a division: Attend, which reads the codes, normalizes the rows.
+    x: u8 or u16 [..., H, T, T]   table: u8 [n]; a distance of n or more reads the last entry   y: u8 [..., H, T, T]
+    region: u8 [W, T], optional, as in LogSoftmax; pairs of tokens in different regions get the last entry.
     """
 
     x: str
@@ -233,13 +248,13 @@ class RowCodes(Op, frozen=True, tag="row_codes"):
 class Attend(Op, frozen=True, tag="attend"):
     """Attention times V as a weighted mean: each row is divided by the sum of its own weights.
 
-    w = levels[a],  W[..., m] = sum_t w[..., m, t],  acc[..., m, d] = sum_t w[..., m, t] (v[..., t, d] - v_zero),
-    M[..., m] = round(mult L / W), L the largest level: one division a row
-    y = clamp((acc M + half) >> shift + y_zero, 0, 2^bits - 1)
+    w = levels[a],   S[..., m] = sum_t w[..., m, t],   acc[..., m, d] = sum_t w[..., m, t] (v[..., t, d] - v_zero)
+    M[..., m] = round(mult L / S), L = max(levels): one division per row
+    y = clamp(((acc M + 2^(shift - 1)) >> shift) + y_zero, 0, 2^bits - 1)
 
-    a: u8 codes of RowCodes [..., T, T]   v: u8 [..., T, D]
-    levels: a weight a code, 2^15 at most, so that its negative is an int16; none: the code is the weight.
-    Every row holds a token of the largest weight (RowCodes), so W >= L and M <= mult < 2^29.
+    a: u8 [..., H, T, T], codes of RowCodes   v: u8 [..., H, T, D]   y: u8 or u16 [..., H, T, D]
+    levels: one weight per code, in 0..2^15, so that its negative fits int16. Empty: the code itself is the weight, L = 255.
+    RowCodes puts the largest weight into every row, so S >= L and M <= mult < 2^29.
     """
 
     a: str
@@ -268,7 +283,7 @@ class Attend(Op, frozen=True, tag="attend"):
         scope.check(a.mask_code is None or levels[a.mask_code] == 0, f"{self.a!r} is masked by a code whose weight is not 0")
         side = magnitude(v.lo, v.hi, *scope.zero(self.v_zero, v.channels))
         weights = a.shape[-1] * largest
-        # |acc| <= side W and M <= mult L / W + 1/2.
+        # |acc| <= side S and M <= mult L / S + 1/2.
         product = side * (self.mult * largest + weights)
         proofs = [
             self.proof("acc", side * weights, 31),

@@ -1,7 +1,7 @@
-"""Reading and writing .fqvit: one safetensors file, the program's JSON in its metadata. The page is docs/format.md.
+"""Read and write .fqvit files: safetensors files with the program's JSON in their metadata.
 
-Refuses, with one line that names the file, whatever is truncated, altered, of a newer version, or not verifiable. The container
-is also that of detectors, whose contents are detect/file.py's business.
+Reading raises FqvitError, one line with the file's name, if the file is truncated, altered, of a newer version or does not
+verify. Detectors use the same container. See also: detect/file.py (detectors), docs/reference/format.md (the format).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from fqvit.ir.program import Header, Program, Verified, encode_header, fingerpri
 from fqvit.ir.value import DAMAGED, Constant
 from fqvit.system.files import write_atomically
 
-VERSION = 1  # what is written
-READABLE = (1,)  # every version ever released: docs/format.md promises it
+VERSION = 1  # of written files
+READABLE = (1,)  # every released version; docs/reference/format.md promises that they stay readable
 
-# What a file is: the key of its JSON in the metadata. How to make one, and what to do with one in the wrong place.
+# The kind of a file is the metadata key of its JSON. MADE_BY: the command that creates a file of that kind. TAKEN_BY: the error
+# for a file of that kind where the other kind is expected.
 Kind = Literal["fqvit", "fqvit_detector"]
 PROGRAM: Kind = "fqvit"
 DETECTOR: Kind = "fqvit_detector"
 MADE_BY: dict[Kind, str] = {PROGRAM: "fqvit quantize", DETECTOR: "fqvit detect quantize"}
 TAKEN_BY: dict[Kind, str] = {
     PROGRAM: "holds a classifier, not a detector. Use `fqvit eval`, `fqvit classify` or `fqvit export` with it.",
-    DETECTOR: "holds a detector, which this does not take. Use `fqvit detect eval`, `predict` or `draw`, or `fqvit inspect`.",
+    DETECTOR: "holds a detector, not a classifier. Use `fqvit detect eval`, `predict` or `draw`, or `fqvit inspect`.",
 }
 SAFETENSORS_NAMES = {"U8": "u8", "I8": "i8", "U16": "u16", "I16": "i16", "I32": "i32", "I64": "i64"}
 
@@ -42,39 +43,41 @@ T = TypeVar("T")
 
 
 def save(program: Program, path: Path) -> None:
+    """Verify a program and write it atomically."""
     program.verify()
     write_container(path, PROGRAM, encode_header(program.header), program.fingerprint(), program.constants)
 
 
 def file_size(program: Program) -> int:
-    """Bytes of the file that a program would be saved to."""
+    """Return the size in bytes of the file that `save` would write."""
     return len(container(PROGRAM, encode_header(program.header), program.fingerprint(), program.constants))
 
 
 def write_container(path: Path, kind: Kind, text: bytes, fingerprint: str, constants: Mapping[str, Constant]) -> None:
+    """Write a container atomically. text: the JSON of a program or a detector"""
     data = container(kind, text, fingerprint, constants)
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def container(kind: Kind, text: bytes, fingerprint: str, constants: Mapping[str, Constant]) -> bytes:
+    """Return the bytes of a container. Equal contents give equal bytes."""
     metadata = {kind: text.decode(), "fingerprint": fingerprint}
     tensors = {name: np.ascontiguousarray(array) for name, array in constants.items()}
     return _sorted_metadata(serialize(tensors, metadata))
 
 
 def _sorted_metadata(raw: bytes) -> bytes:
-    """The same safetensors file with its metadata in order: the library writes it in random order, and equal programs
-    should be equal files."""
+    """Sort the metadata of a safetensors file. The library writes it in random order; equal programs must give equal files."""
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
+    text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
     return len(text).to_bytes(8, "little") + text + raw[8 + size :]
 
 
 def load(path: Path) -> Program:
-    """The program in a file, verified. The arrays are copies: the file may be replaced afterwards."""
+    """Load and verify a program. Its arrays are copies, so the file may be replaced afterwards."""
     header, metadata = _read_header(path)
     with FileConstants(path) as constants:
         program = Program(header, dict(constants.items()))
@@ -84,7 +87,7 @@ def load(path: Path) -> Program:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Program, Verified]]:
-    """The same with constants that are read from the file whenever they are asked for, so that few are in memory at a time."""
+    """Like `load`, but read each constant from the file whenever it is accessed, to save memory."""
     header, metadata = _read_header(path)
     with FileConstants(path) as constants:
         program = Program(header, constants)
@@ -92,13 +95,13 @@ def opened(path: Path) -> Iterator[tuple[Program, Verified]]:
 
 
 def _read_header(path: Path) -> tuple[Header, dict[str, str]]:
-    """The header, and the metadata that it is in."""
+    """Return the decoded header and the metadata that contain it."""
     metadata = read_metadata(path, PROGRAM)
     return decoded(path, metadata[PROGRAM], Header, READABLE), metadata
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file holds, by its metadata alone; PROGRAM for whatever is none, so that reading it says what is wrong."""
+    """Return the kind of a file from its metadata. Unreadable files count as PROGRAM: loading them reports the problem."""
     try:
         with safe_open(path, framework="numpy") as file:
             return DETECTOR if DETECTOR in (file.metadata() or {}) else PROGRAM
@@ -107,7 +110,10 @@ def kind_of(path: Path) -> Kind:
 
 
 def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
-    """Of a file of that kind with integer constants. safetensors checks the container before anything is read."""
+    """Return the metadata of a file after checking its kind and that all constants are integers.
+
+    safetensors validates the container when it opens the file.
+    """
     if not path.is_file():
         raise FqvitError(f"{path}: no such file. Make one with `{MADE_BY[kind]} -o {path.name}`.")
     try:
@@ -125,9 +131,7 @@ def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
                     raise FqvitError(f"{path}: constant {name!r} is {dtype}: only integers may be in a program.")
         return metadata
     except (SafetensorError, OSError, ValueError) as error:
-        raise FqvitError(
-            f"{path}: not a readable .fqvit file ({error}). It is damaged or was cut short; quantize again."
-        ) from None
+        raise FqvitError(f"{path}: not a readable .fqvit file ({error}). It is damaged or truncated. Quantize again.") from None
 
 
 def _check(path: Path, program: Program, metadata: dict[str, str]) -> Verified:
@@ -139,16 +143,16 @@ def _check(path: Path, program: Program, metadata: dict[str, str]) -> Verified:
 
 
 def check_fingerprint(path: Path, metadata: Mapping[str, str], kind: Kind, constants: Mapping[str, Constant]) -> None:
-    """Over the text as it stands, so that files stay whole however later versions would write it."""
+    """Raise FqvitError if the fingerprint does not match the JSON text, exactly as stored, and the constants."""
     if fingerprint(metadata[kind].encode(), constants) != metadata.get("fingerprint"):
-        raise FqvitError(f"{path}: the fingerprint does not match the contents. The file is damaged; quantize again.")
+        raise FqvitError(f"{path}: the fingerprint does not match the contents. The file is damaged. Quantize again.")
 
 
 class FileConstants(Mapping[str, Constant]):
-    """The tensors of a safetensors file that is known to be well-formed, each read when it is asked for.
+    """The tensors of a well-formed safetensors file, each read when it is accessed.
 
-    Read, not mapped: pages of a mapped file would count as memory of this process. The latest one is remembered, since whoever
-    checks a constant asks for it a few times in a row. The file stays open, so that replacing it changes nothing here.
+    The file is read, not mapped: mapped pages would count as memory of this process. The last constant read is cached, because
+    checks access a constant several times in a row. The file stays open, so replacing it on disk has no effect.
     """
 
     def __init__(self, path: Path) -> None:
@@ -175,7 +179,7 @@ class FileConstants(Mapping[str, Constant]):
             array = np.empty(shape, np.dtype(DTYPES[dtype]).newbyteorder("<"))
             self._file.seek(offset)
             if array.size and self._file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-                raise FqvitError(f"{self._path}: constant {name!r} is cut short. The file was changed while it was read.")
+                raise FqvitError(f"{self._path}: constant {name!r} is truncated. The file was changed while it was read.")
             self._latest = name, array.astype(array.dtype.newbyteorder("="), copy=False)
         return self._latest[1]
 
@@ -190,7 +194,7 @@ class FileConstants(Mapping[str, Constant]):
 
 
 def decoded(path: Path, text: str, type_: type[T], readable: tuple[int, ...]) -> T:
-    """The JSON text of a file's metadata, of one of the versions that can be read."""
+    """Decode the JSON text of a file's metadata after checking its version."""
     try:
         version = json.loads(text).get("version")
     except (ValueError, AttributeError, RecursionError):
@@ -208,6 +212,6 @@ def decoded(path: Path, text: str, type_: type[T], readable: tuple[int, ...]) ->
 
 
 def _fault(error: msgspec.ValidationError) -> str:
-    """`Expected int, got str - at $.ops[41].shift` -> `ops[41].shift: expected int, got str`"""
+    """Reformat `Expected int, got str - at $.ops[41].shift` as `ops[41].shift: expected int, got str`."""
     message, _, place = str(error).partition(" - at ")
     return f"{place.strip('`').removeprefix('$.') or 'program'}: {message[0].lower()}{message[1:]}".replace("`", "")

@@ -1,7 +1,7 @@
 """Fixed-point primitives: the only arithmetic that integer programs use.
 
-Written with operators that numpy arrays and torch tensors share, so one text serves both; arrays are int64 inside.
-Encoding a real ratio as integers happens at lowering time, in `multiplier`; nothing else here sees a float.
+Written with operators that numpy arrays and torch tensors share, so that the same code runs on both. Arrays are int64.
+`multiplier` encodes a real ratio as integers at lowering time; no other function here takes a float.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-# numpy arrays or torch tensors of int64; both sides of every function use the same kind.
+# An int64 numpy array or torch tensor. A function returns the kind that it was given.
 Array = Any
 
 MULT_BITS = 31
@@ -19,21 +19,21 @@ MAX_SHIFT = 62
 def requantize(acc: Array, mult: Array, shift: Array) -> Array:
     """floor(acc * mult / 2^shift + 1/2): one rounding, ties up.
 
-    |acc| < 2^31 and 0 <= mult < 2^31, so the product and the half (shift <= 62) together stay inside int64.
+    |acc| < 2^31, 0 <= mult < 2^31 and 1 <= shift <= 62, so the product plus the half, 2^(shift - 1), fits int64.
     """
     return round_shift(acc * mult, shift)
 
 
 def round_shift(x: Array, shift: Array) -> Array:
     """floor(x / 2^shift + 1/2) for shift >= 1."""
-    # 1 << n is written on the shift's own type, so that arrays of shifts work too; >> of a negative int64 floors.
+    # `shift * 0 + 1` has the type of `shift`, which may be an array. >> rounds negative int64 values down.
     return (x + (shift * 0 + 1 << (shift - 1))) >> shift
 
 
 def multiplier(ratio: float) -> tuple[int, int]:
-    """(mult, shift) with mult / 2^shift nearest to `ratio`, mult in [2^30, 2^31), shift in 1..62.
+    """Return (mult, shift) such that mult / 2^shift is nearest to `ratio`, with mult in [2^30, 2^31) and shift in 1..62.
 
-    A ratio too small for shift 62 becomes (0, 62): whatever it scales is below half a code.
+    A ratio too small for shift 62 becomes (0, 62): an accumulator times that ratio is below half a code.
     """
     if not 0 <= ratio < 2.0 ** (MULT_BITS - 1):
         raise ValueError(f"ratio {ratio} is outside [0, 2^30)")
@@ -45,7 +45,7 @@ def multiplier(ratio: float) -> tuple[int, int]:
 
 
 def ilog2(x: Array) -> Array:
-    """The index of the highest set bit of x >= 1 (0 for 1): floor(log2 x)."""
+    """floor(log2 x) for x >= 1: the index of the highest set bit."""
     index = x * 0
     for step in (32, 16, 8, 4, 2, 1):
         high = (x >> step > 0) * step
@@ -55,14 +55,17 @@ def ilog2(x: Array) -> Array:
 
 
 def ilog2_round(x: Array) -> Array:
-    """log2 of x >= 1 rounded by the bit below the highest (at mantissa 1.5), as in the paper's Find_First_One: 3500 -> 12."""
+    """log2 of x >= 1, rounded up if the bit below the highest set bit is 1, that is from mantissa 1.5 on: 3500 -> 12.
+
+    This is the paper's Find_First_One plus the next bit.
+    """
     top = ilog2(x)
-    # x * 2 gives x = 1 a lower bit of 0 without a special case.
+    # x * 2 has a bit below its highest one even for x = 1, where that bit is 0.
     return top + ((x * 2 >> top) & 1)
 
 
 def isqrt(x: Array) -> Array:
-    """floor(sqrt(x)) for 0 <= x < 2^62, one binary digit at a time."""
+    """floor(sqrt(x)) for 0 <= x < 2^62, computed one bit at a time."""
     root = x * 0
     for bit in range(30, -1, -1):
         trial = root + (1 << bit)
@@ -71,5 +74,5 @@ def isqrt(x: Array) -> Array:
 
 
 def round_divide(numerator: Array, denominator: Array) -> Array:
-    """floor(numerator / denominator + 1/2) for denominator > 0: rounded once, ties up."""
+    """floor(numerator / denominator + 1/2) for denominator > 0: one rounding, ties up."""
     return (numerator + denominator // 2) // denominator

@@ -1,6 +1,7 @@
-"""The few array functions that numpy and torch spell differently, so that ops.py is written once.
+"""The array functions that differ between numpy and torch, behind one interface, so that every op is written once.
 
-Matrix products run in float64 BLAS: exact, because every accumulator is proved below 2^53 (verify proves 2^31).
+Matrix products run in float64 BLAS. They are exact: verify() proves every accumulator below 2^31, and float64 represents all
+integers up to 2^53.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ DTYPES = {"u8": np.uint8, "i8": np.int8, "u16": np.uint16, "i16": np.int16, "i32
 
 
 class Kit(Protocol):
-    """Arrays of one library. `wide` and `narrow` go to int64 and back; the rest is as in numpy."""
+    """Array functions of one library. `wide` converts to int64, `narrow` to a dtype of DTYPES; the others are as in numpy."""
 
     def asarray(self, x: np.ndarray[Any, Any]) -> Array: ...
     def numpy(self, x: Array) -> np.ndarray[Any, Any]: ...
@@ -31,6 +32,8 @@ class Kit(Protocol):
 
 
 class NumpyKit:
+    """Kit on numpy arrays."""
+
     def asarray(self, x: np.ndarray[Any, Any]) -> Array:
         return x
 
@@ -64,7 +67,7 @@ class NumpyKit:
 
 
 class TorchKit:
-    """The same on torch tensors (CPU); torch is imported only when one is made."""
+    """Kit on torch CPU tensors. Imports torch when it is created."""
 
     def __init__(self) -> None:
         import torch
@@ -73,7 +76,7 @@ class TorchKit:
         self.dtypes = {
             "u8": torch.uint8,
             "i8": torch.int8,
-            "u16": torch.int32,  # torch has no arithmetic on uint16; the values are the same
+            "u16": torch.int32,  # torch has no arithmetic on uint16; int32 holds the same values
             "i16": torch.int16,
             "i32": torch.int32,
             "i64": torch.int64,
@@ -112,4 +115,5 @@ class TorchKit:
 
 
 def kit(name: str) -> Kit:
+    """Return the kit of "numpy" or "torch"."""
     return TorchKit() if name == "torch" else NumpyKit()

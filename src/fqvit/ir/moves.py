@@ -1,4 +1,7 @@
-"""The integer ops that move values and change none: rows by number, axes, rows one after the other. Same rules as ops.py."""
+"""The integer ops that move values without changing them: take, permute and concat.
+
+Definitions and notation as in ops.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from fqvit.ir.value import MAX_AXES, Proof, Scope, Value
 
 
 class Take(Op, frozen=True, tag="take"):
-    """y[i...] = x[index[i...]], a whole row of channels each; index -1 gives `fill` (the zero point).
+    """y[i..., :] = rows[index[i...], :], where rows is x with its leading axes flattened; index -1 gives the row `fill`
 
-    x: any [..., C], its leading axes seen as one list of rows   index: i32 [...]   y: [*index.shape, C]
+    x: u8, u16 or i32 [..., C]   index: i32 [...], each -1 or a row number   y: dtype of x, [*index.shape, C]
+    fill: the zero point of x, so that padding has the value 0
     """
 
     x: str
@@ -34,16 +38,17 @@ class Take(Op, frozen=True, tag="take"):
     def run(self, kit: Kit, get: Get) -> Array:
         x, index = get(self.x), kit.wide(get(self.index))
         rows = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
-        # -1 must not wrap around to the last row.
+        # Index -1 must not wrap around to the last row.
         taken = kit.wide(rows[:, index.clip(0, None)])
         return kit.narrow(kit.where((index >= 0)[..., None], taken, zero_point(kit, get, self.fill, x.shape[-1])), _dtype_of(x))
 
 
 class Permute(Op, frozen=True, tag="permute"):
-    """y = x.reshape(view)[select].transpose(perm).reshape(shape), values unchanged
+    """y = x.reshape(view)[select].transpose(perm).reshape(shape)
 
-    select: (axis, index) keeps one index of that axis of `view` and drops the axis; perm counts the axes left.
-    shape may be left out where it is what the transposition gives.
+    x: u8, u16 or i32, any shape   y: dtype of x
+    select: (axis, index) keeps one index of an axis of `view` and removes that axis; perm numbers the remaining axes.
+    shape: empty if the transposed shape is the final one.
     """
 
     x: str
@@ -68,7 +73,9 @@ class Permute(Op, frozen=True, tag="permute"):
             sorted(self.perm) == list(range(len(left))), f"perm {list(self.perm)} is not a permutation of {len(left)} axes"
         )
         shape = self.shape or tuple(left[axis] for axis in self.perm)
-        scope.check(min(shape, default=0) > 0 and math.prod(shape) == math.prod(left), f"shape {list(shape)} does not fit")
+        scope.check(
+            min(shape, default=0) > 0 and math.prod(shape) == math.prod(left), f"shape {list(shape)} does not fit {list(left)}"
+        )
         return Value(x.dtype, shape, x.lo, x.hi, masked=x.masked), []
 
     def run(self, kit: Kit, get: Get) -> Array:
@@ -82,9 +89,9 @@ class Permute(Op, frozen=True, tag="permute"):
 
 
 class Concat(Op, frozen=True, tag="concat"):
-    """y = the rows of every x in turn; an x may be a constant (the class token).
+    """y = the rows of all xs, concatenated along the first axis
 
-    xs: [T_i, C] each, of one type   y: [sum T_i, C]
+    xs: u8, u16 or i32 [T_i, C], all of one dtype; some may be constants (the class token)   y: same dtype, [sum T_i, C]
     """
 
     xs: tuple[str, ...]
@@ -93,13 +100,13 @@ class Concat(Op, frozen=True, tag="concat"):
         return self.xs
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
-        scope.check(any(name in scope.buffers for name in self.xs), "joins no buffer")
+        scope.check(any(name in scope.buffers for name in self.xs), "concatenates only constants, expected at least one buffer")
         values = [scope.either(name, ("u8", "u16", "i32")) for name in self.xs]
         first = values[0]
         for name, value in zip(self.xs, values, strict=True):
             scope.check(
                 len(value.shape) == 2 and value.dtype == first.dtype and value.channels == first.channels,
-                f"{name!r} does not fit the others",
+                f"{name!r} does not match the dtype and channels of {self.xs[0]!r}",
             )
         shape = (sum(value.shape[0] for value in values), first.channels)
         masked = any(v.masked for v in values)

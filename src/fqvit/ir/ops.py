@@ -1,13 +1,18 @@
-"""The integer ops: each one ONCE, with its fields, its formula, what it proves, and its reference meaning.
+"""The integer ops of a program: lookup, linear, layernorm, add and mean. Each op is defined here and nowhere else.
 
-An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`, as far as its
-fields ask for them; constants that several ops share are named in fields. Shapes leave out the leading batch axis.
-Letters: T tokens, C channels, H heads, D head width, K reduction, O outputs. No field is a float and no kernel divides by
-a float scale.
+A definition has four parts: the fields (the JSON of the file), the formula (the docstring), the overflow proofs (`infer`) and
+the reference implementation (`run`). Every other implementation gives the same bits.
 
-`infer` runs once, before anything else, and refuses an op that could overflow; `run` therefore checks nothing.
-Neighbours: attention.py (softmax, attention times V), fixed.py (primitives), nibbles.py (packed weights), lower.py
-(makes ops from a float model).
+An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`; it has only the parts
+that its fields require. Constants shared by several ops are named in fields. No field is a float.
+
+`infer` runs once, when a program is verified, and rejects an op that could overflow; `run` therefore checks nothing.
+
+Notation: shapes omit the batch axis. N images, T tokens, C channels, H heads, D head width, K reduction, O outputs.
+    requantize(acc, mult, shift) = floor(acc mult / 2^shift + 1/2)      clamp(v, a, b) = min(max(v, a), b)
+    u8 if bits <= 8, else u16: the dtype of every output written by clamp(..., 0, 2^bits - 1)
+
+See also: attention.py and moves.py (the other ops), fixed.py (primitives), nibbles.py (packed weights).
 """
 
 from __future__ import annotations
@@ -24,30 +29,33 @@ from fqvit.ir.kit import Kit
 from fqvit.ir.nibbles import packed_weights
 from fqvit.ir.value import Constant, Proof, Scope, Value, magnitude
 
-Get = Callable[[str], Array]
-# One zero point for all channels, one for each of several equal groups of channels, or the name of a u8 or u16 [C] constant.
+Get = Callable[[str], Array]  # returns the buffer or constant of that name
+# One zero point for all channels, one per group of channels (groups have equal sizes), or the name of a u8 or u16 [C] constant.
 Zero = int | tuple[int, ...] | str
 CODES = ("u8", "u16")
 Q24 = 24  # fraction bits of LayerNorm's quotient
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all ops. `y` names the output buffer."""
+    """Base class of all ops. `y` names the output buffer."""
 
     y: str
     parts: ClassVar[tuple[str, ...]] = ()
 
     def inputs(self) -> tuple[str, ...]:
-        """Buffers (or constants used as such) that the op reads."""
+        """Return the names of the buffers that the op reads, including constants used as operands."""
         return (self.x,)  # type: ignore[attr-defined]
 
     def part(self, name: str) -> str:
+        """Return the full name of one of the op's own constants."""
         return f"{self.y}.{name}"
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
+        """Check the op; return dtype, shape and bounds of `y`, and the proofs that no intermediate result overflows."""
         raise NotImplementedError
 
     def run(self, kit: Kit, get: Get) -> Array:
+        """Compute `y` for a batch: arrays have a leading axis N that the shapes in docstrings omit."""
         raise NotImplementedError
 
     def proof(self, what: str, bound: int, bits: int) -> Proof:
@@ -55,32 +63,39 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", forbid_unkno
 
 
 def lifted(kit: Kit, get: Get, x: str, zero: Zero, alpha: str | None) -> Array:
-    """(x - zero) * 2^alpha: codes with one scale for all channels again (paper eq. 11)."""
+    """Return (x - zero) 2^alpha[c] as int64: integers with one scale for all channels (paper eq. 11)."""
     value = kit.wide(get(x))
     value = value - zero_point(kit, get, zero, value.shape[-1])
     return value if alpha is None else value * (1 << kit.wide(get(alpha)))
 
 
 def zero_point(kit: Kit, get: Get, zero: Zero, channels: int) -> Array | int:
+    """Return a zero point as one number or as int64 [C]."""
     if isinstance(zero, tuple):
         return kit.asarray(np.repeat(np.array(zero, np.int64), channels // len(zero)))
     return kit.wide(get(zero)) if isinstance(zero, str) else zero
 
 
 def clamp(kit: Kit, value: Array, zero: Array | int, bits: int) -> Array:
+    """Return clamp(value + zero, 0, 2^bits - 1) as u8, or as u16 if bits > 8."""
     return kit.narrow((value + zero).clip(0, 2**bits - 1), "u8" if bits <= 8 else "u16")
 
 
 def check_requantizer(scope: Scope, mult: Any, shift: Any, largest: int = 2**31) -> None:
+    """Reject a multiplier outside 0..largest - 1 or a shift outside 1..62."""
     scope.check(bool(np.all(np.asarray(mult) >= 0)) and int(np.max(mult)) < largest, f"mult must be in 0..{largest - 1}")
     scope.check(1 <= int(np.min(shift)) and int(np.max(shift)) <= MAX_SHIFT, f"shift must be in 1..{MAX_SHIFT}")
 
 
 class Lookup(Op, frozen=True, tag="lookup"):
-    """y = table[x], or with alpha: y = clamp((table[x] + 2^alpha[c]) >> (alpha[c] + 1) + y_zero[alpha[c]], 0, 2^bits - 1)
+    """y = table[x]
 
-    x: u8 or u16 [..., C]   table: u8 or u16 [2^bits of x]; with alpha i16 or i32: twice the value in steps of alpha 0, floored,
-    so that the shift rounds the value itself, once.   alpha: u8 [C]   y_zero: one zero point for each alpha
+    With alpha:   y = clamp(((table[x] + 2^alpha[c]) >> (alpha[c] + 1)) + y_zero[alpha[c]], 0, 2^bits - 1)
+
+    x: u8 or u16 [..., C], codes up to n - 1   table: u8 or u16 [n]   y: dtype of table, [..., C]
+    With alpha:   table: i16 or i32 [n]   alpha: u8 [C]   y_zero: one zero point per value of alpha   y: u8 or u16 [..., C]
+    The scale of channel c is s 2^alpha[c]. The table then holds floor(2 f / s), f being the function value, so that the shift
+    rounds f / (s 2^alpha[c]) exactly once.
     """
 
     x: str
@@ -97,7 +112,9 @@ class Lookup(Op, frozen=True, tag="lookup"):
             return Value(dtype, x.shape, int(table.min()), int(table.max())), []
         table = scope.constant(self.part("table"), ("i16", "i32"), (x.hi + 1,)).astype(np.int64)
         alpha = scope.alpha(self.alpha, x.channels)
-        scope.check(len(self.y_zero) == alpha + 1, f"{len(self.y_zero)} zero points for shifts up to {alpha}")
+        scope.check(
+            len(self.y_zero) == alpha + 1, f"{len(self.y_zero)} zero points, expected {alpha + 1}: one per value of alpha"
+        )
         scope.check(1 <= self.bits <= 16, f"bits is {self.bits}, expected 1 to 16")
         ends = 0 <= min(self.y_zero) and max(self.y_zero) < 1 << self.bits
         scope.check(ends, f"y_zero is outside 0..{(1 << self.bits) - 1}")
@@ -116,15 +133,17 @@ class Lookup(Op, frozen=True, tag="lookup"):
 class Linear(Op, frozen=True, tag="linear"):
     """acc[..., o] = sum_k x[..., k] w[o, k] + bias[o]
 
-    out "codes": y = clamp(requantize(acc, mult[o], shift[o]) + y_zero, 0, 2^bits - 1)
-    out "acc":   y = acc (no mult, no shift)          out "i32": y = requantize(acc, mult[o], shift[o])
+    out "codes": y = clamp(requantize(acc, mult[o], shift[o]) + y_zero[o], 0, 2^bits - 1)   u8 or u16
+    out "acc":   y = acc                                      i32, no mult and no shift
+    out "i32":   y = requantize(acc, mult[o], shift[o])       i32
 
-    x: u8 or u16 [..., K]   w: i8 [O, K]   bias: i32 [O]   mult: i32 or u16 [O]   shift: u8 [O]
-    The input's zero point is inside the bias: bias = b / (s_x s_w) - sum_k x_zero w[o, k], exactly.
+    x: u8 or u16 [..., K]   w: i8 [O, K]   bias: i32 [O]   mult: i32 or u16 [O]   shift: u8 [O]   y: [..., O]
+    The zero point of x is folded into the bias: bias[o] = round(b[o] / (s_x s_w[o])) - sum_k x_zero[k] w[o, k].
+    |acc| < 2^31 is proved from the actual weights, for partial sums in any order.
 
-    group > 0: w is stored in 4 bits, w[o, k] = code[o, k] 2^exponent[o, k // group], exponents 0..4, two a byte:
-    w: u8 [O, ceil(K / 2)]   exponent: u8 [O, ceil(G / 2)], G = ceil(K / group). Program.unpacked undoes that before run.
-    weights_of: an earlier Linear whose w and exponent are this one's as well: a layer that runs on several maps.
+    group > 0: 4-bit weights, w[o, k] = code[o, k] 2^exponent[o, k // group], code in -8..7, exponent in 0..4, stored two per
+    byte: w: u8 [O, ceil(K / 2)]   exponent: u8 [O, ceil(G / 2)], G = ceil(K / group). Program.unpacked expands them to i8.
+    weights_of: the name of an earlier Linear whose w and exponent this op uses (one layer that runs on several feature maps).
     """
 
     x: str
@@ -139,7 +158,7 @@ class Linear(Op, frozen=True, tag="linear"):
         return f"{self.weights_of}.{name}" if self.weights_of is not None and name in ("w", "exponent") else super().part(name)
 
     def weights(self, scope: Scope) -> Constant:
-        """w as i8 [O, K], however it is stored."""
+        """Return w as i8 [O, K], unpacked if it is stored in 4 bits."""
         inputs = scope.buffer(self.x).channels
         if self.group == 0:
             return scope.constant(self.part("w"), ("i8",), (None, inputs))
@@ -150,10 +169,10 @@ class Linear(Op, frozen=True, tag="linear"):
         w = self.weights(scope)
         outputs = w.shape[0]
         bias = scope.constant(self.part("bias"), ("i32",), (outputs,)).astype(np.int64)
-        # einsum because sum() first widens all of w; |-128| is 128 once its byte is read as unsigned.
+        # einsum, because sum() would first widen all of w; np.abs(-128) is -128 as i8, and 128 when viewed as u8.
         total, size = (np.einsum("ok->o", part, dtype=np.int64) for part in (w, np.abs(w).view(np.uint8)))
         ups, downs = (size + total) // 2 * x.hi, (total - size) // 2 * x.hi
-        lo, hi = downs + np.minimum(bias, 0), ups + np.maximum(bias, 0)  # holds for partial sums in any order, too
+        lo, hi = downs + np.minimum(bias, 0), ups + np.maximum(bias, 0)  # also bounds partial sums in any order
         bound = int(max(hi.max(), -lo.min()))
         proofs = [self.proof("acc", bound, 31)]
         shape = (*x.shape[:-1], outputs)
@@ -168,7 +187,7 @@ class Linear(Op, frozen=True, tag="linear"):
         return scope.codes(self.bits, shape, self.y_zero), proofs
 
     def run(self, kit: Kit, get: Get) -> Array:
-        assert self.group == 0, "packed weights do not run: Program.unpacked"
+        assert self.group == 0, "packed weights cannot run, use Program.unpacked first"
         w = get(self.part("w"))
         acc = kit.matmul(get(self.x), kit.permute(w, (1, 0))) + kit.wide(get(self.part("bias")))
         if self.out == "acc":
@@ -180,13 +199,15 @@ class Linear(Op, frozen=True, tag="linear"):
 
 
 class LayerNorm(Op, frozen=True, tag="layernorm"):
-    """y = clamp((t g[c] + b[c] 2^b_shift + half) >> shift, 0, 2^bits - 1), over the last axis
+    """y = clamp((t g[c] + b[c] 2^b_shift + 2^(shift - 1)) >> shift, 0, 2^bits - 1), normalized over the last axis
 
-    v = (x - zero) 2^alpha[c],  M1 = sum v,  M2 = sum v^2,  D = C M2 - M1^2 + epsilon,
-    d = isqrt(D 4^j) with the largest j that keeps D 4^j < 2^62,  t = round((C v - M1) 2^(24 + j) / d).
-    The input's scale cancels; g = gamma / s_y and b = beta / s_y + y_zero in fixed point, s_y of the channel.
+    v = (x - zero[c]) 2^alpha[c],   M1 = sum_c v,   M2 = sum_c v^2,   D = C M2 - M1^2 + epsilon,
+    d = isqrt(D 4^j) for the largest j with D 4^j < 2^62,   t = floor((C v - M1) 2^(24 + j) / d + 1/2): Q24
 
-    x: u8 or u16 [..., C]   alpha: u8 [C]   affine: i32 [2, C], g and b
+    x: u8 or u16 [..., C]   alpha: u8 [C]   affine: i32 [2, C], the rows g and b   y: u8 or u16 [..., C]
+    The scale of x cancels; epsilon = max(1, round(eps C^2 / s_x^2)). For the output scale s_y and zero point of each channel,
+    gamma / s_y = g 2^(24 - shift) and beta / s_y + y_zero = b 2^(b_shift - shift).
+    D and all products fit int64 (proved by infer).
     """
 
     x: str
@@ -230,7 +251,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One operand of Add: (x - zero) 2^alpha[c] mult[c]; mult is one number or an i32 [C] constant."""
+    """One operand of Add: (x - zero[c]) 2^alpha[c] mult[c]; mult is a number or the name of an i32 [C] constant."""
 
     x: str
     mult: int | str
@@ -239,10 +260,13 @@ class Term(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Add(Op, frozen=True, tag="add"):
-    """y = clamp((sum of terms + half) >> (shift + y_alpha[c]) + y_zero, 0, 2^bits - 1): one requantization
+    """y = clamp(floor((term 0 + term 1) / 2^(shift + y_alpha[c]) + 1/2) + y_zero[c], 0, 2^bits - 1): one rounding
 
-    A term is a buffer of codes (with zero and alpha), an i32 accumulator, or a constant that broadcasts.
-    Multipliers are below 2^30, so that two products and the half fit 63 bits.
+    term = (x - zero[c]) 2^alpha[c] mult[c]
+
+    x of a term: u8, u16 or i32 buffer [..., C], or a u8, u16, i16 or i32 constant that broadcasts over leading axes
+    alpha, y_alpha: u8 [C]   mult: a number or i32 [C]   y: u8 or u16 [..., C]
+    Multipliers are below 2^30; infer proves that the sum plus the rounding half fits int64.
     """
 
     terms: tuple[Term, Term]
@@ -257,12 +281,12 @@ class Add(Op, frozen=True, tag="add"):
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         values = [scope.either(term.x, ("u8", "u16", "i16", "i32")) for term in self.terms]
         shapes = [value.shape for value, term in zip(values, self.terms, strict=True) if term.x in scope.buffers]
-        scope.check(len(shapes) > 0, "adds constants only")
+        scope.check(len(shapes) > 0, "adds only constants, expected at least one buffer")
         shape = shapes[0]
         for term, value in zip(self.terms, values, strict=True):
-            # A constant may lack leading axes; a buffer may not, since its first one is the batch.
+            # A constant may omit leading axes. A buffer may not: it has a batch axis in front.
             own = shape if term.x in scope.buffers else shape[max(len(shape) - len(value.shape), 0) :]
-            scope.check(value.shape == own, f"{term.x!r} has shape {list(value.shape)}, the sum {list(shape)}")
+            scope.check(value.shape == own, f"{term.x!r} has shape {list(value.shape)}, expected {list(own)}")
         channels, total = shape[-1], 0
         for term, value in zip(self.terms, values, strict=True):
             mult = term.mult if isinstance(term.mult, int) else scope.constant(term.mult, ("i32",), (channels,))
@@ -283,9 +307,12 @@ class Add(Op, frozen=True, tag="add"):
 
 
 class Mean(Op, frozen=True, tag="mean"):
-    """y = clamp(requantize(sum over rows t >= skip of (x - zero) 2^alpha[c], mult, shift) + y_zero, 0, 2^bits - 1)
+    """acc[c] = sum_{t >= skip} (x[t, c] - zero[c]) 2^alpha[c]
 
-    x: u8 or u16 [T, C]   y: [C]; 1 / (T - skip) is inside mult / 2^shift.
+    y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
+
+    x: u8 or u16 [T, C]   alpha: u8 [C]   y: u8 or u16 [C]
+    The factor 1 / (T - skip) is part of mult / 2^shift.
     """
 
     x: str
@@ -299,7 +326,10 @@ class Mean(Op, frozen=True, tag="mean"):
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x, min_rank=2)
-        scope.check(len(x.shape) == 2 and 0 <= self.skip < x.shape[0], f"shape {list(x.shape)} has no row from {self.skip} on")
+        scope.check(
+            len(x.shape) == 2 and 0 <= self.skip < x.shape[0],
+            f"skip is {self.skip} for shape {list(x.shape)}, expected [T, C] with T above skip",
+        )
         check_requantizer(scope, self.mult, self.shift)
         largest = magnitude(x.lo, x.hi, *scope.zero(self.zero, x.channels)) << scope.alpha(self.alpha, x.channels)
         return scope.codes(self.bits, (x.channels,), self.y_zero), [self.proof("acc", largest * (x.shape[0] - self.skip), 31)]

@@ -1,7 +1,7 @@
-"""The integer program: a flat list of ops on named buffers, its constants, and what people need to know of it.
+"""The integer program: a flat list of ops on named buffers, their constants, and metadata for readers.
 
-verify() is the only gate: whatever it accepts runs without float, without overflow and without reading outside a buffer.
-Saving and loading are in file.py; running in runtime/. docs/format.md is the page for readers in other languages.
+Program.verify() checks a program completely: a program that it accepts runs without float arithmetic, without overflow and
+without reading outside a buffer. See also: file.py (saves and loads), runtime/ (runs), docs/reference/format.md (the format).
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ AnyOp = (
     | MatMul | LogSoftmax | Softmax | ShiftMatMul | RowCodes | Attend
 )  # fmt: skip
 INPUT = "pixels"
-CLASSES = "classes"  # the constant with the class names: UTF-8, one a line
+CLASSES = "classes"  # the constant with the class names: UTF-8, one per line
 
 
 Bits = Annotated[int, msgspec.Meta(ge=1, le=16)]
-Scale = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]  # finite, and so is a code's value
+Scale = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]  # finite, so that the value of every code is finite
 Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How to read the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]; log2 codes: 2^-code; with levels:
-    levels[code] over the sum of its row.
+    """How to decode the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]
 
-    Information for people and for `compare`; running never looks at it. scale is one number, or one a group of channels of
-    equal size (Q, K and V have three), and so is zero, which may also have one number for each alpha. alpha names a u8 [C]
-    constant. steps names a u16 [C] constant: how many times the scale a channel's step is; beside three scales it has C / 3
-    entries, for the last group. With steps zero may name a u8 or u16 [C] constant. zero_code: the last log2 code means 0.
+    With log2: value = 2^-code. With levels: value = levels[code] / (sum of levels[code] over the row).
+    Information for readers and for `compare`; running a program does not use it.
+
+    scale: one number, or one per group of channels of equal size (three for Q, K and V)
+    zero: one number, one per group, one per value of alpha, or, with steps, the name of a u8 or u16 [C] constant
+    alpha: the name of a u8 [C] constant
+    steps: the name of a u16 [C] constant, the factors of per-channel scales; with three scales it has C / 3 entries, for V
+    zero_code: the last log2 code means 0
     """
 
     role: str
@@ -58,7 +61,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     levels: tuple[Code, ...] = ()
 
     def scales_and_zeros(self, constants: Mapping[str, Constant]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """One number each a group of channels; a channel where there are steps, or several zero points beside alpha."""
+        """Return scales and zero points: one per group of channels; per channel with steps or with one zero per alpha."""
         zero = (constants[self.zero] if isinstance(self.zero, str) else np.array(self.zero)).astype(np.int64)
         scale = np.array(self.scale, np.float64)
         if self.alpha is not None and len(zero) > 1:
@@ -71,17 +74,18 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return scale, zero
 
     def check(self, scope: Scope, codes: Value) -> None:
+        """Reject a site that does not describe the codes of its buffer."""
         scope.check(codes.hi < 1 << self.bits, f"{self.bits} bits for codes up to {codes.hi}")
         alpha = scope.alpha(self.alpha, codes.channels)
         groups = len(self.scale)
         kinds = self.log2 + bool(self.levels) + (self.steps is not None)
         scope.check(kinds <= 1, "more than one of log2, steps and levels")
-        scope.check(self.steps is not None or not isinstance(self.zero, str), "zero is a name, but there are no steps")
+        scope.check(self.steps is not None or not isinstance(self.zero, str), "zero names a constant, but there are no steps")
         if self.levels:
             scope.check(codes.hi < len(self.levels), f"{len(self.levels)} levels for codes up to {codes.hi}")
             scope.check(max(self.levels) > 0, "no level above 0")
         elif self.steps is not None:
-            scope.check(groups in (1, 3) and codes.channels % groups == 0, f"{groups} scales beside steps")
+            scope.check(groups in (1, 3) and codes.channels % groups == 0, f"{groups} scales with steps, expected 1 or 3")
             steps = scope.constant(self.steps, ("u16",), (codes.channels // groups,))
             scope.check(int(steps.min()) > 0, f"constant {self.steps!r} has a step of 0")
             scope.zero(self.zero, codes.channels)
@@ -91,7 +95,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
             scope.check(groups > 0 and codes.channels % groups == 0, f"{groups} scales for {codes.channels} channels")
 
 
-# What kinds of outputs are: their types, and how many axes they can have.
+# The dtypes and the numbers of axes that each kind of output may have.
 CODES, NUMBERS = ("u8", "u16"), ("i32",)
 Kind = Literal["logits", "tokens", "pooled", "map", "scores", "deltas"]
 KINDS: dict[Kind, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -99,13 +103,13 @@ KINDS: dict[Kind, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "tokens": (CODES, (2,)),  # [T, C]
     "pooled": (CODES, (1,)),  # [C]
     "map": (("u8",), (3,)),  # [h, w, C]
-    "scores": (NUMBERS, (3,)),  # [h, w, O], logits of every place
+    "scores": (NUMBERS, (3,)),  # [h, w, O], logits per location
     "deltas": (NUMBERS, (1, 3)),  # [O] or [h, w, O], box regressions
 }
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A buffer that a run returns. value = (code - zero) scale 2^alpha[c]; alpha names a u8 [C] constant, if any."""
+    """A buffer that a run returns: value = (code - zero) scale 2^alpha[c]. alpha: the name of a u8 [C] constant, optional."""
 
     buffer: str
     kind: Kind
@@ -114,13 +118,13 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     alpha: str | None = None
 
     def features(self) -> Literal["logits", "tokens", "pooled"]:
-        """The kind, of a classifier's output."""
+        """Return the kind if this is the output of a classifier."""
         if self.kind == "logits" or self.kind == "tokens" or self.kind == "pooled":
             return self.kind
-        raise FqvitError(f"{self.buffer}: the output is of kind {self.kind}: a part of a detector, not a classifier.")
+        raise FqvitError(f"{self.buffer}: output of kind {self.kind} (part of a detector), expected logits, tokens or pooled.")
 
     def check(self, scope: Scope) -> Value:
-        """Refuses what is not of its kind."""
+        """Reject an output whose buffer does not match its kind."""
         dtypes, axes = KINDS[self.kind]
         value = scope.buffer(self.buffer, dtypes)
         if dtypes == NUMBERS:
@@ -132,9 +136,9 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a program takes instead of pixels: u8 codes [N, *shape], value = (code - zero) scale. N are boxes, not images.
+    """The input of a program that reads codes instead of pixels: u8 [N, *shape], value = (code - zero) scale, N boxes.
 
-    bits: codes were calibrated as 0 .. 2^bits - 1; all others run too.
+    bits: codes were calibrated in 0..2^bits - 1; the program accepts all u8 codes.
     """
 
     shape: tuple[int, int, int]
@@ -147,8 +151,11 @@ MoveKind = Literal["patches", "grid", "windows", "tokens", "merge", "neighbours"
 
 
 class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How an op follows from the image's size, for making the same program for another one (resize.py). Running never looks
-    at it. window, shift: of windows and tokens   of: the buffer whose size an enlarged map gets"""
+    """How an op depends on the image size, for rebuilding the program at another size (detect/resize.py).
+
+    Running a program does not use it. window, shift: of the kinds windows and tokens   of: for the kind enlarged, the buffer
+    whose size the map is enlarged to
+    """
 
     kind: MoveKind
     window: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
@@ -157,21 +164,21 @@ class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Everything of a program but its constants: the JSON of the file."""
+    """A program without its constants: the JSON in the file."""
 
     version: int
     model: str
     preprocess: Preprocess
-    ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # native/engine.cpp compares each with all others
+    ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # native/core/engine.cpp compares each with all others
     output: Output
     sites: dict[str, Site]
     recipe: dict[str, object]
     source: str
     images: int  # calibration images seen
-    # Parts of detectors: outputs after the first, and codes of squares as input. Programs without them have neither field.
+    # Only in parts of detectors: further outputs, and codes instead of pixels as input.
     others: tuple[Output, ...] = ()
     input: CodeInput | None = None
-    # By the buffer that an op writes. A program that has them can be made for other image sizes.
+    # By the buffer that an op writes. A program with moves can be rebuilt for other image sizes.
     moves: dict[str, Move] = {}
 
     @property
@@ -180,7 +187,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the pixels, or of the codes."""
+        """Height, width and channels of the input, be it pixels or codes."""
         if self.input is not None:
             return self.input.shape
         return self.preprocess.height, self.preprocess.width, self.preprocess.channels
@@ -188,7 +195,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True)
 class Verified:
-    """What verify() found: every buffer's value and every proof."""
+    """The result of verify(): the value of every buffer and all overflow proofs."""
 
     buffers: Mapping[str, Value]
     proofs: tuple[Proof, ...]
@@ -196,14 +203,14 @@ class Verified:
 
 @dataclass(frozen=True)
 class Program:
-    """A network as integer ops: what a .fqvit file holds. constants: integer arrays by name, weights and tables"""
+    """A network as integer ops: the contents of a .fqvit file. constants: integer arrays by name (weights, tables, ...)"""
 
     header: Header
     constants: Mapping[str, Constant] = field(repr=False)
 
     @property
     def ops(self) -> tuple[AnyOp, ...]:
-        """In the order in which they run."""
+        """The ops in execution order."""
         return self.header.ops
 
     @property
@@ -213,13 +220,13 @@ class Program:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names in the order of the logits, where the file has them."""
+        """Class names in the order of the logits; None if the program has none."""
         if CLASSES not in self.constants:
             return None
         return tuple(self.constants[CLASSES].tobytes().decode("utf-8", "replace").split("\n"))
 
     def verify(self) -> Verified:
-        """Infer every buffer and prove every accumulator, or raise FqvitError naming the op at fault."""
+        """Infer every buffer and prove that nothing overflows. Raises FqvitError with the name of the faulty op."""
         written = {INPUT, *(op.y for op in self.ops)}
         for name, array in self.constants.items():
             if name in written:
@@ -228,8 +235,8 @@ class Program:
                 raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. {DAMAGED}")
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
-            raise FqvitError(f"input of shape {list(shape)} is impossible. {DAMAGED}")
-        # What packed weights are made of is its op's alone, since unpacking replaces it.
+            raise FqvitError(f"input shape {list(shape)} is empty or too large. {DAMAGED}")
+        # Only their own op may read packed weights and exponents, because unpacking replaces them.
         packed = {op.part(part) for op in self.ops if _is_packed(op) for part in ("w", "exponent")}
         common = {name: array for name, array in self.constants.items() if name not in packed}
         buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
@@ -245,7 +252,7 @@ class Program:
             scope.check(len(value.shape) <= MAX_AXES, f"shape {list(value.shape)} has more than {MAX_AXES} axes")
             scope.check(math.prod(value.shape) < MAX_ELEMENTS, f"shape {list(value.shape)} is too large")
             moved = isinstance(op, Permute | Concat)
-            scope.check(moved or value.channels <= MAX_CHANNELS, f"{value.channels} channels, at most {MAX_CHANNELS} can be")
+            scope.check(moved or value.channels <= MAX_CHANNELS, f"too many channels: {value.channels}, at most {MAX_CHANNELS}")
             for proof in found:
                 if not proof.holds:
                     raise FqvitError(
@@ -257,7 +264,7 @@ class Program:
         named = [output.buffer for output in self.header.outputs]
         for output in self.header.outputs:
             scope = Scope(buffers, self.constants, "output")
-            scope.check(named.count(output.buffer) == 1, f"{output.buffer!r} is an output twice")
+            scope.check(named.count(output.buffer) == 1, f"{output.buffer!r} is listed as an output twice")
             output.check(scope)
         result = buffers[self.header.output.buffer]
         for name, site in self.header.sites.items():
@@ -268,37 +275,39 @@ class Program:
         return Verified(buffers, tuple(proofs))
 
     def check_plain(self, use: str) -> None:
-        """Refuses a part of a detector, where only programs from pixels to one output are taken."""
+        """Raise FqvitError for a part of a detector: `use` supports only programs from pixels to a single output."""
         if self.header.others or self.header.input is not None:
-            raise FqvitError(f"{self.header.model}: a part of a detector (codes in, or several outputs); {use} takes none yet.")
+            raise FqvitError(
+                f"{self.header.model}: part of a detector (codes as input, or several outputs), which {use} does not support."
+            )
 
     def unpacked(self) -> Program:
-        """The same values with every weight a byte, verified: what runners take, so that no kernel knows of packing."""
+        """Verify the program; return an equivalent one with all weights as i8, so that kernels need not unpack."""
         buffers = self.verify().buffers
         ops, constants = list(self.ops), dict(self.constants)
         for i, op in enumerate(self.ops):
             if _is_packed(op):
                 constants[op.part("w")] = op.weights(Scope(buffers, self.constants, op.y))
-                constants.pop(op.part("exponent"), None)  # ops that share weights share this
+                constants.pop(op.part("exponent"), None)  # absent if an op with the same weights came before
                 ops[i] = msgspec.structs.replace(op, group=0)
         return Program(msgspec.structs.replace(self.header, ops=tuple(ops)), constants)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the header's JSON and every constant: equal programs, equal fingerprints.
+        """Return the SHA-256 of the header's JSON and all constants, in hexadecimal.
 
-        It guards against damage, not against malice: anybody can compute it.
+        Equal programs have equal fingerprints. It detects damage, not tampering: anybody can compute it.
         """
         return fingerprint(encode_header(self.header), self.constants)
 
     def save(self, path: str | Path) -> None:
-        """Verified, whole or not at all: FqvitError where that cannot be."""
+        """Verify the program and write it atomically. Raises FqvitError if either fails."""
         from fqvit.ir.file import save
 
         save(self, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> Program:
-        """Of a file that passes every check; FqvitError says what is wrong with others."""
+        """Load and validate a .fqvit file. Raises FqvitError if the file is damaged or the program does not verify."""
         from fqvit.ir.file import load
 
         return load(Path(path))
@@ -309,34 +318,37 @@ def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
 
 
 def _check_owner(op: Linear, scope: Scope, earlier: Mapping[str, Linear]) -> None:
-    """Weights are those of an earlier op that has its own, stored in the same way and read by as many inputs: the packed bytes
-    of one more input would be the same."""
+    """Check that `weights_of` names an earlier Linear with its own weights, the same group and the same number of inputs.
+
+    The number of inputs must be checked here: packed weights of K and, for odd K, of K + 1 inputs have the same shape.
+    """
     if op.weights_of is None:
         return
     owner = earlier.get(op.weights_of)
     if owner is None or owner.weights_of is not None:
-        scope.fail(f"has the weights of {op.weights_of!r}, which is no earlier linear op with its own")
-    scope.check(owner.group == op.group, f"has the weights of {op.weights_of!r}, which are packed otherwise")
+        scope.fail(f"weights_of is {op.weights_of!r}, expected an earlier linear op that has its own weights")
+    scope.check(owner.group == op.group, f"group is {op.group}, but {op.weights_of!r} (weights_of) has {owner.group}")
     same = scope.buffer(owner.x).channels == scope.buffer(op.x).channels
-    scope.check(same, f"has the weights of {op.weights_of!r}, which reads another number of channels")
+    scope.check(same, f"reads a different number of channels than {op.weights_of!r} (weights_of)")
 
 
 def encode_header(header: Header) -> bytes:
+    """Return the header as JSON."""
     return msgspec.json.encode(plain_header(header))
 
 
 def plain_header(header: Header) -> dict[str, Any]:
-    """As JSON has it, keys of dicts sorted."""
+    """Return the header as dicts and lists for JSON, with sorted dict keys."""
     plain: dict[str, Any] = msgspec.to_builtins(header, order="deterministic")
     for site in plain["sites"].values():
-        # Sites had seven fields at first. Without empty ones after those, a file of that time keeps its fingerprint.
+        # The first files had seven fields per site. Omitting empty later ones keeps the fingerprints of those files.
         while len(site) > 7 and not site[-1]:
             site.pop()
     return plain
 
 
 def fingerprint(text: bytes, constants: Mapping[str, Constant]) -> str:
-    """Of a header as written and its constants, in order of name."""
+    """Return the SHA-256 of a header's JSON text and of its constants, sorted by name."""
     digest = hashlib.sha256(text)
     for name in sorted(constants):
         array = np.ascontiguousarray(constants[name])

@@ -1,7 +1,7 @@
-"""What is known of a buffer before anything runs: type, shape and the integers it can hold.
+"""Static facts about a buffer: dtype, shape and the range of its integers; and the checks that ops use to infer them.
 
-Every op infers its output's Value from its inputs' Values and its constants, and returns the proofs that no intermediate
-result can overflow. Neighbours: ops.py (the ops), program.py (walks them).
+Every op infers the Value of its output from the Values of its inputs and from its constants, and returns proofs that no
+intermediate result can overflow. See also: ops.py (the ops), program.py (verifies all ops of a program).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fqvit.ir.kit import DTYPES
 
 Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_ELEMENTS = 2**28  # of one buffer of one image; Swin-B at 384 pixels needs 2^24
+MAX_ELEMENTS = 2**28  # per buffer and image; Swin-B at 384 pixels needs 2^24
 MAX_CODE = 2**16 - 1
-MAX_CHANNELS = 2**20  # of what is computed: runners write parameters down for each, whatever the file says in one number
+MAX_CHANNELS = 2**20  # of computed buffers: runtimes expand parameters per channel, even if the file stores one number
 MAX_AXES = 8
 DAMAGED = "The file is damaged or was not written by fqvit."
 
 
 @dataclass(frozen=True)
 class Value:
-    """lo..hi: the integers the buffer can hold.
+    """Static facts about one buffer. lo..hi: the range of its integers. shape: without the batch axis.
 
-    For attention codes a: row_sum bounds sum 2^(last - a) over a row; masked says that the last code stands for no attention.
-    For codes of RowCodes: row_code is one that every row holds, mask_code stands for no attention.
+    Codes a of LogSoftmax: row_sum bounds sum 2^(last - a) over a row; masked: the last code means an attention weight of 0.
+    Codes of RowCodes: row_code occurs in every row; mask_code is the code of masked pairs of tokens.
     """
 
     dtype: str
@@ -48,7 +48,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Proof:
-    """|value| <= bound < 2^bits, for the value called `what` inside the op that writes `buffer`."""
+    """The claim |value| <= bound < 2^bits for the value named `what` inside the op that writes `buffer`."""
 
     buffer: str
     what: str
@@ -61,7 +61,7 @@ class Proof:
 
 
 class Scope:
-    """The buffers and constants that an op may name. Refuses what is missing or of another type, naming the op."""
+    """The buffers and constants that an op may read. Every check raises FqvitError with the name of the op."""
 
     def __init__(self, buffers: Mapping[str, Value], constants: Mapping[str, Constant], op: str) -> None:
         self.buffers, self.constants, self.op = buffers, constants, op
@@ -74,6 +74,7 @@ class Scope:
             self.fail(problem)
 
     def buffer(self, name: str, dtypes: tuple[str, ...] = ("u8", "u16"), min_rank: int = 1) -> Value:
+        """Return the value of a buffer after checking its dtype and its number of axes."""
         if name not in self.buffers:
             self.fail(f"reads {name!r} before any op writes it")
         value = self.buffers[name]
@@ -82,7 +83,7 @@ class Scope:
         return value
 
     def constant(self, name: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> Constant:
-        """The constant of that name; None in `shape` stands for any size."""
+        """Return a constant after checking its dtype and shape; None in `shape` stands for any size."""
         if name not in self.constants:
             self.fail(f"constant {name!r} is missing")
         array = self.constants[name]
@@ -94,7 +95,7 @@ class Scope:
         return array
 
     def either(self, name: str, dtypes: tuple[str, ...]) -> Value:
-        """A buffer, or a constant seen as a buffer with the bounds that it really has."""
+        """Return the value of a buffer, or of a constant used as an operand: lo and hi are its actual minimum and maximum."""
         if name in self.buffers:
             return self.buffer(name, dtypes)
         if name not in self.constants:
@@ -106,7 +107,7 @@ class Scope:
         return Value(dtype, array.shape, int(array.min()), int(array.max()))
 
     def zero(self, zero: int | tuple[int, ...] | str, channels: int) -> tuple[int, int]:
-        """Lowest and highest zero point of the channels; see ops.Zero. It is always a code."""
+        """Return the lowest and the highest zero point of the channels (see ops.Zero), after checking that all are codes."""
         if isinstance(zero, int):
             zero = (zero,)
         if isinstance(zero, tuple):
@@ -117,7 +118,7 @@ class Scope:
         return int(vector.min()), int(vector.max())
 
     def alpha(self, name: str | None, channels: int) -> int:
-        """The largest Power-of-Two Factor of a channel (u8 [C], at most 15); 0 without one."""
+        """Return the largest Power-of-Two Factor of the constant u8 [C], at most 15; 0 if there is no constant."""
         if name is None:
             return 0
         vector = self.constant(name, ("u8",), (channels,))
@@ -125,7 +126,7 @@ class Scope:
         return int(vector.max())
 
     def codes(self, bits: int, shape: tuple[int, ...], zero: int | tuple[int, ...] | str = 0) -> Value:
-        """An output of unsigned codes, around a zero point that is one of them."""
+        """Return the value of an output of unsigned codes, after checking `bits` and the zero point."""
         self.check(1 <= bits <= 16, f"bits is {bits}, expected 1 to 16")
         last = (1 << bits) - 1
         lo, hi = self.zero(zero, shape[-1])
@@ -134,5 +135,5 @@ class Scope:
 
 
 def magnitude(lo: int, hi: int, zero_lo: int = 0, zero_hi: int = 0) -> int:
-    """The largest |x - zero| for x in lo..hi and zero in zero_lo..zero_hi."""
+    """Return the largest |x - zero| for x in lo..hi and zero in zero_lo..zero_hi."""
     return max(hi - zero_lo, zero_hi - lo)

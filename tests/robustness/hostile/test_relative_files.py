@@ -104,7 +104,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         lambda header, tensors: tensors.update({masked(header)["region"]: ("U8", [4], bytes(4))}),
         r"constant 'region\.0' has shape",
     ),
-    "shifts past the zero points": (set_tensor(alpha_of, "U8", [16], 15), "zero points for shifts up to 15"),
+    "shifts past the zero points": (set_tensor(alpha_of, "U8", [16], 15), "zero points, expected 16: one per value of alpha"),
     "shifts above 15": (set_tensor(alpha_of, "U8", [16], 255), "has a shift above 15"),
     "shifts of other channels": (set_tensor(alpha_of, "U8", [15]), r"constant 'alpha\.0' has shape"),
     "shifts of 16 bits": (set_tensor(alpha_of, "U16", [16]), r"constant 'alpha\.0' is uint16"),
@@ -119,7 +119,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a site's zero points that are missing": (set_site("norm", 3, "none"), r"site \S+: constant 'none' is missing"),
     "a site's zero points by a name as long as its scales": (
         set_site("scores", 3, "z"),
-        r"site \S+: zero is a name, but there are no steps",
+        r"site \S+: zero names a constant, but there are no steps",
     ),
     "a site with steps and levels": (set_site("norm", 8, [1] * 256), r"site \S+: more than one of log2, steps and levels"),
     "a site's levels of 0": (set_site("attention", 8, [0] * 16), r"site \S+: no level above 0"),
