@@ -161,7 +161,7 @@ def test_workers_with_different_images_are_refused() -> None:
     def work(worker: Workers) -> None:
         calibrate(MODEL, SOURCE.take(range(20 + worker.rank)), RECIPES["minmax"], workers=worker)
 
-    with pytest.raises(FqvitError, match=r"worker 1 has 21 of them, worker 0 has 20 of them"):
+    with pytest.raises(FqvitError, match=r"worker 1 has 21 images, worker 0 has 20 images"):
         together(2, work)
 
 

@@ -1,4 +1,4 @@
-"""The observers of one site: which ones, what each sees of it and where; and ranges before GELU."""
+"""Observers of one site: which ones a plan creates, what each observes, and ranges before GELU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from fqvit.models.config import ViTConfig
 from fqvit.models.graph import trace
-from fqvit.quant.calibrate import SiteObserver, gelu_foot, observed_places, trim_gelu_inputs
+from fqvit.quant.calibrate import SiteObserver, gelu_cutoff, observation_points, trim_gelu_inputs
 from fqvit.quant.observers import Ema, MinMax, Omse, Percentile
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, concatenate
@@ -19,7 +19,7 @@ from tests.factories import float_model, model_of
 ORIGINAL = RECIPES["fq-vit-original"]
 
 
-def test_a_site_has_the_observer_that_its_plan_names() -> None:
+def test_a_plan_creates_the_observer_that_it_names() -> None:
     kinds = {"minmax": MinMax, "ema": Ema, "percentile": Percentile, "omse": Omse}
     for name, kind in kinds.items():
         (part,) = SiteObserver(SitePlan("norm", "range", 6, "norm", name), ORIGINAL).parts  # type: ignore[arg-type]
@@ -28,13 +28,13 @@ def test_a_site_has_the_observer_that_its_plan_names() -> None:
         assert part.state()["settings"] == {key: wanted[key] for key in part.settings}
 
 
-def test_groups_are_thirds_of_the_channels() -> None:
+def test_each_group_observes_a_third_of_the_channels() -> None:
     observer = SiteObserver(SitePlan("qkv", "range", 8, "qkv", groups=3), ORIGINAL)
     observer.observe(torch.tensor([1.0, -1.0, 2.0, -2.0, 4.0, -4.0]).repeat(2, 9, 1))
     assert observer.qparams().scale == pytest.approx([2 / 255, 4 / 255, 8 / 255])
 
 
-def test_attention_beside_the_largest_has_the_levels_of_its_number_of_tokens() -> None:
+def test_relative_attention_has_levels_that_fit_the_number_of_tokens() -> None:
     observer = SiteObserver(SitePlan("softmax", "relative", 4, "attention"), ORIGINAL)
     for tokens, top in ((577, 2**13), (300, 2**14), (50, 2**15)):
         observer.observe(torch.full((1, 2, 3, tokens), 1 / tokens))
@@ -43,7 +43,7 @@ def test_attention_beside_the_largest_has_the_levels_of_its_number_of_tokens() -
     assert max(observer.qparams().levels) == 2**13
 
 
-def test_nothing_is_observed_where_codes_are_known_before() -> None:
+def test_sites_with_known_parameters_observe_nothing() -> None:
     for site in (
         SitePlan("softmax", "log2", 4, "attention"),
         SitePlan("softmax", "relative", 4, "attention"),
@@ -54,7 +54,7 @@ def test_nothing_is_observed_where_codes_are_known_before() -> None:
         assert observer.parts == [] and observer.qparams().bits == site.bits
 
 
-def test_symmetric_sites_have_their_zero_in_the_middle() -> None:
+def test_symmetric_sites_have_the_middle_code_as_zero_point() -> None:
     for fixed in (None, (0.0, 3.0)):
         observer = SiteObserver(SitePlan("norm", "range", 8, "norm", fixed=fixed, symmetric=True), ORIGINAL)
         observer.observe(torch.arange(4.0))
@@ -62,28 +62,28 @@ def test_symmetric_sites_have_their_zero_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_a_range_before_gelu_is_cut_at_the_foot_of_the_finest_channel_only(symmetric: bool) -> None:
+def test_a_range_before_gelu_is_trimmed_at_the_cutoff_of_the_finest_channel(symmetric: bool) -> None:
     graph = trace(float_model("vit").module)
     sites = plan(graph, msgspec.structs.replace(RECIPES["fq-vit"], symmetric=symmetric))
     fine, coarse = 0.001, 0.1
-    after = concatenate([QParams(8, np.array([step]), np.array([9])) for step in (coarse, fine)])
+    after = concatenate([QParams(8, np.array([scale]), np.array([9])) for scale in (coarse, fine)])
 
     def trimmed(low: float) -> QParams:
         found = {"blocks.0.mlp.fc1": affine(low, 2.0, 8), "blocks.0.mlp.act": after}
         return trim_gelu_inputs(graph, found, sites)["blocks.0.mlp.fc1"]
 
-    foot = gelu_foot(fine / 2)
-    assert -5 < foot < gelu_foot(coarse / 2) - 1
+    cutoff = gelu_cutoff(fine / 2)
+    assert -5 < cutoff < gelu_cutoff(coarse / 2) - 1
     q, above = trimmed(-20.0), trimmed(-1.0)
     if symmetric:
         assert q.zero.tolist() == above.zero.tolist() == [128]
-        assert q.scale[0] == pytest.approx(-foot / 128, rel=0.02) and above.scale[0] == pytest.approx(2 / 127, rel=0.01)
+        assert q.scale[0] == pytest.approx(-cutoff / 128, rel=0.02) and above.scale[0] == pytest.approx(2 / 127, rel=0.01)
     else:
-        assert -q.zero[0] * q.scale[0] == pytest.approx(foot, abs=2 * q.scale[0])
+        assert -q.zero[0] * q.scale[0] == pytest.approx(cutoff, abs=2 * q.scale[0])
         assert above.scale[0] == pytest.approx(3 / 255, rel=0.01) and above.zero[0] == 85
 
 
-def test_only_a_norm_is_looked_at_behind_the_choice_of_the_class_token() -> None:
+def test_only_a_norm_is_observed_after_the_class_token_is_selected() -> None:
     last = ViTConfig((8, 8), 4, 3, 5, 16, 1, 2, 24, norm_first=False, norm_last=True)
     graph = trace(model_of(last, "last").module)
-    assert observed_places(graph) == {node.name: node.name for node in graph.nodes}
+    assert observation_points(graph) == {node.name: node.name for node in graph.nodes}

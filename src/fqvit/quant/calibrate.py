@@ -1,8 +1,8 @@
-"""Calibration: one float pass over the images, an observer a site, no labels. Gives {site: QParams}.
+"""Calibrate a model: one float pass over images without labels, one observer per site, giving {site: QParams}.
 
-Batches are fixed (recipe.batch images in the order given, or in one that follows from recipe.shuffle), so that the result does
-not depend on how images arrive, nor on how many workers share them. Memory is that of the observers and one batch; shuffling
-an iterable holds all its images, as bytes. Neighbours: observers.py, plan.py, dealt.py (images that workers share).
+Batches have recipe.batch images, in the given order or shuffled with the seed recipe.shuffle. The result depends neither on how
+the images are cut into arrays nor on the number of workers. Memory holds the observers and one batch; shuffling an iterable
+holds all its uint8 images. See also: observers.py (statistics), plan.py (what to observe), distribute.py (several workers).
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ Call = Callable[[Node, list[Tensor]], Tensor]
 
 
 class SiteObserver:
-    """The observers of one site: one a group of channels."""
+    """The observers of one site, one per group of channels.
+
+    parts: empty if the parameters do not depend on the data   tokens: row length of attention, for relative codes
+    """
 
     def __init__(self, site: SitePlan, recipe: Recipe) -> None:
         self.site, self.recipe = site, recipe
@@ -57,21 +60,23 @@ class SiteObserver:
             self.parts = [_range_observer(site, recipe) for _ in range(site.groups)]
 
     def observe(self, x: Tensor) -> None:
+        """Observe one batch, float [..., C]."""
         self.tokens = x.shape[-1] if self.site.kind == "relative" else 1
         for part, slice_ in zip(self.parts, x.chunk(len(self.parts), -1), strict=True) if self.parts else ():
             part.observe(slice_)
 
     def state(self) -> dict[str, Any]:
+        """The state as plain values, for `merge` in another process."""
         return {"tokens": self.tokens, "parts": [part.state() for part in self.parts]}
 
     def merge(self, later: Mapping[str, Any]) -> None:
-        """later: the state of an observer of the same site, of batches after mine."""
+        """Merge the state of another observer of the same site, which has seen later batches."""
         self.tokens = max(self.tokens, later["tokens"])
         for mine, theirs in zip(self.parts, later["parts"], strict=True):
             mine.merge(Observer.from_state(theirs))
 
     def qparams(self, value: QParams | None = None) -> QParams:
-        """value: V's parameters, for attention times V."""
+        """Quantization parameters from the observed statistics. value: the parameters of V, for attention times V."""
         site = self.site
         codes = symmetric if site.symmetric else affine
         if site.kind == "log2":
@@ -99,8 +104,8 @@ def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
     return Omse(site.site, site.bits, recipe.last_batch)
 
 
-class Pass:
-    """What a float pass has seen: the observers of one or two recipes, and how many images. Mergeable (workers.py)."""
+class FloatPass:
+    """The observers of one or two recipes during a float pass, and the number of images seen. Mergeable between workers."""
 
     def __init__(self, model: FloatModel, graph: Graph, recipes: Sequence[Recipe], where: torch.device) -> None:
         self.model, self.graph, self.recipes, self.where = model, graph, recipes, where
@@ -108,7 +113,7 @@ class Pass:
         self.seen = 0
 
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None:
-        """uint8 [n, H, W, C]; last: whether no other batch comes after it."""
+        """batch: uint8 [n, H, W, C]   last: whether this is the last batch"""
         recipe = self.recipes[0]
         call = coded_attention(recipe, self.observers[0]) if last and recipe.last_batch else None
         observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
@@ -136,13 +141,14 @@ def calibrate(
     progress: Progress | None = None,
     workers: Workers = SINGLE_PROCESS,
 ) -> Calibration:
-    """Observe every site of `model` on `images`: uint8 arrays [H, W, C] or [n, H, W, C], as model.preprocess makes them, or a
-    source of images, of which recipe.images are taken, spread evenly.
+    """Observe every site of `model` on `images` and return its quantization parameters.
 
-    progress(items, count, label): wraps what takes long; fqvit.system.progress.track is one. workers: those who share a source.
-    Every one of them must call this, and every one gets the same result.
+    images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess, of which the first recipe.images images are
+    used; or a Source, of which recipe.images images are used, evenly spaced.
+    progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
+    workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
     """
-    # Tracing captures parameters, so the model must be where it will run before that.
+    # Tracing captures parameters, so the model must be on its device before.
     where = device_of(device)
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
     graph = trace(module, features)
@@ -150,57 +156,60 @@ def calibrate(
         auto.check(features)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
-    found = Pass(model, graph, recipes, where)
+    observed = FloatPass(model, graph, recipes, where)
     if isinstance(images, Source):
-        sample = distribute.observe(found, images, recipe, workers, progress)
+        sample = distribute.observe(observed, images, recipe, workers, progress)
     else:
-        sample = _observe_given(found, images, recipe)
+        sample = _observe_arrays(observed, images, recipe)
     result = None
     if workers.first:
-        result = _finish(found, recipe, features, sample, progress)
-    return distribute.share(result, workers)
+        result = _finish(observed, recipe, features, sample, progress)
+    return distribute.broadcast(result, workers)
 
 
-def _observe_given(found: Pass, images: Iterable[NDArray[np.uint8]], recipe: Recipe) -> Callable[[], NDArray[np.uint8]]:
-    """Gives the sample for rounding and `auto`."""
-    p = found.model.preprocess
+def _observe_arrays(
+    observed: FloatPass, images: Iterable[NDArray[np.uint8]], recipe: Recipe
+) -> Callable[[], NDArray[np.uint8]]:
+    """Observe images given as arrays. Returns a function that gives the sample for methods that refine a calibration."""
+    p = observed.model.preprocess
     sample = ImageSample(sample_size(recipe))
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
     if recipe.shuffle is not None:
         batches = shuffle_batches(batches, recipe.batch, recipe.shuffle)
     for batch, last in mark_last(batches):
-        found.observe(batch, last)
+        observed.observe(batch, last)
         sample.add(batch)
     return sample.images
 
 
 def _finish(
-    found: Pass, recipe: Recipe, features: Features, sample: Callable[[], NDArray[np.uint8]], progress: Progress | None
+    observed: FloatPass, recipe: Recipe, features: Features, sample: Callable[[], NDArray[np.uint8]], progress: Progress | None
 ) -> Calibration:
-    """From what was observed to parameters, and to what follows from them."""
-    model = found.model
-    if found.seen == 0:
+    """Compute the parameters of all sites, then run the methods that the recipe enables on the sample."""
+    model = observed.model
+    if observed.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
-    made = [
-        Calibration(each, features, found.seen, site_parameters(found.graph, each, observed))
-        for each, observed in zip(found.recipes, found.observers, strict=True)
+    calibrations = [
+        Calibration(each, features, observed.seen, site_parameters(observed.graph, each, sites))
+        for each, sites in zip(observed.recipes, observed.observers, strict=True)
     ]
-    calibration = made[0]
+    calibration = calibrations[0]
     if not sample_size(recipe):
         return calibration
-    chosen = sample()
+    images = sample()
     if recipe.max_loss is not None:
-        calibration = auto.choose(model, made[0], made[1], chosen, progress)
+        calibration = auto.choose(model, calibrations[0], calibrations[1], images, progress)
     if recipe.rounding == "compensated":
-        calibration = compensate(model, calibration, chosen, progress)
+        calibration = compensate(model, calibration, images, progress)
     if recipe.rounding == "bit-split":
-        calibration = bit_split(model, calibration, chosen, progress)
+        calibration = bit_split(model, calibration, images, progress)
     if recipe.intervals == "similarity":
-        calibration = search_intervals(model, calibration, chosen, progress)
+        calibration = search_intervals(model, calibration, images, progress)
     return calibration
 
 
 def site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteObserver]) -> dict[str, QParams]:
+    """The quantization parameters of every site, from its observer."""
     found: dict[str, QParams] = {}
     for name, observer in observers.items():
         found[name] = observer.qparams(value_of(graph, graph.node(name), found))
@@ -208,7 +217,7 @@ def site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteOb
 
 
 def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams | None:
-    """The parameters of the V that a Context multiplies with; None for other nodes."""
+    """The parameters of V if node is attention times V, otherwise None."""
     if not isinstance(node.leaf, Context):
         return None
     heads = graph.node(node.inputs[1])
@@ -217,9 +226,9 @@ def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams 
 
 
 def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[str, SitePlan]) -> dict[str, QParams]:
-    """Ranges before GELU without the part that GELU rounds to 0 anyway: nothing is lost, and the steps get finer.
+    """Remove from ranges before GELU the values that GELU rounds to 0: nothing is lost, and the scale becomes finer.
 
-    An integer GELU needs codes before it, which neither the paper nor its code has; this keeps that site from costing much.
+    An integer GELU needs codes for its input, unlike the paper and its code; this keeps their cost small.
     """
     trimmed = dict(found)
     for node in graph.nodes:
@@ -227,16 +236,16 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
         if isinstance(node.leaf, Gelu) and x in found and sites[x].fixed is None:
             q = found[x]
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
-            foot = gelu_foot(float(found[node.name].scale.min()) / 2)
-            # One step lower, so that code 0 lies below the foot however the zero point is rounded.
+            cutoff = gelu_cutoff(float(found[node.name].scale.min()) / 2)
+            # One code lower, so that code 0 lies below the cutoff however the zero point is rounded.
             codes = symmetric if sites[x].symmetric else affine
-            trimmed[x] = codes(max(low, foot - (high - foot) / (q.last - 1)), high, q.bits)
+            trimmed[x] = codes(max(low, cutoff - (high - cutoff) / (q.last - 1)), high, q.bits)
     return trimmed
 
 
-def gelu_foot(least: float) -> float:
-    """The x <= 0 below which |gelu(x)| < least everywhere."""
-    low, high = -40.0, -0.75  # |gelu| grows all the way from the first to the second, where it is greatest for x < 0
+def gelu_cutoff(least: float) -> float:
+    """The largest x <= 0 with |gelu(t)| < least for all t < x."""
+    low, high = -40.0, -0.75  # |gelu| increases from the first to the second, near its maximum for x < 0
     if gelu(high) > -least:
         return 0.0
     for _ in range(60):
@@ -246,8 +255,11 @@ def gelu_foot(least: float) -> float:
 
 
 def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Call:
-    """For the last batch of the original code: softmax as the log2 codes that follow from the scores observed until then, this
-    batch's included. Their rows do not sum to 1, and so the ranges and shifts of what comes after allow for that."""
+    """A `call` for Graph.run that quantizes attention, as the paper's code does in its last calibration batch.
+
+    Softmax becomes log2 codes, from the scores observed so far including this batch. The rows of these codes do not sum to 1,
+    so the ranges and shifts of later sites allow for that.
+    """
 
     def call(node: Node, inputs: list[Tensor]) -> Tensor:
         site = observers.get(node.name)
@@ -263,11 +275,14 @@ def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Ca
 def observe_batch(
     graph: Graph, images: Tensor, *observers: Mapping[str, SiteObserver], call: Call | None = None
 ) -> tuple[Tensor, ...]:
-    """One float pass; each mapping has the observers of one recipe. call: see Graph.run. Gives the graph's outputs."""
-    places = observed_places(graph)
+    """Run the float graph and observe its sites; return its outputs.
+
+    observers: one mapping {site: observer} per recipe   call: see Graph.run
+    """
+    points = observation_points(graph)
 
     def visit(node: Node, y: Tensor) -> Tensor:
-        site = places.get(node.name)
+        site = points.get(node.name)
         for observed in observers:
             if site is not None and site in observed:
                 observed[site].observe(y if site == node.name else _tokens(node, y))
@@ -277,19 +292,19 @@ def observe_batch(
 
 
 def _tokens(chosen: Node, y: Tensor) -> Tensor:
-    """Joined tokens apart again, so that every channel of their site is seen as one: [N, T C] -> [N, T, C]."""
+    """Split concatenated tokens, so that the channels are those of the site: [N, T C] -> [N, T, C]."""
     assert isinstance(chosen.leaf, Take)
     return y.reshape(len(y), len(chosen.leaf.index), -1)
 
 
-def observed_places(graph: Graph) -> dict[str, str]:
-    """{node: the site whose values are looked at there}: each at its own node, but the last norm behind the choice of the
-    class token, where only that token goes on: its range need not cover the others."""
-    places = {node.name: node.name for node in graph.nodes}
+def observation_points(graph: Graph) -> dict[str, str]:
+    """{node: site observed at its output}. Every site is observed at its own node, except the norm before the class token is
+    selected: it is observed after the selection, because its range need not cover the other tokens."""
+    points = {node.name: node.name for node in graph.nodes}
     for node in graph.nodes:
         if isinstance(node.leaf, Take) and node.leaf.join and node.leaf.index.ndim == 1:
             (site,) = node.inputs
             if graph.output != site and graph.node(site).leaf.role == "norm":
-                del places[site]
-                places[node.name] = site
-    return places
+                del points[site]
+                points[node.name] = site
+    return points

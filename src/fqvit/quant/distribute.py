@@ -1,7 +1,8 @@
-"""Calibration images that workers share: each observes some batches, the first one folds and finishes, all get the result.
+"""Distribute calibration batches over workers and merge the observer states.
 
-Batches and the sample are positions in the source, known before anything is read, so that they do not depend on who reads
-what. Its neighbour calibrate.py has what happens to a batch, and plain iterables for one worker.
+Each worker observes some of the batches; the first worker merges the states and computes the calibration, which all workers
+get. Batches and the sample are positions in the source, known before any image is read, so they do not depend on the number of
+workers. See also: calibrate.py (observes a batch), distributed/workers.py (communication).
 """
 
 from __future__ import annotations
@@ -23,50 +24,53 @@ from fqvit.quant.recipe import Recipe
 from fqvit.system.progress import Progress
 
 
-class Observing(Mergeable, Protocol):
+class BatchObserver(Mergeable, Protocol):
+    """Observes batches; states of several workers can be merged."""
+
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None: ...
 
 
 def observe(
-    found: Observing, source: Source, recipe: Recipe, workers: Workers, progress: Progress | None
+    observer: BatchObserver, source: Source, recipe: Recipe, workers: Workers, progress: Progress | None
 ) -> Callable[[], NDArray[np.uint8]]:
-    """Afterwards the first worker's `found` has seen all images, and `source.skipped` lists what nobody could read.
+    """Observe recipe.images images of `source`. Afterwards the first worker's `observer` has seen all of them.
 
-    Gives a function for the first worker: the sample for rounding and `auto`, uint8 [n, H, W, C].
+    `source.skipped` then lists the images that could not be read. Returns a function for the first worker that reads the sample
+    for methods that refine a calibration: uint8 [n, H, W, C].
     """
-    rules = hashlib.sha256(msgspec.json.encode(recipe)).hexdigest()[:8]
-    workers.agree("calibration", f"recipe {recipe.name} ({rules})", "Start all workers with the same command.")
-    workers.agree("calibration images", f"{len(source)} of them", "Start all workers with the same command.")
+    digest = hashlib.sha256(msgspec.json.encode(recipe)).hexdigest()[:8]
+    workers.agree("calibration", f"recipe {recipe.name} ({digest})", "Start all workers with the same command.")
+    workers.agree("calibration images", f"{len(source)} images", "Start all workers with the same command.")
     chosen = source.limit(recipe.images)
     if recipe.shuffle is not None:
         chosen = chosen.take(np.random.default_rng(recipe.shuffle).permutation(len(chosen)).tolist())
     count = -(-len(chosen) // recipe.batch)
-    # The original code's last batch depends on what all before it gave, so it cannot be dealt.
-    dealt = count - 1 if recipe.last_batch else count
-    share = workers.share(dealt)
+    # With last_batch, the last batch depends on the statistics of all others, so the first worker observes it after the merge.
+    distributed = count - 1 if recipe.last_batch else count
+    share = workers.share(distributed)
     batches = chosen.batches(recipe.batch, share)
     for batch in progress(batches, len(share), "calibrating") if progress and workers.first else batches:
-        found.observe(batch.images, last=False)
+        observer.observe(batch.images, last=False)
     skipped = list(chosen.skipped)
-    workers.merge(found)
-    if dealt < count and workers.first:
-        for batch in chosen.batches(recipe.batch, range(dealt, count)):
-            found.observe(batch.images, last=True)
+    workers.merge(observer)
+    if distributed < count and workers.first:
+        for batch in chosen.batches(recipe.batch, range(distributed, count)):
+            observer.observe(batch.images, last=True)
         skipped += chosen.skipped
     chosen.skipped = skipped
     chosen.merge_skipped(workers)
     source.skipped = chosen.skipped
 
     def sample() -> NDArray[np.uint8]:
-        # Read again rather than kept: 128 pictures are soon decoded, and nobody has to send them.
+        # Read again instead of kept: decoding a few hundred images is fast, and no worker has to send any.
         part = chosen.take(sample_positions(len(chosen), sample_size(recipe)))
         return np.concatenate([batch.images for batch in part.batches(recipe.batch)])
 
     return sample
 
 
-def share(result: Calibration | None, workers: Workers) -> Calibration:
-    """The first worker's calibration, for all of them. Others pass None."""
+def broadcast(result: Calibration | None, workers: Workers) -> Calibration:
+    """Return the first worker's calibration to all workers. Other workers pass None."""
     if workers.size == 1:
         assert result is not None
         return result

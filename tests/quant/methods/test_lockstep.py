@@ -1,4 +1,4 @@
-"""The walk that methods share: which images it takes, in which order, and what it holds beside them."""
+"""Lockstep runs: which images are used, in which order, and linear maps of layers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ GRAPH = trace(MODEL.module)
 IMAGES = images_for(MODEL.preprocess, 37)
 
 
-def walked(count: int) -> dict[str, Tensor]:
-    """What the float side holds at every node."""
+def float_values(count: int) -> dict[str, Tensor]:
+    """The float model's output at every node."""
     found: dict[str, Tensor] = {}
 
-    def step(node: Node, exact: InputBatches, quantized: InputBatches) -> list[Tensor]:
-        ends = [node.leaf(*xs, *node.params) for xs in zip(*exact, strict=True)]
-        found[node.name] = torch.cat(ends)
-        return ends
+    def quantize_node(node: Node, exact: InputBatches, quantized: InputBatches) -> list[Tensor]:
+        outputs = [node.leaf(*xs, *node.params) for xs in zip(*exact, strict=True)]
+        found[node.name] = torch.cat(outputs)
+        return outputs
 
     with torch.no_grad():
-        run_in_lockstep(GRAPH, MODEL.preprocess, IMAGES[:count], step, None, "")
+        run_in_lockstep(GRAPH, MODEL.preprocess, IMAGES[:count], quantize_node, None, "")
     return found
 
 
 @pytest.mark.parametrize("count", [1, 16, 37])
-def test_every_image_is_walked_once_in_order(count: int) -> None:
+def test_every_image_is_used_once_in_order(count: int) -> None:
     expected: dict[str, Tensor] = {}
 
     def visit(node: Node, y: Tensor) -> Tensor:
@@ -45,20 +45,20 @@ def test_every_image_is_walked_once_in_order(count: int) -> None:
 
     with torch.no_grad():
         GRAPH.run(normalise(IMAGES[:count], MODEL.preprocess), visit)
-    found = walked(count)
+    found = float_values(count)
     assert list(found) == list(expected)
     for name, y in expected.items():
         torch.testing.assert_close(found[name], y, rtol=1e-4, atol=1e-5)
 
 
-def test_images_are_as_many_as_fit_the_largest_site(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_images_is_limited_by_the_largest_site(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(math.prod(shape) for shape in site_shapes(GRAPH, MODEL.preprocess).values())
     for limit, count in ((3 * largest, 3), (4 * largest - 1, 3), (1, 1)):
         monkeypatch.setattr(lockstep, "MAX_ELEMENTS", limit)
-        assert len(walked(37)[GRAPH.output]) == count
+        assert len(float_values(37)[GRAPH.output]) == count
 
 
-def test_a_layer_without_a_bias_has_one_of_0() -> None:
+def test_a_layer_without_a_bias_gets_a_zero_bias() -> None:
     node = Node("linear", Linear(4, 3, "norm", bias=False), ("x",), ())
     found = LinearMap.of(node, MODEL.preprocess)
     assert found.bias.tolist() == [0.0, 0.0, 0.0] and found.weight.shape == (3, 4)

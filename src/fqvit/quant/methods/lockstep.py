@@ -1,7 +1,7 @@
-"""A walk over the graph that holds the values of some images twice: in the float model, and in one that is being quantized.
+"""Run the float model and its quantized version in lockstep, node by node, on the same images.
 
-Methods that choose weights or steps for what the quantized network really feeds a layer see both sides node by node, in the
-order of the network: compensate.py, bitsplit.py, similarity.py.
+Methods that choose weights or scales for the actual inputs of a layer in the quantized network use this: compensate.py,
+bitsplit.py and similarity.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fqvit.quant.fit import site_shapes
 from fqvit.quant.weights import pixel_linear
 from fqvit.system.progress import Progress
 
-MAX_ELEMENTS = 2**27  # of one site over all images of the walk: bounds its memory to a few times 512 MB
+MAX_ELEMENTS = 2**27  # per site, over all images: bounds the memory to a few times 512 MB
 BATCH = 16
 
-# The batches of each input of a node.
+# One list of batches per input of a node.
 InputBatches = Sequence[Sequence[Tensor]]
 
 
@@ -40,8 +40,11 @@ def run_in_lockstep(
     progress: Progress | None,
     label: str,
 ) -> None:
-    """Calls step(node, float inputs, quantized inputs) for every node; it returns what the node is in the quantized network, a
-    tensor a batch. images: uint8 [n, H, W, C], of which the first are taken, as many as memory allows."""
+    """Call quantize_node(node, float inputs, quantized inputs) for every node, in graph order.
+
+    It returns the node's outputs in the quantized network, one tensor per batch.
+    images: uint8 [n, H, W, C], of which the first ones are used, as many as memory allows.
+    """
     largest = max(math.prod(shape) for shape in site_shapes(graph, preprocess).values())
     images = images[: max(1, MAX_ELEMENTS // largest)]
     batches = [normalise(images[i : i + BATCH], preprocess) for i in range(0, len(images), BATCH)]
@@ -60,8 +63,9 @@ def run_in_lockstep(
 
 @dataclass(frozen=True)
 class LinearMap:
-    """y = x weight^T + bias over rows x: of a linear layer its inputs, of a patch embedding (pixel - zero) / 255 of a square.
+    """A linear layer or patch embedding as y = x weight^T + bias over rows x.
 
+    Rows are the inputs of a linear layer, or (pixel - zero) / 255 of the patches.
     weight: float64 [O, K]   bias: float64 [O]
     """
 
@@ -82,7 +86,7 @@ class LinearMap:
         return LinearMap(leaf, preprocess, *pixel_linear(weight, bias, preprocess))
 
     def rows(self, x: Tensor) -> Tensor:
-        """What the node reads, as rows: [N, T, K] with all tokens of an image in one axis."""
+        """The node's input x as rows [N, T, K], with all tokens of an image in one axis."""
         if isinstance(self.leaf, layers.Linear):
             return x.reshape(len(x), -1, x.shape[-1])
         p, patch = self.preprocess, self.leaf.patch
