@@ -201,7 +201,7 @@ def test_two_models_with_prefixes_fit_into_one_program(builder: Builder, tmp_pat
 
 @pytest.mark.parametrize("prefix", ["", "Shoes", "1st", "a-b", "fqvit", "fqvit_x", "é", "a" * 32, "a;b"])
 def test_prefixes_that_are_no_names_are_refused(prefix: str, tmp_path: Path) -> None:
-    with pytest.raises(FqvitError, match="prefix .*expected up to 31 small letters"):
+    with pytest.raises(FqvitError, match="prefix .*expected up to 31 lower-case letters"):
         c.export(lowered("vit", "fqvit")[2], tmp_path / "c", prefix=prefix)
     assert list(tmp_path.iterdir()) == []
 

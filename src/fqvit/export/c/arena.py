@@ -13,10 +13,10 @@ ALIGNMENT = 8  # bytes; no op needs it, but some processors are faster with it
 def plan_arena(sizes: Mapping[str, int], lifetimes: Mapping[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
     """Return the offset of every buffer and the size of the arena, in bytes.
 
-    sizes: bytes per buffer   lifetimes: first and last step of its use, both inclusive
+    sizes: bytes per buffer   lifetimes: indices of the first and last op that use a buffer, both inclusive
 
-    Greedy first fit, in three orders: by size, by length of life, and by first use. The smallest arena wins, because no single
-    order is the best for every network.
+    Greedy first fit in three orders: by size, by length of life and by first use. No order is best for every network, so the
+    smallest of the three arenas is returned.
     """
     orders: list[Callable[[str], tuple[int, ...]]] = [
         lambda name: (-sizes[name],),

@@ -1,4 +1,4 @@
-"""The text of model.h and model.c: a struct an op, a function a stage, in the order of c_plan.py."""
+"""Write the text of model.h and model.c: one struct per op, one function per stage, in the order that plan.py chose."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fqvit.ir.value import NAMES
 
 
 class CEmitter:
-    """Writes the code of one program; `arrays` has its constants afterwards."""
+    """Writes the code of one program. code() collects the program's constants in `arrays`."""
 
     def __init__(self, program: Program, verified: Verified, plan: Plan, prefix: Prefix) -> None:
         self.program, self.values, self.plan, self.prefix = program, verified.buffers, plan, prefix
-        self.identifier = Identifiers()  # of buffers, and of the ops that write them
+        self.identifier = Identifiers()  # for buffers and the ops that write them
         self.arrays = Arrays(Identifiers(), prefix)
         self.structs = Structs(program, verified, self.arrays)
 
     def code(self) -> str:
-        """model.c"""
+        """Return the text of model.c."""
         stages = [self.stage(i, stage) for i, stage in enumerate(self.plan.stages)]
         runs = "".join(f"    {self.stage_call(i, text)}\n" for i, text in enumerate(stages))
         structs = "".join(self.struct(op) for stage in self.plan.stages for op in stage.ops if not isinstance(op, Concat))
         return (
             '#include "model.h"\n\n#include "fqvit_ops.h"\n#include "weights.h"\n\n'
-            "/* ---- where buffers lie in the arena; a row or slice of some is all there is at a time ---- */\n"
+            "/* ---- offsets of buffers in the arena; of some buffers only one row or slice exists at a time ---- */\n"
             f"{''.join(self.offsets())}\n/* ---- the ops and their constants ---- */\n\n{structs}"
-            f"/* ---- stages: all ops of one for row 0, then for row 1, and so on ---- */\n\n{''.join(stages)}"
+            f"/* ---- stages: each runs all its ops for row 0, then for row 1, and so on ---- */\n\n{''.join(stages)}"
             f"void {self.prefix.names}_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{{\n"
             f"{runs}    for (uint32_t i = 0; i < {self.prefix.macros}_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
         )
@@ -49,8 +49,8 @@ class CEmitter:
         for stage in self.plan.stages:
             for op in stage.ops:
                 place, value = self.plan.places[op.y], self.values[op.y]
-                of = "" if place.kind == "whole" else f", a {place.kind} of {place.bytes} bytes"
-                note = f"{value.dtype} {list(value.shape)}{of}"
+                part = "" if place.kind == "whole" else f", one {place.kind} of {place.bytes} bytes"
+                note = f"{value.dtype} {list(value.shape)}{part}"
                 yield f"#define AT_{self.identifier(op.y)} {place.offset}u /* {note} */\n"
 
     def struct(self, op: AnyOp) -> str:
@@ -71,14 +71,14 @@ class CEmitter:
             lines = "".join(f"        {line}\n" for op in stage.ops for line in self.calls(op, "row"))
             body = f"    for (uint32_t row = 0; row < {stage.rows}; ++row) {{\n{lines}    }}\n"
         if all(line.lstrip().startswith("/*") for line in body.splitlines()):
-            body += "    (void)arena;\n"  # rows that were written where they are joined: compilers warn of what is not used
+            body += "    (void)arena;\n"  # a concat whose parts are all in place; avoids a warning about the unused parameter
         pixels = "const uint8_t *pixels, " if "pixels" in body else ""
         first, last = stage.ops[0].y, stage.ops[-1].y
         what = comment(f"{first} .. {last}" if first != last else first)
         return f"/* {what} */\nstatic void stage_{number}({pixels}uint8_t *arena)\n{{\n{body}}}\n\n"
 
     def calls(self, op: AnyOp, row: str) -> Iterator[str]:
-        """The call that makes a row of op's buffer."""
+        """Yield the calls that compute one row of the buffer that op writes."""
         call = f"fqvit_{op.__struct_config__.tag}(&op_{self.identifier(op.y)}"
         y = self.row_pointer(op.y, row)
         if isinstance(op, Permute):
@@ -105,7 +105,7 @@ class CEmitter:
             yield f"{call}, {self.row_pointer(x, row)}, {y});"
 
     def slice_calls(self, op: Permute, call: str, row: str) -> Iterator[str]:
-        """K or V of the head that begins with this row."""
+        """Yield the call that permutes K or V of one head, in the first row of that head."""
         reader = next(r for stage in self.plan.stages for r in stage.ops if self.plan.root(r.inputs()[-1]) == op.y)
         rows = self.values[reader.y].shape[-2]
         count = math.prod(self.values[reader.inputs()[-1]].shape[-2:])
@@ -121,11 +121,11 @@ class CEmitter:
         return f"{self.pointer(root)} + row / {rows}u * {math.prod(value.shape[-2:]) * BYTES[value.dtype]}u"
 
     def pointer(self, root: str) -> str:
-        """A pointer to a buffer, or to the row or slice that there is of it."""
+        """Return a C pointer to a buffer, or to the one row or slice of it that exists."""
         return "pixels" if root == INPUT else f"arena + AT_{self.identifier(root)}"
 
     def row_pointer(self, name: str, row: str) -> str:
-        """A pointer to a row of a buffer."""
+        """Return a C pointer to a row of a buffer."""
         root, value = self.plan.root(name), self.values[name]
         whole = root == INPUT or self.plan.places[root].kind == "whole"
         if not whole or row == "0" or rows_of(value) == 1:
@@ -144,25 +144,25 @@ class CEmitter:
                 continue
             size = rows_of(self.values[name]) * row_bytes(self.values[name])
             if self.plan.root(name) in self.plan.concat_offsets:
-                yield f"/* {comment(name)} was written at {offset} */"
+                yield f"/* {comment(name)} is already at byte {offset} */"
             else:
                 yield f"fqvit_copy({self.pointer(self.plan.root(name))}, {size}u, {to});"
             offset += size
 
     def header(self) -> str:
-        """model.h; after code(), which collects the constants."""
+        """Return the text of model.h. Call code() first, which collects the constants."""
         height, width, channels = self.program.input_shape
         output = self.program.header.output
         outputs = math.prod(self.values[output.buffer].shape)
         return self.prefix.apply(
             "#ifndef FQVIT_MODEL_H\n#define FQVIT_MODEL_H\n\n#include <stdint.h>\n\n"
             f"#define FQVIT_HEIGHT {height}\n#define FQVIT_WIDTH {width}\n#define FQVIT_CHANNELS {channels}\n"
-            f"#define FQVIT_PIXELS {height * width * channels} /* bytes of an image: rows of pixels, channels together */\n"
+            f"#define FQVIT_PIXELS {height * width * channels} /* bytes per image: rows of pixels, channels interleaved */\n"
             f"#define FQVIT_OUTPUTS {outputs} /* {output.kind} */\n"
-            f"#define FQVIT_ARENA_BYTES {self.plan.arena_bytes} /* memory that a run needs */\n"
-            f"#define FQVIT_CONSTANT_BYTES {self.arrays.bytes} /* weights and tables, read only */\n\n"
-            "/* pixels [FQVIT_PIXELS] -> output [FQVIT_OUTPUTS]. arena [FQVIT_ARENA_BYTES] may hold anything before.\n"
-            " * Keeps no state: runs with arenas of their own may go side by side. */\n"
+            f"#define FQVIT_ARENA_BYTES {self.plan.arena_bytes} /* memory for one run */\n"
+            f"#define FQVIT_CONSTANT_BYTES {self.arrays.bytes} /* weights and tables, read-only */\n\n"
+            "/* pixels [FQVIT_PIXELS] -> output [FQVIT_OUTPUTS]. arena [FQVIT_ARENA_BYTES] needs no initialization.\n"
+            " * No state is kept: runs with different arenas may run in parallel. */\n"
             "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output);\n\n#endif\n"
         )
 

@@ -1,4 +1,4 @@
-"""Each op as the initializer of its struct in templates/c/fqvit_ops.h. The order of calls is c_emit.py's."""
+"""Write every op as an initializer of its C struct in templates/fqvit_ops.h. See also: emit.py, which writes the calls."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ STRUCTS = {
     Lookup: "lookup", Linear: "linear", LayerNorm: "layernorm", Add: "add", Mean: "mean", Take: "take", Permute: "permute",
     MatMul: "matmul", LogSoftmax: "softmax", Softmax: "softmax", RowCodes: "softmax", ShiftMatMul: "context", Attend: "context",
 }  # fmt: skip
-Fields = dict[str, object]  # in the order of the struct; what is left out is 0 or NULL
+Fields = dict[str, object]  # in the order of the struct; omitted fields are 0 or NULL
 
 
 class Structs:
-    """Initializers; the arrays that they point to are collected on the way."""
+    """Builds struct initializers and collects the arrays that they point to."""
 
     def __init__(self, program: Program, verified: Verified, arrays: Arrays) -> None:
         self.constants, self.values, self.arrays = program.constants, verified.buffers, arrays
 
     def of(self, op: Op) -> tuple[str, Fields]:
-        """The name of the op's struct, and its fields."""
+        """Return the name of the op's struct and its fields."""
         return STRUCTS[type(op)], {name: value for name, value in self.fields(op).items() if value is not None}
 
     def type(self, name: str) -> str:
@@ -148,7 +148,7 @@ class Structs:
             axis, index = op.select
             offset = strides.pop(axis) * index
             del sizes[axis]
-        merged: list[tuple[int, int]] = []  # neighbours that are one axis
+        merged: list[tuple[int, int]] = []  # axes that stay adjacent become one
         for axis in op.perm:
             size, stride = sizes[axis], strides[axis]
             if merged and merged[-1][1] == size * stride:

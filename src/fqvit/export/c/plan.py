@@ -1,9 +1,9 @@
-"""Where every buffer of a C export lies, and in which order its ops run: row by row, so that most buffers are one row long.
+"""Plan a C export: run ops row by row, so that most buffers hold a single row, and place all buffers in one arena.
 
-Ops that turn row r of their inputs into row r of their output (linear, layernorm, add, softmax ...) join a stage: one loop over
-rows, in which a buffer that nobody else reads is a single row. An op that needs all rows of an input, or another
-number of rows, begins a later stage. K and V are made a slice (one head of one window) at a time. Nothing here knows of C.
-Neighbours: c_emit.py (writes the calls), native/engine.cpp (the same arena plan for whole buffers).
+Ops that compute row r of their output from row r of their inputs (linear, layernorm, add, softmax ...) share a stage: one loop
+over rows, in which a buffer that no other stage reads is a single row. An op that needs all rows of an input, or has another
+number of rows, starts a later stage. K and V are permuted one slice (one head of one window) at a time. Nothing here depends on
+C. See also: arena.py (offsets), emit.py (the calls).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def size_bytes(value: Value) -> int:
 
 @dataclass
 class Stage:
-    """Ops that run one after the other for row 0, then for row 1, and so on. A concat is a stage of its own."""
+    """Ops that all run for row 0, then all for row 1, and so on. A concat is a stage of its own."""
 
     rows: int
     ops: list[AnyOp] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Place:
-    """A buffer in the arena: whole, one row of it, or one slice."""
+    """The memory of a buffer in the arena: all of it, one row or one slice."""
 
     kind: Literal["whole", "row", "slice"]
     bytes: int
@@ -58,10 +58,10 @@ class Place:
 @dataclass(frozen=True)
 class Plan:
     stages: tuple[Stage, ...]
-    places: dict[str, Place]  # by root: the buffer that really holds the values
-    roots: dict[str, str]  # of reshaped buffers
-    sliced: frozenset[str]  # permuted buffers that are made a slice at a time
-    concat_offsets: dict[str, int]  # parts of a concat that are written where they belong, and their byte offset in it
+    places: dict[str, Place]  # by root, the buffer that holds the values
+    roots: dict[str, str]  # the root of each reshaped buffer
+    sliced: frozenset[str]  # permuted buffers of which one slice exists at a time
+    concat_offsets: dict[str, int]  # byte offset of the parts of a concat that are written in place
     arena_bytes: int
 
     def root(self, name: str) -> str:
@@ -69,7 +69,7 @@ class Plan:
 
 
 def accesses(op: AnyOp) -> Iterator[tuple[str, Access]]:
-    """How an op reads its inputs to make one row."""
+    """Yield the inputs of an op with the part of each that one row of its output needs."""
     if isinstance(op, MatMul | ShiftMatMul | Attend):
         first, second = op.inputs()
         yield first, "row"
@@ -81,7 +81,7 @@ def accesses(op: AnyOp) -> Iterator[tuple[str, Access]]:
 
 
 def plan(program: Program, verified: Verified) -> Plan:
-    """Order and places; the bits do not depend on them."""
+    """Choose the order of ops and the places of buffers. The results do not depend on either."""
     return _Planner(program, verified).plan()
 
 
@@ -105,19 +105,19 @@ class _Planner:
         self.sliced = frozenset(op.y for op in self.ops if self.is_sliced(op))
         self.concat_of = {part: (op, offset) for op in self.ops for part, offset in self.parts_in_place(op)}
         concats = {op.y for op in self.ops if isinstance(op, Concat)}
-        # A ViT's tokens as accumulators are its largest buffer: a stage ends with their reader, so that they live no longer.
+        # The concatenated token accumulators are the largest buffer of a ViT. Their reader ends its stage to free them early.
         self.stage_ends = {op.y for op in self.ops if op.y in concats or any(self.root(x) in concats for x in op.inputs())}
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
 
     def is_sliced(self, op: AnyOp) -> bool:
-        """Permuted, and read slice by slice by one op: K and V."""
+        """Whether an op permutes a buffer that a single op reads slice by slice: K or V."""
         readers = self.readers[op.y]
         return isinstance(op, Permute) and [access for *_, access in readers] == ["slice"] and op.y != self.output
 
     def parts_in_place(self, op: AnyOp) -> Iterator[tuple[str, int]]:
-        """Buffers that are read by a concat alone, and where they belong in its output."""
+        """Yield the inputs that only this concat reads, with their byte offsets in its output."""
         offset = 0
         for name in op.inputs() if isinstance(op, Concat) else ():
             if name in self.values:
@@ -147,7 +147,7 @@ class _Planner:
             else:
                 last = len(position) if name == self.output else spans[max(reader_stages, default=own)][1]
                 kinds[name], lifetimes[name] = "whole", (spans[own][0], last)
-        for op in self.ops:  # a container comes after its parts, and may be a part itself
+        for op in self.ops:  # a concat comes after its parts and may itself be a part of another
             if op.y in self.concat_of:
                 outer = self.concat_of[op.y][0].y
                 lifetimes[outer] = min(lifetimes[op.y][0], lifetimes[outer][0]), lifetimes[outer][1]
@@ -169,13 +169,16 @@ class _Planner:
     def overwrites(
         self, kinds: Mapping[str, str], stage_of: dict[str, int], position: dict[str, int]
     ) -> Iterator[tuple[str, str]]:
-        """Whole buffers that are written row by row over one that dies in the same stage, each row being read before: the
-        residual stream stays in one place. With each the buffer that had the place first."""
+        """Yield whole buffers that can overwrite another one, each with the buffer that held the memory first.
+
+        A stage may write row r over row r of a buffer whose last read is an earlier op of the same stage. This keeps the
+        residual stream in one place.
+        """
         first: dict[str, str] = {}
         fixed = {self.output, *self.concat_of, *(op.y for op, _ in self.concat_of.values())}
-        free = [op.y for op in self.ops if kinds[op.y] == "whole" and op.y not in fixed]  # not yet written over
+        free = [op.y for op in self.ops if kinds[op.y] == "whole" and op.y not in fixed]  # not overwritten yet
 
-        def can_go(y: str, x: str) -> bool:
+        def can_overwrite(y: str, x: str) -> bool:
             own = stage_of[y]
             left = [reader for reader in self.readers[x] if stage_of[reader[0].y] >= own]
             same = rows_of(self.values[x]) == rows_of(self.values[y]) and row_bytes(self.values[x]) == row_bytes(self.values[y])
@@ -185,21 +188,24 @@ class _Planner:
             )  # fmt: skip
 
         for y in tuple(free):
-            x = next((x for x in free if can_go(y, x)), None)
+            x = next((x for x in free if can_overwrite(y, x)), None)
             if x is not None:
                 free.remove(x)
                 first[y] = first.get(x, x)
                 yield y, first[y]
 
     def stages(self) -> tuple[list[Stage], dict[str, int]]:
-        """Every op in the first stage where its inputs are ready. Ops of one level and as many rows share a loop."""
+        """Put every op into the first stage where its inputs are ready. Ops of the same level and number of rows share a stage.
+
+        Returns the stages, and the number of the stage of each buffer.
+        """
         level = {INPUT: -1}
         groups: dict[tuple[int, int, str], Stage] = {}
         keys = {}
         reader_of = {name: self.readers[name][0][0] for name in self.sliced}
         waiting: dict[str, list[AnyOp]] = {}
         for op in self.ops:
-            if op.y in self.sliced:  # goes where its reader goes
+            if op.y in self.sliced:  # joins the stage of its reader
                 waiting.setdefault(reader_of[op.y].y, []).append(op)
                 continue
             first = 0
@@ -220,7 +226,7 @@ class _Planner:
         return [groups[key] for key in order], {name: number[key] for name, key in keys.items()}
 
     def keeps_rows(self, name: str) -> bool:
-        """Whether a row of this view is a row of what an op writes in a loop."""
+        """Whether this view has the rows of a buffer that an op of the same stage may have written."""
         root = self.root(name)
         if root == INPUT or root in self.stage_ends:
             return False

@@ -1,5 +1,7 @@
-"""Words of C: identifiers, comments, and constants as arrays. Names come from a file that anybody may have written, so that
-nothing of them but letters, digits and _ reaches the code, and nothing that could end a comment."""
+"""Write C identifiers, comments and constant arrays from names and values of an untrusted program.
+
+Identifiers contain only letters, digits and _. Comments contain nothing that could end them.
+"""
 
 from __future__ import annotations
 
@@ -16,39 +18,39 @@ from fqvit.ir.value import NAMES
 Array = np.ndarray[Any, Any]
 C_TYPES = {"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t", "i32": "int32_t"}
 NUMBERS_PER_LINE = 64
-NUMBERS_PER_FILE = 1 << 20  # compilers take a few hundred bytes of memory for each
+NUMBERS_PER_FILE = 1 << 20  # compilers need a few hundred bytes of memory per number
 MAX_NAME = 80
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the names begin with that other files see: functions and constants, and macros."""
+    """Prefix of everything with external linkage: `names` for functions and constants, `macros` for macros."""
 
     names: str = "model"
     macros: str = "FQVIT"
 
     @staticmethod
     def of(given: str | None) -> Prefix:
-        """One of its own for each model, so that several fit into one program; None: the usual."""
+        """Return the prefix that the user gave; None is the default. Models with different prefixes can be linked together."""
         if given is None:
             return Prefix()
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", given) or given.startswith("fqvit"):
-            said = "expected up to 31 small letters, digits and _, a letter first, and not fqvit"
-            raise FqvitError(f"prefix {given!r}: {said}. Choose another, such as shoes.")
+            said = "expected up to 31 lower-case letters, digits and _, starting with a letter but not with fqvit"
+            raise FqvitError(f"prefix {given!r}: {said}. Choose another one, such as shoes.")
         return Prefix(given, given.upper())
 
     def apply(self, text: str) -> str:
-        """C that was written for the usual one."""
+        """Replace the default prefix in C code."""
         return text.replace("model_run", f"{self.names}_run").replace("FQVIT_", f"{self.macros}_")
 
 
 def comment(text: str) -> str:
-    """Text for between /* and */: printable, without * or what -Wall warns of."""
+    """Return text that is safe between /* and */: printable, without *, and without anything that -Wall warns about."""
     return re.sub(r"[^\w .,:;=<>()\[\]{}+\-|^'/]", "_", text, flags=re.ASCII).replace("//", "/_")
 
 
 class Identifiers:
-    """Identifiers, one for each name, each once."""
+    """Maps names to unique C identifiers."""
 
     def __init__(self) -> None:
         self._given: dict[str, str] = {}
@@ -67,14 +69,14 @@ class Identifiers:
 
 
 class Arrays:
-    """The constants that the code names, each once, in the order in which they were first asked for."""
+    """The constants that the code uses, once each, in the order of their first use."""
 
     def __init__(self, identifiers: Identifiers, prefix: Prefix) -> None:
         self._identifiers, self._prefix = identifiers, prefix
         self._arrays: dict[str, Array] = {}
 
     def add(self, name: str, array: Array) -> str:
-        """-> the identifier of a constant of its own type."""
+        """Add a constant with the array's element type and return its identifier."""
         assert NAMES[array.dtype] in C_TYPES, array.dtype
         identifier = f"{self._prefix.names}_{self._identifiers(f'{name} {NAMES[array.dtype]}')}"
         self._arrays[identifier] = array
@@ -89,7 +91,7 @@ class Arrays:
             yield f"extern const {C_TYPES[NAMES[array.dtype]]} {identifier}[{array.size}];\n"
 
     def files(self) -> Iterator[list[str]]:
-        """The definitions, in as many parts as files are wanted."""
+        """Yield the definitions for one file at a time, at most NUMBERS_PER_FILE numbers each unless one array is larger."""
         part: list[str] = []
         numbers = 0
         for identifier, array in self._arrays.items():

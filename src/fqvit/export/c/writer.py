@@ -1,8 +1,8 @@
-"""Export to C99: a folder that `make` turns into ./classify, and whose model.c a firmware can link.
+"""Write a program as a folder of C99: `make` builds ./classify from it, and firmware can link its model.c.
 
-The same integers as every other runtime, by plain loops: no float, no allocation, no libc in the model. c_plan.py decides what
-runs when and where buffers lie, c_emit.py and c_ops.py write model.c, c_text.py its constants; templates/c has what is the same
-in every export. docs/export-c.md is the page.
+The model is plain loops without floats, allocation or libc, and gives the bits of the reference.
+See also: plan.py (order of ops, offsets of buffers), emit.py and ops.py (model.c), text.py (constants), templates/ (files that
+are the same in every export), docs/reference/c.md.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BUILT = ("classify",)
 
 
 def export(program: Program, path: str | Path, prefix: str | None = None) -> None:
-    """Writes the folder `path`; an earlier export there is replaced, anything else refused.
+    """Write the folder `path` atomically. An earlier export at `path` is replaced; other files there raise FqvitError.
 
-    prefix: in place of `model` in functions and constants and, in capitals, of `FQVIT` in model.h's macros, so that several
-    models fit into one program.
+    prefix: replaces `model` in functions and constants and, in upper case, `FQVIT` in the macros of model.h, so that several
+    models can be linked into one program
     """
     naming = Prefix.of(prefix)
     check_free(Path(path), BUILT)
@@ -56,7 +56,7 @@ def export(program: Program, path: str | Path, prefix: str | None = None) -> Non
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every machine
+    path.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every system
 
 
 def readme(program: Program, emitter: CEmitter) -> str:
@@ -64,26 +64,27 @@ def readme(program: Program, emitter: CEmitter) -> str:
     output = program.header.output
     shape = " x ".join(map(str, emitter.values[output.buffer].shape))
     preprocess = program.header.preprocess
-    meaning = f"Scores times {output.scale:.6g} are near the float model's logits."
+    meaning = f"Outputs times {output.scale:.6g} approximate the logits of the float model."
     if output.kind != "logits":
         meaning = f"Outputs are codes: value = (code - {output.zero}) * {output.scale:.6g}"
-        meaning += "." if output.alpha is None else ", times 2^alpha of its channel."
+        meaning += "." if output.alpha is None else " * 2^alpha[channel]."
     return f"""\
 {comment(program.header.model)} as C99, without floats. Written by fqvit from program
 {program.fingerprint()}.
 
     make
-    ./classify image.rgb        one integer a line: {output.kind}, {shape}
+    ./classify image.rgb        prints one integer per line: {output.kind}, {shape}
     ./classify --sizes
 
-image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels, {channels} byte(s) each, upright, 0 is black.
-Resize the shorter side to {preprocess.resize} ({preprocess.interpolation}), then cut out the middle. Mean and standard
-deviation are inside the weights: nothing is to be subtracted or divided.
+image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels with {channels} byte(s) each, top row first;
+0 is black. Resize the shorter side of the picture to {preprocess.resize} ({preprocess.interpolation}), then crop the center.
+Do not subtract a mean or divide by a standard deviation: both are part of the weights.
 
-RAM    {emitter.plan.arena_bytes:>9,} bytes of arena (FQVIT_ARENA_BYTES), the image, the outputs, and less than 1 kB of stack
-flash  {emitter.arrays.bytes:>9,} bytes of constants, and some 10 kB of code and descriptions of ops
+RAM    {emitter.plan.arena_bytes:>9,} bytes of arena (FQVIT_ARENA_BYTES), plus image, outputs and less than 1 kB of stack
+flash  {emitter.arrays.bytes:>9,} bytes of constants, plus about 10 kB of code and op descriptions
 
-To link it into a firmware: every .c file but main.c, and model_run() of model.h. It needs <stdint.h> and <stddef.h> alone.
+To use the model in firmware, compile every .c file except main.c and call model_run() of model.h. It needs only <stdint.h> and
+<stddef.h>.
 
 {meaning}
 """

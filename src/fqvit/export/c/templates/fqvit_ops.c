@@ -1,9 +1,9 @@
-/* The ops of fqvit_ops.h: plain loops. Bounds were proved by fqvit for any image, so nothing is checked here. */
+/* The ops of fqvit_ops.h as plain loops. fqvit proved all bounds for any image, so nothing is checked here. */
 #include "fqvit_ops.h"
 
-/* ---- fixed point: the only arithmetic there is ---- */
+/* ---- fixed-point arithmetic ---- */
 
-/* floor(x / 2^shift): >> of a negative number is left to the compiler in C99, so that only others are shifted. */
+/* floor(x / 2^shift). In C99, >> of a negative number is implementation-defined, so ~x is shifted instead. */
 static int64_t floor_shift(int64_t x, unsigned shift) { return x >= 0 ? x >> shift : ~(~x >> shift); }
 
 /* floor(x / 2^shift + 1/2), shift 1..62 */
@@ -14,14 +14,14 @@ static int64_t requantize(int32_t acc, int32_t mult, unsigned shift) { return ro
 
 static int32_t clamp(int64_t value, int32_t last) { return value < 0 ? 0 : value > last ? last : (int32_t)value; }
 
-/* floor(a / b + 1/2), b > 0; C99's division truncates. */
+/* floor(a / b + 1/2), b > 0. Division truncates in C99. */
 static int64_t round_divide(int64_t a, int64_t b)
 {
     const int64_t sum = a + b / 2, quotient = sum / b;
     return quotient - (sum % b < 0 ? 1 : 0);
 }
 
-/* The index of the highest set bit of x >= 1 */
+/* index of the highest set bit, x >= 1 */
 static unsigned ilog2(uint64_t x)
 {
     unsigned index = 0;
@@ -34,14 +34,14 @@ static unsigned ilog2(uint64_t x)
     return index;
 }
 
-/* log2 of x >= 1, rounded by the bit below the highest */
+/* log2(x) rounded by the bit below the highest set bit, x >= 1 */
 static unsigned ilog2_round(uint64_t x)
 {
     const unsigned top = ilog2(x);
     return top + (top > 0 ? (unsigned)(x >> (top - 1) & 1) : 0);
 }
 
-/* floor(sqrt(x)), 0 <= x < 2^62, one binary digit at a time */
+/* floor(sqrt(x)), 0 <= x < 2^62, bit by bit */
 static int64_t isqrt(int64_t x)
 {
     int64_t root = 0;
@@ -102,7 +102,7 @@ static int32_t zero_of(const fqvit_zero *zero, uint32_t c)
     return zero->many ? zero->many[c / zero->group] : zero->one;
 }
 
-/* (x - zero) 2^alpha: codes with one scale for all channels again */
+/* (x - zero) 2^alpha, which has the same scale in all channels */
 static int64_t lifted(int32_t x, const fqvit_zero *zero, const uint8_t *alpha, uint32_t c)
 {
     const int64_t value = (int64_t)x - zero_of(zero, c);
@@ -134,7 +134,7 @@ static int32_t dot(const int8_t *w, const uint8_t *x, fqvit_type type, uint32_t 
 /* 4-bit two's complement */
 static int32_t nibble(int32_t code) { return (code ^ 8) - 8; }
 
-/* Both weights of a byte at a time */
+/* Multiplies both weights of a byte per iteration. */
 static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
 {
     int32_t sum = 0;
@@ -142,10 +142,11 @@ static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
     return sum;
 }
 
-/* A group's sum is multiplied by its power of two: exact, and inside the bound of the weights that these stand for. */
+/* The sum of a group is multiplied by its power of two. This is exact and stays within the bound of the unpacked
+ * weights. */
 static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t o)
 {
-    const uint32_t groups = (op->inputs + op->group - 1) / op->group; /* the last may be shorter */
+    const uint32_t groups = (op->inputs + op->group - 1) / op->group; /* the last group may be shorter */
     const uint8_t *codes = op->packed + (size_t)o * ((op->inputs + 1) / 2);
     const uint8_t *exponent = op->exponent + (size_t)o * ((groups + 1) / 2);
     int32_t acc = 0;
@@ -248,7 +249,7 @@ void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uin
     }
     for (uint32_t i = 0; i < count; ++i) {
         for (uint32_t b = 0; b < op->bytes; ++b) *y++ = x[(size_t)from * op->bytes + b];
-        for (uint32_t axis = op->axes; axis-- > 0;) { /* the next place: the last axis first */
+        for (uint32_t axis = op->axes; axis-- > 0;) { /* advance the index, last axis first */
             from += op->stride[axis];
             if (++at[axis] < op->size[axis]) break;
             from -= op->size[axis] * op->stride[axis];
@@ -289,13 +290,13 @@ void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b,
     }
 }
 
-/* The regions of the row's window, or NULL */
+/* The regions of the tokens in the window of this row, or NULL. */
 static const uint8_t *regions(const fqvit_softmax_op *op, uint32_t row)
 {
     return op->region ? op->region + (size_t)(row / op->window_rows) * op->tokens : NULL;
 }
 
-/* The largest x of the tokens that the row's own token sees */
+/* The largest x among the tokens in the region of token `own`. */
 static int32_t largest(const fqvit_softmax_op *op, const uint8_t *x, const uint8_t *region, uint32_t own)
 {
     int32_t top = 0;
@@ -306,14 +307,14 @@ static int32_t largest(const fqvit_softmax_op *op, const uint8_t *x, const uint8
     return top;
 }
 
-/* Where token t is in the table */
+/* The table index of token t. */
 static uint32_t place(const fqvit_softmax_op *op, const uint8_t *x, int32_t top, uint32_t t)
 {
     const uint32_t distance = (uint32_t)(top - fqvit_load(x, op->x, t));
     return distance < op->length ? distance : op->length - 1;
 }
 
-/* The exponential of token t; 0 where it is not seen */
+/* The exponential of token t; 0 if it is in another region. */
 static int32_t exponential(const fqvit_softmax_op *op, const uint8_t *x, const uint8_t *region, uint32_t own,
                            int32_t top, uint32_t t)
 {
@@ -358,7 +359,7 @@ void fqvit_row_codes(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, u
     }
 }
 
-enum { COLUMNS = 8 }; /* of V at a time, so that a weight is looked up once for them */
+enum { COLUMNS = 8 }; /* columns of V per pass, which share each lookup of a weight */
 
 static void context(const fqvit_context_op *op, const uint8_t *a, const uint8_t *v, uint8_t *y, int64_t mult)
 {
@@ -369,7 +370,7 @@ static void context(const fqvit_context_op *op, const uint8_t *a, const uint8_t 
             const int32_t weight = op->levels[a[t]];
             for (uint32_t i = 0; i < taken; ++i) {
                 const int32_t part = weight * (fqvit_load(v, op->v, t * op->width + d + i) - op->v_zero);
-                acc[i] = t == 0 ? part : acc[i] + part; /* filling it with 0 first would call memset */
+                acc[i] = t == 0 ? part : acc[i] + part; /* initializing acc with 0 would call memset */
             }
         }
         for (uint32_t i = 0; i < taken; ++i) {

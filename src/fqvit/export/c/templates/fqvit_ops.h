@@ -1,9 +1,9 @@
-/* The integer ops of an fqvit program, one function a kind, one row of the output at a time. Written once, the same in
- * every export; model.c has the calls. docs/format.md of fqvit has the formulas.
+/* The integer ops of an fqvit program: one function per kind of op, which computes one row of the output per call. This
+ * file is the same in every export; model.c has the calls. docs/reference/format.md of fqvit has the formulas.
  *
- * C99 without float, libc or allocation. Needs 8-bit bytes and the exact-width types of <stdint.h>, nothing else: no
- * shift of a negative number, no overflow (fqvit proved every bound for any image), no alignment, no byte order.
- * Buffers are bytes, their values little-endian; constants are plain arrays.
+ * C99 without floats, libc or allocation. The code needs 8-bit bytes and the exact-width types of <stdint.h>. It does
+ * not shift negative numbers, cannot overflow (fqvit proved every bound for any image), and does not depend on
+ * alignment or byte order. Buffers are bytes and hold little-endian values; constants are plain arrays.
  *
  * Letters: T tokens, C channels, D head width, K reduction. `row` counts over all leading axes of the output. */
 #ifndef FQVIT_OPS_H
@@ -12,16 +12,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FQVIT_U8, FQVIT_U16, FQVIT_I16, FQVIT_I32 }; /* the type of a value in a buffer or constant */
+enum { FQVIT_U8, FQVIT_U16, FQVIT_I16, FQVIT_I32 }; /* element type of a buffer or constant */
 typedef uint8_t fqvit_type;
 
 int32_t fqvit_load(const uint8_t *x, fqvit_type type, uint32_t i);
 void fqvit_store(uint8_t *y, fqvit_type type, uint32_t i, int32_t value);
 
-/* Zero points: one for all channels, or many, each for `group` channels in turn. */
+/* Zero points: one per tensor, or one per group of `group` channels. */
 typedef struct {
     uint16_t one;
-    const uint16_t *many; /* NULL: one */
+    const uint16_t *many; /* [C / group], or NULL: use `one` */
     uint32_t group;
 } fqvit_zero;
 
@@ -33,20 +33,21 @@ typedef struct {
     fqvit_type entry;
     const uint8_t *alpha; /* [C] or NULL */
     const uint16_t *y_zero;
-    int32_t last; /* the largest code of y */
+    int32_t last; /* largest code of y */
 } fqvit_lookup_op;
 void fqvit_lookup(const fqvit_lookup_op *op, const uint8_t *x, uint8_t *y);
 
-/* acc = sum_k x[k] w[o][k] + bias[o];  y = acc, requantize(acc), or a code of it */
+/* acc = sum_k x[k] w[o][k] + bias[o]
+ * FQVIT_CODES: y = clamp(requantize(acc) + y_zero), FQVIT_ACC: y = acc, FQVIT_INTEGERS: y = requantize(acc) */
 enum { FQVIT_CODES, FQVIT_ACC, FQVIT_INTEGERS };
 typedef struct {
     fqvit_type x, y;
     uint8_t out;
     uint32_t inputs, outputs;
-    const int8_t *w;         /* [outputs][inputs], or NULL: */
-    const uint8_t *packed;   /* two 4-bit weights a byte, */
-    const uint8_t *exponent; /* to be multiplied by 2^exponent, one a group, two a byte */
-    uint32_t group;
+    const int8_t *w;         /* [outputs][inputs], or NULL: use `packed` */
+    const uint8_t *packed;   /* 4-bit weights, two per byte, low bits first */
+    const uint8_t *exponent; /* 4 bits per group, two per byte: its weights are multiplied by 2^exponent */
+    uint32_t group;          /* weights per group */
     const int32_t *bias, *mult;
     const uint8_t *shift;
     fqvit_zero y_zero;
@@ -54,7 +55,7 @@ typedef struct {
 } fqvit_linear_op;
 void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y);
 
-/* Log-Int LayerNorm with an integer square root; affine: g, then b */
+/* Integer LayerNorm with an integer square root; affine: [2][C], g then b */
 typedef struct {
     fqvit_type x, y;
     uint32_t channels;
@@ -67,13 +68,13 @@ typedef struct {
 } fqvit_layernorm_op;
 void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y);
 
-/* y = clamp(round(sum of terms / 2^(shift + y_alpha[c])) + y_zero), a term being (x - zero) 2^alpha[c] mult[c] */
+/* y = clamp(round(sum of both terms / 2^(shift + y_alpha[c])) + y_zero), term = (x - zero) 2^alpha[c] mult[c] */
 typedef struct {
     fqvit_type type;
-    const void *constant; /* NULL: a buffer */
-    uint32_t rows;        /* of the constant, which repeats */
+    const void *constant; /* [rows][C], or NULL: the term is a buffer */
+    uint32_t rows;        /* rows of the constant, which repeat */
     int32_t mult;
-    const int32_t *mults; /* [C], or NULL: mult */
+    const int32_t *mults; /* [C], or NULL: use `mult` */
     fqvit_zero zero;
     const uint8_t *alpha;
 } fqvit_term;
@@ -88,7 +89,7 @@ typedef struct {
 } fqvit_add_op;
 void fqvit_add(const fqvit_add_op *op, const uint8_t *x0, const uint8_t *x1, uint8_t *y, uint32_t row);
 
-/* Mean of rows skip..rows of the whole x */
+/* Mean over rows skip .. rows - 1. x is the whole buffer. */
 typedef struct {
     fqvit_type x, y;
     uint32_t rows, skip, channels;
@@ -100,7 +101,7 @@ typedef struct {
 } fqvit_mean_op;
 void fqvit_mean(const fqvit_mean_op *op, const uint8_t *x, uint8_t *y);
 
-/* y = row index[row] of the whole x; -1 gives fill */
+/* y = row index[row] of x, or fill for index -1. x is the whole buffer. */
 typedef struct {
     fqvit_type x;
     uint32_t channels;
@@ -109,21 +110,21 @@ typedef struct {
 } fqvit_take_op;
 void fqvit_take(const fqvit_take_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
 
-/* `count` values from `first` on of the whole x in another order of axes */
+/* Transposes axes: writes `count` values of the result, beginning with value `first`. x is the whole buffer. */
 typedef struct {
-    uint32_t bytes; /* of a value */
+    uint32_t bytes; /* per value */
     uint32_t axes, offset, size[8], stride[8];
 } fqvit_permute_op;
 void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uint32_t first, uint32_t count);
 
-/* For concat: a constant, or bytes of a buffer */
+/* The parts of a concat: a constant, or bytes of a buffer */
 void fqvit_copy_constant(const void *x, fqvit_type type, uint32_t count, uint8_t *y);
 void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y);
 
 /* y[n] = clamp(requantize(sum_k (a[k] - a_zero) (b - b_zero) + bias[index[m][n]][h]) + y_zero) */
 typedef struct {
     fqvit_type a, b, y;
-    uint32_t rows, columns, inner, heads; /* rows of a slice */
+    uint32_t rows, columns, inner, heads; /* rows per head */
     uint8_t b_rows;                       /* b is [K][N], else [N][K] */
     int32_t a_zero, b_zero, mult;
     uint8_t shift;
@@ -133,7 +134,8 @@ typedef struct {
 } fqvit_matmul_op;
 void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y, uint32_t row);
 
-/* The three softmaxes: a row's values by their distance from its largest. Tokens of other regions are not seen. */
+/* The three softmaxes look up the distance of each score from the largest one of its row. Tokens of other regions are
+ * masked. */
 typedef struct {
     fqvit_type x, y;
     uint32_t tokens;
@@ -150,11 +152,11 @@ void fqvit_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uin
 void fqvit_row_codes(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
 
 /* y[d] = clamp(round(sum_t level[a[t]] (v[t][d] - v_zero) M / 2^shift) + y_zero): M = mult for shift_matmul,
- * M = round(mult largest / sum of the row's levels) for attend. v is the slice of the row. */
+ * M = round(mult largest / sum_t level[a[t]]) for attend. v is V of the head of this row. */
 typedef struct {
     fqvit_type v, y;
     uint32_t tokens, width;
-    const uint16_t *levels; /* a weight a code */
+    const uint16_t *levels; /* one weight per code */
     int32_t largest;
     int32_t v_zero, mult;
     uint8_t shift;

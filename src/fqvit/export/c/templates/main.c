@@ -1,11 +1,11 @@
-/* ./classify IMAGE.rgb prints one output a line: the score of every class, class 0 first.
- * ./classify --sizes prints what the model needs. Only this file uses libc. */
+/* ./classify IMAGE.rgb prints one output per line: the score of every class, class 0 first.
+ * ./classify --sizes prints the sizes in model.h. Only this file uses libc. */
 #include <stdio.h>
 #include <string.h>
 
 #include "model.h"
 
-static uint8_t pixels[FQVIT_PIXELS + 1]; /* one more, to notice a longer file */
+static uint8_t pixels[FQVIT_PIXELS + 1]; /* one extra byte, to detect files that are too long */
 static uint8_t arena[FQVIT_ARENA_BYTES];
 static int32_t output[FQVIT_OUTPUTS];
 
@@ -33,9 +33,9 @@ int main(int argc, char **argv)
     fclose(file);
     if (size != FQVIT_PIXELS) {
         fprintf(stderr,
-                "%s: expected %ld bytes (%d rows of %d pixels, %d a pixel), got %s%ld. Resize the image first.\n",
-                argv[1], (long)FQVIT_PIXELS, FQVIT_HEIGHT, FQVIT_WIDTH, FQVIT_CHANNELS,
-                size > FQVIT_PIXELS ? "at least " : "", (long)size);
+                "%s: found %s%ld bytes, expected %ld (%d rows of %d pixels of %d bytes). Resize the image first.\n",
+                argv[1], size > FQVIT_PIXELS ? "at least " : "", (long)size, (long)FQVIT_PIXELS, FQVIT_HEIGHT,
+                FQVIT_WIDTH, FQVIT_CHANNELS);
         return 2;
     }
     model_run(pixels, arena, output);
