@@ -1,1 +1,1 @@
-"""The command line: options in app.py and detect.py, what commands do in commands/."""
+"""Command line: options in app.py, detect.py and options.py, the work of each command in commands/."""

@@ -1,6 +1,6 @@
-"""The command line: one function a command, each only its options; commands/ has what they do.
+"""Define the command line: one function per command, which declares its options and calls a module of commands/.
 
-Nothing heavy is imported before a command needs it. Mistakes of the user are one line on stderr and exit code 2.
+Nothing heavy is imported before a command needs it. User errors are one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from fqvit.cli.options import (
 )
 
 app = typer.Typer(
-    help="Vision transformers as integer-only programs.",
+    help="Quantize vision transformers to integer-only programs, and run them.",
     add_completion=False,
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: importing rich for it would double the time of `fqvit --help`
+    rich_markup_mode=None,  # plain help: importing rich would double the time of `fqvit --help`
     pretty_exceptions_enable=False,
 )
 app.add_typer(detect_app, name="detect")
 command = functools.partial(guard.command, app)
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
@@ -62,25 +62,27 @@ def _say_version(asked: bool) -> None:
 
 @app.callback()
 def general(
-    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
-    """Options that stand before the command."""
+    """Handle the options that precede the command."""
 
 
 def main() -> NoReturn:
-    """Parses the words of the command line and runs their command. __main__.py calls it."""
+    """Parse sys.argv and run the command. Called by __main__.py."""
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # libraries' warnings are for developers; ours are printed as such
+        warnings.simplefilter("ignore")  # warnings of libraries are for developers; commands print their own
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # class names and paths may have letters that a terminal has not
-    with guard.one_line_errors():  # commands have it too; this one is for `--help`
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have characters that the terminal lacks
+    with guard.one_line_errors():  # each command does this as well; here it is for `--help`
         app(prog_name="fqvit")
     raise AssertionError("typer returned")
 
 
 @command("models")
 def models(as_json: Json = False) -> None:
-    """List the models, their sizes and their preprocessing."""
+    """List the known models with their size and preprocessing."""
     from fqvit.cli.commands import models as models_command
 
     models_command.run(as_json)
@@ -88,24 +90,32 @@ def models(as_json: Json = False) -> None:
 
 @command("quantize")
 def quantize(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME; default fmnist_vit.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME. Default: fmnist_vit.")] = None,
     weights: Weights = None,
     calib: Calib = None,
     recipe: Recipe = None,
     bits: Bits = None,
-    profile: Annotated[str | None, typer.Option(metavar="npu", help="For chips with symmetric int8 only.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="npu", help="Restrict the recipe to a target. npu: symmetric int8 only.")
+    ] = None,
     device: Device = "cpu",
-    features: Annotated[Features | None, typer.Option(help="Stop at features instead of logits.")] = None,
+    features: Annotated[Features | None, typer.Option(help="Output features instead of logits.")] = None,
     images: CalibrationImages = None,
-    k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor.")] = None,
-    max_loss: Annotated[float | None, typer.Option(metavar="X", help="Points of top-1 that recipe auto may lose.")] = None,
+    k: Annotated[int | None, typer.Option(metavar="K", help="Largest exponent of the Power-of-Two Factor, 0 to 8.")] = None,
+    max_loss: Annotated[
+        float | None, typer.Option(metavar="X", help="Points of top-1 accuracy that recipe auto may lose.")
+    ] = None,
     classes: Classes = None,
-    save_calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration.")] = None,
-    calibration: Annotated[Path | None, typer.Option(metavar="FILE.json", help="A saved one, with its recipe.")] = None,
+    save_calibration: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration to this file.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Use a saved calibration, including its recipe.")
+    ] = None,
     out: ProgramOut = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a float checkpoint into an integer-only program."""
+    """Quantize a float checkpoint to an integer-only program."""
     from fqvit.cli.commands import quantize as quantize_command
 
     quantize_command.run(
@@ -130,16 +140,21 @@ def quantize(
 
 @command("eval")
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="FILE.fqvit|FILE.onnx|MODEL", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.fqvit|FILE.onnx|MODEL", help="Program, exported program, or float model.", show_default=False
+        ),
+    ],
     weights: Weights = None,
     data: Data = None,
     classes: Classes = None,
-    backend: Annotated[Backend | None, typer.Option(help="What runs a program; default native.")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="Runtime of a program. Default: native.")] = None,
     limit: Limit = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Measure top-1 and top-5 of a program, or of a float model."""
+    """Measure top-1 and top-5 accuracy of a program or float model."""
     from fqvit.cli.commands import evaluate as evaluate_command
 
     evaluate_command.run(
@@ -157,10 +172,10 @@ def evaluate(
 @command("classify")
 def classify(
     file: Program,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", show_default=False)],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Show the five best classes of images."""
+    """Show the five best classes of each image."""
     from fqvit.cli.commands import classify as classify_command
 
     classify_command.run(file, images, as_json)
@@ -169,12 +184,12 @@ def classify(
 @command("inspect")
 def inspect(
     file: Program,
-    sites: Annotated[bool, typer.Option("--sites", help="List every quantized site.")] = False,
-    ops: Annotated[bool, typer.Option("--ops", help="List every op.")] = False,
-    proofs: Annotated[bool, typer.Option("--proofs", help="List every overflow proof.")] = False,
+    sites: Annotated[bool, typer.Option("--sites", help="List all quantized sites.")] = False,
+    ops: Annotated[bool, typer.Option("--ops", help="List all ops.")] = False,
+    proofs: Annotated[bool, typer.Option("--proofs", help="List all overflow proofs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a program, and why it cannot overflow."""
+    """Show the contents of a program and its overflow proofs."""
     from fqvit.cli.commands import inspect as inspect_command
 
     inspect_command.run(file, sites, ops, proofs, as_json)
@@ -184,12 +199,12 @@ def inspect(
 def compare(
     file: Program,
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Folder of images, or tar shards; no labels.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="At most so many images, spread evenly.")] = 8,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also the gain over this program.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images without labels: a folder or tar shards.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show site by site where a program departs from its float model."""
+    """Compare a program with its float model, site by site."""
     from fqvit.cli.commands import compare as compare_command
 
     compare_command.run(file, weights, data, limit, baseline, as_json)
@@ -200,15 +215,20 @@ def report(
     file: Program,
     weights: Weights = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR|TAR", help="Images; labels from sub-folders or shards, or none.")
+        Path | None, typer.Option(metavar="DIR|TAR", help="Images, with or without labels: a folder or tar shards.")
     ] = None,
     classes: Classes = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many images, default 1000.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html", help="Default: named like FILE, here.")] = None,
-    pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also the pictures as SVG files.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced. Default: 1000.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="OUT.html", help="Output file. Default: named after FILE, in the current folder."),
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write the figures as SVG files to this folder.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page about a program, with pictures."""
+    """Write an HTML report about a program, with figures."""
     from fqvit.cli.commands import report as report_command
 
     report_command.run(
@@ -219,19 +239,20 @@ def report(
 @command("bench")
 def bench(
     file: Program,
-    against: Annotated[str, typer.Option(metavar="NAMES", help="Peers, with commas between; or none.")] = (
+    against: Annotated[str, typer.Option(metavar="NAMES", help="Other runtimes, separated by commas, or none.")] = (
         "torch,onnxruntime,openvino"
     ),
-    batch: Annotated[str, typer.Option(metavar="N,...", help="Images at once.")] = "1",
-    threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of each.")] = "1",
-    rounds: Annotated[int, typer.Option(metavar="N", help="How often each has its turn.")] = 10,
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Batch sizes.")] = "1",
+    threads: Annotated[str, typer.Option(metavar="N,...", help="Numbers of threads.")] = "1",
+    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds. Each runtime is measured once per round.")] = 10,
     weights: Annotated[
-        str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint for the peers; default: random weights.")
+        str | None,
+        typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint for the other runtimes. Default: random weights."),
     ] = None,
-    ops: Annotated[bool, typer.Option("--ops", help="Also the engine's time by op.")] = False,
+    ops: Annotated[bool, typer.Option("--ops", help="Also show the engine's time per op.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure time and memory of a program beside other runtimes."""
+    """Measure the time and memory of a program and of other runtimes."""
     from fqvit.cli.commands import bench as bench_command
 
     bench_command.run(file, against, batch, threads, rounds, weights, ops, as_json)
@@ -241,16 +262,26 @@ def bench(
 def export(
     file: Program,
     to: Annotated[
-        ExportKind, typer.Option(help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse. c: C99. vectors: .npy.")
+        ExportKind,
+        typer.Option(help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse. c: C99. vectors: .npy test vectors."),
     ],
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="PATH", help="Default: named like FILE, here.")] = None,
-    target: Annotated[QdqTarget | None, typer.Option(help="qdq: the runtime it is for; default ort.")] = None,
-    attention: Annotated[QdqAttention | None, typer.Option(help="qdq: 4-bit codes emulated, or 8 bits.")] = None,
-    image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="vectors: what runs; default a test picture.")] = None,
-    prefix: Annotated[str | None, typer.Option(metavar="NAME", help="c: before every name, for several models.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="PATH", help="Output path. Default: named after FILE, in the current folder."),
+    ] = None,
+    target: Annotated[QdqTarget | None, typer.Option(help="qdq: target runtime. Default: ort.")] = None,
+    attention: Annotated[
+        QdqAttention | None, typer.Option(help="qdq: emulate 4-bit log2 codes, or use 8-bit uniform codes.")
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(metavar="IMAGE", help="vectors: input image. Default: a built-in test image.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="NAME", help="c: prefix of all C names, to link several models.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a program for other runtimes. All kinds but qdq have the same bits."""
+    """Export a program for other runtimes. All kinds except qdq give the same bits."""
     from fqvit.cli.commands import export as export_command
 
     options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
@@ -262,15 +293,18 @@ def export(
 @one_option_per_field
 def table(
     methods: Annotated[
-        str | None, typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files; default: the paper's, and ours.")
+        str | None,
+        typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: those of the paper, and fqvit."),
     ] = None,
-    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN,...", help="Every method at each of these.")] = None,
+    bits: Annotated[
+        str | None, typer.Option(metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
+    ] = None,
     *,
     options: StudyOptions,
     out: TableOut = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods on models by top-1. Beside float and what was published; finished cells are kept."""
+    """Compare the top-1 accuracy of quantization methods. Also lists float and published results. Finished cells are cached."""
     from fqvit.cli.commands import table as table_command
 
     table_command.run(methods, bits, options, out or [], as_json)
@@ -285,7 +319,7 @@ def ablate(
     out: FigureOut = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each part of the paper's method brings and costs. Finished cells are kept."""
+    """Measure what each part of the paper's method gains and costs. Finished cells are cached."""
     from fqvit.cli.commands import ablate as ablate_command
 
     ablate_command.run(model, options, out or [], as_json)
@@ -295,14 +329,14 @@ def ablate(
 @one_option_per_field
 def sweep_k(
     model: OneModel = None,
-    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Whose K is changed.")] = "fq-vit",
-    largest: Annotated[int, typer.Option(metavar="K", help="K = 0 .. this.")] = 6,
+    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Recipe in which K is varied.")] = "fq-vit",
+    largest: Annotated[int, typer.Option(metavar="K", help="Largest K. The sweep starts at 0.")] = 6,
     *,
     options: StudyOptions,
     out: FigureOut = None,
     as_json: Json = False,
 ) -> None:
-    """Measure accuracy over the largest Power-of-Two Factor K. Finished cells are kept."""
+    """Measure the accuracy for each largest Power-of-Two Factor K. Finished cells are cached."""
     from fqvit.cli.commands import sweep as sweep_command
 
     sweep_command.run(model, recipe, largest, options, out or [], as_json)
@@ -310,12 +344,14 @@ def sweep_k(
 
 @command("bitops")
 def bitops(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name; default fmnist_vit.")] = None,
-    bits: Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Also at these bits, in the usual convention.")] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name of a model. Default: fmnist_vit.")] = None,
+    bits: Annotated[
+        str | None, typer.Option(metavar="W/A/ATTN", help="Also count at these bit widths, in the usual convention.")
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count bit operations for one image. In the paper's convention and in the usual one."""
+    """Count the bit operations of a model per image. Uses the paper's convention and the usual one."""
     from fqvit.cli.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, layers, as_json)
@@ -323,7 +359,7 @@ def bitops(
 
 @command("doctor")
 def doctor(as_json: Json = False) -> None:
-    """Show CPU, versions and what is missing. Checks the compiled kernels, too."""
+    """Check the installation. Shows CPU, versions and missing packages, and tests the compiled kernels."""
     from fqvit.cli.commands import doctor as doctor_command
 
     doctor_command.run(as_json)

@@ -1,6 +1,6 @@
-"""Options and arguments that several commands share, and the choices that an option may have.
+"""Define the options and arguments that several commands share, and the choices of options.
 
-A command lists each option as a parameter; StudyOptions stands for those that `table`, `ablate` and `sweep-k` have in common.
+A command has one parameter per option. StudyOptions stands for the ten options that `table`, `ablate` and `sweep-k` share.
 """
 
 from __future__ import annotations
@@ -51,49 +51,69 @@ class Features(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
-Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", show_default=False)]
+Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", help="Quantized program.", show_default=False)]
 Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint of the float model.")]
 Classes = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Class names, one a line; or JSON: a list of them or of [id, name] pairs.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Class names: text with one per line, or a JSON list of names or of [id, name] pairs."),
 ]
 Calib = Annotated[
-    Path | None, typer.Option(metavar="DIR|TAR", help="Images for calibration, a folder or tar shards; no labels.")
+    Path | None, typer.Option(metavar="DIR|TAR", help="Calibration images without labels: a folder or tar shards.")
 ]
-Data = Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Test images, one sub-folder a class, or tar shards.")]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images, spread evenly.")]
-CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="At most so many calibration images.")]
-Recipe = Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="How to quantize; default fqvit.")]
-Bits = Annotated[str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths, such as 8/8/4.")]
-ProgramOut = Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.fqvit", help="Default: MODEL.fqvit here.")]
-Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where the float model runs.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR|TAR", help="Test images: a folder with one sub-folder per class, or tar shards."),
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")]
+CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="Use at most N calibration images, evenly spaced.")]
+Recipe = Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="Quantization recipe. Default: fqvit.")]
+Bits = Annotated[
+    str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths of weights, activations and attention, such as 8/8/4.")
+]
+ProgramOut = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="OUT.fqvit", help="Output file. Default: MODEL.fqvit in the current folder."),
+]
+Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
 
-# fqvit table | ablate | sweep-k
-OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="One model; or several by --models.")]
+# Options of fqvit table, ablate and sweep-k.
+OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A single model. Use --models for several.")]
 Models = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints; default: the embedded ones.")
+    list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints. Default: the embedded models.")
 ]
 CellCache = Annotated[
-    Path | None, typer.Option("--cache", metavar="DIR", help="Where finished cells are kept; default ~/.cache/fqvit/cells.")
+    Path | None, typer.Option("--cache", metavar="DIR", help="Folder for finished cells. Default: ~/.cache/fqvit/cells.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Do finished cells again.")]
-TableOut = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv or .json.")]
-FigureOut = Annotated[list[Path] | None, typer.Option("--out", "-o", metavar="FILE", help="Also to .md, .csv, .json or .svg.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Recompute finished cells.")]
+TableOut = Annotated[
+    list[Path] | None,
+    typer.Option("--out", "-o", metavar="FILE", help="Also write the results to a .md, .csv or .json file. Repeatable."),
+]
+FigureOut = Annotated[
+    list[Path] | None,
+    typer.Option("--out", "-o", metavar="FILE", help="Also write the results to a .md, .csv, .json or .svg file. Repeatable."),
+]
 
-# fqvit detect
+# Options of fqvit detect.
 DetectorWeights = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Checkpoint of the float detector: .pth or .safetensors.")
+    Path | None, typer.Option(metavar="FILE", help="Checkpoint of the float detector, .pth or .safetensors.")
 ]
 DetectorSettings = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.toml|FILE.json", help="What weights do not tell: image size, anchors, thresholds, class names."),
+    typer.Option(
+        metavar="FILE.toml|FILE.json",
+        help="Settings that a checkpoint does not contain: image size, anchors, thresholds, class names.",
+    ),
 ]
-RunBy = Annotated[DetectorBackend | None, typer.Option(help="What runs the program; default native. The bits are the same.")]
-Threads = Annotated[int | None, typer.Option(metavar="N", help="Default: every core.")]
+DetectorRuntime = Annotated[
+    DetectorBackend | None, typer.Option(help="Runtime of the program. Default: native. Both give the same bits.")
+]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="Number of threads. Default: all cores.")]
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What `table`, `ablate` and `sweep-k` are given alike."""
+    """The options that `table`, `ablate` and `sweep-k` share."""
 
     models: Models = None
     weights: Weights = None
@@ -108,7 +128,7 @@ class StudyOptions:
 
 
 def one_option_per_field(function: Callable[..., None]) -> Callable[..., None]:
-    """Give typer one option per field where a parameter of `function` is a dataclass. Typer itself has no groups of options."""
+    """Give typer one option per field if a parameter of `function` is a dataclass. Typer itself has no option groups."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []
