@@ -1,7 +1,8 @@
-// Memory that starts at a multiple of 64 bytes, for vector loads.
+// Memory aligned to 64 bytes: a cache line, and the widest vector.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <vector>
 
@@ -23,5 +24,9 @@ struct Aligned64 {
 
 template <class T>
 using AlignedVector = std::vector<T, Aligned64<T>>;
+
+// The smallest multiple of `step` that is at least n.
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
+constexpr std::size_t round_up(std::size_t n, std::size_t step) { return (n + step - 1) / step * step; }
 
 }  // namespace fqvit

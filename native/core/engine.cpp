@@ -3,261 +3,281 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 
+#include "core/aligned.h"
+#include "core/arena.h"
 #include "core/fuse.h"
-#include "fqvit/cpu.h"
+#include "core/thread_pool.h"
+#include "ops/op.h"
+#include "ops/record.h"
 
 namespace fqvit {
-namespace {
 
-struct Choice {
-    const char* name;
-    const Gemm* gemm;
-    const Kernels* kernels;
+struct Engine::State {
+    State(const KernelSet& kernels, int threads) : kernels(kernels), pool(threads) {}
+
+    // Memory for one image, and the address of every value in it.
+    struct Workspace {
+        AlignedVector<std::uint8_t> arena;
+        std::vector<std::uint8_t*> frame;
+    };
+
+    bool finished() const { return !outputs.empty(); }
+    bool is_buffer(int number) const;
+    int add_value(Value value, std::string name, bool constant);
+    void plan();
+    Workspace& workspace(std::size_t i);
+    template <class RunOp>
+    void run_image(Workspace& workspace, const std::uint8_t* image, const RunOp& run_op) const;
+    void copy_outputs(const Workspace& workspace, std::int64_t i, const std::vector<std::uint8_t*>& ys) const;
+    void run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
+
+    const KernelSet kernels;
+    ThreadPool pool;
+    // One entry per value.
+    std::vector<Value> values;
+    std::vector<bool> is_constant;
+    std::vector<AlignedVector<std::uint8_t>> data;  // constants; empty for buffers
+    std::vector<std::string> names;                 // buffers; empty for constants
+    std::vector<std::size_t> offsets;               // buffers, in the arena
+    std::vector<std::unique_ptr<Op>> ops;
+    std::vector<int> outputs;  // empty until finish()
+    bool keep_buffers = false;
+    std::size_t arena_bytes = 0, scratch_bytes = 0, constant_bytes = 0;
+    std::vector<std::unique_ptr<Workspace>> workspaces;
+    std::vector<AlignedVector<std::uint8_t>> scratch;  // one per thread
+    std::mutex mutex;                                  // held by every call that changes or runs the engine
 };
 
-// What this build has and this CPU can run, best first.
-std::vector<Choice> choices() {
-    const CpuFeatures cpu = cpu_features();
-    const Choice all[] = {
-        {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
-        {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
-        {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
-        {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_scalar()},
-        {"scalar", gemm_scalar(), kernels_scalar()},
-    };
-    std::vector<Choice> found;
-    for (const Choice& choice : all) {
-        if (choice.gemm != nullptr && choice.kernels != nullptr) found.push_back(choice);
-    }
-    return found;
+bool Engine::State::is_buffer(int number) const {
+    return number > 0 && number < static_cast<int>(values.size()) && !is_constant[static_cast<std::size_t>(number)];
 }
 
-std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+int Engine::State::add_value(Value value, std::string name, bool constant) {
+    values.push_back(std::move(value));
+    is_constant.push_back(constant), data.emplace_back(), names.push_back(std::move(name));
+    return static_cast<int>(values.size()) - 1;
+}
+
+// Finds the lifetime of every buffer (the only place that does) and places the buffers in the arena.
+void Engine::State::plan() {
+    constexpr int UNUSED = -1;
+    const int end = static_cast<int>(ops.size());
+    std::vector<Lifetime> lifetimes(values.size(), Lifetime{0, UNUSED, UNUSED});
+    lifetimes[0].first = lifetimes[0].last = 0;
+    for (int i = 0; i < end; ++i) {
+        const Op& op = *ops[static_cast<std::size_t>(i)];
+        Lifetime& y = lifetimes[static_cast<std::size_t>(op.output)];
+        y.first = y.last = i;
+        for (const int input : op.inputs) lifetimes[static_cast<std::size_t>(input)].last = i;
+        scratch_bytes = std::max(scratch_bytes, op.scratch());
+    }
+    for (const int number : outputs) lifetimes[static_cast<std::size_t>(number)].last = end;
+    std::vector<std::size_t> numbers;  // values that need memory: not constants, nor buffers that fusion removed
+    std::vector<Lifetime> buffers;
+    for (std::size_t v = 0; v < values.size(); ++v) {
+        Lifetime life = lifetimes[v];
+        if (is_constant[v] || life.first == UNUSED) continue;
+        if (keep_buffers) life.first = 0, life.last = end;
+        life.bytes = round_up(static_cast<std::size_t>(values[v].bytes()) + 64, std::size_t{64});  // for vector tails
+        numbers.push_back(v), buffers.push_back(life);
+    }
+    const ArenaPlan arena = plan_arena(buffers);
+    offsets.assign(values.size(), 0);
+    for (std::size_t i = 0; i < numbers.size(); ++i) offsets[numbers[i]] = arena.offsets[i];
+    arena_bytes = arena.bytes;
+    scratch_bytes = round_up(scratch_bytes + 64, std::size_t{64});
+}
+
+// Allocates on the first run: loading a small file that declares large shapes costs no memory.
+Engine::State::Workspace& Engine::State::workspace(std::size_t i) {
+    while (static_cast<int>(scratch.size()) < pool.threads()) scratch.emplace_back(scratch_bytes);
+    while (workspaces.size() <= i) {
+        auto made = std::make_unique<Workspace>();
+        made->arena.resize(arena_bytes);
+        for (std::size_t v = 0; v < values.size(); ++v) {
+            made->frame.push_back(is_constant[v] ? data[v].data() : made->arena.data() + offsets[v]);
+        }
+        workspaces.push_back(std::move(made));
+    }
+    return *workspaces[i];
+}
+
+// Copies the image first: its owner may change it meanwhile, and ops that read a value twice need the same bytes twice.
+template <class RunOp>
+void Engine::State::run_image(Workspace& workspace, const std::uint8_t* image, const RunOp& run_op) const {
+    std::memcpy(workspace.frame[0], image, static_cast<std::size_t>(values[0].bytes()));
+    for (const std::unique_ptr<Op>& op : ops) run_op(*op, workspace.frame.data());
+}
+
+// Copies the outputs of image i to the callers' arrays.
+void Engine::State::copy_outputs(const Workspace& workspace, std::int64_t i,
+                                 const std::vector<std::uint8_t*>& ys) const {
+    for (std::size_t k = 0; k < ys.size(); ++k) {
+        const auto number = static_cast<std::size_t>(outputs[k]);
+        const std::int64_t bytes = values[number].bytes();
+        std::memcpy(ys[k] + i * bytes, workspace.frame[number], static_cast<std::size_t>(bytes));
+    }
+}
+
+// Runs one whole image per thread while there is an image for every thread. The remaining images run one by one, each
+// op shared by all threads. One thread computes each output element completely, so the bits do not depend on the split.
+void Engine::State::run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
+    const std::int64_t image_bytes = values[0].bytes(), threads = pool.threads();
+    const std::int64_t parallel_images = threads == 1 ? count : count / threads * threads;
+    if (parallel_images > 0) {
+        workspace(static_cast<std::size_t>(threads) - 1);
+        pool.run(parallel_images, 1, [&](int thread, std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                std::uint8_t* own_scratch = scratch[static_cast<std::size_t>(thread)].data();
+                Workspace& own = *workspaces[static_cast<std::size_t>(thread)];
+                run_image(own, images + i * image_bytes,
+                          [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), own_scratch); });
+                copy_outputs(own, i, ys);
+            }
+        });
+    }
+    for (std::int64_t i = parallel_images; i < count; ++i) {
+        run_image(workspace(0), images + i * image_bytes, [&](const Op& op, Frame frame) {
+            const std::int64_t items = op.items(), chunk = std::max<std::int64_t>(1, items / (threads * 4));
+            pool.run(items, chunk, [&](int thread, std::int64_t begin, std::int64_t end) {
+                op.run(frame, begin, end, scratch[static_cast<std::size_t>(thread)].data());
+            });
+        });
+        copy_outputs(workspace(0), i, ys);
+    }
+}
+
+namespace {
+
+constexpr const char* FINISHED = "engine: finish() was called already, expected no more ops, constants or outputs";
+constexpr const char* NOT_FINISHED = "engine: the program is not complete, expected a call of finish() before a run";
 
 }  // namespace
 
-std::vector<std::string> instruction_sets() {
-    std::vector<std::string> names;
-    for (const Choice& choice : choices()) names.emplace_back(choice.name);
-    return names;
-}
-
-Machine machine_of(const std::string& name) {
-    std::string known;
-    for (const Choice& choice : choices()) {
-        if (name.empty() || name == choice.name) return {choice.gemm, choice.kernels};
-        known += (known.empty() ? "" : ", ") + std::string(choice.name);
-    }
-    throw BadProgram("instruction set " + name + ": not in this build or not on this CPU; it has " + known);
-}
-
 Engine::Engine(Shape image, const std::string& instruction_set, int threads)
-    : machine_(machine_of(instruction_set)),
-      pool_(std::clamp(threads, 1, 256)) {
-    need(image.size() == 3, "an image has three axes");
-    values_.push_back(Value{DType::u8, std::move(image), 0, 255});
-    values_.front().count();  // refuses what is too large
-    is_constant_.push_back(false), data_.emplace_back(), names_.emplace_back("pixels");
+    : state_(std::make_unique<State>(select_kernels(instruction_set), std::clamp(threads, 1, 256))) {
+    require(image.size() == 3, "image: ", image.size(), " axes, expected 3: height, width, channels");
+    elements(image);  // throws if the image is too large
+    state_->add_value(Value{DType::u8, std::move(image), 0, 255}, "pixels", false);
 }
+
+Engine::~Engine() = default;
 
 int Engine::constant(const Array& array) {
-    const std::lock_guard lock(running_);
-    need(!finished(), "the program is finished");
-    need(!array.shape.empty() && array.shape.size() <= MAX_AXES && count_of(array) > 0,
-         "a constant has an impossible shape");
-    need(array.dtype != DType::i8 && array.dtype != DType::i64, "a constant has another type than buffers");
+    State& s = *state_;
+    const std::lock_guard lock(s.mutex);
+    require(!s.finished(), FINISHED);
+    require(!array.shape.empty() && array.shape.size() <= MAX_AXES && count_of(array) > 0, "constant: shape ",
+            array.shape, ", expected 1 to ", MAX_AXES, " axes, none empty");
+    require(array.dtype != DType::i8 && array.dtype != DType::i64, "constant: ", array.dtype,
+            ", expected u8, u16, i16 or i32");
     const std::vector<std::int64_t> entries =
-        integers(array, -(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1, "a constant");
+        read_integers(array, -(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1, "constant");
     const auto [lo, hi] = std::minmax_element(entries.begin(), entries.end());
-    values_.push_back(Value{array.dtype, array.shape, *lo, *hi});
+    Value value{array.dtype, array.shape, *lo, *hi};
     const auto* bytes = static_cast<const std::uint8_t*>(array.data);
-    data_.emplace_back(bytes, bytes + values_.back().bytes());
-    constant_bytes_ += data_.back().size();
-    is_constant_.push_back(true), names_.emplace_back();
-    return static_cast<int>(values_.size()) - 1;
+    AlignedVector<std::uint8_t> copy(bytes, bytes + value.bytes());
+    const int number = s.add_value(std::move(value), "", true);
+    s.constant_bytes += copy.size();
+    s.data.back() = std::move(copy);
+    return number;
 }
 
 int Engine::add(const std::string& name, const Record& record) {
-    const std::lock_guard lock(running_);
-    need(!finished(), "the program is finished");
-    need(ops_.size() < MAX_OPS, "more ops than can be");
-    std::unique_ptr<Op> op = make_op(record, {values_, is_constant_, machine_});
-    op->output = static_cast<int>(values_.size());
-    values_.push_back(op->value);
-    is_constant_.push_back(false), data_.emplace_back(), names_.push_back(name);
-    constant_bytes_ += op->bytes();
-    ops_.push_back(std::move(op));
-    return static_cast<int>(values_.size()) - 1;
+    State& s = *state_;
+    const std::lock_guard lock(s.mutex);
+    require(!s.finished(), FINISHED);
+    require(s.ops.size() < MAX_OPS, "too many ops: ", s.ops.size() + 1, ", at most ", MAX_OPS);
+    std::unique_ptr<Op> op = make_op(record, {s.values, s.is_constant, s.kernels});
+    op->output = s.add_value(op->value, name, false);
+    s.constant_bytes += op->bytes();
+    s.ops.push_back(std::move(op));
+    return s.ops.back()->output;
 }
 
-void Engine::finish(int output, bool keep, const std::vector<int>& others) {
-    const std::lock_guard lock(running_);
-    need(!finished(), "the program is finished");
+void Engine::finish(int output, bool keep_buffers, const std::vector<int>& others) {
+    State& s = *state_;
+    const std::lock_guard lock(s.mutex);
+    require(!s.finished(), FINISHED);
     std::vector<int> outputs{output};
     outputs.insert(outputs.end(), others.begin(), others.end());
     for (const int number : outputs) {
-        need(number > 0 && number < static_cast<int>(values_.size()) && !is_constant_[static_cast<std::size_t>(number)],
-             "the output is no buffer that an op writes");
-        need(std::count(outputs.begin(), outputs.end(), number) == 1, "an output is there twice");
+        require(s.is_buffer(number), "output: value ", number, ", expected a buffer that an op writes");
+        require(std::count(outputs.begin(), outputs.end(), number) == 1, "output: value ", number,
+                " is listed twice, expected every output once");
     }
-    keep_ = keep;
-    if (!keep) fuse(ops_, outputs, machine_);
-    outputs_ = std::move(outputs);
-    plan();
-}
-
-// Places buffers in one arena: the largest first, each at the lowest place where nothing that lives at the same time
-// lies.
-void Engine::plan() {
-    struct Life {
-        std::size_t value, size;
-        int begin, end;
-    };
-    std::vector<Life> lives;
-    const int last = static_cast<int>(ops_.size());
-    std::vector<int> begin(values_.size(), -1), end(values_.size(), -1);
-    begin[0] = 0, end[0] = 0;
-    for (int i = 0; i < last; ++i) {
-        const Op& op = *ops_[static_cast<std::size_t>(i)];
-        begin[static_cast<std::size_t>(op.output)] = i;
-        end[static_cast<std::size_t>(op.output)] = i;
-        for (const int in : op.inputs) end[static_cast<std::size_t>(in)] = i;
-        scratch_bytes_ = std::max(scratch_bytes_, op.scratch());
-    }
-    for (const int number : outputs_) end[static_cast<std::size_t>(number)] = last;
-    for (std::size_t v = 0; v < values_.size(); ++v) {
-        if (is_constant_[v] || begin[v] < 0) continue;
-        lives.push_back({v, aligned(static_cast<std::size_t>(values_[v].bytes()) + 64), keep_ ? 0 : begin[v],
-                         keep_ ? last : end[v]});
-    }
-    std::stable_sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) { return a.size > b.size; });
-    offsets_.assign(values_.size(), 0);
-    std::vector<Life> placed;
-    for (const Life& life : lives) {
-        std::vector<std::pair<std::size_t, std::size_t>> taken;
-        for (const Life& other : placed) {
-            if (other.begin <= life.end && life.begin <= other.end)
-                taken.emplace_back(offsets_[other.value], offsets_[other.value] + other.size);
-        }
-        std::sort(taken.begin(), taken.end());
-        std::size_t at = 0;
-        for (const auto& [from, to] : taken) {
-            if (at + life.size <= from) break;
-            at = std::max(at, to);
-        }
-        offsets_[life.value] = at;
-        arena_bytes_ = std::max(arena_bytes_, at + life.size);
-        placed.push_back(life);
-    }
-    scratch_bytes_ = aligned(scratch_bytes_ + 64);
-}
-
-// Made by the first run: loading a small file that declares large shapes costs no memory.
-Engine::Lane& Engine::lane(std::size_t i) {
-    while (static_cast<int>(scratch_.size()) < pool_.threads()) scratch_.emplace_back(scratch_bytes_);
-    while (lanes_.size() <= i) {
-        auto made = std::make_unique<Lane>();
-        made->arena.resize(arena_bytes_);
-        for (std::size_t v = 0; v < values_.size(); ++v) {
-            made->frame.push_back(is_constant_[v] ? data_[v].data() : made->arena.data() + offsets_[v]);
-        }
-        lanes_.push_back(std::move(made));
-    }
-    return *lanes_[i];
-}
-
-// The image is copied: its owner may change it meanwhile, and ops that read a value twice rely on reading the same.
-template <class Each>
-void Engine::run_image(Lane& lane, const std::uint8_t* image, const Each& each) const {
-    std::memcpy(lane.frame[0], image, static_cast<std::size_t>(this->image().bytes()));
-    for (const std::unique_ptr<Op>& op : ops_) each(*op, lane.frame.data());
-}
-
-void Engine::copy_out(const Lane& lane, std::int64_t i, const std::vector<std::uint8_t*>& ys) const {
-    for (std::size_t k = 0; k < ys.size(); ++k) {
-        const std::int64_t bytes = value(outputs_[k]).bytes();
-        std::memcpy(ys[k] + i * bytes, lane.frame[static_cast<std::size_t>(outputs_[k])],
-                    static_cast<std::size_t>(bytes));
-    }
+    s.keep_buffers = keep_buffers;
+    if (!keep_buffers) fuse(s.ops, outputs, s.kernels);
+    s.outputs = std::move(outputs);
+    s.plan();
 }
 
 void Engine::run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y) { run_all(images, count, {y}); }
 
 void Engine::run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
-    need(finished(), "the program is not finished");
-    need(ys.size() <= outputs_.size(), "more arrays than outputs");
-    const std::lock_guard lock(running_);
-    run_locked(images, count, ys);
+    State& s = *state_;
+    require(s.finished(), NOT_FINISHED);
+    require(ys.size() <= s.outputs.size(), "engine: expected at most one array per output, got ", ys.size(), " for ",
+            s.outputs.size(), " outputs");
+    const std::lock_guard lock(s.mutex);
+    s.run(images, count, ys);
 }
 
-void Engine::run_kept(const std::uint8_t* image, const std::vector<int>& numbers,
-                      const std::vector<std::uint8_t*>& ys) {
-    need(finished(), "the program is not finished");
-    for (const int number : numbers) need(keeps(number), "this engine keeps no such buffer");
-    need(ys.size() == numbers.size(), "not one array a buffer");
-    const std::lock_guard lock(running_);
-    run_locked(image, 1, {});
-    for (std::size_t i = 0; i < ys.size(); ++i)
-        std::memcpy(ys[i], buffer(numbers[i]), static_cast<std::size_t>(value(numbers[i]).bytes()));
-}
-
-void Engine::run_locked(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
-    const std::int64_t in = image().bytes(), threads = pool_.threads();
-    // Whole images side by side as long as there is one for every thread; what is left, op by op on all of them.
-    const std::int64_t side_by_side = threads == 1 ? count : count / threads * threads;
-    if (side_by_side > 0) {
-        lane(static_cast<std::size_t>(threads) - 1);
-        pool_.run(side_by_side, 1, [&](int thread, std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin; i < end; ++i) {
-                std::uint8_t* scratch = scratch_[static_cast<std::size_t>(thread)].data();
-                Lane& mine = *lanes_[static_cast<std::size_t>(thread)];
-                run_image(mine, images + i * in,
-                          [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), scratch); });
-                copy_out(mine, i, ys);
-            }
-        });
+void Engine::run_buffers(const std::uint8_t* image, const std::vector<int>& numbers,
+                         const std::vector<std::uint8_t*>& ys) {
+    State& s = *state_;
+    require(s.finished(), NOT_FINISHED);
+    require(ys.size() == numbers.size(), "engine: expected one array per buffer, got ", ys.size(), " for ",
+            numbers.size(), " buffers");
+    for (const int number : numbers) {
+        require(keeps(number), "buffer: value ", number,
+                " is not kept, expected a buffer of an engine that keeps them");
     }
-    for (std::int64_t i = side_by_side; i < count; ++i) {
-        run_image(lane(0), images + i * in, [&](const Op& op, Frame frame) {
-            const std::int64_t items = op.items();
-            pool_.run(items, std::max<std::int64_t>(1, items / (threads * 4)),
-                      [&](int thread, std::int64_t begin, std::int64_t end) {
-                          op.run(frame, begin, end, scratch_[static_cast<std::size_t>(thread)].data());
-                      });
-        });
-        copy_out(lane(0), i, ys);
+    const std::lock_guard lock(s.mutex);
+    s.run(image, 1, {});
+    for (std::size_t i = 0; i < ys.size(); ++i) {
+        std::memcpy(ys[i], buffer(numbers[i]), static_cast<std::size_t>(value(numbers[i]).bytes()));
     }
 }
 
 std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
-    need(finished(), "the program is not finished");
-    const std::lock_guard lock(running_);
+    State& s = *state_;
+    require(s.finished(), NOT_FINISHED);
+    const std::lock_guard lock(s.mutex);
     std::vector<OpTime> times;
-    for (const std::unique_ptr<Op>& op : ops_)
-        times.push_back({names_[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
+    for (const std::unique_ptr<Op>& op : s.ops) {
+        times.push_back({s.names[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
+    }
     for (int round = 0; round < rounds; ++round) {
         std::size_t i = 0;
-        run_image(lane(0), image, [&](const Op& op, Frame frame) {
+        s.run_image(s.workspace(0), image, [&](const Op& op, Frame frame) {
             const auto start = std::chrono::steady_clock::now();
-            op.run(frame, 0, op.items(), scratch_[0].data());
+            op.run(frame, 0, op.items(), s.scratch[0].data());
             const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-            times[i].seconds = std::min(times[i].seconds, seconds);  // the least disturbed round
+            times[i].seconds = std::min(times[i].seconds, seconds);  // the round with the least interference
             ++i;
         });
     }
     return times;
 }
 
-bool Engine::keeps(int number) const {
-    return keep_ && number > 0 && number < static_cast<int>(values_.size()) &&
-           !is_constant_[static_cast<std::size_t>(number)];
-}
+bool Engine::finished() const { return state_->finished(); }
+const Value& Engine::value(int number) const { return state_->values.at(static_cast<std::size_t>(number)); }
+const std::vector<int>& Engine::outputs() const { return state_->outputs; }
+bool Engine::keeps(int number) const { return state_->keep_buffers && state_->is_buffer(number); }
 
 const std::uint8_t* Engine::buffer(int number) const {
-    need(keeps(number), "this engine keeps no such buffer");
-    need(!lanes_.empty(), "nothing has been run");
-    return lanes_.front()->frame[static_cast<std::size_t>(number)];
+    require(keeps(number), "buffer: value ", number, " is not kept, expected a buffer of an engine that keeps them");
+    require(!state_->workspaces.empty(), "buffer: nothing has run yet, expected a run first");
+    return state_->workspaces.front()->frame[static_cast<std::size_t>(number)];
 }
+
+const char* Engine::instruction_set() const { return state_->kernels.name; }
+int Engine::threads() const { return state_->pool.threads(); }
+std::size_t Engine::arena_bytes() const { return state_->arena_bytes; }
+std::size_t Engine::run_bytes() const { return state_->arena_bytes + state_->scratch_bytes; }
+std::size_t Engine::constant_bytes() const { return state_->constant_bytes; }
 
 }  // namespace fqvit

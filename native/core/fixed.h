@@ -1,5 +1,5 @@
-// Fixed-point primitives, as in src/fqvit/ir/fixed.py: the only arithmetic there is. Plain 64-bit integers, no headers
-// that know of floats, so that everything built from these compiles with -mgeneral-regs-only too.
+// Fixed-point primitives, the same as in src/fqvit/ir/fixed.py. All arithmetic of a program is built from these.
+// Plain 64-bit integers: this header compiles with -mgeneral-regs-only, which rejects floating-point code.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@ namespace fqvit {
 // floor(x / 2^shift + 1/2), shift 1..62. >> of a negative number floors (C++20).
 inline std::int64_t round_shift(std::int64_t x, int shift) { return (x + (std::int64_t{1} << (shift - 1))) >> shift; }
 
-// floor(acc * mult / 2^shift + 1/2): one rounding, ties up. |acc| and mult below 2^31.
+// floor(acc * mult / 2^shift + 1/2): one rounding, ties up. |acc| < 2^31 and 0 <= mult < 2^31.
 inline std::int64_t requantize(std::int64_t acc, std::int64_t mult, int shift) {
     return round_shift(acc * mult, shift);
 }
 
+// Saturates to 0..last.
 inline std::int64_t clamp(std::int64_t value, std::int64_t last) { return value < 0 ? 0 : value > last ? last : value; }
 
 // floor(a / b), b > 0.
@@ -37,7 +38,7 @@ inline int ilog2(std::uint64_t x) {
     return index;
 }
 
-// log2 of x >= 1 rounded by the bit below the highest (at mantissa 1.5).
+// log2(x) of x >= 1, rounded up if the bit below the highest is set (mantissa >= 1.5).
 inline int ilog2_round(std::uint64_t x) {
     const int top = ilog2(x);
     return top + (top > 0 ? static_cast<int>((x >> (top - 1)) & 1) : 0);

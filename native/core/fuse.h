@@ -1,15 +1,15 @@
-// Ops joined where that keeps every bit: a linear map with the table or sum that follows it, and attention head by
-// head.
+// Fuses ops where every bit stays the same: a product with the table or sum that follows it, a product with the gather
+// before it, and the ops of attention into whole heads.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/op.h"
 
 namespace fqvit {
 
-// `kept`: the values that a run returns, which must not vanish.
-void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& kept, const Machine& machine);
+// outputs: values that a run returns, so they must stay.
+void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels);
 
 }  // namespace fqvit

@@ -1,5 +1,5 @@
-// A small pool: chunks of work taken from a counter, so that a core that is busy elsewhere takes fewer of them. Workers
-// spin a little between jobs and then sleep.
+// A thread pool that splits work into chunks. Threads fetch chunks from a shared counter, so a core that is busy with
+// other programs computes fewer of them. Between jobs, workers spin for a moment and then sleep.
 #pragma once
 
 #include <atomic>
@@ -17,38 +17,41 @@
 
 namespace fqvit {
 
-class Pool {
+class ThreadPool {
 public:
-    // Where the system gives fewer threads, it works with those.
-    explicit Pool(int threads) : state_(std::make_unique<State>()), process_(process()) {
+    // If the system cannot start that many threads, the pool works with those it started.
+    explicit ThreadPool(int threads) : state_(std::make_unique<State>()), process_(process()) {
         std::vector<std::thread>& workers = state_->workers;
         workers.reserve(static_cast<std::size_t>(threads));
         try {
-            for (int i = 1; i < threads; ++i) workers.emplace_back([state = state_.get(), i] { state->work(i); });
-        } catch (const std::exception&) {  // no thread left, or no memory for one; those that are there wait for work
+            for (int i = 1; i < threads; ++i) {
+                workers.emplace_back([state = state_.get(), i] { state->worker_loop(i); });
+            }
+        } catch (const std::exception&) {  // out of threads or memory
         }
     }
-    Pool(const Pool&) = delete;
-    Pool& operator=(const Pool&) = delete;
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
 
-    ~Pool() {
-        if (forked()) {  // the threads are the parent's: nobody here can wake or join them
+    ~ThreadPool() {
+        if (forked()) {  // the threads exist in the parent only, so they cannot be woken or joined here
             static_cast<void>(state_.release());
             return;
         }
         state_->stopping.store(true);
-        state_->next_generation();
+        state_->start_job();
         for (std::thread& worker : state_->workers) worker.join();
     }
 
+    // The caller's thread counts as one.
     int threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
-    // Calls task(thread, begin, end) for chunks of at most `grain` that cover 0..items, from this and the pool's
-    // threads, and returns when all are done. One caller at a time; tasks do not throw.
+    // Calls task(thread, begin, end) for chunks of at most `chunk` items that together cover 0..items, on the caller's
+    // thread and the workers, and returns when all are done. One caller at a time; the task must not throw.
     template <class Task>
-    void run(std::int64_t items, std::int64_t grain, const Task& task) {
+    void run(std::int64_t items, std::int64_t chunk, const Task& task) {
         State& s = *state_;
-        if (s.workers.empty() || items <= grain || forked()) {
+        if (s.workers.empty() || items <= chunk || forked()) {
             if (items > 0) task(0, std::int64_t{0}, items);
             return;
         }
@@ -56,14 +59,14 @@ public:
             (*static_cast<const Task*>(t))(thread, begin, end);
         };
         s.task = &task;
-        s.items = items, s.grain = grain;
+        s.items = items, s.chunk = chunk;
         s.next.store(0, std::memory_order_relaxed);
         s.busy.store(static_cast<int>(s.workers.size()), std::memory_order_relaxed);
-        s.next_generation();
-        s.take(0);
+        s.start_job();
+        s.run_chunks(0);
         for (int spins = 0; s.busy.load(std::memory_order_acquire) != 0; ++spins) {
             if (spins < SPINS) {
-                relax();
+                pause();
             } else {
                 std::unique_lock lock(s.mutex);
                 s.done.wait(lock, [&s] { return s.busy.load(std::memory_order_acquire) == 0; });
@@ -74,7 +77,7 @@ public:
 private:
     static constexpr int SPINS = 2000;
 
-    static void relax() {
+    static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -90,52 +93,52 @@ private:
 #endif
     }
 
-    // In a child process that copied this pool, there are no workers.
+    // Whether this is a child process with a copy of the pool, which has no workers.
     bool forked() const { return process() != process_; }
 
     struct State {
         std::vector<std::thread> workers;
         std::mutex mutex;
         std::condition_variable wake, done;
-        std::atomic<std::uint64_t> generation{0};
+        std::atomic<std::uint64_t> job{0};  // counts jobs; a change wakes the workers
         std::atomic<bool> stopping{false};
-        std::atomic<std::int64_t> next{0};
-        std::atomic<int> busy{0};
-        std::int64_t items = 0, grain = 1;
+        std::atomic<std::int64_t> next{0};  // first item of the next chunk
+        std::atomic<int> busy{0};           // workers that have not finished the job
+        std::int64_t items = 0, chunk = 1;
         const void* task = nullptr;
         void (*call)(const void*, int, std::int64_t, std::int64_t) = nullptr;
 
-        void next_generation() {
+        void start_job() {
             {
                 const std::lock_guard lock(mutex);
-                generation.fetch_add(1, std::memory_order_release);
+                job.fetch_add(1, std::memory_order_release);
             }
             wake.notify_all();
         }
 
-        void take(int thread) {
+        void run_chunks(int thread) {
             for (;;) {
-                const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+                const std::int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
                 if (begin >= items) return;
-                call(task, thread, begin, begin + grain < items ? begin + grain : items);
+                call(task, thread, begin, begin + chunk < items ? begin + chunk : items);
             }
         }
 
-        void work(int thread) {
+        void worker_loop(int thread) {
             std::uint64_t seen = 0;
             for (;;) {
                 int spins = 0;
-                while (generation.load(std::memory_order_acquire) == seen) {
+                while (job.load(std::memory_order_acquire) == seen) {
                     if (++spins < SPINS) {
-                        relax();
+                        pause();
                     } else {
                         std::unique_lock lock(mutex);
-                        wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
+                        wake.wait(lock, [&] { return job.load(std::memory_order_acquire) != seen; });
                     }
                 }
-                seen = generation.load(std::memory_order_acquire);
+                seen = job.load(std::memory_order_acquire);
                 if (stopping.load()) return;
-                take(thread);
+                run_chunks(thread);
                 if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) {
                     const std::lock_guard lock(mutex);
                     done.notify_one();

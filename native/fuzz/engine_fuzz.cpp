@@ -1,6 +1,6 @@
-// libFuzzer on the engine's boundary: bytes become records, records an engine or a refusal. What is accepted runs,
-// stays inside the bounds that were promised, and gives the same bits on every instruction set, op by op or joined, on
-// used memory or fresh.
+// libFuzzer target: decodes bytes into records and loads them into an engine. A program that the engine accepts must
+// run, stay within the inferred ranges, and give the same bits on every instruction set, fused or not, on fresh or used
+// memory.
 #include <cstdio>
 #include <cstdlib>
 
@@ -23,19 +23,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (program.too_large) return -1;
     const Limits limits{1 << 17, 1 << 20};
     std::unique_ptr<Engine> kept;
-    bool refused = false;
+    bool rejected = false;
     try {
         kept = build(program, "scalar", 1, true, limits);
         if (kept == nullptr) return -1;
     } catch (const BadProgram&) {
-        refused = true;
+        rejected = true;
     }
     const std::vector<std::string> sets = instruction_sets();
-    if (refused) {
+    if (rejected) {
         for (const std::string& isa : sets) {
             try {
                 build(program, isa, 1, false, limits);
-                fail("refused by scalar alone", isa);
+                fail("rejected by scalar only", isa);
             } catch (const BadProgram&) {}
         }
         return 0;
@@ -44,14 +44,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const Found expected = run(*kept, first, 1);
     int number = 0;
     for (const OwnedRecord& record : program.records) {
-        if (++number, !record.tag.empty() && !inside(*kept, number)) fail("a value outside its bounds", record.tag);
+        if (++number, !record.tag.empty() && !inside(*kept, number)) fail("value out of its range", record.tag);
     }
     for (const std::string& isa : sets) {
         for (const bool keep : {false, true}) {
             const std::unique_ptr<Engine> engine = build(program, isa, 1, keep, limits);
-            if (run(*engine, first, 1) != expected) fail(keep ? "other bits" : "other bits, joined", isa);
+            if (run(*engine, first, 1) != expected) fail(keep ? "different bits" : "different bits, fused", isa);
             run(*engine, second, 1);
-            if (run(*engine, first, 1) != expected) fail("other bits the second time", isa);
+            if (run(*engine, first, 1) != expected) fail("different bits in the second run", isa);
         }
     }
     return 0;

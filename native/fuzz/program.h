@@ -1,12 +1,14 @@
-// Bytes -> records, for the fuzzer and the tests under sanitizers. make_seeds.py writes the same format.
+// Decodes bytes into records, for the fuzzer and the tests under sanitizers. make_seeds.py writes the same format.
 //
-// Any bytes mean something: past the end all are 0.
-//   program: byte style of the image, 3 ints height width channels, int output, where the style's bit 2 is set int
-//   count and
-//            further outputs, then records up to the end
-//   record:  byte tag; a constant (tag 0) has one array, an op: int count and inputs, int count and ints, int count and
-//   arrays array:   byte dtype, int rank, ints of the shape, then the elements, little-endian int:     a byte below 248
-//   is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed; 252..255: -1, 2^30, 2^31 - 1, 2^62
+// Every sequence of bytes decodes; bytes past the end are 0.
+//   program: byte style of the image, 3 ints height, width, channels, int output; if bit 2 of the style is set, int
+//   count
+//            and further outputs; then records up to the end
+//   record:  byte tag. A constant (tag 0) has one array; an op has int count and inputs, int count and ints, int count
+//            and arrays
+//   array:   byte dtype, int number of axes, ints of the shape, then the elements, little-endian
+//   int:     a byte below 248 is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed; 252..255: -1, 2^30, 2^31 - 1,
+//   2^62
 #pragma once
 
 #include <algorithm>
@@ -29,11 +31,13 @@ inline const char* const TAGS[] = {"",        "lookup", "linear", "layernorm",  
                                    "attend"};
 constexpr std::size_t TAG_COUNT = sizeof TAGS / sizeof *TAGS;
 
-// So that a run takes milliseconds: records, elements of an array, of all buffers, and products of one op.
+// Limits that keep a run within milliseconds: records, fields, elements of an array and of all buffers, products of an
+// op.
 constexpr std::size_t MAX_RECORDS = 400, MAX_FIELDS = 32;
 constexpr std::int64_t MAX_ARRAY = 1 << 20, MAX_VALUES = 1 << 24, MAX_WORK = 1 << 26;
 
-struct Owned {  // an array and its elements
+// An array that owns its elements.
+struct Owned {
     DType dtype;
     Shape shape;
     std::vector<std::uint8_t> data;
@@ -90,7 +94,7 @@ public:
         out.dtype = static_cast<DType>(byte() % 6);
         out.shape = integers();
         std::int64_t count = 1;
-        bool possible = true;  // a shape that no array has must be refused before its elements are looked at
+        bool possible = true;  // the engine must reject an impossible shape before it reads elements
         for (const std::int64_t size : out.shape) {
             possible = possible && size >= 0 && size <= MAX_ELEMENTS && (size == 0 || count <= MAX_ELEMENTS / size);
             count = possible ? count * size : 0;
@@ -106,7 +110,7 @@ public:
             for (auto element = out.data.begin(); element != out.data.end(); element += size)
                 std::reverse(element, element + size);
         }
-        out.data.shrink_to_fit();  // so that ASan sees the end
+        out.data.shrink_to_fit();  // so that AddressSanitizer sees reads past the end
         return out;
     }
 
@@ -150,7 +154,7 @@ inline Program decode(const std::uint8_t* data, std::size_t size) {
     return program;
 }
 
-// An engine that took the whole program; null where it would be too much work. BadProgram where the engine refuses.
+// Builds an engine from the program. Returns null if it exceeds the limits; throws BadProgram if the engine rejects it.
 inline std::unique_ptr<Engine> build(const Program& program, const std::string& isa, int threads, bool keep,
                                      Limits limits = {}) {
     auto engine = std::make_unique<Engine>(program.image, isa, threads);
@@ -172,15 +176,16 @@ inline std::unique_ptr<Engine> build(const Program& program, const std::string& 
     }
     std::vector<int> outputs;
     for (const std::int64_t output : program.outputs) {
-        // Python hands over an int: what does not fit is refused there.
-        if (output < -(std::int64_t{1} << 31) || output >= std::int64_t{1} << 31) throw BadProgram("output");
+        // The Python binding takes an int and rejects anything larger.
+        if (output < -(std::int64_t{1} << 31) || output >= std::int64_t{1} << 31)
+            throw BadProgram("output: not an int");
         outputs.push_back(static_cast<int>(output));
     }
     engine->finish(outputs.front(), keep, {outputs.begin() + 1, outputs.end()});
     return engine;
 }
 
-// Random pixels, or all the least or the greatest, or these two mixed.
+// Pixels by style: random, all 0, all 255, or 0 and 255 mixed.
 inline std::vector<std::uint8_t> image_of(const Program& program, std::uint32_t seed) {
     std::vector<std::uint8_t> pixels(static_cast<std::size_t>(elements(program.image)));
     for (std::uint8_t& pixel : pixels) {
@@ -194,7 +199,7 @@ inline std::vector<std::uint8_t> image_of(const Program& program, std::uint32_t 
     return pixels;
 }
 
-// Every output, of all images each.
+// One array per output, each with all images.
 using Found = std::vector<std::vector<std::uint8_t>>;
 
 inline Found run(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
@@ -207,7 +212,7 @@ inline Found run(Engine& engine, const std::vector<std::uint8_t>& images, std::i
     return found;
 }
 
-// Whether it is what the first images of another run gave.
+// Whether `few` equals the first images of `many`.
 inline bool starts(const Found& few, const Found& many) {
     for (std::size_t i = 0; i < few.size(); ++i) {
         if (!std::equal(few[i].begin(), few[i].end(), many[i].begin())) return false;
@@ -215,7 +220,7 @@ inline bool starts(const Found& few, const Found& many) {
     return few.size() == many.size();
 }
 
-// Whether every element of a kept buffer lies in the bounds that the engine promised for it.
+// Whether every element of a kept buffer is in the range that the engine inferred for it.
 inline bool inside(const Engine& engine, int number) {
     const Value& value = engine.value(number);
     const std::uint8_t* data = engine.buffer(number);

@@ -1,8 +1,10 @@
-// Products of u8 rows and constant i8 weights, exact: one family an instruction set.
+// Exact products of u8 activations and constant i8 weights: acc[m, o] = sum_k x[m, k] w[o, k] in i32.
 //
-// A family packs weights once, packs blocks of `rows` activations, and multiplies a block by a panel of `columns`
-// outputs. What follows (bias, requantization, tables, sums) is in kernels.h (Epilogue) and the same for all. Letters:
-// M rows, K reduction, O outputs.
+// Weights are packed once into panels of `columns` outputs. At run time, a block of up to `rows` activation rows is
+// packed and multiplied with one panel by a micro-kernel, which computes a tile of rows x columns accumulators. The
+// epilogue (bias, requantization, table, residual sum) is the same for all and is in kernels.h.
+//
+// One file gemm_<isa>.cpp per instruction set. Letters: M rows, K reduction, O outputs.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +13,18 @@
 
 namespace fqvit {
 
-// Weights of one layer in a family's own order.
-class Packed {
+// The weights of one layer, packed for one instruction set.
+class PackedWeights {
 public:
-    virtual ~Packed() = default;
-    // acc[r * columns + c] = sum_k x[r, k] w[first + c, k] of the rows in `block`, for r < rows and every column of
-    // panel `panel` (first = panel * columns; columns past O are 0). `block` was written by pack_rows.
+    virtual ~PackedWeights() = default;
+    // Micro-kernel: acc[r * columns + c] = sum_k x[r, k] w[panel * columns + c, k] for r < rows and all c < columns.
+    // Columns past O are 0. `block` was written by Gemm::pack_rows.
     virtual void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const = 0;
     virtual std::size_t bytes() const = 0;
-    // The same in several passes over K, so that each finds its part of the block in the first cache: pass 0 writes
-    // acc, the others add to it.
-    virtual int passes() const { return 1; }
-    virtual void multiply_pass(int, std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const {
+    // The same product split into K-blocks whose activations fit the L1 cache. K-block 0 writes acc, the others add.
+    virtual int k_blocks() const { return 1; }
+    virtual void multiply_k_block(int, std::int64_t panel, const std::uint8_t* block, int rows,
+                                  std::int32_t* acc) const {
         multiply(panel, block, rows, acc);
     }
 };
@@ -30,14 +32,15 @@ public:
 class Gemm {
 public:
     const char* name;
-    int rows;     // of a block, at most
-    int columns;  // of a panel
+    int rows;     // of a tile, at most
+    int columns;  // of a tile and of a panel
 
-    // w: i8 [O, K], row-major. The codes are any of -128..127.
-    virtual std::unique_ptr<Packed> pack(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs) const = 0;
-    // Bytes of a block of K inputs.
+    // w: i8 [O, K], row-major, any of -128..127.
+    virtual std::unique_ptr<PackedWeights> pack_weights(const std::int8_t* w, std::int64_t outputs,
+                                                        std::int64_t inputs) const = 0;
+    // Bytes of a packed block of `rows` activation rows.
     virtual std::size_t block_bytes(std::int64_t inputs) const = 0;
-    // x: u8 rows, `stride` bytes apart. block: aligned to 64, block_bytes long.
+    // x: `count` rows of u8 [K], `stride` bytes apart. block: 64-byte aligned, block_bytes() long.
     virtual void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                            std::uint8_t* block) const = 0;
 
@@ -46,9 +49,9 @@ protected:
     ~Gemm() = default;
 };
 
-constexpr int MAX_TILE = 512;  // rows * columns of every family are at most this
+constexpr int MAX_TILE = 512;  // rows * columns is at most this for every instruction set
 
-// Families that this build has; null where it has none. Only those that cpu_features allows may run.
+// Null if this build does not contain the instruction set. The caller checks cpu_features().
 const Gemm* gemm_scalar();
 const Gemm* gemm_avx2();
 const Gemm* gemm_avx_vnni();

@@ -1,184 +1,202 @@
-// Linear: block by block of rows, panel by panel of outputs, each tile finished while it is in the first cache.
+// Linear as a blocked product: a block of rows is packed, multiplied with one panel of weights after the other, and
+// each tile of accumulators goes through the epilogue while it is in the L1 cache.
 #include <algorithm>
 #include <cstring>
 
+#include "core/codes.h"
 #include "core/fixed.h"
-#include "kernels/scalar/attention_scalar.h"
 #include "ops/ops.h"
+#include "ops/record.h"
 
 namespace fqvit {
 namespace {
 
 enum Out : std::int64_t { OUT_CODES, OUT_ACC, OUT_I32 };
 
-std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+constexpr std::size_t PADDING =
+    64;  // entries of per-channel arrays are padded to this: vectors read past the last output
+
+// The range of sum_k x[k] w[k] + b for x in 0..x_hi. Sums of positive and of negative weights alone bound every partial
+// sum, in any order.
+struct Range {
+    std::int64_t lo, hi;
+};
+
+Range accumulator_range(const std::int8_t* w, std::int64_t inputs, std::int64_t x_hi, std::int64_t bias) {
+    std::int64_t sum = 0, size = 0;
+    for (std::int64_t k = 0; k < inputs;) {
+        std::int32_t part = 0, part_size = 0;  // 32 bits within 4096 weights, so that compilers vectorize the loop
+        for (const std::int64_t end = std::min(inputs, k + 4096); k < end; ++k) {
+            const std::int32_t weight = w[k];
+            part += weight;
+            part_size += weight < 0 ? -weight : weight;
+        }
+        sum += part, size += part_size;
+    }
+    return {(sum - size) / 2 * x_hi + std::min<std::int64_t>(bias, 0),
+            (sum + size) / 2 * x_hi + std::max<std::int64_t>(bias, 0)};
+}
 
 }  // namespace
 
-Linear::Linear(const Record& record, const Scope& scope) : machine_(scope.machine) {
-    shape_of_record(record, 1, 2, 5);
-    const Value& x = input(record, scope, 0);
-    const Array& w = record.arrays[0];
+Linear::Linear(const Record& record, const Scope& scope) : kernels_(scope.kernels) {
+    require_fields(record, 1, 2, 5);
+    const Value& x = codes_input(record, scope, 0);
+    const Array &w = record.arrays[0], &bias = record.arrays[1];
     inputs_ = x.channels();
-    need(w.dtype == DType::i8 && w.shape.size() == 2 && w.shape[1] == inputs_ && w.shape[0] > 0,
-         "weights must be i8 [O, K]");
+    require(w.dtype == DType::i8 && w.shape.size() == 2 && w.shape[1] == inputs_ && w.shape[0] > 0,
+            "weights: ", w.dtype, " ", w.shape, ", expected i8 [O, ", inputs_, "]");
     outputs_ = w.shape[0];
     rows_ = x.rows();
-    need(count_of(w) <= MAX_ELEMENTS && bound_multiply(rows_, outputs_) <= MAX_ELEMENTS, "a product is too large");
-    wide_in_ = x.dtype == DType::u16;
-    const Array& bias = record.arrays[1];
-    need(bias.dtype == DType::i32 && bias.shape == Shape({outputs_}), "bias must be i32 [O]");
+    require(count_of(w) <= MAX_ELEMENTS && bound_multiply(rows_, outputs_) <= MAX_ELEMENTS, "weights: ", w.shape,
+            " for ", rows_, " rows, expected at most ", MAX_ELEMENTS, " weights and outputs");
+    wide_in_ = x.is_wide();
+    require(bias.dtype == DType::i32 && bias.shape == Shape({outputs_}), "bias: ", bias.dtype, " ", bias.shape,
+            ", expected i32 [", outputs_, "]");
     const auto* bias_data = static_cast<const std::int32_t*>(bias.data);
     const auto* weights = static_cast<const std::int8_t*>(w.data);
-    // Positive and negative parts alone bound every partial sum, in any order.
-    std::vector<std::int64_t> lows, highs;
+    std::vector<Range> ranges;
     std::int64_t lo = 0, hi = 0;
     for (std::int64_t o = 0; o < outputs_; ++o) {
-        std::int64_t sum = 0, size = 0;
-        for (std::int64_t k = 0; k < inputs_;) {
-            std::int32_t part = 0, part_size = 0;  // 32 bits for a stretch, which compilers turn into vectors
-            for (const std::int64_t end = std::min(inputs_, k + 4096); k < end; ++k) {
-                const std::int32_t weight = weights[o * inputs_ + k];
-                part += weight;
-                part_size += weight < 0 ? -weight : weight;
-            }
-            sum += part, size += part_size;
-        }
-        const std::int64_t b = bias_data[o];
-        highs.push_back((size + sum) / 2 * x.hi + std::max<std::int64_t>(b, 0));
-        lows.push_back((sum - size) / 2 * x.hi + std::min<std::int64_t>(b, 0));
-        hi = std::max(hi, highs.back()), lo = std::min(lo, lows.back());
+        ranges.push_back(accumulator_range(weights + o * inputs_, inputs_, x.hi, bias_data[o]));
+        lo = std::min(lo, ranges.back().lo), hi = std::max(hi, ranges.back().hi);
     }
-    bound_ = std::max(hi, -lo);
-    prove(bound_, 31, "an accumulator");
+    prove(std::max(hi, -lo), 31, "accumulator");
 
     Shape shape = x.shape;
     shape.back() = outputs_;
-    const std::int64_t out = within(record.ints[0], OUT_CODES, OUT_I32, "out");
+    const std::int64_t out = in_range(record.ints[0], OUT_CODES, OUT_I32, "out");
     if (out == OUT_ACC) {
         value = Value{DType::i32, shape, lo, hi};
         epilogue_.kind = Epilogue::ACC;
     } else {
-        const std::vector<std::int64_t> mult = integers(record.arrays[2], 0, (std::int64_t{1} << 31) - 1, "mult");
-        const std::vector<std::int64_t> shift = integers(record.arrays[3], 1, 62, "shift");
-        need(static_cast<std::int64_t>(mult.size()) == outputs_ && mult.size() == shift.size(),
-             "mult and shift must have O entries");
+        const std::vector<std::int64_t> mult = read_integers(record.arrays[2], 0, MAX_MULT, "mult");
+        const std::vector<std::int64_t> shift = read_integers(record.arrays[3], 1, MAX_SHIFT, "shift");
+        require(static_cast<std::int64_t>(mult.size()) == outputs_ && mult.size() == shift.size(),
+                "mult and shift: ", mult.size(), " and ", shift.size(), " entries, expected one per output (", outputs_,
+                ")");
         std::vector<std::int32_t> zero(mult.size());
         if (out == OUT_CODES) {
-            value = codes(record.ints[1], shape);
-            zero = channels_of(record.arrays[4], outputs_, 0, value.hi, "y_zero");
+            value = codes_value(record.ints[1], shape);
+            zero = read_channels(record.arrays[4], outputs_, 0, value.hi, "y_zero");
             epilogue_.kind = Epilogue::CODES;
         } else {
             std::int64_t largest = 0;
             for (std::size_t o = 0; o < mult.size(); ++o) {
                 const int s = static_cast<int>(shift[o]);
-                largest = std::max({largest, requantize(highs[o], mult[o], s), -requantize(lows[o], mult[o], s)});
+                largest =
+                    std::max({largest, requantize(ranges[o].hi, mult[o], s), -requantize(ranges[o].lo, mult[o], s)});
             }
-            prove(largest, 31, "a score");
+            prove(largest, 31, "score");
             value = Value{DType::i32, shape, -largest, largest};
             epilogue_.kind = Epilogue::I32;
         }
-        rescale_ = RescaleConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()}, std::move(zero), value.hi,
-                                    bias_data);
+        requantization_ = RequantizationConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()},
+                                                  std::move(zero), value.hi, bias_data);
     }
-    epilogue_.wide = value.dtype == DType::u16;
-    set_bias({bias_data, bias_data + outputs_});
+    epilogue_.wide = value.is_wide();
+    bias_.assign(bias_data, bias_data + outputs_);
+    bias_.resize(round_up(bias_.size(), PADDING));
+    const Gemm& gemm = *kernels_.gemm;
     if (wide_in_) {
-        plain_.assign(weights, weights + outputs_ * inputs_);
+        plain_weights_.assign(weights, weights + outputs_ * inputs_);
     } else {
-        packed_ = machine_.gemm->pack(weights, outputs_, inputs_);
+        packed_ = gemm.pack_weights(weights, outputs_, inputs_);
     }
-    const Gemm& gemm = *machine_.gemm;
-    tile_ = (gemm.rows * gemm.columns + 15) / 16 * 16;  // each starts at a cache line
+    tile_ = round_up(std::int64_t{gemm.rows} * gemm.columns, 16);  // every tile starts at a cache line
     row_blocks_ = (rows_ + gemm.rows - 1) / gemm.rows;
     panels_ = (outputs_ + gemm.columns - 1) / gemm.columns;
-    // Few rows (the class token): threads share the outputs instead.
+    // With few rows (a class token), threads share the outputs instead.
     panel_groups_ = row_blocks_ >= 8 ? 1 : std::min<std::int64_t>(panels_, 8);
-}
-
-void Linear::set_bias(std::vector<std::int32_t> bias) {
-    bias_.assign(bias.begin(), bias.end());
-    bias_.resize((bias_.size() + 63) / 64 * 64);  // vectors may read past the last output
 }
 
 std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * panel_groups_; }
 
+// Scratch: the packed block of rows, then the tiles (all panels of a group if there are several K-blocks, else one),
+// then the gathered rows of a fused take.
 std::size_t Linear::scratch() const {
-    const std::int64_t tiles =
-        packed_ != nullptr && packed_->passes() > 1 ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
-    const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(machine_.gemm->rows * inputs_);
-    return aligned(machine_.gemm->block_bytes(inputs_)) +
+    const bool several_k_blocks = packed_ != nullptr && packed_->k_blocks() > 1;
+    const std::int64_t tiles = several_k_blocks ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
+    const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(kernels_.gemm->rows * inputs_);
+    return round_up(kernels_.gemm->block_bytes(inputs_), std::size_t{64}) +
            static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t) + gathered;
 }
 
 std::size_t Linear::bytes() const {
-    const std::size_t rows = take_ == nullptr ? 0 : take_->bytes();
-    return (packed_ ? packed_->bytes() : plain_.size()) + bias_.size() * 4 + rescale_.bytes() + tables_.size() + rows;
+    const std::size_t weights = packed_ ? packed_->bytes() : plain_weights_.size();
+    const std::size_t take = take_ == nullptr ? 0 : take_->bytes();
+    return weights + bias_.size() * 4 + requantization_.bytes() + tables_.size() + take;
 }
 
 void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
     Epilogue epilogue = epilogue_;
     epilogue.bias = bias_.data();
-    epilogue.rescale = rescale_.view();
+    epilogue.requantization = requantization_.view();
     epilogue.tables = tables_.data(), epilogue.starts = starts_.data();
     if (add_ != nullptr) add_->view(epilogue, frame[residual_]);
-    void* y = frame[output];
-    if (wide_in_) {  // no recipe does this: one output after the other
-        const scalar::Codes x{frame[inputs[0]], true};
-        for (std::int64_t r = begin; r < end; ++r) {
-            for (std::int64_t o = 0; o < outputs_; ++o) {
-                std::int32_t acc = 0;
-                for (std::int64_t k = 0; k < inputs_; ++k) {
-                    acc += static_cast<std::int32_t>(x[r * inputs_ + k]) *
-                           plain_[static_cast<std::size_t>(o * inputs_ + k)];
-                }
-                kernels_scalar()->finish(epilogue, {&acc, 1, 1, 1, r, o, outputs_}, y);
-            }
-        }
+    if (wide_in_) {
+        run_wide(epilogue, frame, begin, end);
         return;
     }
-    const Gemm& gemm = *machine_.gemm;
+    const Gemm& gemm = *kernels_.gemm;
     std::uint8_t* block = scratch;
-    auto* acc = reinterpret_cast<std::int32_t*>(scratch + aligned(gemm.block_bytes(inputs_)));
+    auto* acc = reinterpret_cast<std::int32_t*>(scratch + round_up(gemm.block_bytes(inputs_), std::size_t{64}));
     std::int64_t packed_block = -1;
     for (std::int64_t item = begin; item < end; ++item) {
-        const std::int64_t number = item / panel_groups_, group = item % panel_groups_;
-        const std::int64_t row = number * gemm.rows;
+        const std::int64_t row_block = item / panel_groups_, group = item % panel_groups_;
+        const std::int64_t row = row_block * gemm.rows;
         const int count = static_cast<int>(std::min<std::int64_t>(gemm.rows, rows_ - row));
-        if (number != packed_block) {
+        if (row_block != packed_block) {
             const std::uint8_t* x = frame[inputs[0]];
             if (take_ == nullptr) {
                 x += row * inputs_;
             } else {
-                // The scratch's last part, past the block and all tiles.
                 std::uint8_t* gathered = scratch + this->scratch() - static_cast<std::size_t>(gemm.rows * inputs_);
-                take_->gather(x, row * parts_, (row + count) * parts_, gathered);
+                take_->gather(x, row * rows_of_take_, (row + count) * rows_of_take_, gathered);
                 x = gathered;
             }
             gemm.pack_rows(x, inputs_, count, inputs_, block);
-            packed_block = number;
+            packed_block = row_block;
         }
         const std::int64_t first = panels_ * group / panel_groups_, last = panels_ * (group + 1) / panel_groups_;
-        const int passes = packed_->passes();
-        for (int pass = 0; pass < passes; ++pass) {
+        const int k_blocks = packed_->k_blocks();
+        for (int k_block = 0; k_block < k_blocks; ++k_block) {
             for (std::int64_t panel = first; panel < last; ++panel) {
-                std::int32_t* tile = passes == 1 ? acc : acc + (panel - first) * tile_;
-                packed_->multiply_pass(pass, panel, block, count, tile);
-                if (pass + 1 < passes) continue;
+                std::int32_t* tile = k_blocks == 1 ? acc : acc + (panel - first) * tile_;
+                packed_->multiply_k_block(k_block, panel, block, count, tile);
+                if (k_block + 1 < k_blocks) continue;
                 const std::int64_t channel = panel * gemm.columns;
-                const int taken = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
-                machine_.kernels->finish(epilogue, {tile, count, gemm.columns, taken, row, channel, outputs_}, y);
+                const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
+                kernels_.kernels->epilogue(epilogue, {tile, count, gemm.columns, valid, row, channel, outputs_},
+                                           frame[output]);
             }
         }
     }
 }
 
-bool Linear::join(const Lookup& lookup) {
-    if (!gives_codes()) return false;
+// u16 activations: one plain dot product per output. No recipe produces them, so this is not optimized.
+void Linear::run_wide(const Epilogue& epilogue, Frame frame, std::int64_t begin, std::int64_t end) const {
+    const Codes x{frame[inputs[0]], true};
+    for (std::int64_t r = begin; r < end; ++r) {
+        for (std::int64_t o = 0; o < outputs_; ++o) {
+            std::int32_t acc = 0;
+            for (std::int64_t k = 0; k < inputs_; ++k) {
+                const std::int8_t weight = plain_weights_[static_cast<std::size_t>(o * inputs_ + k)];
+                acc += static_cast<std::int32_t>(x[r * inputs_ + k]) * weight;
+            }
+            kernels_scalar()->epilogue(epilogue, {&acc, 1, 1, 1, r, o, outputs_}, frame[output]);
+        }
+    }
+}
+
+bool Linear::fuse_lookup(const Lookup& lookup) {
+    if (epilogue_.kind != Epilogue::CODES) return false;
     epilogue_.kind = Epilogue::LOOKUP;
-    epilogue_.wide = lookup.value.dtype == DType::u16;
-    for (const std::uint8_t which : lookup.which) starts_.push_back(static_cast<std::int32_t>(which * lookup.length));
-    starts_.resize((starts_.size() + 63) / 64 * 64);
+    epilogue_.wide = lookup.value.is_wide();
+    for (const std::uint8_t table : lookup.table_of) {
+        starts_.push_back(static_cast<std::int32_t>(table * lookup.length));
+    }
+    starts_.resize(round_up(starts_.size(), PADDING));
     const std::size_t count = lookup.tables.size();
     tables_.resize(epilogue_.wide ? 2 * count : count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -192,10 +210,12 @@ bool Linear::join(const Lookup& lookup) {
     return true;
 }
 
-bool Linear::join(std::unique_ptr<Op>& op) {
+bool Linear::fuse_add(std::unique_ptr<Op>& op) {
     const Add& add = dynamic_cast<const Add&>(*op);
-    if (!gives_acc() || add.acc() < 0 || add.inputs[static_cast<std::size_t>(add.acc())] != output) return false;
-    residual_ = add.inputs[static_cast<std::size_t>(1 - add.acc())];
+    if (epilogue_.kind != Epilogue::ACC || add.acc_term() < 0) return false;
+    const auto acc_term = static_cast<std::size_t>(add.acc_term());
+    if (add.inputs[acc_term] != output) return false;
+    residual_ = add.inputs[1 - acc_term];
     inputs.push_back(residual_);
     epilogue_ = add.epilogue;
     output = add.output, value = add.value, tag = "linear + add";
@@ -204,11 +224,11 @@ bool Linear::join(std::unique_ptr<Op>& op) {
     return true;
 }
 
-bool Linear::read_by(std::unique_ptr<Op>& op) {
+bool Linear::fuse_take(std::unique_ptr<Op>& op) {
     const Take& take = dynamic_cast<const Take&>(*op);
     const auto row = static_cast<std::int64_t>(take.fill.size());
     if (wide_in_ || inputs_ % row != 0 || take.items() != rows_ * (inputs_ / row)) return false;
-    parts_ = inputs_ / row;
+    rows_of_take_ = inputs_ / row;
     inputs[0] = take.inputs[0];
     tag = "take + " + tag;
     take_ = &take;

@@ -1,38 +1,45 @@
-// The ops that move values and change none: take, permute, concat.
+// The ops that move values without changing them: take, permute, concat.
 #include <algorithm>
 #include <cstring>
 
 #include "ops/ops.h"
+#include "ops/record.h"
 
 namespace fqvit {
 namespace {
 
-const Value& movable(const Value& value) {
-    need(value.is_codes() || value.dtype == DType::i32, "moves values of another type");
+const Value& require_movable(const Value& value) {
+    require(value.is_codes() || value.dtype == DType::i32, "input: ", value.dtype, ", expected u8, u16 or i32");
     return value;
 }
+
+// What is known about whole rows of attention codes no longer holds for rows of moved values.
+void forget_rows(Value& value) { value.row_sum = -1, value.row_code = -1, value.mask_code = -1; }
 
 class Concat final : public Op {
 public:
     Concat(const Record& record, const Scope& scope) {
-        need(!record.inputs.empty() && record.ints.empty() && record.arrays.empty(), "a field is missing");
-        bool buffer = false;
+        require(!record.inputs.empty() && record.ints.empty() && record.arrays.empty(),
+                "record: ", record.inputs.size(), " inputs, ", record.ints.size(), " integers and ",
+                record.arrays.size(), " arrays, expected 1 or more, 0 and 0");
+        bool has_buffer = false;
         for (std::size_t i = 0; i < record.inputs.size(); ++i) {
-            const Value& x = movable(any_input(record, scope, i));
-            need(x.shape.size() == 2, "joins values that are not [T, C]");
+            const Value& x = require_movable(value_input(record, scope, i));
+            require(x.shape.size() == 2, "input ", i, ": shape ", x.shape, ", expected [T, C]");
             if (i == 0) {
                 value = x;
-                value.row_sum = -1, value.row_code = -1, value.mask_code = -1;
+                forget_rows(value);
             } else {
-                need(x.dtype == value.dtype && x.channels() == value.channels(), "joins values that do not fit");
+                require(x.dtype == value.dtype && x.channels() == value.channels(), "input ", i, ": ", x.dtype, " ",
+                        x.shape, ", expected ", value.dtype, " with ", value.channels(), " channels");
                 value.shape[0] += x.shape[0];
                 value.lo = std::min(value.lo, x.lo), value.hi = std::max(value.hi, x.hi);
                 value.masked = value.masked || x.masked;
             }
             sizes_.push_back(static_cast<std::size_t>(x.bytes()));
-            buffer = buffer || !scope.constant[static_cast<std::size_t>(record.inputs[i])];
+            has_buffer = has_buffer || !scope.is_constant[static_cast<std::size_t>(record.inputs[i])];
         }
-        need(buffer, "joins no buffer");
+        require(has_buffer, "inputs: constants only, expected at least one buffer");
     }
 
     std::int64_t items() const override { return static_cast<std::int64_t>(sizes_.size()); }
@@ -45,20 +52,20 @@ public:
     }
 
 private:
-    std::vector<std::size_t> sizes_;
+    std::vector<std::size_t> sizes_;  // bytes of each input
 };
 
 }  // namespace
 
 Take::Take(const Record& record, const Scope& scope) {
-    shape_of_record(record, 1, 0, 2);
-    const Value& x = movable(buffer_input(record, scope, 0));
-    need(x.shape.size() >= 2, "an input has too few axes");
+    require_fields(record, 1, 0, 2);
+    const Value& x = require_movable(buffer_input(record, scope, 0));
+    require(x.shape.size() >= 2, "input 0: shape ", x.shape, ", expected at least 2 axes");
     const Array& rows = record.arrays[0];
-    need(rows.dtype == DType::i32 && rows.shape.size() < MAX_AXES && count_of(rows) > 0, "index must be i32");
-    for (const std::int64_t i : integers(rows, -1, x.rows() - 1, "index"))
-        index.push_back(static_cast<std::int32_t>(i));
-    const std::vector<std::int32_t> codes = channels_of(record.arrays[1], x.channels(), x.lo, x.hi, "fill");
+    require(rows.dtype == DType::i32 && rows.shape.size() < MAX_AXES && count_of(rows) > 0, "index: ", rows.dtype, " ",
+            rows.shape, ", expected i32 with at most ", MAX_AXES - 1, " axes, none empty");
+    index = read_as<std::int32_t>(rows, -1, x.rows() - 1, "index");
+    const std::vector<std::int32_t> codes = read_channels(record.arrays[1], x.channels(), x.lo, x.hi, "fill");
     fill.resize(static_cast<std::size_t>(x.channels() * size_of(x.dtype)));
     for (std::size_t c = 0; c < codes.size(); ++c) {
         switch (x.dtype) {
@@ -72,7 +79,7 @@ Take::Take(const Record& record, const Scope& scope) {
         }
     }
     value = x;
-    value.row_sum = -1, value.row_code = -1, value.mask_code = -1;  // rows of attention are no longer known
+    forget_rows(value);
     value.shape = rows.shape;
     value.shape.push_back(x.channels());
 }
@@ -90,57 +97,63 @@ void Take::gather(const std::uint8_t* x, std::int64_t begin, std::int64_t end, s
 }
 
 Permute::Permute(const Record& record, const Scope& scope) {
-    shape_of_record(record, 1, 0, 4);
-    const Value& x = movable(buffer_input(record, scope, 0));
-    const auto small = [&](std::size_t i) { return integers(record.arrays[i], 0, MAX_ELEMENTS, "permute"); };
-    view = small(0), perm = small(1), select = small(3);
-    Shape shape = small(2);
-    need(!view.empty() && view.size() <= MAX_AXES && elements(view) == x.count(), "view does not fit");
+    require_fields(record, 1, 0, 4);
+    const Value& x = require_movable(buffer_input(record, scope, 0));
+    const auto sizes_of = [&](std::size_t i, const char* name) {
+        return read_integers(record.arrays[i], 0, MAX_ELEMENTS, name);
+    };
+    view = sizes_of(0, "view"), perm = sizes_of(1, "perm"), select = sizes_of(3, "select");
+    Shape shape = sizes_of(2, "shape");
+    require(!view.empty() && view.size() <= MAX_AXES && elements(view) == x.count(), "view: ", view, ", expected 1 to ",
+            MAX_AXES, " axes and ", x.count(), " elements");
     Shape sizes = view, strides(view.size());
     std::int64_t stride = size_of(x.dtype);
     for (std::size_t axis = view.size(); axis-- > 0; stride *= view[axis]) strides[axis] = stride;
     first_ = 0;
     if (!select.empty()) {
-        need(select.size() == 2 && select[0] < static_cast<std::int64_t>(view.size()), "select is outside the view");
-        const auto axis = static_cast<std::size_t>(select[0]);
-        need(select[1] < view[axis], "select is outside the view");
-        first_ = select[1] * strides[axis];
+        require(select.size() == 2 && select[0] < static_cast<std::int64_t>(view.size()) &&
+                    select[1] < view[static_cast<std::size_t>(select[0])],
+                "select: ", select, ", expected an axis of ", view, " and an index in it");
+        first_ = select[1] * strides[static_cast<std::size_t>(select[0])];
         sizes.erase(sizes.begin() + select[0]), strides.erase(strides.begin() + select[0]);
     }
     Shape sorted = perm;
     std::sort(sorted.begin(), sorted.end());
-    need(perm.size() == sizes.size() && !perm.empty(), "perm does not fit");
-    for (std::size_t i = 0; i < sorted.size(); ++i)
-        need(sorted[i] == static_cast<std::int64_t>(i), "perm is no permutation");
-    Shape moved;
+    bool is_permutation = perm.size() == sizes.size() && !perm.empty();
+    for (std::size_t i = 0; is_permutation && i < sorted.size(); ++i) {
+        is_permutation = sorted[i] == static_cast<std::int64_t>(i);
+    }
+    require(is_permutation, "perm: ", perm, ", expected a permutation of ", sizes.size(), " axes");
+    Shape permuted;
     for (const std::int64_t axis : perm) {
-        moved.push_back(sizes[static_cast<std::size_t>(axis)]);
+        permuted.push_back(sizes[static_cast<std::size_t>(axis)]);
         sizes_.push_back(sizes[static_cast<std::size_t>(axis)]);
         strides_.push_back(strides[static_cast<std::size_t>(axis)]);
     }
-    // Trailing axes that lie together in memory are copied in one run.
-    run_ = size_of(x.dtype);
-    while (!sizes_.empty() && strides_.back() == run_) {
-        run_ *= sizes_.back();
+    // Trailing axes that are contiguous in memory are copied at once.
+    contiguous_ = size_of(x.dtype);
+    while (!sizes_.empty() && strides_.back() == contiguous_) {
+        contiguous_ *= sizes_.back();
         sizes_.pop_back(), strides_.pop_back();
     }
     outer_ = 1;
     for (const std::int64_t size : sizes_) outer_ *= size;
-    if (shape.empty()) shape = moved;
-    need(elements(shape) == elements(moved), "shape does not fit");
+    if (shape.empty()) shape = permuted;
+    require(elements(shape) == elements(permuted), "shape: ", shape, ", expected ", elements(permuted), " elements");
     value = x;
-    value.row_sum = -1, value.row_code = -1, value.mask_code = -1;
+    forget_rows(value);
     value.shape = shape;
 }
 
 void Permute::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
     const std::uint8_t* x = frame[inputs[0]] + first_;
-    std::uint8_t* y = frame[output] + begin * run_;
-    for (std::int64_t i = begin; i < end; ++i, y += run_) {
+    std::uint8_t* y = frame[output] + begin * contiguous_;
+    for (std::int64_t i = begin; i < end; ++i, y += contiguous_) {
         std::int64_t rest = i, from = 0;
-        for (std::size_t axis = sizes_.size(); axis-- > 0; rest /= sizes_[axis])
+        for (std::size_t axis = sizes_.size(); axis-- > 0; rest /= sizes_[axis]) {
             from += rest % sizes_[axis] * strides_[axis];
-        std::memcpy(y, x + from, static_cast<std::size_t>(run_));
+        }
+        std::memcpy(y, x + from, static_cast<std::size_t>(contiguous_));
     }
 }
 

@@ -1,40 +1,43 @@
-// Reading records: the checks that all ops share.
-#include <algorithm>
+#include "ops/record.h"
 
-#include "ops/ops.h"
+#include <algorithm>
+#include <string>
 
 namespace fqvit {
 
-void need(bool condition, const char* problem) {
-    if (!condition) throw BadProgram(problem);
+void require_fields(const Record& record, std::size_t inputs, std::size_t ints, std::size_t arrays) {
+    require(record.inputs.size() == inputs && record.ints.size() == ints && record.arrays.size() == arrays,
+            "record: ", record.inputs.size(), " inputs, ", record.ints.size(), " integers and ", record.arrays.size(),
+            " arrays, expected ", inputs, ", ", ints, " and ", arrays);
 }
 
-void shape_of_record(const Record& record, std::size_t inputs, std::size_t ints, std::size_t arrays) {
-    need(record.inputs.size() == inputs && record.ints.size() == ints && record.arrays.size() == arrays,
-         "a field is missing");
-}
-
-const Value& any_input(const Record& record, const Scope& scope, std::size_t i) {
+const Value& value_input(const Record& record, const Scope& scope, std::size_t i) {
     const std::int64_t number = record.inputs.at(i);
-    need(number >= 0 && number < static_cast<std::int64_t>(scope.values.size()), "reads a value that no op wrote");
+    require(number >= 0 && number < static_cast<std::int64_t>(scope.values.size()), "input ", i, ": value ", number,
+            ", expected one of the ", scope.values.size(), " values that exist so far");
     return scope.values[static_cast<std::size_t>(number)];
 }
 
 const Value& buffer_input(const Record& record, const Scope& scope, std::size_t i) {
-    const Value& value = any_input(record, scope, i);
-    need(!scope.constant[static_cast<std::size_t>(record.inputs[i])], "reads a constant where a buffer is expected");
+    const Value& value = value_input(record, scope, i);
+    require(!scope.is_constant[static_cast<std::size_t>(record.inputs[i])], "input ", i, ": value ", record.inputs[i],
+            " is a constant, expected a buffer");
     return value;
 }
 
-const Value& input(const Record& record, const Scope& scope, std::size_t i, std::size_t min_rank) {
+const Value& codes_input(const Record& record, const Scope& scope, std::size_t i, std::size_t min_axes) {
     const Value& value = buffer_input(record, scope, i);
-    need(value.is_codes(), "reads accumulators where codes are expected");
-    need(value.shape.size() >= min_rank, "an input has too few axes");
+    require(value.is_codes(), "input ", i, ": ", value.dtype, ", expected codes (u8 or u16)");
+    require(value.shape.size() >= min_axes, "input ", i, ": shape ", value.shape, ", expected at least ", min_axes,
+            " axes");
     return value;
 }
 
-std::int64_t within(std::int64_t value, std::int64_t lo, std::int64_t hi, const char* name) {
-    if (value < lo || value > hi) throw BadProgram(std::string(name) + " is out of range");
+std::int64_t in_range(std::int64_t value, std::int64_t lo, std::int64_t hi, const char* name) {
+    if (value < lo || value > hi) {
+        throw BadProgram(std::string(name) + ": " + std::to_string(value) + ", expected " + std::to_string(lo) +
+                         " to " + std::to_string(hi));
+    }
     return value;
 }
 
@@ -42,7 +45,8 @@ std::int64_t count_of(const Array& array) {
     std::int64_t count = 1;
     for (const std::int64_t size : array.shape) {
         if (size == 0) return 0;
-        need(size > 0 && size <= MAX_ELEMENTS && count <= MAX_ELEMENTS / size, "a constant has an impossible shape");
+        require(size > 0 && size <= MAX_ELEMENTS && count <= MAX_ELEMENTS / size, "array: shape ", array.shape,
+                ", expected at most ", MAX_ELEMENTS, " elements");
         count *= size;
     }
     return count;
@@ -54,12 +58,12 @@ template <class T>
 void copy_checked(const Array& array, std::vector<std::int64_t>& out, std::int64_t lo, std::int64_t hi,
                   const char* name) {
     const T* data = static_cast<const T*>(array.data);
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = within(data[i], lo, hi, name);
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = in_range(data[i], lo, hi, name);
 }
 
 }  // namespace
 
-std::vector<std::int64_t> integers(const Array& array, std::int64_t lo, std::int64_t hi, const char* name) {
+std::vector<std::int64_t> read_integers(const Array& array, std::int64_t lo, std::int64_t hi, const char* name) {
     std::vector<std::int64_t> out(static_cast<std::size_t>(count_of(array)));
     switch (array.dtype) {
         case DType::u8: copy_checked<std::uint8_t>(array, out, lo, hi, name); break;
@@ -72,20 +76,31 @@ std::vector<std::int64_t> integers(const Array& array, std::int64_t lo, std::int
     return out;
 }
 
-std::vector<std::int32_t> channels_of(const Array& array, std::int64_t channels, std::int64_t lo, std::int64_t hi,
-                                      const char* name) {
-    need(channels <= MAX_CHANNELS, "more channels than can be");
-    const std::vector<std::int64_t> given = integers(array, lo, hi, name);
-    const auto count = static_cast<std::int64_t>(given.size());
-    if (count != 1 && count != channels)
-        throw BadProgram(std::string(name) + " has neither one entry nor one a channel");
+void require_channels(std::int64_t channels) {
+    require(channels <= MAX_CHANNELS, "too many channels: ", channels, ", at most ", MAX_CHANNELS);
+}
+
+std::vector<std::int32_t> read_channels(const Array& array, std::int64_t channels, std::int64_t lo, std::int64_t hi,
+                                        const char* name) {
+    require_channels(channels);
+    const std::vector<std::int64_t> entries = read_integers(array, lo, hi, name);
+    const auto count = static_cast<std::int64_t>(entries.size());
+    require(count == 1 || count == channels, name, ": ", count, " entries, expected 1 or one per channel (", channels,
+            ")");
     std::vector<std::int32_t> out(static_cast<std::size_t>(channels));
-    for (std::size_t c = 0; c < out.size(); ++c) out[c] = static_cast<std::int32_t>(given[count == 1 ? 0 : c]);
+    for (std::size_t c = 0; c < out.size(); ++c) out[c] = static_cast<std::int32_t>(entries[count == 1 ? 0 : c]);
     return out;
 }
 
-Value codes(std::int64_t bits, Shape shape) {
-    within(bits, 1, 16, "bits");
+std::vector<std::int32_t> read_alphas(const Array& array, std::int64_t channels, const char* name) {
+    require_channels(channels);
+    if (count_of(array) == 0) return std::vector<std::int32_t>(static_cast<std::size_t>(channels));
+    require(array.dtype == DType::u8, name, ": ", array.dtype, ", expected u8");
+    return read_channels(array, channels, 0, MAX_ALPHA, name);
+}
+
+Value codes_value(std::int64_t bits, Shape shape) {
+    in_range(bits, 1, 16, "bits");
     return Value{bits <= 8 ? DType::u8 : DType::u16, std::move(shape), 0, (std::int64_t{1} << bits) - 1};
 }
 
@@ -94,43 +109,9 @@ std::int64_t magnitude(const Value& value, std::int64_t zero_lo, std::int64_t ze
     return std::max(up < 0 ? -up : up, down < 0 ? -down : down);
 }
 
-void prove(std::int64_t bound, int bits, const char* what) {
-    if (bound > (bits == 63 ? UNBOUNDED - 1 : (std::int64_t{1} << bits) - 1))
-        throw BadProgram(std::string(what) + " can overflow");
-}
-
-std::unique_ptr<Op> make_op(const Record& record, const Scope& scope) {
-    const std::string& tag = record.tag;
-    std::unique_ptr<Op> op;
-    if (tag == "linear")
-        op = std::make_unique<Linear>(record, scope);
-    else if (tag == "lookup")
-        op = std::make_unique<Lookup>(record, scope);
-    else if (tag == "layernorm")
-        op = make_layernorm(record, scope);
-    else if (tag == "add")
-        op = std::make_unique<Add>(record, scope);
-    else if (tag == "mean")
-        op = make_mean(record, scope);
-    else if (tag == "take")
-        op = std::make_unique<Take>(record, scope);
-    else if (tag == "permute")
-        op = std::make_unique<Permute>(record, scope);
-    else if (tag == "concat")
-        op = make_concat(record, scope);
-    else if (tag == "matmul")
-        op = std::make_unique<MatMul>(record, scope);
-    else if (tag == "log_softmax" || tag == "softmax" || tag == "row_codes")
-        op = std::make_unique<RowSoftmax>(record, scope);
-    else if (tag == "shift_matmul" || tag == "attend")
-        op = std::make_unique<Context>(record, scope);
-    else
-        throw BadProgram("unknown op " + tag);
-    need(op->value.shape.size() <= MAX_AXES, "too many axes");
-    op->value.count();  // refuses what is too large
-    op->tag = tag;
-    for (const std::int64_t number : record.inputs) op->inputs.push_back(static_cast<int>(number));
-    return op;
+void prove(std::int64_t bound, int bits, const char* name) {
+    const std::int64_t largest = bits == 63 ? UNBOUNDED - 1 : (std::int64_t{1} << bits) - 1;
+    require(bound <= largest, name, ": can reach ", bound, ", expected less than 2^", bits);
 }
 
 }  // namespace fqvit

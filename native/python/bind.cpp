@@ -1,4 +1,4 @@
-// fqvit._native: what Python sees of the compiled part. Only bindings live here; src/fqvit/_native.pyi describes them.
+// The Python module fqvit._native. Bindings only; src/fqvit/_native.pyi documents them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -22,9 +22,9 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::dev
 using Boxes = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
-fqvit::Gate* gate = new fqvit::Gate;  // never deleted: threads sleep in it to the end
+fqvit::Gate* gate = new fqvit::Gate;  // never deleted: threads may sleep in it until the process exits
 
-// Lets other Python threads run, as nb::gil_scoped_release, behind the gate.
+// Releases the GIL like nb::gil_scoped_release, and counts the call in the gate.
 class WithoutGil {
 public:
     WithoutGil() : state_(PyEval_SaveThread()) { gate->enter(); }
@@ -47,7 +47,7 @@ void before_fork() {
 
 void after_fork() { gate->open(); }
 
-void in_child() { gate = new fqvit::Gate; }  // threads that wait in the old one are the parent's
+void in_child() { gate = new fqvit::Gate; }  // threads that wait in the old one exist in the parent only
 
 void at_exit() {
     const nb::gil_scoped_release release;
@@ -66,28 +66,24 @@ nb::dict features() {
     return out;
 }
 
-fqvit::Array borrow(const AnyArray& array) {
-    fqvit::Array out;
+fqvit::DType dtype_of(const AnyArray& array) {
+    using fqvit::DType;
     const nb::dlpack::dtype type = array.dtype();
-    fqvit::need(type.lanes == 1, "a constant is of no integer type");
-    if (type == nb::dtype<std::uint8_t>())
-        out.dtype = fqvit::DType::u8;
-    else if (type == nb::dtype<std::int8_t>())
-        out.dtype = fqvit::DType::i8;
-    else if (type == nb::dtype<std::uint16_t>())
-        out.dtype = fqvit::DType::u16;
-    else if (type == nb::dtype<std::int16_t>())
-        out.dtype = fqvit::DType::i16;
-    else if (type == nb::dtype<std::int32_t>())
-        out.dtype = fqvit::DType::i32;
-    else if (type == nb::dtype<std::int64_t>())
-        out.dtype = fqvit::DType::i64;
-    else
-        throw fqvit::BadProgram("a constant is of no integer type");
+    if (type == nb::dtype<std::uint8_t>()) return DType::u8;
+    if (type == nb::dtype<std::int8_t>()) return DType::i8;
+    if (type == nb::dtype<std::uint16_t>()) return DType::u16;
+    if (type == nb::dtype<std::int16_t>()) return DType::i16;
+    if (type == nb::dtype<std::int32_t>()) return DType::i32;
+    if (type == nb::dtype<std::int64_t>()) return DType::i64;
+    throw fqvit::BadProgram("array: not an integer type, expected u8, i8, u16, i16, i32 or i64");
+}
+
+fqvit::Array borrow(const AnyArray& array) {
+    fqvit::Array out{dtype_of(array), {}, array.data()};
     const auto size = static_cast<std::uintptr_t>(fqvit::size_of(out.dtype));
-    fqvit::need(reinterpret_cast<std::uintptr_t>(array.data()) % size == 0, "a constant is not aligned");
+    fqvit::require(reinterpret_cast<std::uintptr_t>(array.data()) % size == 0, "array: ", out.dtype,
+                   " that is not aligned, expected an address that is a multiple of its size");
     for (std::size_t i = 0; i < array.ndim(); ++i) out.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
-    out.data = array.data();
     return out;
 }
 
@@ -99,7 +95,7 @@ int add(fqvit::Engine& engine, const std::string& name, const std::string& tag, 
     return engine.add(name, record);
 }
 
-// A new numpy array of a value's type, with `first` as an extra leading axis where it is not negative.
+// Makes a numpy array for a value. first: an additional leading axis; negative for none.
 nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t*& data) {
     std::vector<std::size_t> shape;
     std::size_t bytes = static_cast<std::size_t>(value.bytes());
@@ -118,11 +114,10 @@ nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t
 }
 
 void check_images(const fqvit::Engine& engine, const Images& images) {
-    fqvit::need(engine.finished(), "the program is not finished");
-    for (std::size_t i = 0; i < 3; ++i) {
-        fqvit::need(static_cast<std::int64_t>(images.shape(i + 1)) == engine.image().shape[i],
-                    "images of another shape");
-    }
+    fqvit::require(engine.finished(), "engine: the program is not complete, expected a call of finish() before a run");
+    fqvit::Shape shape;
+    for (std::size_t i = 1; i < 4; ++i) shape.push_back(static_cast<std::int64_t>(images.shape(i)));
+    fqvit::require(shape == engine.image().shape, "images: ", shape, ", expected ", engine.image().shape);
 }
 
 nb::object run(fqvit::Engine& engine, const Images& images) {
@@ -152,7 +147,8 @@ nb::list run_all(fqvit::Engine& engine, const Images& images) {
 
 nb::list profile(fqvit::Engine& engine, const Images& images, int rounds) {
     check_images(engine, images);
-    fqvit::need(images.shape(0) == 1 && rounds >= 1, "one image, one round or more");
+    fqvit::require(images.shape(0) == 1 && rounds >= 1, "profile: ", images.shape(0), " images and ", rounds,
+                   " rounds, expected 1 image and at least 1 round");
     std::vector<fqvit::OpTime> times;
     {
         const WithoutGil without;
@@ -165,17 +161,18 @@ nb::list profile(fqvit::Engine& engine, const Images& images, int rounds) {
 
 nb::list buffers(fqvit::Engine& engine, const Images& images, const std::vector<int>& numbers) {
     check_images(engine, images);
-    fqvit::need(images.shape(0) == 1, "one image");
+    fqvit::require(images.shape(0) == 1, "buffers: ", images.shape(0), " images, expected 1");
     nb::list out;
     std::vector<std::uint8_t*> ys;
     for (const int number : numbers) {
-        fqvit::need(engine.keeps(number), "this engine keeps no such buffer");
+        fqvit::require(engine.keeps(number), "buffer: value ", number,
+                       " is not kept, expected a buffer of an engine that keeps them");
         std::uint8_t* y = nullptr;
         out.append(new_array(engine.value(number), -1, y));
         ys.push_back(y);
     }
     const WithoutGil without;
-    engine.run_kept(images.data(), numbers, ys);
+    engine.run_buffers(images.data(), numbers, ys);
     return out;
 }
 
@@ -184,32 +181,44 @@ nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, st
                      const std::string& instruction_set) {
     const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(map.shape(i)); };
     const auto count = static_cast<std::int64_t>(boxes.shape(0));
-    // Copied, so that what is checked is what is used, whatever their owner does meanwhile.
+    // A copy, because the owner of the boxes may change them after the check.
     std::vector<std::int64_t> edges(static_cast<std::size_t>(4 * count));
     if (count > 0) std::memcpy(edges.data(), boxes.data(), edges.size() * sizeof(std::int64_t));
-    fqvit::Alignment a{map.data(), axis(0), axis(1), axis(2), zero,      edges.data(), count,
-                       side,       cell,    mult,    shift,   head_zero, last,         nullptr};
-    fqvit::check_alignment(a);
-    const std::string name = fqvit::machine_of(instruction_set).gemm->name;
+    fqvit::RoiAlign a{.map = map.data(),
+                      .height = axis(0),
+                      .width = axis(1),
+                      .channels = axis(2),
+                      .zero = zero,
+                      .boxes = edges.data(),
+                      .count = count,
+                      .side = side,
+                      .cell = cell,
+                      .mult = mult,
+                      .shift = shift,
+                      .head_zero = head_zero,
+                      .last = last,
+                      .y = nullptr};
+    fqvit::check_roi_align(a);
     const fqvit::Value square{fqvit::DType::u8, {side, side, a.channels}, 0, last};
     nb::object out = new_array(square, count, a.y);
     const WithoutGil without;
-    fqvit::roi_align(a, std::clamp(threads, 1, 256), name != "scalar" && fqvit::cpu_features().avx2);
+    fqvit::roi_align(a, threads, instruction_set);
     return out;
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
-    m.doc() = "The compiled part of fqvit.";
+    m.doc() = "The compiled engine of fqvit.";
     m.attr("version") = FQVIT_VERSION;
-    m.def("cpu_features", &features, "Integer instruction sets that this machine can run, by name.");
+    m.def("cpu_features", &features, "Integer instruction sets and whether this machine supports them.");
     m.def("instruction_sets", &fqvit::instruction_sets,
-          "Families of kernels that this build has and this CPU can run, best first.");
+          "Instruction sets that this build contains and this CPU supports, fastest first.");
     m.def("roi_align", &roi_align, nb::arg("map").noconvert(), nb::arg("boxes").noconvert(), nb::arg("side"),
           nb::arg("cell"), nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"),
-          nb::arg("threads"), nb::arg("instruction_set") = "", "Codes of a square for each box, cut out of a map.");
-    nb::set_leak_warnings(false);  // a daemon thread has its engine to the end
+          nb::arg("threads"), nb::arg("instruction_set") = "",
+          "RoIAlign: one square of codes per box, cut out of a feature map.");
+    nb::set_leak_warnings(false);  // a daemon thread keeps its engine until the process exits
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));
     const nb::module_ os = nb::module_::import_("os");
     if (nb::hasattr(os, "register_at_fork")) {
@@ -229,7 +238,7 @@ NB_MODULE(_native, m) {
         .def("run_all", &run_all, nb::arg("images").noconvert())
         .def("profile", &profile, nb::arg("image").noconvert(), nb::arg("rounds"))
         .def("buffers", &buffers, nb::arg("image").noconvert(), nb::arg("numbers"))
-        .def_prop_ro("instruction_set", [](const fqvit::Engine& e) { return e.machine().gemm->name; })
+        .def_prop_ro("instruction_set", &fqvit::Engine::instruction_set)
         .def_prop_ro("threads", &fqvit::Engine::threads)
         .def_prop_ro("arena_bytes", &fqvit::Engine::arena_bytes)
         .def_prop_ro("run_bytes", &fqvit::Engine::run_bytes)

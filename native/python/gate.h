@@ -1,10 +1,8 @@
-// What all calls from Python that let go of its lock (the GIL) pass, so that two moments find them in order:
-//  - fork: a child has only the thread that made it. What another one had locked or half written would stay so: fork
-//  waits until
-//    no call runs.
-//  - the end of Python: a thread that then asks for the GIL is ended where it stands, which C++ answers with abort().
-//  It sleeps
-//    instead, until the process is gone.
+// Counts the calls that run without Python's lock (the GIL), for two moments:
+//  - fork: the child has only the thread that forked, so what another thread had locked or half written would stay that
+//    way. The fork waits until no call runs.
+//  - interpreter shutdown: Python ends a thread that asks for the GIL then, and C++ turns that into abort(). Such a
+//    thread sleeps instead until the process exits.
 #pragma once
 
 #include <chrono>
@@ -16,7 +14,7 @@ namespace fqvit {
 
 class Gate {
 public:
-    // Around a call, both without the GIL.
+    // enter() and leave() surround a call. Both run without the GIL.
     void enter() {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return !closed_; });
@@ -31,14 +29,14 @@ public:
         lock.unlock();
         while (sleep) std::this_thread::sleep_for(std::chrono::hours(1));
     }
-    // With the GIL again.
+    // Called after leave(), with the GIL.
     void returned() {
         const std::lock_guard lock(mutex_);
         --returning_;
         changed_.notify_all();
     }
 
-    // Nobody runs from here on, and nobody begins before open(). The GIL is free meanwhile.
+    // Waits until no call runs and blocks new calls until open(). Called without the GIL.
     void close() {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return !closed_; });
@@ -51,8 +49,7 @@ public:
         changed_.notify_all();
     }
 
-    // No other thread asks for the GIL from here on; the last one, which calls this, goes on as before. The GIL is free
-    // meanwhile.
+    // From here on, only the calling thread may ask for the GIL again. Called without the GIL.
     void end() {
         std::unique_lock lock(mutex_);
         ended_ = true, last_ = std::this_thread::get_id();

@@ -1,6 +1,6 @@
-// Programs with the answers of the Python reference, on whatever machine this was compiled for:
-// tests/native/test_platforms.py writes them. Each case is NAME.program (fuzz/program.h), NAME.images (uint8) and
-// NAME.answers (all outputs of all images, one output after the other, little-endian).
+// Compares the engine with answers of the Python reference, on any platform. tests/native/test_platforms.py writes the
+// cases: NAME.program (fuzz/program.h), NAME.images (u8) and NAME.answers (one output after the other, each with all
+// images, little-endian).
 //
 //   answers_test FOLDER
 #include <bit>
@@ -15,7 +15,7 @@ using namespace fqvit::fuzz;
 
 constexpr Limits NO_LIMITS{std::int64_t{1} << 40, std::int64_t{1} << 40};
 
-// What this machine has in memory, as a file would have it.
+// Appends elements in the byte order of the files.
 void append_little_endian(std::vector<std::uint8_t>& to, const std::vector<std::uint8_t>& elements, std::size_t size) {
     for (std::size_t i = 0; i < elements.size(); i += size) {
         for (std::size_t j = 0; j < size; ++j) {
@@ -52,7 +52,7 @@ int main(int count, char** arguments) {
                 const bool same = answers(*build(program, isa, threads, false, NO_LIMITS), images, number) == expected;
                 ++(same ? passed : failed);
                 if (!same)
-                    std::printf("%s: other bits (%s, %d threads)\n", path.stem().string().c_str(), isa.c_str(),
+                    std::printf("%s: different bits (%s, %d threads)\n", path.stem().string().c_str(), isa.c_str(),
                                 threads);
             }
         }

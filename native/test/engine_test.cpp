@@ -1,40 +1,30 @@
-// A small transformer built by hand, run by every instruction set of this build and CPU: every buffer of the plain run
-// and the result of the fused one, with several threads, against the scalar kernels; and those against a hash, the same
-// on every machine. Exits with 1 where something differs.
+// Runs a small transformer on every available instruction set: all buffers of the unfused run and the result of the
+// fused run must equal those of the scalar kernels, with 1 and 3 threads. The scalar result must equal a hash, which is
+// the same on every machine. Exits with 1 if something differs.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "core/aligned.h"
 #include "fqvit/engine.h"
+#include "test/random.h"
 
 namespace {
 
 using namespace fqvit;
 
-class Random {  // xorshift64*
-public:
-    std::int32_t within(std::int64_t lo, std::int64_t hi) {
-        state_ ^= state_ >> 12, state_ ^= state_ << 25, state_ ^= state_ >> 27;
-        const std::uint64_t bits = (state_ * 0x2545f4914f6cdd1dull) >> 32;
-        return static_cast<std::int32_t>(lo +
-                                         static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(hi - lo + 1)));
-    }
-
-private:
-    std::uint64_t state_ = 0x2718281828459045ull;
-};
-
-// T tokens of C channels: 9 patches of 4 x 4 x 3 pixels and one more, 4 heads of 5. No size is a multiple of a
-// vector's.
+// T tokens of C channels: 9 patches of 4 x 4 x 3 pixels and a class token, 4 heads of width 5. No size is a multiple of
+// a vector length.
 constexpr std::int64_t SIDE = 3, PATCH = 4, COLORS = 3, T = SIDE * SIDE + 1, H = 4, D = 5, C = H * D, HIDDEN = 83,
                        CLASSES = 7;
 constexpr std::int64_t IMAGES = 5, WIDE_BITS = 12;
-constexpr std::uint32_t RESULTS = 0xebd6522b;  // what ops mean never changes, so neither does this
+constexpr std::uint64_t SEED = 0x2718281828459045ull;
+constexpr std::uint32_t RESULTS = 0xebd6522b;  // the meaning of ops never changes, so neither does this
 const Shape IMAGE = {SIDE * PATCH, SIDE* PATCH, COLORS};
 
-// Adds ops to an engine; the constants come in the same order for every engine, and so are the same.
+// Adds ops to an engine. Every engine gets the same constants, because they are drawn in the same order.
 class Builder {
 public:
     explicit Builder(Engine& engine) : engine_(engine) {}
@@ -54,7 +44,7 @@ public:
             add("lookup", {hidden}, {0}, {random<std::uint8_t>(DType::u8, {256}, 0, 255), none(), none()});
         x = sum(linear_acc(table, HIDDEN, C), 1 << 9, 0, x, 1 << 18, 2048, 18);
         const int normed = norm(x);
-        // Both ways to one row: the first token, and the mean of the others.
+        // The class token, and the mean of the other tokens.
         const int taken = add("take", {normed}, {}, {random<std::int32_t>(DType::i32, {1}, 0, 0), list({0})});
         const int mean = add("mean", {normed}, {1 << 28, 31, 1, 128, 8}, {list({128}), none()});
         const int row = add("permute", {mean}, {}, {list({1, C}), list({0, 1}), none(), none()});
@@ -71,21 +61,23 @@ private:
             parts[part] = add("permute", {qkv}, {}, {list({T, 3, H, D}), list({1, 0, 2}), none(), list({1, part})});
         }
         const int scores = add("matmul", {parts[0], parts[1]}, {1 << 30, 37, 120, 131, 0, 128, 8}, {none(), none()});
-        std::vector<std::int32_t> table;  // falls by an eighth from code to code
+        std::vector<std::int32_t> table;  // decreases by an eighth per code
         for (std::int32_t e = 1 << 20; e > 0; e -= (e + 7) / 8) table.push_back(e);
         const int softmax = add("log_softmax", {scores}, {4},
-                                {keep(DType::i32, {static_cast<std::int64_t>(table.size())}, table), none()});
+                                {own(DType::i32, {static_cast<std::int64_t>(table.size())}, table), none()});
         const int context = add("shift_matmul", {softmax, parts[2]}, {1 << 30, 44, 125, 4, 0, 128, 8}, {});
         return add("permute", {context}, {}, {list({H, T, D}), list({1, 0, 2}), list({T, C}), none()});
     }
 
     int norm(int x) {
-        // t is 2^24 for a standard deviation: y is up to 64 codes for it, around 64 to 192.
+        // One standard deviation is t = 2^24, which becomes up to 64 codes, around a code of 64 to 192.
         std::vector<std::int32_t> affine;
-        for (std::int64_t c = 0; c < C; ++c) affine.push_back(random_.within(-(1 << 22), 1 << 22));
-        for (std::int64_t c = 0; c < C; ++c) affine.push_back(random_.within(1 << 20, 3 << 20));
+        for (std::int64_t c = 0; c < C; ++c)
+            affine.push_back(static_cast<std::int32_t>(random_.within(-(1 << 22), 1 << 22)));
+        for (std::int64_t c = 0; c < C; ++c)
+            affine.push_back(static_cast<std::int32_t>(random_.within(1 << 20, 3 << 20)));
         const Array alpha = random<std::uint8_t>(DType::u8, {C}, 0, 2);
-        return add("layernorm", {x}, {1 << 10, 40, 26, 8}, {keep(DType::i32, {2, C}, affine), list({2048}), alpha});
+        return add("layernorm", {x}, {1 << 10, 40, 26, 8}, {own(DType::i32, {2, C}, affine), list({2048}), alpha});
     }
 
     int linear_codes(int x, std::int64_t inputs, std::int64_t outputs, std::int64_t bits, std::int64_t shift) {
@@ -105,7 +97,7 @@ private:
         const Array mult = random<std::int32_t>(DType::i32, {outputs}, 1 << 28, (1 << 30) - 1);
         const Array shifts = random<std::uint8_t>(DType::u8, {outputs}, shift - 1, shift);
         return add("linear", {x}, {out, bits},
-                   {w, keep(DType::i32, {outputs}, bias), mult, shifts, list({out == 0 ? 128 : 0})});
+                   {w, own(DType::i32, {outputs}, bias), mult, shifts, list({out == 0 ? 128 : 0})});
     }
 
     int sum(int a, std::int64_t a_mult, std::int64_t a_zero, int b, std::int64_t b_mult, std::int64_t b_zero,
@@ -122,37 +114,37 @@ private:
 
     Array none() { return {DType::i32, {0}, nullptr}; }
     Array list(const std::vector<std::int64_t>& values) {
-        return keep(DType::i64, {static_cast<std::int64_t>(values.size())}, values);
+        return own(DType::i64, {static_cast<std::int64_t>(values.size())}, values);
     }
 
     template <class T>
     Array random(DType dtype, Shape shape, std::int64_t lo, std::int64_t hi) {
         std::vector<T> values(static_cast<std::size_t>(elements(shape)));
         for (T& value : values) value = static_cast<T>(random_.within(lo, hi));
-        return keep(dtype, std::move(shape), values);
+        return own(dtype, std::move(shape), values);
     }
 
     template <class T>
-    Array keep(DType dtype, Shape shape, const std::vector<T>& values) {
+    Array own(DType dtype, Shape shape, const std::vector<T>& values) {
         const auto* bytes = reinterpret_cast<const std::uint8_t*>(values.data());
-        kept_.push_back(std::make_unique<AlignedVector<std::uint8_t>>(bytes, bytes + values.size() * sizeof(T)));
-        return {dtype, std::move(shape), kept_.back()->data()};
+        owned_.push_back(std::make_unique<AlignedVector<std::uint8_t>>(bytes, bytes + values.size() * sizeof(T)));
+        return {dtype, std::move(shape), owned_.back()->data()};
     }
 
     Engine& engine_;
-    Random random_;
-    std::vector<std::unique_ptr<AlignedVector<std::uint8_t>>> kept_;
+    Random random_{SEED};
+    std::vector<std::unique_ptr<AlignedVector<std::uint8_t>>> owned_;
 };
 
 std::vector<std::uint8_t> make_images() {
     std::vector<std::uint8_t> images(static_cast<std::size_t>(IMAGES * elements(IMAGE)));
-    Random random;
+    Random random(SEED);
     for (std::uint8_t& pixel : images) pixel = static_cast<std::uint8_t>(random.within(0, 255));
     return images;
 }
 
 struct Result {
-    std::vector<std::vector<std::uint8_t>> buffers;  // of the last image, where they are kept
+    std::vector<std::vector<std::uint8_t>> buffers;  // of the first image; empty if fused
     std::vector<std::uint8_t> y;                     // of all images
 };
 
@@ -188,7 +180,7 @@ void expect(bool condition, const std::string& what) {
 int main(int argc, char** argv) {
     const Result wanted = run("scalar", 1, true);
     const std::size_t out = wanted.y.size() / IMAGES;
-    // A result that depends on the image is no saturated one.
+    // Results must depend on the image: a test on saturated values would be weak.
     for (std::size_t i = 1; i < IMAGES; ++i) {
         expect(!std::equal(wanted.y.begin(), wanted.y.begin() + static_cast<std::ptrdiff_t>(out),
                            wanted.y.begin() + static_cast<std::ptrdiff_t>(i * out)),
@@ -200,7 +192,7 @@ int main(int argc, char** argv) {
         for (const int threads : {1, 3}) {
             const std::string where = set + ", " + std::to_string(threads) + " threads";
             const Result plain = run(set, threads, true);
-            expect(plain.buffers.size() == wanted.buffers.size(), where + ": another number of buffers");
+            expect(plain.buffers.size() == wanted.buffers.size(), where + ": different number of buffers");
             for (std::size_t i = 0; i < std::min(plain.buffers.size(), wanted.buffers.size()); ++i) {
                 expect(plain.buffers[i] == wanted.buffers[i], where + ": buffer " + std::to_string(i + 1) + " differs");
             }

@@ -1,7 +1,7 @@
-// Every family of products against three plain loops: many shapes, weights that overflow what is narrower than int32,
-// and every number of rows. Prints one line a family and exits with 1 where one differs.
+// Compares every GEMM with three plain loops: many shapes, weights that overflow anything narrower than i32, and every
+// number of rows. Prints one line per instruction set and exits with 1 if one differs.
 //
-//   gemm_test [FAMILY]...      only these; without arguments all that this build has and this CPU can run
+//   gemm_test [NAME]...      only these instruction sets; without arguments all that are available
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,29 +12,18 @@
 #include "fqvit/cpu.h"
 #include "kernels/gemm.h"
 #include "kernels/vnni/gemm_vnni_shim.h"
+#include "test/random.h"
 
 namespace {
 
 using namespace fqvit;
 
-// xorshift64*: the same numbers on every machine.
-class Random {
-public:
-    std::uint32_t next() {
-        state_ ^= state_ >> 12, state_ ^= state_ << 25, state_ ^= state_ >> 27;
-        return static_cast<std::uint32_t>((state_ * 0x2545f4914f6cdd1dull) >> 32);
-    }
-    int within(int lo, int hi) { return lo + static_cast<int>(next() % static_cast<std::uint32_t>(hi - lo + 1)); }
-    // Nearly normal: twelve uniform numbers of variance 256^2 / 12 each.
-    int normal(int sigma) {
-        int sum = -12 * 128;
-        for (int i = 0; i < 12; ++i) sum += within(0, 256);
-        return sum * sigma / 256;
-    }
-
-private:
-    std::uint64_t state_ = 0x9e3779b97f4a7c15ull;
-};
+// Approximately normal: the sum of twelve uniform numbers of variance 256^2 / 12 each.
+int normal(Random& random, int sigma) {
+    int sum = -12 * 128;
+    for (int i = 0; i < 12; ++i) sum += static_cast<int>(random.within(0, 256));
+    return sum * sigma / 256;
+}
 
 enum Weights { UNIFORM, HIGHEST, LOWEST, ALTERNATING, NORMAL, SPARSE, KINDS };
 constexpr const char* NAMES[KINDS] = {"uniform", "all 127", "all -128", "alternating", "normal", "sparse"};
@@ -42,13 +31,13 @@ constexpr const char* NAMES[KINDS] = {"uniform", "all 127", "all -128", "alterna
 std::vector<std::int8_t> make_weights(Weights kind, std::int64_t outputs, std::int64_t inputs, Random& random) {
     std::vector<std::int8_t> w(static_cast<std::size_t>(outputs * inputs));
     for (std::size_t i = 0; i < w.size(); ++i) {
-        int value = 0;
+        std::int64_t value = 0;
         switch (kind) {
             case UNIFORM: value = random.within(-128, 127); break;
             case HIGHEST: value = 127; break;
             case LOWEST: value = -128; break;
             case ALTERNATING: value = i % 2 == 0 ? 127 : -128; break;
-            case NORMAL: value = std::clamp(random.normal(42), -127, 127); break;  // as real checkpoints have them
+            case NORMAL: value = std::clamp(normal(random, 42), -127, 127); break;  // like trained weights
             default: value = random.within(0, 7) == 0 ? random.within(-128, 127) : 0;
         }
         w[i] = static_cast<std::int8_t>(value);
@@ -70,18 +59,18 @@ void report(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t i
                 static_cast<long long>(outputs), NAMES[kind], rows, what.c_str());
 }
 
-// One matrix of weights, and a few numbers of rows.
+// Checks one weight matrix with several numbers of rows.
 void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, const std::vector<int>& counts,
            Random& random, Tally& tally) {
     const std::vector<std::int8_t> w = make_weights(kind, outputs, inputs, random);
-    // Rows of every kind in one block. No byte lies behind the last one, so that sanitizers see a read past it.
+    // Random, all-255 and all-0 rows in one block. Nothing follows the last row, so that sanitizers see a read past it.
     const std::int64_t stride = inputs + random.within(0, 3), rows = gemm.rows;
     std::vector<std::uint8_t> x(static_cast<std::size_t>((rows - 1) * stride + inputs), POISON);
-    const int turn = random.within(0, 2);
+    const std::int64_t turn = random.within(0, 2);
     for (std::int64_t r = 0; r < rows; ++r) {
-        const int which = static_cast<int>(r + turn) % 3;
+        const std::int64_t which = (r + turn) % 3;
         for (std::int64_t k = 0; k < inputs; ++k) {
-            const int value = which == 0 ? random.within(0, 255) : which == 1 ? 255 : 0;
+            const std::int64_t value = which == 0 ? random.within(0, 255) : which == 1 ? 255 : 0;
             x[static_cast<std::size_t>(r * stride + k)] = static_cast<std::uint8_t>(value);
         }
     }
@@ -98,7 +87,7 @@ void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t in
         }
     }
 
-    const std::unique_ptr<Packed> packed = gemm.pack(w.data(), outputs, inputs);
+    const std::unique_ptr<PackedWeights> packed = gemm.pack_weights(w.data(), outputs, inputs);
     const std::size_t bytes = gemm.block_bytes(inputs);
     constexpr std::size_t GUARD = 64;
     AlignedVector<std::uint8_t> block(bytes + GUARD);
@@ -137,14 +126,14 @@ void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t in
     }
 }
 
-Tally check_family(const Gemm& gemm) {
+Tally check_gemm(const Gemm& gemm) {
     Tally tally;
     if (gemm.rows * gemm.columns > MAX_TILE) {
-        std::printf("%s: a tile is larger than MAX_TILE\n", gemm.name);
+        std::printf("%s: the tile is larger than MAX_TILE\n", gemm.name);
         ++tally.failed;
         return tally;
     }
-    Random random;
+    Random random(0x9e3779b97f4a7c15ull);
     std::vector<int> every, some = {1, 2, gemm.rows - 1, gemm.rows};
     for (int count = 1; count <= gemm.rows; ++count) every.push_back(count);
     some.erase(std::unique(some.begin(), some.end()), some.end());
@@ -161,7 +150,7 @@ Tally check_family(const Gemm& gemm) {
     return tally;
 }
 
-struct Family {
+struct Entry {
     const char* label;
     const Gemm* gemm;
     bool runs;
@@ -171,7 +160,7 @@ struct Family {
 
 int main(int argc, char** argv) {
     const CpuFeatures cpu = cpu_features();
-    const Family families[] = {
+    const Entry entries[] = {
         {"scalar", gemm_scalar(), true},
         {"avx2", gemm_avx2(), cpu.avx2},
         {"avx_vnni", gemm_avx_vnni(), cpu.avx_vnni},
@@ -181,17 +170,17 @@ int main(int argc, char** argv) {
         {"neon_dotprod", gemm_neon_dotprod(), cpu.neon_dotprod},
     };
     Tally all;
-    for (const Family& family : families) {
+    for (const Entry& entry : entries) {
         if (argc > 1 &&
-            std::none_of(argv + 1, argv + argc, [&](const char* name) { return std::strcmp(name, family.label) == 0; }))
+            std::none_of(argv + 1, argv + argc, [&](const char* name) { return std::strcmp(name, entry.label) == 0; }))
             continue;
-        if (family.gemm == nullptr || !family.runs) {
-            std::printf("%s: not run, %s\n", family.label,
-                        family.gemm == nullptr ? "not in this build" : "not on this CPU");
+        if (entry.gemm == nullptr || !entry.runs) {
+            std::printf("%s: not run, %s\n", entry.label,
+                        entry.gemm == nullptr ? "not in this build" : "not on this CPU");
             continue;
         }
-        const Tally tally = check_family(*family.gemm);
-        std::printf("%s: %ld passed, %ld failed\n", family.label, tally.passed, tally.failed);
+        const Tally tally = check_gemm(*entry.gemm);
+        std::printf("%s: %ld passed, %ld failed\n", entry.label, tally.passed, tally.failed);
         all.passed += tally.passed, all.failed += tally.failed;
     }
     std::printf("%ld passed, %ld failed\n", all.passed, all.failed);

@@ -1,5 +1,5 @@
-// Programs of a folder (native/fuzz/make_seeds.py) under a sanitizer: several engines at once, each called from several
-// threads, with every instruction set, thread count and batch size. All must give the same bits.
+// Runs the programs of a folder (written by native/fuzz/make_seeds.py) under a sanitizer: several engines at once, each
+// called from several threads, on every instruction set and with several batch sizes. All must give the same bits.
 //
 //   programs_test FOLDER...
 #include <atomic>
@@ -16,7 +16,7 @@ using namespace fqvit::fuzz;
 constexpr std::int64_t IMAGES = 4;
 constexpr Limits NO_LIMITS{std::int64_t{1} << 40, std::int64_t{1} << 40};
 
-// Returns the number of wrong outputs; -1 where the engine refuses the program.
+// Returns the number of wrong results, or -1 if the engine rejects the program.
 int check(const std::vector<std::uint8_t>& bytes) {
     const Program program = decode(bytes.data(), bytes.size());
     std::vector<std::uint8_t> images;
@@ -52,7 +52,7 @@ int check(const std::vector<std::uint8_t>& bytes) {
                     compare(caller == 0 ? *one : *three, count);
             });
         }
-        // Meanwhile an engine comes and goes.
+        // Meanwhile another engine is created and destroyed.
         compare(*build(program, isa, 2, true, NO_LIMITS), 2);
         for (std::thread& caller : callers) caller.join();
         three->profile(images.data(), 1);
@@ -64,17 +64,17 @@ int check(const std::vector<std::uint8_t>& bytes) {
 }  // namespace
 
 int main(int count, char** arguments) {
-    int programs = 0, wrong = 0, refused = 0;
+    int programs = 0, wrong = 0, rejected = 0;
     for (int i = 1; i < count; ++i) {
         for (const auto& entry : std::filesystem::directory_iterator(arguments[i])) {
             const int found = check(bytes_of(entry.path()));
             ++programs;
-            if (found < 0) ++refused;
+            if (found < 0) ++rejected;
             if (found != 0)
-                std::printf("%s: %s\n", entry.path().string().c_str(), found < 0 ? "refused" : "other bits");
+                std::printf("%s: %s\n", entry.path().string().c_str(), found < 0 ? "rejected" : "different bits");
             if (found > 0) ++wrong;
         }
     }
-    std::printf("%d programs, %d wrong, %d refused\n", programs, wrong, refused);
-    return programs == 0 || wrong > 0 || refused > 0 ? 1 : 0;
+    std::printf("%d programs, %d wrong, %d rejected\n", programs, wrong, rejected);
+    return programs == 0 || wrong > 0 || rejected > 0 ? 1 : 0;
 }

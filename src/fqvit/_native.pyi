@@ -1,4 +1,4 @@
-"""The compiled part, built from native/bind.cpp."""
+"""The compiled engine, built from native/python/bind.cpp."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 version: str
-"""Of the sources it was built from; differs from the package's only in a stale build."""
+"""Version of the sources it was built from; differs from the package's version only in a stale build."""
 
 class BadProgram(ValueError):
-    """A program that breaks a rule, or a machine that cannot run it."""
+    """A program breaks a rule, or this machine cannot run it."""
 
 def cpu_features() -> dict[str, bool]:
-    """Integer instruction sets that this machine can run: avx2, avx_vnni, avx512_vnni, neon, neon_dotprod, neon_i8mm."""
+    """Whether this machine supports avx2, avx_vnni, avx512_vnni, neon, neon_dotprod and neon_i8mm."""
 
 def instruction_sets() -> list[str]:
-    """Families of kernels that this build has and this CPU can run, best first."""
+    """Instruction sets that this build contains and this CPU supports, fastest first."""
 
 def roi_align(
     map: NDArray[np.uint8],
@@ -30,10 +30,10 @@ def roi_align(
     threads: int,
     instruction_set: str = "",
 ) -> NDArray[np.uint8]:
-    """native/roialign.h: [h, w, C] and boxes [n, 4] -> [n, side, side, C]. BadProgram where a limit is passed."""
+    """RoIAlign of a map [h, w, C] and boxes [n, 4] -> [n, side, side, C]. native/include/fqvit/roialign.h has the limits."""
 
 class Engine:
-    """native/engine.h. Values are known by number: 0 are the pixels, the others as constant() and add() return them."""
+    """native/include/fqvit/engine.h. Values are known by number: 0 is the image, then what constant() and add() return."""
 
     def __init__(self, image: list[int], instruction_set: str, threads: int) -> None: ...
     def constant(self, array: np.ndarray[Any, Any], /) -> int: ...

@@ -1,6 +1,5 @@
-// Which integer instructions this CPU and its operating system can run, asked once at run time: one build serves every
-// machine and picks its kernels by these answers. It knows x86-64 and AArch64 (Linux, macOS); elsewhere everything is
-// false.
+// Detects at run time which integer instructions the CPU and the operating system support, so that one build serves
+// every machine. Covers x86-64 and AArch64 (Linux, macOS); on other systems every feature is false.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,7 @@ inline CpuFeatures cpu_features() {
     CpuFeatures found;
     std::uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27) || !bit(c, 28)) return found;  // OSXSAVE, AVX
-    // The CPU alone does not decide: the system must save the wide registers too (XCR0 bits 1-2: AVX, 5-7: AVX-512).
+    // The operating system must save the wide registers, too (XCR0 bits 1-2: AVX, 5-7: AVX-512).
     std::uint32_t low = 0, high = 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     const bool saves_256 = (low & 0x06u) == 0x06u;

@@ -1,90 +1,76 @@
-// An integer program made ready to run: ops added one by one, each checked and packed at once, then planned and run on
-// images.
+// An integer program that is ready to run. The caller adds ops one by one; each is checked and its weights are packed
+// at once. finish() then fuses ops and plans the arena, and run() computes images.
+//
+//   Engine engine({224, 224, 3}, "", 2);
+//   const int y = engine.add("y", record);
+//   engine.finish(y, false);
+//   engine.run(images, count, logits);
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "core/thread_pool.h"
-#include "ops/ops.h"
+#include "fqvit/record.h"
+#include "fqvit/value.h"
 
 namespace fqvit {
 
-// Names: scalar, avx2, avx_vnni, avx512_vnni, neon_dotprod. All that this build has and this CPU can run, best first.
+// Returns the instruction sets that this build contains and this CPU supports, fastest first:
+// avx512_vnni, avx_vnni, avx2, neon_dotprod, scalar.
 std::vector<std::string> instruction_sets();
-Machine machine_of(const std::string& name);  // "" is the best; BadProgram where it cannot run here
 
 struct OpTime {
-    std::string name, tag;  // name: the buffer it writes
+    std::string name, tag;  // name: the buffer that the op writes
     double seconds;         // of the fastest round
-    std::int64_t macs;
+    std::int64_t macs;      // multiply-accumulates of its matrix products
 };
 
+// Safe to call from several threads: calls on one engine run one after the other. Errors raise BadProgram and leave the
+// engine as it was.
 class Engine {
 public:
-    // Takes u8 images of that shape. threads >= 1.
+    // image: [height, width, channels] of the u8 input. instruction_set: one of instruction_sets(), or "" for the
+    // fastest. threads: clamped to 1..256.
     Engine(Shape image, const std::string& instruction_set, int threads);
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
 
-    int constant(const Array& array);  // a constant that ops read as a buffer -> its number
+    // Values are known by number: 0 is the image, then one number per call of constant() or add().
+    int constant(const Array& array);
     int add(const std::string& name, const Record& record);
-    // No op can be added afterwards. keep: every buffer stays readable after a run (of one image), and nothing is
-    // fused. others: further values that run_all gives after `output`, each once.
-    void finish(int output, bool keep, const std::vector<int>& others = {});
+    // Ends loading. keep_buffers: fuse nothing and keep every buffer of the last image readable. others: further
+    // outputs, which run_all() returns after `output`.
+    void finish(int output, bool keep_buffers, const std::vector<int>& others = {});
 
-    // images: u8 [N, *image]; y: [N, *output.shape]. Calls from several threads wait for each other.
+    // images: u8 [count, *image]. y: [count, *output().shape].
     void run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y);
-    // ys: one a value of outputs(), in that order.
+    // ys: one array per output, in the order of outputs(); fewer arrays return the first outputs only.
     void run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
-    // A run of one image by an engine that keeps: what these buffers hold after it, one array each.
-    void run_kept(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys);
+    // Runs one image and copies these buffers, one array each. Needs keep_buffers.
+    void run_buffers(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys);
+    // Runs one image `rounds` times on one thread and times every op.
     std::vector<OpTime> profile(const std::uint8_t* image, int rounds);
 
-    const Value& value(int number) const { return values_.at(static_cast<std::size_t>(number)); }
-    bool keeps(int number) const;
-    const std::uint8_t* buffer(int number) const;  // after a run of an engine that keeps, and before the next one
-    const Value& output() const { return value(outputs_.front()); }
-    const std::vector<int>& outputs() const { return outputs_; }
-    const Value& image() const { return values_.front(); }
-    bool finished() const { return !outputs_.empty(); }
-    const Machine& machine() const { return machine_; }
-    int threads() const { return pool_.threads(); }
-    std::size_t arena_bytes() const { return arena_bytes_; }
-    std::size_t run_bytes() const { return arena_bytes_ + scratch_bytes_; }  // of one image on its way
-    std::size_t constant_bytes() const { return constant_bytes_; }           // of what ops keep
+    bool finished() const;
+    const Value& value(int number) const;
+    const Value& image() const { return value(0); }
+    const Value& output() const { return value(outputs().front()); }
+    const std::vector<int>& outputs() const;
+    bool keeps(int number) const;                  // whether buffer() can return it
+    const std::uint8_t* buffer(int number) const;  // valid until the next run. Needs keep_buffers
+    const char* instruction_set() const;
+    int threads() const;
+    std::size_t arena_bytes() const;     // buffers of one image
+    std::size_t run_bytes() const;       // arena and scratch of one image
+    std::size_t constant_bytes() const;  // packed weights and other constants
 
 private:
-    // Memory of one image on its way, and the pointers into it.
-    struct Lane {
-        AlignedVector<std::uint8_t> arena;
-        std::vector<std::uint8_t*> frame;
-    };
-
-    void plan();
-    void run_locked(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
-    Lane& lane(std::size_t i);
-    template <class Each>
-    void run_image(Lane& lane, const std::uint8_t* image, const Each& each) const;
-    // What image number i gives, from its lane to the callers' arrays: of the first outputs, as many as there are
-    // arrays.
-    void copy_out(const Lane& lane, std::int64_t i, const std::vector<std::uint8_t*>& ys) const;
-
-    Machine machine_;
-    Pool pool_;
-    std::vector<Value> values_;
-    std::vector<bool> is_constant_;
-    std::vector<AlignedVector<std::uint8_t>> data_;  // of constants; empty for buffers
-    std::vector<std::string> names_;                 // of buffers
-    std::vector<std::unique_ptr<Op>> ops_;
-    std::vector<int> outputs_;  // none until finished
-    bool keep_ = false;
-    std::vector<std::size_t> offsets_;
-    std::size_t arena_bytes_ = 0, scratch_bytes_ = 0, constant_bytes_ = 0;
-    std::vector<std::unique_ptr<Lane>> lanes_;
-    std::vector<AlignedVector<std::uint8_t>> scratch_;
-    std::mutex running_;  // one call at a time, of whatever thread
+    struct State;
+    std::unique_ptr<State> state_;
 };
 
 }  // namespace fqvit

@@ -1,17 +1,16 @@
-// What is known of a buffer before anything runs, as in src/fqvit/ir/value.py: type, shape, and the integers it can
-// hold. A program that breaks a rule raises BadProgram; nothing of it has run by then.
+// The type, shape and range of a buffer, known before anything runs. The same rules as src/fqvit/ir/value.py.
+// A program that breaks a rule raises BadProgram while it is loaded, so run() needs no checks.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace fqvit {
 
-// A thousand buffers of the largest kind fit 64 bits, so sizes are added and multiplied without asking.
+// Sizes are added and multiplied in 64 bits without overflow checks: MAX_OPS buffers of MAX_ELEMENTS fit.
 static_assert(sizeof(std::size_t) >= 8);
 
 class BadProgram : public std::runtime_error {
@@ -32,19 +31,42 @@ inline std::int64_t size_of(DType dtype) {
     }
 }
 
+inline const char* name_of(DType dtype) {
+    constexpr const char* NAMES[] = {"u8", "i8", "u16", "i16", "i32", "i64"};
+    return NAMES[static_cast<std::size_t>(dtype)];
+}
+
 using Shape = std::vector<std::int64_t>;
 
-constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // of one buffer of one image
-constexpr std::int64_t MAX_CHANNELS = std::int64_t{1}
-                                      << 20;  // of what is computed: parameters are written down for each
-constexpr std::size_t MAX_AXES = 8;
-constexpr std::size_t MAX_OPS = 8192;  // planning compares each with all others
+// Parts of an error message.
+inline std::string message_part(const std::string& text) { return text; }
+inline std::string message_part(std::int64_t number) { return std::to_string(number); }
+inline std::string message_part(std::size_t number) { return std::to_string(number); }
+inline std::string message_part(int number) { return std::to_string(number); }
+inline std::string message_part(DType dtype) { return name_of(dtype); }
+inline std::string message_part(const Shape& shape) {
+    std::string text = "[";
+    for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+    return text + "]";
+}
 
-// The number of elements, or BadProgram where it passes MAX_ELEMENTS or an axis is not positive.
+// Throws BadProgram with all parts joined if the condition is false. Messages read "<thing>: <found>, expected <what>".
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+    if (!condition) throw BadProgram((message_part(parts) + ...));
+}
+
+constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // per buffer, for one image
+constexpr std::int64_t MAX_CHANNELS = std::int64_t{1} << 20;  // per computed buffer: parameters are stored per channel
+constexpr std::size_t MAX_AXES = 8;
+constexpr std::size_t MAX_OPS = 8192;  // the arena planner compares each buffer with all others
+
+// Returns the number of elements. Every axis must be positive and the product at most MAX_ELEMENTS.
 inline std::int64_t elements(const Shape& shape) {
     std::int64_t count = 1;
     for (const std::int64_t size : shape) {
-        if (size < 1 || size > MAX_ELEMENTS || count > MAX_ELEMENTS / size) throw BadProgram("a shape is impossible");
+        require(size >= 1 && size <= MAX_ELEMENTS && count <= MAX_ELEMENTS / size, "shape: ", shape,
+                ", expected positive sizes and at most ", MAX_ELEMENTS, " elements");
         count *= size;
     }
     return count;
@@ -53,26 +75,18 @@ inline std::int64_t elements(const Shape& shape) {
 struct Value {
     DType dtype;
     Shape shape;
-    std::int64_t lo, hi;
-    std::int64_t row_sum = -1;  // codes of log_softmax: bound of sum 2^(last - a) over a row
-    bool masked = false;        // and whether the last one stands for no attention
-    int row_code = -1;          // codes of row_codes: one that every row holds
-    int mask_code = -1;         // and the one that stands for no attention
+    std::int64_t lo, hi;        // every element is in lo..hi
+    std::int64_t row_sum = -1;  // output of log_softmax: bound of sum 2^(last - a) over a row; -1: unknown
+    bool masked = false;        // output of log_softmax: the last code means "no attention"
+    int row_code = -1;          // output of row_codes: a code that every row contains; -1: unknown
+    int mask_code = -1;         // output of row_codes: the code that means "no attention"; -1: none
 
     std::int64_t channels() const { return shape.back(); }
     std::int64_t count() const { return elements(shape); }
     std::int64_t rows() const { return count() / channels(); }
     std::int64_t bytes() const { return count() * size_of(dtype); }
     bool is_codes() const { return dtype == DType::u8 || dtype == DType::u16; }
+    bool is_wide() const { return dtype == DType::u16; }
 };
-
-// Bounds are counted in int64 and stick at its end, which no proof admits.
-constexpr std::int64_t UNBOUNDED = std::numeric_limits<std::int64_t>::max();
-
-inline std::int64_t bound_add(std::int64_t a, std::int64_t b) { return a > UNBOUNDED - b ? UNBOUNDED : a + b; }
-inline std::int64_t bound_multiply(std::int64_t a, std::int64_t b) {
-    return b != 0 && a > UNBOUNDED / b ? UNBOUNDED : a * b;
-}
-inline std::int64_t bound_shift(std::int64_t a, int shift) { return bound_multiply(a, std::int64_t{1} << shift); }
 
 }  // namespace fqvit

@@ -1,4 +1,10 @@
-// Both products are int16 x int16 by vpmaddwd, 6 rows x 16 columns: codes less their zero point are 9 bits, weights 16.
+// One head of attention with AVX2: scores = requantize(Q K^T + bias), weights = softmax(scores), y = requantize(weights
+// V). Six rows at a time, so that scores and weights stay in the L1 cache.
+//
+// Both products are i16 x i16 by vpmaddwd. Exact because codes minus their zero point need 9 bits, weights 16, and the
+// ops prove that every sum fits i32. Keys and values are packed once per head: pairs along the reduction, 16 columns.
+//
+// Tile: 6 rows x 16 columns. 12 accumulators, 2 vectors of keys or values, 2 temporaries: all 16 registers.
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include "kernels/avx2/attention_avx2.h"
@@ -7,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/aligned.h"
 #include "core/fixed.h"
 #include "kernels/avx2/avx2.h"
 #include "kernels/avx2/softmax_avx2.h"
@@ -18,32 +25,32 @@ using namespace avx2;
 
 constexpr int ROWS = 6, COLUMNS = 16;
 constexpr std::int64_t MAX_WIDTH = 128, MAX_TOKENS = 1024;
-constexpr int Q_STRIDE = MAX_WIDTH * 2;          // bytes between rows of Q, as constants in the instructions
-constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;  // and of weights; no power of two, which would crowd the cache's sets
-constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;  // bytes between rows of scores
+// Bytes between rows of queries, weights and scores. Compile-time constants are part of the instructions.
+constexpr int Q_STRIDE = MAX_WIDTH * 2;
+constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;  // not a power of two, so that rows fall into different cache sets
+constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;
 
-std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-
-// Where things are in the scratch memory.
+// Offsets in the scratch memory.
 struct Layout {
     std::size_t keys, values, queries, scores, weights, tile, regions, end;
 
     explicit Layout(const Attention& head) {
         std::size_t at = 0;
-        const auto take = [&](std::int64_t bytes) {
+        const auto reserve = [&](std::int64_t bytes) {
             return std::exchange(at, at + static_cast<std::size_t>(round_up(bytes, 64)));
         };
-        keys = take(round_up(head.tokens, COLUMNS) * round_up(head.width, 16) * 2);
-        values = take(round_up(head.width, COLUMNS) * round_up(head.tokens, 2) * 2);
-        queries = take(ROWS * Q_STRIDE);
-        scores = take(ROWS * S_STRIDE);
-        weights = take(ROWS * W_STRIDE);
-        tile = take(ROWS * COLUMNS * 4);
-        regions = take(S_STRIDE);
+        keys = reserve(round_up(head.tokens, COLUMNS) * round_up(head.width, 16) * 2);
+        values = reserve(round_up(head.width, COLUMNS) * round_up(head.tokens, 2) * 2);
+        queries = reserve(ROWS * Q_STRIDE);
+        scores = reserve(ROWS * S_STRIDE);
+        weights = reserve(ROWS * W_STRIDE);
+        tile = reserve(ROWS * COLUMNS * 4);
+        regions = reserve(S_STRIDE);
         end = at;
     }
 };
 
+// Adds the product of one pair of row r and 16 columns.
 template <int r, int stride>
 FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a, __m256i b_left, __m256i b_right) {
     __m256i t, u;
@@ -54,15 +61,15 @@ FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a,
         "vpaddd %[u], %[l], %[l]\n\t"
         "vpaddd %[t], %[r], %[r]"
         : [l] "+x"(left), [r] "+x"(right), [t] "=&x"(t), [u] "=&x"(u)
-        : [a] "r"(a), [o] "i"(stride * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(read_by<stride * r + 4>(a)));
+        : [a] "r"(a), [o] "i"(stride * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(asm_input<stride * r + 4>(a)));
 }
 
-// out[r][c] = sum over pairs of a[r] b[c]; b: [pairs][16][2]
+// The micro-kernel: out[r][c] = sum over pairs of a[r] b[c]. b: i16 [pairs][16][2]
 template <int stride, int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uint8_t* a, const std::int16_t* b,
                                 std::int64_t pairs, std::int32_t* out) {
-    __m256i left[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...},
-            right[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
+    __m256i left[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
+    __m256i right[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
     for (; pairs > 0; --pairs, a += 4, b += 2 * COLUMNS) {
         const __m256i b_left = load(b), b_right = load(b + COLUMNS);
         (add_pair<r, stride>(left[r], right[r], a, b_left, b_right), ...);
@@ -71,40 +78,41 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uin
 }
 
 template <int stride, int rows>
-FQVIT_AVX2 void multiply_block(const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs, std::int32_t* out) {
+FQVIT_AVX2 void multiply_tile(const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs, std::int32_t* out) {
     multiply_rows<stride>(std::make_integer_sequence<int, rows>(), a, b, pairs, out);
 }
 
-using Multiply = void (*)(const std::uint8_t*, const std::int16_t*, std::int64_t, std::int32_t*);
+using MicroKernel = void (*)(const std::uint8_t*, const std::int16_t*, std::int64_t, std::int32_t*);
 template <int stride>
-constexpr Multiply BY_ROWS[ROWS + 1] = {nullptr,
-                                        multiply_block<stride, 1>,
-                                        multiply_block<stride, 2>,
-                                        multiply_block<stride, 3>,
-                                        multiply_block<stride, 4>,
-                                        multiply_block<stride, 5>,
-                                        multiply_block<stride, 6>};
+constexpr MicroKernel BY_ROWS[ROWS + 1] = {nullptr,
+                                           multiply_tile<stride, 1>,
+                                           multiply_tile<stride, 2>,
+                                           multiply_tile<stride, 3>,
+                                           multiply_tile<stride, 4>,
+                                           multiply_tile<stride, 5>,
+                                           multiply_tile<stride, 6>};
 
-// 16 codes from p, less zero, as int16. Reads past the row's end are kept inside memory by `taken` < 16.
-FQVIT_INLINE __m256i centred(const std::uint8_t* p, std::int64_t taken, __m256i zero) {
+// 16 codes minus the zero point, as i16. Reads only `count` bytes if that is less than 16.
+FQVIT_INLINE __m256i load_centered(const std::uint8_t* p, std::int64_t count, __m256i zero) {
     __m128i codes;
-    if (taken >= 16) {
+    if (count >= 16) {
         codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     } else {
         alignas(16) std::uint8_t copy[16] = {};
-        std::memcpy(copy, p, static_cast<std::size_t>(taken));
+        std::memcpy(copy, p, static_cast<std::size_t>(count));
         codes = _mm_load_si128(reinterpret_cast<const __m128i*>(copy));
     }
     return _mm256_sub_epi16(_mm256_cvtepu8_epi16(codes), zero);
 }
 
-FQVIT_INLINE __m256i first_words(__m256i v, std::int64_t taken) {
-    if (taken >= 16) return v;
-    const __m256i places = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm256_and_si256(v, _mm256_cmpgt_epi16(_mm256_set1_epi16(static_cast<short>(taken)), places));
+// Sets all but the first `count` words to 0.
+FQVIT_INLINE __m256i mask_words(__m256i v, std::int64_t count) {
+    if (count >= 16) return v;
+    const __m256i indices = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm256_and_si256(v, _mm256_cmpgt_epi16(_mm256_set1_epi16(static_cast<short>(count)), indices));
 }
 
-// 8 rows of 8 pairs -> 8 pairs of 8 rows
+// 8 rows of 8 pairs -> 8 pairs of 8 rows. A pair is 32 bits.
 FQVIT_INLINE void transpose(__m256i (&m)[8]) {
     __m256i t[8], u[8];
     for (int i = 0; i < 4; ++i) {
@@ -123,7 +131,7 @@ FQVIT_INLINE void transpose(__m256i (&m)[8]) {
     }
 }
 
-// K -> [T / 16][D / 2][16][2]; tokens and channels past the last are 0.
+// Packs K as i16 [T / 16][D / 2][16][2], padded with zeros.
 FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, std::int16_t* out) {
     const __m256i zero = _mm256_set1_epi16(static_cast<short>(head.k_zero));
     const std::int64_t pairs = round_up(head.width, 16) / 2;
@@ -132,9 +140,9 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, std::int
         for (std::int64_t c = 0; c < head.width; c += 16) {
             __m256i rows[8];
             for (int i = 0; i < 8; ++i) {
-                const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
+                const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
                 rows[i] = t + i < head.tokens
-                              ? first_words(centred(k + (t + i) * head.k_stride + c, taken, zero), taken)
+                              ? mask_words(load_centered(k + (t + i) * head.k_stride + c, count, zero), count)
                               : _mm256_setzero_si256();
             }
             transpose(rows);
@@ -143,15 +151,15 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, std::int
     }
 }
 
-// V -> [D / 16][T / 2][16][2]
+// Packs V as i16 [D / 16][T / 2][16][2]. The padding of T is 0.
 FQVIT_AVX2 void pack_values(const Attention& head, const std::uint8_t* v, std::int16_t* out) {
     const __m256i zero = _mm256_set1_epi16(static_cast<short>(head.v_zero));
     const std::int64_t pairs = (head.tokens + 1) / 2;
     for (std::int64_t c = 0; c < head.width; c += COLUMNS) {
-        const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
+        const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
         for (std::int64_t p = 0; p < pairs; ++p, out += 2 * COLUMNS) {
-            const __m256i a = centred(v + 2 * p * head.v_stride + c, taken, zero);
-            const __m256i b = 2 * p + 1 < head.tokens ? centred(v + (2 * p + 1) * head.v_stride + c, taken, zero)
+            const __m256i a = load_centered(v + 2 * p * head.v_stride + c, count, zero);
+            const __m256i b = 2 * p + 1 < head.tokens ? load_centered(v + (2 * p + 1) * head.v_stride + c, count, zero)
                                                       : _mm256_setzero_si256();
             const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
             store(out, _mm256_permute2x128_si256(low, high, 0x20));
@@ -160,21 +168,24 @@ FQVIT_AVX2 void pack_values(const Attention& head, const std::uint8_t* v, std::i
     }
 }
 
-// 16 x i32 -> 16 codes of 0..255
-FQVIT_INLINE __m128i to_codes(__m256i left, __m256i right) {
+// 16 x i32 -> 16 x u8
+FQVIT_INLINE __m128i saturate_u8(__m256i left, __m256i right) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(left, right), 0xd8);
     return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
-// (mult, shift) with a shift of 32 or more; false where there is none.
-bool as_high(std::int64_t& mult, int& shift, std::int64_t largest) {
-    while (shift < 32 && largest < std::int64_t{1} << 30) mult *= 2, largest *= 2, ++shift;
+// mult 2^j / 2^(shift + j) is the same ratio: raises the shift to 32, as far as mult stays below 2^31. Returns whether
+// the shift is now 32 or more, which RequantizeHigh needs.
+bool raise_shift(std::int64_t& mult, int& shift) {
+    while (shift < 32 && mult < std::int64_t{1} << 30) mult *= 2, ++shift;
     return shift >= 32;
 }
 
-FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std::uint8_t* queries,
-                          const std::int16_t* keys, int rows, const std::int32_t* bias, std::uint8_t* scores,
-                          std::int32_t* tile) {
+// Codes of the scores of `rows` queries with all keys, followed by 32 zeros.
+
+FQVIT_AVX2 void compute_scores(const Attention& head, const RequantizeHigh& requantize_high,
+                               const std::uint8_t* queries, const std::int16_t* keys, int rows,
+                               const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {
     const __m256i zero = _mm256_set1_epi32(head.score_zero);
     const __m128i last = _mm_set1_epi8(static_cast<char>(head.score_last));
     const std::int64_t pairs = round_up(head.width, 16) / 2;
@@ -183,11 +194,11 @@ FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std:
         for (int r = 0; r < rows; ++r) {
             __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
             if (bias != nullptr) {
-                const std::int32_t* own = bias + r * round_up(head.tokens, COLUMNS) + t;
-                left = _mm256_add_epi32(left, load(own)), right = _mm256_add_epi32(right, load(own + 8));
+                const std::int32_t* at = bias + r * round_up(head.tokens, COLUMNS) + t;
+                left = _mm256_add_epi32(left, load(at)), right = _mm256_add_epi32(right, load(at + 8));
             }
-            const __m128i codes =
-                to_codes(_mm256_add_epi32(rescale(left), zero), _mm256_add_epi32(rescale(right), zero));
+            const __m128i codes = saturate_u8(_mm256_add_epi32(requantize_high(left), zero),
+                                              _mm256_add_epi32(requantize_high(right), zero));
             _mm_storeu_si128(reinterpret_cast<__m128i*>(scores + r * S_STRIDE + t), _mm_min_epu8(codes, last));
         }
     }
@@ -196,17 +207,17 @@ FQVIT_AVX2 void scores_of(const Attention& head, const High& rescale, const std:
 
 }  // namespace
 
-std::size_t attend_scratch_avx2(const Attention& head) {
+std::size_t attention_scratch_avx2(const Attention& head) {
     std::int64_t score_mult = head.score_mult, mult = head.mult;
     int score_shift = head.score_shift, shift = head.shift;
-    const bool fits = head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS &&
-                      as_high(score_mult, score_shift, head.score_mult) && as_high(mult, shift, head.mult);
+    const bool fits = head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS && raise_shift(score_mult, score_shift) &&
+                      raise_shift(mult, shift);
     return fits ? Layout(head).end : 0;
 }
 
-FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
-                            const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y,
-                            std::uint8_t* scratch) {
+FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k,
+                               const std::uint8_t* v, const std::int32_t* bias, const std::uint8_t* region,
+                               std::uint8_t* y, std::uint8_t* scratch) {
     const Layout at(head);
     auto* keys = reinterpret_cast<std::int16_t*>(scratch + at.keys);
     auto* values = reinterpret_cast<std::int16_t*>(scratch + at.values);
@@ -222,11 +233,11 @@ FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const 
     }
     std::int64_t score_mult = head.score_mult, mult = head.mult, factor = 1;
     int score_shift = head.score_shift, shift = head.shift;
-    as_high(score_mult, score_shift, score_mult);
-    as_high(mult, shift, mult);
+    raise_shift(score_mult, score_shift);
+    raise_shift(mult, shift);
     for (int s = head.shift; s < shift; ++s) factor *= 2;
-    const High to_scores = High::of(score_mult, score_shift);
-    const RelativeRows relative(head);
+    const RequantizeHigh to_scores = RequantizeHigh::per_tensor(score_mult, score_shift);
+    const RelativeSoftmax relative(head);
     const __m256i q_zero = _mm256_set1_epi16(static_cast<short>(head.q_zero)), y_zero = _mm256_set1_epi32(head.y_zero);
     const __m128i y_last = _mm_set1_epi8(static_cast<char>(head.y_last));
     const std::int64_t pairs = (head.tokens + 1) / 2;
@@ -235,47 +246,47 @@ FQVIT_AVX2 void attend_avx2(const Attention& head, const std::uint8_t* q, const 
         for (int r = 0; r < rows; ++r) {
             auto* out = reinterpret_cast<std::int16_t*>(queries + r * Q_STRIDE);
             for (std::int64_t c = 0; c < head.width; c += 16) {
-                const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
-                store(out + c, first_words(centred(q + (first + r) * head.q_stride + c, taken, q_zero), taken));
+                const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
+                store(out + c, mask_words(load_centered(q + (first + r) * head.q_stride + c, count, q_zero), count));
             }
         }
-        scores_of(head, to_scores, queries, keys, rows,
-                  bias == nullptr ? nullptr : bias + first * round_up(head.tokens, COLUMNS), scores, tile);
-        High rescale[ROWS];
+        compute_scores(head, to_scores, queries, keys, rows,
+                       bias == nullptr ? nullptr : bias + first * round_up(head.tokens, COLUMNS), scores, tile);
+        RequantizeHigh requantize_high[ROWS];
         for (int r = 0; r < rows; ++r) {
             std::uint8_t* row = scores + r * S_STRIDE;
-            auto* own_weights = weights + r * (W_STRIDE / 2);
-            const std::uint8_t own = region == nullptr ? 0 : region[first + r];
-            const std::uint8_t top = mask_and_maximum(row, head.tokens, region, own);
+            auto* row_weights = weights + r * (W_STRIDE / 2);
+            const std::uint8_t query_region = region == nullptr ? 0 : region[first + r];
+            const std::uint8_t top = mask_and_maximum(row, head.tokens, region, query_region);
             std::int64_t row_mult = mult;
             if (head.kind == Attention::RELATIVE) {
-                const std::int64_t sum = relative(row, top, region, own, own_weights) * head.sign;
-                row_mult = round_divide(head.mult * head.largest, sum) * factor;
+                const std::int64_t sum = relative(row, top, region, query_region, row_weights) * head.sign;
+                row_mult = round_divide(head.mult * head.largest_weight, sum) * factor;
             } else {
-                summed_row(head, row, top, region, own, own_weights);
+                softmax_row(head, row, top, region, query_region, row_weights);
             }
-            rescale[r] = High::of(row_mult, shift);
+            requantize_high[r] = RequantizeHigh::per_tensor(row_mult, shift);
         }
         const std::int16_t* panel = values;
         for (std::int64_t c = 0; c < head.width; c += COLUMNS, panel += pairs * 2 * COLUMNS) {
             BY_ROWS<W_STRIDE>[rows](reinterpret_cast<const std::uint8_t*>(weights), panel, pairs, tile);
-            const std::int64_t taken = std::min<std::int64_t>(16, head.width - c);
+            const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
             for (int r = 0; r < rows; ++r) {
                 __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
                 if (head.sign < 0) {
-                    left = _mm256_sub_epi32(_mm256_setzero_si256(), left),
+                    left = _mm256_sub_epi32(_mm256_setzero_si256(), left);
                     right = _mm256_sub_epi32(_mm256_setzero_si256(), right);
                 }
-                const __m128i wide =
-                    to_codes(_mm256_add_epi32(rescale[r](left), y_zero), _mm256_add_epi32(rescale[r](right), y_zero));
-                const __m128i codes = _mm_min_epu8(wide, y_last);
+                const __m128i saturated = saturate_u8(_mm256_add_epi32(requantize_high[r](left), y_zero),
+                                                      _mm256_add_epi32(requantize_high[r](right), y_zero));
+                const __m128i codes = _mm_min_epu8(saturated, y_last);
                 std::uint8_t* out = y + (first + r) * head.y_stride + c;
-                if (taken >= 16) {
+                if (count >= 16) {
                     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), codes);
                 } else {
                     alignas(16) std::uint8_t copy[16];
                     _mm_store_si128(reinterpret_cast<__m128i*>(copy), codes);
-                    std::memcpy(out, copy, static_cast<std::size_t>(taken));
+                    std::memcpy(out, copy, static_cast<std::size_t>(count));
                 }
             }
         }

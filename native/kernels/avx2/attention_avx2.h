@@ -1,4 +1,4 @@
-// One head of attention in the first caches: scores, softmax and attention times V, six rows at a time.
+// One head of attention with AVX2. attention_avx2.cpp describes it.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace fqvit {
 
-void attend_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
-                 const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
-// 0 where a head is too long or wide, or rounds by shifts that the vector form does not have.
-std::size_t attend_scratch_avx2(const Attention& head);
+void attention_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
+                    const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
+// Returns 0 if the head has too many tokens or channels, or a multiplier whose shift cannot be made 32 or more.
+std::size_t attention_scratch_avx2(const Attention& head);
 
 }  // namespace fqvit

@@ -1,4 +1,5 @@
-// What the AVX2 kernels share. Functions are compiled for AVX2 one by one, so that one build runs on every x86-64 CPU.
+// Helpers shared by the AVX2 kernels. Functions are compiled for AVX2 one by one (target attribute), so that one build
+// runs on every x86-64 CPU.
 #pragma once
 
 #include <immintrin.h>
@@ -12,49 +13,53 @@ namespace fqvit::avx2 {
 
 FQVIT_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 FQVIT_INLINE void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
-// The bytes from p on that assembly reads, as one operand: without it compilers may write them later.
+
+// Declares the first `bytes` bytes at p as an input of inline assembly. Without it, a compiler may delay stores to
+// them.
 template <int bytes>
-FQVIT_INLINE const std::uint8_t (&read_by(const std::uint8_t* p))[bytes] {
+FQVIT_INLINE const std::uint8_t (&asm_input(const std::uint8_t* p))[bytes] {
     return *reinterpret_cast<const std::uint8_t(*)[bytes]>(p);
 }
-// The upper 8 bytes, anywhere: _mm_storeh_pd takes a double, which the language wants aligned.
+
+// Stores the upper 8 bytes to any address. (_mm_storeh_pd takes a double*, which must be aligned.)
 FQVIT_INLINE void store_upper(void* p, __m128i v) {
     _mm_storel_epi64(static_cast<__m128i*>(p), _mm_unpackhi_epi64(v, v));
 }
 
-// Even lanes of `even` and odd lanes of `odd`, both i32 in the upper half of 64-bit lanes.
-FQVIT_INLINE __m256i upper_halves(__m256i even, __m256i odd) {
+// Interleaves the high halves of two vectors of 4 x i64: even lanes of the result from `even`, odd lanes from `odd`.
+FQVIT_INLINE __m256i high_halves(__m256i even, __m256i odd) {
     return _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
 }
-// The same of lower halves.
-FQVIT_INLINE __m256i lower_halves(__m256i even, __m256i odd) {
+// The same with the low halves.
+FQVIT_INLINE __m256i low_halves(__m256i even, __m256i odd) {
     return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
 }
 
-// round_shift(acc * mult, shift) of 8 lanes, shift >= 32: the product's upper half, shifted on. half: of even lanes, of
-// odd ones.
-struct High {
+// round_shift(acc * mult, shift) of 8 lanes for shift >= 32: the high half of the 64-bit product, shifted by shift
+// - 32. vpmuldq multiplies even lanes only, so odd lanes are moved down and have their own rounding term `half`.
+struct RequantizeHigh {
     __m256i mult, mult_odd, half_even, half_odd, shift;
 
     FQVIT_INLINE __m256i operator()(__m256i acc) const {
         const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(acc, mult), half_even);
         const __m256i odd = _mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(acc, 32), mult_odd), half_odd);
-        return _mm256_srav_epi32(upper_halves(even, odd), shift);
+        return _mm256_srav_epi32(high_halves(even, odd), shift);
     }
 
-    // One multiplier and one shift (>= 32) for all lanes.
-    FQVIT_INLINE static High of(std::int64_t mult, int shift) {
-        const __m256i m = _mm256_set1_epi32(static_cast<int>(mult)),
-                      half = _mm256_set1_epi64x(std::int64_t{1} << (shift - 1));
+    // One multiplier and one shift >= 32 for all lanes.
+    FQVIT_INLINE static RequantizeHigh per_tensor(std::int64_t mult, int shift) {
+        const __m256i m = _mm256_set1_epi32(static_cast<int>(mult));
+        const __m256i half = _mm256_set1_epi64x(std::int64_t{1} << (shift - 1));
         return {m, m, half, half, _mm256_set1_epi32(shift - 32)};
     }
 };
 
-// 8 x i32 -> 8 codes of 8 bits in the low half, clamped to 0..255 (or of 16 bits, 0..65535).
+// 8 x i32 -> 8 x u8 in the lower 8 bytes, saturated.
 FQVIT_INLINE __m128i to_u8(__m256i v) {
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     return _mm_packus_epi16(words, words);
 }
+// 8 x i32 -> 8 x u16, saturated.
 FQVIT_INLINE __m128i to_u16(__m256i v) {
     return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
 }

@@ -1,18 +1,21 @@
-// AVX2: u8 x i8 products by vpmaddubsw, exact although that instruction saturates.
+// acc[m, o] = sum_k x[m, k] w[o, k] with AVX2, by vpmaddubsw. Exact although that instruction saturates.
 //
-// vpmaddubsw multiplies 32 bytes and adds neighbours in int16. x <= 255, so a sum of products is exact in int16
-// wherever the positive weights in it add up to at most 128 and so do the negative ones (255 * 128 < 2^15). Two
-// instructions may be added in int16 before one vpmaddwd widens them, if that holds for all four weights of a lane.
-// Weights of real checkpoints (largest / sigma about 3) rarely fit as they come. Packing makes them fit, for each panel
-// of 8 outputs on its own:
-//  - Inputs go in quads k..k+3. A block of activations holds each quad as the 8 bytes x0 x2 x1 x3 x0 x1 x2 x3: four
-//  bytes from
-//    offset 0, 1 or 4 on are the quad with its inputs paired in each of the three possible ways.
-//  - A quad that fits in no way is cut in two: weights clipped, and what was clipped off.
-//  - Quads are matched in twos whose sums fit ("doubles": 5 instructions for 64 products a lane group); what finds no
-//  partner
-//    stays alone ("singles": 3 for 32). A list of offsets into the block says which quads, in which pairing.
-// Every quad that goes into a list has been checked against the rule above; nothing saturates for any activations.
+// vpmaddubsw multiplies 32 pairs of bytes and adds adjacent products in i16, saturating. Activations are at most 255,
+// so such a sum is exact if its positive weights add up to at most 128 and its negative ones to at least -128 (255 *
+// 128 < 2^15). If that holds for the four weights of a lane in two instructions together, vpaddw can add the two
+// results in i16 before one vpmaddwd widens them to i32. Trained weights rarely fit in their original order, so packing
+// rearranges them for each panel of 8 outputs:
+//  - Inputs are packed in quads k..k+3. The block of activations stores each quad as 8 bytes, x0 x2 x1 x3 x0 x1 x2 x3.
+//    The four bytes at offset 0, 1 or 4 are the quad in each of its three pairings; offset 3 is the pairing of offset 1
+//    with its two lanes swapped.
+//  - A quad that fits in no pairing is split into two quads: weights clipped to the limit, and the rest.
+//  - Two quads that fit together form a double (per row 5 arithmetic instructions for 64 products); a quad without a
+//    partner is a single (3 instructions for 32 products). A list of offsets tells the micro-kernel which four bytes to
+//    broadcast.
+// Every quad in the list was checked against this rule, so nothing saturates for any activations.
+//
+// Tile: 11 rows x 8 columns. 11 accumulators, 2 vectors of weights, 1 of ones, 2 temporaries: all 16 registers.
+// K-block: 192 quads (768 inputs), 16.5 KiB of packed activations.
 #include "kernels/gemm.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -30,31 +33,31 @@ namespace {
 
 using namespace avx2;
 
-constexpr int ROWS = 11, COLUMNS = 8;  // 11 accumulators, 2 of weights, the ones, 2 temporaries: 16 registers
-constexpr int CELL = 8;                // bytes of a quad of one row
-constexpr int QUAD = ROWS * CELL;      // bytes of a quad of all rows
-constexpr int BLOCK = 192;             // quads whose offsets fit 16 bits and whose cells fit the first cache
-constexpr int LIMIT = 128;             // 255 * 128 < 2^15
-constexpr int TRIES = 40;              // partners that a quad asks before it stays alone
+constexpr int ROWS = 11, COLUMNS = 8;
+constexpr int CELL = 8;             // bytes of one quad of one row
+constexpr int QUAD = ROWS * CELL;   // bytes of one quad of all rows
+constexpr int K_BLOCK = 192;        // quads; their cells fit the L1 cache and their offsets u16
+constexpr int LIMIT = 128;          // 255 * 128 < 2^15
+constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
+static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
-constexpr int WAYS = 4;
-constexpr int OFFSETS[WAYS] = {0, 1, 3, 4};
-// Inputs at those offsets of a cell: lane 0 adds the first two, lane 1 the others. The third way is the second with
-// lanes exchanged.
-constexpr int ORDER[WAYS][4] = {{0, 2, 1, 3}, {2, 1, 3, 0}, {3, 0, 1, 2}, {0, 1, 2, 3}};
+constexpr int PAIRINGS = 4;
+constexpr int OFFSETS[PAIRINGS] = {0, 1, 3, 4};
+// The inputs at each offset of a cell. Lane 0 adds the products of the first two, lane 1 those of the last two.
+constexpr int ORDER[PAIRINGS][4] = {{0, 2, 1, 3}, {2, 1, 3, 0}, {3, 0, 1, 2}, {0, 1, 2, 3}};
 
-// One pass over part of K: `doubles` pairs of offsets, then `singles` offsets; weights in the same order, 32 bytes a
+// One K-block of one panel: `doubles` pairs of offsets, then `singles` offsets. Weights in the same order, 32 bytes per
 // quad.
-struct Stretch {
+struct KBlock {
     std::uint32_t doubles, singles;
-    std::size_t offsets, weights;  // where they start
+    std::size_t offsets, weights;  // first entry in the lists of the layer
 };
 
+// acc += two quads of row r. Assembly, because the order of instructions decides the speed and compilers spill here.
 template <int r>
 FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uint8_t* b, __m256i wa, __m256i wb,
                              __m256i ones) {
     __m256i t, u;
-    // In assembly because the order of instructions decides the speed, and compilers spill here.
     asm volatile(
         "vpbroadcastd %c[o](%[a]), %[t]\n\t"
         "vpmaddubsw %[wa], %[t], %[t]\n\t"
@@ -65,9 +68,10 @@ FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uin
         "vpaddd %[t], %[acc], %[acc]"
         : [acc] "+x"(acc), [t] "=&x"(t), [u] "=&x"(u)
         : [a] "r"(a), [b] "r"(b), [o] "i"(CELL * r), [wa] "x"(wa), [wb] "x"(wb), [ones] "x"(ones),
-          "m"(read_by<CELL * r + 4>(a)), "m"(read_by<CELL * r + 4>(b)));
+          "m"(asm_input<CELL * r + 4>(a)), "m"(asm_input<CELL * r + 4>(b)));
 }
 
+// acc += one quad of row r.
 template <int r>
 FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __m256i ones) {
     __m256i t;
@@ -77,26 +81,27 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
         "vpmaddwd %[ones], %[t], %[t]\n\t"
         "vpaddd %[t], %[acc], %[acc]"
         : [acc] "+x"(acc), [t] "=&x"(t)
-        : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(read_by<CELL * r + 4>(a)));
+        : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(asm_input<CELL * r + 4>(a)));
 }
 
+// The micro-kernel for K-blocks k_block..end. accumulate: start from the values in `out` instead of 0.
 template <int... r>
-FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const Stretch* stretch, const Stretch* end,
+FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock* k_block, const KBlock* end,
                                 const std::uint8_t* block, const std::uint16_t* offsets, const std::int8_t* weights,
-                                bool add, std::int32_t* out) {
+                                bool accumulate, std::int32_t* out) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
-    if (add) ((acc[r] = load(out + COLUMNS * r)), ...);
-    for (; stretch != end; ++stretch, block += BLOCK * QUAD) {
-        const std::uint16_t* o = offsets + stretch->offsets;
-        const std::int8_t* w = weights + stretch->weights;
-        for (std::uint32_t i = stretch->doubles; i > 0; --i, o += 2, w += 64) {
+    if (accumulate) ((acc[r] = load(out + COLUMNS * r)), ...);
+    for (; k_block != end; ++k_block, block += K_BLOCK * QUAD) {
+        const std::uint16_t* o = offsets + k_block->offsets;
+        const std::int8_t* w = weights + k_block->weights;
+        for (std::uint32_t i = k_block->doubles; i > 0; --i, o += 2, w += 64) {
             const std::uint8_t *a = block + o[0], *b = block + o[1];
             const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
             const __m256i wb = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + 32));
             (add_double<r>(acc[r], a, b, wa, wb, ones), ...);
         }
-        for (std::uint32_t i = stretch->singles; i > 0; --i, ++o, w += 32) {
+        for (std::uint32_t i = k_block->singles; i > 0; --i, ++o, w += 32) {
             const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
             (add_single<r>(acc[r], block + o[0], wa, ones), ...);
         }
@@ -105,34 +110,37 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const Stretch*
 }
 
 template <int rows>
-FQVIT_AVX2 void multiply_block(const Stretch* stretch, const Stretch* end, const std::uint8_t* block,
-                               const std::uint16_t* offsets, const std::int8_t* weights, bool add, std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, rows>(), stretch, end, block, offsets, weights, add, out);
+FQVIT_AVX2 void multiply_tile(const KBlock* k_block, const KBlock* end, const std::uint8_t* block,
+                              const std::uint16_t* offsets, const std::int8_t* weights, bool accumulate,
+                              std::int32_t* out) {
+    multiply_rows(std::make_integer_sequence<int, rows>(), k_block, end, block, offsets, weights, accumulate, out);
 }
 
-using Multiply = void (*)(const Stretch*, const Stretch*, const std::uint8_t*, const std::uint16_t*, const std::int8_t*,
-                          bool, std::int32_t*);
-constexpr Multiply BY_ROWS[ROWS + 1] = {nullptr,           multiply_block<1>, multiply_block<2>,  multiply_block<3>,
-                                        multiply_block<4>, multiply_block<5>, multiply_block<6>,  multiply_block<7>,
-                                        multiply_block<8>, multiply_block<9>, multiply_block<10>, multiply_block<11>};
+using MicroKernel = void (*)(const KBlock*, const KBlock*, const std::uint8_t*, const std::uint16_t*,
+                             const std::int8_t*, bool, std::int32_t*);
+constexpr MicroKernel BY_ROWS[ROWS + 1] = {nullptr,          multiply_tile<1>, multiply_tile<2>,  multiply_tile<3>,
+                                           multiply_tile<4>, multiply_tile<5>, multiply_tile<6>,  multiply_tile<7>,
+                                           multiply_tile<8>, multiply_tile<9>, multiply_tile<10>, multiply_tile<11>};
 
-// The weights of a quad for 8 outputs, and for each way to pair its inputs what the lanes add up to.
+// ---- packing ----
+
+// The weights of one quad for 8 outputs, and for each pairing what the weights of every lane add up to.
 struct Quad {
-    __m256i w;             // [8 outputs][4 inputs]
-    __m256i sums[WAYS];    // bytes: the 16 lanes' sums of positive weights and of negative ones
-    std::uint32_t size;    // sum of |w|: large ones look for a partner first
-    std::uint16_t number;  // in its stretch
-    std::uint8_t fits;     // bit p: way p
+    __m256i w;               // [8 outputs][4 inputs]
+    __m256i sums[PAIRINGS];  // bytes; per 128-bit half, 8 sums of positive weights, then 8 of |negative weights|
+    std::uint32_t size;      // sum of |w|; large quads look for a partner first
+    std::uint16_t number;    // in its K-block
+    std::uint8_t fits;       // bit p: pairing p fits the limit
     bool used;
 };
 
-// The four inputs of every output in the order of a way.
-FQVIT_INLINE __m256i ordered(__m256i w, int way) {
-    const int* o = ORDER[way];
-    const __m256i in_order = _mm256_set1_epi32(o[0] | o[1] << 8 | o[2] << 16 | o[3] << 24);
+// The four inputs of every output in the order of a pairing.
+FQVIT_INLINE __m256i reordered(__m256i w, int pairing) {
+    const int* o = ORDER[pairing];
+    const __m256i inputs = _mm256_set1_epi32(o[0] | o[1] << 8 | o[2] << 16 | o[3] << 24);
     const __m256i outputs =
         _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
-    return _mm256_shuffle_epi8(w, _mm256_add_epi8(in_order, outputs));
+    return _mm256_shuffle_epi8(w, _mm256_add_epi8(inputs, outputs));
 }
 
 FQVIT_INLINE bool within_limit(__m256i sums) {
@@ -140,65 +148,67 @@ FQVIT_INLINE bool within_limit(__m256i sums) {
     return _mm256_testz_si256(over, over) != 0;
 }
 
+// Fills in sums, fits and size.
 FQVIT_INLINE void measure(Quad& quad) {
-    const __m256i none = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
+    const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
     quad.fits = 0;
-    for (int way = 0; way < WAYS; ++way) {
-        const __m256i w = ordered(quad.w, way);
-        const __m256i up = _mm256_maddubs_epi16(ones, _mm256_max_epi8(w, none));
-        const __m256i down = _mm256_sub_epi16(none, _mm256_maddubs_epi16(ones, _mm256_min_epi8(w, none)));
-        // Sums of two are at most 256; packing saturates at 255, which is over the limit, too.
-        quad.sums[way] = _mm256_packus_epi16(up, down);
-        if (within_limit(quad.sums[way])) quad.fits |= static_cast<std::uint8_t>(1 << way);
+    for (int pairing = 0; pairing < PAIRINGS; ++pairing) {
+        const __m256i w = reordered(quad.w, pairing);
+        const __m256i positive = _mm256_maddubs_epi16(ones, _mm256_max_epi8(w, zero));
+        const __m256i negative = _mm256_sub_epi16(zero, _mm256_maddubs_epi16(ones, _mm256_min_epi8(w, zero)));
+        // The sum of two weights is at most 256. Packing saturates it to 255, which is over the limit, too.
+        quad.sums[pairing] = _mm256_packus_epi16(positive, negative);
+        if (within_limit(quad.sums[pairing])) quad.fits |= static_cast<std::uint8_t>(1 << pairing);
     }
-    const __m256i sizes = _mm256_sad_epu8(_mm256_abs_epi8(quad.w), none);
+    const __m256i sizes = _mm256_sad_epu8(_mm256_abs_epi8(quad.w), zero);
     const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
     quad.size = static_cast<std::uint32_t>(_mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2));
 }
 
-// The ways in which both quads can be added in int16, if there are any.
-FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& way_a, int& way_b) {
-    for (int p = 0; p < WAYS; ++p) {
+// Finds pairings in which both quads can be added in i16.
+FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& pairing_a, int& pairing_b) {
+    for (int p = 0; p < PAIRINGS; ++p) {
         if (!(a.fits >> p & 1)) continue;
-        for (int q = 0; q < WAYS; ++q) {
+        for (int q = 0; q < PAIRINGS; ++q) {
             if (!(b.fits >> q & 1) || !within_limit(_mm256_adds_epu8(a.sums[p], b.sums[q]))) continue;
-            way_a = p, way_b = q;
+            pairing_a = p, pairing_b = q;
             return true;
         }
     }
     return false;
 }
 
-// Takes from a quad that fits in no way what is over the limit in the last one, and returns that as a quad of its own.
-FQVIT_AVX2 Quad cut(Quad& quad) {
+// Splits a quad that fits in no pairing: clips it so that it fits the last one, and returns the rest as another quad.
+FQVIT_AVX2 Quad split(Quad& quad) {
     alignas(32) std::int8_t w[COLUMNS][4], rest[COLUMNS][4] = {};
     _mm256_store_si256(reinterpret_cast<__m256i*>(w), quad.w);
     for (int c = 0; c < COLUMNS; ++c) {
         for (int lane = 0; lane < 2; ++lane) {
             const int a = w[c][2 * lane], b = w[c][2 * lane + 1], sum = a + b;
             if ((a < 0) != (b < 0) || std::abs(sum) <= LIMIT) continue;
-            const int over = sum > 0 ? sum - LIMIT : sum + LIMIT,
-                      larger = 2 * lane + (std::abs(a) >= std::abs(b) ? 0 : 1);
-            w[c][larger] = static_cast<std::int8_t>(w[c][larger] - over);
-            rest[c][larger] = static_cast<std::int8_t>(over);
+            const int excess = sum > 0 ? sum - LIMIT : sum + LIMIT;
+            const int larger = 2 * lane + (std::abs(a) >= std::abs(b) ? 0 : 1);
+            w[c][larger] = static_cast<std::int8_t>(w[c][larger] - excess);
+            rest[c][larger] = static_cast<std::int8_t>(excess);
         }
     }
-    Quad taken = quad;
-    quad.w = load(w), taken.w = load(rest);
+    Quad remainder = quad;
+    quad.w = load(w), remainder.w = load(rest);
     measure(quad);
-    measure(taken);
-    return taken;
+    measure(remainder);
+    return remainder;
 }
 
-class PackedAvx2 final : public Packed {
+class PackedAvx2 final : public PackedWeights {
 public:
     PackedAvx2(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs) : inputs_(inputs) {
         const std::int64_t quads = (inputs + 3) / 4;
-        stretches_ = static_cast<std::size_t>((quads + BLOCK - 1) / BLOCK);
+        k_blocks_ = static_cast<std::size_t>((quads + K_BLOCK - 1) / K_BLOCK);
+        // An eighth more than the weights, for quads that are split.
         weights_.reserve(static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS * COLUMNS * quads * 4 * 9 / 8));
         for (std::int64_t first = 0; first < outputs; first += COLUMNS) {
-            for (std::int64_t quad = 0; quad < quads; quad += BLOCK) {
-                pack_stretch(w, outputs, first, quad, static_cast<int>(std::min<std::int64_t>(BLOCK, quads - quad)));
+            for (std::int64_t quad = 0; quad < quads; quad += K_BLOCK) {
+                pack_k_block(w, outputs, first, quad, static_cast<int>(std::min<std::int64_t>(K_BLOCK, quads - quad)));
             }
         }
         list_.shrink_to_fit();
@@ -207,107 +217,111 @@ public:
     }
 
     void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
-        const Stretch* first = list_.data() + static_cast<std::size_t>(panel) * stretches_;
-        BY_ROWS[rows](first, first + stretches_, block, offsets_.data(), weights_.data(), false, acc);
+        const KBlock* first = list_.data() + static_cast<std::size_t>(panel) * k_blocks_;
+        BY_ROWS[rows](first, first + k_blocks_, block, offsets_.data(), weights_.data(), false, acc);
     }
 
-    int passes() const override { return static_cast<int>(stretches_); }
+    int k_blocks() const override { return static_cast<int>(k_blocks_); }
 
-    void multiply_pass(int pass, std::int64_t panel, const std::uint8_t* block, int rows,
-                       std::int32_t* acc) const override {
-        const Stretch* one = list_.data() + static_cast<std::size_t>(panel) * stretches_ + pass;
-        BY_ROWS[rows](one, one + 1, block + std::int64_t{pass} * BLOCK * QUAD, offsets_.data(), weights_.data(),
-                      pass > 0, acc);
+    void multiply_k_block(int k_block, std::int64_t panel, const std::uint8_t* block, int rows,
+                          std::int32_t* acc) const override {
+        const KBlock* one = list_.data() + static_cast<std::size_t>(panel) * k_blocks_ + k_block;
+        BY_ROWS[rows](one, one + 1, block + std::int64_t{k_block} * K_BLOCK * QUAD, offsets_.data(), weights_.data(),
+                      k_block > 0, acc);
     }
 
     std::size_t bytes() const override {
-        return weights_.size() + offsets_.size() * sizeof(std::uint16_t) + list_.size() * sizeof(Stretch);
+        return weights_.size() + offsets_.size() * sizeof(std::uint16_t) + list_.size() * sizeof(KBlock);
     }
 
 private:
-    FQVIT_AVX2 void pack_stretch(const std::int8_t* w, std::int64_t outputs, std::int64_t first,
+    FQVIT_AVX2 void pack_k_block(const std::int8_t* w, std::int64_t outputs, std::int64_t first,
                                  std::int64_t first_quad, int count) {
         quads_.clear();
         const std::int64_t columns = std::min<std::int64_t>(COLUMNS, outputs - first);
         for (int number = 0; number < count; ++number) {
             Quad quad;
             quad.number = static_cast<std::uint16_t>(number), quad.used = false;
-            const std::int64_t k = (first_quad + number) * 4, taken = std::min<std::int64_t>(4, inputs_ - k);
+            const std::int64_t k = (first_quad + number) * 4, length = std::min<std::int64_t>(4, inputs_ - k);
             alignas(32) std::int8_t bytes[COLUMNS][4] = {};
             for (std::int64_t c = 0; c < columns; ++c) {
                 const std::int8_t* from = w + (first + c) * inputs_ + k;
-                std::memcpy(bytes[c], from, taken == 4 ? 4 : static_cast<std::size_t>(taken));
+                std::memcpy(bytes[c], from, length == 4 ? 4 : static_cast<std::size_t>(length));
             }
             quad.w = load(bytes);
             measure(quad);
-            if (quad.fits == 0) quads_.push_back(cut(quad));
+            if (quad.fits == 0) quads_.push_back(split(quad));
             quads_.push_back(quad);
         }
-        order_.clear();  // by size, then place: one number to sort by
-        for (std::size_t i = 0; i < quads_.size(); ++i)
+        // Sorted by descending size, then by index: both in one integer.
+        order_.clear();
+        for (std::size_t i = 0; i < quads_.size(); ++i) {
             order_.push_back(~quads_[i].size << 16 | static_cast<std::uint32_t>(i));
+        }
         std::sort(order_.begin(), order_.end());
-        Stretch stretch{0, 0, offsets_.size(), weights_.size()};
-        alone_.clear();
+        KBlock k_block{0, 0, offsets_.size(), weights_.size()};
+        singles_.clear();
         for (std::size_t i = 0; i < order_.size(); ++i) {
             Quad& quad = at(i);
             if (quad.used) continue;
-            if (join(i)) {
-                ++stretch.doubles;
+            if (emit_double(i)) {
+                ++k_block.doubles;
             } else {
-                alone_.push_back(&quad);
+                singles_.push_back(&quad);
             }
         }
-        for (const Quad* quad : alone_) {
-            int way = 0;
-            while (!(quad->fits >> way & 1)) ++way;
-            emit(*quad, way);
-            ++stretch.singles;
+        for (const Quad* quad : singles_) {
+            int pairing = 0;
+            while (!(quad->fits >> pairing & 1)) ++pairing;
+            emit(*quad, pairing);
+            ++k_block.singles;
         }
-        list_.push_back(stretch);
+        list_.push_back(k_block);
     }
 
-    Quad& at(std::size_t place) { return quads_[order_[place] & 0xffff]; }
+    Quad& at(std::size_t i) { return quads_[order_[i] & 0xffff]; }
 
-    // Finds a partner of the quad at a place, from the small ones up: they fit many, so that few are tried.
-    FQVIT_AVX2 bool join(std::size_t place) {
-        int tries = 0, way_a = 0, way_b = 0;
-        const Quad& quad = at(place);
-        while (order_.size() > place + 1 && at(order_.size() - 1).used) order_.pop_back();
-        for (std::size_t j = order_.size() - 1; j > place && tries < TRIES; --j) {
+    // Looks for a partner of the i-th quad, smallest first: small quads fit many others, so few are tried.
+    FQVIT_AVX2 bool emit_double(std::size_t i) {
+        int candidates = 0, pairing = 0, other_pairing = 0;
+        const Quad& quad = at(i);
+        while (order_.size() > i + 1 && at(order_.size() - 1).used) order_.pop_back();
+        for (std::size_t j = order_.size() - 1; j > i && candidates < MAX_CANDIDATES; --j) {
             Quad& other = at(j);
             if (other.used) continue;
-            ++tries;
-            if (!match(quad, other, way_a, way_b)) continue;
+            ++candidates;
+            if (!match(quad, other, pairing, other_pairing)) continue;
             other.used = true;
-            emit(quad, way_a);
-            emit(other, way_b);
+            emit(quad, pairing);
+            emit(other, other_pairing);
             return true;
         }
         return false;
     }
 
-    FQVIT_AVX2 void emit(const Quad& quad, int way) {
-        offsets_.push_back(static_cast<std::uint16_t>(quad.number * QUAD + OFFSETS[way]));
+    FQVIT_AVX2 void emit(const Quad& quad, int pairing) {
+        offsets_.push_back(static_cast<std::uint16_t>(quad.number * QUAD + OFFSETS[pairing]));
         weights_.resize(weights_.size() + sizeof(__m256i));
-        store(weights_.data() + weights_.size() - sizeof(__m256i), ordered(quad.w, way));
+        store(weights_.data() + weights_.size() - sizeof(__m256i), reordered(quad.w, pairing));
     }
 
     std::int64_t inputs_;
-    std::size_t stretches_;
-    std::vector<Stretch> list_;
+    std::size_t k_blocks_;      // per panel
+    std::vector<KBlock> list_;  // [panels][k_blocks_]
     std::vector<std::uint16_t> offsets_;
     AlignedVector<std::int8_t> weights_;
+    // Used while packing.
     AlignedVector<Quad> quads_;
     std::vector<std::uint32_t> order_;
-    std::vector<const Quad*> alone_;
+    std::vector<const Quad*> singles_;
 };
 
-class Avx2 final : public Gemm {
+class GemmAvx2 final : public Gemm {
 public:
-    constexpr Avx2() : Gemm("avx2", ROWS, COLUMNS) {}
+    constexpr GemmAvx2() : Gemm("avx2", ROWS, COLUMNS) {}
 
-    std::unique_ptr<Packed> pack(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs) const override {
+    std::unique_ptr<PackedWeights> pack_weights(const std::int8_t* w, std::int64_t outputs,
+                                                std::int64_t inputs) const override {
         return std::make_unique<PackedAvx2>(w, outputs, inputs);
     }
 
@@ -341,8 +355,8 @@ public:
 }  // namespace
 
 const Gemm* gemm_avx2() {
-    static constexpr Avx2 family;
-    return &family;
+    static constexpr GemmAvx2 gemm;
+    return &gemm;
 }
 
 }  // namespace fqvit

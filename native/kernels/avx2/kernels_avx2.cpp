@@ -1,4 +1,7 @@
-// AVX2: what follows a product, and LayerNorm. Whatever does not fit the vector form goes to the scalar kernels.
+// Epilogue and LayerNorm with AVX2, 8 channels x i32 per vector. kernels.h has the formulas.
+//
+// Exact because products of i32 are taken in full 64 bits (vpmuldq) and the ops prove that every sum fits 63 bits.
+// Parameters outside the vector form, and channels past the last multiple of 8, go to the scalar kernels.
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -14,7 +17,8 @@ using namespace avx2;
 
 constexpr int LANES = 8;
 
-FQVIT_INLINE void put_codes(__m256i code, std::int32_t last, bool wide, void* y, std::int64_t at) {
+// Saturates 8 codes to 0..last and stores them.
+FQVIT_INLINE void store_codes(__m256i code, std::int32_t last, bool wide, void* y, std::int64_t at) {
     const __m256i clamped = _mm256_min_epi32(_mm256_max_epi32(code, _mm256_setzero_si256()), _mm256_set1_epi32(last));
     if (wide) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<std::uint16_t*>(y) + at), to_u16(clamped));
@@ -23,21 +27,21 @@ FQVIT_INLINE void put_codes(__m256i code, std::int32_t last, bool wide, void* y,
     }
 }
 
-// tables[starts[c] + code] of 8 channels. Bytes by scalar loads, which are no slower than a gather.
-FQVIT_INLINE void put_looked_up(const Epilogue& e, __m256i at_table, void* y, std::int64_t at) {
-    alignas(32) std::uint32_t places[LANES];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(places), at_table);
+// Stores tables[entry] of 8 channels. Scalar loads are no slower than a gather here.
+FQVIT_INLINE void store_looked_up(const Epilogue& e, __m256i entries, void* y, std::int64_t at) {
+    alignas(32) std::uint32_t entry[LANES];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(entry), entries);
     if (e.wide) {
-        for (int i = 0; i < LANES; ++i)
-            static_cast<std::uint16_t*>(y)[at + i] = static_cast<const std::uint16_t*>(e.tables)[places[i]];
+        const auto* tables = static_cast<const std::uint16_t*>(e.tables);
+        for (int i = 0; i < LANES; ++i) static_cast<std::uint16_t*>(y)[at + i] = tables[entry[i]];
     } else {
-        for (int i = 0; i < LANES; ++i)
-            static_cast<std::uint8_t*>(y)[at + i] = static_cast<const std::uint8_t*>(e.tables)[places[i]];
+        const auto* tables = static_cast<const std::uint8_t*>(e.tables);
+        for (int i = 0; i < LANES; ++i) static_cast<std::uint8_t*>(y)[at + i] = tables[entry[i]];
     }
 }
 
-// Four rows of 8 codes, clamped to 0..last <= 255.
-FQVIT_INLINE void put_four_rows(const __m256i (&code)[4], std::int32_t last, std::uint8_t* y, std::int64_t stride) {
+// Saturates four rows of 8 codes to 0..last <= 255 and stores them.
+FQVIT_INLINE void store_four_rows(const __m256i (&code)[4], std::int32_t last, std::uint8_t* y, std::int64_t stride) {
     const __m256i words =
         _mm256_packus_epi16(_mm256_packs_epi32(code[0], code[1]), _mm256_packs_epi32(code[2], code[3]));
     const __m256i bytes = _mm256_min_epu8(words, _mm256_set1_epi8(static_cast<char>(last)));
@@ -49,13 +53,13 @@ FQVIT_INLINE void put_four_rows(const __m256i (&code)[4], std::int32_t last, std
     store_upper(y + 3 * stride, high);
 }
 
-// A tile 8 columns wide, all of which exist. Bias and zero points are in vector_half.
-FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
-                                void* y) {
-    const Rescale& to = e.rescale;
-    const __m256i mult = load(to.vector_mult + channel);
-    const High rescale = {mult, _mm256_srli_epi64(mult, 32), load(to.vector_half + channel),
-                          load(to.vector_half + channel + 4), load(to.vector_shift + channel)};
+// CODES, LOOKUP and I32 on 8 valid columns. vector_half includes bias and zero point.
+FQVIT_AVX2 void epilogue_requantize(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
+                                    void* y) {
+    const Requantization& q = e.requantization;
+    const __m256i mult = load(q.vector_mult + channel);
+    const RequantizeHigh requantize_high = {mult, _mm256_srli_epi64(mult, 32), load(q.vector_half + channel),
+                                            load(q.vector_half + channel + 4), load(q.vector_shift + channel)};
     const int rows = tile.rows;
     const std::int64_t columns = tile.columns, stride = tile.stride;
     std::int64_t at = tile.row * stride + channel;
@@ -63,30 +67,31 @@ FQVIT_AVX2 void finish_rescaled(const Epilogue& e, const Tile& tile, const std::
     if (e.kind == Epilogue::CODES && !e.wide) {
         for (; r + 4 <= rows; r += 4, at += 4 * stride) {
             __m256i code[4];
-            for (int i = 0; i < 4; ++i) code[i] = rescale(load(acc + (r + i) * columns));
-            put_four_rows(code, to.last, static_cast<std::uint8_t*>(y) + at, stride);
+            for (int i = 0; i < 4; ++i) code[i] = requantize_high(load(acc + (r + i) * columns));
+            store_four_rows(code, q.last, static_cast<std::uint8_t*>(y) + at, stride);
         }
     }
     if (e.kind == Epilogue::LOOKUP) {
-        const __m256i none = _mm256_setzero_si256(), last = _mm256_set1_epi32(to.last),
-                      starts = load(e.starts + channel);
+        const __m256i zero = _mm256_setzero_si256(), last = _mm256_set1_epi32(q.last);
+        const __m256i starts = load(e.starts + channel);
         for (; r < rows; ++r, at += stride) {
-            const __m256i code = _mm256_min_epi32(_mm256_max_epi32(rescale(load(acc + r * columns)), none), last);
-            put_looked_up(e, _mm256_add_epi32(code, starts), y, at);
+            const __m256i code =
+                _mm256_min_epi32(_mm256_max_epi32(requantize_high(load(acc + r * columns)), zero), last);
+            store_looked_up(e, _mm256_add_epi32(code, starts), y, at);
         }
         return;
     }
     for (; r < rows; ++r, at += stride) {
-        const __m256i code = rescale(load(acc + r * columns));
+        const __m256i code = requantize_high(load(acc + r * columns));
         if (e.kind == Epilogue::I32) {
             store(static_cast<std::int32_t*>(y) + at, code);
         } else {
-            put_codes(code, to.last, e.wide, y, at);
+            store_codes(code, q.last, e.wide, y, at);
         }
     }
 }
 
-FQVIT_INLINE __m256i residual_of(const Residual& x, std::int64_t at) {
+FQVIT_INLINE __m256i load_residual(const Residual& x, std::int64_t at) {
     switch (x.type) {
         case Residual::U8: return from_u8(static_cast<const std::uint8_t*>(x.x) + at);
         case Residual::U16: return from_u16(static_cast<const std::uint16_t*>(x.x) + at);
@@ -96,71 +101,72 @@ FQVIT_INLINE __m256i residual_of(const Residual& x, std::int64_t at) {
     }
 }
 
-// (acc + bias) mult + ((x - zero) << alpha) x_mult, rounded by a shift of at most 32: the result is the lower half of
-// each sum.
-FQVIT_AVX2 void finish_sum(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
-                           void* y) {
-    const Rescale& to = e.rescale;
+// ADD on 8 valid columns: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift) for shifts of at most 32.
+// The shifted sum fits i32 (Epilogue::low_half), so a logical shift is enough.
+FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
+                             void* y) {
+    const Requantization& q = e.requantization;
     const Residual& x = e.residual;
-    const __m256i bias = load(e.bias + channel), zero = load(to.zero + channel);
-    const __m256i mult = load(to.mult + channel), x_mult = load(x.mult + channel);
+    const __m256i bias = load(e.bias + channel), zero = load(q.zero + channel);
+    const __m256i mult = load(q.mult + channel), x_mult = load(x.mult + channel);
     const __m256i x_zero = load(x.zero + channel), alpha = load(x.alpha + channel);
-    const __m256i shift = from_u8(to.shift + channel), low = _mm256_set1_epi64x(0xffffffff);
-    const __m256i shift_even = _mm256_and_si256(shift, low), shift_odd = _mm256_srli_epi64(shift, 32),
-                  one = _mm256_set1_epi64x(1);
+    const __m256i shift = from_u8(q.shift + channel), low = _mm256_set1_epi64x(0xffffffff);
+    const __m256i shift_even = _mm256_and_si256(shift, low), shift_odd = _mm256_srli_epi64(shift, 32);
+    const __m256i one = _mm256_set1_epi64x(1);
     const __m256i half_even = _mm256_sllv_epi64(one, _mm256_sub_epi64(shift_even, one));
     const __m256i half_odd = _mm256_sllv_epi64(one, _mm256_sub_epi64(shift_odd, one));
     const __m256i mult_odd = _mm256_srli_epi64(mult, 32), x_mult_odd = _mm256_srli_epi64(x_mult, 32);
     for (int r = 0; r < tile.rows; ++r) {
         const std::int64_t at = (tile.row + r) * tile.stride + channel;
         const __m256i a = _mm256_add_epi32(load(acc + r * tile.columns), bias);
-        const __m256i v = _mm256_sllv_epi32(_mm256_sub_epi32(residual_of(x, at), x_zero), alpha);
+        const __m256i v = _mm256_sllv_epi32(_mm256_sub_epi32(load_residual(x, at), x_zero), alpha);
         const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(a, mult), _mm256_mul_epi32(v, x_mult));
         const __m256i odd = _mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(a, 32), mult_odd),
                                              _mm256_mul_epi32(_mm256_srli_epi64(v, 32), x_mult_odd));
-        const __m256i rounded = lower_halves(_mm256_srlv_epi64(_mm256_add_epi64(even, half_even), shift_even),
-                                             _mm256_srlv_epi64(_mm256_add_epi64(odd, half_odd), shift_odd));
-        put_codes(_mm256_add_epi32(rounded, zero), to.last, e.wide, y, at);
+        const __m256i rounded = low_halves(_mm256_srlv_epi64(_mm256_add_epi64(even, half_even), shift_even),
+                                           _mm256_srlv_epi64(_mm256_add_epi64(odd, half_odd), shift_odd));
+        store_codes(_mm256_add_epi32(rounded, zero), q.last, e.wide, y, at);
     }
 }
 
-FQVIT_AVX2 void finish(const Epilogue& e, const Tile& tile, void* y) {
-    const bool rescaled = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) &&
-                          e.rescale.form == Rescale::HIGH;
-    const bool summed = e.kind == Epilogue::ADD && e.low;
+FQVIT_AVX2 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
+    const bool requantizes = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) &&
+                             e.requantization.form == Requantization::HIGH_HALF;
+    const bool adds = e.kind == Epilogue::ADD && e.low_half;
     int c = 0;
-    if (rescaled || summed) {
-        for (; c + LANES <= tile.taken; c += LANES) {
-            (rescaled ? finish_rescaled : finish_sum)(e, tile, tile.acc + c, tile.channel + c, y);
+    if (requantizes || adds) {
+        for (; c + LANES <= tile.valid_columns; c += LANES) {
+            (requantizes ? epilogue_requantize : epilogue_add)(e, tile, tile.acc + c, tile.channel + c, y);
         }
     }
-    if (c < tile.taken) {
-        kernels_scalar()->finish(
-            e, {tile.acc + c, tile.rows, tile.columns, tile.taken - c, tile.row, tile.channel + c, tile.stride}, y);
+    if (c < tile.valid_columns) {
+        Tile rest = tile;
+        rest.acc += c, rest.channel += c, rest.valid_columns -= c;
+        kernels_scalar()->epilogue(e, rest, y);
     }
 }
 
-// floor(sqrt(x)) for 2^60 <= x < 2^62: Newton's steps from a table, then to the exact one.
-std::int64_t root_of_large(std::uint64_t x) {
+// floor(sqrt(x)) for 2^60 <= x < 2^62: a table, two Newton steps, then down to the exact root.
+std::int64_t isqrt_normalized(std::uint64_t x) {
     static constexpr struct Table {
         std::uint32_t start[256] = {};
         constexpr Table() {
             for (std::uint64_t i = 64; i < 256; ++i) {
                 std::uint64_t root = 1u << 30;
-                while (root * root < (i + 1) << 54) root += 1u << 22;  // from above, within 2^-8
+                while (root * root < (i + 1) << 54) root += 1u << 22;  // at least sqrt((i + 1) 2^54)
                 start[i] = static_cast<std::uint32_t>(root);
             }
         }
     } table;
     std::uint64_t root = table.start[x >> 54];
-    root = (root + x / root) / 2;  // never below the exact root, error squared
+    root = (root + x / root) / 2;  // never below the exact root; squares the relative error
     root = (root + x / root) / 2;
     while (root * root > x) --root;
     return static_cast<std::int64_t>(root);
 }
 
-// v = (x - zero) << alpha as i32
-FQVIT_INLINE __m256i lifted(const Norm& norm, const void* x, std::int64_t at, std::int64_t c) {
+// (x - zero) 2^alpha of 8 channels, as i32
+FQVIT_INLINE __m256i shifted_codes(const Norm& norm, const void* x, std::int64_t at, std::int64_t c) {
     const __m256i codes = norm.wide_in ? from_u16(static_cast<const std::uint16_t*>(x) + at)
                                        : from_u8(static_cast<const std::uint8_t*>(x) + at);
     return _mm256_sllv_epi32(_mm256_sub_epi32(codes, load(norm.zero + c)), load(norm.alpha + c));
@@ -171,36 +177,36 @@ FQVIT_INLINE std::int64_t sum_of(__m256i v) {
     return _mm_cvtsi128_si64(both) + _mm_extract_epi64(both, 1);
 }
 
-// Four channels of y before the clamp: t = round(n 2^s / d) exactly, then (t g + b) >> shift in the upper halves.
-// q = round(n rho / 2^(61 - s)) with rho = floor(2^61 / d) is off by at most one (|t| < 2^30), which the remainder n
-// 2^s - q d tells.
+// t g + b of four channels as i64, with t = round(n 2^s / d) exactly.
+// The estimate q = round(n rho / 2^(61 - s)) with rho = floor(2^61 / d) differs from t by at most 1, because
+// |t| < 2^30. The sign of the remainder n 2^s - q d, computed modulo 2^64, corrects it.
 struct Divider {
-    __m256i rho, bias, unbias, down, d, d_half;
-    __m128i down_count, up_count;
+    __m256i rho, bias, unbias, d_less_1, d, d_half;
+    __m128i shift_right, shift_left;  // 61 - s, s
 
     FQVIT_INLINE __m256i operator()(__m128i four, const std::int32_t* g_at, const std::int64_t* b_at) const {
         const __m256i n = _mm256_cvtepi32_epi64(four), b = load(b_at);
         const __m256i g = _mm256_cvtepi32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(g_at)));
-        // An arithmetic shift of 64 bits: add 2^63, shift, take it away again.
-        const __m256i raised = _mm256_add_epi64(_mm256_mul_epi32(n, rho), bias);
-        __m256i q = _mm256_sub_epi64(_mm256_srl_epi64(raised, down_count), unbias);
+        // AVX2 has no arithmetic shift of i64: add 2^62, shift, subtract it again. `bias` also rounds.
+        const __m256i biased = _mm256_add_epi64(_mm256_mul_epi32(n, rho), bias);
+        __m256i q = _mm256_sub_epi64(_mm256_srl_epi64(biased, shift_right), unbias);
         const __m256i rest =
-            _mm256_add_epi64(_mm256_sub_epi64(_mm256_sll_epi64(n, up_count), _mm256_mul_epi32(q, d)), d_half);
-        q = _mm256_add_epi64(q, _mm256_cmpgt_epi64(_mm256_setzero_si256(), rest));  // rest < 0: one less
-        q = _mm256_sub_epi64(q, _mm256_cmpgt_epi64(rest, down));                    // rest >= d: one more
+            _mm256_add_epi64(_mm256_sub_epi64(_mm256_sll_epi64(n, shift_left), _mm256_mul_epi32(q, d)), d_half);
+        q = _mm256_add_epi64(q, _mm256_cmpgt_epi64(_mm256_setzero_si256(), rest));  // rest < 0: q is 1 too large
+        q = _mm256_sub_epi64(q, _mm256_cmpgt_epi64(rest, d_less_1));                // rest >= d: q is 1 too small
         return _mm256_add_epi64(_mm256_mul_epi32(q, g), b);
     }
 };
 
-// Sums of a row.
+// M1 and M2 of a row.
 struct Moments {
     std::int64_t sum, squares;
 };
 
-FQVIT_INLINE Moments moments_of(const Norm& norm, const void* x, std::int64_t first) {
+FQVIT_INLINE Moments moments(const Norm& norm, const void* x, std::int64_t first) {
     __m256i m1 = _mm256_setzero_si256(), m2 = m1;
     for (std::int64_t c = 0; c < norm.channels; c += LANES) {
-        const __m256i v = lifted(norm, x, first + c, c), odd = _mm256_srli_epi64(v, 32);
+        const __m256i v = shifted_codes(norm, x, first + c, c), odd = _mm256_srli_epi64(v, 32);
         m1 = _mm256_add_epi32(m1, v);  // fits: C |v| < 2^31
         m2 = _mm256_add_epi64(m2, _mm256_add_epi64(_mm256_mul_epi32(v, v), _mm256_mul_epi32(odd, odd)));
     }
@@ -209,20 +215,21 @@ FQVIT_INLINE Moments moments_of(const Norm& norm, const void* x, std::int64_t fi
     return {sum_of(wide), sum_of(m2)};
 }
 
-// 16 codes as int16, u16 less 2^15.
-FQVIT_INLINE __m256i plain_codes(const Norm& norm, const void* x, std::int64_t at) {
-    if (norm.wide_in)
+// 16 codes as i16; u16 codes minus 2^15, which cancels like a zero point.
+FQVIT_INLINE __m256i centered_codes(const Norm& norm, const void* x, std::int64_t at) {
+    if (norm.wide_in) {
         return _mm256_xor_si256(load(static_cast<const std::uint16_t*>(x) + at), _mm256_set1_epi16(-32768));
+    }
     return _mm256_cvtepu8_epi16(
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint8_t*>(x) + at)));
 }
 
-FQVIT_INLINE Moments plain_moments(const Norm& norm, const void* x, std::int64_t first) {
+FQVIT_INLINE Moments per_tensor_moments(const Norm& norm, const void* x, std::int64_t first) {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi64x(0xffffffff);
     __m256i m1 = _mm256_setzero_si256(), even = m1, odd = m1;
     for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
-        const __m256i v = plain_codes(norm, x, first + c);
-        const __m256i squares = _mm256_madd_epi16(v, v);  // two of them: 2^31 at most, read as unsigned
+        const __m256i v = centered_codes(norm, x, first + c);
+        const __m256i squares = _mm256_madd_epi16(v, v);  // sums of two squares: at most 2^31, read as unsigned
         m1 = _mm256_add_epi32(m1, _mm256_madd_epi16(v, ones));
         even = _mm256_add_epi64(even, _mm256_and_si256(squares, low));
         odd = _mm256_add_epi64(odd, _mm256_srli_epi64(squares, 32));
@@ -232,84 +239,87 @@ FQVIT_INLINE Moments plain_moments(const Norm& norm, const void* x, std::int64_t
     return {sum_of(wide), sum_of(_mm256_add_epi64(even, odd))};
 }
 
-// What a row is divided by.
+// d = isqrt(D 4^j) and its reciprocal rho = floor(2^61 / d), saturated to i32.
 struct RowScale {
     std::int64_t sum, d, rho;
     int j;
 };
 
-FQVIT_INLINE RowScale scale_of(const Norm& norm, Moments m) {
-    const std::int64_t big = norm.channels * m.squares - m.sum * m.sum + norm.epsilon;
-    const int j = (61 - (63 - __builtin_clzll(static_cast<std::uint64_t>(big)))) >> 1;
-    const std::int64_t d = root_of_large(static_cast<std::uint64_t>(big) << 2 * j), exact = (std::int64_t{1} << 61) / d;
-    return {m.sum, d, exact < 0x7fffffff ? exact : 0x7fffffff, j};
+FQVIT_INLINE RowScale row_scale(const Norm& norm, Moments m) {
+    const std::int64_t big_d = norm.channels * m.squares - m.sum * m.sum + norm.epsilon;
+    const int j = (61 - (63 - __builtin_clzll(static_cast<std::uint64_t>(big_d)))) >> 1;
+    const std::int64_t d = isqrt_normalized(static_cast<std::uint64_t>(big_d) << 2 * j);
+    const std::int64_t rho = (std::int64_t{1} << 61) / d;
+    return {m.sum, d, rho < 0x7fffffff ? rho : 0x7fffffff, j};
 }
 
-FQVIT_INLINE Divider divider_of(const RowScale& row) {
+FQVIT_INLINE Divider make_divider(const RowScale& row) {
     const int s = 24 + row.j, k = 61 - s;
-    const std::int64_t top = std::int64_t{1} << 62;  // |n rho| < 2^62: raising by 2^62 is enough and does not wrap
+    const std::int64_t top = std::int64_t{1} << 62;  // |n rho| < 2^62, so the sum is not negative and does not wrap
     Divider divide;
     divide.rho = _mm256_set1_epi64x(row.rho);
     divide.bias = _mm256_set1_epi64x(top + (std::int64_t{1} << (k - 1)));
     divide.unbias = _mm256_set1_epi64x(top >> k);
-    divide.down = _mm256_set1_epi64x(row.d - 1);
+    divide.d_less_1 = _mm256_set1_epi64x(row.d - 1);
     divide.d = _mm256_set1_epi64x(row.d);
     divide.d_half = _mm256_set1_epi64x(row.d / 2);
-    divide.down_count = _mm_cvtsi32_si128(k), divide.up_count = _mm_cvtsi32_si128(s);
+    divide.shift_right = _mm_cvtsi32_si128(k), divide.shift_left = _mm_cvtsi32_si128(s);
     return divide;
 }
 
-FQVIT_INLINE void put_normalized(const Norm& norm, const Divider& divide, __m256i n, std::int64_t c, void* y,
-                                 std::int64_t at) {
+FQVIT_INLINE void store_normalized(const Norm& norm, const Divider& divide, __m256i n, std::int64_t c, void* y,
+                                   std::int64_t at) {
     const __m256i low = divide(_mm256_castsi256_si128(n), norm.g + c, norm.b + c);
     const __m256i high = divide(_mm256_extracti128_si256(n, 1), norm.g + c + 4, norm.b + c + 4);
-    // Upper halves of 0..3 and 4..7 in order: interleaved by the blend, then put right.
+    // high_halves interleaves channels 0..3 with 4..7; the permutation restores their order.
     const __m256i ordered =
-        _mm256_permutevar8x32_epi32(upper_halves(low, high), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-    put_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last),
-              norm.wide_out, y, at);
+        _mm256_permutevar8x32_epi32(high_halves(low, high), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+    store_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last),
+                norm.wide_out, y, at);
 }
 
-FQVIT_AVX2 void normalize_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
-    const Divider divide = divider_of(row);
-    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)),
-                  sum = _mm256_set1_epi32(static_cast<int>(row.sum));
+FQVIT_AVX2 void layernorm_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
+    const Divider divide = make_divider(row);
+    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels));
+    const __m256i sum = _mm256_set1_epi32(static_cast<int>(row.sum));
     for (std::int64_t c = 0; c < norm.channels; c += LANES) {
-        const __m256i n = _mm256_sub_epi32(_mm256_mullo_epi32(lifted(norm, x, first + c, c), count), sum);
-        put_normalized(norm, divide, n, c, y, first + c);
+        const __m256i n = _mm256_sub_epi32(_mm256_mullo_epi32(shifted_codes(norm, x, first + c, c), count), sum);
+        store_normalized(norm, divide, n, c, y, first + c);
     }
 }
 
-FQVIT_AVX2 void normalize_plain_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
-    const Divider divide = divider_of(row);
-    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels)),
-                  sum = _mm256_set1_epi32(static_cast<int>(row.sum));
+FQVIT_AVX2 void layernorm_per_tensor_row(const Norm& norm, const RowScale& row, const void* x, void* y,
+                                         std::int64_t first) {
+    const Divider divide = make_divider(row);
+    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels));
+    const __m256i sum = _mm256_set1_epi32(static_cast<int>(row.sum));
     for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
-        const __m256i v = plain_codes(norm, x, first + c);
-        // C fits 15 bits, so that a product with it is one vpmaddwd on the codes' low halves.
+        const __m256i v = centered_codes(norm, x, first + c);
+        // C < 2^15, so vpmaddwd multiplies the low 16 bits of each lane by C.
         const __m256i left = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(v)), count);
         const __m256i right = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(v, 1)), count);
-        put_normalized(norm, divide, _mm256_sub_epi32(left, sum), c, y, first + c);
-        put_normalized(norm, divide, _mm256_sub_epi32(right, sum), c + LANES, y, first + c + LANES);
+        store_normalized(norm, divide, _mm256_sub_epi32(left, sum), c, y, first + c);
+        store_normalized(norm, divide, _mm256_sub_epi32(right, sum), c + LANES, y, first + c + LANES);
     }
 }
 
-FQVIT_AVX2 void normalize(const Norm& norm, const void* x, void* y, std::int64_t rows) {
-    if (!norm.narrow || norm.channels % LANES != 0) {
-        kernels_scalar()->normalize(norm, x, y, rows);
+FQVIT_AVX2 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows) {
+    if (!norm.fits_i32 || norm.channels % LANES != 0) {
+        kernels_scalar()->layernorm(norm, x, y, rows);
         return;
     }
-    // Roots and divisions of several rows at a time, so that one does not wait for the other.
+    // Square roots and divisions of several rows overlap, which hides their latency.
     constexpr std::int64_t GROUP = 8;
     for (std::int64_t r = 0; r < rows; r += GROUP) {
         RowScale scales[GROUP];
         const std::int64_t count = rows - r < GROUP ? rows - r : GROUP;
         for (std::int64_t i = 0; i < count; ++i) {
             const std::int64_t first = (r + i) * norm.channels;
-            scales[i] = scale_of(norm, norm.plain ? plain_moments(norm, x, first) : moments_of(norm, x, first));
+            scales[i] = row_scale(norm, norm.per_tensor ? per_tensor_moments(norm, x, first) : moments(norm, x, first));
         }
         for (std::int64_t i = 0; i < count; ++i) {
-            (norm.plain ? normalize_plain_row : normalize_row)(norm, scales[i], x, y, (r + i) * norm.channels);
+            (norm.per_tensor ? layernorm_per_tensor_row : layernorm_row)(norm, scales[i], x, y,
+                                                                         (r + i) * norm.channels);
         }
     }
 }
@@ -317,7 +327,7 @@ FQVIT_AVX2 void normalize(const Norm& norm, const void* x, void* y, std::int64_t
 }  // namespace
 
 const Kernels* kernels_avx2() {
-    static constexpr Kernels table = {"avx2", finish, normalize, attend_avx2, attend_scratch_avx2};
+    static constexpr Kernels table = {"avx2", epilogue, layernorm, attention_avx2, attention_scratch_avx2};
     return &table;
 }
 

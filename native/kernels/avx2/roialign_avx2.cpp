@@ -1,5 +1,5 @@
-// RoIAlign compiled for AVX2; elsewhere the scalar version.
-#include "kernels/roialign_box.h"
+// RoIAlign compiled for AVX2; the scalar version on other CPUs. kernels/roialign.h has the formula and the loops.
+#include "kernels/roialign.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include "kernels/avx2/avx2.h"
@@ -9,7 +9,7 @@
 
 namespace fqvit {
 
-FQVIT_AVX2 void align_boxes_avx2(const Alignment& a, std::int64_t begin, std::int64_t end, AlignScratch& scratch) {
+FQVIT_AVX2 void align_boxes_avx2(const RoiAlign& a, std::int64_t begin, std::int64_t end, RoiAlignScratch& scratch) {
     align_boxes(a, begin, end, scratch);
 }
 

@@ -1,5 +1,7 @@
-// Rows of scores -> rows of 16-bit weights, for attention_avx2.cpp. Scores are bytes, so distances from the largest are
-// bytes, too.
+// Softmax of attention_avx2.cpp: a row of u8 scores -> a row of i16 weights, 32 tokens per vector.
+//
+// Scores are u8, so the distance of a score to the largest one is u8, too, and every function of it is a table.
+// Exact because the tables hold the same integers as the scalar ops; proofs of the sums are in ops/attention.cpp.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +12,7 @@
 
 namespace fqvit::avx2 {
 
-FQVIT_INLINE std::uint8_t largest_of(__m256i v) {
+FQVIT_INLINE std::uint8_t maximum(__m256i v) {
     __m128i m = _mm_max_epu8(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     m = _mm_max_epu8(m, _mm_srli_si128(m, 8));
     m = _mm_max_epu8(m, _mm_srli_si128(m, 4));
@@ -19,58 +21,58 @@ FQVIT_INLINE std::uint8_t largest_of(__m256i v) {
     return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
 }
 
-// Scores of other regions become 0, which is no part of any maximum; then the row's largest. Tokens past the last are 0
-// already.
+// Sets the scores of other regions to 0 and returns the largest score. Tokens past the last are 0 already.
 FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t tokens, const std::uint8_t* region,
-                                           std::uint8_t own) {
+                                           std::uint8_t query_region) {
     __m256i top = _mm256_setzero_si256();
-    const __m256i here = _mm256_set1_epi8(static_cast<char>(own));
+    const __m256i query_regions = _mm256_set1_epi8(static_cast<char>(query_region));
     for (std::int64_t t = 0; t < tokens; t += 32) {
         __m256i x = load(row + t);
         if (region != nullptr) {
-            x = _mm256_and_si256(x, _mm256_cmpeq_epi8(load(region + t), here));
+            x = _mm256_and_si256(x, _mm256_cmpeq_epi8(load(region + t), query_regions));
             store(row + t, x);
         }
         top = _mm256_max_epu8(top, x);
     }
-    return largest_of(top);
+    return maximum(top);
 }
 
-// Weights of a row beside its largest: a table of codes by distance, then one of 16 weights by code, both in registers.
-class RelativeRows {
+// RELATIVE: distance -> code by 16-entry tables in registers, then code -> weight by another one.
+class RelativeSoftmax {
 public:
-    FQVIT_AVX2 explicit RelativeRows(const Attention& head) : head_(head) {
+    FQVIT_AVX2 explicit RelativeSoftmax(const Attention& head) : head_(head) {
         if (head.kind != Attention::RELATIVE) return;
         length_ = std::min<std::int64_t>(head.table_length, 256);
-        blocks_ = static_cast<int>((length_ + 15) / 16);
-        for (int i = 0; i < blocks_; ++i) codes_[i] = twice(head.by_distance + 16 * i);
-        low_ = twice(head.weight_low), high_ = twice(head.weight_high);
+        tables_ = static_cast<int>((length_ + 15) / 16);
+        for (int i = 0; i < tables_; ++i) codes_[i] = broadcast(head.code_by_distance + 16 * i);
+        low_ = broadcast(head.weight_low), high_ = broadcast(head.weight_high);
     }
 
-    // Returns the sum of the weights as they are stored.
+    // Returns the sum of the stored weights.
     FQVIT_AVX2 std::int64_t operator()(const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region,
-                                       std::uint8_t own, std::int16_t* weights) const {
+                                       std::uint8_t query_region, std::int16_t* weights) const {
         const std::int64_t tokens = head_.tokens;
-        const __m256i tops = _mm256_set1_epi8(static_cast<char>(top)),
-                      last = _mm256_set1_epi8(static_cast<char>(length_ - 1));
-        const __m256i here = _mm256_set1_epi8(static_cast<char>(own)), ones = _mm256_set1_epi16(1);
+        const __m256i tops = _mm256_set1_epi8(static_cast<char>(top));
+        const __m256i last = _mm256_set1_epi8(static_cast<char>(length_ - 1));
+        const __m256i query_regions = _mm256_set1_epi8(static_cast<char>(query_region)), ones = _mm256_set1_epi16(1);
         __m256i sum = _mm256_setzero_si256();
         for (std::int64_t t = 0; t < tokens; t += 32) {
             const __m256i distance = _mm256_min_epu8(_mm256_sub_epi8(tops, load(row + t)), last);
             const __m256i code = look_up(distance);
-            __m256i keep = _mm256_set1_epi8(-1);
-            if (region != nullptr) keep = _mm256_cmpeq_epi8(load(region + t), here);
-            if (t + 32 > tokens) keep = _mm256_and_si256(keep, first_bytes(tokens - t));
-            if (head_.sixteen) {
-                const __m256i low = _mm256_and_si256(_mm256_shuffle_epi8(low_, code), keep);
-                const __m256i high = _mm256_and_si256(_mm256_shuffle_epi8(high_, code), keep);
+            __m256i attended = _mm256_set1_epi8(-1);
+            if (region != nullptr) attended = _mm256_cmpeq_epi8(load(region + t), query_regions);
+            if (t + 32 > tokens) attended = _mm256_and_si256(attended, first_bytes(tokens - t));
+            if (head_.sixteen_codes) {
+                const __m256i low = _mm256_and_si256(_mm256_shuffle_epi8(low_, code), attended);
+                const __m256i high = _mm256_and_si256(_mm256_shuffle_epi8(high_, code), attended);
                 const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
                 store(weights + t, _mm256_permute2x128_si256(a, b, 0x20));
                 store(weights + t + 16, _mm256_permute2x128_si256(a, b, 0x31));
             } else {
-                alignas(32) std::uint8_t codes[32], kept[32];
-                store(codes, code), store(kept, keep);
-                for (int i = 0; i < 32; ++i) weights[t + i] = kept[i] != 0 ? head_.weight[codes[i]] : std::int16_t{0};
+                alignas(32) std::uint8_t codes[32], is_attended[32];
+                store(codes, code), store(is_attended, attended);
+                for (int i = 0; i < 32; ++i)
+                    weights[t + i] = is_attended[i] != 0 ? head_.weight[codes[i]] : std::int16_t{0};
             }
             sum = _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(load(weights + t), ones),
                                                          _mm256_madd_epi16(load(weights + t + 16), ones)));
@@ -83,67 +85,73 @@ public:
     }
 
 private:
-    FQVIT_INLINE static __m256i twice(const std::uint8_t* p) {
+    FQVIT_INLINE static __m256i broadcast(const std::uint8_t* p) {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
 
-    FQVIT_INLINE static __m256i first_bytes(std::int64_t taken) {
-        alignas(32) static constexpr std::uint8_t places[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
-                                                                11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-                                                                22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
-        return _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(taken)), load(places));
+    // 0xff in the first `count` bytes.
+    FQVIT_INLINE static __m256i first_bytes(std::int64_t count) {
+        alignas(32) static constexpr std::uint8_t indices[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                                                 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                                                 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+        return _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(count)), load(indices));
     }
 
-    // Bytes of blocks 16 i .. 16 i + 15: vpshufb gives 0 where bit 7 is set, and adding 0x70 sets it for all but 0..15.
+    // Table i holds distances 16 i .. 16 i + 15. vpshufb returns 0 where bit 7 of the index is set, and a saturating
+    // addition of 0x70 sets bit 7 of every index but 0..15.
     FQVIT_INLINE __m256i look_up(__m256i distance) const {
-        const __m256i step = _mm256_set1_epi8(16), fence = _mm256_set1_epi8(0x70);
-        __m256i code = _mm256_shuffle_epi8(codes_[0], _mm256_adds_epu8(distance, fence));
-        for (int i = 1; i < blocks_; ++i) {
-            distance = _mm256_sub_epi8(distance, step);
-            code = _mm256_or_si256(code, _mm256_shuffle_epi8(codes_[i], _mm256_adds_epu8(distance, fence)));
+        const __m256i sixteen = _mm256_set1_epi8(16), bit_7_past_15 = _mm256_set1_epi8(0x70);
+        __m256i code = _mm256_shuffle_epi8(codes_[0], _mm256_adds_epu8(distance, bit_7_past_15));
+        for (int i = 1; i < tables_; ++i) {
+            distance = _mm256_sub_epi8(distance, sixteen);
+            code = _mm256_or_si256(code, _mm256_shuffle_epi8(codes_[i], _mm256_adds_epu8(distance, bit_7_past_15)));
         }
         return code;
     }
 
     const Attention& head_;
     std::int64_t length_ = 1;
-    int blocks_ = 0;
+    int tables_ = 0;
     __m256i codes_[16], low_, high_;
 };
 
-// Weights of a row by its sum (LOG, UNIFORM): what each distance becomes, then one look-up a token.
-FQVIT_AVX2 void summed_row(const Attention& head, const std::uint8_t* row, std::uint8_t top, const std::uint8_t* region,
-                           std::uint8_t own, std::int16_t* weights) {
+// LOG and UNIFORM: sums the exponentials of the row, computes the weight of each distance, then looks up each token.
+FQVIT_AVX2 void softmax_row(const Attention& head, const std::uint8_t* row, std::uint8_t top,
+                            const std::uint8_t* region, std::uint8_t query_region, std::int16_t* weights) {
     const std::int64_t last = std::min<std::int64_t>(head.table_length, 256) - 1;
     std::int64_t sum = 0, farthest = 0;
     for (std::int64_t t = 0; t < head.tokens; ++t) {
-        if (region != nullptr && region[t] != own) continue;
+        if (region != nullptr && region[t] != query_region) continue;
         const std::int64_t distance = std::min<std::int64_t>(top - row[t], last);
         farthest = std::max(farthest, distance);
         sum += head.table[distance];
     }
-    std::int16_t by_distance[256];
+    std::int16_t weight_by_distance[256];
     if (head.kind == Attention::LOG) {
         const std::int64_t last_code = head.softmax_last;
         std::int64_t code = 0;
         for (std::int64_t d = 0; d <= farthest; ++d) {
             const std::int64_t e = head.table[d];
-            // q = (sum + e / 2) / e has a code above c exactly if q >= 2 (c = 0) or q >= 3 2^(c - 1): no division.
-            if (!head.falling) code = 0;
-            while (code < last_code && (e == 0 || sum >= (code == 0 ? 2 : std::int64_t{3} << (code - 1)) * e - e / 2))
-                ++code;
-            by_distance[d] = head.weight[code];
+            // The code of q = floor((sum + e / 2) / e) is above c if and only if q >= 2 (c = 0) or q >= 3 2^(c - 1).
+            // Multiplied by e, that needs no division.
+            if (!head.table_decreases) code = 0;
+            const auto exceeds = [&] {
+                return e == 0 || sum >= (code == 0 ? 2 : std::int64_t{3} << (code - 1)) * e - e / 2;
+            };
+            while (code < last_code && exceeds()) ++code;
+            weight_by_distance[d] = head.weight[code];
         }
     } else {
         const std::int64_t r = round_divide(head.softmax_mult, sum);
         for (std::int64_t d = 0; d <= farthest; ++d) {
-            by_distance[d] = head.weight[clamp(round_shift(head.table[d] * r, head.softmax_shift), head.softmax_last)];
+            weight_by_distance[d] =
+                head.weight[clamp(round_shift(head.table[d] * r, head.softmax_shift), head.softmax_last)];
         }
     }
-    const std::int16_t elsewhere = head.weight[head.masked_code];
+    const std::int16_t masked_weight = head.weight[head.masked_code];
     for (std::int64_t t = 0; t < head.tokens; ++t) {
-        const bool apart = region != nullptr && region[t] != own;
-        weights[t] = apart ? elsewhere : by_distance[std::min<std::int64_t>(top - row[t], last)];
+        const bool masked = region != nullptr && region[t] != query_region;
+        weights[t] = masked ? masked_weight : weight_by_distance[std::min<std::int64_t>(top - row[t], last)];
     }
     if (head.tokens % 2 != 0) weights[head.tokens] = 0;
 }

@@ -1,16 +1,15 @@
-// AArch64 with dot products: sdot multiplies i8 by i8 and adds four products to each int32 lane.
+// acc[m, o] = sum_k x[m, k] w[o, k] on AArch64, by sdot, which adds four i8 x i8 products to each i32 lane.
 //
-// Activations are u8, so blocks hold x - 128 (the same bits with the highest one flipped) and what that takes away is
-// where each sum starts: sum_k x w = sum_k (x - 128) w + 128 sum_k w. |sum_k x w| < 2^31 is proved; the start and the
-// sums on the way may pass 2^31 (|x - 128| w counts weights of the other sign, too), but sdot and this file's sums
-// wrap, and modulo 2^32 the equation holds at every step: the end is exact because it fits.
+// Activations are u8, so packing stores x - 128 (the highest bit flipped), and each accumulator starts at 128 sum_k w:
+//     sum_k x w = sum_k (x - 128) w + 128 sum_k w
+// Exact because Linear proves |sum_k x w| < 2^31. The start and the partial sums may pass 2^31, but sdot wraps, the
+// equation holds modulo 2^32 at every step, and the final sum fits.
 //
-// A tile is 8 x 12: 24 accumulators, 3 vectors of weights, 2 of activations (four bytes a row; sdot takes them by
-// index): 29 of 32 registers, 5 loads for 24 products.
+// Tile: 8 rows x 12 columns. 24 accumulators, 3 vectors of weights, 2 of activations (four bytes per row, selected by
+// the lane index of sdot): 29 of 32 registers, 5 loads for 24 sdot.
 #include "kernels/gemm.h"
 
-// Clang before 16 hides these intrinsics from functions with an attribute: there only a build for such CPUs (-march)
-// has them.
+// Clang before version 16 offers these intrinsics only in builds for CPUs that have them (-march), not by attribute.
 #if defined(__aarch64__) && defined(__GNUC__) && \
     (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_DOTPROD))
 
@@ -36,36 +35,36 @@ namespace {
 constexpr int ROWS = 8, COLUMNS = 12, LANES = 4;
 static_assert(ROWS * COLUMNS <= MAX_TILE);
 
-// One row of a tile.
-struct Sums {
+// The accumulators of one row of a tile.
+struct RowAcc {
     int32x4_t first, second, third;
 };
 
 template <int r>
-FQVIT_INLINE void add_row(Sums& sums, const int8x16_t (&x)[2], int8x16_t w0, int8x16_t w1, int8x16_t w2) {
-    sums.first = vdotq_laneq_s32(sums.first, w0, x[r / LANES], r % LANES);
-    sums.second = vdotq_laneq_s32(sums.second, w1, x[r / LANES], r % LANES);
-    sums.third = vdotq_laneq_s32(sums.third, w2, x[r / LANES], r % LANES);
+FQVIT_INLINE void add_row(RowAcc& acc, const int8x16_t (&x)[2], int8x16_t w0, int8x16_t w1, int8x16_t w2) {
+    acc.first = vdotq_laneq_s32(acc.first, w0, x[r / LANES], r % LANES);
+    acc.second = vdotq_laneq_s32(acc.second, w1, x[r / LANES], r % LANES);
+    acc.third = vdotq_laneq_s32(acc.third, w2, x[r / LANES], r % LANES);
 }
 
-FQVIT_INLINE void store(std::int32_t* to, const Sums& sums) {
-    vst1q_s32(to, sums.first);
-    vst1q_s32(to + LANES, sums.second);
-    vst1q_s32(to + 2 * LANES, sums.third);
+FQVIT_INLINE void store(std::int32_t* to, const RowAcc& acc) {
+    vst1q_s32(to, acc.first);
+    vst1q_s32(to + LANES, acc.second);
+    vst1q_s32(to + 2 * LANES, acc.third);
 }
 
 template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::int8_t* w, const std::int32_t* start,
                                 const std::uint8_t* block, std::int64_t quads, std::int32_t* out) {
-    const Sums from = {vld1q_s32(start), vld1q_s32(start + LANES), vld1q_s32(start + 2 * LANES)};
-    Sums sums[sizeof...(r)] = {((void)r, from)...};
+    const RowAcc from = {vld1q_s32(start), vld1q_s32(start + LANES), vld1q_s32(start + 2 * LANES)};
+    RowAcc acc[sizeof...(r)] = {((void)r, from)...};
     for (; quads > 0; --quads, w += 4 * COLUMNS, block += 4 * ROWS) {
         const int8x16_t x[2] = {vreinterpretq_s8_u8(vld1q_u8(block)),
                                 sizeof...(r) > LANES ? vreinterpretq_s8_u8(vld1q_u8(block + 4 * LANES)) : int8x16_t{}};
         const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16), w2 = vld1q_s8(w + 32);
-        (add_row<r>(sums[r], x, w0, w1, w2), ...);
+        (add_row<r>(acc[r], x, w0, w1, w2), ...);
     }
-    (store(out + COLUMNS * r, sums[r]), ...);
+    (store(out + COLUMNS * r, acc[r]), ...);
 }
 
 template <int rows>
@@ -74,21 +73,20 @@ FQVIT_TARGET void multiply_tile(const std::int8_t* w, const std::int32_t* start,
     multiply_rows(std::make_integer_sequence<int, rows>(), w, start, block, quads, out);
 }
 
-using Multiply = void (*)(const std::int8_t*, const std::int32_t*, const std::uint8_t*, std::int64_t, std::int32_t*);
+using MicroKernel = void (*)(const std::int8_t*, const std::int32_t*, const std::uint8_t*, std::int64_t, std::int32_t*);
 
 template <int... r>
-constexpr std::array<Multiply, ROWS> by_rows(std::integer_sequence<int, r...>) {
+constexpr std::array<MicroKernel, ROWS> by_rows(std::integer_sequence<int, r...>) {
     return {multiply_tile<r + 1>...};
 }
 
-constexpr std::array<Multiply, ROWS> BY_ROWS = by_rows(std::make_integer_sequence<int, ROWS>());
+constexpr std::array<MicroKernel, ROWS> BY_ROWS = by_rows(std::make_integer_sequence<int, ROWS>());
 
-class PackedNeon final : public Packed {
+class PackedNeon final : public PackedWeights {
 public:
-    // For each panel: quads k..k+3 of every column side by side, zeros where K or O end.
+    // Each panel stores quads k..k+3 of every column next to each other, padded with zeros past K and O.
     PackedNeon(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs)
-        : quads_((inputs + 3) / 4),
-          panel_(quads_ * 4 * COLUMNS) {
+        : quads_((inputs + 3) / 4), panel_(quads_ * 4 * COLUMNS) {
         const std::int64_t panels = (outputs + COLUMNS - 1) / COLUMNS;
         weights_.resize(static_cast<std::size_t>(panels * panel_));
         start_.resize(static_cast<std::size_t>(panels * COLUMNS));
@@ -97,7 +95,7 @@ public:
             const std::int8_t* from = w + o * inputs;
             std::int64_t sum = 0;
             for (std::int64_t k = 0; k < inputs; ++k) sum += from[k];
-            start_[static_cast<std::size_t>(o)] = static_cast<std::int32_t>(128 * sum);  // modulo 2^32 (C++20)
+            start_[static_cast<std::size_t>(o)] = static_cast<std::int32_t>(128 * sum);  // modulo 2^32
             for (std::int64_t k = 0; k < inputs; k += 4, to += 4 * COLUMNS) {
                 std::memcpy(to, from + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
             }
@@ -112,16 +110,17 @@ public:
     std::size_t bytes() const override { return weights_.size() + start_.size() * sizeof(std::int32_t); }
 
 private:
-    std::int64_t quads_, panel_;  // panel_: bytes
+    std::int64_t quads_, panel_;  // panel_: bytes per panel
     AlignedVector<std::int8_t> weights_;
     AlignedVector<std::int32_t> start_;
 };
 
-class NeonDotprod final : public Gemm {
+class GemmNeonDotprod final : public Gemm {
 public:
-    constexpr NeonDotprod() : Gemm("neon_dotprod", ROWS, COLUMNS) {}
+    constexpr GemmNeonDotprod() : Gemm("neon_dotprod", ROWS, COLUMNS) {}
 
-    std::unique_ptr<Packed> pack(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs) const override {
+    std::unique_ptr<PackedWeights> pack_weights(const std::int8_t* w, std::int64_t outputs,
+                                                std::int64_t inputs) const override {
         return std::make_unique<PackedNeon>(w, outputs, inputs);
     }
 
@@ -129,7 +128,7 @@ public:
         return static_cast<std::size_t>((inputs + 3) / 4 * 4 * ROWS);
     }
 
-    // x - 128 of every row, quad by quad. Rows past `count` keep what is there: their sums are never made.
+    // Stores x - 128 of every row, quad by quad. Rows past `count` are left as they are: they are never multiplied.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
         for (int r = 0; r < count; ++r) {
@@ -144,7 +143,7 @@ public:
                 store_lane<3>(out + 12 * ROWS, quads);
             }
             for (; k < inputs; k += 4, out += 4 * ROWS) {
-                std::uint8_t quad[4] = {};  // what fills the last quad is multiplied by 0
+                std::uint8_t quad[4] = {};  // the padding of the last quad is multiplied by 0
                 std::memcpy(quad, row + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
                 for (int i = 0; i < 4; ++i) out[i] = static_cast<std::uint8_t>(quad[i] ^ 0x80);
             }
@@ -162,8 +161,8 @@ private:
 }  // namespace
 
 const Gemm* gemm_neon_dotprod() {
-    static constexpr NeonDotprod family;
-    return &family;
+    static constexpr GemmNeonDotprod gemm;
+    return &gemm;
 }
 
 }  // namespace fqvit

@@ -1,13 +1,14 @@
-// AVX-VNNI and AVX512-VNNI: u8 x i8 products by vpdpbusd, which adds four of them to each int32 lane.
+// acc[m, o] = sum_k x[m, k] w[o, k] by vpdpbusd (AVX-VNNI and AVX512-VNNI), which adds four u8 x i8 products to each
+// i32 lane.
 //
-// Exact as it is: the instruction has no int16 in between (unlike vpmaddubsw) and wraps instead of saturating (unlike
-// vpdpbusds), and |sum| < 2^31 is proved for the whole. So weights are only put in order: for each panel, quads k..k+3
-// of every column side by side, zeros where K or O end. A block holds the same quads of every row; broadcasting four
-// bytes gives one row's to all columns.
+// Exact without further care: unlike vpmaddubsw the instruction has no intermediate i16, unlike vpdpbusds it wraps
+// instead of saturating, and Linear proves |acc| < 2^31. Packing only reorders: each panel stores quads k..k+3 of every
+// column next to each other, padded with zeros past K and O; a block stores the same quads of every row, and
+// broadcasting four bytes gives the quad of one row to all columns.
 //
-// Both families use the same tile, two vectors wide: 6 x 16 (12 accumulators, 2 of weights, 1 of activations: 15 of 16
-// registers) and 12 x 32 (27 of 32). Ten or more independent sums hide the instruction's latency of 4 or 5 cycles at
-// two a cycle.
+// Tiles are two vectors wide: 6 rows x 16 columns with 256 bits (12 accumulators, 2 vectors of weights, 1 of
+// activations: 15 of 16 registers) and 12 x 32 with 512 bits (24 + 2 + 1: 27 of 32). Ten or more independent
+// accumulators hide the latency of 4 to 5 cycles at two instructions per cycle.
 #include "kernels/gemm.h"
 
 #ifdef FQVIT_VNNI_SHIM
@@ -33,8 +34,8 @@
 namespace fqvit {
 namespace {
 
-// acc tile = sum over `quads` of activations and weights
-using Multiply = void (*)(const std::int8_t* w, const std::uint8_t* x, std::int64_t quads, std::int32_t* out);
+// out[r][c] = sum over all quads of x[r] w[c]
+using MicroKernel = void (*)(const std::int8_t* w, const std::uint8_t* x, std::int64_t quads, std::int32_t* out);
 
 namespace avx {
 
@@ -98,12 +99,10 @@ FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) { _mm512_storeu
 
 }  // namespace avx512
 
-class PackedVnni final : public Packed {
+class PackedVnni final : public PackedWeights {
 public:
-    PackedVnni(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs, int columns, const Multiply* by_rows)
-        : quads_((inputs + 3) / 4),
-          panel_(quads_ * 4 * columns),
-          by_rows_(by_rows) {
+    PackedVnni(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs, int columns, const MicroKernel* by_rows)
+        : quads_((inputs + 3) / 4), panel_(quads_ * 4 * columns), by_rows_(by_rows) {
         weights_.resize(static_cast<std::size_t>((outputs + columns - 1) / columns * panel_));
         for (std::int64_t o = 0; o < outputs; ++o) {
             std::int8_t* to = weights_.data() + o / columns * panel_ + o % columns * 4;
@@ -121,18 +120,18 @@ public:
     std::size_t bytes() const override { return weights_.size(); }
 
 private:
-    std::int64_t quads_, panel_;  // panel_: bytes
-    const Multiply* by_rows_;
+    std::int64_t quads_, panel_;  // panel_: bytes per panel
+    const MicroKernel* by_rows_;
     AlignedVector<std::int8_t> weights_;
 };
 
-class Vnni final : public Gemm {
+class GemmVnni final : public Gemm {
 public:
-    constexpr Vnni(const char* name, int rows, int columns, const Multiply* by_rows)
-        : Gemm(name, rows, columns),
-          by_rows_(by_rows) {}
+    constexpr GemmVnni(const char* name, int rows, int columns, const MicroKernel* by_rows)
+        : Gemm(name, rows, columns), by_rows_(by_rows) {}
 
-    std::unique_ptr<Packed> pack(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs) const override {
+    std::unique_ptr<PackedWeights> pack_weights(const std::int8_t* w, std::int64_t outputs,
+                                                std::int64_t inputs) const override {
         return std::make_unique<PackedVnni>(w, outputs, inputs, columns, by_rows_);
     }
 
@@ -140,10 +139,10 @@ public:
         return static_cast<std::size_t>((inputs + 3) / 4 * 4 * rows);
     }
 
-    // Rows go in twos, which halves the stores. SSE2 only, so that every x86-64 runs it.
+    // Packs two rows at a time, which halves the stores. SSE2 only, so every x86-64 CPU can run it.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
-        const std::int64_t step = 4 * rows;  // from a quad to the next
+        const std::int64_t step = 4 * rows;  // bytes between quads
         int r = 0;
         for (; r + 2 <= count; r += 2) {
             const std::uint8_t *a = x + r * stride, *b = a + stride;
@@ -162,7 +161,7 @@ public:
     }
 
 private:
-    // Two quads of two rows each.
+    // Stores two quads of two rows each.
     static void store_pair(std::uint8_t* out, std::int64_t step, __m128i pair) {
         const std::int64_t first = _mm_cvtsi128_si64(pair), second = _mm_cvtsi128_si64(_mm_unpackhi_epi64(pair, pair));
         std::memcpy(out, &first, 8);
@@ -172,18 +171,18 @@ private:
     static void pack_rest(const std::uint8_t* row, std::int64_t k, std::int64_t inputs, std::uint8_t* out,
                           std::int64_t step) {
         for (; k + 4 <= inputs; k += 4, out += step) std::memcpy(out, row + k, 4);
-        if (k < inputs) {  // what fills the last quad is multiplied by 0, but is read
+        if (k < inputs) {  // the padding is multiplied by 0 but must be initialized
             std::memset(out, 0, 4);
             std::memcpy(out, row + k, static_cast<std::size_t>(inputs - k));
         }
     }
 
-    const Multiply* by_rows_;
+    const MicroKernel* by_rows_;
 };
 
 static_assert(avx::ROWS * avx::COLUMNS <= MAX_TILE && avx512::ROWS * avx512::COLUMNS <= MAX_TILE);
-constexpr Vnni AVX{"avx_vnni", avx::ROWS, avx::COLUMNS, avx::BY_ROWS.data()};
-constexpr Vnni AVX512{"avx512_vnni", avx512::ROWS, avx512::COLUMNS, avx512::BY_ROWS.data()};
+constexpr GemmVnni AVX{"avx_vnni", avx::ROWS, avx::COLUMNS, avx::BY_ROWS.data()};
+constexpr GemmVnni AVX512{"avx512_vnni", avx512::ROWS, avx512::COLUMNS, avx512::BY_ROWS.data()};
 
 }  // namespace
 

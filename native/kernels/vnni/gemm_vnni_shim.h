@@ -1,5 +1,5 @@
-// vpdpbusd in plain C++, after its definition: so the packing and tiling of gemm_vnni.cpp run, bit for bit, on x86-64
-// CPUs that lack the instruction. For tests; test/gemm_vnni_shim.cpp compiles it.
+// vpdpbusd emulated in C++, so that tests run the packing and tiling of gemm_vnni.cpp, bit for bit, on x86-64 CPUs
+// without the instruction. Compiled by test/gemm_vnni_shim.cpp.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include "kernels/gemm.h"
 
 namespace fqvit {
-// The families with the shim in place of the instruction; null where there is no x86-64.
+// The VNNI kernels with the emulated instruction; null on CPUs other than x86-64.
 const Gemm* gemm_avx_vnni_shim();
 const Gemm* gemm_avx512_vnni_shim();
 }  // namespace fqvit

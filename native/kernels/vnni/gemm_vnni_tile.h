@@ -1,6 +1,6 @@
-// The tile of gemm_vnni.cpp, read once for each width of vectors: a function's instruction set is an attribute, which
-// no template parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with its zero, load, broadcast, dot4 and
-// store. No #pragma once.
+// The micro-kernel of gemm_vnni.cpp, included once per vector width, because the instruction set of a function is an
+// attribute that no template parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with zero, load, broadcast,
+// dot4 and store. No #pragma once.
 
 constexpr int LANES = static_cast<int>(sizeof(Vector) / 4), COLUMNS = 2 * LANES;
 
@@ -29,8 +29,8 @@ FQVIT_TARGET void multiply_tile(const std::int8_t* w, const std::uint8_t* x, std
 }
 
 template <int... r>
-constexpr std::array<Multiply, ROWS> by_rows(std::integer_sequence<int, r...>) {
+constexpr std::array<MicroKernel, ROWS> by_rows(std::integer_sequence<int, r...>) {
     return {multiply_tile<r + 1>...};
 }
 
-constexpr std::array<Multiply, ROWS> BY_ROWS = by_rows(std::make_integer_sequence<int, ROWS>());
+constexpr std::array<MicroKernel, ROWS> BY_ROWS = by_rows(std::make_integer_sequence<int, ROWS>());

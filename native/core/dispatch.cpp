@@ -1,0 +1,45 @@
+#include "core/dispatch.h"
+
+#include <vector>
+
+#include "fqvit/cpu.h"
+#include "fqvit/engine.h"
+
+namespace fqvit {
+namespace {
+
+// Everything this build contains and this CPU supports, fastest first.
+std::vector<KernelSet> available_kernels() {
+    const CpuFeatures cpu = cpu_features();
+    const KernelSet all[] = {
+        {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
+        {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
+        {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
+        {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_scalar()},
+        {"scalar", gemm_scalar(), kernels_scalar()},
+    };
+    std::vector<KernelSet> found;
+    for (const KernelSet& set : all) {
+        if (set.gemm != nullptr && set.kernels != nullptr) found.push_back(set);
+    }
+    return found;
+}
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (const KernelSet& set : available_kernels()) names.emplace_back(set.name);
+    return names;
+}
+
+KernelSet select_kernels(const std::string& name) {
+    std::string known;
+    for (const KernelSet& set : available_kernels()) {
+        if (name.empty() || name == set.name) return set;
+        known += (known.empty() ? "" : ", ") + std::string(set.name);
+    }
+    throw BadProgram("instruction set " + name + ": not in this build or not on this CPU, expected one of " + known);
+}
+
+}  // namespace fqvit

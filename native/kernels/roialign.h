@@ -1,0 +1,105 @@
+// One box of RoIAlign: a separable weighted sum over cells, first along the rows of the map, then along its columns.
+//     strip[x, c] = (sum_y wy[y] (map[y, x, c] - zero) + 2^7) >> 8        y[c] = clamp(requantize(sum_x wx[x] strip[x,
+//     c]))
+//
+// Exact because the limits in fqvit/roialign.h keep every sum below 2^31. Plain loops over channels that compilers
+// vectorize: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/fixed.h"
+#include "fqvit/roialign.h"
+
+#if defined(__GNUC__)
+#define FQVIT_ALWAYS_INLINE __attribute__((always_inline)) inline
+#else
+#define FQVIT_ALWAYS_INLINE inline
+#endif
+
+namespace fqvit {
+
+// Memory of one thread, allocated before the threads start because tasks must not throw.
+struct RoiAlignScratch {
+    explicit RoiAlignScratch(const RoiAlign& a);
+
+    // The weights of one axis: bin b is the sum of cells begin[b]..end[b] - 1 with weights [b][cell] in units of 2^-15.
+    struct Axis {
+        std::vector<std::int32_t> weights;  // [side][cells]
+        std::vector<std::int64_t> begin, end;
+    };
+    Axis rows, columns;
+    std::vector<std::int64_t> numerators;   // [cells]
+    std::vector<std::int32_t> strip, sums;  // [width][channels], [channels]
+};
+
+// Computes boxes begin..end - 1.
+void align_boxes_scalar(const RoiAlign& a, std::int64_t begin, std::int64_t end, RoiAlignScratch& scratch);
+void align_boxes_avx2(const RoiAlign& a, std::int64_t begin, std::int64_t end, RoiAlignScratch& scratch);
+
+// Computes the weights of one axis of a box that spans low..high, in the units of boxes.
+void find_weights(std::int64_t low, std::int64_t high, std::int64_t cell, std::int64_t bins, std::int64_t size,
+                  std::vector<std::int64_t>& numerators, RoiAlignScratch::Axis& axis);
+
+// y[i] += weight (x[i] - zero)
+FQVIT_ALWAYS_INLINE void add_codes(std::int32_t* y, const std::uint8_t* x, std::int32_t weight, std::int32_t zero,
+                                   std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) y[i] += weight * (x[i] - zero);
+}
+
+// y[i] += weight x[i]
+FQVIT_ALWAYS_INLINE void add_scaled(std::int32_t* y, const std::int32_t* x, std::int32_t weight, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) y[i] += weight * x[i];
+}
+
+// Finds the range of cells of all bins together. Bins are in order, but some can be empty.
+FQVIT_ALWAYS_INLINE void cell_range(const RoiAlignScratch::Axis& axis, std::int64_t bins, std::int64_t& begin,
+                                    std::int64_t& end) {
+    begin = end = 0;
+    for (std::int64_t bin = 0; bin < bins; ++bin) {
+        if (axis.begin[bin] == axis.end[bin]) continue;
+        if (end == 0) begin = axis.begin[bin];
+        end = axis.end[bin];
+    }
+}
+
+// scratch.rows and scratch.columns hold the weights of the box. y: u8 [side, side, channels]
+FQVIT_ALWAYS_INLINE void align_box(const RoiAlign& a, RoiAlignScratch& scratch, std::uint8_t* y) {
+    std::int64_t left = 0, right = 0;
+    cell_range(scratch.columns, a.side, left, right);
+    const std::int64_t length = (right - left) * a.channels;
+    std::int32_t* strip = scratch.strip.data();
+    std::int32_t* sums = scratch.sums.data();
+    for (std::int64_t bin_y = 0; bin_y < a.side; ++bin_y) {
+        const std::int32_t* row_weights = scratch.rows.weights.data() + bin_y * a.height;
+        std::fill(strip, strip + length, 0);
+        for (std::int64_t row = scratch.rows.begin[bin_y]; row < scratch.rows.end[bin_y]; ++row) {
+            add_codes(strip, a.map + (row * a.width + left) * a.channels, row_weights[row], a.zero, length);
+        }
+        for (std::int64_t i = 0; i < length; ++i) strip[i] = (strip[i] + 128) >> 8;
+        for (std::int64_t bin_x = 0; bin_x < a.side; ++bin_x, y += a.channels) {
+            const std::int32_t* column_weights = scratch.columns.weights.data() + bin_x * a.width;
+            std::fill(sums, sums + a.channels, 0);
+            for (std::int64_t column = scratch.columns.begin[bin_x]; column < scratch.columns.end[bin_x]; ++column) {
+                add_scaled(sums, strip + (column - left) * a.channels, column_weights[column], a.channels);
+            }
+            for (std::int64_t c = 0; c < a.channels; ++c) {
+                y[c] = static_cast<std::uint8_t>(clamp(requantize(sums[c], a.mult, a.shift) + a.head_zero, a.last));
+            }
+        }
+    }
+}
+
+FQVIT_ALWAYS_INLINE void align_boxes(const RoiAlign& a, std::int64_t begin, std::int64_t end,
+                                     RoiAlignScratch& scratch) {
+    for (std::int64_t n = begin; n < end; ++n) {
+        const std::int64_t* box = a.boxes + 4 * n;
+        find_weights(box[1], box[3], a.cell, a.side, a.height, scratch.numerators, scratch.rows);
+        find_weights(box[0], box[2], a.cell, a.side, a.width, scratch.numerators, scratch.columns);
+        align_box(a, scratch, a.y + n * a.side * a.side * a.channels);
+    }
+}
+
+}  // namespace fqvit

@@ -1,0 +1,32 @@
+// Owns the per-channel constants of a Requantization (kernels/kernels.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/aligned.h"
+#include "kernels/kernels.h"
+
+namespace fqvit {
+
+class RequantizationConstants {
+public:
+    RequantizationConstants() = default;
+    // bias: one per channel, added to the accumulator in the vector form; null for none.
+    RequantizationConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift,
+                            std::vector<std::int32_t> zero, std::int64_t last, const std::int32_t* bias);
+    Requantization view() const;
+    std::size_t bytes() const;
+
+private:
+    std::vector<std::uint32_t> mult_;
+    std::vector<std::uint8_t> shift_;
+    std::vector<std::int32_t> zero_;
+    std::int64_t last_ = 0;
+    Requantization::Form form_ = Requantization::ANY;
+    AlignedVector<std::int32_t> vector_mult_, vector_shift_;
+    AlignedVector<std::int64_t> vector_half_;
+};
+
+}  // namespace fqvit
