@@ -315,5 +315,5 @@ def test_no_images_are_refused() -> None:
 
 def test_a_heads_calibration_does_not_fit_a_pyramid() -> None:
     found = calibrated("mask r-cnn", "fqvit")
-    with pytest.raises(FqvitError, match="another kind of input"):
+    with pytest.raises(FqvitError, match="calibrated for RoI features, expected images"):
         LoweredDetector(detector_of("mask r-cnn"), DetectorCalibration(found.boxes[0], found.boxes, found.masks))

@@ -1,8 +1,8 @@
-"""Sites with a step for each channel: what is remembered of them, and how steps follow from it.
+"""Observe sites with one scale per channel and compute their quantization parameters.
 
-The steps cost next to nothing when the program runs: those before a linear map go into its weights, those behind one into its
-requantization, LayerNorm's into its gain, and GELU has a shift for each. Attention times V keeps V's steps times
-one number, so that its requantization stays one number too. Neighbours: observers.py, calibrate.py.
+Per-channel scales cost almost nothing at run time: input scales of a linear layer are folded into its weights, output scales
+into its requantization, those of LayerNorm into its gain, and GELU has one shift per channel. The scales of attention times V
+are those of V times one factor, so its requantization needs one multiplier. See also: observers.py, calibrate.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fqvit.quant.plan import SitePlan
 from fqvit.quant.qparams import SCALE_GRID, QParams, affine, concatenate, symmetric
 
 Floats = NDArray[np.float64]
-GELU_LEAST = 0.17  # -min GELU, rounded up
-NARROWEST = 1 / 64  # of V's widest channel: narrower ones matter less than the room that they would take in proj's weights
+GELU_DEPTH = 0.17  # -min(gelu(x)), rounded up
+NARROWEST = 1 / 64  # of V's widest channel: smaller scales would need more range in proj's weights than they are worth
 
 
 class ChannelRange(Observer):
-    """The least and greatest value of each channel over all batches, 0 included: float64 [C] each."""
+    """Minimum and maximum of each channel over all batches, 0 included: float64 [C] each."""
 
     def __init__(self, site: str) -> None:
         super().__init__(site)
@@ -39,16 +39,16 @@ class ChannelRange(Observer):
         low, high = channel_extremes(x.reshape(-1, x.shape[-1]))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             return False
-        self._fold(low, high)
+        self._widen(low, high)
         return True
 
-    def _fold(self, low: Floats, high: Floats) -> None:
+    def _widen(self, low: Floats, high: Floats) -> None:
         known = (self._low, self._high) if len(self._low) else (0.0, 0.0)
         self._low, self._high = np.minimum(low, known[0]), np.maximum(high, known[1])
 
     def _merge(self, later: Self) -> None:
-        if len(later._low):  # nothing is kept of batches that are not finite
-            self._fold(later._low, later._high)
+        if len(later._low):  # empty if no batch of the later observer was finite
+            self._widen(later._low, later._high)
 
     def _state(self) -> dict[str, Any]:
         return {"low": self._low, "high": self._high}
@@ -58,7 +58,7 @@ class ChannelRange(Observer):
 
 
 def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) -> QParams:
-    """By the part that the site plays; `value` are V's parameters for attention times V."""
+    """Compute the parameters of a site from its ranges [C], by role. value: the parameters of V, for attention times V."""
     if site.role == "qkv":
         return qkv(low, high, site.bits, site.symmetric)
     if site.role == "context":
@@ -69,14 +69,17 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) ->
     return symmetric_channels(low, high, site.bits) if site.symmetric else affine_channels(low, high, site.bits)
 
 
-def on_grid(steps: Floats) -> Floats:
-    """Steps rounded up to whole numbers (16 bits) of one unit, by which a file names them."""
-    unit = float(steps.max()) / SCALE_GRID
-    return np.maximum(np.ceil(steps / unit * (1 - 1e-12)), 1.0) * unit
+def on_grid(scales: Floats) -> Floats:
+    """Round scales [C] up to multiples of one unit; the multiples fit 16 bits, which is how a file stores them."""
+    unit = float(scales.max()) / SCALE_GRID
+    return np.maximum(np.ceil(scales / unit * (1 - 1e-12)), 1.0) * unit
 
 
 def symmetric_channels(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> QParams:
-    """A step for each channel around one zero point in the middle of the codes."""
+    """One scale per channel; the zero point is the middle code.
+
+    narrowest: channels whose range is below this share of the widest one get the scale of that share.
+    """
     reach = np.maximum(-low, high)
     reach = np.maximum(reach, _least(reach, max(narrowest, 1 / SCALE_GRID)))
     middle = 2 ** (bits - 1)
@@ -84,7 +87,7 @@ def symmetric_channels(low: Floats, high: Floats, bits: int, narrowest: float = 
 
 
 def affine_channels(low: Floats, high: Floats, bits: int) -> QParams:
-    """A step and a zero point for each channel."""
+    """One scale and one zero point per channel."""
     last = 2**bits - 1
     span = high - low
     scale = on_grid(np.maximum(span, _least(span, 1 / SCALE_GRID)) / last)
@@ -92,14 +95,14 @@ def affine_channels(low: Floats, high: Floats, bits: int) -> QParams:
 
 
 def _least(widths: Floats, share: float) -> float:
-    """A share of the widest; where all are 0, what gives steps of a usual size: they matter to nobody, but must fit."""
+    """The least width to use: a share of the widest. If all are 0, any positive width is exact: 1."""
     return share * float(widths.max()) or 1.0
 
 
 def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
-    """Q and K: one step each, since their products are summed over channels. V: a step for each channel.
+    """Q and K have one scale each, because their products are summed over channels. V has one scale per channel.
 
-    middle: Q and K have their zero point there, as V always has.
+    middle: Q and K have the middle code as zero point, as V always has.
     """
     (q_low, k_low, v_low), (q_high, k_high, v_high) = np.split(low, 3), np.split(high, 3)
     codes = symmetric if middle else affine
@@ -110,28 +113,28 @@ def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
 
 
 def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
-    """Attention times V: V's steps times the one number that the widest channel needs."""
+    """Attention times V: the scales of V times one factor, chosen so that every channel fits."""
     middle = 2 ** (bits - 1)
     factor = float((np.maximum(-low, high) / v.channel_scales(len(low))).max()) / (middle - 1) or 1.0
     return QParams(bits, v.scale * factor, np.full(len(v.scale), middle, np.int64))
 
 
 def gelu(low: Floats, high: Floats, bits: int, k: int) -> QParams:
-    """GELU's outputs: the widest channel's step divided by 2^j, j in 0..k, as far as the channel still fits.
+    """Outputs of GELU: the scale of the widest channel divided by 2^j, with the largest j in 0..k for which the channel fits.
 
-    Every range starts at GELU's own least value, so that channels of one step share a zero point, too.
+    Every range starts at the minimum of GELU, so that channels with the same scale also have the same zero point.
     """
-    widest = float(high.max()) + GELU_LEAST
-    j = np.clip(np.floor(np.log2(widest / (high + GELU_LEAST))), 0, k)
+    widest = float(high.max()) + GELU_DEPTH
+    j = np.clip(np.floor(np.log2(widest / (high + GELU_DEPTH))), 0, k)
     scale = widest / (2**bits - 1) / np.exp2(j)
-    # A channel that is never above 0 fills all codes with GELU's own range, and the quotient may end a bit above the last.
-    return QParams(bits, scale, np.minimum(np.ceil(GELU_LEAST / scale), 2**bits - 1).astype(np.int64))
+    # For a channel that is never positive the range is GELU_DEPTH itself, and rounding could exceed the last code.
+    return QParams(bits, scale, np.minimum(np.ceil(GELU_DEPTH / scale), 2**bits - 1).astype(np.int64))
 
 
 def symmetric_gelu(high: Floats, bits: int, k: int) -> QParams:
-    """The same around the middle code: what lies below 0 fits wherever GELU's own least value does."""
+    """As `gelu`, with the middle code as zero point."""
     middle = 2 ** (bits - 1)
-    reach = np.maximum(high, GELU_LEAST)
+    reach = np.maximum(high, GELU_DEPTH)
     widest = float(reach.max())
     scale = widest / (middle - 1) / np.exp2(np.clip(np.floor(np.log2(widest / reach)), 0, k))
     return QParams(bits, scale, np.full(len(scale), middle, np.int64))

@@ -1,7 +1,7 @@
-"""exp as a table: with 8-bit scores at a known scale, max - x has 256 values, so exp is 256 integers made while lowering.
+"""Tables of the exponential for softmax: 8-bit scores have 256 distances max - x, so exp is 256 integers.
 
-"table" rounds the true exponential; "polynomial" evaluates the paper's I-Exp in integers at those 256 points, and "coarse" the
-I-Exp of the paper's code, so that all run as the same op.
+The variants run as the same op: "table" rounds the exact exponential, "polynomial" evaluates the paper's I-Exp in integers at
+these 256 points, and "coarse" evaluates I-Exp as the paper's code does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fqvit.quant.qparams import level_bounds
 
 Table = TypeVar("Table", NDArray[np.int32], NDArray[np.uint8])
 
-ONE_BITS = 20  # exp(0) = 2^20: code 15 is decided by e / sum near 2^-14.5, so 20 bits leave it 5 to spare
+ONE_BITS = 20  # exp(0) = 2^20: the last log2 code is decided by e / sum near 2^-14.5, so 20 bits leave 5 to spare
 
 
 def one_bits(tokens: int) -> int:
-    """Bits of exp(0): 20, or fewer where a row of `tokens` would sum past 2^30."""
+    """Bits of exp(0): 20, or fewer if the sum of a row of `tokens` could exceed 2^30."""
     return min(ONE_BITS, 30 - math.ceil(math.log2(tokens)))
 
 
@@ -33,41 +33,41 @@ def exp_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
 def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
     """The paper's I-Exp: exp(-p) = L(p') 2^-z with z = floor(p / ln 2), L(p) = 0.3585 (p + 1.353)^2 + 0.344.
 
-    All in integers: the scores are first shifted left so that ln 2 / scale has at least 15 bits (numerics.md, section on LIS).
+    Evaluated in integers: the scores are first shifted left so that ln 2 / scale has at least 15 bits (see numerics.md).
     """
-    lift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
-    step = scale / 2**lift
-    q = -np.arange(codes, dtype=np.int64) * 2**lift
-    q_ln2, q_b, q_c = math.floor(math.log(2) / step), math.floor(1.353 / step), math.floor(0.344 / (0.3585 * step * step))
+    shift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
+    fine = scale / 2**shift
+    q = -np.arange(codes, dtype=np.int64) * 2**shift
+    q_ln2, q_b, q_c = math.floor(math.log(2) / fine), math.floor(1.353 / fine), math.floor(0.344 / (0.3585 * fine * fine))
     z = -q // q_ln2
     p = q + z * q_ln2
-    unit = q_b * q_b + q_c  # L at p = 0 in units of 0.3585 step^2
+    unit = q_b * q_b + q_c  # L at p = 0 in units of 0.3585 fine^2
     values = [((int(p_) + q_b) ** 2 + q_c) * 2 ** one_bits(tokens) // unit >> int(z_) for p_, z_ in zip(p, z, strict=True)]
     return _trimmed(np.array(values, np.int32))
 
 
 def coarse_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
-    """I-Exp as the paper's code evaluates it: in codes, so that ln 2 and the coefficients are whole steps of the scores.
+    """I-Exp as the paper's code evaluates it: ln 2 and the coefficients are rounded to integer multiples of the score scale.
 
     exp(-p) = L(p') 2^-z with L(p) = 0.35815147 p^2 + 0.96963238 p + 1; floor(-0.6931 / scale) is -ceil(ln 2 / scale).
     """
     a, b, c = 0.35815147, 0.96963238, 1.0
     q_ln2, q_b = -math.floor(-0.6931 / scale), math.floor(b / a / scale)
-    q_c = max(1, math.floor(c / a / scale**2))  # it is L at p = 0, and 0 from a scale of 1.68 on, where the code gives NaN
+    q_c = max(1, math.floor(c / a / scale**2))  # L at p = 0; it would be 0 for scales from 1.68 on, where the code gives NaN
     values = []
     for d in range(codes):
-        z, left = divmod(d, q_ln2)
-        values.append((left * (left - q_b) + q_c) * 2 ** one_bits(tokens) // q_c >> z)
+        z, rest = divmod(d, q_ln2)
+        values.append((rest * (rest - q_b) + q_c) * 2 ** one_bits(tokens) // q_c >> z)
     return _trimmed(np.array(values, np.int32))
 
 
-EXP_TABLES = {"table": exp_table, "polynomial": polynomial_table, "coarse": coarse_table}  # by a recipe's `exp`
+EXP_TABLES = {"table": exp_table, "polynomial": polynomial_table, "coarse": coarse_table}  # keys: Recipe.exp
 
 
 def level_table(scale: float, codes: int, levels: tuple[int, ...], masked: bool) -> NDArray[np.uint8]:
-    """The code of the level nearest to exp(-scale d) of the largest, for d = 0 .. codes - 1.
+    """The code of the level nearest to exp(-scale d) times the largest level, for d = 0 .. codes - 1.
 
-    With masked the table ends in the code of weight 0, out of reach of every distance if need be.
+    masked: the last entry is the code of the smallest level, which masked positions read.
     """
     order, bounds = level_bounds(levels)
     table = order[np.searchsorted(bounds, np.exp(-scale * np.arange(codes)), side="right")]
@@ -77,5 +77,5 @@ def level_table(scale: float, codes: int, levels: tuple[int, ...], masked: bool)
 
 
 def _trimmed(table: Table) -> Table:
-    """Without the repeats of its last entry: softmax reads that one for every distance beyond the table."""
+    """Remove repetitions of the last entry: softmax reads the last entry for every distance beyond the table."""
     return table[: int(np.argmax(table == table[-1])) + 1]

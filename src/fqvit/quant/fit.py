@@ -1,6 +1,6 @@
-"""Whether a calibration belongs to a model. Names, kinds of codes and numbers of channels must agree; weights are not compared.
+"""Check that a calibration fits a model: site names, kinds of codes and numbers of channels. Weights are not compared.
 
-Neighbours: plan.py (which sites a model has), lowering/lower.py and evaluate/compare.py (who ask).
+See also: plan.py (the sites of a model), lowering/lower.py and evaluate/compare.py (the callers).
 """
 
 from __future__ import annotations
@@ -20,46 +20,49 @@ from fqvit.quant.weights import LinearLeaf, bits_and_group, fits_groups, weight_
 def check_fit(
     graph: Graph, calibration: Calibration, preprocess: Preprocess, model: str, square: tuple[int, int, int] | None = None
 ) -> None:
-    """Refuses the first site that is missing, foreign or of another width. square: see FloatModel."""
+    """Raise FqvitError for the first site that is missing, unknown or of another shape. square: see FloatModel."""
     if (square is None) != (calibration.square is None):
-        raise FqvitError(f"{model}: calibrated for another kind of input than it takes. Calibrate this model again.")
+        takes, calibrated = ("images", "RoI features") if square is None else ("RoI features", "images")
+        raise FqvitError(f"{model}: calibrated for {calibrated}, expected {takes}. Calibrate this model again.")
     wanted, found = plan(graph, calibration.recipe), calibration.sites
     for name in wanted:
         if name not in found:
-            raise FqvitError(f"{name}: not calibrated, but a site of {model}. Calibrate this model again.")
+            raise FqvitError(f"{name}: not calibrated, but {model} has this site. Calibrate this model again.")
     for name in found:
         if name not in wanted:
-            raise FqvitError(f"{name}: calibrated, but {model} does not have such a site. Calibrate this model again.")
+            raise FqvitError(f"{name}: calibrated, but {model} has no such site. Calibrate this model again.")
     shapes = site_shapes(graph, preprocess, square)
     linear = {node.name: _weight_shape(node.leaf) for node in graph.nodes if isinstance(node.leaf, LinearLeaf | Patches)}
     for name, weights in calibration.weights.items():
         if linear.get(name) != weights.w.shape:
             raise FqvitError(
-                f"{name}: weights of {list(weights.w.shape)}, which {model} does not have. Calibrate this model again."
+                f"{name}: weights of shape {list(weights.w.shape)} do not fit {model}. Calibrate this model again."
             )
         if not fits_groups(weights, *bits_and_group(calibration.recipe, graph.node(name).leaf)):
             raise FqvitError(
-                f"{name}: weights that are not of the bits and groups of recipe {calibration.recipe.name}. Calibrate again."
+                f"{name}: weights do not have the bits and groups of recipe {calibration.recipe.name}. Calibrate again."
             )
     for name, q in found.items():
         site, channels = wanted[name], shapes[name][-1]
         found_kind = (q.bits, q.log2, q.alpha is not None, bool(q.levels))
         if found_kind != (site.bits, site.kind == "log2", site.kind == "ptf", site.kind == "relative"):
             raise FqvitError(
-                f"{name}: calibrated for other codes than recipe {calibration.recipe.name} asks for. Calibrate again."
+                f"{name}: calibrated for other codes than those of recipe {calibration.recipe.name}. Calibrate again."
             )
         if q.alpha is not None and q.alpha.shape != (channels,):
             raise FqvitError(
-                f"{name}: calibrated for {q.alpha.size} channels, {model} has {channels} there. Calibrate this model again."
+                f"{name}: calibrated for {q.alpha.size} channels, but {model} has {channels}. Calibrate this model again."
             )
         if site.kind == "range" and len(q.scale) != site.groups:
             raise FqvitError(f"{name}: calibrated with {len(q.scale)} scales, expected {site.groups}. Calibrate again.")
         if site.kind == "channels" and len(q.scale) not in (1, channels):
-            raise FqvitError(f"{name}: calibrated for {len(q.scale)} channels, {model} has {channels} there. Calibrate again.")
+            raise FqvitError(f"{name}: calibrated for {len(q.scale)} channels, but {model} has {channels}. Calibrate again.")
         if q.levels and len(q.levels) != q.last + 1:
-            raise FqvitError(f"{name}: {len(q.levels)} levels for {q.bits} bits. Calibrate again.")
+            raise FqvitError(f"{name}: {len(q.levels)} levels, expected {q.last + 1} for {q.bits} bits. Calibrate again.")
         if q.zero.max() > q.last:
-            raise FqvitError(f"{name}: zero point {q.zero.max()}, but {q.bits} bits end at {q.last}. Calibrate again.")
+            raise FqvitError(
+                f"{name}: zero point {q.zero.max()}, expected at most {q.last} for {q.bits} bits. Calibrate again."
+            )
 
 
 def _weight_shape(leaf: LinearLeaf | Patches) -> tuple[int, ...]:
@@ -68,7 +71,7 @@ def _weight_shape(leaf: LinearLeaf | Patches) -> tuple[int, ...]:
 
 @torch.no_grad()
 def site_shapes(graph: Graph, preprocess: Preprocess, square: tuple[int, int, int] | None = None) -> dict[str, tuple[int, ...]]:
-    """The shape of every node's output for one image, found by running a black one: a fraction of what lowering takes."""
+    """The shape of every node's output for one image, without the batch axis. Found by running the model on zeros."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def visit(node: Node, y: Tensor) -> Tensor:
