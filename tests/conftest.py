@@ -1,4 +1,4 @@
-"""What tests share: the optional data folder and the optional oracle."""
+"""Fixtures for all tests: the optional data folder, and timm as an optional oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real weights and images beside the repository; the tests that want them skip elsewhere."""
+    """Return the folder of real weights and images next to the repository; skip the test if there is none."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("needs ../shared/data")
@@ -23,10 +23,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def timm() -> ModuleType:
-    """The timm package, the oracle for float models and preprocessing; skips where it cannot be imported.
+    """Import timm, the oracle for float models and preprocessing; skip the test if that fails.
 
-    torchvision built for another torch has no native operators, and its Python half stops at the first one that it
-    describes unless somebody declared it. Nothing here calls them.
+    A torchvision that was built for another torch has no native operators, and importing it fails unless the operators are
+    declared. They are declared here and never called.
     """
     torch = pytest.importorskip("torch")
     try:
@@ -41,5 +41,5 @@ def timm() -> ModuleType:
             module = importlib.import_module("timm")
     except (ImportError, RuntimeError, OSError) as error:
         pytest.skip(f"timm cannot be imported: {error}")
-    module._declared = declared  # type: ignore[attr-defined]  # a Library unregisters when collected
+    module._declared = declared  # type: ignore[attr-defined]  # keeps the libraries alive: a collected Library unregisters its operators
     return module

@@ -1,6 +1,6 @@
-"""What tests of the integer core share: small random float models, random images, and a comparison that says where.
+"""Shared by tests: small random float models, random images, and a comparison that reports the first difference.
 
-Everything comes from a seed; nothing here reads a file.
+Everything is made from a seed; nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import Recipe, load_recipe
 from fqvit.runtime.reference import Reference
 
-# Hypothesis itself stops drawing at random where the variable CI is set.
+# If the environment variable CI is set, Hypothesis draws the same examples in every run.
 few = settings(max_examples=25, deadline=None)
 many = settings(max_examples=100, deadline=None)
 
@@ -44,12 +44,12 @@ SWINS: dict[str, SwinConfig] = {
     "padded swin": SwinConfig((10, 14), 2, 1, 4, 8, (2, 2), (1, 2), 3, hidden_ratio=2),
 }
 MODELS = (*VITS, *SWINS)
-# 4-bit weights in groups: ragged ones, since widths are 24, 40 or 8.
+# 4-bit weights in groups of 16: the last group is shorter, because widths are 24, 40 or 8.
 GROUPED = Recipe(name="grouped", weight_bits=4, weight_group=16)
 
 
 def float_model(kind: str, seed: int = 0, classes: tuple[str, ...] | None = None) -> FloatModel:
-    """A model of that kind whose weights are wide enough for every site to use many codes."""
+    """Make a model of a kind in MODELS with random weights, wide enough for every site to use many codes."""
     config = VITS.get(kind) or SWINS[kind]
     return model_of(config, kind, seed, classes)
 
@@ -57,6 +57,7 @@ def float_model(kind: str, seed: int = 0, classes: tuple[str, ...] | None = None
 def model_of(
     config: ViTConfig | SwinConfig, name: str, seed: int = 0, classes: tuple[str, ...] | None = None, gain: float = 1.0
 ) -> FloatModel:
+    """Make a model of the given sizes with random weights; `gain` scales its matrices."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -78,7 +79,7 @@ def model_of(
 
 
 def images_for(preprocess: Preprocess, count: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Smooth random pictures, one of noise, one black and one white: uint8 [count, H, W, C]."""
+    """Make images u8 [count, H, W, C]: smooth random ones and, if count > 3, one of noise, one white and one black."""
     rng = np.random.default_rng(seed)
     shape = (count, preprocess.height, preprocess.width, preprocess.channels)
     y, x = np.mgrid[0 : shape[1], 0 : shape[2]]
@@ -92,44 +93,45 @@ def images_for(preprocess: Preprocess, count: int, seed: int = 0) -> NDArray[np.
 
 
 def calibration_of(model: FloatModel, recipe: str | Recipe = "fq-vit", count: int = 12, **options: Any) -> Calibration:
+    """Calibrate a model on `count` random images."""
     plan = load_recipe(recipe) if isinstance(recipe, str) else recipe
     return calibrate(model, [images_for(model.preprocess, count, 7)], plan, **options)
 
 
 @cache
 def embedded_program(name: str) -> Program:
-    """An embedded model, quantized with the default recipe on few images."""
+    """Quantize an embedded model with the default recipe on a few images."""
     model = load_model(name)
     return lower(model, calibrate(model, [calibration_images()[:64]], load_recipe("fqvit")))
 
 
 def buffers_of(program: Program, images: NDArray[np.uint8], library: Any = "numpy") -> dict[str, np.ndarray[Any, Any]]:
-    """Every buffer of a run, by name."""
+    """Run the reference and return {name: copy of the buffer} for every buffer."""
     seen: dict[str, np.ndarray[Any, Any]] = {}
     Reference(program, library).run(images, lambda name, x: seen.__setitem__(name, x.copy()))
     return seen
 
 
 def assert_same(a: Any, b: Any, name: str) -> None:
-    """Equal integers, or a message with the first differing buffer, index, both values and the count."""
+    """Assert equal integers; the message has the first differing buffer, its index, both values and the count."""
     if isinstance(a, Mapping):
-        assert list(a) == list(b), f"{name}: buffers {sorted(set(a) ^ set(b))} are in one only"
+        assert list(a) == list(b), f"{name}: buffers {sorted(set(a) ^ set(b))} are on one side only"
         for key in a:
             assert_same(a[key], b[key], f"{name} {key}")
         return
     a, b = np.asarray(a), np.asarray(b)
-    assert a.shape == b.shape, f"{name}: shape {a.shape}, the other {b.shape}"
+    assert a.shape == b.shape, f"{name}: shapes {a.shape} and {b.shape}"
     wrong = np.argwhere(a != b)
     if len(wrong):
         first = tuple(int(i) for i in wrong[0])
         raise AssertionError(
-            f"{name}: first at {list(first)}: {a[first]}, the other {b[first]}; {len(wrong)} of {a.size} differ"
+            f"{name}: first difference at {list(first)}: {a[first]} and {b[first]}; {len(wrong)} of {a.size} differ"
         )
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Import it where arrays are small: threads would only wait for each other."""
+    """Run torch on one thread. Import it in modules with small arrays, where threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

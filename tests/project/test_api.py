@@ -1,4 +1,4 @@
-"""What `import fqvit` offers, and what it costs."""
+"""The public names of `import fqvit`: complete, documented and imported lazily."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 
-def test_importing_fqvit_costs_nothing_and_offers_its_names() -> None:
+def test_importing_fqvit_imports_no_heavy_library() -> None:
     code = """
 import sys, fqvit
 assert not {"numpy", "torch", "PIL", "typer", "msgspec"} & set(sys.modules), sorted(sys.modules)
@@ -19,13 +19,13 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_reference_is_there_after_the_engine() -> None:
+def test_the_reference_is_available_after_the_engine() -> None:
     code = "import fqvit; fqvit.Engine; fqvit.runtime.reference.run"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_public_name_says_what_it_is() -> None:
-    # The documentation site shows these. msgspec and dataclass write signatures where nobody wrote anything.
+def test_every_public_name_has_a_docstring() -> None:
+    # The documentation site shows them. Without a docstring, msgspec and dataclass generate one that is a signature.
     import fqvit as package
 
     silent = []
@@ -41,7 +41,7 @@ def test_every_public_name_says_what_it_is() -> None:
     assert silent == []
 
 
-def test_the_public_names_are_what_they_say() -> None:
+def test_the_public_names_exist() -> None:
     import fqvit as package
     from fqvit.lowering.lower import lower
 

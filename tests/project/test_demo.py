@@ -1,4 +1,4 @@
-"""`make demo` with untrained models and few images: its table, not its numbers."""
+"""`make demo` prints its table; run with untrained models and few images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fqvit.models.zoo import find
 
 
 def test_the_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the script sets it otherwise, and other tests should not see that
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored after the test; the script would set it for good
     root = Path(__file__).resolve().parents[2]
     spec = importlib.util.spec_from_file_location("demo", root / "scripts" / "demo.py")
     assert spec is not None and spec.loader is not None

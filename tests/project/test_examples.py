@@ -1,4 +1,4 @@
-"""Every example runs as its page says."""
+"""Every example in examples/ runs as its page says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(name: str, *words: object) -> str:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What quantize.py writes."""
+    """The program that quantize.py writes."""
     out = tmp_path_factory.mktemp("examples") / "vit.fqvit"
     said = run("quantize.py", out)
     assert "test images right" in said and float(said.split(": ")[1].split(" %")[0]) > 90
@@ -54,7 +54,7 @@ def test_run_names_the_class_of_each_image(program: Path, picture: Path) -> None
     assert run("run.py", program, picture).startswith(f"{picture}: ")
 
 
-def test_the_recipe_is_one(tmp_path: Path) -> None:
+def test_the_recipe_can_be_used(tmp_path: Path) -> None:
     done = fqvit("quantize", "--images", 16, "--recipe", EXAMPLES / "recipe.toml", "-o", tmp_path / "x.fqvit")
     assert done.code == 0, done.err
 
@@ -64,7 +64,7 @@ def test_golden_vectors_are_checked_op_by_op(program: Path, tmp_path: Path) -> N
     assert "equal in every value" in run("golden.py", tmp_path / "golden")
 
 
-def test_the_server_answers_threads_and_refuses_what_is_no_picture(program: Path, picture: Path) -> None:
+def test_the_server_classifies_images_and_refuses_other_requests(program: Path, picture: Path) -> None:
     spec = importlib.util.spec_from_file_location("serve", EXAMPLES / "serve.py")
     assert spec is not None and spec.loader is not None
     serve = importlib.util.module_from_spec(spec)
@@ -78,7 +78,7 @@ def test_the_server_answers_threads_and_refuses_what_is_no_picture(program: Path
             urllib.request.urlopen(address, io.BytesIO(b"no picture").read())
         assert refused.value.code == 400
         refused.value.close()
-        for length in (-1, 10**9):  # said, not sent: neither may be waited for
+        for length in (-1, 10**9):  # announced but not sent: the server must not wait for the body
             connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
             connection.request("POST", "/", headers={"Content-Length": str(length)})
             assert connection.getresponse().status == 413

@@ -1,4 +1,4 @@
-"""The house keeps its own rules: light imports, short files, nothing in it about the machine it was written on."""
+"""Rules of the repository: light imports, short files, nothing unpickled, no paths of a particular machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tracked_files() -> list[Path]:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The heavy modules that a fresh interpreter has loaded after running the code."""
+    """Run the code in a fresh interpreter and return the heavy modules that it has imported."""
     code += f"\nimport sys; print(*[m for m in {HEAVY!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(result.stdout.splitlines()[-1].split())
@@ -37,7 +37,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded_by(code) == set()
 
 
-def test_the_modules_for_running_a_model_need_no_torch() -> None:
+def test_modules_for_running_a_program_need_no_torch() -> None:
     assert "torch" not in loaded_by(
         "import fqvit.data.preprocess, fqvit.data.images, fqvit.system.progress, fqvit.system.files"
     )
@@ -51,7 +51,7 @@ def test_the_modules_for_running_a_model_need_no_torch() -> None:
     )
 
 
-def test_the_package_is_typed_and_started_by_its_name() -> None:
+def test_the_package_is_typed_and_runs_as_a_module() -> None:
     assert (ROOT / "src" / "fqvit" / "py.typed").exists()
     result = subprocess.run([sys.executable, "-m", "fqvit", "--help"], capture_output=True, text=True, check=True)
     assert "quantize" in result.stdout
@@ -75,8 +75,8 @@ def test_nothing_is_unpickled() -> None:
     assert [path.name for path in code if words.search(path.read_text())] == []
 
 
-def test_no_tracked_text_names_a_machine() -> None:
-    # In two pieces, so that this file passes its own test.
+def test_no_tracked_file_contains_machine_paths() -> None:
+    # Each string is split, so that this file passes its own test.
     words = ["/" + "tmp/w", "/" + "work/", "/home" + "/", "/opt" + "/", "pypi" + ".org", "files." + "pythonhosted"]
     pattern = re.compile("|".join(map(re.escape, words)))
     found = []

@@ -1,4 +1,4 @@
-"""The compiled part is there, is of this version, and tells the truth about the machine."""
+"""The native module is built from this version and reports the CPU features correctly."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from fqvit import _native
 
 
-def test_it_was_built_from_this_version() -> None:
+def test_the_native_module_has_the_version_of_the_package() -> None:
     assert _native.version == version("fqvit")
 
 
-def test_it_names_the_same_features_on_every_machine() -> None:
+def test_the_same_feature_names_are_reported_on_every_machine() -> None:
     features = _native.cpu_features()
     assert set(features) == {"avx2", "avx_vnni", "avx512_vnni", "neon", "neon_dotprod", "neon_i8mm"}
     assert all(type(value) is bool for value in features.values())
     assert features["neon"] == (platform.machine() in ("aarch64", "arm64"))
 
 
-def test_the_kernel_agrees_about_the_features() -> None:
+def test_the_features_are_those_in_proc_cpuinfo() -> None:
     listing = Path("/proc/cpuinfo")
     if not listing.exists() or platform.machine() != "x86_64":
         pytest.skip("needs /proc/cpuinfo of x86-64")

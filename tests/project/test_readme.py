@@ -1,4 +1,4 @@
-"""The README's commands run as they stand there, in one folder, in its order; and the integers keep float's accuracy."""
+"""The README's commands run unchanged, in its order, in one folder; and integer programs keep the accuracy of float."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_the_commands_with_deit_tiny_run(shared_data: Path, tmp_path: Path, monk
 
 @pytest.mark.parametrize("recipe", ["fq-vit", DEFAULT_RECIPE])
 @pytest.mark.parametrize("name", embedded.MODELS)
-def test_integers_and_simulation_keep_the_accuracy_of_the_embedded_models(name: str, recipe: str) -> None:
-    """1,000 test images: integers within 0.5 points of float, the simulation within 0.3 points of the integers."""
+def test_program_and_simulation_keep_the_accuracy_of_the_embedded_models(name: str, recipe: str) -> None:
+    """1,000 test images: integer within 0.5 points of float, the simulation within 0.3 points of integer."""
     model = fqvit.load_model(name)
     calibration = fqvit.calibrate(model, [embedded.calibration_images()], fqvit.load_recipe(recipe))
     program = fqvit.lower(model, calibration)

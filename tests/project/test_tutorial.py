@@ -1,4 +1,4 @@
-"""docs/tutorial/first-model.md: every command of it is run, in its order, in one empty folder, as a reader would."""
+"""Every command of docs/tutorial/first-model.md works, run in its order in one empty folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from tests.cli.command_line import fqvit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-model.md"
-# A command, or a file that the page asks the reader to save: its name stands in the words before the block.
+# A command, or a file that the page asks the reader to save: its name precedes the block.
 STEPS = re.compile(r"^    \$ (?P<command>[^\n]+)$|`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 START = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
 NEEDS = {"--to onnx": "onnx", ".onnx": "onnxruntime", "report": "jinja2"}
 
 
 def steps() -> list[tuple[str, str]]:
-    """(file name or "", its text or a command)"""
+    """Return (file name, text of the file) or ("", command) for every step of the page."""
     found = STEPS.finditer(PAGE.read_text(encoding="utf-8"))
     return [(step["name"] or "", step["text"] or step["command"].strip()) for step in found]
 
@@ -42,15 +42,13 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest
             continue
         missing = [module for words, module in NEEDS.items() if words in text and importlib.util.find_spec(module) is None]
         if missing:
-            continue  # what the package says then is another test's business
+            continue  # other tests check the error message
         program, *words = shlex.split(text)
         if program == "fqvit":
             done = fqvit(*words)
             assert done.code == 0, f"{text}\n{done.err}"
         else:
-            start = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}.get(
-                program, [program]
-            )
+            start = START.get(program, [program])
             ran = subprocess.run([*start, *words], capture_output=True, text=True, check=False, env=dict(os.environ))
             assert ran.returncode == 0, f"{text}\n{ran.stderr}"
     for made in ("vit.fqvit", "mine.fqvit", "auto.fqvit", "table.md", "k.svg", "vit_c/model.c", "vit_vectors"):
