@@ -1,10 +1,11 @@
-"""The documentation site builds in strict mode, loads nothing from the network, and its generated pages are current."""
+"""The documentation site builds in strict mode, loads nothing from the network and fits a phone; generated pages are current."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LOADED = re.compile(r"<(?:script|link|img|iframe|source)[^>]+(?:src|href)=\"?(?:https?:)?//[^\" >]+")
 
 
 @pytest.fixture(scope="module")
@@ -24,21 +27,14 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["modules.md", "cli.md"])
-def test_generated_pages_are_current(generator: ModuleType, name: str) -> None:
-    committed = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
-    assert committed == generator.PAGES[name](), f"docs/reference/{name} is out of date. Run `make docs` and commit the page."
-
-
-def test_every_page_is_generated_by_a_tested_function(generator: ModuleType) -> None:
-    assert sorted(generator.PAGES) == ["cli.md", "modules.md"]
-
-
-def test_the_site_builds_in_strict_mode_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site in strict mode and return its folder."""
     for module in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(module, reason="needs the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -46,8 +42,41 @@ def test_the_site_builds_in_strict_mode_and_loads_nothing_from_the_network(tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    pages = sorted((tmp_path / "site").rglob("*.html"))
-    assert len(pages) > len(list((ROOT / "docs").rglob("*.md")))  # and the page for missing addresses
-    loaded = re.compile(r"<(?:script|link|img|iframe|source)[^>]+(?:src|href)=\"?(?:https?:)?//[^\" >]+")
-    found = {str(page.relative_to(tmp_path)): loaded.findall(page.read_text(encoding="utf-8")) for page in pages}
+    return folder
+
+
+def test_the_generator_writes_two_pages(generator: ModuleType) -> None:
+    assert sorted(generator.PAGES) == ["cli.md", "modules.md"]
+
+
+@pytest.mark.parametrize("name", ["cli.md", "modules.md"])
+def test_generated_pages_are_current(generator: ModuleType, name: str) -> None:
+    committed = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert committed == generator.PAGES[name](), f"docs/reference/{name} is out of date. Run `make docs` and commit the page."
+
+
+def test_every_page_is_built_and_loads_nothing_from_the_network(site: Path) -> None:
+    pages = [page.with_suffix(".html").relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
+    assert [str(page) for page in pages if not (site / page).exists()] == []
+    found = {str(page): LOADED.findall((site / page).read_text(encoding="utf-8")) for page in pages}
     assert {name: urls for name, urls in found.items() if urls} == {}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_the_screen_in_a_browser(site: Path, width: int, scheme: str) -> None:
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    options = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with api.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=options)
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        for name in ("index", "architecture", "reference/recipes", "reference/api", "reference/cli", "explanation/numerics"):
+            page.goto((site / f"{name}.html").as_uri())
+            page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+            overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(overflow) <= 0, name
+        browser.close()
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
