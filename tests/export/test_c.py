@@ -223,7 +223,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> 
         folder = tmp_path / name.replace(".", "_")
         folder.mkdir()
         (folder / name).write_text("{}")
-        with pytest.raises(FqvitError, match="no export of fqvit"):
+        with pytest.raises(FqvitError, match="not an export of fqvit"):
             c.export(program, folder)
         assert [path.name for path in folder.iterdir()] == [name]
     c.export(program, tmp_path / "own")

@@ -1,0 +1,1 @@
+"""Export a program as integer-only ONNX, QDQ ONNX, C99 or golden vectors."""

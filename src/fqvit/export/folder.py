@@ -1,4 +1,4 @@
-"""Writing an export that is a folder: whole or not at all, and never over files that somebody else put there."""
+"""Write an export folder atomically, and never over files that fqvit did not write."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from fqvit.errors import FqvitError
 from fqvit.system.files import flush_to_disk, remedy, temporary_beside
 
-MANIFEST = "manifest.json"  # every such folder has one; "format" begins with "fqvit", and "files" lists the others
-BUILT = (".o", ".su", ".d", ".elf", ".a")  # what compilers leave beside sources
+MANIFEST = "manifest.json"  # in every export folder: "format" starts with "fqvit ", "files" lists all other files
+BUILT = (".o", ".su", ".d", ".elf", ".a")  # files that compilers write next to sources
 
 
 @contextmanager
 def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`; it becomes `path` if the block ends well and is removed if it does not.
+    """Yield a temporary folder next to `path`. It is renamed to `path` if the block succeeds, and removed if it raises.
 
-    A folder that is there already must be empty or an earlier export; `also` names files that building one makes.
+    An existing folder at `path` must be empty or an earlier export. also: names of files that building an export creates
     """
     target = Path(path)
     try:
@@ -42,7 +42,7 @@ def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[P
 
 
 def _put(temporary: Path, target: Path) -> None:
-    if target.exists():  # empty, too: not every system renames over a folder
+    if target.exists():  # also if it is empty: not every system can rename over a folder
         old = temporary_beside(target, ".old")
         os.replace(target, old)
         try:
@@ -56,30 +56,32 @@ def _put(temporary: Path, target: Path) -> None:
 
 
 def check_free(path: Path, also: tuple[str, ...] = ()) -> None:
-    """Refuses a path that holds anything but an earlier export."""
+    """Raise FqvitError if `path` holds anything except an earlier export."""
     if path.is_file():
         raise FqvitError(f"{path}: is a file, expected a folder. Choose another path.")
     if not path.is_dir():
         return
     if Path.cwd().is_relative_to(path.resolve()):
-        raise FqvitError(f"{path}: is the folder that this command runs in, and is replaced as a whole. Choose another name.")
+        raise FqvitError(f"{path}: is the current folder, which an export would replace. Choose another name.")
     if next(_files(path), None) is None:
         return
-    own = _own(path)
-    if own is None:
-        raise FqvitError(f"{path}: holds files that are no export of fqvit. Choose another folder or empty it.")
-    others = [name for name in _files(path) if name not in {*own, *also} and not name.endswith(BUILT)]
+    exported = _exported_files(path)
+    if exported is None:
+        raise FqvitError(f"{path}: contains files that are not an export of fqvit. Choose another folder or empty this one.")
+    others = [name for name in _files(path) if name not in {*exported, *also} and not name.endswith(BUILT)]
     if others:
-        raise FqvitError(f"{path}: holds {min(others)!r}, which fqvit did not write. Choose another folder or move it.")
+        raise FqvitError(
+            f"{path}: contains {min(others)!r}, which fqvit did not write. Choose another folder or move the file."
+        )
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Everything in it but folders, as the manifest names it on every system; one by one, since it may be anybody's home."""
+    """Yield the relative paths of all files, with / on every system. Lazily: the folder may be huge, such as a home folder."""
     return (file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
 
 
-def _own(folder: Path) -> set[str] | None:
-    """The manifest and the files that it lists; None where it is no export of ours."""
+def _exported_files(folder: Path) -> set[str] | None:
+    """Return the manifest and the files that it lists, or None if the folder is not an export of fqvit."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         return {MANIFEST, *manifest["files"]} if manifest["format"].startswith("fqvit ") else None
@@ -88,6 +90,6 @@ def _own(folder: Path) -> set[str] | None:
 
 
 def write_manifest(folder: Path, kind: str, content: dict[str, object]) -> None:
-    """`kind` and version, as in "fqvit vectors 1"; the files are listed as they are."""
+    """Write manifest.json: the format ("fqvit vectors 1" for kind "vectors 1"), the given content and the list of files."""
     text = json.dumps({"format": f"fqvit {kind}", **content, "files": sorted(_files(folder))}, indent=1, ensure_ascii=True)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Golden vectors: every buffer of one run as .npy, with a manifest, for teams that build the same arithmetic elsewhere.
+"""Write golden vectors: every buffer of one run as .npy with a manifest, to test other implementations of the arithmetic.
 
-The reference runtime makes them, so they are the definition of right. docs/reference/vectors.md describes the files.
+The reference interpreter computes them. docs/reference/vectors.md describes the files.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Integers = np.ndarray[Any, Any]
 
 
 def export(program: Program, path: str | Path, image: str | Path | NDArray[np.uint8] | None = None) -> None:
-    """Writes the folder `path`: buffers/, constants/ and manifest.json, all of one run of one image.
+    """Write the folder `path` atomically: buffers/, constants/ and manifest.json of one run on one image.
 
-    image: a file (resized and cropped as the program wants), uint8 pixels [H, W, C], or None for a picture that is always the
-    same. An earlier export at `path` is replaced, anything else refused.
+    image: a file (resized and cropped by the program's preprocessing), uint8 pixels [H, W, C], or None for test_picture()
+    An earlier export at `path` is replaced; other files there raise FqvitError.
     """
     check_free(Path(path))
     program.check_plain("export of golden vectors")
@@ -57,10 +57,10 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
 
 
 def test_picture(preprocess: Preprocess) -> NDArray[np.uint8]:
-    """uint8 [H, W, C]: a slope in both directions with a checked square in it, by integers alone, so that anybody can make it.
+    """Return a fixed uint8 picture [H, W, C]: a gradient with a checkerboard in the middle. Integer arithmetic only.
 
-    pixel[y, x, c] = (255 y // H + 255 x // W) // 2 + 31 c, modulo 256; 255 minus that where both y and x lie in the middle half
-    and (y // 3 + x // 3) is odd.
+    pixel[y, x, c] = ((255 y // H + 255 x // W) // 2 + 31 c) mod 256, or 255 minus that where y and x are both in the middle
+    half and y // 3 + x // 3 is odd
     """
     height, width, channels = preprocess.height, preprocess.width, preprocess.channels
     y, x, c = np.ogrid[0:height, 0:width, 0:channels]
@@ -74,29 +74,31 @@ def _pixels(preprocess: Preprocess, image: str | Path | NDArray[np.uint8] | None
     if image is None:
         return test_picture(preprocess)
     if isinstance(image, str | Path):
-        from fqvit.data.images import read_image  # late: Pillow is only needed here
+        from fqvit.data.images import read_image  # late: only image files need Pillow
 
         return read_image(image, preprocess)
     shape = preprocess.height, preprocess.width, preprocess.channels
     if image.dtype != np.uint8 or image.shape != shape:
-        raise FqvitError(f"image of {image.dtype} {list(image.shape)}: this program takes uint8 {list(shape)}.")
+        raise FqvitError(
+            f"image: {image.dtype} {list(image.shape)}, expected uint8 {list(shape)}. Resize and crop the image first."
+        )
     return image
 
 
 class _Writer:
-    """Arrays as files, and what the manifest says of each."""
+    """Writes arrays as .npy files and returns their manifest entries."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.taken: set[str] = set()
 
-    def write(self, room: str, name: str, array: Integers) -> dict[str, object]:
-        (self.folder / room).mkdir(exist_ok=True)
+    def write(self, kind: str, name: str, array: Integers) -> dict[str, object]:
+        (self.folder / kind).mkdir(exist_ok=True)
         base = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:100] or "_"
-        file, count = f"{room}/{base}.npy", 1
+        file, count = f"{kind}/{base}.npy", 1
         while file.lower() in self.taken:
             count += 1
-            file = f"{room}/{base}.{count}.npy"
+            file = f"{kind}/{base}.{count}.npy"
         self.taken.add(file.lower())
         little = np.ascontiguousarray(array).reshape(array.shape)
         little = little.astype(little.dtype.newbyteorder("<"), copy=False)
@@ -107,7 +109,7 @@ class _Writer:
 
 
 def _op(program: Program, number: int, buffers: dict[str, Any], constants: dict[str, Any]) -> dict[str, object]:
-    """An op with its fields as in the .fqvit file, what it reads, and the constants that it names."""
+    """Return the manifest entry of an op: its fields as in the .fqvit file, its inputs, and the constants that it uses."""
     op = program.ops[number]
     fields = _fields(op)
     named = [op.part(part) for part in op.parts if op.part(part) in constants]
@@ -123,7 +125,7 @@ def _op(program: Program, number: int, buffers: dict[str, Any], constants: dict[
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    """All but `y`, defaults included: no table of them is needed to read the manifest."""
+    """Return all fields except `y`, including defaults, so that readers of the manifest need no table of defaults."""
     fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name != "y"}
     return {
         name: [_fields(item) for item in value] if name == "terms" else msgspec.to_builtins(value)
@@ -132,7 +134,7 @@ def _fields(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def _texts(value: object) -> list[str]:
-    """Every string in a field, in order."""
+    """Return every string in a field, in order."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
@@ -141,7 +143,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _site(program: Program, name: str) -> dict[str, object]:
-    """How codes are to be read; fields that say nothing are left out."""
+    """Return the fields of a site that describe its codes, without empty ones."""
     site = program.header.sites[name]
     fields = {field: getattr(site, field) for field in site.__struct_fields__}
     return {field: value for field, value in fields.items() if value not in ((), None, False)}
