@@ -1,4 +1,4 @@
-"""Steps for each channel: what is remembered, and that the codes made from it cover what was seen."""
+"""Per-channel scales: the observer, and that the codes cover the observed ranges."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def seen(*batches: torch.Tensor) -> ChannelRange:
 
 
 def ranges(seed: int, count: int) -> tuple[Floats, Floats]:
-    """Ranges with 0 inside, of many sizes; some channels never move."""
+    """Ranges that include 0, of many sizes; some channels are always 0."""
     rng = np.random.default_rng(seed)
     width = np.exp2(rng.uniform(-20, 6, (2, count))) * (rng.random((2, count)) > 0.2)
     return -width[0], width[1]
 
 
-def ends(q: QParams, count: int) -> tuple[Floats, Floats]:
-    """The least and greatest value that each channel's codes stand for."""
-    steps, zeros = q.channel_scales(count), q.channel_zeros(count)
-    return -zeros * steps, (q.last - zeros) * steps
+def representable(q: QParams, count: int) -> tuple[Floats, Floats]:
+    """The smallest and largest value that the codes of each channel represent."""
+    scales, zeros = q.channel_scales(count), q.channel_zeros(count)
+    return -zeros * scales, (q.last - zeros) * scales
 
 
 def covers(q: QParams, low: Floats, high: Floats, slack: float) -> bool:
-    """Whether every value seen is within so many steps of a code."""
-    first, last = ends(q, len(low))
+    """Whether every value is within `slack` times the scale of the range of the codes."""
+    first, last = representable(q, len(low))
     room = (slack + 1e-9) * q.channel_scales(len(low))
     return bool((first - room <= low).all() and (high <= last + room).all())
 
 
 @few
 @given(SEEDS, st.integers(1, 6), st.integers(0, 6))
-def test_two_halves_merged_hold_what_one_observer_of_the_whole_does(seed: int, count: int, cut: int) -> None:
+def test_merged_observers_equal_one_observer_of_all_batches(seed: int, count: int, cut: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     batches = list(torch.randn(count, 2, 5, 7, generator=generator) * 4.0 ** torch.randint(-4, 5, (7,), generator=generator))
     whole, merged = seen(*batches), seen(*batches[:cut])
@@ -69,69 +69,69 @@ def test_two_halves_merged_hold_what_one_observer_of_the_whole_does(seed: int, c
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_half_that_is_not_finite_merges_and_is_refused_then(bad: int) -> None:
+def test_non_finite_values_are_reported_after_a_merge(bad: int) -> None:
     halves = [seen(torch.full((1, 3), math.nan if i == bad else 1.0)) for i in range(2)]
     halves[0].merge(halves[1])
     with pytest.raises(FqvitError, match="observed NaN"):
         halves[0].ranges()
 
 
-def test_the_range_of_a_channel_is_that_of_all_its_values_and_0() -> None:
+def test_the_range_of_a_channel_covers_all_its_values_and_0() -> None:
     low, high = seen(torch.tensor([[1.0, -2.0, 3.0]]), torch.tensor([[2.0, -1.0, -3.0]])).ranges()
     assert low.tolist() == [0, -2, -3] and high.tolist() == [2, 0, 3]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_refused_with_the_site(bad: float) -> None:
+def test_non_finite_values_are_reported_with_the_site(bad: float) -> None:
     with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed NaN or infinite"):
         seen(torch.ones(2, 3), torch.tensor([[0.0, bad, 1.0]]), torch.ones(2, 3)).ranges()
     with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed NaN or infinite"):
-        seen(torch.tensor([[0.0, bad, 1.0], [1.0, 1.0, 1.0]])).ranges()  # only one end of the channel is not finite
+        seen(torch.tensor([[0.0, bad, 1.0], [1.0, 1.0, 1.0]])).ranges()  # only one end of the range is not finite
 
 
-def test_a_site_without_data_is_named() -> None:
+def test_a_site_without_data_is_reported_by_name() -> None:
     with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed no data"):
         ChannelRange(SITE).ranges()
 
 
 @many
 @given(SEEDS, st.integers(1, 9))
-def test_steps_lie_on_a_grid_that_a_file_holds_exactly(seed: int, count: int) -> None:
+def test_scales_lie_on_a_grid_that_a_file_stores_exactly(seed: int, count: int) -> None:
     exact = np.exp2(np.random.default_rng(seed).uniform(-25, 5, count))
-    steps = channels.on_grid(exact)
-    unit = steps.max() / SCALE_GRID
-    assert steps.max() == exact.max()
-    assert (steps >= exact * (1 - 1e-11)).all() and (steps <= exact + unit).all()  # rounded up, by less than a unit
-    np.testing.assert_array_equal(channels.on_grid(steps), steps)
-    read_back(QParams(8, steps, np.zeros(count, np.int64)))
+    scales = channels.on_grid(exact)
+    unit = scales.max() / SCALE_GRID
+    assert scales.max() == exact.max()
+    assert (scales >= exact * (1 - 1e-11)).all() and (scales <= exact + unit).all()  # rounded up by less than one unit
+    np.testing.assert_array_equal(channels.on_grid(scales), scales)
+    read_back(QParams(8, scales, np.zeros(count, np.int64)))
 
 
 def read_back(q: QParams, groups: int = 1) -> None:
     units, counts = scale_counts(q, groups)
     assert counts.dtype == np.uint16 and counts.min() >= 1 and len(counts) == len(q.scale) // groups
-    # Units are written with nine digits.
+    # Units are stored with nine digits.
     site = Site("norm", q.bits, units, tuple([0] * groups), steps="counts")
     np.testing.assert_allclose(site.scales_and_zeros({"counts": counts})[0], q.scale, rtol=1e-8)
 
 
 @many
 @given(SEEDS, st.integers(1, 9), BITS)
-def test_symmetric_and_asymmetric_steps_cover_every_channel(seed: int, count: int, bits: int) -> None:
+def test_symmetric_and_affine_codes_cover_every_channel(seed: int, count: int, bits: int) -> None:
     low, high = ranges(seed, count)
-    around = channels.symmetric_channels(low, high, bits)
-    assert covers(around, low, high, 0) and set(around.zero.tolist()) == {2 ** (bits - 1)}
-    apart = channels.affine_channels(low, high, bits)
-    assert covers(apart, low, high, 0.5) and apart.zero.min() >= 0 and apart.zero.max() <= apart.last
-    for q in (around, apart):
+    symmetric = channels.symmetric_channels(low, high, bits)
+    assert covers(symmetric, low, high, 0) and set(symmetric.zero.tolist()) == {2 ** (bits - 1)}
+    affine = channels.affine_channels(low, high, bits)
+    assert covers(affine, low, high, 0.5) and affine.zero.min() >= 0 and affine.zero.max() <= affine.last
+    for q in (symmetric, affine):
         read_back(q)
-    # No channel has steps much wider than it needs, but where the grid ends.
+    # No scale is much larger than necessary, except for the smallest scale of the grid.
     wide = np.maximum(high - low, (high - low).max() / SCALE_GRID)
-    assert (apart.scale <= wide / apart.last * 2 + 1e-300).all() or not wide.any()
+    assert (affine.scale <= wide / affine.last * 2 + 1e-300).all() or not wide.any()
 
 
 @many
 @given(SEEDS, st.integers(1, 5), BITS)
-def test_q_and_k_have_one_step_and_v_one_for_each_channel(seed: int, size: int, bits: int) -> None:
+def test_q_and_k_have_per_tensor_scales_and_v_per_channel_scales(seed: int, size: int, bits: int) -> None:
     low, high = ranges(seed, 3 * size)
     q = channels.qkv(low, high, bits)
     assert len(q.scale) == len(q.zero) == 3 * size
@@ -141,8 +141,8 @@ def test_q_and_k_have_one_step_and_v_one_for_each_channel(seed: int, size: int, 
     read_back(q, 3)
 
 
-def test_narrow_values_beside_wide_queries_keep_their_steps_in_a_file() -> None:
-    """One grid for all three would round V's steps to 0."""
+def test_small_scales_of_v_are_stored_exactly_next_to_large_scales_of_q() -> None:
+    """A common grid for Q, K and V would round the scales of V to 0."""
     low, high = np.array([-1e4, -1e4, -1e-3, -1e-4]).repeat([2, 2, 1, 1]), np.ones(6)
     high[4:] = 1e-3
     read_back(channels.qkv(low, high, 8), 3)
@@ -150,7 +150,7 @@ def test_narrow_values_beside_wide_queries_keep_their_steps_in_a_file() -> None:
 
 @many
 @given(SEEDS, st.integers(1, 5), BITS)
-def test_attention_times_v_keeps_vs_steps_times_one_number(seed: int, size: int, bits: int) -> None:
+def test_attention_times_v_has_the_scales_of_v_times_one_factor(seed: int, size: int, bits: int) -> None:
     low, high = ranges(seed, size)
     v = channels.qkv(*ranges(seed + 1, 3 * size), bits).group(2)
     q = channels.context(low, high, v, bits)
@@ -161,36 +161,36 @@ def test_attention_times_v_keeps_vs_steps_times_one_number(seed: int, size: int,
 
 @many
 @given(SEEDS, st.integers(1, 9), BITS, st.integers(0, 8))
-def test_gelu_outputs_have_few_kinds_of_steps_and_cover_their_channels(seed: int, count: int, bits: int, k: int) -> None:
+def test_gelu_scales_differ_by_powers_of_two_and_cover_every_channel(seed: int, count: int, bits: int, k: int) -> None:
     high = ranges(seed, count)[1]
     q = channels.gelu(np.full(count, -0.16), high, bits, k)
     assert covers(q, np.full(count, -0.16), high, 1)
     assert q.zero.min() >= 0 and q.zero.max() <= q.last
     kinds = {}
     for scale, zero in zip(q.scale.tolist(), q.zero.tolist(), strict=True):
-        assert kinds.setdefault(scale, zero) == zero  # channels of one step share a table
+        assert kinds.setdefault(scale, zero) == zero  # channels with one scale share a table
     power = np.log2(q.scale.max() / q.scale)
     assert np.array_equal(power, np.rint(power)) and power.max() <= k
     read_back(q)
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_a_gelu_that_is_never_above_0_has_its_zero_at_the_last_code(bits: int) -> None:
+def test_a_gelu_channel_that_is_never_positive_has_the_last_code_as_zero_point(bits: int) -> None:
     q = channels.gelu(np.full(2, -0.1), np.zeros(2), bits, 4)
     assert q.zero.tolist() == [q.last] * 2
-    # Also beside a channel that is wider by nearly a power of two, where the quotient is rounded up past the last code.
+    # The same next to a channel wider by almost a power of two, where rounding up could exceed the last code.
     for j in range(1, 9):
         wide = np.nextafter(0.17 * 2**j - 0.17, 0)
         assert channels.gelu(np.full(2, -0.1), np.array([wide, 0.0]), bits, 8).zero.max() <= q.last
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_site_that_is_always_0_has_steps_of_a_usual_size(count: int) -> None:
+def test_a_site_that_is_always_0_has_scales_of_ordinary_size(count: int) -> None:
     nothing = np.zeros(count)
-    around, apart = channels.symmetric_channels(nothing, nothing, 8), channels.affine_channels(nothing, nothing, 8)
+    symmetric, affine = channels.symmetric_channels(nothing, nothing, 8), channels.affine_channels(nothing, nothing, 8)
     triple = channels.qkv(np.zeros(3 * count), np.zeros(3 * count), 8)
     after = channels.context(nothing, nothing, triple.group(2), 8)
-    for q in (around, apart, triple, after):
+    for q in (symmetric, affine, triple, after):
         assert 1e-3 < q.scale.min() and q.scale.max() <= 1
 
 
@@ -204,29 +204,29 @@ def test_symmetric_gelu_outputs_cover_their_channels(seed: int, count: int, bits
     assert np.array_equal(power, np.rint(power)) and power.max() <= k
 
 
-def test_a_narrow_channel_keeps_its_step_unless_a_least_is_asked_for() -> None:
+def test_a_narrow_channel_keeps_its_scale_unless_a_minimum_is_given() -> None:
     low, high = np.array([-1.0, -1e-3]), np.array([0.5, 1e-4])
-    steps = channels.symmetric_channels(low, high, 8).scale
-    assert steps[1] == pytest.approx(1e-3 / 127, rel=0.1) and steps[0] == pytest.approx(1 / 127, rel=1e-4)
+    scales = channels.symmetric_channels(low, high, 8).scale
+    assert scales[1] == pytest.approx(1e-3 / 127, rel=0.1) and scales[0] == pytest.approx(1 / 127, rel=1e-4)
     assert channels.symmetric_channels(low, high, 8, 0.25).scale[1] == pytest.approx(0.25 / 127, rel=1e-4)
 
 
-@pytest.mark.parametrize("steps", [channels.symmetric_channels, channels.affine_channels])
-def test_a_channel_that_never_moves_has_the_least_step_of_the_grid(steps: Any) -> None:
-    scale = steps(np.array([-1.0, 0.0]), np.array([0.5, 0.0]), 8).scale
+@pytest.mark.parametrize("quantize", [channels.symmetric_channels, channels.affine_channels])
+def test_a_constant_channel_has_the_smallest_scale_of_the_grid(quantize: Any) -> None:
+    scale = quantize(np.array([-1.0, 0.0]), np.array([0.5, 0.0]), 8).scale
     assert scale[0] / scale[1] == pytest.approx(SCALE_GRID)
 
 
-def test_gelu_outputs_have_no_room_beyond_what_was_seen_and_gelus_least() -> None:
+def test_gelu_ranges_are_tight() -> None:
     assert channels.gelu(np.zeros(2), np.array([3.0, 1.0]), 8, 0).scale == pytest.approx([3.17 / 255] * 2)
     assert channels.symmetric_gelu(np.array([3.0, 1.0]), 8, 0).scale == pytest.approx([3 / 127] * 2)
-    # Narrow channels have finer steps, by powers of two and as many as k.
+    # Narrow channels have finer scales, by powers of two up to 2^k.
     assert channels.gelu(np.zeros(2), np.array([3.0, 0.1]), 8, 2).scale == pytest.approx([3.17 / 255, 3.17 / 255 / 4])
     assert channels.symmetric_gelu(np.array([3.0, 1.0]), 8, 2).scale == pytest.approx([3 / 127, 3 / 127 / 2])
     assert channels.symmetric_gelu(np.zeros(1), 8, 0).scale == pytest.approx([0.17 / 127])
 
 
-def test_queries_and_keys_have_their_zero_in_the_middle_only_where_that_is_asked_for() -> None:
+def test_q_and_k_have_the_middle_zero_point_only_on_request() -> None:
     low, high = np.zeros(6), np.arange(1.0, 7.0)
     assert channels.qkv(low, high, 8).zero.tolist() == [0, 0, 0, 0, 128, 128]
     assert channels.qkv(low, high, 8, True).zero.tolist() == [128] * 6
@@ -241,7 +241,7 @@ def test_queries_and_keys_have_their_zero_in_the_middle_only_where_that_is_asked
         ("gelu", True, lambda low, high, bits: channels.symmetric_gelu(high, bits, 2)),
     ],
 )
-def test_the_role_decides(role: Any, symmetric: bool, same: Any) -> None:
+def test_the_role_of_a_site_selects_its_quantization(role: Any, symmetric: bool, same: Any) -> None:
     low, high = np.array([-0.1, -0.1, 0.0]), np.array([1.0, 2.0, 3.0])
     site = SitePlan(SITE, "channels", 6, role, k=2, symmetric=symmetric)
     q, wanted = channels.qparams(site, low, high, None), same(low, high, 6)

@@ -1,5 +1,4 @@
-"""exp as integers: the table is the rounded exponential, the polynomial the paper's, the coarse one that of its code, and the
-table is the best one; and as codes beside the largest of a row."""
+"""Tables of exp: the rounded exponential, the paper's polynomial, that of its code, and levels of relative attention."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ SCALES = st.floats(1e-3, 2.0)
 
 
 def read(table: np.ndarray, codes: int = 256) -> np.ndarray:
-    """All entries: distances beyond the table read its last one."""
+    """The entries for all distances: distances beyond the table read its last entry."""
     return table[np.minimum(np.arange(codes), len(table) - 1)].astype(np.int64)
 
 
 def log2_error(table: np.ndarray, scale: float) -> float:
-    """The largest |log2 table - log2 exp| where the exponential is at least 2^-15 and so decides a 4-bit code."""
+    """The largest |log2 table - log2 exp| over exponentials of at least 2^-15, which decide a 4-bit code."""
     exact = -scale * np.arange(256) / math.log(2)
     kept = exact >= -15
     return float(np.abs(np.log2(np.maximum(read(table)[kept], 1e-9)) - ONE_BITS - exact[kept]).max())
@@ -49,36 +48,36 @@ def test_the_table_is_the_rounded_exponential(scale: float, codes: int, tokens: 
 def test_the_table_is_at_least_as_accurate_as_the_polynomial(scale: float) -> None:
     by_table, by_polynomial = (log2_error(make(scale, 256, 197), scale) for make in (exp_table, polynomial_table))
     assert by_table <= by_polynomial + 1e-9
-    assert by_table <= 0.025  # half a unit of an entry of 32: 2^20 exp at 2^-15
+    assert by_table <= 0.025  # half a unit in an entry of 32, which is 2^20 * 2^-15
 
 
 @many
 @given(SCALES)
 def test_the_polynomial_is_within_the_papers_bound(scale: float) -> None:
-    """L(p) is within 1.9e-3 of exp on (-ln 2, 0] (I-BERT); flooring an entry of 32 may cost 1/32 more."""
+    """L(p) is within 1.9e-3 of exp on (-ln 2, 0] (I-BERT); rounding down an entry of 32 may add an error of 1/32."""
     assert log2_error(polynomial_table(scale, 256, 197), scale) <= math.log2(1 + 1.9e-3 / 0.5) + math.log2(1 + 1 / 31)
 
 
 @many
 @given(SCALES | st.floats(1e-7, 1e-3), st.integers(1, 1024))
-@example(0.0031674016065418096, 197)  # where c + 1 for c would be seen
-@example(1.010693265542995e-05, 197)  # where one more bit of lift would be seen
-def test_the_polynomial_is_the_papers_in_exact_integers(scale: float, tokens: int) -> None:
-    lift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
-    step = scale / 2**lift
-    ln2, b = math.floor(math.log(2) / step), math.floor(1.353 / step)
-    c = math.floor(0.344 / (0.3585 * step * step))
+@example(0.0031674016065418096, 197)  # detects c + 1 instead of c
+@example(1.010693265542995e-05, 197)  # detects a shift that is one bit too large
+def test_the_polynomial_matches_the_paper_in_exact_integers(scale: float, tokens: int) -> None:
+    shift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
+    fine = scale / 2**shift
+    ln2, b = math.floor(math.log(2) / fine), math.floor(1.353 / fine)
+    c = math.floor(0.344 / (0.3585 * fine * fine))
     one = 2 ** one_bits(tokens)
     for d, entry in enumerate(read(polynomial_table(scale, 256, tokens))):
-        z, left = divmod(d << lift, ln2)
-        exact = Fraction(((b - left) ** 2 + c) * one, (b * b + c) * 2**z)
+        z, rest = divmod(d << shift, ln2)
+        exact = Fraction(((b - rest) ** 2 + c) * one, (b * b + c) * 2**z)
         assert entry == math.floor(exact), (d, entry)
 
 
 @many
 @given(st.floats(1e-3, 1.6), st.integers(1, 1024))
-def test_the_coarse_polynomial_is_that_of_the_papers_code(scale: float, tokens: int) -> None:
-    """Written as the original has it: negative codes, floor(-0.6931 / s), n = 30; one distance at a time."""
+def test_the_coarse_polynomial_matches_the_papers_code(scale: float, tokens: int) -> None:
+    """Written as in the paper's code: negative codes, floor(-0.6931 / s), n = 30; one distance at a time."""
     ln2, b = math.floor(-0.6931 / scale), math.floor(0.96963238 / 0.35815147 / scale)
     c = math.floor(1 / 0.35815147 / scale**2)
     one = 2 ** one_bits(tokens)
@@ -90,28 +89,28 @@ def test_the_coarse_polynomial_is_that_of_the_papers_code(scale: float, tokens: 
         assert theirs > 0 and 0 <= theirs * one - entry < 1 + Fraction(1, 2**z), (d, entry)
 
 
-def test_the_coarse_polynomial_is_off_by_what_the_step_of_the_scores_is() -> None:
+def test_the_error_of_the_coarse_polynomial_grows_with_the_score_scale() -> None:
     found = {scale: round(log2_error(coarse_table(scale, 256, 197), scale), 1) for scale in (0.01, 0.1, 0.2, 0.5)}
     assert found[0.01] <= 0.2 and found[0.1] <= 0.2 and 1.9 <= found[0.2] <= 2.2 and found[0.5] >= 4
     assert all(log2_error(polynomial_table(scale, 256, 197), scale) < 0.1 for scale in found)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 49, 197, 577, 1024, 1025, 2048, 2**14, 2**14 + 1, 2**20])
-def test_a_row_of_ones_fits_31_bits_with_one_to_spare(tokens: int) -> None:
-    """So that half of a divisor can be added to the sum; and one more bit of exp(0) would not do."""
+def test_the_sum_of_a_row_is_at_most_2_to_the_30(tokens: int) -> None:
+    """This leaves room to add half of the divisor; with one more bit of exp(0) the bound would not hold."""
     assert tokens * 2 ** one_bits(tokens) <= 2**30
     assert one_bits(tokens) == ONE_BITS or tokens * 2 ** (one_bits(tokens) + 1) > 2**30
 
 
 @pytest.mark.parametrize("make", [exp_table, polynomial_table, coarse_table])
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 5.0, 1e3, 1e9])
-def test_extreme_scales_give_a_table_too(make: object, scale: float) -> None:
+def test_extreme_scales_give_valid_tables(make: object, scale: float) -> None:
     table = make(scale, 256, 197)  # type: ignore[operator]
     assert table[0] == 2**20 and (table >= 0).all()
     assert read(table)[-1] >= 2**20 - 1 if scale < 1e-9 else read(table)[-1] <= 2**20
 
 
-def test_tables_end_at_the_first_of_their_last_entries() -> None:
+def test_repeated_last_entries_are_removed() -> None:
     assert exp_table(5.0, 256, 197).tolist() == [2**20, 7065, 48, 0]
     assert len(exp_table(1e-12, 256, 197)) == 1
 
@@ -122,12 +121,12 @@ BY_LEVELS = pytest.mark.parametrize("bits, tokens", LEVELS)
 
 
 @BY_LEVELS
-def test_levels_fall_to_0_and_a_row_of_them_is_proved(bits: int, tokens: int) -> None:
+def test_levels_decrease_to_0_and_row_sums_are_proved_to_fit(bits: int, tokens: int) -> None:
     levels = LEVELS[bits, tokens]
     assert len(levels) == 2**bits and min(levels) == 0 and max(levels) <= 2**15
     if bits <= 4:
         assert all(a > b for a, b in itertools.pairwise(levels)) and levels[-1] == 0
-        # A weight is one shift, or the sum of two.
+        # Each level is a power of two or a sum of two powers of two.
         assert all(level.bit_count() <= 2 for level in levels)
     else:
         assert levels == tuple(range(2**bits))
@@ -143,10 +142,10 @@ def test_levels_fall_to_0_and_a_row_of_them_is_proved(bits: int, tokens: int) ->
 @BY_LEVELS
 @few
 @given(scale=st.floats(1e-5, 5.0), wide=st.booleans(), masked=st.booleans())
-def test_the_table_of_levels_is_the_code_of_exact_attention(
+def test_level_tables_match_the_codes_of_exact_attention(
     bits: int, tokens: int, scale: float, wide: bool, masked: bool
 ) -> None:
-    """Every distance in one row: the same codes as the simulation finds for softmax, but where two levels are as near."""
+    """For a row with every distance, the codes equal those of the simulation, except where two levels are equally near."""
     levels = LEVELS[bits, tokens]
     codes = 2**12 if wide else 256
     table = level_table(scale, codes, levels, masked)
@@ -156,19 +155,19 @@ def test_the_table_of_levels_is_the_code_of_exact_attention(
     share = np.exp(-scale * distance.numpy())
     tie = np.abs(share[:, None] - level_bounds(levels)[1]).min(1) < 1e-12
     assert_same(read(table, codes)[~tie], expected[~tie], f"scale {scale}, distances")
-    # And the nearest level it is.
+    # The chosen level is the nearest one.
     errors = np.abs(share[:, None] - np.array(levels) / max(levels))
     chosen = errors[np.arange(codes), read(table, codes)]
     assert (chosen <= errors.min(1) + 1e-12).all()
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_a_table_of_levels_ends_in_weight_0_where_it_masks_even_if_no_distance_does(bits: int) -> None:
+def test_masked_level_tables_end_with_level_0_even_if_no_distance_reaches_it(bits: int) -> None:
     levels = relative(bits, 49).levels
     flat = level_table(1e-9, 256, levels, False)
     assert flat.tolist() == [levels.index(max(levels))]
     masked = level_table(1e-9, 256, levels, True)
-    # Out of reach: 256 entries for 256 distances come before it.
+    # No distance reaches it: 256 entries for 256 distances come before it.
     assert len(masked) == 257 and levels[int(masked[-1])] == 0 and set(masked[:-1].tolist()) == set(flat.tolist())
     steep = level_table(30.0, 256, levels, True)
     assert steep.tolist() == [levels.index(max(levels)), levels.index(0)]
@@ -176,8 +175,8 @@ def test_a_table_of_levels_ends_in_weight_0_where_it_masks_even_if_no_distance_d
 
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("tokens", [1, 2, 50, 4112, 4113, 16383])
-def test_levels_of_rows_of_any_length_are_proved(bits: int, tokens: int) -> None:
+def test_levels_fit_31_bits_for_rows_of_any_length(bits: int, tokens: int) -> None:
     levels = relative(bits, tokens).levels
     assert len(levels) == 2**bits and 255 * tokens * max(levels) < 2**31
     assert list(levels) == sorted(levels, reverse=bits <= 4)
-    assert bits > 4 or tokens > 4112 or len(set(levels)) == 2**bits  # beyond that, the smallest of 16 are 0
+    assert bits > 4 or tokens > 4112 or len(set(levels)) == 2**bits  # in longer rows the smallest of the 16 levels are 0

@@ -67,7 +67,7 @@ EXP_TABLES = {"table": exp_table, "polynomial": polynomial_table, "coarse": coar
 def level_table(scale: float, codes: int, levels: tuple[int, ...], masked: bool) -> NDArray[np.uint8]:
     """The code of the level nearest to exp(-scale d) times the largest level, for d = 0 .. codes - 1.
 
-    masked: the last entry is the code of the smallest level, which masked positions read.
+    masked: append the code of the smallest level, which masked positions read and no distance reaches.
     """
     order, bounds = level_bounds(levels)
     table = order[np.searchsorted(bounds, np.exp(-scale * np.arange(codes)), side="right")]
