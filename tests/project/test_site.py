@@ -1,4 +1,4 @@
-"""The documentation site builds in strict mode, loads nothing from the network and fits a phone; generated pages are current."""
+"""The documentation site: it builds in strict mode, needs no network and fits a phone; its generated pages are current."""
 
 from __future__ import annotations
 
