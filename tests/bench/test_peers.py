@@ -57,11 +57,11 @@ def test_the_quick_form_of_a_float_model_gives_its_values(kind: str, tmp_path: P
 @pytest.mark.parametrize("weights", ["s8", "u8"])
 def test_saturation_is_found_by_trying(weights: str) -> None:
     pytest.importorskip("onnx")
-    from fqvit.bench.prepare import LARGEST, exactness
+    from fqvit.bench.prepare import EXPECTED_PRODUCT, exactness
 
     def gives(value: int) -> tuple[bool, str]:
         return exactness(lambda model, x: np.full((64, 64), value, np.float32), weights)
 
-    assert gives(LARGEST[weights])[0] is True
+    assert gives(EXPECTED_PRODUCT[weights])[0] is True
     exact, said = gives(7)
     assert exact is False and "saturates" in said and said.startswith("inexact on this CPU")

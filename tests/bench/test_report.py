@@ -15,7 +15,7 @@ from fqvit.bench import ops, report, worker
 from fqvit.bench.measure import Measured, Note
 from fqvit.bench.ops import OpTime
 from fqvit.bench.peers import Skipped
-from fqvit.bench.rounds import Timing, unlike
+from fqvit.bench.rounds import Timing, differing_logits
 
 
 def timing(name: str, threads: int = 1, batch: int = 2, cpu: float = 0.004, wall: float = 0.002) -> Timing:
@@ -79,9 +79,9 @@ def test_float_peers_with_other_logits_are_found() -> None:
     timings = [timing(name) for name in "abcd"]
     for each, first in zip(timings, ([1.0, -2.0], [1.001, -2.0], [1.5, -2.0], [9.0, 9.0])):
         each.first = first
-    assert unlike(timings, ["a", "b", "c"]) == {"c": pytest.approx(0.25)}
+    assert differing_logits(timings, ["a", "b", "c"]) == {"c": pytest.approx(0.25)}
     timings[1].first = [1.0]
-    assert set(unlike(timings, ["a", "b"])) == {"b"}
+    assert set(differing_logits(timings, ["a", "b"])) == {"b"}
 
 
 TIMES = [
@@ -101,9 +101,9 @@ def test_ops_are_summed_by_kind_slowest_first() -> None:
 
 
 def test_the_fastest_large_op_is_the_yardstick() -> None:
-    fastest = ops.yardstick(TIMES)
+    fastest = ops.fastest_large_op(TIMES)
     assert fastest is not None and fastest.name == "fc1" and fastest.gmacs == pytest.approx(30.0)
-    assert ops.yardstick([TIMES[1]]) is None
+    assert ops.fastest_large_op([TIMES[1]]) is None
     text = ops.text(TIMES)
     assert "100 % is fc1, 30.0 GMAC/s" in text and "33 %" in text
     assert "layernorm" in ops.text([TIMES[1]])

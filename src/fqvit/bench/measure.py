@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fqvit import _native
 from fqvit.bench.peers import PEERS, Peer, Skipped, choose
-from fqvit.bench.rounds import Contestant, Timing, ask_once, race, unlike
+from fqvit.bench.rounds import Candidate, Timing, ask_once, differing_logits, run_rounds
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import Linear
@@ -75,11 +75,11 @@ def measure(
         for threads, batch in settings:
             pixels, floats = folder / f"pixels{batch}.npy", folder / f"floats{batch}.npy"
             _save_images(program, batch, pixels, floats)
-            contestants = [Contestant(name, "fqvit", path, pixels) for name, path in programs.items()]
+            candidates = [Candidate(name, "fqvit", path, pixels) for name, path in programs.items()]
             made = [peer for peer in peers if peer.name in files]
-            contestants += [Contestant(peer.name, peer.library, files[peer.name], floats) for peer in made]
-            timings = race(contestants, threads, batch, rounds, track)
-            _judge(timings, programs, found)
+            candidates += [Candidate(peer.name, peer.library, files[peer.name], floats) for peer in made]
+            timings = run_rounds(candidates, threads, batch, rounds, track)
+            _check(timings, programs, found)
             found.timings.append([timing for timing in timings if timing.failure is None])
     return found
 
@@ -130,14 +130,14 @@ def instruction_set() -> str:
     return os.environ.get(ISA) or str(native.instruction_sets()[0])
 
 
-def _judge(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measured) -> None:
+def _check(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measured) -> None:
     """A program that does not run is an error, a peer that does not is skipped; float peers must agree with each other."""
     for timing in timings:
         if timing.failure is not None and timing.name in programs:
             raise FqvitError(f"{programs[timing.name]}: {timing.failure}")
         if timing.failure is not None:
             found.skipped.append(Skipped(timing.name, timing.failure))
-    for name, off in unlike(timings, [peer.name for peer in PEERS if not peer.integer]).items():
+    for name, off in differing_logits(timings, [peer.name for peer in PEERS if not peer.integer]).items():
         found.warnings.append(f"{name}: its logits differ from those of the other float peers by {100 * off:.1f} %.")
 
 

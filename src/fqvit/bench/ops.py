@@ -57,14 +57,14 @@ def by_tag(times: Sequence[OpTime]) -> list[OpTime]:
     return sorted(sums, key=lambda op: -op.seconds)
 
 
-def yardstick(times: Sequence[OpTime]) -> OpTime | None:
+def fastest_large_op(times: Sequence[OpTime]) -> OpTime | None:
     total = sum(time.macs for time in times)
     return max((time for time in times if total and time.macs >= LARGE * total), key=lambda op: op.gmacs, default=None)
 
 
 def text(times: Sequence[OpTime]) -> str:
     total = sum(time.seconds for time in times)
-    fastest = yardstick(times)
+    fastest = fastest_large_op(times)
     head = ("ops", "kind", "ms", "share", "MMAC", "GMAC/s", "of fastest")
     kinds = [_cells(time, total, fastest) for time in by_tag(times)]
     kinds.append(_cells(OpTime(str(len(times)), "all", total, sum(time.macs for time in times)), total, fastest))
@@ -82,7 +82,7 @@ def text(times: Sequence[OpTime]) -> str:
 
 def summary(times: Sequence[OpTime]) -> dict[str, object]:
     """For --json."""
-    fastest = yardstick(times)
+    fastest = fastest_large_op(times)
 
     def plain(time: OpTime) -> dict[str, object]:
         return {**vars(time), "gmacs": round(time.gmacs, 3)}

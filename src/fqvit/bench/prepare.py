@@ -120,7 +120,7 @@ def quantize_openvino(onnx_file: Path, out: Path, images: Floats) -> Path:
 def probe(weights: str) -> bytes:
     """A quantized product that saturates where one can: 255 times the largest weight, over 64, as QDQ with steps of 1.
 
-    An exact runtime gives LARGEST.
+    An exact runtime gives EXPECTED_PRODUCT.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -146,7 +146,7 @@ def probe(weights: str) -> bytes:
 
 PROBE = 64
 KINDS: dict[str, Any] = {"s8": np.int8, "u8": np.uint8}
-LARGEST = {"s8": PROBE * 255 * 127, "u8": PROBE * 255 * 255}
+EXPECTED_PRODUCT = {"s8": PROBE * 255 * 127, "u8": PROBE * 255 * 255}
 
 
 def run_onnxruntime(model: bytes, x: Floats) -> Floats:
@@ -167,9 +167,9 @@ def run_openvino(model: bytes, x: Floats) -> Floats:
 def exactness(run: Callable[[bytes, Floats], Floats], weights: str) -> tuple[bool, str]:
     """Whether a runtime's product of u8 codes with such weights is exact on this CPU: tried, not assumed."""
     got = int(run(probe(weights), np.full((PROBE, PROBE), 255, np.float32))[0, 0])
-    if got == LARGEST[weights]:
+    if got == EXPECTED_PRODUCT[weights]:
         return True, f"its u8 x {weights} product is exact on this CPU"
-    said = f"its u8 x {weights} product saturates ({LARGEST[weights]:,} came out as {got:,})"
+    said = f"its u8 x {weights} product saturates ({EXPECTED_PRODUCT[weights]:,} came out as {got:,})"
     return False, f"inexact on this CPU: {said}"
 
 

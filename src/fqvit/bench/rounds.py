@@ -23,14 +23,14 @@ from fqvit.errors import FqvitError
 from fqvit.system.progress import Progress
 
 TURN = 0.2  # seconds: a turn has as many runs as fit into it, one at least
-RUNS = 50  # and no more than these
+MAX_RUNS = 50  # and no more than these
 PAUSE = 0.25  # seconds for the last one's threads to stop spinning, where there are several
 MILLI = 1000
 COARSE = sys.platform == "win32"  # whether CPU time is counted in steps of 1/64 second, many runs of a small model
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Candidate:
     """kind: of worker.py   images: .npy file of one batch in the form that this kind takes"""
 
     name: str
@@ -65,7 +65,7 @@ class Timing:
         return self.cpu if clock == "cpu" else self.wall
 
 
-class Failed(Exception):
+class WorkerFailed(Exception):
     """A worker ended; the message is the last line that it wrote."""
 
 
@@ -90,10 +90,10 @@ class Worker:
             pass  # a broken pipe: it has ended, and what it wrote last says why
         line = self.process.stdout.readline()
         if not line:
-            raise Failed(self.last_words())
+            raise WorkerFailed(self.failure_message())
         return json.loads(line)  # type: ignore[no-any-return]
 
-    def last_words(self) -> str:
+    def failure_message(self) -> str:
         code = self.process.wait()
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").split("\n")
@@ -117,24 +117,29 @@ class Worker:
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def race(contestants: Sequence[Contestant], threads: int, batch: int, rounds: int, track: Progress) -> list[Timing]:
-    """Timings in the order of the contestants. One that fails says so in its timing; the others go on."""
-    timings = [Timing(each.name, threads, batch) for each in contestants]
+def run_rounds(candidates: Sequence[Candidate], threads: int, batch: int, rounds: int, track: Progress) -> list[Timing]:
+    """Timings in the order of the candidates. One that fails says so in its timing; the others go on."""
+    timings = [Timing(candidate.name, threads, batch) for candidate in candidates]
     running: list[tuple[Timing, Worker, int]] = []
     try:
-        for each, timing in zip(contestants, timings):
+        for candidate, timing in zip(candidates, timings):
             worker = Worker("fqvit.bench.worker", threads)
             running.append((timing, worker, 0))
-            with _recorded(timing):
-                question = {"kind": each.kind, "file": str(each.file), "images": str(each.images), "threads": threads}
+            with _record_failure(timing):
+                question = {
+                    "kind": candidate.kind,
+                    "file": str(candidate.file),
+                    "images": str(candidate.images),
+                    "threads": threads,
+                }
                 ready = worker.ask(question)
                 timing.load, timing.first = ready["load"], ready["first"]
                 once = worker.ask({"runs": 1})["cpu"][0] / threads  # wall time would count the neighbours, too
-                running[-1] = timing, worker, max(1, min(RUNS, round(TURN / once))) if once else RUNS
+                running[-1] = timing, worker, max(1, min(MAX_RUNS, round(TURN / once))) if once else MAX_RUNS
         for number in track(range(rounds), rounds, f"{threads} threads, batch {batch}"):
             for timing, worker, runs in _rotated(running, number):
                 if timing.failure is None:
-                    with _recorded(timing):
+                    with _record_failure(timing):
                         done = worker.ask({"runs": runs})
                         timing.cpu += done["cpu"]
                         timing.wall += done["wall"]
@@ -148,10 +153,10 @@ def race(contestants: Sequence[Contestant], threads: int, batch: int, rounds: in
 
 
 @contextlib.contextmanager
-def _recorded(timing: Timing) -> Any:
+def _record_failure(timing: Timing) -> Any:
     try:
         yield
-    except Failed as failed:
+    except WorkerFailed as failed:
         timing.failure = str(failed)
 
 
@@ -161,12 +166,12 @@ def _rotated(items: Sequence[Any], by: int) -> Iterable[Any]:
     return [*items[start:], *items[:start]]
 
 
-def unlike(timings: Sequence[Timing], names: Iterable[str], tolerance: float = 1e-2) -> dict[str, float]:
-    """Of contestants that should compute the same: those whose first logits are not the first one's, and how far off."""
-    alike = [timing for timing in timings if timing.name in set(names) and timing.first and timing.failure is None]
+def differing_logits(timings: Sequence[Timing], names: Iterable[str], tolerance: float = 1e-2) -> dict[str, float]:
+    """Of candidates that should compute the same: those whose first logits are not the first one's, and how far off."""
+    same = [timing for timing in timings if timing.name in set(names) and timing.first and timing.failure is None]
     found: dict[str, float] = {}
-    for timing in alike[1:]:
-        expected = alike[0].first
+    for timing in same[1:]:
+        expected = same[0].first
         size = max(map(abs, expected))
         off = max((abs(a - b) for a, b in zip(expected, timing.first)), default=math.inf) / (size or 1.0)
         if len(timing.first) != len(expected) or off > tolerance:
@@ -179,7 +184,7 @@ def ask_once(module: str, question: dict[str, object]) -> dict[str, Any]:
     worker = Worker(module, os.cpu_count() or 1)
     try:
         return worker.ask(question)
-    except Failed as failed:
+    except WorkerFailed as failed:
         raise FqvitError(f"preparing the peers failed: {failed}") from None
     finally:
         worker.stop()
