@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -248,12 +249,10 @@ def test_the_architecture_is_short_and_lists_every_package() -> None:
     packages = sorted(path.parent.name for path in (ROOT / "src" / "fqvit").glob("*/__init__.py"))
     assert len(text.splitlines()) <= 150
     assert [name for name in packages if f"| `{name}/` |" not in text] == []
-    layers = blocks_of_indented_lines(section(text, "Dependencies between packages"))
+    layers = re.findall(r"^    (\w+)$", section(text, "Dependencies between packages"), re.MULTILINE)
     assert sorted(layers) == sorted([*packages, "errors"])
-
-
-def blocks_of_indented_lines(text: str) -> list[str]:
-    return re.findall(r"^    (\w+)$", text, re.MULTILINE)
+    contract = tomllib.loads(page("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]
+    assert layers == contract["layers"]  # those that `make lint` checks
 
 
 def test_names_of_models_that_are_not_listed_are_taken() -> None:
