@@ -90,7 +90,7 @@ def test_non_finite_values_are_reported_with_the_site(bad: float) -> None:
 
 
 def test_a_site_without_data_is_reported_by_name() -> None:
-    with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: observed no data"):
+    with pytest.raises(FqvitError, match=r"^blocks\.3\.norm1: no calibration data"):
         ChannelRange(SITE).ranges()
 
 

@@ -1,3 +1,5 @@
+"""Histograms: counts independent of batching, bins, edges, and the quantization error of a bin."""
+
 from __future__ import annotations
 
 import math
@@ -21,7 +23,7 @@ values = st.one_of(
 
 @st.composite
 def channels_and_cuts(draw: st.DrawFn) -> tuple[Tensor, list[int]]:
-    """Rows [R, 3] with a channel of either sign, one never negative and one never positive; and where to cut them."""
+    """Rows [R, 3] with a channel of both signs, a non-negative one and a non-positive one; and positions to split them at."""
     rows = torch.tensor(draw(st.lists(st.tuples(values, values, values), min_size=1, max_size=40)), dtype=torch.float32)
     rows[:, 1].abs_()
     rows[:, 2] = -rows[:, 2].abs()
@@ -44,7 +46,7 @@ def assert_same(a: Histogram, b: Histogram) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(channels_and_cuts())
-def test_any_split_merges_to_the_whole(case: tuple[Tensor, list[int]]) -> None:
+def test_merging_any_split_gives_the_histogram_of_all_rows(case: tuple[Tensor, list[int]]) -> None:
     rows, cuts = case
     parts = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
     whole = observed(rows)
@@ -71,7 +73,7 @@ def test_every_value_lies_in_the_bin_that_counts_it(case: tuple[Tensor, list[int
 
 
 def least_exponent(low: float, high: float, bins: int) -> int:
-    """By trying all: the least with indices that fit `bins` neighbours and are below 2^INDEX_BITS."""
+    """The least exponent whose indices fit `bins` consecutive ones and are below 2^INDEX_BITS, by trying all."""
     for e in range(LEAST_EXPONENT, 129):
         first, last = math.trunc(math.ldexp(low, -e)), math.trunc(math.ldexp(high, -e))
         if last - first < bins and max(-first, last) < 2**INDEX_BITS:
@@ -80,7 +82,7 @@ def least_exponent(low: float, high: float, bins: int) -> int:
 
 
 @pytest.mark.parametrize("bins", [8, 512, 8192])
-def test_bins_are_as_narrow_as_their_number_and_the_size_of_indices_allow(bins: int) -> None:
+def test_bins_are_as_narrow_as_possible(bins: int) -> None:
     ends = [0.0, 1e-45, 2.0**-100, 1e-30, 0.001, 1.0, 3.9999, 4.0, 7.0, 8.0, 1000.0, 1001.0, 1e10, LARGEST]
     ends += [-x for x in ends]
     pairs = np.array([(low, high) for low in ends for high in ends if low <= high], np.float32)
@@ -89,12 +91,12 @@ def test_bins_are_as_narrow_as_their_number_and_the_size_of_indices_allow(bins: 
     assert histogram.exponent.tolist() == [least_exponent(low, high, bins) for low, high in pairs.astype(np.float64)]
 
 
-def test_channels_of_zeros_are_counted_apart() -> None:
+def test_zeros_are_counted_per_channel() -> None:
     _, _, counts = observed(torch.zeros(5, 3)).edges()
     assert counts.max(1).tolist() == [5, 5, 5]
 
 
-def test_an_empty_histogram_restores_to_an_empty_one_and_adds_nothing() -> None:
+def test_empty_histograms_can_be_restored_and_merged() -> None:
     empty = Histogram(3, 16)
     assert_same(Histogram.from_state(empty.state()), Histogram(3, 16))
     histogram = observed(torch.ones(2, 3))
@@ -105,14 +107,14 @@ def test_an_empty_histogram_restores_to_an_empty_one_and_adds_nothing() -> None:
 
 
 def test_counts_move_to_the_device_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shown with torch's device that holds no values, which has all that this needs but bincount."""
+    """Uses the meta device, which holds no values and supports every operation needed here except bincount."""
     monkeypatch.setattr(torch, "bincount", lambda index, minlength: index.new_zeros(minlength, dtype=torch.int64))
     histogram = observed(torch.ones(2, 3))
     histogram.observe(torch.ones(2, 3, device="meta"), np.ones(3), np.ones(3))
     assert histogram._counts.device.type == "meta"
 
 
-def test_one_channel_that_grows_is_enough_to_widen_its_bins() -> None:
+def test_bins_are_widened_if_a_single_channel_grows() -> None:
     small = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
     for end in (100.0, -100.0):
         for channel in range(3):
@@ -121,7 +123,7 @@ def test_one_channel_that_grows_is_enough_to_widen_its_bins() -> None:
             assert_same(observed(small, large), observed(torch.cat([small, large])))
 
 
-def test_a_scale_jump_keeps_old_counts() -> None:
+def test_widening_the_bins_keeps_earlier_counts() -> None:
     small, large = torch.full((5, 3), 2.0**-20), torch.full((2, 3), -1000.0)
     histogram = observed(small, large, bins=512)
     assert histogram.exponent.tolist() == [1, 1, 1]
@@ -139,22 +141,22 @@ def test_at_least_half_of_the_bins_cover_the_range() -> None:
 @pytest.mark.parametrize("bits", [2, 8])
 @pytest.mark.parametrize("width", [1e-6, 0.01, 0.3, 1.0, 7.7, 5000.0])
 def test_squared_error_is_the_mean_over_a_fine_grid(bits: int, width: float) -> None:
-    step, lowest = 0.37, -1
+    scale, lowest = 0.37, -1
     highest = lowest + 2**bits - 1
     for middle in (-3.0, 0.0, 0.185, 0.2, 30.0, 120.0):
         a, b = middle - width / 2, middle + width / 2
         x = a + (np.arange(400_000) + 0.5) / 400_000 * (b - a)
-        expected = np.mean((x - step * np.clip(np.rint(x / step), lowest, highest)) ** 2)
-        got = squared_error(np.array([a]), np.array([b]), step, lowest, highest)[0]
+        expected = np.mean((x - scale * np.clip(np.rint(x / scale), lowest, highest)) ** 2)
+        got = squared_error(np.array([a]), np.array([b]), scale, lowest, highest)[0]
         assert got == pytest.approx(expected, rel=1e-5)
 
 
-def test_squared_error_of_a_point_is_its_own() -> None:
+def test_squared_error_of_an_empty_interval_is_that_of_the_point() -> None:
     point = np.array([0.3])
     assert squared_error(point, point, 1.0, -10, 10)[0] == pytest.approx(0.09)
 
 
-def test_bins_meet_at_their_edges_and_only_the_one_around_0_has_both_signs() -> None:
+def test_bins_are_adjacent_and_only_the_one_around_0_has_both_signs() -> None:
     rows = torch.arange(-7, 9, dtype=torch.float32)[:, None].repeat(1, 3)
     lower, upper, counts = observed(rows, bins=16).edges()
     assert (counts == 1).all()
@@ -163,7 +165,7 @@ def test_bins_meet_at_their_edges_and_only_the_one_around_0_has_both_signs() -> 
 
 
 @pytest.mark.parametrize("value", [1e-3, 5.0, -1e-6])
-def test_a_channel_that_was_constant_is_as_fine_as_one_that_never_was(value: float) -> None:
+def test_a_channel_that_starts_constant_gets_the_same_bins(value: float) -> None:
     first = torch.full((4, 3), value)
     rows = torch.cat([first, value * (1 + torch.linspace(0, 1, 30)[:, None].repeat(1, 3) / 8)])
     assert_same(observed(first, rows[4:]), observed(rows))

@@ -1,3 +1,5 @@
+"""Observers: merging, edge cases, and results against their definitions."""
+
 from __future__ import annotations
 
 import itertools
@@ -60,7 +62,7 @@ def assert_equal_state(a: Any, b: Any) -> None:
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 8), cuts=st.lists(st.integers(0, 8), max_size=3), seed=st.integers(0, 10_000))
-def test_merged_parts_equal_the_whole(kind: str, count: int, cuts: list[int], seed: int) -> None:
+def test_merged_observers_equal_one_observer_of_all_batches(kind: str, count: int, cuts: list[int], seed: int) -> None:
     batches = batches_of(count, seed)
     whole = fed(MAKERS[kind](), batches)
     bounds = [0, *sorted(min(cut, count) for cut in cuts), count]
@@ -74,19 +76,17 @@ def test_merged_parts_equal_the_whole(kind: str, count: int, cuts: list[int], se
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_site_without_data_is_named(kind: str) -> None:
+def test_a_site_without_data_is_reported_by_name(kind: str) -> None:
     observer = MAKERS[kind]()
     observer.observe(torch.zeros(0, 6))
-    with pytest.raises(
-        FqvitError, match=r"^blocks.3.attn.scores: observed no data \(0 images\). Pass at least one calibration image.$"
-    ):
+    with pytest.raises(FqvitError, match=r"^blocks.3.attn.scores: no calibration data. Pass at least one image.$"):
         outcome(observer)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_value_that_is_not_finite_is_refused_with_the_site(kind: str, place: int, bad: float) -> None:
+def test_non_finite_values_are_reported_with_the_site(kind: str, place: int, bad: float) -> None:
     poisoned = torch.randn(40, 100, 6)
     poisoned.view(-1)[place] = bad
     later = fed(MAKERS[kind](), [poisoned, torch.randn(2, 6)])
@@ -94,21 +94,21 @@ def test_a_value_that_is_not_finite_is_refused_with_the_site(kind: str, place: i
     observer.merge(later)
     with pytest.raises(FqvitError, match=r"^blocks.3.attn.scores: observed NaN or infinite"):
         outcome(observer)
-    alone = fed(MAKERS[kind](), [torch.randn(2, 6)])
-    alone.merge(fed(MAKERS[kind](), [poisoned]))
+    single = fed(MAKERS[kind](), [torch.randn(2, 6)])
+    single.merge(fed(MAKERS[kind](), [poisoned]))
     with pytest.raises(FqvitError, match=r"^blocks.3.attn.scores: observed NaN or infinite"):
-        outcome(alone)
+        outcome(single)
 
 
 @pytest.mark.parametrize("largest", [False, True])
-def test_a_tail_of_many_elements_with_a_nan_is_nan(largest: bool) -> None:
+def test_the_quantile_of_elements_with_a_nan_is_nan(largest: bool) -> None:
     flat = torch.randn(10_000)
     flat[1234] = math.nan
     assert math.isnan(_tail(flat, 0.999, largest))
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_an_observer_that_saw_nothing_adds_nothing(kind: str) -> None:
+def test_merging_an_empty_observer_changes_nothing(kind: str) -> None:
     batches = batches_of(3, 5)
     observer = fed(MAKERS[kind](), batches)
     observer.merge(MAKERS[kind]())
@@ -116,29 +116,29 @@ def test_an_observer_that_saw_nothing_adds_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_only_zeros_give_a_usable_result(kind: str) -> None:
+def test_sites_of_zeros_give_a_valid_result(kind: str) -> None:
     observer = fed(MAKERS[kind](), [torch.zeros(4, 6)])
     if isinstance(observer, RangeObserver):
         assert observer.range() == (0.0, 0.0)
     else:
-        levels = 255 * 2**observer.k  # as of the range 0..1
+        levels = 255 * 2**observer.k  # of the range 0..1
         assert observer.result().scale == pytest.approx(1 / levels) and not observer.result().alpha.any()
 
 
 @pytest.mark.parametrize("kind", ["minmax", "ema", "percentile", "omse"])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_zero_is_always_inside(kind: str, sign: float) -> None:
+def test_ranges_always_include_0(kind: str, sign: float) -> None:
     low, high = outcome(fed(MAKERS[kind](), [sign * (5 + torch.rand(50, 6))]))
     assert (low == 0.0 and high > 0) if sign > 0 else (high == 0.0 and low < 0)
 
 
-def test_minmax_is_the_range_of_everything() -> None:
+def test_minmax_is_the_range_of_all_batches() -> None:
     batches = batches_of(5, 1)
-    joined = torch.stack(batches)
-    assert fed(MinMax(SITE), batches).range() == (float(joined.min()), float(joined.max()))
+    stacked = torch.stack(batches)
+    assert fed(MinMax(SITE), batches).range() == (float(stacked.min()), float(stacked.max()))
 
 
-def test_ema_folds_in_order() -> None:
+def test_ema_averages_batches_in_order() -> None:
     batches = [torch.tensor([[-1.0, 1.0]]), torch.tensor([[-3.0, 2.0]]), torch.tensor([[-2.0, 10.0]])]
     low, high = fed(Ema(SITE, 0.25), batches).range()
     assert low == pytest.approx(0.75 * (0.75 * -1 + 0.25 * -3) + 0.25 * -2)
@@ -146,7 +146,7 @@ def test_ema_folds_in_order() -> None:
     assert fed(Ema(SITE, 0.25), batches[::-1]).range() != (low, high)
 
 
-def test_ema_forgets_only_what_rounding_would_lose() -> None:
+def test_ema_drops_only_batches_below_float64_precision() -> None:
     rng = np.random.default_rng(0)
     ends = rng.uniform(1, 2, 600).astype(np.float32)
     ema = fed(Ema(SITE, 0.2), [torch.tensor([[float(end)]]) for end in ends])
@@ -171,7 +171,7 @@ def test_percentile_is_the_quantile_of_every_element(shape: tuple[int, int], qua
     np.testing.assert_allclose((low, high), (min(exact[0], 0), max(exact[1], 0)), rtol=1e-9)
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_momentum_and_quantile_are_rejected() -> None:
     for momentum in (0.0, 0.0009, 1.1, math.nan):
         with pytest.raises(FqvitError, match=f"momentum {momentum}, expected 0.001 to 1"):
             Ema(SITE, momentum)
@@ -184,9 +184,9 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 def omse_by_definition(x: np.ndarray[Any, np.dtype[np.float64]], low: float, high: float, bits: int) -> list[float]:
     levels = 2**bits - 1
     errors = []
-    for step in range(90):
-        scale = (high - low) * (1 - step / 100) / levels
-        zero = round(-low * (1 - step / 100) / scale)
+    for percent in range(90):
+        scale = (high - low) * (1 - percent / 100) / levels
+        zero = round(-low * (1 - percent / 100) / scale)
         errors.append(float((((np.clip(np.rint(x / scale), -zero, levels - zero)) * scale - x) ** 2).sum()))
     return errors
 
@@ -199,13 +199,13 @@ def test_omse_is_the_argmin_over_the_sampled_elements(bits: int, last_batch: boo
     low, high = fed(Omse(SITE, bits, last_batch), list(x)).range()
     sample = torch.stack([batch.reshape(-1)[::OMSE_STRIDE] for batch in x]).double().numpy()
     errors = omse_by_definition(sample[-1] if last_batch else sample, float(x.min()), float(x.max()), bits)
-    step = round(100 * (1 - high / float(x.max())))
-    assert low == pytest.approx(float(x.min()) * (1 - step / 100))
-    assert errors[step] <= 1.005 * min(errors)
+    percent = round(100 * (1 - high / float(x.max())))
+    assert low == pytest.approx(float(x.min()) * (1 - percent / 100))
+    assert errors[percent] <= 1.005 * min(errors)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_omse_of_values_of_one_sign_searches_from_0(sign: float) -> None:
+def test_omse_ranges_of_one_sign_start_at_0(sign: float) -> None:
     x = sign * (5 + torch.rand(400, 97, generator=torch.Generator().manual_seed(0)))
     end = max(fed(Omse(SITE, 4), [x]).range(), key=abs)
     sample = x.reshape(-1)[::OMSE_STRIDE].double().numpy()
@@ -216,7 +216,7 @@ def test_omse_of_values_of_one_sign_searches_from_0(sign: float) -> None:
 
 def test_omse_shrinks_by_89_percent_at_most() -> None:
     x = torch.linspace(0, 1, 5200).reshape(100, 52).contiguous()
-    x[0, 1] = 100.0  # between two of the elements that are looked at
+    x[0, 1] = 100.0  # between two of the sampled elements
     low, high = fed(Omse(SITE), [x]).range()
     assert low == 0.0 and high == pytest.approx(11.0)
 
@@ -236,13 +236,13 @@ def test_omse_samples_every_channel(shape: tuple[int, ...]) -> None:
 
 
 def ptf_by_definition(x: Tensor, bits: int, k: int) -> tuple[float, int, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Scale, zero and errors [k + 1, C] from every element."""
+    """Scale, zero point and errors [k + 1, C], from all elements."""
     v = x.double().numpy().reshape(-1, x.shape[-1])
     low, high, levels = min(v.min(), 0.0), max(v.max(), 0.0), 2**bits - 1
     scale = (high - low) / levels / 2**k
     zero = int(np.clip(np.rint(-low / (2**k * scale)), 0, levels))
-    steps = [scale * 2**alpha for alpha in range(k + 1)]
-    errors = [((v - (np.clip(np.rint(v / step) + zero, 0, levels) - zero) * step) ** 2).sum(0) for step in steps]
+    scales = [scale * 2**alpha for alpha in range(k + 1)]
+    errors = [((v - (np.clip(np.rint(v / s) + zero, 0, levels) - zero) * s) ** 2).sum(0) for s in scales]
     return float(scale), zero, np.array(errors)
 
 
@@ -257,9 +257,9 @@ def test_ptf_is_the_argmin_over_all_elements(bits: int, k: int, last_batch: bool
     assert result.scale == pytest.approx(scale, rel=1e-15) and result.zero == zero
     if last_batch:
         v = x[-1].double().numpy()
-        steps = [scale * 2**alpha for alpha in range(k + 1)]
-        codes = [np.clip(np.rint(v / step) + zero, 0, 2**bits - 1) - zero for step in steps]
-        errors = np.array([((v - code * step) ** 2).sum(0) for code, step in zip(codes, steps, strict=True)])
+        scales = [scale * 2**alpha for alpha in range(k + 1)]
+        codes = [np.clip(np.rint(v / s) + zero, 0, 2**bits - 1) - zero for s in scales]
+        errors = np.array([((v - code * s) ** 2).sum(0) for code, s in zip(codes, scales, strict=True)])
     assert result.alpha.dtype == np.uint8 and result.alpha.max() <= k
     chosen = np.take_along_axis(errors, result.alpha[None].astype(np.int64), 0)[0]
     assert (chosen <= 1.02 * errors.min(0)).all()
@@ -267,7 +267,7 @@ def test_ptf_is_the_argmin_over_all_elements(bits: int, k: int, last_batch: bool
 
 
 @pytest.mark.parametrize(("bits", "k"), [(8, 3), (4, 0), (6, 5)])
-def test_symmetric_ptf_has_its_zero_in_the_middle_and_the_largest_value_at_the_last_code(bits: int, k: int) -> None:
+def test_symmetric_ptf_has_the_middle_zero_point_and_maps_the_largest_value_to_the_last_code(bits: int, k: int) -> None:
     x = torch.tensor([[-6.0, 0.1], [2.0, -0.05]])
     result = fed(Ptf(SITE, bits, k, symmetric=True), [x]).result()
     middle = 2 ** (bits - 1)
@@ -275,21 +275,21 @@ def test_symmetric_ptf_has_its_zero_in_the_middle_and_the_largest_value_at_the_l
     assert result.alpha[0] == k and (k == 0 or result.alpha[1] < k)
 
 
-def test_ptf_of_what_is_never_negative_starts_at_code_0() -> None:
+def test_the_zero_point_of_ptf_for_values_of_one_sign_is_an_end_code() -> None:
     assert fed(Ptf(SITE), [torch.tensor([[0.0, 3.0], [1.0, 2.0]])]).result().zero == 0
     assert fed(Ptf(SITE), [torch.tensor([[0.0, -3.0], [-1.0, -2.0]])]).result().zero == 255
 
 
 @pytest.mark.parametrize(("sign", "zero"), [(1.0, 0), (-1.0, 255)])
-def test_the_range_of_ptf_starts_at_0_where_all_values_are_beyond(sign: float, zero: int) -> None:
+def test_the_range_of_ptf_includes_0_for_values_of_one_sign(sign: float, zero: int) -> None:
     result = fed(Ptf(SITE, k=3), [sign * torch.tensor([[3.0, 4.0], [5.0, 2.0]])]).result()
     assert result.scale == pytest.approx(5 / 255 / 8) and result.zero == zero
 
 
-def test_the_usual_settings() -> None:
-    """Those of the paper's code; all batches count unless the last is asked for."""
-    usual = {observer.__name__: observer(SITE).state()["settings"] for observer in (MinMax, Ema, Percentile, Omse, Ptf)}
-    assert usual == {
+def test_the_default_settings_are_those_of_the_papers_code() -> None:
+    """All batches count, unless last_batch is set."""
+    defaults = {observer.__name__: observer(SITE).state()["settings"] for observer in (MinMax, Ema, Percentile, Omse, Ptf)}
+    assert defaults == {
         "MinMax": {},
         "Ema": {"momentum": 0.01},
         "Percentile": {"quantile": 0.99999, "momentum": 0.01},
@@ -298,7 +298,7 @@ def test_the_usual_settings() -> None:
     }
 
 
-def test_views_and_half_precision_are_observed_as_their_values() -> None:
+def test_views_and_bfloat16_give_the_same_result_as_contiguous_float32() -> None:
     x = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
     for make in MAKERS.values():
         view = x.transpose(1, 2)

@@ -1,9 +1,9 @@
-"""Per-channel histograms that depend on the data alone: any order, batching or split gives the same counts.
+"""Per-channel histograms whose counts do not depend on the order or batching of the data.
 
-A channel's bins are 2^e wide and anchored at 0: value x has index trunc(x / 2^e), so bin i > 0 is [i, i + 1) 2^e, its mirror
-image is (-i - 1, -i] 2^e, and bin 0 is (-2^e, 2^e). Truncating (not flooring) keeps every index nested, trunc(i / 2) when the
-width doubles, even where x / 2^e underflows. e is the smallest that fits the channel's indices into `bins` neighbours, a
-function of its least and greatest value. Refuses nothing: observers.py checks that values are finite and says which site.
+A channel's bins are 2^e wide and anchored at 0: value x has index trunc(x / 2^e), so bin i > 0 is [i, i + 1) 2^e, bin -i is
+(-i - 1, -i] 2^e, and bin 0 is (-2^e, 2^e). Because of truncation (not floor), index i becomes trunc(i / 2) when the width
+doubles, even where x / 2^e underflows. e is the smallest exponent for which the channel's indices fit into `bins` consecutive
+ones; it depends only on the channel's minimum and maximum. Values must be finite, which observers.py checks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LEAST_EXPONENT = -100  # 2^100 is still a float32, so that x / 2^e is one exact product
-INDEX_BITS = 22  # |index| < 2^22 also for channels of nearly constant value: exact in float32 and int32
+LEAST_EXPONENT = -100  # 2^100 is representable in float32, so that x / 2^e is one exact product
+INDEX_BITS = 22  # |index| < 2^22 also for nearly constant channels: exact in float32 and int32
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class Histogram:
-    """Counts of `channels` channels, each of `bins` bins (a power of two).
+    """Counts of `channels` channels with `bins` bins each (a power of two).
 
-    counts: int64 [C, bins], index i in place i mod bins; low, high: float64 [C]; exponent: int64 [C]
+    counts: int64 [C, bins], index i is stored at i mod bins   low, high: float64 [C]   exponent: int64 [C]
     """
 
     def __init__(self, channels: int, bins: int) -> None:
@@ -45,7 +45,7 @@ class Histogram:
         return counts
 
     def observe(self, rows: Tensor, low: Floats, high: Floats) -> None:
-        """rows: float32 [R, C], finite; low, high: their least and greatest value by channel."""
+        """Count rows: float32 [R, C], finite; low, high: minimum and maximum per channel [C]."""
         self._cover(low, high)
         if rows.device != self._counts.device:
             self._place(rows.device)
@@ -53,6 +53,7 @@ class Histogram:
         self._counts += torch.bincount(index.reshape(-1), minlength=self.channels * self.bins)
 
     def merge(self, other: Histogram) -> None:
+        """Add the counts of another histogram."""
         assert (self.channels, self.bins) == (other.channels, other.bins)
         if not other.counts.any():
             return
@@ -61,9 +62,9 @@ class Histogram:
         self._counts += torch.from_numpy(widened.reshape(-1)).to(self._counts.device)
 
     def edges(self) -> tuple[Floats, Floats, Ints]:
-        """Lower and upper edge (float64) and count (int64) of every bin, each [C, bins], in ascending order.
+        """Lower and upper edges (float64) and counts (int64) of all bins, each [C, bins], in ascending order.
 
-        Edges are cut to the channel's least and greatest value, between which all its values lie.
+        Edges are clipped to the channel's minimum and maximum.
         """
         width = np.ldexp(1.0, self.exponent)[:, None]
         index = _window(self.low, self.exponent, self.bins)
@@ -85,7 +86,7 @@ class Histogram:
         return self
 
     def _cover(self, low: Floats, high: Floats) -> None:
-        """Widen the bins until low..high [C] fits beside what is there."""
+        """Widen the bins until they cover low..high [C] and all values counted before."""
         if bool(np.all(low >= self.low)) and bool(np.all(high <= self.high)):
             return
         low, high = np.minimum(low, self.low), np.maximum(high, self.high)
@@ -105,9 +106,9 @@ class Histogram:
 
 
 def _exponents(low: Floats, high: Floats, bins: int) -> Ints:
-    """[C]: the least e >= LEAST_EXPONENT with trunc(high / 2^e) - trunc(low / 2^e) < bins and |indices| < 2^INDEX_BITS."""
+    """The least e >= LEAST_EXPONENT with trunc(high / 2^e) - trunc(low / 2^e) < bins and |index| < 2^INDEX_BITS: [C]"""
     span, size = high - low, np.maximum(np.abs(low), np.abs(high))
-    # the indices of a fitting e span less than bins + 1 widths; one less guards against the rounding of span and quotient
+    # The indices of a sufficient e span less than bins + 1 widths; starting one lower guards against rounding of the quotient.
     from_span = np.where(span > 0, np.frexp(span / (bins + 1))[1] - 2, LEAST_EXPONENT)
     from_size = np.where(size > 0, np.frexp(size)[1] - INDEX_BITS, LEAST_EXPONENT)
     exponent = np.maximum(np.maximum(from_span, from_size), LEAST_EXPONENT).astype(np.int64)
@@ -124,34 +125,34 @@ def _index(x: Floats, exponent: Ints) -> Ints:
 
 
 def _window(low: Floats, exponent: Ints, bins: int) -> Ints:
-    """The `bins` indices from the one of `low` on: [C, bins]"""
+    """The `bins` consecutive indices that start at the index of `low`: [C, bins]"""
     return _index(low, exponent)[:, None] + np.arange(bins)
 
 
 def _widened(counts: Ints, low: Floats, before: Ints, after: Ints) -> Ints:
-    """Counts [C, bins] of bins 2^before wide, joined to bins 2^after wide (after >= before)."""
+    """Merge counts [C, bins] of bins 2^before wide into bins 2^after wide (after >= before)."""
     channels, bins = counts.shape
     index = _window(low, before, bins)
-    # beyond 62 doublings every index has become 0 already
+    # After 62 doublings every index is 0.
     doublings = np.minimum(after - before, 62)[:, None]
     wider = np.sign(index) * (np.abs(index) >> doublings)
     place = (wider & (bins - 1)) + np.arange(channels)[:, None] * bins
-    joined = np.zeros(channels * bins, np.int64)
-    np.add.at(joined, place.reshape(-1), np.take_along_axis(counts, index & (bins - 1), 1).reshape(-1))
-    return joined.reshape(channels, bins)
+    merged = np.zeros(channels * bins, np.int64)
+    np.add.at(merged, place.reshape(-1), np.take_along_axis(counts, index & (bins - 1), 1).reshape(-1))
+    return merged.reshape(channels, bins)
 
 
-def squared_error(lower: Floats, upper: Floats, step: float, lowest: int, highest: int) -> Floats:
-    """Mean of (x - Q(x))^2 over x spread evenly between lower and upper, Q(x) = step * clip(round(x / step), lowest, highest).
+def squared_error(lower: Floats, upper: Floats, scale: float, lowest: int, highest: int) -> Floats:
+    """Mean of (x - Q(x))^2 for x uniform in lower..upper, Q(x) = scale * clip(round(x / scale), lowest, highest).
 
-    With u = x / step and r its code, an antiderivative is r / 12 + (u - r)^3 / 3, continuous from code to code and beyond
-    the last ones: exact however many codes the bin holds. A bin inside one code is worked out about its middle instead,
-    where the difference of cubes would lose its digits.
+    With u = x / scale and r its code, an antiderivative is r / 12 + (u - r)^3 / 3. It is continuous across codes and beyond
+    the first and last one, so the result is exact for bins that span any number of codes. For a bin within one code the
+    difference of cubes would lose precision, so the formula about the bin's middle is used instead.
     """
-    a, b = lower / step, upper / step
+    a, b = lower / scale, upper / scale
     code_a, code_b = np.clip(np.rint(a), lowest, highest), np.clip(np.rint(b), lowest, highest)
     width = b - a
     inside = ((a + b) / 2 - code_a) ** 2 + width**2 / 12
     across = (code_b - code_a) / 12 + ((b - code_b) ** 3 - (a - code_a) ** 3) / 3
-    error: Floats = step**2 * np.where(code_a == code_b, inside, across / np.where(width > 0, width, 1.0))
+    error: Floats = scale**2 * np.where(code_a == code_b, inside, across / np.where(width > 0, width, 1.0))
     return error

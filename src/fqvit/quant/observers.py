@@ -1,9 +1,8 @@
-"""What calibration remembers of a site: bounded statistics of all batches, from which ranges and PTF's shifts follow.
+"""Observers: bounded statistics of a site over all batches, from which its range or PTF shifts are computed.
 
-One observer a site. Observers of consecutive batches merge to exactly what one observer of all would hold, and travel between
-workers as plain values (state, from_state). They do not decide which site gets which observer: that is recipe.py; nor turn
-ranges into scales: that is qparams.py. Refuses sites without data or with NaN or infinity, by name, when asked for
-the result.
+Merging the observers of consecutive batches gives exactly the state of one observer of all batches. States are plain values
+that workers can exchange (state, from_state). A site without data, or with NaN or infinity, is reported by name when the result
+is requested. See also: plan.py (which site has which observer), qparams.py (from ranges to scales).
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from fqvit.quant.qparams import affine, symmetric
 
 PTF_BINS = 512
 OMSE_BINS = 8192
-OMSE_STRIDE = 13
-SHRINK_STEPS = 90
+OMSE_STRIDE = 13  # every 13th element is counted
+SHRINK_STEPS = 90  # ranges shrunk by 0 to 89 percent are tried
 
 
 class Observer(ABC):
-    """Statistics of one site. batches, elements: how much was seen."""
+    """Statistics of one site. batches, elements: how many were observed."""
 
     kinds: ClassVar[dict[str, type[Observer]]] = {}
-    settings: ClassVar[tuple[str, ...]] = ()  # constructor arguments beside the site, kept in the state
+    settings: ClassVar[tuple[str, ...]] = ()  # constructor arguments other than the site; part of the state
 
     def __init_subclass__(cls) -> None:
         Observer.kinds[cls.__name__] = cls
@@ -47,7 +46,7 @@ class Observer(ABC):
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """One calibration batch, float [..., C]."""
+        """Observe one calibration batch, float [..., C]."""
         if x.numel() == 0:
             return
         self.batches += 1
@@ -55,7 +54,7 @@ class Observer(ABC):
         self.finite = self._observe(x.float()) and self.finite
 
     def merge(self, later: Self) -> None:
-        """Fold in the statistics of batches that came after mine."""
+        """Merge an observer that has seen the batches after those of this one."""
         assert type(self) is type(later) and self._settings() == later._settings()
         if later.batches == 0:
             return
@@ -65,12 +64,13 @@ class Observer(ABC):
         self.finite = self.finite and later.finite
 
     def state(self) -> dict[str, Any]:
-        """Numpy arrays, numbers, strings, and dictionaries of these."""
+        """The state as plain values: NumPy arrays, numbers, strings, and dictionaries of these."""
         own = {"batches": self.batches, "elements": self.elements, "finite": self.finite}
         return {"kind": type(self).__name__, "site": self.site, "settings": self._settings(), **own, **self._state()}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Observer:
+        """Create an observer of the right class from `state()`."""
         self = Observer.kinds[state["kind"]](state["site"], **state["settings"])
         self.batches, self.elements, self.finite = state["batches"], state["elements"], state["finite"]
         self._restore(state)
@@ -81,7 +81,7 @@ class Observer(ABC):
 
     def _check(self) -> None:
         if self.batches == 0:
-            raise FqvitError(f"{self.site}: observed no data (0 images). Pass at least one calibration image.")
+            raise FqvitError(f"{self.site}: no calibration data. Pass at least one image.")
         if not self.finite:
             raise FqvitError(
                 f"{self.site}: observed NaN or infinite values, expected finite ones. Check the weights and the images."
@@ -89,7 +89,7 @@ class Observer(ABC):
 
     @abstractmethod
     def _observe(self, x: Tensor) -> bool:
-        """x: float32, not empty. False, and nothing kept, if a value is not finite."""
+        """Observe x, float32, not empty. Returns False and keeps nothing if a value is not finite."""
 
     @abstractmethod
     def _merge(self, later: Self) -> None: ...
@@ -102,10 +102,10 @@ class Observer(ABC):
 
 
 class RangeObserver(Observer):
-    """An observer of a whole tensor that ends in one range."""
+    """An observer of a whole tensor whose result is one range."""
 
     def range(self) -> tuple[float, float]:
-        """(low, high) with low <= 0 <= high; (0, 0) if only zeros were seen."""
+        """(low, high) with low <= 0 <= high; (0, 0) if all values were 0."""
         self._check()
         low, high = self._range()
         return min(low, 0.0), max(high, 0.0)
@@ -115,7 +115,7 @@ class RangeObserver(Observer):
 
 
 class MinMax(RangeObserver):
-    """The least and greatest value of all batches."""
+    """Minimum and maximum over all batches."""
 
     def __init__(self, site: str) -> None:
         super().__init__(site)
@@ -142,10 +142,10 @@ class MinMax(RangeObserver):
 
 
 class Ema(RangeObserver):
-    """Batch minima and maxima b folded in order: v = (1 - momentum) v + momentum b, starting from the first batch's.
+    """Exponential moving average of the minimum and maximum b of each batch: v = (1 - momentum) v + momentum b.
 
-    Only the last batches are kept, as many as weigh more than a double's rounding (4,400 at momentum 0.01); the fold then
-    starts from the oldest kept, so that the result is a function of the sequence of batches and not of how it was split.
+    Only the latest batches are kept, as many as affect a float64 result (4,400 at momentum 0.01). The average starts with the
+    oldest batch kept, so that the result depends only on the sequence of batches, not on how it is split between observers.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("momentum",)
@@ -186,7 +186,7 @@ class Ema(RangeObserver):
 
 
 class Percentile(Ema):
-    """Each batch's quantiles (1 - quantile, quantile), interpolated linearly over all its elements, then folded as in Ema."""
+    """Exponential moving average of the quantiles (1 - quantile, quantile) of each batch, interpolated linearly."""
 
     settings: ClassVar[tuple[str, ...]] = ("quantile", "momentum")
 
@@ -204,7 +204,7 @@ class Percentile(Ema):
 class Omse(MinMax):
     """The range that minimises ||x - Q(x)||^2 at `bits`, among the MinMax range shrunk by 0, 1, ... 89 percent.
 
-    The error comes from a histogram of every 13th element of all batches, or of the last batch only; MinMax sees everything.
+    The range uses all elements; the error uses a histogram of every 13th element of all batches, or of the last batch only.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("bits", "last_batch")
@@ -219,7 +219,7 @@ class Omse(MinMax):
         if not super()._observe(x):
             return False
         stride = OMSE_STRIDE
-        while math.gcd(stride, x.shape[-1]) > 1:  # a common factor would pass over whole channels
+        while math.gcd(stride, x.shape[-1]) > 1:  # with a common factor whole channels would be skipped
             stride += 1
         sample = x.reshape(-1)[::stride].contiguous()
         if self.last_batch:
@@ -236,9 +236,9 @@ class Omse(MinMax):
         lower, upper, counts = (part[counts > 0] for part in (lower, upper, counts))
         levels = 2**self.bits - 1
         errors = []
-        for step in range(SHRINK_STEPS):
-            scale = (high - low) * (1 - step / 100) / levels
-            zero = round(-low * (1 - step / 100) / scale)
+        for percent in range(SHRINK_STEPS):
+            scale = (high - low) * (1 - percent / 100) / levels
+            zero = round(-low * (1 - percent / 100) / scale)
             errors.append(float(counts @ squared_error(lower, upper, scale, -zero, levels - zero)))
         shrink = 1 - int(np.argmin(errors)) / 100
         return low * shrink, high * shrink
@@ -260,7 +260,7 @@ class Omse(MinMax):
 
 @dataclass(frozen=True)
 class PtfResult:
-    """x[..., c] ~ (code - zero) 2^alpha[c] scale.   alpha: uint8 [C]"""
+    """x[..., c] ~ (code - zero) * 2^alpha[c] * scale   alpha: uint8 [C]"""
 
     scale: float
     zero: int
@@ -268,12 +268,11 @@ class PtfResult:
 
 
 class Ptf(Observer):
-    """Power-of-Two Factor: one scale and zero point for the tensor, a shift alpha in 0..k for each channel.
+    """Power-of-Two Factor: one scale and zero point per tensor, one shift alpha in 0..k per channel.
 
-    scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k scale))) from all batches, 0 forced inside;
-    alpha minimises each channel's squared error with the clip and the zero point inside, from its histogram over every
-    element of all batches, or of the last batch only. symmetric: zero is the middle code, and the greatest absolute value the
-    last.
+    scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k scale))) over all batches, min <= 0 <= max.
+    alpha minimises the channel's squared error including saturation, from a histogram of all batches or of the last one only.
+    symmetric: zero is the middle code, and the largest absolute value has the last code.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("bits", "k", "last_batch", "symmetric")
@@ -299,7 +298,7 @@ class Ptf(Observer):
         return True
 
     def result(self) -> PtfResult:
-        """scale > 0 always: a site of nothing but zeros is given the range 0..1."""
+        """scale > 0 always: a site whose values are all 0 gets the range 0..1."""
         self._check()
         assert self._histogram is not None
         low, high = min(self._low, 0.0), max(self._high, 0.0)
@@ -332,21 +331,21 @@ class Ptf(Observer):
 
 
 def channel_extremes(rows: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Least and greatest value per channel of [R, C]: float64 [C] each; NaN where there is one."""
+    """Minimum and maximum per channel of rows [R, C]: float64 [C] each; NaN if a channel has a NaN."""
     low, high = (part.cpu().numpy().astype(np.float64) for part in (rows.amin(0), rows.amax(0)))
     return low, high
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
-    """Least and greatest value; NaN if there is one."""
+    """Minimum and maximum of all elements; NaN if there is a NaN."""
     low, high = torch.aminmax(x)
     return float(low), float(high)
 
 
 def _tail(flat: Tensor, quantile: float, largest: bool) -> float:
-    """The quantile of [n] elements counted from the largest (or smallest) one, linear between neighbours; NaN if one is.
+    """The upper (or lower) quantile of [n] elements, interpolated linearly; NaN if an element is not finite.
 
-    Exact without sorting: the k largest elements lie in the k columns with the largest maxima.
+    Exact without a full sort: the k largest elements lie in the k columns with the largest maxima.
     """
     size = flat.numel()
     rank = (size - 1) * (1 - quantile)
