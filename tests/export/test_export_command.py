@@ -71,7 +71,7 @@ def test_a_session_gives_the_references_logits_and_knows_the_program(exported: P
     images = images_for(session.preprocess, 3)
     assert np.array_equal(session.run(images), run(program, images))
     assert session.run(images[:0]).shape == (0, 5)
-    with pytest.raises(FqvitError, match="this program takes uint8"):
+    with pytest.raises(FqvitError, match="expected uint8"):
         session.run(images[:, :3])
 
 
@@ -104,7 +104,7 @@ def test_other_files_of_onnx_are_refused(exported: Path, tmp_path: Path) -> None
     del proto.metadata_props[:]
     other = tmp_path / "other.onnx"
     onnx.save(proto, other)
-    refused(fqvit("eval", other), "has no metadata of fqvit")
+    refused(fqvit("eval", other), "has no fqvit metadata")
 
 
 def test_without_the_packages_the_command_to_install_them_is_said(

@@ -1,9 +1,9 @@
-"""Makes the golden files: tiny random programs of format version 1, images, and every bit that they must give for ever.
+"""Create the golden files: tiny random programs of format version 1, images, and the outputs that they must give forever.
 
     python tests/golden/make.py
 
-Tests never call it. Files that are there stay as they are: only missing ones are made. A new format version gets files of its
-own beside these.
+Creates only missing files and never changes existing ones; tests do not call it. A new format version gets its own files in
+addition to these.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.detect.detectors import SETTINGS  # noqa: E402
 from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
 
-# 5 x 7 tokens in windows of 3, padded, shifted in the second block: masks in a small file.
+# 5 x 7 tokens in windows of 3, padded, and shifted in the second block: a small file with masks.
 MASKED_SWIN = SwinConfig((10, 14), 2, 1, 4, 8, (2,), (2,), 3, hidden_ratio=2)
-# file -> model of factories.py or a configuration, recipe, class names, features
+# {file: (kind of model in factories.py or a configuration, recipe, class names, features)}
 FILES = {
     "tiny_v1": ("vit", "fq-vit", ("a", "b", "c", "d", "é"), "logits"),
     "swin_v1": ("padded swin", "fq-vit", None, "logits"),
@@ -48,7 +48,7 @@ FILES = {
 SMALL_SWIN = SwinConfig((64, 64), 4, 3, 0, 4, (1, 1, 1, 1), (1, 1, 2, 2), 2, hidden_ratio=2, fixed_window=True)
 MASK_RCNN = DetectorConfig(SMALL_SWIN, 3, channels=8, box_width=12, mask_convs=1, mask_channels=8)
 CASCADE = replace(MASK_RCNN, stages=2, agnostic=True, box_convs=1, box_fcs=1, box_channels=8)
-# in detectors/: file -> configuration, recipe
+# {file in detectors/: (configuration, recipe)}
 DETECTORS = {"mask_rcnn_v1": (MASK_RCNN, "fqvit"), "cascade_v1": (CASCADE, "fq-vit")}
 
 

@@ -1,4 +1,4 @@
-"""Committed files of format version 1 load and give the same bits, for ever. If one fails, the code is wrong, not the file."""
+"""Tests that the committed files of format version 1 load and give their stored bits. If one fails, the code is wrong."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_a_file_of_version_1_gives_the_same_bits(path: Path, library: Any) -> No
     program = Program.load(path)
     assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])
     output = run(program, expected["images"], library)
-    assert_same(output, expected["output"], f"{path.stem}: now and then")
+    assert_same(output, expected["output"], f"{path.stem}: computed and stored")
 
 
 @pytest.mark.parametrize("path", DETECTORS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_detector_of_version_1_finds_the_same(path: Path, backend: Any) -> None:
+def test_a_detector_of_version_1_gives_the_same_detections(path: Path, backend: Any) -> None:
     expected = np.load(path.with_suffix(".npz"))
     program = DetectorProgram.load(path)
     assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])
@@ -42,11 +42,13 @@ def test_a_detector_of_version_1_finds_the_same(path: Path, backend: Any) -> Non
     for i, picture in enumerate(expected["pictures"]):
         found = detector.detect(prepare(Image.fromarray(picture), program.settings))
         for part in ("boxes", "scores", "labels", "probabilities"):
-            assert_same(getattr(found, part), expected[f"{part}{i}"], f"{path.stem}: {part} now and then")
-        assert_same(np.packbits(np.array(list(found.masks()))), expected[f"masks{i}"], f"{path.stem}: masks now and then")
+            assert_same(getattr(found, part), expected[f"{part}{i}"], f"{path.stem}: {part}, computed and stored")
+        assert_same(
+            np.packbits(np.array(list(found.masks()))), expected[f"masks{i}"], f"{path.stem}: masks, computed and stored"
+        )
 
 
-def test_the_files_of_version_1_are_there_and_use_every_op() -> None:
+def test_the_files_of_version_1_use_every_op() -> None:
     assert [path.stem for path in FILES] == [
         "fqvit_swin_v1",
         "fqvit_v1",
@@ -61,11 +63,11 @@ def test_the_files_of_version_1_are_there_and_use_every_op() -> None:
     assert not [op.__name__ for op in get_args(AnyOp) if op not in used]
 
 
-def test_4_bit_weights_of_version_1_are_there() -> None:
+def test_a_file_of_version_1_has_4_bit_weights() -> None:
     assert any(isinstance(op, Linear) and op.group for op in Program.load(HERE / "grouped_v1.fqvit").ops)
 
 
-def test_recipe_fqvit_of_version_1_is_there_with_all_its_fields() -> None:
+def test_the_files_of_recipe_fqvit_use_all_its_fields() -> None:
     ops = [op for name in ("fqvit_v1", "fqvit_swin_v1") for op in Program.load(HERE / f"{name}.fqvit").ops]
     row_codes = [op for op in ops if isinstance(op, RowCodes)]
     assert {op.region is None for op in row_codes} == {True, False}
@@ -76,10 +78,10 @@ def test_recipe_fqvit_of_version_1_is_there_with_all_its_fields() -> None:
     assert any(site.steps and isinstance(site.zero, str) for site in sites) and any(site.levels for site in sites)
 
 
-def test_class_names_of_version_1_are_read() -> None:
+def test_class_names_of_a_file_of_version_1_are_read() -> None:
     assert Program.load(HERE / "tiny_v1.fqvit").classes == ("a", "b", "c", "d", "é")
 
 
 def test_golden_files_stay_small() -> None:
-    # Every recipe that brings new ops or fields adds files; none ever goes.
+    # Recipes with new ops or fields add files; files are never removed.
     assert sum(path.stat().st_size for path in HERE.rglob("*_v1.*")) < 620_000

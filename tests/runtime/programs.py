@@ -1,7 +1,7 @@
-"""One op, or a few, as whole programs: an engine takes pixels alone, so the first ops make the wanted buffers from them.
+"""Turn one op, or a few, into a whole program: the first ops compute the buffers that they read from pixels.
 
-Codes of up to 16 bits: an element is a cell of four pixels, the low byte and three times the high one, that a linear map with
-the weights 1, 127, 127 and 2 puts together again. Accumulators are rows of a constant. Draws: tests/ir/draw.py and wide.py.
+A runtime only takes pixels. A code of up to 16 bits becomes a cell of four pixels, its low byte and three times its high byte;
+a linear op with the weights 1, 127, 127 and 2 recombines them. Accumulators are rows of a constant. See also: tests/ir/draw.py.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.factories import assert_same, buffers_of
 from tests.ir.draw import IMAGES, Draw
 
 ISAS = tuple(_native.instruction_sets())
-CELLS = 64  # in a row of pixels
-PUT_TOGETHER = np.array([[1, 127, 127, 2]], np.int8)
+CELLS = 64  # per row of pixels
+RECOMBINE = np.array([[1, 127, 127, 2]], np.int8)
 
 
 def program_with(draw: Draw, *ops: AnyOp) -> tuple[Program, NDArray[np.uint8]]:
-    """The ops, after others that bring the drawn buffers, and the images that hold these."""
+    """Return a program with these ops, preceded by ops that compute the drawn buffers, and the images for it."""
     constants, before, cells = dict(draw.constants), [], [np.zeros((IMAGES, 1), np.uint16)]
     for name, codes in draw.buffers.items():
         value = draw.values[name]
@@ -38,7 +38,7 @@ def program_with(draw: Draw, *ops: AnyOp) -> tuple[Program, NDArray[np.uint8]]:
         elif any(isinstance(op, Attend) and op.a == name for op in ops):
             before += row_codes(name, codes, value, constants, cells)
         else:
-            before += brought(name, codes, value, constants, cells)
+            before += codes_from_cells(name, codes, value, constants, cells)
     values = np.concatenate(cells, 1)
     height = -(-values.shape[1] // CELLS)
     values = np.pad(values, ((0, 0), (0, height * CELLS - values.shape[1])))
@@ -49,7 +49,7 @@ def program_with(draw: Draw, *ops: AnyOp) -> tuple[Program, NDArray[np.uint8]]:
 
 
 def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int, int, int]) -> Program:
-    """What the last op writes is the output, flat."""
+    """A program whose output is the flattened result of the last op."""
     values = {INPUT: Value("u8", image, 0, 255)}
     for op in ops:
         values[op.y], _ = op.infer(Scope(values, constants, op.y))
@@ -70,12 +70,13 @@ def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int
     return Program(header, constants)
 
 
-def brought(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
+def codes_from_cells(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
+    """Ops that compute a buffer of codes; appends their cells."""
     n, first = math.prod(value.shape), sum(x.shape[1] for x in cells)
     cells.append(codes.reshape(IMAGES, n).astype(np.uint16))
     column = f"{name}.column"
     constants[f"{name}.rows"] = np.arange(first, first + n, dtype=np.int32)
-    constants |= {f"{column}.w": PUT_TOGETHER, f"{column}.bias": np.zeros(1, np.int32)}
+    constants |= {f"{column}.w": RECOMBINE, f"{column}.bias": np.zeros(1, np.int32)}
     constants |= {f"{column}.mult": np.full(1, 2, np.int32), f"{column}.shift": np.ones(1, np.uint8)}
     return [
         Take(y=f"{name}.cells", x="cells", index=f"{name}.rows"),
@@ -85,7 +86,7 @@ def brought(name: str, codes: Any, value: Value, constants: dict[str, Any], cell
 
 
 def accumulator(name: str, x: Any, constants: dict[str, Any]) -> list[AnyOp]:
-    """The same for every image: rows of a constant, behind one that a linear map wrote."""
+    """Ops that compute a buffer of accumulators, equal for all images: rows of a constant, concatenated to a computed row."""
     channels = x.shape[-1]
     one, rows = f"{name}.one", x.size // channels
     constants |= {f"{one}.w": np.zeros((channels, 4), np.int8), f"{one}.bias": np.zeros(channels, np.int32)}
@@ -101,22 +102,22 @@ def accumulator(name: str, x: Any, constants: dict[str, Any]) -> list[AnyOp]:
 
 
 def row_codes(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
-    """An attend reads what a row_codes wrote, so the scores are made that give these codes."""
+    """Ops that compute the codes an Attend reads: RowCodes must write them, so these are the scores that give the codes."""
     table = np.arange(value.hi + 1, dtype=np.uint8)
-    table[[0, value.row_code]] = table[[value.row_code, 0]]  # its own inverse
+    table[[0, value.row_code]] = table[[value.row_code, 0]]  # a transposition is its own inverse
     scores = Value("u8", value.shape, 0, 255)
     constants[f"{name}.table"] = table
-    made = brought(f"{name}.scores", 255 - table[codes], scores, constants, cells)
+    made = codes_from_cells(f"{name}.scores", 255 - table[codes], scores, constants, cells)
     return [*made, RowCodes(y=name, x=f"{name}.scores")]
 
 
 def compare_with_reference(program: Program, images: NDArray[np.uint8], name: str, threads: int = 1) -> None:
-    """Every buffer of every image op by op, then the output of all images where ops are joined; every instruction set."""
+    """Compare the engine with the reference on every instruction set: every buffer without fusion, the output with fusion."""
     expected = buffers_of(program, images)
     for isa in ISAS:
         engine = Engine(program, threads, isa=isa, keep=True)
         for i, image in enumerate(images):
             assert_same(engine.buffers(image), {key: x[i] for key, x in expected.items()}, f"{name}: {isa} image {i},")
         output = Engine(program, threads, isa=isa).run(images)
-        assert_same(output, expected[program.header.output.buffer], f"{name}: {isa}, joined ops")
+        assert_same(output, expected[program.header.output.buffer], f"{name}: {isa}, fused ops")
         assert output.dtype == expected[program.header.output.buffer].dtype

@@ -1,6 +1,6 @@
-"""The native engine on whole networks: the reference's bits in every buffer, for every instruction set, thread count and batch.
+"""Tests of the native engine on whole networks: the reference's bits on every instruction set, thread count and batch size.
 
-test_engine_ops.py has the ops one by one, tests/robustness/hostile/test_native_engine.py what the compiled side refuses.
+See also: test_engine_ops.py (single ops), tests/robustness/hostile/test_native_engine.py (what the C++ side rejects).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.golden.test_golden import FILES
 from tests.runtime.programs import ISAS, compare_with_reference
 from tests.runtime.test_networks import every_pair, lowered
 
-# Tokens, widths and classes beside multiples of a vector: 7, 49, 50, 65 and 197 tokens; heads of 5 to 64; 10 to 1000 classes.
+# Tokens, widths and classes that are not multiples of a vector: 7 to 197 tokens, heads of 5 to 64, 10 to 1000 classes.
 WIDER: dict[str, ViTConfig | SwinConfig] = {
     "7 tokens of 20": ViTConfig((8, 12), 4, 3, 10, 20, 1, 4, 28),
     "49 tokens of 100": ViTConfig((28, 28), 4, 1, 1000, 100, 1, 5, 132, prefix=0, pool="mean"),
@@ -47,7 +47,7 @@ WIDER: dict[str, ViTConfig | SwinConfig] = {
 
 @cache
 def wider(kind: str, recipe: str) -> tuple[Program, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """A program, four images (noise, white and black are among them) and the reference's output."""
+    """A program, four images (including noise, a white and a black one) and the reference's output."""
     model = model_of(WIDER[kind], kind)
     program = lower(model, calibration_of(model, recipe, count=4))
     images = images_for(model.preprocess, 4, 1)
@@ -106,13 +106,15 @@ def test_wider_networks_give_the_same_bits_on_any_number_of_threads(kind: str, i
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_golden_files_give_their_bits(path: Path, isa: str) -> None:
+def test_golden_files_give_their_stored_bits(path: Path, isa: str) -> None:
     expected = np.load(path.with_suffix(".npz"))
     for threads in (1, 2):
-        assert_same(Engine(path, threads, isa=isa).run(expected["images"]), expected["output"], f"{path.stem}: now and then")
+        assert_same(
+            Engine(path, threads, isa=isa).run(expected["images"]), expected["output"], f"{path.stem}: computed and stored"
+        )
 
 
-def test_two_engines_and_eight_python_threads_at_once_give_the_right_bits() -> None:
+def test_two_engines_shared_by_eight_python_threads_give_the_right_bits() -> None:
     cases = [wider(kind, recipe) for kind, recipe in (("50 tokens of 64", "fqvit"), ("65 tokens of 36", "fq-vit"))]
     engines = [Engine(cases[0][0], 2), Engine(cases[1][0], 3)]
     start = threading.Barrier(8)
@@ -130,8 +132,8 @@ def test_two_engines_and_eight_python_threads_at_once_give_the_right_bits() -> N
             done.result()
 
 
-def test_python_goes_on_while_the_engine_runs() -> None:
-    """With a switch interval of an hour no thread gives up the GIL by itself: `stop` is set only if run() lets it go."""
+def test_run_releases_the_gil() -> None:
+    """With a switch interval of an hour no thread is preempted: `stop` is set only if run() releases the GIL."""
     program, images, _ = wider("7 tokens of 20", "fqvit")
     engine, begun, stop = Engine(program, 1), threading.Event(), threading.Event()
     runs: list[bool] = []
@@ -170,10 +172,10 @@ def test_a_forked_child_can_run_the_engine_of_its_parent() -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert_same(engine.run(images), expected, "the parent's")
+    assert_same(engine.run(images), expected, "parent")
 
 
-def test_engines_come_and_go_without_being_run() -> None:
+def test_engines_are_created_and_destroyed_without_a_run() -> None:
     program = wider("7 tokens of 20", "fqvit")[0]
     for threads in (1, 2, 5, 16):
         assert Engine(program, threads).threads == threads
@@ -191,7 +193,7 @@ def test_running_does_not_change_the_images_or_the_program() -> None:
     assert program.fingerprint() == fingerprint
 
 
-def test_outputs_of_earlier_runs_stay() -> None:
+def test_later_runs_do_not_overwrite_earlier_outputs() -> None:
     program, images, expected = wider("7 tokens of 20", "fqvit")
     engine = Engine(program, 1)
     first, second = engine.run(images[:2]), engine.run(images[2:])
@@ -199,17 +201,15 @@ def test_outputs_of_earlier_runs_stay() -> None:
     assert_same(np.concatenate([first, second]), expected, "both runs")
 
 
-def test_images_may_lie_anyhow_in_memory() -> None:
+def test_images_may_have_any_memory_layout() -> None:
     program, images, expected = wider("7 tokens of 20", "fqvit")
     engine = Engine(program, 1)
-    assert_same(engine.run(images[::-1]), expected[::-1], "backwards")
-    assert_same(engine.run(images[::2]), expected[::2], "every second one")
-    assert_same(engine.run(np.asfortranarray(images)), expected, "columns first")
+    assert_same(engine.run(images[::-1]), expected[::-1], "reversed")
+    assert_same(engine.run(images[::2]), expected[::2], "every second image")
+    assert_same(engine.run(np.asfortranarray(images)), expected, "Fortran order")
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     assert_same(engine.run(channels_first.transpose(0, 2, 3, 1)), expected, "channels first")
-    assert_same(
-        engine.run(np.broadcast_to(images[:1], images.shape)), np.repeat(expected[:1], 4, 0), "one image again and again"
-    )
+    assert_same(engine.run(np.broadcast_to(images[:1], images.shape)), np.repeat(expected[:1], 4, 0), "broadcast image")
 
 
 @pytest.mark.parametrize(
@@ -222,18 +222,18 @@ def test_images_may_lie_anyhow_in_memory() -> None:
         (np.zeros((0, 12, 12, 1), np.uint8), r"\[0, 12, 12, 1\]"),
     ],
 )
-def test_images_of_another_kind_are_refused(images: Any, found: str) -> None:
-    with pytest.raises(FqvitError, match=found + r".*takes uint8 \[N, 12, 12, 3\]"):
+def test_images_of_the_wrong_dtype_or_shape_are_rejected(images: Any, found: str) -> None:
+    with pytest.raises(FqvitError, match=found + r".*expected uint8 \[N, 12, 12, 3\]"):
         Engine(lowered("vit", "fq-vit")[2], 1).run(images)
 
 
 @pytest.mark.parametrize("threads", [0, -1])
-def test_fewer_threads_than_one_are_refused(threads: int) -> None:
+def test_fewer_than_one_thread_is_rejected(threads: int) -> None:
     with pytest.raises(FqvitError, match=rf"^threads: {threads}, expected 1 or more\.$"):
         Engine(wider("7 tokens of 20", "fqvit")[0], threads)
 
 
-def test_an_unknown_instruction_set_is_refused_by_one_line_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_instruction_set_is_rejected_with_a_list_of_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     program, images, expected = wider("7 tokens of 20", "fqvit")
     monkeypatch.setenv("FQVIT_ISA", "nonsense")
     with pytest.raises(FqvitError, match="FQVIT_ISA.*nonsense.*" + ", ".join(ISAS)) as raised:
@@ -246,7 +246,7 @@ def test_an_unknown_instruction_set_is_refused_by_one_line_with_the_known_ones(m
         assert_same(engine.run(images), expected, isa)
 
 
-def test_every_available_core_is_used_unless_told_otherwise() -> None:
+def test_the_default_number_of_threads_is_that_of_available_cores() -> None:
     assert Engine(wider("7 tokens of 20", "fqvit")[0]).threads == cores()
 
 

@@ -1,4 +1,4 @@
-"""Every op on the native engine: the reference's bits, on random inputs and on the extremes, with every instruction set."""
+"""Tests of every op on the native engine: the reference's bits on every instruction set, for random and extreme inputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> N
     draw = Draw(np.random.default_rng(seed), style)
     op = CASES[kind](draw)
     if not all(proof.holds for proof in op.infer(Scope(draw.values, draw.constants, op.y))[1]):
-        return  # verify() refuses it, so it has no meaning
+        return  # verify() rejects it, so its result is undefined
     compare_with_reference(*program_with(draw, op), f"{op}", 1 + seed % 3)
 
 
 @pytest.mark.parametrize("kind", EVERY_WIDE)
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
-def test_ops_as_wide_as_vectors_give_the_references_bits_alone_and_joined(kind: str, seed: int, style: str) -> None:
+def test_vector_sized_ops_give_the_references_bits_with_and_without_fusion(kind: str, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
     ops = EVERY_WIDE[kind](draw)
     if accepted(draw, ops):
@@ -38,7 +38,7 @@ def test_ops_as_wide_as_vectors_give_the_references_bits_alone_and_joined(kind: 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EVERY_WIDE if "last bits" not in kind])
-def test_most_wide_cases_are_ones_that_verify_accepts_and_use_many_codes(kind: str) -> None:
+def test_most_vector_sized_cases_are_accepted_and_use_many_codes(kind: str) -> None:
     taken, varied = 0, 0
     for seed in range(60):
         draw = Draw(np.random.default_rng(seed), "random")

@@ -1,5 +1,7 @@
-"""Every case of a small domain, whoever runs it: 256 x 256 requantizations, sums, products, rows of LayerNorm and softmax, and
-every code of attention, against definitions in exact integers (tests/ir/exhaustive.py). C exports: tests/export/test_c.py."""
+"""Tests of every runtime on all pairs of bytes: sums, products, means, tables, LayerNorm, softmax and attention.
+
+The expected results are exact integers (tests/ir/exhaustive.py). See also: tests/export/test_c_exhaustive.py (C exports).
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,19 @@ def case(name: str) -> Case:
 
 @BY_CASE
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_the_reference_is_exact_everywhere(name: str, library: str) -> None:
+def test_the_reference_is_exact(name: str, library: str) -> None:
     found = buffers_of(case(name).program, IMAGE, library)
     check({key: x[0] for key, x in found.items()}, case(name).expected, f"{name}: {library}")
 
 
 @BY_CASE
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_engine_is_exact_everywhere(name: str, isa: str) -> None:
+def test_the_engine_is_exact(name: str, isa: str) -> None:
     check(Engine(case(name).program, isa=isa, keep=True).buffers(IMAGE[0]), case(name).expected, f"{name}: {isa}")
 
 
 @BY_CASE
-def test_onnx_is_exact_everywhere(name: str) -> None:
+def test_onnx_runtime_is_exact(name: str) -> None:
     pytest.importorskip("onnx", reason="needs the package onnx")
     ort = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
     from fqvit.export.onnx.writer import model

@@ -1,4 +1,4 @@
-"""Whole small networks: numpy and torch, batch sizes, features, and the float simulation op by op."""
+"""Tests of small whole networks: numpy and torch, batch sizes, features, and the float simulation site by site."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.factories import GROUPED, MODELS, assert_same, buffers_of, calibratio
 NAMED = {
     "grouped": GROUPED,
     "fqvit 8/8/8": with_bits(load_recipe("fqvit"), "8/8/8"),
-    # Nothing is lost at no loss: as much as auto can is raised.
+    # With a maximum loss of 0, auto raises every site that it can.
     "auto": msgspec.structs.replace(load_recipe("auto"), max_loss=0.0),
 }
 RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "fqvit", "w4", *NAMED)
@@ -44,7 +44,7 @@ def lowered(
 
 
 every_model = pytest.mark.parametrize("kind", MODELS)
-# Every model by the paper's method and by ours, one ViT and one Swin by all.
+# All models with the recipes fq-vit and fqvit; one ViT and one Swin with all recipes.
 every_pair = pytest.mark.parametrize(
     "kind, recipe",
     [
@@ -74,7 +74,7 @@ def test_an_image_gives_the_same_bits_alone_and_in_a_batch(kind: str, recipe: st
 
 
 @every_pair
-def test_buffers_have_the_types_shapes_and_bounds_that_verify_found(kind: str, recipe: str) -> None:
+def test_buffers_have_the_dtypes_shapes_and_bounds_that_verify_infers(kind: str, recipe: str) -> None:
     model, _, program, _ = lowered(kind, recipe)
     known = program.verify().buffers
     for name, x in buffers_of(program, images_for(model.preprocess, 4, 3)).items():
@@ -87,20 +87,20 @@ def decoded(value: LoweredValue, codes: np.ndarray[Any, Any]) -> Tensor:
     x = torch.from_numpy(codes.astype(np.float64))
     if value.q is None:
         return x * torch.from_numpy(value.unit)
-    if len(value.q.scale) > x.shape[-1]:  # V in heads, [..., H, T, D], with a step for each of H D channels
+    if len(value.q.scale) > x.shape[-1]:  # V split into heads, [..., H, T, D], with one scale per channel of H D
         return value.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
     return value.q.decode(x)
 
 
 @every_pair
-def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(kind: str, recipe: str) -> None:
+def test_simulation_gives_the_same_codes_as_the_program_at_every_site(kind: str, recipe: str) -> None:
     model, calibration, program, values = lowered(kind, recipe)
-    images = images_for(model.preprocess, 14, 5)[:12]  # not the black and the white one: all their tokens are equal
+    images = images_for(model.preprocess, 14, 5)[:12]  # without the black and the white image, whose tokens are all equal
     buffers = buffers_of(program, images)
     simulation = Simulation(model, calibration)
 
     def value(name: str) -> Tensor:
-        """What the program's integers mean there; moves are done in float, since heads have a part of V's channels each."""
+        """Decode the program's buffer of a site. Moves are recomputed in float, since a head has only some of V's channels."""
         if name == IMAGES:
             return normalise(images, model.preprocess)
         node = simulation.graph.node(name)
@@ -116,10 +116,10 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
         with torch.no_grad():
             codes = q.encode(simulation.call(node, [value(name) for name in node.inputs])).numpy()
         found = buffers[values[node.name].buffer]
-        if node.leaf.role == "logits":  # in steps of the site, but without its zero point and clip
+        if node.leaf.role == "logits":  # in units of the site's scale, without its zero point and clamp
             found = (found + q.zero).clip(0, q.last)
         wrong = codes != found
-        # A site of a few hundred places may differ in one of them; float32 decides few ties of 16-bit codes as integers do.
+        # One code of a small site may differ, and float32 rounds some ties of 16-bit codes differently.
         if wrong.sum() > max(1, 0.001 * max(1, 2 ** (q.bits - 13)) * wrong.size):
             faults.append(f"{node.name}: {wrong.sum()} of {wrong.size} codes")
         assert np.abs(codes - found).max() <= 1, node.name
@@ -129,7 +129,7 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
 @pytest.mark.parametrize("bits", ["8/8/8", "4/8/4", "8/6/3"])
 @pytest.mark.parametrize("recipe", [name for name, found in ALL.items() if found.integer])
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
-def test_every_recipe_with_a_program_runs_at_other_bits(kind: str, recipe: str, bits: str) -> None:
+def test_every_integer_recipe_runs_at_other_bit_widths(kind: str, recipe: str, bits: str) -> None:
     model = float_model(kind)
     program = lower(model, calibration_of(model, with_bits(ALL[recipe], bits), count=4))
     logits = run(program, images_for(model.preprocess, 2))
@@ -139,7 +139,7 @@ def test_every_recipe_with_a_program_runs_at_other_bits(kind: str, recipe: str, 
 @pytest.mark.parametrize("recipe", ["fqvit", "w4"])
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @every_model
-def test_our_features_are_near_the_float_ones(kind: str, features: Any, recipe: str) -> None:
+def test_features_are_close_to_those_of_the_float_model(kind: str, features: Any, recipe: str) -> None:
     model, _, program, _ = lowered(kind, recipe, features)
     images = images_for(model.preprocess, 8, 8)
     output = program.header.output
@@ -159,7 +159,7 @@ def test_the_simulated_network_stays_close_to_the_program(kind: str) -> None:
 
 
 @every_model
-def test_integer_logits_follow_the_float_ones(kind: str) -> None:
+def test_logits_are_close_to_those_of_the_float_model(kind: str) -> None:
     model, _, program, _ = lowered(kind, "fq-vit-8")
     images = images_for(model.preprocess, 16, 7)
     integer = run(program, images) * program.header.output.scale
@@ -170,7 +170,7 @@ def test_integer_logits_follow_the_float_ones(kind: str) -> None:
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @every_model
-def test_features_are_integers_with_their_scale(kind: str, features: Any) -> None:
+def test_features_are_codes_with_a_scale(kind: str, features: Any) -> None:
     model, _, program, _ = lowered(kind, "fq-vit-8", features)
     images = images_for(model.preprocess, 4, 8)
     output = program.header.output
@@ -185,7 +185,7 @@ def test_features_are_integers_with_their_scale(kind: str, features: Any) -> Non
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @every_model
-def test_features_say_how_to_read_every_channel(kind: str, features: Any) -> None:
+def test_the_output_names_the_alpha_of_its_channels(kind: str, features: Any) -> None:
     _, _, program, values = lowered(kind, "fq-vit", features)
     output = program.header.output
     alpha = next(w for w in values.values() if w.buffer == output.buffer).codes().alpha
@@ -193,7 +193,7 @@ def test_features_say_how_to_read_every_channel(kind: str, features: Any) -> Non
         assert_same(program.constants[output.alpha], alpha, "alpha of the output")  # type: ignore[attr-defined]
 
 
-def test_padding_and_masks_are_used_by_the_padded_swin() -> None:
+def test_the_padded_swin_uses_padding_and_masks() -> None:
     _, _, program, _ = lowered("padded swin", "fq-vit")
     rows = [array for name, array in program.constants.items() if name.startswith("rows.")]
     assert any((array == -1).any() for array in rows) and any(name.startswith("region.") for name in program.constants)
@@ -207,14 +207,14 @@ def test_padding_and_masks_are_used_by_the_padded_swin() -> None:
         (np.zeros((1, 3, 12, 12), np.uint8), r"\[1, 3, 12, 12\]"),
     ],
 )
-def test_images_of_another_kind_are_refused(images: Any, found: str) -> None:
-    with pytest.raises(FqvitError, match=found + r".*takes uint8 \[N, 12, 12, 3\]"):
+def test_images_of_the_wrong_dtype_or_shape_are_rejected(images: Any, found: str) -> None:
+    with pytest.raises(FqvitError, match=found + r".*expected uint8 \[N, 12, 12, 3\]"):
         run(lowered("vit", "fq-vit")[2], images)
 
 
 @every_model
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_no_images_give_no_logits(kind: str, library: Any) -> None:
+def test_an_empty_batch_gives_empty_logits(kind: str, library: Any) -> None:
     model, _, program, _ = lowered(kind, "fq-vit")
     empty = images_for(model.preprocess, 1)[:0]
     assert run(program, empty, library).shape == (0, *run(program, images_for(model.preprocess, 1)).shape[1:])
@@ -230,7 +230,7 @@ def test_running_does_not_change_the_images_or_the_program() -> None:
     assert program.fingerprint() == fingerprint
 
 
-def test_lowering_leaves_the_float_model_alone() -> None:
+def test_lowering_does_not_change_the_float_model() -> None:
     model = float_model("vit")
     before = {name: value.clone() for name, value in model.module.state_dict().items()}
     lower(model, calibration_of(model))

@@ -1,4 +1,7 @@
-"""Engines under many threads, in short: the right bits, damaged files refused, no file left open. `make soak` has more."""
+"""Tests of engines under many threads, for a few seconds: right bits, damaged files rejected, no file left open.
+
+See also: scripts/soak.py (`make soak` runs it for longer).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOAK = ROOT / "scripts" / "soak.py"
 
 
-def test_eight_threads_share_engines_and_have_their_own() -> None:
+def test_eight_threads_use_shared_and_own_engines() -> None:
     words = [sys.executable, "-X", "dev", "-W", "error", SOAK, "--worker", ROOT / "tests" / "golden", "--seconds", "3"]
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -23,7 +26,7 @@ def test_eight_threads_share_engines_and_have_their_own() -> None:
     assert all(found["counts"].get(what, 0) > 0 for what in ("shared", "own", "new", "refused")), found["counts"]
 
 
-def test_growth_is_told_from_noise() -> None:
+def test_memory_growth_is_distinguished_from_noise() -> None:
     spec = importlib.util.spec_from_file_location("soak", SOAK)
     assert spec is not None and spec.loader is not None
     soak = importlib.util.module_from_spec(spec)

@@ -1,7 +1,7 @@
-"""Random ops of sizes that vector kernels meet: a few vectors and a ragged end. tests/ir/test_ops.py has the small ones.
+"""Draw random ops whose sizes exercise vector kernels: several vectors plus a remainder.
 
-Each case draws buffers and constants and returns ops in a row, the last of which writes y. Where an engine can join them, they
-come as it wants them: a linear map with a table or a sum behind it, and attention from the codes of Q, K and V to the context.
+Each case draws buffers and constants and returns a sequence of ops, the last of which writes y. Among them are those that the
+engine fuses: linear with lookup or add, and attention from Q, K and V to the context. See also: tests/ir/test_ops.py.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Case = tuple[AnyOp, ...]
 
 
 def size(draw: Draw, *sizes: int) -> int:
-    """One of these, or one beside it."""
+    """One of these sizes, or one more or less."""
     return max(1, draw.one(*sizes) + draw.int(-1, 1))
 
 
 def shift_to(draw: Draw, x: Any, bits: int, last: int = 62) -> int:
-    """Mostly one that brings x to codes, sometimes one at an end."""
+    """A shift that scales x to codes of that many bits, or sometimes an extreme one."""
     reach = draw.one(int(np.abs(x).max()), int(3 * x.std()), int(3 * x.std())) + 1
     middle = min(max(reach.bit_length() - bits, 1), last)
     return int(draw.one(*[middle] * 12, min(middle + 3, last), max(middle - 3, 1), draw.one(1, 31, 32, 33, last)))
 
 
 def linear_parts(draw: Draw, name: str, x: Any, outputs: int, bits: int) -> Any:
-    """Weights of one of five kinds, biases up to what an accumulator can still hold, multipliers and shifts -> accumulators."""
+    """Draw weights of five kinds, biases within the 31-bit bound, multipliers and shifts; return the accumulators of x."""
     x = x.reshape(-1, x.shape[-1]).astype(np.int64)
     w = draw.rng.integers(-128, 127, (outputs, x.shape[-1]), endpoint=True)
     kind = draw.int(0, 4)
@@ -66,6 +66,7 @@ def linear_parts(draw: Draw, name: str, x: Any, outputs: int, bits: int) -> Any:
 
 
 def rows_and_sizes(draw: Draw) -> tuple[tuple[int, ...], int, int]:
+    """The leading axes, K and O of a linear op."""
     lead = draw.one((1,), (2,), (10,), (11,), (12,), (23,), (34,), (3, 7), (2, 2, 5), ())
     return lead, size(draw, 1, 4, 8, 16, 33, 64, 100, 192, 768, 1537, 2400), size(draw, 1, 8, 16, 25, 33, 64, 100)
 
@@ -123,7 +124,7 @@ def linear_add(draw: Draw) -> Case:
     y_bits, y_k = draw.one(1, 8, 8, 12, 16), draw.one(0, 4)
     y_zero, y_alpha = draw.zero("yz", outputs, y_bits), draw.one(None, draw.constant("ya", 0, y_k, (outputs,), "u8"))
     shift = shift_to(draw, acc * (draw.constants["am"] / 2).astype(np.int64), y_bits, 62 - y_k)
-    if draw.int(0, 4) == 0:  # the residual alone, as large as 32 bits can or just cannot hold
+    if draw.int(0, 4) == 0:  # only the residual, around the limit of 32 bits
         k, mult = draw.int(13, 15), draw.int(1, 40)
         draw.constants["ra"] = np.full(outputs, k, np.uint8)
         own, other = Term(x="acc", mult=0), Term(x="r", mult=mult, zero=draw.one(0, 2**bits - 1), alpha="ra")
@@ -142,7 +143,7 @@ def layernorm(draw: Draw) -> Case:
     lead = draw.one((rows,), (2, rows))
     draw.buffer("x", (*lead, channels), bits)
     x = draw.buffers["x"].reshape(-1, channels)
-    for row in draw.rng.integers(0, len(x), draw.int(0, 4)):  # all equal, or one that is not
+    for row in draw.rng.integers(0, len(x), draw.int(0, 4)):  # rows of equal codes, or with one outlier
         x[row] = draw.int(0, 2**bits - 1)
         if draw.int(0, 1):
             x[row, draw.int(0, channels - 1)] = draw.one(0, 2**bits - 1)
@@ -153,7 +154,7 @@ def layernorm(draw: Draw) -> Case:
     b_shift = draw.one(0, max(shift - 20, 0), 32)
     b = np.clip(draw.rng.normal(1, 0.5, channels) * 2.0 ** (shift - b_shift + y_bits - 1), -(2**31) + 1, 2**31 - 1)
     draw.constants["y.affine"] = np.stack([g, b]).astype(np.int32)
-    # C^2 v^2 stays below 2^62: as many shifts as that leaves, sometimes.
+    # C^2 v^2 must stay below 2^62, which limits alpha.
     room = 30 - math.ceil(math.log2(channels)) - bits
     alpha = draw.alpha("alpha", channels, max(min(draw.one(3, 8, room), room, 15), 0))
     epsilon = draw.one(1, 7, 2**30, 2**45)
@@ -172,19 +173,19 @@ def layernorm(draw: Draw) -> Case:
 
 
 def last_bits(draw: Draw) -> Case:
-    """LayerNorm with g and b such that every code is t / 2 around its middle: a quotient that is off by one is seen."""
+    """LayerNorm whose g and b make the codes about t / 2, near the middle code: an error of one in t changes a code."""
     channels, bits = draw.one(7, 8, 16, 64, 192, 200, 384, 768, 1000, 3960, 3968), draw.one(1, 8, 8, 12, 16)
     room = max(30 - math.ceil(math.log2(channels)) - bits, 0)
     draw.buffer("x", (1, channels), bits)
     x = draw.buffers["x"]
-    if draw.int(0, 1):  # all but a few alike: the largest quotients there are
+    if draw.int(0, 1):  # all but a few codes are equal: the largest quotients
         x[:] = x[..., :1]
         for _ in range(draw.int(1, 4)):
             x[..., draw.int(0, channels - 1)] = draw.int(0, 2**bits - 1)
     x[1] = x[0]
     alpha = draw.alpha("alpha", channels, min(draw.one(3, room), room, 15))
     zero = draw.one(0, draw.int(0, 2**bits - 1), draw.constant("z", 0, 2**bits - 1, (channels,), "u8" if bits <= 8 else "u16"))
-    if draw.int(0, 3) == 0:  # C v - M1 as large as 32 bits can or just cannot hold
+    if draw.int(0, 3) == 0:  # C v - M1 around the limit of 32 bits
         x[:], alpha, zero = draw.one(0, 2**bits - 1), "alpha", 2 ** (bits - 1)
         x[..., draw.int(0, channels - 1)] ^= 2**bits - 1
         draw.constants["alpha"] = np.full(channels, min(room + draw.int(0, 2), 15), np.uint8)
@@ -205,14 +206,14 @@ def last_bits(draw: Draw) -> Case:
 
 
 def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:
-    """qkv [W, T, 3 H D] -> context [W, T, H D]; W is not always there."""
+    """Attention: qkv [W, T, 3 H D] or [T, 3 H D] -> context [W, T, H D] or [T, H D]."""
     tokens = size(draw, 1, 4, 8, 16, 17, 32, 49, 50, 65)
     width, count = draw.one(1, 2, 3, 8, 16, 20, 24, 32, 32, 33, 64, 64), draw.int(1, 3)
     windows = draw.one(None, None, 1, 3)
     lead = () if windows is None else (windows,)
     n = len(lead)
     draw.buffer("qkv", (*lead, tokens, 3 * count * width), draw.one(8, 8, 8, 6))
-    if draw.int(0, 3) == 0:  # Q and K that differ little give scores that do
+    if draw.int(0, 3) == 0:  # similar Q and K give similar scores
         draw.buffers["qkv"] = np.clip(draw.buffers["qkv"] // 16 + 120, 0, draw.values["qkv"].hi).astype(np.uint8)
     view, perm = (*lead, tokens, 3, count, width), (*range(n), n + 1, n, n + 2)
     parts = [Permute(y=y, x="qkv", view=view, perm=perm, select=(n + 1, i)) for i, y in enumerate("qkv")]
@@ -251,13 +252,13 @@ def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:
     return (*parts, scores, *ops, back)
 
 
-def zero_beside(draw: Draw, v_zero: int, bits: int) -> int:
-    """The zero point of the context: mostly where that of V is in its range."""
+def context_zero(draw: Draw, v_zero: int, bits: int) -> int:
+    """A zero point of the context: mostly at the same relative position as that of V."""
     return min(int(draw.one(*[v_zero / 255] * 4, 0, 0.5, 1) * (2**bits - 1)), 2**bits - 1)
 
 
 def exponentials(draw: Draw, codes: int, tokens: int) -> None:
-    """A real table, or one that rises, is flat, short, long or mostly zero."""
+    """Draw a table of exponentials, or one that is unsorted, constant, short, long or mostly zero."""
     real = exp_table(draw.one(1e-4, *[2 / codes, 6 / codes, 12 / codes, 30 / codes] * 2, 30.0), codes, tokens)
     most = min((2**31 - 1) // tokens, 2**30)
     length = draw.one(1, 2, codes, codes + 3)
@@ -266,7 +267,7 @@ def exponentials(draw: Draw, codes: int, tokens: int) -> None:
     draw.constants["a.table"] = draw.one(*[real] * 5, wild, np.full(length, most)).astype(np.int32)
 
 
-def by_logarithm(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
+def log2_codes(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
     exponentials(draw, codes, tokens)
     a_bits, bits = draw.one(2, 3, 4, 4), draw.one(1, 5, *[8] * 5, 12)
     mult = draw.int(2**30, 2**31 - 1)
@@ -282,7 +283,7 @@ def by_logarithm(draw: Draw, tokens: int, codes: int, region: str | None, v_zero
             v_zero=v_zero,
             a_bits=a_bits,
             zero_code=region is not None or bool(draw.int(0, 1)),
-            y_zero=zero_beside(draw, v_zero, bits),
+            y_zero=context_zero(draw, v_zero, bits),
             bits=bits,
         ),
     )
@@ -304,7 +305,7 @@ def uniform(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int
             a_zero=draw.one(0, 0, 1, 2**a_bits - 1),
             b_zero=v_zero,
             b_rows=True,
-            y_zero=zero_beside(draw, v_zero, bits),
+            y_zero=context_zero(draw, v_zero, bits),
             bits=bits,
         ),
     )
@@ -315,7 +316,7 @@ def relative(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: in
     largest = draw.one(1, 100, 255, 2**15 - 1, 2**15)
     levels = draw.rng.integers(0, largest, a_last + 1, endpoint=True)
     table = draw.rng.integers(0, a_last, draw.one(1, *[codes // 2 + 1, codes, codes + 1] * 2), endpoint=True)
-    if draw.int(0, 1):  # as real tables are
+    if draw.int(0, 1):  # sorted like real tables
         levels, table = np.sort(levels)[::-1].copy(), np.sort(table)
     if a_last == 255 and draw.int(0, 1):
         levels, largest, table[0] = np.zeros(0, np.int64), 255, 255
@@ -340,19 +341,19 @@ def relative(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: in
             shift=shift,
             levels=tuple(levels.tolist()),
             v_zero=v_zero,
-            y_zero=zero_beside(draw, v_zero, bits),
+            y_zero=context_zero(draw, v_zero, bits),
             bits=bits,
         ),
     )
 
 
-def crossed(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
-    """One softmax before the product of another: no recipe does that, but it has a meaning."""
-    ways = (by_logarithm, uniform, relative)
+def mixed(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
+    """The softmax of one kind with the product of another: valid, although no recipe produces it."""
+    kinds = (log2_codes, uniform, relative)
     first, second = draw.rng.permutation(3)[:2]
-    _, times_v = ways[second % 2](draw, tokens, codes, None, v_zero)  # an attend follows row_codes only
-    softmax, _ = ways[first if first != second % 2 else 2](draw, tokens, codes, region, v_zero)
-    if isinstance(times_v, ShiftMatMul):  # it wants codes of that many bits
+    _, times_v = kinds[second % 2](draw, tokens, codes, None, v_zero)  # not Attend, which reads only codes of RowCodes
+    softmax, _ = kinds[first if first != second % 2 else 2](draw, tokens, codes, region, v_zero)
+    if isinstance(times_v, ShiftMatMul):  # its codes must have a_bits bits
         last = 2**times_v.a_bits - 1
         times_v = msgspec.structs.replace(times_v, zero_code=bool(draw.int(0, 1)))
         if isinstance(softmax, Softmax):
@@ -371,15 +372,15 @@ WIDE: dict[str, Callable[[Draw], Case]] = {
     "linear + add": linear_add,
     "layernorm": layernorm,
     "layernorm, last bits": last_bits,
-    "heads by logarithm": partial(heads, softmax=by_logarithm),
-    "heads, uniform": partial(heads, softmax=uniform),
-    "heads, relative": partial(heads, softmax=relative),
-    "heads, crossed": partial(heads, softmax=crossed),
+    "attention, log2": partial(heads, softmax=log2_codes),
+    "attention, uniform": partial(heads, softmax=uniform),
+    "attention, relative": partial(heads, softmax=relative),
+    "attention, mixed": partial(heads, softmax=mixed),
 }
 
 
 def accepted(draw: Draw, ops: Case) -> bool:
-    """Whether verify() would take them: nothing in them can overflow."""
+    """Whether verify() accepts the ops: none of them can overflow."""
     values: dict[str, Any] = dict(draw.values)
     for op in ops:
         values[op.y], proofs = op.infer(Scope(values, draw.constants, op.y))

@@ -1,4 +1,4 @@
-"""What runs programs: native.py (the engine), reference.py (the definition), onnx.py. Each is imported when first used."""
+"""Runtimes of programs: the native engine, the reference and ONNX Runtime. Each is imported on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # fqvit.runtime.reference must work after `import fqvit`, whatever else was imported before.
+    # fqvit.runtime.reference must work after a plain `import fqvit`.
     if name in ("native", "onnx", "reference"):
         return import_module(f"fqvit.runtime.{name}")
     raise AttributeError(f"module 'fqvit.runtime' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""How much memory a program's buffers may take: a file of 1 kB can declare shapes that need any amount."""
+"""Limit the memory of a program's buffers: an untrusted file of 1 kB can declare shapes of any size."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fqvit.ir.liveness import last_uses
 from fqvit.ir.program import INPUT, Program
 from fqvit.ir.value import DAMAGED, Value
 
-MOST_BYTES = 512 << 20  # of one image on its way; Swin-B at 384 pixels needs some 20 MB
+MOST_BYTES = 512 << 20  # per image; Swin-B at 384 pixels needs about 20 MB
 
 
 def check_bytes(model: str, needed: int, most: int) -> None:
+    """Raise FqvitError if the buffers of one image need more than `most` bytes."""
     if needed > most:
-        said = f"its buffers need {needed / 1e6:,.0f} MB an image, at most {most / 1e6:,.0f} are taken"
+        said = f"its buffers need {needed / 1e6:,.0f} MB per image, at most {most / 1e6:,.0f} MB are allowed"
         raise FqvitError(f"{model}: {said}. {DAMAGED}")
 
 
 def live_bytes(program: Program, buffers: Mapping[str, Value]) -> int:
-    """The most that buffers of one image take at a time, each from the op that writes it to the last that reads it."""
+    """Return the peak size of the live buffers of one image. A buffer is live from the op that writes it to its last reader."""
     sizes = {name: math.prod(value.shape) * np.dtype(DTYPES[value.dtype]).itemsize for name, value in buffers.items()}
     last_use = last_uses((op.inputs() for op in program.ops), (output.buffer for output in program.header.outputs))
     live, most = sizes[INPUT], sizes[INPUT]

@@ -1,7 +1,7 @@
-"""The native engine: a program on the compiled kernels, bit for bit like the reference.
+"""The native engine: run a program on compiled kernels, bit for bit like the reference.
 
-Python reads and verifies the file; the compiled side checks everything again and keeps its own, packed copy of the weights.
-Constants go over op by op, so that no more than one is here and there at a time. Its slow neighbour is reference.py.
+Python reads and verifies the file. The C++ side checks everything again and packs its own copy of the weights; constants are
+handed over op by op, so that few exist twice at a time. See also: reference.py, docs/explanation/engine.md.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fqvit.ir.value import DAMAGED, Constant, Scope
 from fqvit.runtime.memory import MOST_BYTES, check_bytes
 
 Integers = np.ndarray[Any, Any]
-NOTHING = np.zeros(0, np.uint8)
+NOTHING = np.zeros(0, np.uint8)  # stands for an absent constant
 OUTS = {"codes": 0, "acc": 1, "i32": 2}
-ISA = "FQVIT_ISA"  # environment variable: the instruction set, for tests and comparisons
-# Parameters are written down for each op and channel, also where a file has one number for all of them or several ops share a
-# constant: so many bytes, or times what is stored, if that is more.
+ISA = "FQVIT_ISA"  # environment variable that selects the instruction set, for tests and comparisons
+# The engine expands parameters per op and channel, even if the file stores one number or several ops share a constant. They may
+# take this many bytes, or this many times the bytes stored in the file, whichever is more.
 MOST_PARAMETERS = 64 << 20
 MOST_TIMES = 20
 
 
 class Engine:
-    """A program made ready to run natively, from a file or from memory.
+    """A program, from a file or from memory, that is ready to run natively.
 
-    threads: None takes every core that this process may use. The bits are the same for every number of them.
-    Runs from several Python threads are safe and wait for each other; for runs side by side make an engine for each.
+    threads: None uses every core available to this process. The bits are the same for every number of threads.
+    Several Python threads may call the same engine; their runs wait for each other. For parallel runs create one engine each.
     """
 
     def __init__(
@@ -52,8 +52,12 @@ class Engine:
         keep: bool = False,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """isa: one of `instruction_sets()`; None takes $FQVIT_ISA, or the best. keep: for `buffers`; slower, eight times the
-        memory. most_bytes: programs whose buffers need more an image are refused."""
+        """Load a program. Raises FqvitError if it does not verify or needs too much memory.
+
+        isa: one of `instruction_sets()`; None uses $FQVIT_ISA, or else the best one
+        keep: keep every buffer for `buffers`; slower, and needs up to eight times the memory
+        most_bytes: limit of the buffers per image
+        """
         if threads is not None and threads < 1:
             raise FqvitError(f"threads: {threads}, expected 1 or more.")
         options = threads or cores(), _instruction_set(isa), keep, 8 * most_bytes if keep else most_bytes
@@ -68,7 +72,7 @@ class Engine:
 
     def _load(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool, most_bytes: int) -> None:
         loader = _Loader(program, verified, threads, isa, keep)
-        check_bytes(program.header.model, loader.engine.run_bytes, most_bytes)  # nothing of it has been allocated yet
+        check_bytes(program.header.model, loader.engine.run_bytes, most_bytes)  # nothing has been allocated yet
         self._engine, self._numbers = loader.engine, loader.numbers
         self.header = program.header
         self.classes = program.classes
@@ -76,49 +80,49 @@ class Engine:
 
     @property
     def isa(self) -> str:
-        """The family of kernels that multiplies."""
+        """The instruction set of the matrix kernels."""
         return self._engine.instruction_set
 
     @property
     def threads(self) -> int:
-        """How many work on a run."""
+        """The number of threads of a run."""
         return self._engine.threads
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
-        """uint8 [N, H, W, C] -> int32 logits [N, classes] (or the codes of features)."""
+        """Return int32 logits [N, classes], or codes of features, for images uint8 [N, H, W, C]."""
         return self._engine.run(self._checked(images))
 
     def run_all(self, images: NDArray[np.uint8]) -> tuple[Integers, ...]:
-        """As run; all outputs, in the order of the header."""
+        """Like run, but return all outputs, in the order of the header."""
         return tuple(self._engine.run_all(self._checked(images)))
 
     def _checked(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
-            takes = ", ".join(map(str, self.input_shape))
-            raise FqvitError(f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {takes}].")
+            expected = ", ".join(map(str, self.input_shape))
+            raise FqvitError(f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {expected}].")
         return np.ascontiguousarray(images)
 
     def classify(self, images: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """uint8 [N, H, W, C] -> the class with the highest score of each image, i64 [N]; of equal ones the first."""
+        """Return the class with the highest score per image, i64 [N], for images uint8 [N, H, W, C]. Ties: the first class."""
         if self.header.output.kind != "logits":
             raise FqvitError(f"{self.header.model}: gives features ({self.header.output.kind}), not classes.")
         best: NDArray[np.int64] = self.run(images).argmax(-1)
         return best
 
     def buffers(self, image: NDArray[np.uint8]) -> dict[str, Integers]:
-        """Every buffer of a run of one image, uint8 [H, W, C]. Only where the engine was made with keep=True."""
+        """Run one image, uint8 [H, W, C], and return every buffer by name. Needs an engine created with keep=True."""
         numbers = [self._numbers[op.y] for op in self.header.ops]
         found = self._engine.buffers(self._checked(image[None]), numbers)
         return {op.y: codes for op, codes in zip(self.header.ops, found, strict=True)}
 
     def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
-        """The time of every op, as fused ones run, on one thread: of the fastest of `rounds` runs of uint8 [H, W, C]."""
+        """Measure every op, after fusion, for one image uint8 [H, W, C] on one thread: the fastest of `rounds` runs."""
         return [OpTime(*row) for row in self._engine.profile(self._checked(image[None]), rounds)]
 
 
 @dataclass(frozen=True)
 class OpTime:
-    """buffer: the one that the op writes. macs: multiply-accumulates of its matrix products."""
+    """The time of one op. buffer: the buffer that it writes; macs: multiply-accumulates of its matrix products"""
 
     buffer: str
     op: str
@@ -127,26 +131,26 @@ class OpTime:
 
 
 def instruction_sets() -> list[str]:
-    """What this build has and this CPU can run, best first."""
+    """Return the instruction sets that this build contains and this CPU supports, best first."""
     return _native.instruction_sets()
 
 
 def _instruction_set(isa: str | None) -> str:
-    """What was asked for; "" stands for the best."""
+    """Return the requested instruction set after checking it; "" stands for the best."""
     where, name = ("isa", isa) if isa else (ISA, os.environ.get(ISA, ""))
     if name and name not in instruction_sets():
         known = ", ".join(instruction_sets())
-        raise FqvitError(f"{where}: instruction set {name}: not in this build or not on this CPU; it has {known}.")
+        raise FqvitError(f"{where}: instruction set {name}: not in this build or not on this CPU, expected one of {known}.")
     return name
 
 
 def _contiguous(array: Constant) -> Constant:
-    """As the compiled side wants it; numpy's own function would give an array without axes one."""
+    """Return a contiguous, aligned array. np.ascontiguousarray would add an axis to an array without axes."""
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
 class _Loader:
-    """Hands a program to the compiled side, op by op."""
+    """Hand a program over to the C++ engine, op by op."""
 
     def __init__(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool) -> None:
         self.constants = program.constants
@@ -162,33 +166,37 @@ class _Loader:
         self.engine.finish(output, keep, others)
 
     def send(self, op: Op, ints: list[int], arrays: list[Constant]) -> int:
+        """Add an op to the engine; return the number of its buffer. Raises FqvitError if parameters need too much memory."""
         inputs = [self.number(name) for name in op.inputs()]
         tag: str = op.__struct_config__.tag  # type: ignore[assignment]
         number = self.engine.add(op.y, tag, inputs, ints, [_contiguous(array) for array in arrays])
         taken = self.engine.constant_bytes
         if taken > MOST_PARAMETERS and taken > MOST_TIMES * self.stored:
-            said = f"parameters of {taken / 1e6:,.0f} MB up to here, made of {self.stored / 1e6:,.1f} that are stored"
+            said = f"parameters need {taken / 1e6:,.0f} MB, but the file stores only {self.stored / 1e6:,.1f} MB"
             raise FqvitError(f"{op.y}: {said}. {DAMAGED}")
         return number
 
     @cached_property
     def stored(self) -> int:
-        """Bytes of all constants."""
+        """The size of all constants in bytes."""
         return sum(array.nbytes for array in self.constants.values())
 
     def number(self, name: str) -> int:
+        """Return the number of a buffer, or of a constant used as an operand."""
         if name not in self.numbers:
             self.numbers[name] = self.engine.constant(_contiguous(self.constants[name]))
         return self.numbers[name]
 
     def part(self, op: Op, name: str) -> Constant:
+        """Return one of the op's own constants, or NOTHING."""
         return self.constants.get(op.part(name), NOTHING)
 
     def named(self, name: str | None) -> Constant:
+        """Return a shared constant, or NOTHING."""
         return NOTHING if name is None else self.constants[name]
 
     def zero(self, zero: Zero, channels: int) -> Constant:
-        """One number, or one a channel: i32 [1] or [C]."""
+        """Return a zero point as i32 [1], or as i32 [C] if it differs between channels."""
         if isinstance(zero, str):
             return self.constants[zero].astype(np.int32)
         if isinstance(zero, int) or len(zero) == 1:
@@ -200,8 +208,8 @@ class _Loader:
 
     @singledispatchmethod
     def add(self, op: Op) -> int:
-        """The op in the order of fields that docs/reference/engine-records.md lists -> the number of its buffer."""
-        raise FqvitError(f"{op.y}: the native engine has no {type(op).__name__}.")
+        """Send an op as the record that docs/reference/engine-records.md describes; return the number of its buffer."""
+        raise FqvitError(f"{op.y}: the native engine does not support {type(op).__name__}.")
 
     @add.register
     def _(self, op: Lookup) -> int:
@@ -210,7 +218,7 @@ class _Loader:
 
     @add.register
     def _(self, op: Linear) -> int:
-        w = op.weights(Scope(self.values, self.constants, op.y))  # unpacked, if they are packed
+        w = op.weights(Scope(self.values, self.constants, op.y))  # unpacked if stored in 4 bits
         mult, shift = self.part(op, "mult"), self.part(op, "shift")
         arrays = [w, self.part(op, "bias"), mult, shift, self.zero(op.y_zero, len(w))]
         return self.send(op, [OUTS[op.out], op.bits], arrays)

@@ -1,7 +1,7 @@
-"""The reference runtime: a short interpreter over the ops. Slow, readable, and the definition of right.
+"""The reference runtime: a short interpreter that defines the results of a program. Slow and readable.
 
-Runs on numpy alone; `library="torch"` runs the same op texts on torch tensors and gives the same bits. It never runs a
-program that verify() has not accepted. Its fast neighbour is the native engine.
+It needs only numpy; `library="torch"` runs the same code on torch tensors and gives the same bits. It verifies every program
+before running it. See also: native.py (the same bits, fast).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ Integers = np.ndarray[Any, Any]
 
 
 class Reference:
-    """A program made ready to run: verified, its weights unpacked and its constants converted once."""
+    """A program that is ready to run: verified, its weights unpacked, its constants converted."""
 
     def __init__(self, program: Program, library: Literal["numpy", "torch"] = "numpy", *, most_bytes: int = MOST_BYTES) -> None:
-        """most_bytes: programs whose buffers need more an image are refused. While an op runs, its numbers have 64 bits."""
+        """Raises FqvitError if the program does not verify or its buffers need more than `most_bytes` per image.
+
+        An op temporarily needs more: it computes in int64.
+        """
         check_bytes(program.header.model, live_bytes(program, program.verify().buffers), most_bytes)
         ready = program.unpacked()
         self.program, self.ops = program, ready.ops
@@ -36,19 +39,17 @@ class Reference:
         self.last_use = last_uses((op.inputs() for op in program.ops), self.outputs)
 
     def run(self, images: NDArray[np.uint8], visit: Callable[[str, Integers], None] | None = None) -> Integers:
-        """uint8 [N, H, W, C] -> the output buffer [N, ...]: int32 logits, or codes of features.
+        """Return the first output for images uint8 [N, H, W, C]: int32 logits [N, classes], or codes of features.
 
-        `visit` sees every buffer with its name, pixels excepted, as it is written.
+        visit: called with the name and the contents of every buffer as soon as an op has written it
         """
         return self.run_all(images, visit)[0]
 
     def run_all(self, images: NDArray[np.uint8], visit: Callable[[str, Integers], None] | None = None) -> tuple[Integers, ...]:
-        """As run; all outputs, in the order of the header."""
+        """Like run, but return all outputs, in the order of the header."""
         shape = self.program.input_shape
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
-            raise FqvitError(
-                f"images of {images.dtype} {list(images.shape)}: this program takes uint8 [N, {', '.join(map(str, shape))}]."
-            )
+            raise FqvitError(f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {', '.join(map(str, shape))}].")
         values: dict[str, Array] = {INPUT: self.kit.asarray(images)}
 
         def get(name: str) -> Array:
@@ -65,5 +66,5 @@ class Reference:
 
 
 def run(program: Program, images: NDArray[np.uint8], library: Literal["numpy", "torch"] = "numpy") -> Integers:
-    """uint8 [N, H, W, C] -> int32 logits [N, classes] (or the codes of features)."""
+    """Run a program once: images uint8 [N, H, W, C] -> int32 logits [N, classes], or codes of features."""
     return Reference(program, library).run(images)
