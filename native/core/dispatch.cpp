@@ -39,7 +39,7 @@ KernelSet select_kernels(const std::string& name) {
         if (name.empty() || name == set.name) return set;
         known += (known.empty() ? "" : ", ") + std::string(set.name);
     }
-    throw BadProgram("instruction set " + name + ": not in this build or not on this CPU, expected one of " + known);
+    fail({"instruction set ", name, ": not in this build or not on this CPU, expected one of ", known});
 }
 
 }  // namespace fqvit

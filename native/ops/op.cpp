@@ -39,7 +39,7 @@ Make find(const std::string& tag) {
     for (const Entry& entry : OPS) {
         if (tag == entry.tag) return entry.make;
     }
-    throw BadProgram("tag: " + tag + ", expected the name of an op");
+    fail({"tag: ", tag, ", expected the name of an op"});
 }
 
 }  // namespace

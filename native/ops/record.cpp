@@ -1,7 +1,6 @@
 #include "ops/record.h"
 
 #include <algorithm>
-#include <string>
 
 namespace fqvit {
 
@@ -34,10 +33,7 @@ const Value& codes_input(const Record& record, const Scope& scope, std::size_t i
 }
 
 std::int64_t in_range(std::int64_t value, std::int64_t lo, std::int64_t hi, const char* name) {
-    if (value < lo || value > hi) {
-        throw BadProgram(std::string(name) + ": " + std::to_string(value) + ", expected " + std::to_string(lo) +
-                         " to " + std::to_string(hi));
-    }
+    require(value >= lo && value <= hi, name, ": ", value, ", expected ", lo, " to ", hi);
     return value;
 }
 

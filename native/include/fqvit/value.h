@@ -2,8 +2,10 @@
 // A program that breaks a rule raises BadProgram while it is loaded, so run() needs no checks.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -38,22 +40,34 @@ inline const char* name_of(DType dtype) {
 
 using Shape = std::vector<std::int64_t>;
 
-// Parts of an error message.
-inline std::string message_part(const std::string& text) { return text; }
-inline std::string message_part(std::int64_t number) { return std::to_string(number); }
-inline std::string message_part(std::size_t number) { return std::to_string(number); }
-inline std::string message_part(int number) { return std::to_string(number); }
-inline std::string message_part(DType dtype) { return name_of(dtype); }
-inline std::string message_part(const Shape& shape) {
-    std::string text = "[";
-    for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-    return text + "]";
-}
+// One part of an error message. Refers to its argument until the message is built.
+class MessagePart {
+public:
+    MessagePart(const char* text) : kind_(TEXT), text_(text) {}
+    MessagePart(const std::string& text) : kind_(TEXT), text_(text.c_str()) {}
+    MessagePart(DType dtype) : kind_(TEXT), text_(name_of(dtype)) {}
+    MessagePart(const Shape& shape) : kind_(SHAPE), shape_(&shape) {}
+    template <std::integral T>
+    MessagePart(T number) : kind_(NUMBER), number_(static_cast<std::int64_t>(number)) {}
+    std::string str() const;
 
-// Throws BadProgram with all parts joined if the condition is false. Messages read "<thing>: <found>, expected <what>".
+private:
+    enum { TEXT, NUMBER, SHAPE } kind_;
+    union {
+        const char* text_;
+        std::int64_t number_;
+        const Shape* shape_;
+    };
+};
+
+// Throws BadProgram with all parts joined.
+[[noreturn]] void fail(std::initializer_list<MessagePart> parts);
+
+// Fails if the condition is false. Messages read "<thing>: <found>, expected <what>".
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
-    if (!condition) throw BadProgram((message_part(parts) + ...));
+    if (!condition) [[unlikely]]
+        fail({MessagePart(parts)...});
 }
 
 constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // per buffer, for one image
