@@ -105,7 +105,7 @@ def test_the_fastest_large_op_is_the_yardstick() -> None:
     assert fastest is not None and fastest.name == "fc1" and fastest.gmacs == pytest.approx(30.0)
     assert ops.fastest_large_op([TIMES[1]]) is None
     text = ops.text(TIMES)
-    assert "100 % is fc1, 30.0 GMAC/s" in text and "33 %" in text
+    assert "100 % is fc1 with 30.0 GMAC/s" in text and "33 %" in text
     assert "layernorm" in ops.text([TIMES[1]])
 
 

@@ -1,1 +1,1 @@
-"""The engine's speed beside other runtimes: each in a process of its own, taking turns in one run."""
+"""Compare the speed and memory of programs with other runtimes, one process per candidate, in interleaved rounds."""

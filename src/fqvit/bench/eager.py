@@ -1,6 +1,6 @@
-"""The float model, read and run as PyTorch is fastest: fused attention, rows by index_select. The same values, to rounding.
+"""Run a float model as fast as PyTorch can: fused attention, and index_select for gathers. Values are equal up to rounding.
 
-The model's own leaf modules are written for tracing; a comparison with them would flatter the engine.
+The leaf modules of fqvit.models are written for tracing. Comparing with them would flatter the engine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fqvit.models.vit import Attention
 
 
 def read(file: str) -> nn.Module:
-    """The model that prepare.py saved, its weights left in the file until they are used.
+    """Load the model that prepare.py saved, with weights mapped from the file.
 
-    Nothing is written in their place before: the peak of memory is to be that of a process which only runs the model. Meta
-    tensors would do the same, for 36 MB of imports.
+    Weights are not initialised first, so that peak memory is that of a process that only runs the model. Meta tensors would
+    avoid the initialisation, too, but cost 36 MB of imports.
     """
     saved = torch.load(file, mmap=True, weights_only=True)
     sizes = saved["config"]
@@ -37,7 +37,7 @@ def read(file: str) -> nn.Module:
 
 
 def quicken(module: nn.Module) -> nn.Module:
-    """Changes the forward of attentions and gathers in place; the module can no longer be traced or saved."""
+    """Replace the forward functions of attentions and gathers in place. The module can no longer be traced or saved."""
     for part in module.modules():
         faster: Callable[[Tensor], Tensor] | None = None
         if isinstance(part, Attention):
@@ -71,7 +71,7 @@ def _window_attention(part: WindowAttention) -> Callable[[Tensor], Tensor]:
         if part.softmax.mask is not None:
             bias = bias.masked_fill(~part.softmax.mask[:, None], float("-inf"))
     bias = bias.expand(len(part.windows.index), -1, -1, -1).contiguous()  # [W, H, T, T]
-    repeated: dict[int, Tensor] = {}  # by the number of images: made in the first run, outside the timing
+    repeated: dict[int, Tensor] = {}  # by batch size; made in the first run, which is not timed
 
     def forward(x: Tensor) -> Tensor:
         images = len(x)

@@ -1,6 +1,6 @@
-"""Programs of one model beside the peers: prepares the peers' files, then races all of them in every setting.
+"""Measure programs of one model and the peers: prepare the files of the peers, then time all candidates in every setting.
 
-Neighbours: peers.py (who), prepare.py (their files), rounds.py (the race), report.py (tables).
+See also: peers.py (list of peers), prepare.py (their files), rounds.py (timing), report.py (tables).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fqvit.runtime.native import ISA
 from fqvit.system.files import npy_bytes, write_atomically
 from fqvit.system.progress import Progress
 
-CALIBRATION = 8  # images: times do not depend on the steps that are found
+CALIBRATION = 8  # images; times do not depend on the scales that calibration finds
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Note:
-    """exact: whether integer products are; None where that is no question, or not known."""
+    """What to know about a candidate. exact: whether its integer products are exact; None for float models or if unknown"""
 
     exact: bool | None
     text: str
@@ -43,7 +43,7 @@ class Note:
 
 @dataclass
 class Measured:
-    """timings: one list a setting, the programs first   source: of the peers' weights, None without peers"""
+    """timings: one list per setting, programs first   source: origin of the peers' weights, None without peers"""
 
     timings: list[list[Timing]] = field(default_factory=list)
     notes: dict[str, Note] = field(default_factory=dict)
@@ -60,11 +60,15 @@ def measure(
     rounds: int,
     track: Progress,
 ) -> Measured:
-    """programs: of one model, by the names that they shall have in the table   settings: (threads, batch)"""
+    """Time all programs and peers in every setting.
+
+    programs: programs of one model by their name in the table   libraries: peers to compare with   weights: checkpoint of the
+    peers' float model, None for random weights   settings: pairs (threads, batch)
+    """
     loaded = {name: Program.load(path) for name, path in programs.items()}
     program = next(iter(loaded.values()))
     if any(other.input_shape != program.input_shape for other in loaded.values()):
-        raise FqvitError("programs for images of different sizes cannot run in one race.")
+        raise FqvitError("programs: found different image sizes, expected the same. Measure them one by one.")
     peers, skipped = choose(libraries)
     found = Measured(skipped=skipped)
     for name in loaded:
@@ -85,7 +89,7 @@ def measure(
 
 
 def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folder: Path, found: Measured) -> dict[str, Path]:
-    """The peers' files by name; what was learned on the way goes into `found`."""
+    """Return the files of the peers by name. Adds notes, warnings and skipped peers to `found`."""
     calibration = folder / "calibration.npy"
     _save(calibration, normalised(pictures(program.header, CALIBRATION, seed=1), program.header.preprocess))
     first = next(op for op in program.ops if isinstance(op, Linear))
@@ -110,7 +114,7 @@ def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folde
     ours = sum(program.unpacked().constants[op.part("w")].size for op in program.ops if isinstance(op, Linear))
     if output.kind == "logits" and abs(answer["weights"] / ours - 1) > 0.02:
         found.warnings.append(
-            f"the peers' model has {answer['weights']:,} weights, the program {ours:,}: not the same shapes."
+            f"the float model of the peers has {answer['weights']:,} weights, expected {ours:,} as in the program."
             " Pass the checkpoint that the program was made from (--weights FILE)."
         )
     files = {}
@@ -125,24 +129,24 @@ def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folde
 
 
 def instruction_set() -> str:
-    """What engines of this process and of its children take by default."""
+    """Return the instruction set that engines of this process and its children use by default."""
     native: Any = _native
     return os.environ.get(ISA) or str(native.instruction_sets()[0])
 
 
 def _check(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measured) -> None:
-    """A program that does not run is an error, a peer that does not is skipped; float peers must agree with each other."""
+    """Raise FqvitError if a program failed, skip peers that failed, and warn if the float peers disagree."""
     for timing in timings:
         if timing.failure is not None and timing.name in programs:
             raise FqvitError(f"{programs[timing.name]}: {timing.failure}")
         if timing.failure is not None:
             found.skipped.append(Skipped(timing.name, timing.failure))
     for name, off in differing_logits(timings, [peer.name for peer in PEERS if not peer.integer]).items():
-        found.warnings.append(f"{name}: its logits differ from those of the other float peers by {100 * off:.1f} %.")
+        found.warnings.append(f"{name}: logits differ from those of the other float peers by {100 * off:.1f} %.")
 
 
 def pictures(header: Header, count: int, seed: int = 0) -> Pixels:
-    """Images to run: the package's own for its models, else smooth random ones. uint8 [count, H, W, C]"""
+    """Return uint8 images [count, H, W, C]: embedded test images for embedded models, else smooth random ones."""
     shape = (count, *header.input_shape)
     if header.model in embedded.MODELS:
         inside, _ = embedded.test_images()
@@ -152,18 +156,18 @@ def pictures(header: Header, count: int, seed: int = 0) -> Pixels:
 
 
 def smooth_pictures(shape: tuple[int, ...], seed: int) -> Pixels:
-    """Waves of a random direction and phase in every channel, with some noise: uint8 [N, H, W, C]."""
+    """Return uint8 images [N, H, W, C]: waves of random direction and phase per channel, plus noise."""
     rng = np.random.default_rng(seed)
     out = np.empty(shape, np.uint8)
     y, x = np.mgrid[0 : shape[1], 0 : shape[2]][..., None]
-    for picture in out:  # one at a time: float copies of a batch are large
+    for picture in out:  # one at a time: float copies of a batch take much memory
         a, b, phase = rng.normal(size=(3, shape[3])) * [[0.1], [0.1], [2.0]]
         picture[...] = np.clip(128 + 110 * np.sin(a * y + b * x + phase) + rng.normal(0, 12, shape[1:]), 0, 255)
     return out
 
 
 def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
-    """What float models take: float32 [N, C, H, W]. As models/pixels.py, without torch."""
+    """Return the input of float models, float32 [N, C, H, W]. Like models/pixels.py, without torch."""
     x = (pixels.astype(np.float32) / 255 - np.array(p.mean, np.float32)) / np.array(p.std, np.float32)
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32)
 
@@ -175,5 +179,5 @@ def _save_images(program: Program, batch: int, pixels: Path, floats: Path) -> No
 
 
 def _save(path: Path, array: NDArray[Any]) -> None:
-    """For another process; FqvitError names the path where the disk is full."""
+    """Write an array for another process. Raises FqvitError with the path if the disk is full."""
     write_atomically(path, lambda temporary: temporary.write_bytes(npy_bytes(array)))

@@ -1,7 +1,7 @@
-"""Where the engine's time goes: by kind of op, and the ops that take most.
+"""Profile a program in the engine: time per kind of op, and the slowest ops.
 
-The unit of comparison is the fastest op of the same program, in multiply-accumulates a second: a speed that these kernels
-are known to reach here. It is no peak of the hardware.
+Speeds (multiply-accumulates per second) are compared with the fastest large op of the same program, a speed that these kernels
+reach on this machine. It is not the peak of the hardware.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fqvit.system.text import table
 
 PROFILE_ROUNDS = 20
 TOP = 12
-LARGE = 0.01  # share of all MACs: speeds of smaller ops are no yardstick
+LARGE = 0.01  # share of all MACs; the speed of smaller ops is not used for comparison
 
 
 @dataclass(frozen=True)
 class OpTime:
-    """name: of the buffer that it writes; for a kind of op, how many there are"""
+    """Time of an op or of a kind of op. name: the buffer that the op writes; for a kind of op, the number of ops"""
 
     name: str
     tag: str
@@ -30,18 +30,18 @@ class OpTime:
 
     @property
     def gmacs(self) -> float:
-        """10^9 multiply-accumulates a second."""
+        """10^9 multiply-accumulates per second."""
         return self.macs / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
 
 def profile(file: Path, rounds: int = PROFILE_ROUNDS) -> list[OpTime]:
-    """One image, one thread: the median time of every op as the engine runs them, fused."""
+    """Return the median time of every op for one image on one thread, after fusion."""
     from fqvit.runtime.native import Engine
 
     engine = Engine(file, 1)
     image = pictures(engine.header, 1)
     engine.run(image)
-    # Round by round: of several the engine gives the least, which is not what a user gets.
+    # One round per call: for several rounds the engine returns the minimum, not the median.
     found = [engine.profile(image[0], 1) for _ in range(rounds)]
     return [
         OpTime(op.buffer, op.op, statistics.median(each[i].seconds for each in found), op.macs) for i, op in enumerate(found[0])
@@ -49,7 +49,7 @@ def profile(file: Path, rounds: int = PROFILE_ROUNDS) -> list[OpTime]:
 
 
 def by_tag(times: Sequence[OpTime]) -> list[OpTime]:
-    """Sums by kind of op, slowest first."""
+    """Sum the times by kind of op, slowest first."""
     kinds: dict[str, list[OpTime]] = {}
     for time in times:
         kinds.setdefault(time.tag, []).append(time)
@@ -58,6 +58,7 @@ def by_tag(times: Sequence[OpTime]) -> list[OpTime]:
 
 
 def fastest_large_op(times: Sequence[OpTime]) -> OpTime | None:
+    """Return the op with the most MACs per second among those with at least LARGE of all MACs."""
     total = sum(time.macs for time in times)
     return max((time for time in times if total and time.macs >= LARGE * total), key=lambda op: op.gmacs, default=None)
 
@@ -69,19 +70,21 @@ def text(times: Sequence[OpTime]) -> str:
     kinds = [_cells(time, total, fastest) for time in by_tag(times)]
     kinds.append(_cells(OpTime(str(len(times)), "all", total, sum(time.macs for time in times)), total, fastest))
     top = [_cells(time, total, fastest) for time in sorted(times, key=lambda op: -op.seconds)[:TOP]]
-    known = "" if fastest is None else f" 100 % is {fastest.name}, {fastest.gmacs:.1f} GMAC/s: not a peak of the hardware."
+    known = (
+        "" if fastest is None else f" 100 % is {fastest.name} with {fastest.gmacs:.1f} GMAC/s, not the peak of the hardware."
+    )
     return "\n\n".join(
         (
-            f"Time by op, one image, one thread.{known}",
+            f"Time per op, one image, one thread.{known}",
             table(head, kinds, left=2),
-            f"The {len(top)} ops that take most",
+            f"The {len(top)} slowest ops",
             table(("writes", *head[1:]), top, left=2),
         )
     )
 
 
 def summary(times: Sequence[OpTime]) -> dict[str, object]:
-    """For --json."""
+    """Return the content of --json."""
     fastest = fastest_large_op(times)
 
     def plain(time: OpTime) -> dict[str, object]:

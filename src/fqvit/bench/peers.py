@@ -1,6 +1,6 @@
-"""Whom the engine is compared with, what each needs, and which of them are here. Imports none of them.
+"""List the peers: other runtimes to compare with, the modules that each needs, and which are installed. Imports none of them.
 
-prepare.py makes their files, worker.py runs them.
+See also: prepare.py (makes their files), worker.py (runs them).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fqvit.errors import FqvitError
 
 @dataclass(frozen=True)
 class Peer:
-    """library: the word of --against   needs: modules; the float model is torch's, so that each needs torch"""
+    """A runtime to compare with. library: its name in --against   needs: modules; all need torch for the float model"""
 
     name: str
     library: str
@@ -41,18 +41,18 @@ class Skipped:
 
 
 def parse(against: str) -> tuple[str, ...]:
-    """The libraries of --against: names with commas between, or none."""
+    """Parse --against: comma-separated libraries, or none."""
     words = tuple(dict.fromkeys(word.strip() for word in against.split(",")))
     if words == ("none",):
         return ()
     for word in words:
         if word not in LIBRARIES:
-            raise FqvitError(f"--against {against}: no peer {word!r}, expected some of {','.join(LIBRARIES)}, or none.")
+            raise FqvitError(f"--against {against}: unknown peer {word!r}, expected some of {','.join(LIBRARIES)}, or none.")
     return words
 
 
 def choose(libraries: Sequence[str]) -> tuple[list[Peer], list[Skipped]]:
-    """The peers of these libraries that can run here, and those that cannot, with the command that installs them."""
+    """Return the peers of these libraries that are installed, and the others with the command that installs them."""
     chosen, skipped = [], []
     for peer in PEERS:
         if peer.library not in libraries:

@@ -1,7 +1,7 @@
-"""The files that the peers run, from one float model: python -m fqvit.bench.prepare, a question and an answer of JSON.
+"""Make the files that the peers run from one float model. Run as `python -m fqvit.bench.prepare`: JSON in, JSON out.
 
-A process of its own: it needs torch and every peer at once, and nothing of that may be in the memory of a worker. What fails
-for one peer is that peer's failure; the others are made all the same.
+This is a separate process because it loads torch and all peers, which must not count as memory of a worker. If one peer fails,
+the others are prepared nevertheless.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPSET = 20  # has Gelu and LayerNormalization as single ops
 
 
 def float_model(name: str, weights: str | None, image: list[int], patch: int, classes: int | None) -> FloatModel:
-    """The float model of a program: of these weights, or with random ones of the same shapes."""
+    """Return the float model of a program, with the given weights or with random ones of the same shapes."""
     from fqvit.models import embedded, zoo
     from fqvit.models.load import FloatModel, build, load_model
 
@@ -41,12 +41,12 @@ def float_model(name: str, weights: str | None, image: list[int], patch: int, cl
     p = model.preprocess
     if [p.height, p.width, p.channels] != image:
         shown = "x".join(map(str, image))
-        raise FqvitError(f"{weights}: for images of {p.height}x{p.width}x{p.channels}, the program takes {shown}.")
+        raise FqvitError(f"{weights}: takes images of {p.height}x{p.width}x{p.channels}, expected {shown} as in the program.")
     return model
 
 
 def save_torch(model: FloatModel, folder: Path) -> Path:
-    """The sizes and the weights, which eager.py reads."""
+    """Save the configuration and the weights for eager.py."""
     import torch
 
     from fqvit.models.swin import Swin
@@ -59,7 +59,7 @@ def save_torch(model: FloatModel, folder: Path) -> Path:
 
 
 def export(model: FloatModel, folder: Path) -> Path:
-    """ONNX with the batch left open. The exporter by tracing: its graphs are the ones that runtimes know how to fuse."""
+    """Export to ONNX with a dynamic batch axis, by tracing: runtimes fuse the graphs of this exporter best."""
     import torch
 
     path = folder / "model.onnx"
@@ -79,7 +79,7 @@ def export(model: FloatModel, folder: Path) -> Path:
 
 
 def quantize(onnx_file: Path, out: Path, images: Floats, weights: str) -> Path:
-    """ONNX Runtime's static quantization with its defaults, a step for each output of a weight; u8 activations."""
+    """Quantize with ONNX Runtime's static quantization and its defaults: per-channel weights, u8 activations."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -118,9 +118,9 @@ def quantize_openvino(onnx_file: Path, out: Path, images: Floats) -> Path:
 
 
 def probe(weights: str) -> bytes:
-    """A quantized product that saturates where one can: 255 times the largest weight, over 64, as QDQ with steps of 1.
+    """Return a QDQ model with scale 1 that multiplies 255 by the largest weight and sums 64 products.
 
-    An exact runtime gives EXPECTED_PRODUCT.
+    An exact runtime returns EXPECTED_PRODUCT; one with a 16-bit intermediate saturates.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -165,16 +165,19 @@ def run_openvino(model: bytes, x: Floats) -> Floats:
 
 
 def exactness(run: Callable[[bytes, Floats], Floats], weights: str) -> tuple[bool, str]:
-    """Whether a runtime's product of u8 codes with such weights is exact on this CPU: tried, not assumed."""
+    """Run probe() to find out whether a runtime's product of u8 codes with such weights is exact on this CPU."""
     got = int(run(probe(weights), np.full((PROBE, PROBE), 255, np.float32))[0, 0])
     if got == EXPECTED_PRODUCT[weights]:
         return True, f"its u8 x {weights} product is exact on this CPU"
-    said = f"its u8 x {weights} product saturates ({EXPECTED_PRODUCT[weights]:,} came out as {got:,})"
+    said = f"its u8 x {weights} product saturates (found {got:,}, expected {EXPECTED_PRODUCT[weights]:,})"
     return False, f"inexact on this CPU: {said}"
 
 
 def prepare(asked: dict[str, Any]) -> dict[str, Any]:
-    """{"peers": {name: {"file", "exact", "note"} or {"error"}}, "source": where the weights are from, "weights": how many}"""
+    """Prepare all peers and return the answer of this process.
+
+    {"peers": {name: {"file", "exact", "note"} or {"error"}}, "source": origin of the weights, "weights": number of weights}
+    """
     model = float_model(asked["model"], asked["weights"], asked["image"], asked["patch"], asked["classes"])
     folder, wanted = Path(asked["folder"]), asked["peers"]
     images: Floats = np.load(asked["calibration"])
@@ -186,7 +189,7 @@ def prepare(asked: dict[str, Any]) -> dict[str, Any]:
         try:
             file, exact, note = make()
             made[name] = {"file": str(file), "exact": exact, "note": note}
-        except Exception as error:  # any library may raise anything; the other peers are not to suffer
+        except Exception as error:  # a library may raise anything; the other peers must still run
             said = str(error).strip().split("\n")[0]
             made[name] = {"error": f"{type(error).__name__}: {said}"}
 
@@ -217,7 +220,7 @@ def prepare(asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print; see worker.py
+    os.dup2(2, 1)  # libraries may print; see worker.py
     warnings.simplefilter("ignore")
     try:
         result = prepare(json.loads(sys.stdin.readline()))

@@ -1,4 +1,4 @@
-"""What was measured, as rows: for tables, for --json and for CSV files. Runs nothing."""
+"""Format measurements as rows for tables, --json and CSV files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from fqvit.system.text import table
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds an image; ratio: this one's time over the first program's, by the setting's clock. peak_mb: None where the
-    system does not tell."""
+    """One candidate in one setting. Times are in milliseconds per image, load_s in seconds.
+
+    ratio: time relative to the first program, by the clock of the setting   peak_mb: None if the system does not report it
+    """
 
     name: str
     threads: int
@@ -31,13 +33,15 @@ class Row:
 
 
 def clock(threads: int, coarse: bool = COARSE) -> str:
-    """CPU time is what a neighbour on the machine changes least; with several threads wall time is the point, and where CPU
-    time is `coarse`, it is all there is."""
+    """Return the clock that ratios use: CPU time for one thread, because other processes disturb it least, else wall time.
+
+    coarse: whether the system counts CPU time too coarsely to use it
+    """
     return "cpu" if threads == 1 and not coarse else "wall"
 
 
 def rows(timings: Sequence[Timing]) -> list[Row]:
-    """One setting. The first is what the others are compared with."""
+    """Return the rows of one setting. Ratios are relative to the first one."""
     first = timings[0]
     return [
         Row(
@@ -60,7 +64,7 @@ def rows(timings: Sequence[Timing]) -> list[Row]:
 def setting_text(timings: Sequence[Timing]) -> str:
     threads, batch = timings[0].threads, timings[0].batch
     kind = "CPU" if clock(threads) == "cpu" else "wall"
-    head = ("ms an image", "CPU", "least", "wall", "least", "peak MB", f"{kind} ratio", "runs")
+    head = ("ms per image", "CPU", "min", "wall", "min", "peak MB", f"{kind} ratio", "runs")
     cells = [
         (
             row.name,
@@ -75,18 +79,20 @@ def setting_text(timings: Sequence[Timing]) -> str:
 
 
 def text(found: Measured) -> str:
-    """Every setting's table, then what has to be known to read them."""
+    """Return one table per setting, then the legend and notes."""
     parts = [setting_text(timings) for timings in found.timings]
     about = [f"{name}: {note.text}." for name, note in found.notes.items() if any(_ran(found, name))]
     if found.source is not None:
-        about.append(f"The peers' weights: {found.source}.")
+        about.append(f"Weights of the peers: {found.source}.")
     about += [f"Skipped {skipped.peer}: {skipped.reason}" for skipped in found.skipped]
-    legend = "Median and least of all timed runs, after loading; the peak is of the whole process. Ratio: times the first."
+    legend = (
+        "Median and minimum of all timed runs, without loading. Peak: of the whole process. Ratio: relative to the first row."
+    )
     return "\n\n".join([*parts, "\n".join([legend, *about])])
 
 
 def summary(found: Measured) -> dict[str, object]:
-    """For --json."""
+    """Return the content of --json."""
     settings = []
     for timings in found.timings:
         threads, batch = timings[0].threads, timings[0].batch
@@ -106,7 +112,7 @@ def summary(found: Measured) -> dict[str, object]:
 
 
 def machine() -> dict[str, object]:
-    """The CPU's name and the integer instruction sets that it has."""
+    """Return the name of the CPU and its integer instruction sets."""
     from fqvit import _native
 
     name = platform.processor() or platform.machine()

@@ -1,6 +1,6 @@
-"""Interleaved rounds: every contestant is loaded in its own process, then they take turns, one at a time.
+"""Time candidates in interleaved rounds: each is loaded in its own process, then they take turns, one at a time.
 
-A busy moment of the machine so falls on all alike, and no contestant warms or fills another's memory.
+A busy moment of the machine then affects all candidates alike, and none warms or fills the memory of another.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import IO, Any
 from fqvit.errors import FqvitError
 from fqvit.system.progress import Progress
 
-TURN = 0.2  # seconds: a turn has as many runs as fit into it, one at least
-MAX_RUNS = 50  # and no more than these
-PAUSE = 0.25  # seconds for the last one's threads to stop spinning, where there are several
+TURN = 0.2  # seconds; a turn has as many runs as fit into it, at least one
+MAX_RUNS = 50  # per turn
+PAUSE = 0.25  # seconds after a turn with several threads, which spin before they sleep
 MILLI = 1000
-COARSE = sys.platform == "win32"  # whether CPU time is counted in steps of 1/64 second, many runs of a small model
+COARSE = sys.platform == "win32"  # CPU time is counted in units of 1/64 s, longer than a run of a small model
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """kind: of worker.py   images: .npy file of one batch in the form that this kind takes"""
+    """A program or peer to time. kind: key of worker.KINDS   images: .npy file with one batch in the layout of this kind"""
 
     name: str
     kind: str
@@ -41,8 +41,11 @@ class Candidate:
 
 @dataclass
 class Timing:
-    """Seconds a batch of every timed run; bytes, None where the system does not tell; seconds from the file to the first
-    result, after imports of ours."""
+    """Times of one candidate in one setting.
+
+    cpu, wall: seconds per batch, one for each timed run   memory: peak in bytes, None if the system does not report it
+    load: seconds from opening the file to the first result   first: the first logits   failure: why it failed, or None
+    """
 
     name: str
     threads: int
@@ -55,7 +58,7 @@ class Timing:
     failure: str | None = None
 
     def median(self, clock: str) -> float:
-        """Milliseconds an image, of all timed runs. clock: cpu or wall"""
+        """Return the median of all timed runs in milliseconds per image. clock: cpu or wall"""
         return MILLI * statistics.median(self.seconds(clock)) / self.batch
 
     def least(self, clock: str) -> float:
@@ -66,10 +69,12 @@ class Timing:
 
 
 class WorkerFailed(Exception):
-    """A worker ended; the message is the last line that it wrote."""
+    """A worker process ended. The message is the last line that it wrote to stderr."""
 
 
 class Worker:
+    """A process that answers each line of JSON with one line of JSON."""
+
     def __init__(self, module: str, threads: int) -> None:
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
         self.process = subprocess.Popen(
@@ -87,7 +92,7 @@ class Worker:
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
         except OSError:
-            pass  # a broken pipe: it has ended, and what it wrote last says why
+            pass  # broken pipe: the process has ended, and its last message says why
         line = self.process.stdout.readline()
         if not line:
             raise WorkerFailed(self.failure_message())
@@ -98,11 +103,11 @@ class Worker:
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()]
-        return said[-1].removeprefix("fqvit.errors.FqvitError: ") if said else f"ended with code {code} and without a word"
+        return said[-1].removeprefix("fqvit.errors.FqvitError: ") if said else f"ended with exit code {code} and no message"
 
     def stop(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(OSError):  # BrokenPipeError, which Windows calls EINVAL
+        with contextlib.suppress(OSError):  # BrokenPipeError, or EINVAL on Windows
             self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
@@ -113,12 +118,12 @@ class Worker:
         self.errors.close()
 
 
-# Some libraries make their threads when they are loaded, before anybody can tell them how many.
+# Some libraries start their threads on import, before the number can be set.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run_rounds(candidates: Sequence[Candidate], threads: int, batch: int, rounds: int, track: Progress) -> list[Timing]:
-    """Timings in the order of the candidates. One that fails says so in its timing; the others go on."""
+    """Return one timing per candidate, in order. If a candidate fails, its timing says why and the others continue."""
     timings = [Timing(candidate.name, threads, batch) for candidate in candidates]
     running: list[tuple[Timing, Worker, int]] = []
     try:
@@ -134,7 +139,7 @@ def run_rounds(candidates: Sequence[Candidate], threads: int, batch: int, rounds
                 }
                 ready = worker.ask(question)
                 timing.load, timing.first = ready["load"], ready["first"]
-                once = worker.ask({"runs": 1})["cpu"][0] / threads  # wall time would count the neighbours, too
+                once = worker.ask({"runs": 1})["cpu"][0] / threads  # wall time would include other processes
                 running[-1] = timing, worker, max(1, min(MAX_RUNS, round(TURN / once))) if once else MAX_RUNS
         for number in track(range(rounds), rounds, f"{threads} threads, batch {batch}"):
             for timing, worker, runs in _rotated(running, number):
@@ -161,13 +166,13 @@ def _record_failure(timing: Timing) -> Any:
 
 
 def _rotated(items: Sequence[Any], by: int) -> Iterable[Any]:
-    """Another order each round, so that nobody always follows the same one."""
+    """Rotate the order each round, so that candidates do not always run after the same one."""
     start = by % len(items)
     return [*items[start:], *items[:start]]
 
 
 def differing_logits(timings: Sequence[Timing], names: Iterable[str], tolerance: float = 1e-2) -> dict[str, float]:
-    """Of candidates that should compute the same: those whose first logits are not the first one's, and how far off."""
+    """Return the candidates in `names` whose logits differ from those of the first one, with their relative difference."""
     same = [timing for timing in timings if timing.name in set(names) and timing.first and timing.failure is None]
     found: dict[str, float] = {}
     for timing in same[1:]:
@@ -180,11 +185,11 @@ def differing_logits(timings: Sequence[Timing], names: Iterable[str], tolerance:
 
 
 def ask_once(module: str, question: dict[str, object]) -> dict[str, Any]:
-    """One question to a process of its own."""
+    """Start a process, ask it one question and stop it."""
     worker = Worker(module, os.cpu_count() or 1)
     try:
         return worker.ask(question)
     except WorkerFailed as failed:
-        raise FqvitError(f"preparing the peers failed: {failed}") from None
+        raise FqvitError(f"peers: preparing their files failed: {failed}") from None
     finally:
         worker.stop()

@@ -1,7 +1,7 @@
-"""One contestant in a process of its own: python -m fqvit.bench.worker.
+"""Run one candidate in its own process. Run as `python -m fqvit.bench.worker`: one line of JSON in, one line out.
 
-A line of JSON in is a line of JSON out. The first says what to run; then {"runs": n} runs the batch once untimed and n times
-timed. Imports only what its contestant needs, so that the peak memory is that of a process which runs nothing else.
+The first line says what to run. Every further line {"runs": n} runs the batch once untimed and n times timed. A worker imports
+only what its candidate needs, so that peak memory is that of a process that runs nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def torch(file: str, x: Batch, threads: int) -> Runner:
     from fqvit.bench.eager import quicken, read
     from fqvit.models.device import keep_freed_memory
 
-    keep_freed_memory()  # otherwise batches of 8 spend a tenth of their time in page faults
+    keep_freed_memory()  # otherwise a batch of 8 spends a tenth of its time in page faults
     torch.set_num_threads(threads)
     module = quicken(read(file))
     images = torch.from_numpy(x)
@@ -51,7 +51,7 @@ def onnxruntime(file: str, x: Batch, threads: int) -> Runner:
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.add_free_dimension_override_by_name("batch", len(x))  # so that every shape is known before the first run
+    options.add_free_dimension_override_by_name("batch", len(x))  # fixes all shapes before the first run
     session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
     def run() -> Batch:
@@ -71,8 +71,8 @@ def openvino(file: str, x: Batch, threads: int) -> Runner:
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",  # fp32 is to mean fp32 also where the CPU has bf16
-        "ENABLE_CPU_PINNING": False,  # a neighbour may have the core
+        "INFERENCE_PRECISION_HINT": "f32",  # fp32 also on CPUs with bf16
+        "ENABLE_CPU_PINNING": False,  # another process may use the core
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
 
@@ -87,7 +87,7 @@ KINDS = {"fqvit": fqvit, "torch": torch, "onnxruntime": onnxruntime, "openvino":
 
 
 def timed(run: Runner, runs: int) -> dict[str, object]:
-    """Seconds of each run, after one that warms the caches which other contestants have used since."""
+    """Return the seconds of each run, after a warm-up run: other candidates have used the caches."""
     run()
     cpu, wall = [], []
     for _ in range(runs):
@@ -99,7 +99,10 @@ def timed(run: Runner, runs: int) -> dict[str, object]:
 
 
 def peak_memory() -> int | None:
-    """Bytes; None on Windows. Linux counts what the parent had before exec in ru_maxrss, so its own figure comes first."""
+    """Return the peak memory in bytes, None on Windows.
+
+    On Linux ru_maxrss includes memory of the parent before exec, so VmHWM is preferred.
+    """
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) * 1024
@@ -113,7 +116,7 @@ def peak_memory() -> int | None:
 
 
 def main() -> None:
-    # Libraries may print: their stdout becomes stderr, and the pipe to the parent keeps to the protocol.
+    # Libraries may print: redirect their stdout to stderr, so that only answers go through the pipe.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
