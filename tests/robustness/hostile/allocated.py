@@ -1,4 +1,4 @@
-"""How much memory a piece of code may take, as Python and numpy count it."""
+"""Limit the memory that a piece of code may allocate, as tracemalloc counts it (Python and numpy)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def at_most(size: float) -> Iterator[None]:
-    """Fails where the code inside takes `size` bytes or more at any one time."""
+    """Fail if the code inside has `size` bytes or more allocated at any one time."""
     tracemalloc.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A .fqvit file taken apart and put together again, with a right fingerprint: what a hostile writer can always do."""
+"""Unpack a .fqvit file and pack it again with a valid fingerprint, as a hostile writer can always do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 Json = dict[str, Any]
 Tensors = dict[str, tuple[str, list[int], bytes]]  # name -> dtype, shape, little-endian bytes
 Change = Callable[[Json, Tensors], None]
-PROGRAM, DETECTOR = "fqvit", "fqvit_detector"  # under which name the header is in the metadata
+PROGRAM, DETECTOR = "fqvit", "fqvit_detector"  # key of the header in the metadata
 
 
 def unpacked(raw: bytes, kind: str = PROGRAM) -> tuple[str, str, Tensors]:
+    """Return the header as JSON text, the fingerprint and the constants of a file."""
     (length,) = struct.unpack("<Q", raw[:8])
     table = json.loads(raw[8 : 8 + length])
     metadata = table.pop("__metadata__")
@@ -24,6 +25,7 @@ def unpacked(raw: bytes, kind: str = PROGRAM) -> tuple[str, str, Tensors]:
 
 
 def packed(text: str, fingerprint: str, tensors: Tensors, kind: str = PROGRAM) -> bytes:
+    """Return the bytes of a file with this header, fingerprint and constants."""
     table: Json = {"__metadata__": {kind: text, "fingerprint": fingerprint}}
     data = b""
     for name, (dtype, shape, part) in tensors.items():
@@ -35,7 +37,7 @@ def packed(text: str, fingerprint: str, tensors: Tensors, kind: str = PROGRAM) -
 
 
 def fingerprint_of(text: str, tensors: Tensors) -> str:
-    """As docs/reference/format.md says: over the text as it stands, then the constants."""
+    """Compute the fingerprint as in docs/reference/format.md: over the text of the header, then the constants."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         dtype, shape, part = tensors[name]
@@ -45,7 +47,7 @@ def fingerprint_of(text: str, tensors: Tensors) -> str:
 
 
 def rewritten(raw: bytes, change: Change, kind: str = PROGRAM) -> bytes:
-    """The file after `change`, with a right fingerprint."""
+    """Apply `change` to a file and return it with a valid fingerprint."""
     text, _, tensors = unpacked(raw, kind)
     header = json.loads(text)
     change(header, tensors)

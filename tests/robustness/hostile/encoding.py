@@ -1,4 +1,4 @@
-"""Records -> bytes, in the format of native/fuzz/program.h: for the fuzzer's seeds and for programs on other machines."""
+"""Encode records as bytes in the format of native/fuzz/program.h, for seeds of the fuzzer and for emulated machines."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def little_endian(x: Any) -> bytes:
 
 
 def encoded(program: Recorded, style: int = 0) -> bytes:
+    """Encode a recorded program. style: of the test image (random, all 0, all 255, or mixed)."""
     out = bytes([style | 4 * bool(program.others)]) + b"".join(map(integer, program.image)) + integer(program.output)
     out += integers(program.others) if program.others else b""
     for record in program.records:

@@ -1,4 +1,4 @@
-"""Reads files in a process that may take little memory more, and says on stdout how each ended. Run by test_memory.py."""
+"""Read files in a process with little memory and print the outcome of each on stdout. Run by test_memory.py."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from fqvit.errors import FqvitError
 from fqvit.runtime.native import Engine
 from tests.robustness.fuzz.readers import READERS
 
-MORE = 600 << 20  # bytes of address space above what the imports took: torch and numpy keep some for threads
+MORE = 600 << 20  # bytes of address space beyond the imports: torch and numpy reserve some for threads
 
 
 def taken() -> int:
-    """Address space of this process."""
+    """Return the address space of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def peak() -> int:
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -34,7 +35,7 @@ def main() -> None:
             continue
         try:
             if target == "program":
-                Engine(path, 1)  # loading; what is accepted is not run
+                Engine(path, 1)  # loads the program; accepted programs are not run
             else:
                 READERS[target].read(path)
             said = "accepted"

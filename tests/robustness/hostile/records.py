@@ -1,4 +1,4 @@
-"""What Python hands to the compiled engine, as values: records that can be kept, altered and sent again."""
+"""Record the calls that build a native engine as values, which can be changed and sent again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Record:
-    """One call of _native.Engine.add, or of .constant where the tag is empty and `arrays` has the one."""
+    """One call of _native.Engine.add; with an empty tag, one call of .constant with arrays[0]."""
 
     tag: str
     inputs: list[int] = field(default_factory=list)
@@ -29,6 +29,8 @@ class Record:
 
 @dataclass
 class Recorded:
+    """All calls that build an engine. image: H, W, C; output, others: numbers of the output values."""
+
     image: tuple[int, int, int]
     records: list[Record]
     output: int
@@ -38,7 +40,7 @@ class Recorded:
         return copy.deepcopy(self)
 
     def build(self, isa: str, threads: int = 1, keep: bool = False) -> Any:
-        """A finished engine. The compiled side is alone here: nobody has verified anything."""
+        """Build a native engine. Nothing has verified the records: the engine must check everything itself."""
         engine = _native.Engine(list(self.image), isa, threads)
         for record in self.records:
             send(engine, record)
@@ -47,13 +49,14 @@ class Recorded:
 
 
 def send(engine: Any, record: Record) -> int:
+    """Make the call of a record and return the number of its value."""
     if not record.tag:
         return int(engine.constant(record.arrays[0]))
     return int(engine.add("y", record.tag, record.inputs, record.ints, record.arrays))
 
 
 class _Recorder:
-    """In the place of the compiled engine: numbers values as it does and keeps what it is given."""
+    """Stand-in for the native engine: numbers values in the same way and records the calls."""
 
     instruction_set, threads, run_bytes, constant_bytes = "recorder", 1, 0, 0
 
@@ -73,7 +76,7 @@ class _Recorder:
 
 
 def recorded(program: Program) -> Recorded:
-    """What an Engine of that program sends."""
+    """Record the calls that Engine makes for a program."""
     records: list[Record] = []
 
     def keep(record: Record) -> int:

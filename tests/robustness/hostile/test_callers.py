@@ -1,4 +1,4 @@
-"""What callers may do to an engine meanwhile: run it in threads that never end, fork, change the pixels, give few threads."""
+"""Callers may run an engine in endless threads, fork, change the pixels during a run, or have few threads left."""
 
 from __future__ import annotations
 
@@ -45,23 +45,25 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def alone(script: str, path: Path) -> None:
-    """In a process of its own, which must end by itself, well, and without a word."""
+def run_script(script: str, path: Path) -> None:
+    """Run a script in a process of its own, which must exit by itself with code 0 and print nothing."""
     child = [sys.executable, "-c", PROLOGUE + script, str(path)]
     done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_python_ends_while_threads_run_engines(program: Path) -> None:
-    alone("for _ in range(4): forever(lambda: engine.run(images))\ntime.sleep(0.1)", program)
+def test_python_exits_while_threads_run_engines(program: Path) -> None:
+    run_script("for _ in range(4): forever(lambda: engine.run(images))\ntime.sleep(0.1)", program)
 
 
-def test_the_last_thread_runs_engines_until_the_end(program: Path) -> None:
-    alone("import atexit\natexit.register(lambda: engine.run(images))\natexit.register(lambda: engine.run(images))", program)
+def test_engines_run_in_exit_handlers(program: Path) -> None:
+    run_script(
+        "import atexit\natexit.register(lambda: engine.run(images))\natexit.register(lambda: engine.run(images))", program
+    )
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="a system without fork")
-def test_an_engine_that_runs_while_the_process_forks_runs_in_the_child(program: Path) -> None:
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+def test_an_engine_that_runs_during_a_fork_works_in_the_child(program: Path) -> None:
     script = """
 expected = engine.run(images[:3])
 forever(lambda: engine.run(images))
@@ -73,11 +75,11 @@ for _ in range(8):
         os._exit(0 if (engine.run(images[:3]) == expected).all() else 2)
     assert os.waitpid(child, 0)[1] == 0
 """
-    alone("import warnings\nwarnings.simplefilter('ignore')\n" + script, program)
+    run_script("import warnings\nwarnings.simplefilter('ignore')\n" + script, program)
 
 
 def test_pixels_may_change_while_a_run_reads_them(program: Path) -> None:
-    """A softmax reads its scores twice: what was the largest one must still be there, or it divides by nothing."""
+    """A softmax reads its scores twice: if the largest score vanished in between, it would divide by zero."""
     script = """
 scores = _native.Engine([8, 32, 32], "scalar", 1)
 table, nothing = np.array([1, 0, 0, 0], np.int32), np.zeros(0, np.uint8)
@@ -96,11 +98,11 @@ forever(change)
 for _ in range(30):
     scores.run(pixels)
 """
-    alone(script, program)
+    run_script(script, program)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-def test_an_engine_works_with_fewer_threads_than_it_asked_for(program: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory in a way specific to Linux")
+def test_an_engine_works_with_fewer_threads_than_requested(program: Path) -> None:
     script = """
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + (100 << 20), resource.RLIM_INFINITY))
@@ -108,10 +110,10 @@ many = Engine(sys.argv[1], 200)
 assert 1 <= many.threads < 200
 assert (many.run(images) == engine.run(images)).all()
 """
-    alone(script, program)
+    run_script(script, program)
 
 
-def test_buffers_are_those_of_their_image_whoever_else_runs_the_engine(program: Path) -> None:
+def test_buffers_belong_to_their_image_while_another_thread_runs_the_engine(program: Path) -> None:
     engine = Engine(program, 2, keep=True)
     image, other = np.random.default_rng(0).integers(0, 256, (2, *engine.input_shape)).astype(np.uint8)
     expected, ended = engine.buffers(image), threading.Event()
@@ -131,7 +133,7 @@ def test_buffers_are_those_of_their_image_whoever_else_runs_the_engine(program: 
         thread.join()
 
 
-def test_a_file_may_be_cut_short_or_written_over_once_it_is_loaded(program: Path) -> None:
+def test_a_loaded_file_may_be_truncated_or_overwritten(program: Path) -> None:
     engine, whole, first = Engine(program, 1), Program.load(program), Engine(program, 1)
     images = np.random.default_rng(0).integers(0, 256, (2, *engine.input_shape)).astype(np.uint8)
     expected = first.run(images)
@@ -143,7 +145,7 @@ def test_a_file_may_be_cut_short_or_written_over_once_it_is_loaded(program: Path
     np.testing.assert_array_equal(reference.run(whole, images), expected)
 
 
-def test_constants_at_odd_addresses_are_copied_and_the_compiled_side_takes_none(program: Path) -> None:
+def test_unaligned_constants_are_copied_and_the_native_module_refuses_them(program: Path) -> None:
     whole = Program.load(program)
     odd = {}
     for name, array in whole.constants.items():

@@ -1,5 +1,6 @@
-"""Malformed files of every kind, given to the command line as users would: one line that names the file, exit code 2, nothing
-written. What each reader refuses in particular is in the test of that reader; docs/explanation/hardening.md lists them.
+"""Malformed files of every kind on the command line: one line that names the file, exit code 2, nothing written.
+
+The tests of each reader have more cases; docs/explanation/hardening.md lists them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def bitmap() -> bytes:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Good files for the other arguments."""
+    """A folder of valid files for the other arguments."""
     folder = tmp_path_factory.mktemp("good")
     (folder / "program.fqvit").write_bytes(golden()["tiny_v1.fqvit"])
     (folder / "detector.fqvit").write_bytes(seeds_of("detector")["tiny.fqvit"])
@@ -42,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# The commands that read a file of a kind. G: the folder of good files, F: the file, O: what must not be written.
+# {kind of file: (file name, commands that read it)}. G: folder of valid files, F: the malformed file, O: output file.
 G, F, O = Path("G"), Path("F"), Path("O")
 COMMANDS: dict[str, tuple[str, list[Words]]] = {
     "program": (
@@ -86,7 +87,7 @@ COMMANDS: dict[str, tuple[str, list[Words]]] = {
         [("eval", G / "program.fqvit", "--data", F), ("quantize", "--calib", F, "-o", O)],
     ),
 }
-TEXTS = ("recipe", "settings", "classes")  # in which few bytes are a mistake
+TEXTS = ("recipe", "settings", "classes")  # kinds in which an empty file or a word can be valid
 
 
 def archive(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> bytes:
@@ -115,7 +116,7 @@ def zipped(**members: bytes) -> bytes:
 
 
 def shifted(seed: bytes, kind: str, place: Callable[[Any], list[Any]], shift: int) -> bytes:
-    """With that shift in every op that has one."""
+    """Set the shift of every op that has one."""
 
     def change(header: Any, _: Any) -> None:
         for op in place(header):
@@ -134,7 +135,7 @@ def in_detector(shift: int) -> bytes:
 
 
 class Opens:
-    """A pickle that opens a file when it is loaded."""
+    """An object whose pickle opens a file when it is loaded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, ("/nowhere/opened-by-a-pickle", "w")
@@ -147,7 +148,7 @@ OWN: dict[str, dict[str, bytes]] = {
     "torch": {
         "code": saved({"model": Opens()}),
         "no weights": saved([1, 2]),
-        "no numbers": saved({"head.weight": "x"}),
+        "a text as weights": saved({"head.weight": "x"}),
         "a newline in a name": saved({"a\nb\x1b[2J": torch.zeros(1)}),
         "a plain pickle": b"\x80\x02}q\x00.",
         "an empty archive": zipped(**{"x/data.pkl": b""}),
@@ -157,7 +158,7 @@ OWN: dict[str, dict[str, bytes]] = {
         "no magic": zipped(**{"a.npy": b"x"}),
     },
     "image": {
-        "a cut jpeg": seeds_of("image")["rgb.jpeg"][:300],
+        "a truncated jpeg": seeds_of("image")["rgb.jpeg"][:300],
         "a gif of no size": b"GIF89a\0\0\0\0\0\0\0;",
         "a bitmap of 2^31 rows": bitmap()[:22] + struct.pack("<i", -(2**31)) + bitmap()[26:],
     },
@@ -170,8 +171,8 @@ OWN: dict[str, dict[str, bytes]] = {
     "recipe": {
         "an unknown field": b"bit = 3",
         "no table": b"[[sites]]\n",
-        "a base that is none": b"base = ['fqvit']",
-        "twice": b"name = 'a'\nname = 'b'",
+        "a base that is a list": b"base = ['fqvit']",
+        "a duplicate key": b"name = 'a'\nname = 'b'",
         "a newline in a key": b'"a\\nb" = 1',
         "bits of 10^40": b"weight_bits = 1" + b"0" * 40,
     },
@@ -185,20 +186,21 @@ OWN: dict[str, dict[str, bytes]] = {
         "a name above": archive("../a.png"),
         "a name above, inside": archive("0/../../a.png"),
         "an absolute name": archive("/a.png"),
-        "a picture that is none": archive("0/a.bmp").replace(b"BM", b"XX"),
+        "an image that is not one": archive("0/a.bmp").replace(b"BM", b"XX"),
     },
 }
 
 
 def malformed(kind: str) -> dict[str, bytes]:
-    found = {"zeros": bytes(3000), "bytes that are no text": b"\xff\xfe\xfd" * 50, "a picture": bitmap()}
+    """Return {case: malformed bytes} for a kind of file."""
+    found = {"zeros": bytes(3000), "bytes that are not text": b"\xff\xfe\xfd" * 50, "an image": bitmap()}
     found |= {"an archive": zipped(x=b"1"), "brackets": b"[" * 20_000}
     if kind not in TEXTS:
         found |= {"nothing": b"", "a word": b"hello"}
         whole = max(seeds_of(kind).values(), key=len) if kind != "calibration" else b'{"recipe": {}}'
-        found |= {"half of one": whole[: 700 if kind == "shard" else len(whole) // 2]}
+        found |= {"half of a file": whole[: 700 if kind == "shard" else len(whole) // 2]}
     if kind == "image":
-        del found["a picture"]
+        del found["an image"]
     return found | OWN.get(kind, {})
 
 
@@ -217,7 +219,7 @@ def test_malformed_files_are_refused_in_one_line_by_every_command(kind: str, hom
             said = (case, words[:2], done)
             if kind not in ("image", "shard"):
                 refused(done, name)
-            # These warn of each picture first.
+            # Images and shards also print one warning per image.
             assert done.code == 2 and name in done.err and len(done.err.splitlines()) <= 3, said
             assert all(line.startswith("fqvit: ") for line in done.err.splitlines()), said
             assert not out.exists(), said

@@ -1,4 +1,4 @@
-"""What fuzzing and looking for trouble have found, one test each, so that it stays found."""
+"""Regression tests for the faults found by fuzzing and code review, one test each."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_error_is_one_line_without_commands_to_a_terminal_whatever_names_are_in_it() -> None:
+def test_an_error_is_one_line_without_control_characters() -> None:
     assert str(FqvitError("a\nb\x1b[2J\x85c\u2028d: é is fine.")) == r"a\nb\x1b[2J\x85c\u2028d: é is fine."
     assert len(str(FqvitError("x" * 10**6))) <= LONGEST
 
 
-def test_a_field_whose_name_ends_the_line_is_shown_on_it(program: Path) -> None:
+def test_a_newline_in_the_name_of_a_field_is_escaped(program: Path) -> None:
     program.write_bytes(rewritten(program.read_bytes(), lambda header, _: header["preprocess"].update({"a\n": 1})))
     with pytest.raises(FqvitError, match=r"tiny\.fqvit: preprocess: .*unknown field a\\n\."):
         Engine(program)
 
 
-def test_an_instruction_set_that_is_not_there_is_blamed_on_who_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unknown_instruction_set_names_its_origin(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FqvitError, match="^isa: instruction set abacus: not in this build"):
         Engine(program, isa="abacus")
     monkeypatch.setenv("FQVIT_ISA", "beads")
@@ -62,12 +62,12 @@ def test_an_instruction_set_that_is_not_there_is_blamed_on_who_asked(program: Pa
     assert Engine(program, isa="scalar").isa == "scalar"
 
 
-def test_what_needs_too_much_memory_is_refused_by_the_files_name(program: Path) -> None:
+def test_the_error_for_too_much_memory_names_the_file(program: Path) -> None:
     with pytest.raises(FqvitError, match=r"tiny\.fqvit: vit: its buffers need 0 MB per image, at most 0 MB are allowed"):
         Engine(program, 1, most_bytes=1)
 
 
-def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() -> None:
+def test_the_native_engine_bounds_the_number_of_channels() -> None:
     engine = _native.Engine([8192, 8192, 1], "scalar", 1)
     flat = engine.add("flat", "permute", [0], [], [np.array(x, np.int64) for x in ([1 << 26], [0], [], [])])
     one, nothing = np.ones(1, np.int32), np.zeros(0, np.uint8)
@@ -77,7 +77,7 @@ def test_the_engine_alone_bounds_the_channels_that_it_writes_parameters_for() ->
         engine.add("looked up", "lookup", [flat], [8], [np.arange(256).astype(np.uint8), nothing, one])
 
 
-def test_more_ops_than_can_be_planned_in_time_are_refused(program: Path) -> None:
+def test_too_many_ops_are_refused(program: Path) -> None:
     def repeat(header: dict[str, Any], _: object) -> None:
         header["ops"] = [header["ops"][0]] * 8193
 
@@ -92,7 +92,7 @@ def test_more_ops_than_can_be_planned_in_time_are_refused(program: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["backbone.layers.99999999.blocks.0.norm1.bias", "roi_head.bbox_head.99999999.fc_cls.bias"])
-def test_a_detectors_part_of_a_high_number_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_detector_block_with_a_huge_index_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
     tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
     save_file({**tensors, name: torch.zeros(1)}, tmp_path / "d.safetensors")
@@ -100,7 +100,7 @@ def test_a_detectors_part_of_a_high_number_is_refused(name: str, tmp_path: Path)
         load_detector(tmp_path / "d.safetensors")
 
 
-def test_a_window_of_a_thousand_places_is_refused_before_its_pairs_are_counted(tmp_path: Path) -> None:
+def test_a_window_of_1000_tokens_is_refused_before_its_pairs_are_computed(tmp_path: Path) -> None:
     (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
     tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
     wide = {name: torch.zeros(1999**2, x.shape[1], dtype=torch.int8) for name, x in tensors.items() if "bias_table" in name}
@@ -109,15 +109,15 @@ def test_a_window_of_a_thousand_places_is_refused_before_its_pairs_are_counted(t
         load_detector(tmp_path / "d.safetensors")
 
 
-def test_results_with_impossible_masks_are_refused_by_the_files_name(tmp_path: Path) -> None:
+def test_the_error_for_impossible_masks_in_results_names_the_file(tmp_path: Path) -> None:
     rows = json.loads(seeds_of("results")["two.json"])
     rows[1]["segmentation"]["size"] = [8, 10]
     (tmp_path / "r.json").write_text(json.dumps(rows))
-    with pytest.raises(FqvitError, match=r"r\.json: result 1: run lengths of 72 pixels for 8 x 10"):
+    with pytest.raises(FqvitError, match=r"r\.json: result 1: run lengths: 72 pixels in total, expected 8 x 10"):
         read_results(tmp_path / "r.json")
 
 
-def test_a_head_that_does_not_run_on_several_squares_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+def test_a_head_that_cannot_be_batched_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
     def turn(header: dict[str, Any], _: object) -> None:
         op = next(op for op in header["masks"][0]["ops"] if op["op"] == "permute" and len(op["view"]) == 3)
         op["view"], op["perm"] = [1, *op["view"]], [1, 0, 2, 3]
@@ -125,12 +125,12 @@ def test_a_head_that_does_not_run_on_several_squares_is_refused_when_it_is_loade
 
     path = tmp_path / "d.fqvit"
     path.write_bytes(rewritten(seeds_of("detector")["tiny.fqvit"], turn, DETECTOR))
-    with pytest.raises(FqvitError, match=r"d\.fqvit: .*does not run on several squares at once"):
+    with pytest.raises(FqvitError, match=r"d\.fqvit: .*cannot run on a batch of RoIs"):
         DetectorProgram.load(path)
 
 
 def template(side: int, op: dict[str, Any], move: Move) -> Program:
-    """An op on the pixels of a large image, which says how it follows from the size and does not."""
+    """Make a program of one op on the pixels of a large image, whose `move` does not match its constants."""
     raw = {"version": 1, "model": "x", "ops": [op], "sites": {}, "recipe": {}, "source": "", "images": 1}
     shape = {"height": side, "width": side, "channels": 1, "resize": 1, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
     raw |= {"preprocess": shape, "output": {"buffer": "y", "kind": "tokens", "scale": 1.0}, "moves": {"y": move}}
@@ -138,25 +138,25 @@ def template(side: int, op: dict[str, Any], move: Move) -> Program:
 
 
 @pytest.mark.parametrize("kind", ["neighbours", "windows", "tokens", "second", "merge"])
-def test_rows_that_a_file_does_not_have_are_not_made(kind: Any) -> None:
+def test_a_move_that_does_not_match_its_constants_allocates_no_memory(kind: Any) -> None:
     program = template(8192, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind=kind, window=256, shift=1))
     program.verify()
-    with at_most(1e6), pytest.raises(FqvitError, match="does not follow from the image's size"):
+    with at_most(1e6), pytest.raises(FqvitError, match="its stored indices differ from those that its move gives"):
         resized(program, 8192, 8192)
 
 
-def test_regions_of_a_window_take_no_memory_for_its_pairs() -> None:
+def test_regions_of_a_window_allocate_no_memory_for_its_pairs() -> None:
     with at_most(20e6):
         assert grids.regions((300, 200), 256, 1).shape == (2, 1 << 16)
 
 
-def test_more_rows_than_a_buffer_can_have_are_not_made() -> None:
+def test_a_move_with_too_many_rows_is_refused() -> None:
     program = template(32, {"op": "take", "y": "y", "x": "pixels", "index": "rows"}, Move(kind="neighbours"))
     with pytest.raises(FqvitError, match="y: the image is too large"):
         resized(program, 8192, 8192)
 
 
-def test_the_reference_refuses_what_needs_too_much_memory_as_the_engine_does(program: Path) -> None:
+def test_the_reference_has_the_same_memory_limit_as_the_engine(program: Path) -> None:
     whole = Program.load(program)
     with pytest.raises(FqvitError, match=r"^vit: its buffers need 0 MB per image, at most 0 MB are allowed"):
         Reference(whole, most_bytes=1)
@@ -166,7 +166,7 @@ def test_the_reference_refuses_what_needs_too_much_memory_as_the_engine_does(pro
         Reference(whole, most_bytes=most - 1)
 
 
-def test_live_bytes_are_those_that_the_reference_has_at_a_time(program: Path) -> None:
+def test_live_bytes_equal_the_peak_of_the_reference(program: Path) -> None:
     whole = Program.load(program)
     reference, seen = Reference(whole), [0]
     alive = {"pixels": 12 * 12 * 3}
@@ -183,7 +183,7 @@ def test_live_bytes_are_those_that_the_reference_has_at_a_time(program: Path) ->
     assert max(seen) == live_bytes(whole, whole.verify().buffers)
 
 
-def test_a_head_that_gives_much_takes_few_boxes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_with_large_outputs_runs_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "d.fqvit"
     path.write_bytes(seeds_of("detector")["tiny.fqvit"])
     detector = DetectorProgram.load(path)
@@ -196,10 +196,10 @@ def test_a_head_that_gives_much_takes_few_boxes_at_a_time(tmp_path: Path, monkey
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
-def test_more_scores_than_fit_are_refused_when_a_detector_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detector_with_too_many_scores_is_refused_by_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "d.fqvit"
     path.write_bytes(seeds_of("detector")["tiny.fqvit"])
     detector = DetectorProgram.load(path)
     monkeypatch.setattr(compatibility, "MAX_SCORES", detector.between.proposals * (detector.classes + 1) - 1)
-    with pytest.raises(FqvitError, match=r"d\.fqvit: detector: .* scores an image, at most"):
+    with pytest.raises(FqvitError, match=r"d\.fqvit: detector: .* scores per image, expected at most"):
         DetectorProgram.load(path)

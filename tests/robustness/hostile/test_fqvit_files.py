@@ -1,6 +1,6 @@
-"""Damaged and malicious .fqvit files: each is refused in one line that names the file, and costs no memory.
+"""Damaged and malicious .fqvit files: each is refused in one line that names the file, without allocating much memory.
 
-The fingerprint is public, so a hostile writer can always make it right; `rewritten` does.
+The fingerprint has no secret key, so a hostile writer can always make it valid; `rewritten` does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def refused(raw: bytes, folder: Path, match: str = ".") -> str:
-    """The one line with which loading refuses the file."""
+    """Assert that the loader refuses the file in one line that matches, and return that line."""
     path = folder / "bad.fqvit"
     path.write_bytes(raw)
     with pytest.raises(FqvitError, match=match) as caught:
@@ -88,7 +88,7 @@ def retype(part: str, dtype: str, width: int) -> Change:
 
 
 def packed_weights(code: int, exponent: int | None) -> Change:
-    """The first linear map stored in groups of 8, every byte the same."""
+    """Store the first linear layer in groups of 8 with one byte repeated; exponent None: without exponents."""
 
     def change(header: Json, tensors: Tensors) -> None:
         op = first(header, "linear")
@@ -104,7 +104,7 @@ def packed_weights(code: int, exponent: int | None) -> Change:
 HOSTILE: dict[str, tuple[Change, str]] = {
     "a newer version": (set_header(version=2), "format version 2"),
     "version 0": (set_header(version=0), "format version 0"),
-    "a version in words": (set_header(version="1"), "format version '1'"),
+    "a version that is a string": (set_header(version="1"), "format version '1'"),
     "a boolean version": (set_header(version=True), "version"),
     "a float version": (set_header(version=1.0), "version"),
     "no version": (lambda header, _: header.pop("version"), "format version None"),
@@ -119,29 +119,29 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a whole float shift": (set_op("matmul", shift=41.0), r"ops\[\d+\]\.shift: expected int, got float"),
     "a whole float multiplier": (set_op("matmul", mult=1073741824.0), r"ops\[\d+\]\.mult: expected int, got float"),
     "a float zero point": (set_op("matmul", y_zero=1.5), r"ops\[\d+\]\.y_zero: expected int, got float"),
-    "a float zero point where a name may stand": (set_op("linear", y_zero=1.0), r"ops\[\d+\]\.y_zero: expected .*, got float"),
+    "a float zero point where a name is allowed": (set_op("linear", y_zero=1.0), r"ops\[\d+\]\.y_zero: expected .*, got float"),
     "a float in a tuple": (
         set_op("permute", perm=[0, 2.0, 1, 3, 4]),
         r"ops\[\d+\]\.perm\[(1|\.\.\.)\]: expected int, got float",
     ),
     "a missing field": (lambda header, _: first(header, "matmul").pop("mult"), r"ops\[\d+\]: .*missing required field mult"),
-    "another field in an op": (set_op("matmul", alpha="x"), r"ops\[\d+\]: .*unknown field alpha"),
-    "another field in the program": (set_header(command="rm"), "unknown field command"),
-    "another field in the output": (lambda header, _: header["output"].update(more=1), "output: .*unknown field more"),
-    "another field in a term": (
+    "an unknown field in an op": (set_op("matmul", alpha="x"), r"ops\[\d+\]: .*unknown field alpha"),
+    "an unknown field in the program": (set_header(command="rm"), "unknown field command"),
+    "an unknown field in the output": (lambda header, _: header["output"].update(more=1), "output: .*unknown field more"),
+    "an unknown field in a term": (
         lambda header, _: first(header, "add")["terms"][0].update(more=1),
         r"ops\[\d+\]\.terms\[0\]: .*unknown field more",
     ),
-    "another field in preprocess": (set_preprocess(more=1), "preprocess: .*unknown field more"),
+    "an unknown field in preprocess": (set_preprocess(more=1), "preprocess: .*unknown field more"),
     "three terms": (lambda header, _: first(header, "add")["terms"].append({"x": "x", "mult": 1}), r"ops\[\d+\]\.terms"),
-    "another kind of output": (lambda header, _: header["output"].update(kind="boxes"), "output.kind"),
+    "an unknown kind of output": (lambda header, _: header["output"].update(kind="boxes"), "output.kind"),
     "a height of 0": (set_preprocess(height=0), r"preprocess\.height: expected int >= 1"),
     "a height of a million": (set_preprocess(height=10**6), r"preprocess\.height: expected int <= 8192"),
-    "a height of 8192, which the ops do not take": (set_preprocess(height=8192, width=8192), "view"),
+    "a height of 8192 that does not match the ops": (set_preprocess(height=8192, width=8192), "view"),
     "two channels": (set_preprocess(channels=2), "preprocess.channels"),
-    "a mean of two": (set_preprocess(mean=[0.5, 0.5]), "preprocess"),
+    "a mean of two values": (set_preprocess(mean=[0.5, 0.5]), "preprocess"),
     "a std of 0": (set_preprocess(std=[0, 1, 1]), "preprocess"),
-    "a name of two surrogate halves": (set_header(model="\ud800"), "."),
+    "a name with a lone surrogate": (set_header(model="\ud800"), "."),
     "shift 0": (set_op("matmul", shift=0), "shift must be in 1..62"),
     "shift 63": (set_op("matmul", shift=63), "shift must be in 1..62"),
     "shift -1": (set_op("matmul", shift=-1), "shift must be in 1..62"),
@@ -157,11 +157,11 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a view with a negative size": (add_op(op="permute", y="z", x="pixels", view=[-1, -288], perm=[0, 1]), "z: view"),
     "a buffer that nothing writes": (set_op("layernorm", x="nowhere"), "reads 'nowhere' before any op writes it"),
     "a buffer written twice": (lambda header, _: header["ops"].append(header["ops"][0]), "written twice"),
-    "an index of another constant": (set_op("take", index="classes"), "'classes' is uint8"),
+    "an index that names another constant": (set_op("take", index="classes"), "'classes' is uint8"),
     "no weights": (drop_tensor(".w"), r"constant '\S+\.w' is missing"),
     "no table": (drop_tensor(".table"), r"constant '\S+\.table' is missing"),
     "float weights": (retype(".w", "F32", 4), "is F32: only integers"),
-    "half weights": (retype(".w", "F16", 2), "is F16: only integers"),
+    "float16 weights": (retype(".w", "F16", 2), "is F16: only integers"),
     "bfloat16 weights": (retype(".w", "BF16", 2), "is BF16: only integers"),
     "boolean weights": (retype(".w", "BOOL", 1), "is BOOL: only integers"),
     "int64 weights": (retype(".w", "I64", 8), "is int64"),
@@ -170,7 +170,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a group of 1": (set_op("linear", group=1), "group is 1"),
     "a negative group": (set_op("linear", group=-16), "group is -16"),
     "a group of 10^18": (set_op("linear", group=10**18), "group is 10+, expected 0 or 2 to 65536"),
-    "a group in words": (set_op("linear", group="16"), r"ops\[\d+\]\.group: expected int, got str"),
+    "a group that is a string": (set_op("linear", group="16"), r"ops\[\d+\]\.group: expected int, got str"),
     "a float group": (set_op("linear", group=16.0), r"ops\[\d+\]\.group: expected int, got float"),
     "packed weights without exponents": (packed_weights(0x00, None), r"constant '\S+\.exponent' is missing"),
     "packed weights with an exponent of 5": (packed_weights(0x00, 0x50), "exponent 5, expected 0 to 4"),
@@ -200,7 +200,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         "z: shape .* is too large",
     ),
 }
-MAY_LOAD = {"nested lists in the recipe"}  # harmless: only no traceback is asked for
+MAY_LOAD = {"nested lists in the recipe"}  # harmless: the loader may accept it but must not crash
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -215,7 +215,7 @@ def test_a_hostile_program_is_refused_in_one_line(case: str, original: bytes, tm
         refused(raw, tmp_path, match)
 
 
-def test_the_helper_itself_makes_files_that_load(original: bytes, tmp_path: Path) -> None:
+def test_rewritten_files_load_if_the_change_is_valid(original: bytes, tmp_path: Path) -> None:
     path = tmp_path / "good.fqvit"
     path.write_bytes(rewritten(original, set_header(source="somewhere else")))
     assert Program.load(path).header.source == "somewhere else"
@@ -240,7 +240,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_that_is_no_program_is_refused(name: str, original: bytes, tmp_path: Path) -> None:
+def test_a_header_that_is_not_a_program_is_refused(name: str, original: bytes, tmp_path: Path) -> None:
     _, _, tensors = unpacked(original)
     refused(packed(TEXTS[name], fingerprint_of(TEXTS[name], tensors), tensors), tmp_path)
 
@@ -260,13 +260,13 @@ def test_nesting_of_any_depth_loads_or_is_refused(depth: int, original: bytes, t
         assert "\n" not in str(error)
 
 
-def test_a_cut_file_is_refused_wherever_it_was_cut(original: bytes, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_at_any_length(original: bytes, tmp_path: Path) -> None:
     places = {*range(64), *range(64, len(original), max(len(original) // 60, 1)), len(original) - 1}
     for place in sorted(places):
         refused(original[:place], tmp_path)
 
 
-def test_a_flipped_bit_is_refused_wherever_it_is(original: bytes, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_refused_at_any_position(original: bytes, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for place in [*range(16), *rng.integers(16, len(original), 250).tolist(), len(original) - 1]:
         raw = bytearray(original)
@@ -291,13 +291,13 @@ def test_garbage_is_refused(original: bytes, tmp_path: Path) -> None:
         refused(raw, tmp_path)
 
 
-def test_another_safetensors_file_is_told_apart(tmp_path: Path) -> None:
+def test_a_safetensors_file_without_a_program_is_recognized(tmp_path: Path) -> None:
     head = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     head += b" " * (-len(head) % 8)
     assert "not a quantized program" in refused(struct.pack("<Q", len(head)) + head + bytes(4), tmp_path)
 
 
-def test_a_tensor_larger_than_the_file_costs_nothing(original: bytes, tmp_path: Path) -> None:
+def test_a_tensor_larger_than_the_file_is_refused(original: bytes, tmp_path: Path) -> None:
     text, fingerprint, tensors = unpacked(original)
     raw = packed(text, fingerprint, tensors)
     name = next(name for name in tensors if name.endswith(".w"))

@@ -1,6 +1,6 @@
-"""The compiled engine trusts nobody: records that no verified program sends are refused one by one, and nothing crashes.
+"""The native engine checks every record itself: invalid records are refused one by one, and nothing crashes.
 
-Whatever it does accept must run, stay inside its codes, and give the same bits on every instruction set, joined or not.
+Records that it accepts must run, stay inside their code range, and give the same bits on every instruction set, fused or not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def linear_arrays(inputs: int = C, outputs: int = 5) -> list[Any]:
 EXPONENTIALS, CODES = i32(2**20, 2**10, 0), np.array([15, 3, 0], np.uint8)
 REGION = np.array([[0, 1], [1, 1]], np.uint8)
 SCORES = [2**30, 40, 3, 4, 0, 9, 8]
-# Values 1 to 10, which the records below read.
+# Numbers of the values that BEFORE writes; the records below read them.
 X, H, S, LOG, RELATIVE, ACC, WIDE_X, ROW, TOKEN, UNIFORM = range(1, 11)
 BEFORE = [
     Record("permute", [0], [], [i64(T, C), i64(0, 1), i64(), i64()]),
@@ -86,10 +86,10 @@ def engine_with(*records: Record) -> Any:
 
 
 def refuse(record: Record) -> None:
+    """Assert that the engine refuses the record and can be used afterwards."""
     engine = engine_with()
     with pytest.raises(REFUSED):
         send(engine, record)
-    # It goes on as if nothing had been.
     engine.finish(send(engine, VALID["linear"]), False)
     assert engine.run(np.zeros((1, *IMAGE), np.uint8)).shape == (1, T, 5)
 
@@ -107,7 +107,7 @@ def test_every_op_has_a_record_that_is_accepted_and_runs() -> None:
 
 
 @pytest.mark.parametrize("tag", OPS)
-def test_values_that_are_not_there_or_of_another_kind_are_refused(tag: str) -> None:
+def test_missing_inputs_and_inputs_of_another_kind_are_refused(tag: str) -> None:
     record = VALID[tag]
     for i in range(len(record.inputs)):
         for value in (*FAR, 11, 12, 2**31, 2**32, ROW if tag != "add" else 11):
@@ -132,7 +132,7 @@ def test_too_few_and_too_many_fields_are_refused(tag: str) -> None:
         refuse(replace(record, **change))
 
 
-# Of each integer of each op: values outside its range. Their order is that of runtime/native.py.
+# {op: values outside the range of each of its integers}, in the order of runtime/native.py.
 SHIFTS, BITS, ZERO = (0, 63, 64, 255, *FAR), (0, 17, 64, *FAR), (256, 2**16, *FAR)
 SIDE, MULT = (2**16, *FAR), (2**31, *FAR)
 INTS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -245,7 +245,7 @@ ARRAYS["row_codes"] = ((EXPONENTIALS, CODES.astype(np.int8), CODES[None], NOTHIN
 
 
 @pytest.mark.parametrize("tag", OPS)
-def test_arrays_of_another_type_shape_or_content_are_refused(tag: str) -> None:
+def test_arrays_with_a_wrong_type_shape_or_content_are_refused(tag: str) -> None:
     record = VALID[tag]
     assert len(record.arrays) == len(ARRAYS.get(tag, ()))
     for i, values in enumerate(ARRAYS.get(tag, ())):
@@ -280,13 +280,13 @@ def test_arrays_of_another_type_shape_or_content_are_refused(tag: str) -> None:
     ],
     ids=lambda record: f"{record.tag} {record.inputs}",
 )
-def test_values_that_do_not_fit_each_other_are_refused(record: Record) -> None:
+def test_inputs_that_do_not_match_each_other_are_refused(record: Record) -> None:
     refuse(record)
 
 
 @pytest.mark.parametrize("tag", ["log_softmax", "row_codes"])
-def test_attention_codes_are_known_only_straight_from_their_op(tag: str) -> None:
-    """Where rows were moved, nobody knows that one of them still holds the largest weight."""
+def test_attention_codes_must_come_directly_from_their_op(tag: str) -> None:
+    """After a permutation it is unknown whether every row still has the largest weight."""
     same = [i64(2, 2, 2, 2), i64(0, 1, 3, 2), i64(), i64()]
     moved = Record("permute", [LOG if tag == "log_softmax" else RELATIVE], [], same)
     times_v = VALID["attend" if tag == "row_codes" else "shift_matmul"]
@@ -318,7 +318,7 @@ def test_impossible_images_are_refused(image: list[int]) -> None:
         None,
     ],
 )
-def test_constants_that_are_no_buffers_are_refused(array: Any) -> None:
+def test_constants_that_cannot_be_buffers_are_refused(array: Any) -> None:
     with pytest.raises(REFUSED):
         engine_with().constant(array)
 
@@ -333,7 +333,7 @@ def test_outputs_that_no_op_writes_are_refused(output: Any) -> None:
     engine.finish(X, False)
 
 
-def test_outputs_are_there_once_and_all_are_given() -> None:
+def test_outputs_must_differ_and_run_all_returns_them_in_order() -> None:
     engine, images = engine_with(), np.zeros((2, *IMAGE), np.uint8)
     for others in ([X], [ACC, ACC], [WIDE_X, X]):
         with pytest.raises(REFUSED):
@@ -341,15 +341,15 @@ def test_outputs_are_there_once_and_all_are_given() -> None:
     with pytest.raises(REFUSED):
         engine.run_all(images)
     engine.finish(X, False, [ACC, WIDE_X])
-    alone = engine_with()
-    alone.finish(ACC, False)
+    single = engine_with()
+    single.finish(ACC, False)
     x, acc, wide = engine.run_all(images)
-    assert (x == engine.run(images)).all() and (acc == alone.run(images)).all() and wide.dtype == np.uint16
+    assert (x == engine.run(images)).all() and (acc == single.run(images)).all() and wide.dtype == np.uint16
     with pytest.raises(REFUSED):
         engine.run_all(np.zeros((1, 4, 3, 2), np.uint8))
 
 
-def test_a_program_is_finished_once_and_run_afterwards() -> None:
+def test_finish_is_called_once_before_any_run() -> None:
     engine, images = engine_with(), np.zeros((1, *IMAGE), np.uint8)
     for use in (lambda: engine.run(images), lambda: engine.profile(images, 1), lambda: engine.buffers(images, [X])):
         with pytest.raises(REFUSED):
@@ -384,6 +384,6 @@ def test_only_buffers_that_ops_write_can_be_read_back(number: int) -> None:
     assert [codes.dtype for codes in engine.buffers(image, [WIDE_X, X])] == [np.uint16, np.uint8]
 
 
-def test_a_pool_of_absurd_size_is_cut() -> None:
+def test_the_number_of_threads_is_clamped_to_1_and_256() -> None:
     for threads in (-(2**31), 0, 2**31 - 1):
         assert 1 <= _native.Engine(list(IMAGE), "", threads).threads <= 256

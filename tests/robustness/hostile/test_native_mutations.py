@@ -1,7 +1,7 @@
-"""Records of valid programs, altered at random, against the compiled engine alone: it refuses them or runs them, and lives.
+"""Random mutations of valid records, sent to the native engine directly: it refuses them or runs them, and never crashes.
 
-Whatever it accepts has one meaning: every instruction set, op by op or joined, on one thread or two gives the same bits, and
-codes stay inside their bits. native/fuzz does the same with sanitizers and without Python.
+Accepted records give the same bits on every instruction set, with and without fusion, on one and on two threads, and codes
+stay inside their bits. native/fuzz does the same with sanitizers and without Python.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ENDS = (
     2**40,
 )
 FAR = (2**58, 2**62, 2**63 - 1, -(2**63))
-# Where a record's number of bits is.
+# {op: index of the number of bits among the integers of its record}
 BITS = {"linear": 1, "layernorm": 3, "add": 1, "mean": 4, "matmul": 6, "attend": 4}
 BITS |= {"log_softmax": 0, "softmax": 2, "shift_matmul": 6}
 KINDS = (*(kind.__name__ for kind in CASES), *WIDE, "vit", "padded swin")
@@ -57,7 +57,7 @@ KINDS = (*(kind.__name__ for kind in CASES), *WIDE, "vit", "padded swin")
 
 @cache
 def valid(kind: str, seed: int) -> Recorded:
-    """What an engine is sent for a program of that kind."""
+    """Record a valid program of a kind in KINDS."""
     if kind in ("vit", "padded swin"):
         return recorded(lowered(kind, ("fqvit", "fq-vit", "minmax")[seed % 3])[2])
     by_name = {case.__name__: lambda draw, case=case: (CASES[case](draw),) for case in CASES} | WIDE
@@ -70,7 +70,7 @@ def valid(kind: str, seed: int) -> Recorded:
 
 
 def alter(rng: np.random.Generator, program: Recorded) -> None:
-    """One change to one record, mostly a late one: the first ones only bring pixels into shape."""
+    """Change one record, mostly a late one: the first ones only reshape pixels."""
     late = int(len(program.records) * rng.beta(3, 1))
     record = program.records[late]
     what = rng.integers(0, 10)
@@ -89,6 +89,7 @@ def alter(rng: np.random.Generator, program: Recorded) -> None:
 
 
 def altered(rng: np.random.Generator, array: Any) -> Any:
+    """Change the type, shape or values of an array."""
     what = rng.integers(0, 8)
     array = np.atleast_1d(array)
     if array.size == 0:
@@ -111,7 +112,7 @@ def altered(rng: np.random.Generator, array: Any) -> Any:
 
 
 def outcome(program: Recorded, isa: str, threads: int, keep: bool) -> Any:
-    """The engine, or what it said against the program."""
+    """Return the engine, or the message with which it refuses the program."""
     try:
         return program.build(isa, threads, keep)
     except (_native.BadProgram, TypeError) as error:
@@ -121,7 +122,7 @@ def outcome(program: Recorded, isa: str, threads: int, keep: bool) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_altered_records_are_refused_or_run_with_one_meaning(kind: str, seed: int) -> None:
+def test_altered_records_are_refused_or_give_the_same_bits_everywhere(kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     program = valid(kind, int(rng.integers(0, 12))).copy()
     for _ in range(rng.integers(1, 3)):
@@ -144,13 +145,13 @@ def test_altered_records_are_refused_or_run_with_one_meaning(kind: str, seed: in
         for record, found in zip(codes.values(), kept.buffers(image[None], list(codes)), strict=True):
             assert int(found.max()) < 2 ** record.ints[BITS[record.tag]], record
     for isa in ISAS:
-        assert_same(program.build(isa, 2, False).run(images), np.stack(expected), f"{isa}: joined ops and one by one")
+        assert_same(program.build(isa, 2, False).run(images), np.stack(expected), f"{isa}: fused and unfused ops")
         with_all = program.build(isa, 1, True)
-        assert_same(with_all.run(images), np.stack(expected), f"{isa}: op by op, and scalar")
+        assert_same(with_all.run(images), np.stack(expected), f"{isa}: unfused ops and scalar")
 
 
 def test_some_altered_programs_are_accepted() -> None:
-    """Else nothing above would run."""
+    """Otherwise the test above would run nothing."""
     taken = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Hostile files with the ops and fields of recipe fqvit: attention beside its largest, steps by channel, codes of 16 bits."""
+"""Hostile files with the ops and fields of recipe fqvit: relative attention codes, per-channel scales, 16-bit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.robustness.hostile.test_fqvit_files import Change, Json, Tensors, add
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A Swin with masks and padding."""
+    """A program of a Swin with masks and padding."""
     path = tmp_path_factory.mktemp("hostile") / "swin.fqvit"
     model = float_model("padded swin")
     lower(model, calibration_of(model, "fqvit")).save(path)
@@ -34,7 +34,7 @@ def reader_of(header: Json, name: str) -> Json:
 
 
 def set_tensor(find: Callable[[Json], str], dtype: str, shape: list[int], value: int = 0) -> Change:
-    """The named constant replaced by one value everywhere."""
+    """Replace a constant by one with the same value everywhere."""
 
     def change(header: Json, tensors: Tensors) -> None:
         kind = {"U8": np.uint8, "U16": np.uint16, "I8": np.int8, "I16": np.int16, "I32": np.int32}[dtype]
@@ -44,7 +44,7 @@ def set_tensor(find: Callable[[Json], str], dtype: str, shape: list[int], value:
 
 
 def set_site(role: str, at: int, value: Any) -> Change:
-    """One field of the first site of that role; sites are arrays."""
+    """Set one field of the first site with that role; sites are stored as arrays."""
 
     def change(header: Json, _: Tensors) -> None:
         site = next(s for s in header["sites"].values() if s[0] == role)
@@ -80,8 +80,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "levels of 2^62": (set_op("attend", levels=[2**62] * 16), ATTEND + "levels must be in"),
     "negative levels": (set_op("attend", levels=[-1] * 16), ATTEND + "levels must be in"),
     "levels of 0": (set_op("attend", levels=[0] * 16), ATTEND + "levels must be in"),
-    "levels that rise": (set_op("attend", levels=list(range(16))), ATTEND + "a row of .* may lack the largest weight"),
-    "a mask that weighs something": (unmasked_levels, ATTEND + ".* is masked by a code whose weight is not 0"),
+    "increasing levels": (set_op("attend", levels=list(range(16))), ATTEND + "a row of .* may lack the largest weight"),
+    "a masked code with a weight": (unmasked_levels, ATTEND + ".* is masked by a code whose weight is not 0"),
     "an attend of pixels": (set_op("attend", a="pixels", v="pixels"), ATTEND),
     "an attend of itself": (
         add_op(op="attend", y="z", a="z", v="z", mult=1, shift=1),
@@ -91,37 +91,40 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a mult of 2^63": (set_op("attend", mult=2**63), ATTEND + "mult must be in"),
     "shift 63": (set_op("attend", shift=63), ATTEND + "shift must be in"),
     "a zero point of 10^30": (set_op("attend", v_zero=10**30), "."),
-    "a zero point of V in words": (set_op("attend", v_zero="zero.0"), r"ops\[\d+\]\.v_zero: expected int, got str"),
-    "another field in attend": (set_op("attend", a_bits=4), r"ops\[\d+\]: .*unknown field a_bits"),
-    "another field in row_codes": (set_op("row_codes", bits=4), r"ops\[\d+\]: .*unknown field bits"),
-    "attention codes past the levels": (
+    "a zero point of V that is a string": (set_op("attend", v_zero="zero.0"), r"ops\[\d+\]\.v_zero: expected int, got str"),
+    "an unknown field in attend": (set_op("attend", a_bits=4), r"ops\[\d+\]: .*unknown field a_bits"),
+    "an unknown field in row_codes": (set_op("row_codes", bits=4), r"ops\[\d+\]: .*unknown field bits"),
+    "attention codes beyond the levels": (
         set_tensor(table_of("row_codes"), "U8", [4], 16),
         ATTEND + "16 levels for codes up to 16",
     ),
-    "attention codes that lack the largest": (set_tensor(table_of("row_codes"), "U8", [4], 3), ATTEND + "a row of .* may lack"),
+    "attention codes without the largest": (set_tensor(table_of("row_codes"), "U8", [4], 3), ATTEND + "a row of .* may lack"),
     "a table of 32 bits": (set_tensor(table_of("row_codes"), "I32", [4]), r"softmax: constant '\S+\.table' is int32"),
-    "regions in a row": (
+    "regions with one axis": (
         lambda header, tensors: tensors.update({masked(header)["region"]: ("U8", [4], bytes(4))}),
         r"constant 'region\.0' has shape",
     ),
-    "shifts past the zero points": (set_tensor(alpha_of, "U8", [16], 15), "zero points, expected 16: one per value of alpha"),
+    "more shifts than zero points": (set_tensor(alpha_of, "U8", [16], 15), "zero points, expected 16: one per value of alpha"),
     "shifts above 15": (set_tensor(alpha_of, "U8", [16], 255), "has a shift above 15"),
-    "shifts of other channels": (set_tensor(alpha_of, "U8", [15]), r"constant 'alpha\.0' has shape"),
+    "shifts for another number of channels": (set_tensor(alpha_of, "U8", [15]), r"constant 'alpha\.0' has shape"),
     "shifts of 16 bits": (set_tensor(alpha_of, "U16", [16]), r"constant 'alpha\.0' is uint16"),
     "a shift that is a number": (set_op("lookup", alpha=0), r"ops\[\d+\]\.alpha: expected .*, got int"),
-    "shifts that are missing": (set_op("lookup", alpha="none"), "constant 'none' is missing"),
+    "missing shifts": (set_op("lookup", alpha="none"), "constant 'none' is missing"),
     "a table for codes of fewer bits": (set_tensor(table_of("lookup"), "I16", [256]), r"constant '\S+\.table' has shape"),
     "codes of 17 bits": (set_op("add", bits=17), "bits is 17"),
     "a site of 17 bits": (set_site("residual", 1, 17), r"sites\S*: expected int <= 16"),
     "a site of fewer bits than its codes": (set_site("residual", 1, 8), r"site \S+: 8 bits for codes up to 65535"),
-    "a site's steps that are missing": (set_site("norm", 7, "none"), r"site \S+: constant 'none' is missing"),
-    "a site's steps of 8 bits": (set_site("norm", 7, "alpha.0"), r"site \S+: constant 'alpha\.0' "),
-    "a site's zero points that are missing": (set_site("norm", 3, "none"), r"site \S+: constant 'none' is missing"),
-    "a site's zero points by a name as long as its scales": (
+    "missing per-channel scales of a site": (set_site("norm", 7, "none"), r"site \S+: constant 'none' is missing"),
+    "8-bit per-channel scales of a site": (set_site("norm", 7, "alpha.0"), r"site \S+: constant 'alpha\.0' "),
+    "missing zero points of a site": (set_site("norm", 3, "none"), r"site \S+: constant 'none' is missing"),
+    "zero points of a site given by name without per-channel scales": (
         set_site("scores", 3, "z"),
         r"site \S+: zero names a constant, but there are no steps",
     ),
-    "a site with steps and levels": (set_site("norm", 8, [1] * 256), r"site \S+: more than one of log2, steps and levels"),
+    "a site with per-channel scales and levels": (
+        set_site("norm", 8, [1] * 256),
+        r"site \S+: more than one of log2, steps and levels",
+    ),
     "a site's levels of 0": (set_site("attention", 8, [0] * 16), r"site \S+: no level above 0"),
     "a site's levels of 2^16": (set_site("attention", 8, [2**16] * 16), r"sites\S*: expected int <= 65535"),
     "too few levels of a site": (set_site("attention", 8, [1] * 15), r"site \S+: 15 levels for codes up to 15"),
@@ -140,7 +143,7 @@ def test_a_hostile_program_is_refused_in_one_line(case: str, original: bytes, tm
         refused(raw, tmp_path, match)
 
 
-def test_the_original_loads_and_has_all_that_is_changed(original: bytes, tmp_path: Path) -> None:
+def test_the_original_loads_and_contains_every_part_that_is_changed(original: bytes, tmp_path: Path) -> None:
     path = tmp_path / "good.fqvit"
     path.write_bytes(rewritten(original, set_op("attend", mult=0)))
     program = Program.load(path)

@@ -1,4 +1,4 @@
-"""Tar files that are damaged, or made to do harm: refused in one line that names file and member, or skipped as unreadable."""
+"""Damaged and malicious tar files: refused in one line that names the file and the member, or skipped as unreadable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def look(path: Path, labels: bool = True) -> TarShards:
 
 
 def special(path: Path, *infos: tuple[str, bytes, int]) -> Path:
-    """Members of other types: (name, type, claimed size), behind one good picture."""
+    """Write a tar file with one valid image and members of other types: (name, type, claimed size)."""
     with tarfile.open(path, "w") as tar:
         good = tarfile.TarInfo("0/a.png")
         good.size = len(png(1))
@@ -52,12 +52,12 @@ def test_links_and_devices_are_never_followed(tmp_path: Path, kind: bytes) -> No
 
 
 @pytest.mark.parametrize("name", ["/etc/a.png", "../a.png", "0/../../a.png", "./../a.png", ".//a.png"])
-def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+def test_member_names_outside_the_archive_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(FqvitError, match=r"x.tar: member '.*a.png' points outside the archive"):
         look(pack(tmp_path / "x.tar", {name: png(0)}))
 
 
-def test_a_member_beyond_the_end_or_of_a_size_below_nothing_is_refused(tmp_path: Path) -> None:
+def test_members_with_an_impossible_size_are_refused(tmp_path: Path) -> None:
     whole = pack(tmp_path / "x.tar", PICTURE).read_bytes()
     for size in (10**6, 10**15, -5):
         info = tarfile.TarInfo("0/b.png")
@@ -67,15 +67,15 @@ def test_a_member_beyond_the_end_or_of_a_size_below_nothing_is_refused(tmp_path:
             look(tmp_path / "x.tar")
 
 
-def test_a_huge_picture_is_unreadable_and_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_image_counts_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LARGEST_IMAGE", 100)
     path = pack(tmp_path / "x.tar", {"0/a.png": bytes(101)})
     with pytest.raises(FqvitError, match=r"x.tar/0/a.png: 101 bytes, at most 100 are read"):
         values(look(path))
 
 
-def test_every_cut_is_noticed(tmp_path: Path) -> None:
-    """Also the one between two members, which leaves nothing half."""
+def test_every_truncation_is_detected(tmp_path: Path) -> None:
+    """A truncation between two members leaves only whole members, and is detected, too."""
     path = pack(tmp_path / "x.tar", {f"0/{i}.png": png(i) for i in range(3)})
     whole = path.read_bytes()
     end = 3 * 1024
@@ -88,14 +88,14 @@ def test_every_cut_is_noticed(tmp_path: Path) -> None:
     assert len(look(path)) == 3
 
 
-def test_joined_files_are_not_read_in_half(tmp_path: Path) -> None:
+def test_concatenated_tar_files_are_refused(tmp_path: Path) -> None:
     path = pack(tmp_path / "x.tar", PICTURE)
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(FqvitError, match=r"x.tar: data after the end mark"):
         look(path)
 
 
-def test_compressed_files_are_refused_whatever_they_are_called(tmp_path: Path) -> None:
+def test_compressed_files_are_refused_whatever_their_name(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(gzip.compress(bytes(10**6)))
     with pytest.raises(FqvitError, match=r"x.tar: compressed \(gzip\)"):
@@ -150,7 +150,7 @@ def test_sparse_members_are_refused(tmp_path: Path) -> None:
         ([], "no images in 1 tar files"),
     ],
 )
-def test_labels_that_cannot_be_right_are_named(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
+def test_invalid_labels_are_named(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as tar:
         for name, data in members:
@@ -162,7 +162,7 @@ def test_labels_that_cannot_be_right_are_named(tmp_path: Path, members: list[tup
     assert message in str(error.value)
 
 
-def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.tar").mkdir()
     with pytest.raises(FqvitError, match="x.tar"):
         shards.shard_paths(tmp_path)
@@ -172,7 +172,7 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
 
 @many
 @given(st.data())
-def test_any_damage_ends_in_our_error_or_in_the_members_that_tarfile_finds(
+def test_any_damage_gives_an_fqvit_error_or_the_members_that_tarfile_finds(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("tar") / "x.tar"
@@ -190,8 +190,8 @@ def test_any_damage_ends_in_our_error_or_in_the_members_that_tarfile_finds(
     assert [(m.name.rstrip("/"), m.offset, m.size) for m in found] == expected
 
 
-def test_memory_stays_that_of_the_index(tmp_path: Path) -> None:
-    """Members of 60 MB each, which take no room on the disk: only headers are read."""
+def test_only_the_headers_of_large_members_are_read(tmp_path: Path) -> None:
+    """The members of 60 MB each are sparse on disk."""
     path = tmp_path / "x.tar"
     size = 60 << 20
     with path.open("wb") as file:
@@ -204,7 +204,7 @@ def test_memory_stays_that_of_the_index(tmp_path: Path) -> None:
     assert len(look(path)) == 20
 
 
-def test_the_walk_agrees_with_tarfile_on_what_tools_write(tmp_path: Path) -> None:
+def test_members_agree_with_tarfile_on_common_formats(tmp_path: Path) -> None:
     members = {"a/" + "x" * n + ".png": png(n) for n in (1, 90, 99, 100, 101, 200)}
     paths = [pack(tmp_path / f"{kind}.tar", members, kind) for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
     paths.append(special(tmp_path / "x.tar", ("0/l.png", tarfile.SYMTYPE, 0), ("0/d", tarfile.DIRTYPE, 0)))
