@@ -1,3 +1,5 @@
+"""Quantization parameters: affine, symmetric, log2 and relative codes, and groups of channels."""
+
 from __future__ import annotations
 
 import math
@@ -20,41 +22,41 @@ ENDS = st.floats(-1e4, 1e4)
 
 @many
 @given(ENDS, ENDS, BITS)
-def test_the_range_is_covered_with_0_inside(lo: float, hi: float, bits: int) -> None:
+def test_affine_codes_cover_the_range_and_represent_0_exactly(lo: float, hi: float, bits: int) -> None:
     q = affine(lo, hi, bits)
     lo, hi = min(lo, 0.0), max(hi, 0.0)
     scale, zero = float(q.scale[0]), int(q.zero[0])
     assert scale > 0 and 0 <= zero <= q.last == 2**bits - 1
     assert scale == (hi - lo) / q.last or (hi - lo) / q.last == 0
     assert zero == min(max(round(-lo / scale), 0), q.last)
-    # The ends are within a code of the grid, and 0 is on it.
+    # The ends of the range are within one code, and 0 is represented exactly.
     assert (0 - zero) * scale <= lo + scale and (q.last - zero) * scale >= hi - scale
     assert float(q.decode(q.encode(torch.zeros(1, dtype=torch.float64)))[0]) == 0.0
 
 
-def test_a_site_that_is_always_0_has_a_step() -> None:
+def test_a_site_that_is_always_0_has_a_positive_scale() -> None:
     assert affine(0.0, 0.0, 8).scale[0] == 1.0 and affine(0.0, 0.0, 8).zero[0] == 0
     assert symmetric(0.0, 0.0, 8).scale[0] == 1.0 and symmetric(0.0, 0.0, 8).zero[0] == 128
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_the_largest_absolute_value_is_a_last_code_of_balanced_ones(bits: int) -> None:
+def test_symmetric_codes_map_the_largest_absolute_value_to_an_end_code(bits: int) -> None:
     for lo, hi in ((-3.0, 1.0), (-1.0, 3.0)):
         q = symmetric(lo, hi, bits)
         assert q.scale[0] * (2 ** (bits - 1) - 1) == pytest.approx(3.0) and q.zero[0] == 2 ** (bits - 1)
 
 
 @pytest.mark.parametrize("lo, hi, zero", [(0.0, 1.0, 0), (-1.0, 0.0, 255), (2.0, 5.0, 0), (-5.0, -2.0, 255), (-1.0, 1.0, 128)])
-def test_zero_points_at_the_ends(lo: float, hi: float, zero: int) -> None:
+def test_zero_points_of_one_sided_ranges_are_end_codes(lo: float, hi: float, zero: int) -> None:
     assert affine(lo, hi, 8).zero[0] == zero
 
 
 @many
 @given(st.integers(0, 255), st.integers(1, 2**20), st.integers(-(2**20), 2**20))
-def test_encoding_rounds_half_up_then_clips(zero: int, step: int, x: int) -> None:
-    q = QParams(8, np.array([step / 2.0]), np.array([zero]))
+def test_encoding_rounds_half_up_then_clips(zero: int, double_scale: int, x: int) -> None:
+    q = QParams(8, np.array([double_scale / 2.0]), np.array([zero]))
     code = int(q.encode(torch.tensor([x / 4.0], dtype=torch.float64))[0])
-    assert code == min(max(math.floor(x / (2 * step) + 0.5) + zero, 0), 255)
+    assert code == min(max(math.floor(x / (2 * double_scale) + 0.5) + zero, 0), 255)
 
 
 @few
@@ -67,7 +69,7 @@ def test_codes_are_fixed_points_of_decode_and_encode(seed: int, bits: int) -> No
     assert torch.equal(q.encode(q.decode(codes)), codes)
 
 
-def test_alpha_doubles_the_step_of_its_channel() -> None:
+def test_each_unit_of_alpha_doubles_the_scale_of_its_channel() -> None:
     q = QParams(8, np.array([0.5]), np.array([10]), np.array([0, 1, 3], np.uint8))
     assert q.channel_scales(3).tolist() == [0.5, 1.0, 4.0]
     assert q.encode(torch.tensor([4.0, 4.0, 4.0])).tolist() == [18, 14, 11]
@@ -75,29 +77,23 @@ def test_alpha_doubles_the_step_of_its_channel() -> None:
     assert q.tiled(2).channel_scales(6).tolist() == [0.5, 1.0, 4.0] * 2
 
 
-def test_groups_of_channels_lie_side_by_side() -> None:
+def test_groups_of_channels_are_concatenated() -> None:
     q = concatenate([affine(0.0, 255.0, 8), affine(-1.0, 1.0, 8), affine(-255.0, 0.0, 8)])
-    assert q.channel_scales(6).tolist() == [1, 1, 2 / 255, 2 / 255, 1, 1] and q.channel_zeros(6).tolist() == [
-        0,
-        0,
-        128,
-        128,
-        255,
-        255,
-    ]
+    assert q.channel_scales(6).tolist() == [1, 1, 2 / 255, 2 / 255, 1, 1]
+    assert q.channel_zeros(6).tolist() == [0, 0, 128, 128, 255, 255]
     assert q.encode(torch.tensor([7.0, 7, 0, 0, -7, -7])).tolist() == [7, 7, 128, 128, 248, 248]
     assert [q.group(i).zero.tolist() for i in range(3)] == [[0], [128], [255]]
     assert affine(-1.0, 1.0, 8).group(2).zero.tolist() == [128]
     assert QParams(8, np.array([1.0, 2]), np.array([3, 4])).encode(torch.tensor([[5.0, 6.0]])).tolist() == [[8, 7]]
 
 
-def test_a_third_of_the_channels_is_one_number_only_where_both_steps_and_zeros_are_equal() -> None:
+def test_a_group_is_per_tensor_only_if_its_scales_and_zero_points_are_equal() -> None:
     q = QParams(8, np.array([1.0, 1, 2, 3, 3, 3, 4, 4, 4]), np.array([7, 7, 7, 0, 5, 0, 6, 6, 6]))
     assert [q.group(i).scale.tolist() for i in range(3)] == [[1, 1, 2], [3, 3, 3], [4]]
     assert [q.group(i).zero.tolist() for i in range(3)] == [[7, 7, 7], [0, 5, 0], [6]]
 
 
-def test_copies_of_the_channels_have_their_parameters_and_one_for_all_stays_one() -> None:
+def test_tiling_repeats_per_channel_parameters_and_keeps_per_tensor_ones() -> None:
     q = QParams(8, np.array([1.0, 2]), np.array([3, 4])).tiled(3)
     assert q.channel_scales(6).tolist() == [1, 2] * 3 and q.channel_zeros(6).tolist() == [3, 4] * 3
     one = QParams(8, np.array([1.0]), np.array([3])).tiled(3)
@@ -111,7 +107,7 @@ def slow_log2(p: float, last: int) -> int:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_log2_codes_of_probabilities(bits: int) -> None:
+def test_log2_codes_match_a_slow_definition(bits: int) -> None:
     last = 2**bits - 1
     p = [1.0, 0.7, 2 / 3, 0.667, 0.5, 0.4, 1 / 3, 0.33, 0.25, 1 / 6, 0.1, 0.01, 1e-4, 2.0**-14, 2.0**-15, 1e-9, 0.0]
     got = log2_encode(torch.tensor(p, dtype=torch.float64), last)
@@ -120,37 +116,37 @@ def test_log2_codes_of_probabilities(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_log2_codes_of_every_ratio_that_decides_one(bits: int) -> None:
-    """1 / p is every whole number that 4 bits tell apart, and more."""
+def test_log2_codes_of_every_integer_ratio(bits: int) -> None:
+    """1 / p takes every integer that 4-bit codes distinguish, and more."""
     ratios = range(1, 2**16 + 1)
     got = log2_encode(1 / torch.tensor(ratios, dtype=torch.float64), 2**bits - 1)
     assert got.tolist() == [min(r.bit_length() - 1 + (2 * r >= 3 << r.bit_length() - 1), 2**bits - 1) for r in ratios]
 
 
 @pytest.mark.parametrize("bits", [5, 8])
-def test_wide_log2_codes_end_at_30(bits: int) -> None:
+def test_wide_log2_codes_saturate_at_30(bits: int) -> None:
     p = torch.tensor([2.0**-29, 2.0**-30, 2.0**-33, 0.0])
     assert log2_encode(p, 2**bits - 1).tolist() == [29, 30, 30, 30]
 
 
-def test_relative_levels_are_powers_of_two_halves_between_the_largest_four_and_0() -> None:
+def test_relative_levels_are_powers_of_two_three_midpoints_and_0() -> None:
     powers = [2**k for k in range(15, 3, -1)]
     assert relative(4, 197).levels == (*sorted([*powers, 24576, 12288, 6144], reverse=True), 0)
     assert relative(3, 197).levels == (*powers[:7], 0) and relative(2, 197).levels == (*powers[:3], 0)
     assert relative(5, 197).levels == tuple(range(32)) and relative(8, 197).levels == tuple(range(256))
-    # A row of 8-bit values all at the largest level must stay within 31 bits.
+    # The sum of a row of 8-bit values, all at the largest level, must fit 31 bits.
     for tokens in (256, 257, 1024, 5000):
         top = relative(4, tokens).levels[0]
         assert 255 * tokens * top <= 2**31 < 2 * 255 * tokens * top or top == 2**15
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_relative_codes_are_of_the_nearest_level_and_of_the_heavier_one_in_the_middle(bits: int) -> None:
+def test_relative_codes_choose_the_nearest_level_and_the_larger_one_of_a_tie(bits: int) -> None:
     q = relative(bits, 197)
-    weights = np.array(q.levels) / max(q.levels)  # powers of two and halves between them: middles are exact
+    weights = np.array(q.levels) / max(q.levels)  # powers of two and midpoints: the boundaries are exact
     row = np.concatenate([weights, (weights[1:] + weights[:-1]) / 2, np.linspace(0, 1, 101)])
-    nearest = np.abs(row[:, None] - weights).argmin(1)  # of two the first, which is the heavier one
-    rows = torch.from_numpy(row) * torch.tensor([[1.0], [0.25], [0.5]])  # each is beside the largest of its own row
+    nearest = np.abs(row[:, None] - weights).argmin(1)  # the first of a tie, which is the larger level
+    rows = torch.from_numpy(row) * torch.tensor([[1.0], [0.25], [0.5]])  # levels are relative to the largest value of each row
     assert q.encode(rows).tolist() == [nearest.tolist()] * 3
 
 
@@ -159,14 +155,14 @@ def test_log2_parameters_encode_logarithms() -> None:
     assert log2(4, False).encode(p).tolist() == log2(4, True).encode(p).tolist() == [[0, 1], [3, 15]]
 
 
-def test_the_last_log2_code_means_0_where_asked() -> None:
+def test_the_last_log2_code_means_0_with_zero_code() -> None:
     codes = torch.tensor([0.0, 1.0, 14.0, 15.0])
     assert log2(4, False).decode(codes).tolist() == [1.0, 0.5, 2.0**-14, 2.0**-15]
     assert log2(4, True).decode(codes).tolist() == [1.0, 0.5, 2.0**-14, 0.0]
 
 
 @pytest.mark.parametrize("q", [log2(4, False), log2(2, True), relative(3, 197), relative(8, 197)])
-def test_codes_of_attention_can_be_saved(q: QParams) -> None:
+def test_parameters_of_attention_survive_a_json_round_trip(q: QParams) -> None:
     restored = msgspec.json.decode(msgspec.json.encode(SavedSite.of(q)), type=SavedSite).qparams()
     codes = torch.tensor([[0.0, 1.0, q.last]])
     assert restored.bits == q.bits and torch.equal(restored.decode(codes), q.decode(codes))
@@ -174,8 +170,8 @@ def test_codes_of_attention_can_be_saved(q: QParams) -> None:
 
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(0, 5))
-def test_power_of_two_factors_follow_their_formulas(seed: int, k: int) -> None:
-    """s = range / 255 / 2^K, zero = round(-min / (2^K s)), 0 forced into the range."""
+def test_ptf_parameters_match_their_formulas(seed: int, k: int) -> None:
+    """scale = range / 255 / 2^k and zero = round(-min / (2^k scale)), with the range extended to include 0."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(64, 5, generator=generator) * torch.tensor([0.1, 1.0, 3.0, 9.0, 30.0])
     observer = Ptf("site", 8, k)

@@ -1,3 +1,5 @@
+"""Quantized weights, biases and positions: scales, groups, and 16-bit multipliers."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +16,7 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import (
-    SCALES_IN_AN_OCTAVE,
+    SCALES_PER_OCTAVE,
     QuantizedLinear,
     bits_and_group,
     fits_groups,
@@ -29,21 +31,21 @@ from tests.factories import few, float_model, images_for
 
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8))
-def test_weights_are_symmetric_codes_with_a_scale_for_each_output(seed: int, bits: int) -> None:
+def test_weights_are_symmetric_codes_with_one_scale_per_output(seed: int, bits: int) -> None:
     rng = np.random.default_rng(seed)
     weight, bias = rng.normal(size=(5, 9)), rng.normal(size=5)
-    steps = rng.uniform(0.01, 2, 9)
-    q = quantize_linear(weight, bias, steps, bits)
+    scales = rng.uniform(0.01, 2, 9)
+    q = quantize_linear(weight, bias, scales, bits)
     largest = 2 ** (bits - 1) - 1
     assert q.w.dtype == np.int8 and np.abs(q.w.astype(int)).max(1).tolist() == [largest] * 5
-    np.testing.assert_allclose(q.scale, np.abs(weight * steps).max(1) / largest)
-    assert np.abs(q.w * q.scale[:, None] - weight * steps).max() <= q.scale.max() / 2 * (1 + 1e-9)
+    np.testing.assert_allclose(q.scale, np.abs(weight * scales).max(1) / largest)
+    assert np.abs(q.w * q.scale[:, None] - weight * scales).max() <= q.scale.max() / 2 * (1 + 1e-9)
     assert np.abs(q.bias * q.scale - bias).max() <= q.scale.max() / 2 * (1 + 1e-9)
 
 
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8))
-def test_with_halves_the_largest_weight_is_half_a_code_beyond_the_last(seed: int, bits: int) -> None:
+def test_halves_maps_the_largest_weight_half_a_code_beyond_the_last(seed: int, bits: int) -> None:
     weight = np.random.default_rng(seed).normal(size=(5, 9))
     q = quantize_linear(weight, None, np.ones(1), bits, halves=True)
     np.testing.assert_allclose(q.scale, np.abs(weight).max(1) / (2 ** (bits - 1) - 0.5))
@@ -55,7 +57,7 @@ def test_with_halves_the_largest_weight_is_half_a_code_beyond_the_last(seed: int
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30, 1e-310, 5e-324])
 @pytest.mark.parametrize("bias", [0.0, 1.0, -3e5])
-def test_the_bias_of_a_dead_channel_fits(weight: float, bias: float) -> None:
+def test_the_bias_of_a_row_of_zero_weights_fits(weight: float, bias: float) -> None:
     q = quantize_linear(np.full((1, 4), weight), np.array([bias]), np.ones(1), 8)
     assert np.isfinite(q.scale).all() and (q.scale > 0).all() and abs(int(q.bias[0])) <= 2**30
     assert q.bias[0] * q.scale[0] == pytest.approx(bias, rel=1e-8)
@@ -63,14 +65,12 @@ def test_the_bias_of_a_dead_channel_fits(weight: float, bias: float) -> None:
 
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(8, 20), st.integers(1, 50))
-def test_groups_err_no_more_than_with_the_finest_power_of_two_that_holds_them(
-    seed: int, bits: int, group: int, inputs: int
-) -> None:
+def test_group_exponents_have_no_more_error_than_the_smallest_that_fits(seed: int, bits: int, group: int, inputs: int) -> None:
     rng = np.random.default_rng(seed)
     weight = rng.normal(size=(5, inputs)) * np.exp2(rng.uniform(-8, 0, (5, inputs)))
-    bias, steps, importance = rng.normal(size=5), rng.uniform(0.01, 2, inputs), rng.uniform(0.1, 10, inputs)
-    q = quantize_linear(weight, bias, steps, bits, group=group, importance=importance)
-    effective, largest = weight * steps, 2 ** (bits - 1) - 1
+    bias, scales, importance = rng.normal(size=5), rng.uniform(0.01, 2, inputs), rng.uniform(0.1, 10, inputs)
+    q = quantize_linear(weight, bias, scales, bits, group=group, importance=importance)
+    effective, largest = weight * scales, 2 ** (bits - 1) - 1
     assert q.w.dtype == np.int8 and q.exponent is not None and q.exponent.dtype == np.uint8
     assert q.exponent.shape == (5, -(-inputs // group)) and q.exponent.max() <= 4
     scale = np.abs(effective).max(1) / (16 * largest)
@@ -84,21 +84,21 @@ def test_groups_err_no_more_than_with_the_finest_power_of_two_that_holds_them(
             assert (codes << exponent == units).all() and np.abs(codes).max() <= largest
             error += float((importance[columns] * (units * q.scale[o] - exact) ** 2).sum())
             top = np.abs(exact).max() / scale[o] * (1 - 1e-9)
-            holds = next(e for e in range(5) if top <= largest * 2**e)
-            step = scale[o] * 2**holds
-            simple += float((importance[columns] * (np.floor(exact / step + 0.5) * step - exact) ** 2).sum())
+            fits = next(e for e in range(5) if top <= largest * 2**e)
+            unit = scale[o] * 2**fits
+            simple += float((importance[columns] * (np.floor(exact / unit + 0.5) * unit - exact) ** 2).sum())
         assert error <= simple * (1 + 1e-9)
     assert np.abs(q.bias * q.scale - bias).max() <= q.scale.max() / 2 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30, 5e-324])
-def test_the_bias_of_a_dead_channel_fits_in_groups_too(weight: float) -> None:
+def test_the_bias_of_a_row_of_zero_weights_fits_with_groups(weight: float) -> None:
     q = quantize_linear(np.full((2, 20), weight), np.array([0.0, -3e5]), np.ones(1), 4, group=8)
     assert np.isfinite(q.scale).all() and np.abs(q.bias).max() <= 2**30 and q.exponent is not None
     assert q.bias[1] * q.scale[1] == pytest.approx(-3e5, rel=1e-8) and q.exponent[1].tolist() == [0, 0, 0]
 
 
-def test_small_groups_beside_large_ones_are_finer_than_without_groups() -> None:
+def test_groups_reduce_the_error_of_small_weights_next_to_large_ones() -> None:
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(8, 64)) * np.repeat([1, 0.25, 0.1, 0.05], 16)
     errors = []
@@ -109,10 +109,10 @@ def test_small_groups_beside_large_ones_are_finer_than_without_groups() -> None:
     assert quantize_linear(weight, None, np.ones(1), 4).exponent is None
 
 
-def test_the_scale_of_groups_is_one_of_an_octave() -> None:
-    """Where the largest weight hardly counts, it is the one that the others are whole numbers of."""
-    for step in range(SCALES_IN_AN_OCTAVE):
-        unit = 2.0 ** (-step / SCALES_IN_AN_OCTAVE)
+def test_the_scale_search_of_groups_covers_one_octave() -> None:
+    """If the largest weight hardly matters, the scale is the unit that represents the others exactly."""
+    for i in range(SCALES_PER_OCTAVE):
+        unit = 2.0 ** (-i / SCALES_PER_OCTAVE)
         weight = np.array([[7 * 16.0] + [0.0] * 7 + [unit * code for code in (1, -2, 3, -4, 5, -6, 7, 0)]])
         importance = np.repeat([1e-9, 1.0], 8)
         found = quantize_linear(weight, None, np.ones(1), 4, group=8, importance=importance)
@@ -129,7 +129,9 @@ def test_the_scale_of_groups_is_one_of_an_octave() -> None:
         (5, 32, (5, 0), (5, 0)),
     ],
 )
-def test_groups_are_for_4_bits_and_less_and_spare_the_ends(bits: int, group: int, blocks: object, edges: object) -> None:
+def test_groups_need_at_most_4_bits_and_exclude_the_first_and_last_layer(
+    bits: int, group: int, blocks: object, edges: object
+) -> None:
     recipe = Recipe(name="mine", weight_bits=bits, weight_group=group)
     for kind in ("vit", "swin"):
         leaves = [node.leaf for node in trace(float_model(kind).module).nodes]
@@ -138,7 +140,7 @@ def test_groups_are_for_4_bits_and_less_and_spare_the_ends(bits: int, group: int
             assert bits_and_group(recipe, leaf) == (edges if edge else blocks), leaf
 
 
-def test_weights_fit_where_they_are_codes_of_so_many_bits() -> None:
+def test_fits_groups_checks_bits_exponents_and_multiples() -> None:
     ones = np.ones(2)
 
     def fits(w: list[list[int]], bits: int, group: int = 0, exponent: list[list[int]] | None = None) -> bool:
@@ -150,12 +152,12 @@ def test_weights_fit_where_they_are_codes_of_so_many_bits() -> None:
     assert not fits([[7, 0], [0, 0]], 4, exponent=[[0], [0]])
     w, exponent = [[7, -3, 112], [14, -2, 0]], [[0, 4], [1, 0]]
     assert fits(w, 4, 2, exponent) and not fits(w, 4, 2) and not fits(w, 4, 3, exponent)
-    assert not fits([[8, 0, 0], [0, 0, 0]], 4, 2, exponent)  # beyond the last code
-    assert not fits([[0, 0, 0], [13, 0, 0]], 4, 2, exponent)  # no whole number of the group's units
-    assert not fits([[0, 0, 0], [0, 0, 0]], 4, 2, [[5, 0], [0, 0]])  # an exponent that a file cannot hold
+    assert not fits([[8, 0, 0], [0, 0, 0]], 4, 2, exponent)  # larger than the last code
+    assert not fits([[0, 0, 0], [13, 0, 0]], 4, 2, exponent)  # not a multiple of the group's unit
+    assert not fits([[0, 0, 0], [0, 0, 0]], 4, 2, [[5, 0], [0, 0]])  # an exponent that a file cannot store
 
 
-def test_a_row_of_zeros_in_groups_has_the_scale_of_the_others() -> None:
+def test_a_row_of_zeros_has_the_scale_of_the_others_with_groups() -> None:
     found = quantize_linear(np.array([[0.0] * 8, [1.0] * 8]), None, np.ones(1), 4, group=4)
     assert found.scale[0] == pytest.approx(1 / 7 / 16) and not found.w[0].any()
 
@@ -171,14 +173,14 @@ def test_positions_share_one_scale(bits: int) -> None:
     assert codes.dtype == np.int16
     if bits == 16:
         assert np.abs(codes.astype(int)).max() == 2**15 - 1
-    else:  # all 256 codes, around a zero point
+    else:  # all 256 codes, minus the zero point
         assert int(codes.max()) - int(codes.min()) == 255 and codes.min() < 0 < codes.max()
     assert np.abs(codes * unit - positions).max() <= unit / 2 * (1 + 1e-9)
     assert quantize_positions(np.zeros((1, 2, 3)), bits)[0].tolist() == [[[0] * 3] * 2]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_patch_embedding_of_raw_pixels_is_that_of_normalised_ones(channels: int) -> None:
+def test_folding_the_normalisation_into_the_patch_embedding_is_exact(channels: int) -> None:
     mean, std = (0.485, 0.456, 0.406)[:channels], (0.229, 0.224, 0.225)[:channels]
     preprocess = Preprocess(8, 8, channels, 8, "bicubic", mean, std)  # type: ignore[arg-type]
     rng = np.random.default_rng(1)
@@ -186,8 +188,8 @@ def test_the_patch_embedding_of_raw_pixels_is_that_of_normalised_ones(channels: 
     images = images_for(preprocess, 3)
     flat, offset, zero = pixel_linear(weight, bias, preprocess)
     assert 0 <= zero <= 255
-    squares = images.reshape(3, 2, 4, 2, 4, channels).transpose(0, 1, 3, 2, 4, 5).reshape(3, 4, -1).astype(np.float64)
-    got = (squares - zero) / 255 @ flat.T + offset
+    patches = images.reshape(3, 2, 4, 2, 4, channels).transpose(0, 1, 3, 2, 4, 5).reshape(3, 4, -1).astype(np.float64)
+    got = (patches - zero) / 255 @ flat.T + offset
     x = normalise(images, preprocess).double()
     exact = torch.nn.functional.conv2d(x, torch.from_numpy(weight), torch.from_numpy(bias), 4).flatten(2).transpose(1, 2)
     np.testing.assert_allclose(got, exact.numpy(), atol=1e-5)
@@ -195,12 +197,12 @@ def test_the_patch_embedding_of_raw_pixels_is_that_of_normalised_ones(channels: 
 
 @few
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 8]))
-def test_scales_lie_where_multipliers_of_16_bits_are_exact(seed: int, group: int) -> None:
+def test_scales_are_rounded_so_that_16_bit_multipliers_are_exact(seed: int, group: int) -> None:
     rng = np.random.default_rng(seed)
-    weight, steps = rng.normal(size=(6, 12)), rng.uniform(0.01, 2, 12)
+    weight, scales = rng.normal(size=(6, 12)), rng.uniform(0.01, 2, 12)
     outputs = np.exp2(rng.uniform(-12, 2, 6))
-    q = quantize_linear(weight, None, steps, 4, group=group, output_scales=outputs)
-    plain = quantize_linear(weight, None, steps, 4, group=group)
+    q = quantize_linear(weight, None, scales, 4, group=group, output_scales=outputs)
+    plain = quantize_linear(weight, None, scales, 4, group=group)
     assert (q.scale >= plain.scale * (1 - 1e-9)).all() and (q.scale <= plain.scale * (1 + 2.0**-15)).all()
     emitter = Emitter()
     emitter.requantizer("y", q.scale / outputs, short=True)
@@ -209,14 +211,14 @@ def test_scales_lie_where_multipliers_of_16_bits_are_exact(seed: int, group: int
     np.testing.assert_allclose(mult / np.exp2(shift.astype(float)), q.scale / outputs, rtol=1e-12)
 
 
-def test_a_scale_whose_multiplier_has_16_bits_already_is_kept() -> None:
-    """Ratios of 3, 1/4 and 65535, though the first is 2.9999999999999996 in doubles."""
+def test_a_scale_with_an_exact_16_bit_multiplier_is_kept() -> None:
+    """The ratios are 3, 1/4 and 65535; the first one is 2.9999999999999996 in float64."""
     scale, outputs = np.array([0.3, 1.0, 65535.0]), np.array([0.1, 4.0, 1.0])
     found = quantize_linear(127 * scale[:, None], None, np.ones(1), 8, output_scales=outputs)
     np.testing.assert_allclose(found.scale, scale, rtol=1e-12)
 
 
-def test_multipliers_are_short_where_the_recipe_says_so_or_has_steps_by_channel() -> None:
+def test_multipliers_are_short_with_mult_short_or_per_channel_scales() -> None:
     linear, ten, eleven = layers.Linear(4, 6, "hidden"), affine(-1.0, 1.0, 10), affine(-1.0, 1.0, 11)
     plain, short, channels = Recipe(name="a"), Recipe(name="b", mult="short"), Recipe(name="c", channels=True)
     assert short_output_scales(plain, linear, ten, 6) is None
@@ -228,12 +230,12 @@ def test_multipliers_are_short_where_the_recipe_says_so_or_has_steps_by_channel(
 
 
 @pytest.mark.parametrize("mean, zero", [((0.485, 0.456, 0.406), 114), ((0.45,), 115)])
-def test_pixels_count_from_the_one_nearest_to_the_mean(mean: tuple[float, ...], zero: int) -> None:
+def test_the_zero_point_of_pixels_is_the_one_nearest_to_the_mean(mean: tuple[float, ...], zero: int) -> None:
     preprocess = Preprocess(8, 8, len(mean), 8, "bicubic", mean, mean)  # type: ignore[arg-type]
     assert pixel_zero(preprocess) == zero
 
 
-def test_multipliers_stay_long_where_16_bits_have_no_shift_left() -> None:
+def test_multipliers_stay_long_if_16_bits_leave_no_shift() -> None:
     emitter = Emitter()
     emitter.requantizer("y", np.array([0.3, 2.0**17]), short=True)
     assert emitter.constants["y.mult"].dtype == np.int32

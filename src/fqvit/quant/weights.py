@@ -1,4 +1,4 @@
-"""Weights and positions as integers. Used by lowering and by simulation, so that they agree."""
+"""Quantize weights, biases and position embeddings. Shared by lowering and simulation, so that both use the same integers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from fqvit.models import layers, maps
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
 
-SCALES_IN_AN_OCTAVE = 8  # tried for groups
-SHORT_BITS = 16  # of multipliers to codes of at most SHORT_CODES bits, where they lose nothing
-SHORT_CODES = 10
+SCALES_PER_OCTAVE = 8  # scales tried for groups
+SHORT_BITS = 16  # bits of short multipliers
+SHORT_CODES = 10  # outputs with at most this many bits may have short multipliers
 
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """w int8 [O, K]; scale float64 [O]: the value of one accumulator unit; bias int64 [O] in those units, input zeros apart.
+    """The integers of a linear map of codes x with zero points z: y[o] = scale[o] * (sum_k (x[k] - z[k]) w[o, k] + bias[o]).
 
-    exponent u8 [O, G], with groups: w is a code of few bits times 2^exponent of its group.
+    w: int8 [O, K]   scale: float64 [O], the value of one accumulator unit   bias: int64 [O], in accumulator units
+    exponent: u8 [O, G], only with groups: w is a narrow code times 2^exponent of its group
     """
 
     w: NDArray[np.int8]
@@ -32,15 +33,15 @@ class QuantizedLinear:
     exponent: NDArray[np.uint8] | None = None
 
 
-# Leaves that are a linear map of each row, perhaps of rows that were put side by side first.
+# Leaves that compute a linear map of each row; a convolution reads the rows of its 3x3 neighbourhood, concatenated.
 LinearLeaf = layers.Linear | maps.Conv2d | maps.Deconv
 
 
 def weight_rows(leaf: LinearLeaf) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Weight [O, K] and bias [O] of the linear map that a leaf is.
+    """Weight [O, K] and bias [O] of a leaf as a linear map.
 
-    A convolution reads K = 9 C channels: of the places above, from left to right, then beside, then below. A transposed one
-    writes O = 4 O' channels: of the upper left place, the upper right, the lower left and the lower right.
+    A 3x3 convolution reads K = 9 C channels, position by position in row-major order. A transposed 2x2 convolution writes
+    O = 4 O' channels: upper left, upper right, lower left, lower right.
     """
     weight, bias = _double(leaf.weight), None if leaf.bias is None else _double(leaf.bias)
     if isinstance(leaf, maps.Conv2d):
@@ -56,9 +57,10 @@ def _double(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
-    """The width of a linear map's codes, and how many weights share an exponent (0: none do).
+    """The number of bits of a linear map's weights, and how many weights share an exponent (0: no groups).
 
-    Groups are for 4 bits and less. Beside them the patch embedding and the head keep 8 bits: they are small and sensitive.
+    Groups are for at most 4 bits. With groups the patch embedding and the output layers keep 8 bits: they are small and
+    sensitive.
     """
     if recipe.weight_bits > 4 or recipe.weight_group == 0:
         return recipe.weight_bits, 0
@@ -68,11 +70,11 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
 
 
 def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
-    """The steps [O] of a linear map's own codes, where its multipliers have 16 bits; None elsewhere.
+    """The output scales [O] of a linear map if its requantization uses 16-bit multipliers, otherwise None.
 
-    With steps by channel that makes room in the file for them. The paper's recipes keep the 31 bits of the contract, unless
-    `mult` says otherwise. A convolution has so many weights a channel that its multipliers do not count; and without these
-    steps its weights are the same wherever it runs, so that a detector's proposal head is stored once for all levels.
+    16-bit multipliers are used with per-channel scales, to save space in the file, and with `mult = "short"`. Other recipes use
+    the full 31 bits. Convolutions always do: their multipliers are few compared with their weights, and without these scales
+    their weights do not depend on the output, so that a detector's proposal head is stored once for all levels.
     """
     short = (recipe.channels or recipe.mult == "short") and not isinstance(leaf, maps.Conv2d)
     return None if q is None or q.bits > SHORT_CODES or not short else q.channel_scales(outputs)
@@ -89,13 +91,13 @@ def quantize_linear(
     output_scales: NDArray[np.float64] | None = None,
     halves: bool = False,
 ) -> QuantizedLinear:
-    """Round weight [O, K] times the inputs' steps [K] (or [1]): acc = sum codes w, worth `scale` each.
+    """Round weight [O, K] times input_scales [K] or [1] to integers: acc = sum_k code[k] w[o, k], in units of scale[o].
 
-    scale = max(max|w|/(2^(bits-1) - 1), |b|/2^30), so that the bias of a channel whose weights are all (nearly) 0 fits too.
-    With groups the codes of a group count 2^exponent units each; scale and exponents are those of least squared error, each
-    weight's counted as often as `importance` [K] says (None: all alike). Scales are rounded up to where a multiplier of 16 bits
-    leads from them to the steps `output_scales` [O] exactly, if those are given. halves: without groups max|w| is
-    2^(bits-1) - 1/2 units, and the half beyond the last code is clipped.
+    scale = max(max|w| / (2^(bits-1) - 1), |bias| / 2^30); the second term bounds the bias of rows with (nearly) zero weights.
+    group: that many weights share an exponent e, and their codes count 2^e units. Scale and exponents minimise the squared
+    error, weighted by importance [K] (None: equal weights).
+    output_scales: [O], round scales up so that a 16-bit multiplier scale / output_scale is exact.
+    halves: without groups, map max|w| to 2^(bits-1) - 1/2 units, and saturate.
     """
     b = np.zeros(len(weight)) if bias is None else bias
     effective = weight * input_scales
@@ -104,7 +106,7 @@ def quantize_linear(
     least = np.abs(b) / 2**30
     ends = largest * coarsest if group or not halves else largest + 0.5
     scale = np.maximum(np.abs(effective).max(1) / ends, least)
-    # A channel of zeros has any scale; the smallest of the others suits those that compare channels (the logits).
+    # For a row of zeros any scale is exact; the smallest of the others is best if outputs are compared (logits).
     live = scale[scale > np.finfo(np.float64).tiny]
     scale = np.maximum(scale, live.min() if live.size else 1.0)
     exponent: NDArray[np.uint8] | None = None
@@ -120,7 +122,7 @@ def quantize_linear(
 
 
 def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:
-    """Whether the weights are codes of so many bits, times their groups' powers of two if there are groups."""
+    """Whether the weights are codes of `bits` bits, times powers of two per group if group > 0."""
     largest, w = 2 ** (bits - 1) - 1, found.w.astype(np.int64)
     if group == 0:
         return found.exponent is None and int(np.abs(w).max()) <= largest
@@ -146,13 +148,16 @@ def _least_error(
     group: int,
     importance: NDArray[np.float64] | None,
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Scale [O] and exponents u8 [O, G]. Exponents are whole, so the scale is tried over an octave, down from the one that
-    holds the largest weight at exponent 4; what then does not fit is clipped, if that costs less than it saves."""
+    """Search scale [O] and exponents u8 [O, G] of least squared error.
+
+    Scales are tried over one octave, down from the one that represents the largest weight at the largest exponent. With smaller
+    scales the largest weights saturate, if that costs less than it saves.
+    """
     starts = np.arange(0, values.shape[1], group)
     best_scale, best = scale, np.full(len(values), np.inf)
     exponent = np.zeros((len(values), len(starts)), np.uint8)
-    for step in range(SCALES_IN_AN_OCTAVE):
-        tried = np.maximum(scale * 2 ** (-step / SCALES_IN_AN_OCTAVE), least)
+    for i in range(SCALES_PER_OCTAVE):
+        tried = np.maximum(scale * 2 ** (-i / SCALES_PER_OCTAVE), least)
         errors = []
         for e in range(MAX_EXPONENT + 1):
             unit = tried[:, None] * 2.0**e
@@ -167,9 +172,9 @@ def _least_error(
 
 
 def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArray[np.int16], float]:
-    """Position embeddings as whole numbers of one unit, and the value of it.
+    """Round position embeddings to multiples of one unit; returns the integers and the unit.
 
-    16 bits: symmetric. 8: 256 codes from the least to the greatest, 0 inside, less their zero point: the original code's.
+    16 bits: symmetric. 8 bits: affine codes from the minimum to the maximum, minus their zero point, as in the paper's code.
     """
     if bits == 16:
         unit = float(np.abs(positions).max()) / (2**15 - 1) or 1.0
@@ -180,19 +185,19 @@ def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArr
 
 
 def pixel_zero(preprocess: Preprocess) -> int:
-    """The pixel value that patch embeddings count from."""
+    """The zero point of pixels in patch embeddings."""
     return round(255 * float(np.mean(preprocess.mean)))
 
 
 def pixel_linear(
     weight: NDArray[np.float64], bias: NDArray[np.float64], preprocess: Preprocess
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """The patch embedding as a linear map of raw pixels: (p / 255 - mean) / std goes into weight and bias.
+    """Fold the normalisation (p / 255 - mean) / std of pixels p into the weight and bias of the patch embedding.
 
     weight: [C, channels, patch, patch]. Returns weight [C, patch * patch * channels] for inputs (p - zero) / 255, bias, zero.
-    Pixels count from the middle of their range, so that rounding errors of the weights do not all point the same way.
+    The zero point is near the mean pixel, so that rounding errors of the weights do not add up to a bias.
     """
-    squares = weight.shape[2] * weight.shape[3]
+    pixels = weight.shape[2] * weight.shape[3]
     zero = pixel_zero(preprocess)
-    flat = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1) / np.tile(preprocess.std, squares)
-    return flat, bias + flat @ (zero / 255 - np.tile(preprocess.mean, squares)), zero
+    flat = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1) / np.tile(preprocess.std, pixels)
+    return flat, bias + flat @ (zero / 255 - np.tile(preprocess.mean, pixels)), zero
