@@ -68,13 +68,13 @@ LONG = {
 
 @pytest.mark.parametrize("case", LONG)
 def test_outlines_that_would_take_memory_are_refused(case: str, tmp_path: Path) -> None:
-    with pytest.raises(FqvitError, match="annotation 5: polygons with an outline of .* pixels in all"):
+    with pytest.raises(FqvitError, match="annotation 5: the outlines of the polygons are .* pixels long"):
         read(tmp_path, square(5, segmentation=LONG[case]))
 
 
 def test_far_points_have_their_own_message(tmp_path: Path) -> None:
     for far in (1.1e6, -1e300):
-        with pytest.raises(FqvitError, match="annotation 5: a polygon with a point at ") as refusal:
+        with pytest.raises(FqvitError, match="annotation 5: a polygon has a coordinate of ") as refusal:
             read(tmp_path, square(5, segmentation=[[0, 0, 9, 0, 9, far]]))
         assert f"{far:g}" in str(refusal.value)
 
@@ -103,7 +103,7 @@ def test_only_the_categories_of_the_detector_are_scored(tmp_path: Path) -> None:
 
 
 def test_annotations_of_other_categories_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FqvitError, match="no annotated object is of a category of the detector"):
+    with pytest.raises(FqvitError, match="no annotated object belongs to a category of the detector"):
         check_categories(read(tmp_path, square(0), square(1), categories=2), [2], [])
     with pytest.raises(FqvitError, match="has no category 7"):
         check_categories(read(tmp_path, square(0), categories=2), [1, 7], [])

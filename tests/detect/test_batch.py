@@ -94,7 +94,7 @@ def test_rows_of_each_square_are_its_own() -> None:
 )
 def test_more_squares_than_a_buffer_holds_are_refused(size: int, rows: int, count: int) -> None:
     index = np.broadcast_to(np.zeros(1, np.int32), size)  # takes no memory
-    with pytest.raises(FqvitError, match=f"^{count} squares at once are too many"):
+    with pytest.raises(FqvitError, match=f"^a batch of {count} RoIs: too many elements"):
         _repeated(index, rows, count)
 
 
@@ -143,7 +143,7 @@ def test_a_choice_within_each_square_stays() -> None:
     ],
 )
 def test_moves_that_would_mix_squares_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(FqvitError, match="^y: no head of a detector has this op"):
+    with pytest.raises(FqvitError, match="^y: this op cannot run on a batch of RoIs"):
         _permute(Permute(y="y", x="x", **fields), 3)
 
 
@@ -152,10 +152,10 @@ def test_other_ops_and_programs_and_counts_are_refused() -> None:
     program = head(norm)
     with_norm = Program(program.header, {**program.constants, "norm.affine": np.ones((2, 4), np.int32)})
     with_norm.verify()
-    with pytest.raises(FqvitError, match="^norm: no head of a detector has this op"):
+    with pytest.raises(FqvitError, match="^norm: this op cannot run on a batch of RoIs"):
         batched(with_norm, 2)
     for count in (0, -1):
-        with pytest.raises(FqvitError, match=f"^head: {count} squares at once, expected 1 or more"):
+        with pytest.raises(FqvitError, match=f"^head: a batch of {count} RoIs, expected 1 or more"):
             batched(head(), count)
     with pytest.raises(FqvitError, match="^head: takes pixels"):
         batched(Program(msgspec.structs.replace(head().header, input=None), head().constants), 2)

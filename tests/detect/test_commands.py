@@ -62,8 +62,8 @@ BAD_SETTINGS = {
         ("{", "not JSON"),
         ('{"short": "3"}', "short"),
         ('{"classes": ["a"]}', "1 class names for 8"),
-        ('{"classes": ["\\ud800", "b", "c", "d", "e", "f", "g", "h"]}', "no text"),
-        ('{"categories": [1, 1, 2, 3, 4, 5, 6, 7]}', "a category twice"),
+        ('{"classes": ["\\ud800", "b", "c", "d", "e", "f", "g", "h"]}', "not valid Unicode"),
+        ('{"categories": [1, 1, 2, 3, 4, 5, 6, 7]}', "a category occurs twice"),
         ('{"strides": [3, 8, 16, 32, 64]}', "a stride of 3"),
         ('{"anchor_scale": 1e308}', "anchor_scale"),
         ('{"anchor_scale": 1e5}', "lower anchor_scale"),
@@ -190,15 +190,15 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "an image without a name": (lambda c: c["images"][0].pop("file_name"), "file_name"),
     "a box of a negative width": (
         lambda c: c["annotations"][2].update(bbox=[1, 2, -3, 4]),
-        "annotation 3: a box of 1, 2, -3, 4",
+        "annotation 3: bbox is 1, 2, -3, 4",
     ),
     "a box of three numbers": (lambda c: c["annotations"][2].update(bbox=[1, 2, 3]), "bbox"),
     "a box in words": (lambda c: c["annotations"][2].update(bbox="large"), "bbox"),
     "a category of no list": (lambda c: c["annotations"][1].update(category_id=99), "annotation 2: category 99"),
     "an image of no list": (lambda c: c["annotations"][1].update(image_id=99), "annotation 2: image 99"),
-    "an annotation twice": (lambda c: c["annotations"].append(c["annotations"][0]), "annotation id 1 is there twice"),
-    "an image twice": (lambda c: c["images"].append(c["images"][0]), "image id 1 is there twice"),
-    "a category twice": (lambda c: c["categories"].append(c["categories"][0]), "category id 1 is there twice"),
+    "an annotation twice": (lambda c: c["annotations"].append(c["annotations"][0]), "annotation id 1 occurs twice"),
+    "an image twice": (lambda c: c["images"].append(c["images"][0]), "image id 1 occurs twice"),
+    "a category twice": (lambda c: c["categories"].append(c["categories"][0]), "category id 1 occurs twice"),
     "other categories": (
         lambda c: [d.update(id=d["id"] + 1) for d in c["categories"]] and c["annotations"].clear(),
         "category 1",
@@ -207,12 +207,12 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "another size": (lambda c: (c["images"][0].update(height=64), c["annotations"].clear()), "annotated as 64 x 128"),
     "a mask of another size": (
         lambda c: c["annotations"][0]["segmentation"].update(size=[9, 9]),
-        "annotation 1: a mask of 9 x 9",
+        "annotation 1: the mask is 9 x 9",
     ),
     "a mask cut short": (lambda c: c["annotations"][0]["segmentation"].update(counts="02"), "annotation 1: run lengths"),
-    "a polygon of two points": (lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "a polygon of 4 numbers"),
+    "a polygon of two points": (lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "a polygon has 4 numbers"),
     "a mask missing": (lambda c: c["annotations"][0].pop("segmentation"), "annotation 1: no segmentation"),
-    "a negative area": (lambda c: c["annotations"][0].update(area=-1), "an area of -1"),
+    "a negative area": (lambda c: c["annotations"][0].update(area=-1), "area is -1"),
 }
 
 
@@ -295,7 +295,7 @@ def test_eval_refuses_in_one_line(tmp_path: Path) -> None:
     refused(evaluated("--weights", "shapes.safetensors", "--backend", "native"), "--backend", "no backends")
     refused(evaluated("shapes.fqvit", "--settings", "x.toml"), "--settings", "inside")
     refused(evaluated("shapes.fqvit", "--threads", 0), "--threads 0")
-    refused(evaluated("shapes.fqvit", "--limit", 0), "limit is 0")
+    refused(evaluated("shapes.fqvit", "--limit", 0), "limit: 0")
     refused(evaluated("shapes.fqvit", "-o", tmp_path), "is a folder")
     refused(fqvit("detect", "eval", "shapes.fqvit", "--data", "val"), "--annotations")
     refused(fqvit("detect", "eval", "shapes.fqvit", "--data", "train", "--annotations", "instances_val.json"), "1 of 4 images")

@@ -95,11 +95,11 @@ def test_what_is_no_head_is_refused() -> None:
     for refuse in (lambda: batched(low.template, 2), lambda: HeadRunner(low.template)):
         with pytest.raises(FqvitError, match="takes pixels"):
             refuse()
-    with pytest.raises(FqvitError, match="0 squares at once"):
+    with pytest.raises(FqvitError, match="a batch of 0 RoIs"):
         batched(low.boxes[0], 0)
     with pytest.raises(FqvitError, match="too many"):
         batched(low.masks[0], 2**24)
-    with pytest.raises(FqvitError, match=r"this head takes uint8 \[n, 7, 7, 16\]"):
+    with pytest.raises(FqvitError, match=r"RoI features: uint8 \[2, 7, 8, 16\], expected uint8 \[n, 7, 7, 16\]"):
         HeadRunner(low.boxes[0], 1).run_all(np.zeros((2, 7, 8, 16), np.uint8))
 
 
@@ -109,5 +109,5 @@ def test_moves_that_would_mix_squares_are_refused() -> None:
         msgspec.structs.replace(op, perm=(2, 0, 1, 3, 4)) if isinstance(op, Permute) and len(op.view) == 5 else op
         for op in program.ops
     ]
-    with pytest.raises(FqvitError, match="no head of a detector has this op"):
+    with pytest.raises(FqvitError, match="this op cannot run on a batch of RoIs"):
         batched(Program(msgspec.structs.replace(program.header, ops=tuple(ops)), program.constants), 2)

@@ -193,7 +193,7 @@ def test_the_integers_between_programs_find_what_floats_between_them_find(name: 
 
 
 def test_images_that_are_too_large_are_refused() -> None:
-    with pytest.raises(FqvitError, match="at most 8192"):
+    with pytest.raises(FqvitError, match="expected sides of at most 8192"):
         integer("mask r-cnn").detect(Input(np.zeros((1, 8193, 3), np.uint8), 1, 8193))
 
 

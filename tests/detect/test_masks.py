@@ -82,6 +82,6 @@ def test_lengths_beyond_the_image_are_refused_without_their_digits(lengths: list
 
 
 def test_lengths_that_miss_the_size_name_their_sum() -> None:
-    with pytest.raises(FqvitError, match="of 19 pixels for 4 x 5"):
+    with pytest.raises(FqvitError, match="19 pixels in total, expected 4 x 5"):
         check_lengths([10, 9], (4, 5))
     check_lengths([0, 20], (4, 5))

@@ -255,7 +255,7 @@ def test_outputs_that_are_wrong_are_refused() -> None:
 
 def test_inputs_of_another_shape_are_refused() -> None:
     for run in (Reference(head()).run, Engine(head(), 1).run):
-        with pytest.raises(FqvitError, match=r"takes uint8 \[N, 7, 7, 16\]"):
+        with pytest.raises(FqvitError, match=r"expected uint8 \[N, 7, 7, 16\]"):
             run(np.zeros((1, 7, 8, 16), np.uint8))
     impossible = msgspec.structs.replace(head().header.input, shape=(7, 0, 16))  # type: ignore[type-var]
     with pytest.raises(FqvitError, match="impossible"):

@@ -91,7 +91,7 @@ def test_rows_and_regions_are_those_of_the_new_size() -> None:
 def test_rows_of_the_programs_own_size_are_what_its_moves_say(name: str) -> None:
     program = pyramid()
     program.constants[name] = program.constants[name][::-1].copy()
-    with pytest.raises(FqvitError, match="does not follow from the image's size as its move says"):
+    with pytest.raises(FqvitError, match="its stored indices differ from those that its move gives"):
         resized(program, 32, 32)
     assert resized(program, 64, 64).fingerprint() == resized(pyramid(), 64, 64).fingerprint()  # all of them are made anew
 
@@ -126,10 +126,10 @@ def test_places_of_a_window_see_each_other_where_no_edge_of_the_image_was_betwee
                 assert (numbers[a] == numbers[b]) == near
 
 
-ROWS = "does not say how its rows follow"
-REGIONS = "does not say how its regions follow"
-CHOICE = "is not a choice of rows"
-SHAPE = "is no change of shape"
+ROWS = "no move says how its row indices follow"
+REGIONS = "no move says how its regions follow"
+CHOICE = "does not select rows"
+SHAPE = "does not reshape a view"
 BAD: list[tuple[str, Move | None, str]] = [
     ("cut", None, ROWS),
     ("half", None, ROWS),
@@ -185,5 +185,5 @@ def test_sides_end_at_8192_or_where_a_buffer_is_too_large() -> None:
 
 def test_a_program_without_moves_has_one_size() -> None:
     program = pyramid()
-    with pytest.raises(FqvitError, match="^test: has one size"):
+    with pytest.raises(FqvitError, match="^test: has a fixed image size"):
         resized(Program(msgspec.structs.replace(program.header, moves={}), program.constants), 64, 64)

@@ -99,7 +99,7 @@ def test_sizes_that_are_not_padded_are_refused(size: tuple[int, int]) -> None:
 
 
 def test_programs_of_one_size_are_refused() -> None:
-    with pytest.raises(FqvitError, match="has one size"):
+    with pytest.raises(FqvitError, match="has a fixed image size"):
         resized(lowered("mask r-cnn", "fqvit").boxes[0], 64, 64)
 
 

@@ -1,5 +1,8 @@
-"""Detection around the networks: boxes, proposals, cutting out, suppression, masks, images and COCO results.
+"""Object detection: Mask R-CNN and Cascade Mask R-CNN on Swin, in float and in integers.
 
-numpy only, but for float.py, which runs the float networks, and the compiled RoIAlign. Boxes are x1, y1, x2, y2 in the
-network's input, x2 and y2 exclusive edges: float64 [..., 4] in pixels, or, in fixed_*.py, int64 in 1/256 pixel.
+Modules in this folder serve both; float/ and fixed/ are the two pipelines around the networks, model/ has the float networks.
+Only model/, float/networks.py, calibrate.py and lower.py need torch.
+
+Boxes are x1, y1, x2, y2 in the network's input, with exclusive x2 and y2: float64 [..., 4] in pixels or, in fixed/,
+int64 [..., 4] in 1/256 pixel.
 """

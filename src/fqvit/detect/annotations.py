@@ -1,6 +1,7 @@
-"""COCO's annotation files, read with suspicion: what pycocotools would stumble over, loudly or silently, is refused here.
+"""Read and check COCO annotation files.
 
-Fields that evaluation does not look at are ignored. Neighbours: evaluate/coco.py (scores), coco.py (the 80 categories).
+Refuses everything that makes pycocotools fail or compute wrong scores. Fields that evaluation does not read are ignored.
+See also: evaluate/coco.py (average precision), coco.py (the 80 categories).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from fqvit.errors import FqvitError
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-MAX_COORDINATE = 1e6  # no coordinate is farther out
-MAX_PIXELS = 2**31 - 1  # pycocotools counts in 32 bits
-MAX_OUTLINE = 1e6  # outline of an annotation, in pixels; pycocotools keeps five points a pixel of it: 40 MB
-OTHER_CATEGORIES = "Pass annotations of its classes, or quantize with their ids as `categories` (--settings)."
+MAX_COORDINATE = 1e6  # pixels
+MAX_PIXELS = 2**31 - 1  # per image; pycocotools counts them in 32 bits
+MAX_OUTLINE = 1e6  # pixels, of all polygons of an annotation; pycocotools keeps five points per pixel: 40 MB
+OTHER_CATEGORIES = "Pass annotations of the detector's classes, or quantize with their ids as `categories` (--settings)."
 
 
 class ImageRow(msgspec.Struct, frozen=True):
@@ -39,14 +40,14 @@ class Category(msgspec.Struct, frozen=True):
 
 
 class RunLengths(msgspec.Struct, frozen=True):
-    """size: height, width   counts: as numbers, or in COCO's letters"""
+    """size: height, width   counts: run lengths, as numbers or in COCO's compressed form"""
 
     size: tuple[int, int]
     counts: str | list[int]
 
 
 class Annotation(msgspec.Struct, frozen=True):
-    """bbox: x, y, width, height   segmentation: polygons of x, y, x, y, ...; or run lengths"""
+    """bbox: x, y, width, height   segmentation: polygons x, y, x, y, ..., or run lengths"""
 
     id: int
     image_id: int
@@ -65,7 +66,10 @@ class AnnotationFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """where: the file, for messages   masks: whether objects have masks (all of them, or none)"""
+    """The checked content of an annotation file.
+
+    where: the file's path, for messages   masks: whether the objects have masks (all of them or none)
+    """
 
     where: str
     images: dict[int, ImageRow]
@@ -74,7 +78,7 @@ class GroundTruth:
     masks: bool
 
     def to_coco(self) -> dict[str, Any]:
-        """As pycocotools takes it. Annotations are numbered anew: it keeps the ids of matches as floats, and 0 is no match."""
+        """The dataset for pycocotools. Annotations are renumbered from 1: it stores matched ids as floats, and 0 means none."""
         return {
             "images": [msgspec.to_builtins(row) for row in self.images.values()],
             "annotations": [{**_plain(annotation), "id": number} for number, annotation in enumerate(self.annotations, 1)],
@@ -83,6 +87,7 @@ class GroundTruth:
 
 
 def read_annotations(path: str | Path) -> GroundTruth:
+    """Read and check an annotation file; raises FqvitError with its path and the first fault."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -93,9 +98,9 @@ def read_annotations(path: str | Path) -> GroundTruth:
     except msgspec.ValidationError as error:
         message, _, place = str(error).replace("`", "").partition(" - at ")
         said = f"{place.removeprefix('$.').removeprefix('$') or 'the file'}: {message[:1].lower()}{message[1:]}"
-        raise FqvitError(f"{path}: {said}. Expected COCO's form: images, annotations, categories.") from None
+        raise FqvitError(f"{path}: {said}. Expected COCO's format: images, annotations, categories.") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FqvitError(f"{path}: not JSON ({error}). Expected COCO's form: images, annotations, categories.") from None
+        raise FqvitError(f"{path}: not JSON ({error}). Expected COCO's format: images, annotations, categories.") from None
     try:
         return _checked(str(path), file)
     except FqvitError as error:
@@ -111,21 +116,23 @@ def _checked(where: str, file: AnnotationFile) -> GroundTruth:
         raise FqvitError("no images.")
     for row in file.images:
         if row.height * row.width > MAX_PIXELS:
-            raise FqvitError(f"image {row.id}: {row.height} x {row.width} pixels, expected {MAX_PIXELS} at most.")
+            raise FqvitError(f"image {row.id}: {row.height} x {row.width} pixels, expected at most {MAX_PIXELS}.")
     for a in file.annotations:
         if a.image_id not in images:
-            raise FqvitError(f"annotation {a.id}: image {a.image_id} is not among the images.")
+            raise FqvitError(f"annotation {a.id}: image {a.image_id} is not listed under images.")
         if a.category_id not in categories:
-            raise FqvitError(f"annotation {a.id}: category {a.category_id} is not among the categories.")
+            raise FqvitError(f"annotation {a.id}: category {a.category_id} is not listed under categories.")
         if min(a.bbox[2:]) < 0 or max(map(abs, a.bbox)) > MAX_COORDINATE:
-            raise FqvitError(f"annotation {a.id}: a box of {_numbers(a.bbox)} (x, y, width, height) is impossible.")
+            raise FqvitError(
+                f"annotation {a.id}: bbox is {_numbers(a.bbox)}, expected x, y, width >= 0, height >= 0, all within 1e6."
+            )
         if a.area is not None and a.area < 0:
-            raise FqvitError(f"annotation {a.id}: an area of {a.area:g}.")
+            raise FqvitError(f"annotation {a.id}: area is {a.area:g}, expected 0 or more.")
         _check_mask(a, images[a.image_id])
     with_masks = [a for a in file.annotations if a.segmentation]
     if with_masks and len(with_masks) < len(file.annotations):
         without = next(a for a in file.annotations if not a.segmentation)
-        raise FqvitError(f"annotation {without.id}: no segmentation, but others have one.")
+        raise FqvitError(f"annotation {without.id}: no segmentation, but other annotations have one.")
     return GroundTruth(where, images, file.annotations, categories, bool(with_masks))
 
 
@@ -133,7 +140,7 @@ def _check_unique(what: str, ids: Iterable[int]) -> None:
     seen: set[int] = set()
     for id in ids:
         if id in seen:
-            raise FqvitError(f"{what} {id} is there twice.")
+            raise FqvitError(f"{what} {id} occurs twice.")
         seen.add(id)
 
 
@@ -141,7 +148,7 @@ def _check_mask(a: Annotation, image: ImageRow) -> None:
     if isinstance(a.segmentation, RunLengths):
         if a.segmentation.size != (image.height, image.width):
             size = " x ".join(map(str, a.segmentation.size))
-            raise FqvitError(f"annotation {a.id}: a mask of {size} for an image of {image.height} x {image.width}.")
+            raise FqvitError(f"annotation {a.id}: the mask is {size}, but the image is {image.height} x {image.width}.")
         counts = a.segmentation.counts
         try:
             if isinstance(counts, str):
@@ -154,16 +161,15 @@ def _check_mask(a: Annotation, image: ImageRow) -> None:
     outline = 0.0
     for polygon in a.segmentation or ():
         if len(polygon) < 6 or len(polygon) % 2:
-            raise FqvitError(f"annotation {a.id}: a polygon of {len(polygon)} numbers, expected x and y of 3 points or more.")
+            raise FqvitError(f"annotation {a.id}: a polygon has {len(polygon)} numbers, expected x and y of at least 3 points.")
         farthest = max(polygon, key=abs)
         if abs(farthest) > MAX_COORDINATE:
-            raise FqvitError(
-                f"annotation {a.id}: a polygon with a point at {farthest:g}, expected {MAX_COORDINATE:g} pixels at most."
-            )
-        # Each x and y against those of the point before, the first's against the last's.
+            said = f"a polygon has a coordinate of {farthest:g} pixels, expected at most {MAX_COORDINATE:g}"
+            raise FqvitError(f"annotation {a.id}: {said}.")
+        # Distance |dx| + |dy| from each point's predecessor; the predecessor of the first point is the last one.
         outline += sum(abs(here - before) for before, here in zip(polygon[-2:] + polygon[:-2], polygon, strict=True))
     if outline > MAX_OUTLINE:
-        said = f"polygons with an outline of {outline:g} pixels in all, expected {MAX_OUTLINE:g} at most"
+        said = f"the outlines of the polygons are {outline:g} pixels long, expected at most {MAX_OUTLINE:g}"
         raise FqvitError(f"annotation {a.id}: {said}.")
 
 
@@ -177,8 +183,10 @@ def _plain(a: Annotation) -> dict[str, Any]:
 
 
 def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str]) -> list[str]:
-    """Refuses annotations without the detector's categories (`ids`, with their names if it has some). Returns warnings: of
-    annotated categories that it does not know, and where names differ."""
+    """Check that the file has all categories of the detector. ids: of these categories   names: if the detector has some
+
+    Returns warnings: about annotated categories that the detector does not know, and about names that differ.
+    """
     missing = [id for id in ids if id not in truth.categories]
     if missing:
         said = (
@@ -190,7 +198,7 @@ def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str
     unknown = [id for id in truth.categories if id in counts and id not in ids]
     if unknown:
         if len(unknown) == len(counts):
-            raise FqvitError(f"{truth.where}: no annotated object is of a category of the detector. {OTHER_CATEGORIES}")
+            raise FqvitError(f"{truth.where}: no annotated object belongs to a category of the detector. {OTHER_CATEGORIES}")
         which = ", ".join(f"{id} '{truth.categories[id]}'" for id in unknown[:5])
         which += f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         said = "objects of categories that the detector does not know are left out of the scores"
@@ -203,28 +211,28 @@ def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str
 
 
 def image_paths(truth: GroundTruth, folder: str | Path, ids: Sequence[int]) -> list[Path]:
-    """The files of these images, all of them there and, as far as they can be opened, of the annotated size."""
+    """Paths of these images. All files must exist and, if they can be opened, have the annotated size."""
     root = existing_folder(folder)
     paths = [root / truth.images[id].file_name for id in ids]
     absent = [path for path in paths if not path.is_file()]
     if absent:
-        said = f"{root}: {len(absent)} of {len(paths)} images of {truth.where} are not there ({absent[0].name} first)"
+        said = f"{root}: {len(absent)} of {len(paths)} images of {truth.where} are missing (the first is {absent[0].name})"
         raise FqvitError(f"{said}. Pass the folder that holds them (--data DIR).")
     for id, path in zip(ids, paths, strict=True):
         row, size = truth.images[id], _size(path)
         if size is not None and size != (row.height, row.width):
             said = f"{path}: {size[0]} x {size[1]} pixels, annotated as {row.height} x {row.width}"
-            raise FqvitError(f"{said}. Pass the images that {truth.where} was made for.")
+            raise FqvitError(f"{said}. Pass the images that {truth.where} annotates.")
     return paths
 
 
 def _size(path: Path) -> tuple[int, int] | None:
-    """Height and width as shown, from the file's first bytes; None where they cannot be read, which the pass will say."""
+    """Height and width as displayed, from the file's header; None if it is unreadable, which evaluation will report."""
     try:
         with Image.open(path) as image:
             width, height = image.size
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) in SIDEWAYS
-    except Exception:  # Pillow raises almost anything on damaged files
+    except Exception:  # Pillow raises many kinds of exceptions on damaged files
         return None
     return (width, height) if turned else (height, width)
 

@@ -1,9 +1,9 @@
-"""A detector head's program for several squares at once: one program whose products have that many times the rows.
+"""Batch the program of a detector's head: one program that runs several RoIs in larger matrix products.
 
-The squares lie one after the other along the first axis, and so does everything made of them; a vector of each square becomes a
-row of a map of one line. A fully connected layer is then one product of matrices instead of one with a vector for each square.
-Needs no torch and no op of its own. Refuses programs that take pixels. Neighbours: resize.py;
-fqvit.detect.fixed.head_runner (who runs it).
+RoIs are concatenated along the first axis, and so is everything computed from them; a vector per RoI becomes a row of a map
+[1, count, O]. A fully connected layer is then one matrix product instead of one matrix-vector product per RoI. The batched
+program has the same ops and needs no torch. Programs that take pixels are refused.
+See also: fixed/head_runner.py, which runs batched programs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fqvit.ir.value import MAX_ELEMENTS, Constant, Value
 
 
 def batched(program: Program, count: int) -> Program:
-    """The head for `count` squares, verified: codes [count side, side, C] in.
+    """The head's program for `count` RoIs, verified. Its input is codes [count side, side, C].
 
-    An output [h, w, O] becomes [count h, w, O]; one [O] becomes [1, count, O], and logits are called scores then. In memory
-    both are the outputs of the squares one after the other.
+    An output [h, w, O] becomes [count h, w, O]; an output [O] becomes [1, count, O], of kind `scores` instead of `logits`. In
+    memory, both are the outputs of the RoIs one after the other.
     """
     header = program.header
     if header.input is None:
-        raise FqvitError(f"{header.model}: takes pixels; only a detector's head runs on several squares at once.")
+        raise FqvitError(f"{header.model}: takes pixels, expected a detector's head, which takes RoI features.")
     if count < 1:
-        raise FqvitError(f"{header.model}: {count} squares at once, expected 1 or more.")
+        raise FqvitError(f"{header.model}: a batch of {count} RoIs, expected 1 or more.")
     buffers = program.verify().buffers
     sized = {op.index for op in program.ops if isinstance(op, Take)}
     constants: dict[str, Constant] = {name: array for name, array in program.constants.items() if name not in sized}
@@ -40,13 +40,13 @@ def batched(program: Program, count: int) -> Program:
     for op in program.ops:
         if isinstance(op, Take):
             rows = math.prod(buffers[op.x].shape[:-1])
-            name = f"{op.index}.of{rows}"  # two maps may be read by one index
+            name = f"{op.index}.of{rows}"  # maps of different sizes may be read by the same index
             if name not in constants:
                 constants[name] = _repeated(program.constants[op.index], rows, count)
             ops.append(msgspec.structs.replace(op, index=name))
         elif isinstance(op, Permute):
             ops.append(_permute(op, count))
-        elif isinstance(op, Linear):  # of each row
+        elif isinstance(op, Linear):  # acts on each row
             ops.append(op)
         else:
             _refuse(op)
@@ -64,16 +64,16 @@ def batched(program: Program, count: int) -> Program:
 
 
 def _repeated(index: Constant, rows: int, count: int) -> Constant:
-    """The index once a square, each time among its own rows; -1 stays."""
+    """The index repeated once per RoI, each time offset to the rows of that RoI; -1 stays."""
     if rows * count >= MAX_ELEMENTS or index.size * count >= MAX_ELEMENTS:
-        raise FqvitError(f"{count} squares at once are too many. Take fewer.")
+        raise FqvitError(f"a batch of {count} RoIs: too many elements for one buffer. Use a smaller batch.")
     starts = np.arange(count, dtype=np.int64).reshape(-1, *(1,) * index.ndim) * rows
     moved = np.where(index < 0, -1, index + starts).astype(np.int32)
     return moved.reshape(-1, *index.shape[1:])
 
 
 def _permute(op: Permute, count: int) -> Permute:
-    """Squares stay the outermost axis, so the first axis of each must stay where it is."""
+    """The op on all RoIs. They stay outermost, so the op must keep the first axis of each RoI in its place."""
     if op.perm[0] != 0 or (op.select is not None and op.select[0] == 0):
         _refuse(op)
     if len(op.view) == 1 and not op.shape:
@@ -85,7 +85,7 @@ def _permute(op: Permute, count: int) -> Permute:
 
 
 def _refuse(op: AnyOp) -> NoReturn:
-    raise FqvitError(f"{op.y}: no head of a detector has this op; it does not run on several squares at once.")
+    raise FqvitError(f"{op.y}: this op cannot run on a batch of RoIs, expected an op of a detector's head.")
 
 
 def _output(output: Output, buffers: Mapping[str, Value]) -> Output:

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", NDArray[np.float64], NDArray[np.int64])
 
-# exp() of a size's delta is kept within 16/1000 and its inverse.
+# Decoding limits the ratio of sizes, exp(delta), to 16/1000 .. 1000/16.
 LARGEST_LOG_RATIO = abs(math.log(16 / 1000))
 
 
 def areas(boxes: Numbers) -> Numbers:
-    """[..., 4] -> [...]; 0 for boxes turned inside out. Of floats or integers."""
+    """[..., 4] -> [...]; 0 for boxes with x2 < x1 or y2 < y1."""
     sides = np.maximum(boxes[..., 2:] - boxes[..., :2], 0)
     product: Numbers = sides[..., 0] * sides[..., 1]
     return product
 
 
 def intersection_and_union(a: Numbers, b: Numbers) -> tuple[Numbers, Numbers]:
-    """Areas that pairs of boxes share and cover, [A, 4] x [B, 4] -> [A, B] twice; of floats or integers."""
+    """Areas of the intersection and of the union of all pairs of boxes, [A, 4] x [B, 4] -> [A, B] each."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     sides = np.maximum(high - low, 0)

@@ -25,7 +25,7 @@ class SizeCache(Generic[T]):
         return len(self._values)
 
     def get(self, size: tuple[int, int], make: Callable[[int, int], T]) -> T:
-        """The value for `size`; make(height, width) is called if there is none."""
+        """The value for `size`, made by make(height, width) if there is none."""
         with self._lock:
             if size not in self._values:
                 while len(self._values) >= self._capacity:

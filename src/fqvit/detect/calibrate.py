@@ -52,7 +52,7 @@ class PartObservers:
         self.roi = SiteObserver(plan_roi_features(whole), whole) if head else None
 
     def observe(self, graph: Graph, x: Tensor, call: Call | None = None) -> tuple[Tensor, ...]:
-        """Run `graph` on x and observe every site. graph: this network's, possibly for another image size. Returns its outputs."""
+        """Run `graph` on x and observe every site. Returns the outputs. graph: may be for another image size"""
         if self.roi is not None:
             self.roi.observe(x)
         return observe_batch(graph, x, self.sites, call=call)

@@ -1,4 +1,4 @@
-"""COCO's 80 categories, id -> name, in the order of detectors' logits."""
+"""The 80 COCO categories, id -> name, in the order of the logits of COCO detectors."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _NAMES = (
     " scissors, teddy bear, hair drier, toothbrush"
 )
 
-# Ids count from 1; a dash is an id that COCO does not use.
+# Ids start at 1; a dash marks an id that COCO does not use.
 COCO_CATEGORIES = {number: name for number, name in enumerate(_NAMES.split(", "), 1) if name != "-"}

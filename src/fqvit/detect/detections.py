@@ -1,4 +1,4 @@
-"""The detections of one image, from the float pipeline or from the integer one."""
+"""The detections of one image, as the float pipeline and the integer one give them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fqvit.detect.boxes import Floats
 
 @dataclass(frozen=True)
 class Detections:
-    """boxes: [n, 4], best first   scores: [n], 0..1   labels: [n], class numbers from 0"""
+    """boxes: [n, 4], best first   scores: [n], 0..1   labels: [n], class indices from 0"""
 
     boxes: Floats
     scores: Floats
@@ -22,9 +22,9 @@ class Detections:
 
 
 class ImageDetections(Protocol):
-    """What was found in one image, by floats or by integers.
+    """What a detector found in one image.
 
-    detections: boxes in pixels of the image itself, best first   height, width: of the image
+    detections: boxes in pixels of the original image, best first   height, width: of that image
     """
 
     @property
@@ -35,4 +35,4 @@ class ImageDetections(Protocol):
     def width(self) -> int: ...
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:
-        """[height, width] of each detection, one at a time: all of a large image would not fit."""
+        """Yield the mask [height, width] of each detection; all masks of a large image at once may not fit into memory."""

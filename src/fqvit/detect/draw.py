@@ -1,4 +1,7 @@
-"""Pictures with detections on them: translucent masks, boxes, names and scores. PIL alone, its own font, any image size."""
+"""Draw detections on an image: translucent masks, boxes, class names and scores.
+
+Uses Pillow and its built-in font only. Works for images of any size.
+"""
 
 from __future__ import annotations
 
@@ -16,72 +19,72 @@ from fqvit.errors import FqvitError
 Colour = tuple[int, int, int]
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
-LEAST_SIDE = 480  # smaller images are enlarged by a whole number, or no letter would fit
-MASK_SHARE = 0.45  # of the class's colour
-GOLDEN = 0.618033988749895  # hues this far apart stay apart however many there are
+LEAST_SIDE = 480  # pixels; smaller images are enlarged by an integer factor so that labels fit
+MASK_OPACITY = 0.45
+GOLDEN = 0.618033988749895  # golden ratio: multiples of this hue stay apart, however many there are
 
 
 def colour_of(category: int) -> Colour:
-    """The same for a category in every picture."""
+    """The colour of a category, the same in every image."""
     red, green, blue = colorsys.hsv_to_rgb((category * GOLDEN) % 1, (0.9, 0.65, 0.8)[category % 3], 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image.Image:
-    """The image, enlarged if it is small, with its results, the best on top. `name` is for messages."""
+    """A copy of the image, enlarged if it is small, with its results, the best on top. name: of the image, for messages"""
     factor = max(1, -(-LEAST_SIDE // max(image.size)))
     width, height = image.width * factor, image.height * factor
-    picture = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
-    rising = sorted(results, key=lambda result: result["score"])
-    for result in rising:
+    canvas = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    ascending = sorted(results, key=lambda result: result["score"])
+    for result in ascending:
         if result["segmentation"]["size"] != [image.height, image.width]:
             size = " x ".join(map(str, result["segmentation"]["size"]))
-            said = f"{name}: {image.height} x {image.width} pixels, but its results are of {size}"
-            raise FqvitError(f"{said}. Pass the images that they were made of.")
-        _tint(picture, result, factor)
-    pen = ImageDraw.Draw(picture)
+            said = f"{name}: {image.height} x {image.width} pixels, but the mask of a result is {size}"
+            raise FqvitError(f"{said}. Pass the image that the results were computed from.")
+        _tint(canvas, result, factor)
+    pen = ImageDraw.Draw(canvas)
     letters = _letter_height(width, height)
     font, line = _font(letters), max(2, letters // 7)
-    for result in rising:
+    for result in ascending:
         pen.rectangle(_edges(result, factor, width, height), outline=colour_of(result["category_id"]), width=line)
-    for result in rising:
+    for result in ascending:
         _label(pen, font, letters, result, factor, (width, height))
-    return picture
+    return canvas
 
 
-def _tint(picture: Image.Image, result: NamedResult, factor: int) -> None:
+def _tint(canvas: Image.Image, result: NamedResult, factor: int) -> None:
     mask = from_runs(result["segmentation"])
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if len(rows) == 0:
         return
     top, bottom, left, right = (int(edge) for edge in (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1))
-    shares = Image.fromarray(mask[top:bottom, left:right] * np.uint8(255 * MASK_SHARE))
+    shares = Image.fromarray(mask[top:bottom, left:right] * np.uint8(255 * MASK_OPACITY))
     if factor > 1:
         shares = shares.resize((shares.width * factor, shares.height * factor), Image.Resampling.NEAREST)
-    picture.paste(colour_of(result["category_id"]), (left * factor, top * factor), shares)
+    canvas.paste(colour_of(result["category_id"]), (left * factor, top * factor), shares)
 
 
 def _edges(result: NamedResult, factor: int, width: int, height: int) -> tuple[float, float, float, float]:
-    """Of the box, inside the picture: left, top, right, bottom, the last two still part of it."""
+    """Left, top, right, bottom of the box, clipped to the image; right and bottom are inclusive."""
     x, y, w, h = (side * factor for side in result["bbox"])
     left, top = min(max(x, 0), width - 1), min(max(y, 0), height - 1)
     return left, top, min(max(x + w - 1, left), width - 1), min(max(y + h - 1, top), height - 1)
 
 
 def _letter_height(width: int, height: int) -> int:
-    """By the picture's area, so that long strips have no letters higher than they are."""
+    """Height of letters in pixels. It depends on the area, so that letters fit into long, narrow images too."""
     return max(12, round(math.sqrt(width * height) / 40))
 
 
 def _font(height: int) -> Font:
     try:
         return ImageFont.load_default(height)
-    except (ImportError, OSError):  # a Pillow without FreeType has letters of one size
+    except (ImportError, OSError):  # without FreeType, Pillow has one font size
         return ImageFont.load_default()
 
 
 def _label(pen: ImageDraw.ImageDraw, font: Font, letters: int, result: NamedResult, factor: int, size: tuple[int, int]) -> None:
-    """Above the box where there is room, else inside; always within the picture."""
+    """Draw the label above the box if there is room, else inside; always within the image."""
     text = f"{' '.join(result['category'].split())} {result['score']:.2f}"
     if not isinstance(font, ImageFont.FreeTypeFont):
         text = text.encode("ascii", "replace").decode()

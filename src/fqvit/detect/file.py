@@ -1,6 +1,7 @@
-"""A detector in one .fqvit file: the container of ir/file.py, the constants of each part behind its name.
+"""Save and load a detector as one .fqvit file.
 
-Refuses, with one line that names the file, whatever is truncated, altered, of a newer version, or not verifiable.
+The container is that of ir/file.py; constants are named PART/NAME. Files that are truncated, altered, of a newer version or not
+verifiable are refused with one line that names the file.
 """
 
 from __future__ import annotations
@@ -13,30 +14,31 @@ from fqvit.ir.file import DETECTOR, FileConstants, check_fingerprint, decoded, r
 from fqvit.ir.program import Header, Program
 from fqvit.ir.value import DAMAGED, Constant
 
-READABLE = (VERSION,)  # every version ever released
+READABLE = (VERSION,)  # every released version
 
 
 def save(detector: DetectorProgram, path: Path) -> None:
+    """Verify the detector and write it atomically."""
     detector.verify()
     write_container(path, DETECTOR, detector.encoded(), detector.fingerprint(), detector.constants())
 
 
 def load(path: Path) -> DetectorProgram:
-    """The detector in a file, verified. The arrays are copies: the file may be replaced afterwards."""
+    """Load and verify a detector. The arrays are copies: the file may be replaced afterwards."""
     metadata = read_metadata(path, DETECTOR)
     header = decoded(path, metadata[DETECTOR], DetectorHeader, READABLE)
     with FileConstants(path) as found:
         constants = dict(found.items())
     check_fingerprint(path, metadata, DETECTOR, constants)
     try:
-        detector = _put_together(header, constants)
+        detector = _assemble(header, constants)
         detector.verify()
     except FqvitError as error:
         raise FqvitError(f"{path}: {error}") from None
     return detector
 
 
-def _put_together(header: DetectorHeader, constants: dict[str, Constant]) -> DetectorProgram:
+def _assemble(header: DetectorHeader, constants: dict[str, Constant]) -> DetectorProgram:
     parts: dict[str, dict[str, Constant]] = {"pyramid": {}}
     parts |= {f"boxes.{stage}": {} for stage in range(len(header.boxes))}
     parts |= {f"masks.{stage}": {} for stage in range(len(header.masks))}

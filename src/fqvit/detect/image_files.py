@@ -1,6 +1,7 @@
-"""Image files for detectors, one at a time in a fixed order. Unreadable ones are skipped and remembered, 1 % of them at most.
+"""Read image files for a detector, one at a time in a fixed order.
 
-Neighbours: fqvit.data.images (batches of one size, for classifiers), images.py (what the network sees of an image).
+Unreadable files are skipped and recorded; more than 1 % of them is an error.
+See also: data/images.py (batches of one size, for classifiers), images.py (the network's input).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fqvit.data.preprocess import to_eight_bit, upright
 
 
 def read_rgb(path: str | Path) -> Image.Image:
-    """Upright, 8-bit RGB, in memory; UnreadableImage if that cannot be done."""
+    """Decode an image to 8-bit RGB, upright and in memory; raises UnreadableImage."""
     return decode_as(_whole, path, str(path))
 
 
@@ -25,7 +26,7 @@ def _whole(image: Image.Image) -> Image.Image:
 
 
 class ImageFiles:
-    """skipped: (name, reason) of those that the latest pass could not read."""
+    """A list of image files to iterate over. skipped: (name, reason) of each file that the latest pass could not read"""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
@@ -33,7 +34,7 @@ class ImageFiles:
 
     @staticmethod
     def in_folder(folder: str | Path) -> ImageFiles:
-        """Every image under the folder, at any depth, sorted by name."""
+        """Every image in the folder and its subfolders, sorted by name."""
         root = existing_folder(folder)
         return ImageFiles([root / name for name in image_names(root)])
 
@@ -41,11 +42,11 @@ class ImageFiles:
         return len(self.paths)
 
     def limit(self, count: int) -> ImageFiles:
-        """At most `count`, spread evenly."""
+        """At most `count` files, evenly spaced."""
         return ImageFiles([self.paths[i] for i in spread(len(self), count)])
 
     def __iter__(self) -> Iterator[tuple[int, Image.Image]]:
-        """Each readable picture and its place."""
+        """Yield the index and the image of each readable file."""
         self.skipped.clear()
         for place, path in enumerate(self.paths):
             try:
@@ -58,5 +59,5 @@ class ImageFiles:
 
 
 def expand_folders(given: Sequence[Path]) -> list[Path]:
-    """Files as they are, folders as the images in them."""
+    """Replace each folder by the images in it."""
     return [one for path in given for one in (ImageFiles.in_folder(path).paths if os.path.isdir(path) else [path])]

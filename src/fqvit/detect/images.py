@@ -1,8 +1,8 @@
-"""An image -> pixels of the network's input: upright, resized with its shape kept, then padded to the network's grid.
+"""Prepare an image for a detector: turn it upright, resize it with its aspect ratio kept, pad it to multiples of 32.
 
-Resizing is plain bilinear interpolation between pixel centres without smoothing, as released detectors were trained with
-(OpenCV's), up to its rounding; it is integer arithmetic, for float and integer detectors alike. Neighbour:
-fqvit.data.preprocess, which is for classifiers.
+Resizing is bilinear interpolation between pixel centres without antialiasing, in integer arithmetic for float and integer
+detectors alike. It equals OpenCV's, which released detectors were trained with, except for rounding.
+See also: data/preprocess.py, which is for classifiers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from fqvit.errors import FqvitError
 from fqvit.ir.fixed import round_divide, round_shift
 
 Pixels = NDArray[np.uint8]
-STRIDE = 32  # sides of network inputs are multiples of it
-WEIGHT_FRACTION = 11  # bits of weights in resizing
+STRIDE = 32  # sides of network inputs are multiples of this
+WEIGHT_FRACTION = 11  # interpolation weights are in 2^-11
 ONE = 1 << WEIGHT_FRACTION
 
 
 @dataclass(frozen=True)
 class Input:
-    """pixels: u8 [height, width, 3], resized, not padded   height, width: of the image itself, before resizing"""
+    """An image ready for a detector.
+
+    pixels: u8 [h, w, 3], resized but not padded   height, width: of the original image
+    """
 
     pixels: Pixels
     height: int
@@ -36,28 +39,30 @@ class Input:
 
     @property
     def size(self) -> tuple[int, int]:
+        """Height and width of the pixels, without padding."""
         return self.pixels.shape[0], self.pixels.shape[1]
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width of what the network sees."""
+        """Height and width of the network's input."""
         return padded(self.pixels.shape[0]), padded(self.pixels.shape[1])
 
     def back(self, boxes: Floats) -> Floats:
-        """Boxes of the network's input in pixels of the image."""
+        """Map boxes [n, 4] from the network's input to pixels of the original image."""
         height, width = self.size
         scaled: Floats = boxes * np.tile([self.width / width, self.height / height], 2)
         return scaled
 
 
 def padded(side: int) -> int:
+    """The side, rounded up to a multiple of STRIDE."""
     return -(-side // STRIDE) * STRIDE
 
 
 def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, int]:
-    """The largest size of the same shape with the short side at most `short` and the long one at most `long`, rounded.
+    """The largest size of the same aspect ratio with a short side of at most `short` and a long side of at most `long`.
 
-    Sides of images like 1 x 4000 do not fall below one pixel.
+    Sides are rounded, but not below one pixel, as for an image of 1 x 4000.
     """
     low, high = min(height, width), max(height, width)
     new, old = (long, high) if long * low < short * high else (short, low)
@@ -65,9 +70,9 @@ def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, i
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Bilinear, u8 [h, w, C] -> [height, width, C]; pixel i of n shows (i + 0.5) old / n - 0.5, within the image.
+    """Bilinear interpolation, u8 [h, w, C] -> [height, width, C]. Pixel i of n is at (i + 0.5) old / n - 0.5, clamped.
 
-    Weights have 11 bits an axis and the sum is rounded once: 255 2^22 and its half fit int32.
+    Weights have 11 bits per axis and the sum is rounded once: 255 2^22 + 2^21 fits int32.
     """
     if pixels.shape[:2] == (height, width):
         return pixels
@@ -75,7 +80,7 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     x, x_next, x_share = _axis(pixels.shape[1], width)
     x_share = x_share[:, None]
     out = np.empty((height, width, pixels.shape[2]), np.uint8)
-    # In bands of rows: a 4000 x 6000 image needs no wide copy of itself.
+    # In bands of 64 rows: a 4000 x 6000 image needs no int32 copy of itself.
     for start in range(0, height, 64):
         band = slice(start, start + 64)
         share = y_share[band, None, None]
@@ -86,35 +91,35 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """The pixels before and after each place, and the share of the latter in 2^-11."""
-    place = np.clip((2 * np.arange(new, dtype=np.int64) + 1) * old - new, 0, (old - 1) * 2 * new)  # in 1 / (2 new)
+    """For each new pixel: the old pixels before and after it, and the weight of the latter in 2^-11."""
+    place = np.clip((2 * np.arange(new, dtype=np.int64) + 1) * old - new, 0, (old - 1) * 2 * new)  # in units of 1 / (2 new)
     first = place // (2 * new)
     share = round_divide((place - first * 2 * new) << WEIGHT_FRACTION, 2 * new)
     return first, np.minimum(first + 1, old - 1), share.astype(np.int32)
 
 
 def prepare(image: Image.Image, s: DetectSettings) -> Input:
-    """The image as the network takes it; the image given is not changed."""
+    """Prepare an image for a detector with these settings; the given image is not modified."""
     if 0 in image.size:
-        raise FqvitError(f"the image is {image.width} x {image.height}: it has no pixels. Remove it.")
+        raise FqvitError(f"image of {image.width} x {image.height}: it has no pixels. Remove it.")
     pixels = np.asarray(to_eight_bit(upright(image), "RGB"), dtype=np.uint8)
     height, width = pixels.shape[:2]
     return Input(resize(pixels, *resized_size(height, width, s.short, s.long)), height, width)
 
 
 def padding(s: DetectSettings) -> tuple[int, int, int]:
-    """The colour nearest to what normalises to 0: 255 mean, off by half a pixel value at most."""
+    """The colour that normalises to nearly 0: round(255 mean), off by at most half a pixel value."""
     red, green, blue = (min(max(math.floor(255 * mean + 0.5), 0), 255) for mean in s.mean)
     return red, green, blue
 
 
 def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
-    """As pad_with, in the colour of `padding`. Integer programs normalise inside their first op, so they are padded before."""
+    """Pad with the colour of `padding`, for integer programs: they normalise in their first op, so pixels are padded before."""
     return pad_with(pixels, padding(s))
 
 
 def pad_with(pixels: Pixels, colour: tuple[int, int, int]) -> Pixels:
-    """To the right and below: u8 [h, w, 3] -> [padded h, padded w, 3]."""
+    """Pad at the right and the bottom: u8 [h, w, 3] -> [padded h, padded w, 3]."""
     height, width = pixels.shape[:2]
     out = np.empty((padded(height), padded(width), 3), np.uint8)
     out[:] = colour
@@ -123,7 +128,7 @@ def pad_with(pixels: Pixels, colour: tuple[int, int, int]) -> Pixels:
 
 
 def normalise_and_pad(pixels: Pixels, s: DetectSettings) -> NDArray[np.float32]:
-    """(pixel / 255 - mean) / std, then zeros to the right and below: u8 [h, w, 3] -> [3, padded h, padded w]."""
+    """(pixel / 255 - mean) / std, then zeros at the right and the bottom: u8 [h, w, 3] -> f32 [3, padded h, padded w]."""
     height, width = pixels.shape[:2]
     out = np.zeros((3, padded(height), padded(width)), np.float32)
     mean, std = np.asarray(s.mean, np.float32), np.asarray(s.std, np.float32)

@@ -1,7 +1,8 @@
-"""Lowering a detector: one program a head and stage, and one of the pyramid for each image size.
+"""Lower a detector to integer programs: one per head and stage, plus one of the pyramid per image size.
 
-Programs of the pyramid at two sizes have the same weights, multipliers and tables; they differ in which rows are read, in
-regions, and in shapes. It is lowered once, for a small size; the others follow from that (resize.py). Neighbour: lower.py.
+Programs of the pyramid at two sizes have the same weights, multipliers and tables; they differ in row indices, regions and
+shapes. The pyramid is lowered once, for a small size; programs for other sizes are derived from that one (resize.py).
+See also: lowering/lower.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from fqvit.detect.resize import resized
 from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower
 
-TEMPLATE = (64, 64)  # the size that pyramids are lowered for
-KEPT_SIZES = 16  # beside the weights, which all share, a program at a photograph's size has some 5 MB of row numbers
+TEMPLATE = (64, 64)  # height and width that the pyramid is lowered for
+KEPT_SIZES = 16  # programs share their weights; at a photograph's size each has about 5 MB of row indices
 
 
 class LoweredDetector:
-    """template: the pyramid's program for images of one size   boxes, masks: programs of the heads, one a stage"""
+    """template: the pyramid's program for images of size TEMPLATE   boxes, masks: programs of the heads, one per stage"""
 
     def __init__(self, detector: FloatDetector, calibration: DetectorCalibration) -> None:
         self.template = lower(pyramid_model(detector, *TEMPLATE), calibration.pyramid)
@@ -30,5 +31,5 @@ class LoweredDetector:
         self._pyramids: SizeCache[Program] = SizeCache(KEPT_SIZES)
 
     def pyramid(self, height: int, width: int) -> Program:
-        """For images padded to that size (detect.images.pad_pixels), multiples of 32."""
+        """The pyramid's program for images padded (images.pad_pixels) to this size, multiples of 32."""
         return self._pyramids.get((height, width), partial(resized, self.template))

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 
-MAX_SHIFT = 60  # a length has 65 bits at most; images have fewer pixels than 2^63
+MAX_SHIFT = 60  # lengths have at most 65 bits; images have fewer than 2^63 pixels
 
 
 class Runs(TypedDict):
-    """A mask in COCO's compressed form. size: height, width   counts: run lengths, column by column, six bits a letter"""
+    """A mask in COCO's compressed form. size: height, width   counts: run lengths, column by column, six bits per character"""
 
     size: list[int]
     counts: str
@@ -24,7 +24,7 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     """Lengths of the runs of False, True, False, ... column by column; the first may be 0."""
     columns = np.flatnonzero(mask.any(0))
     first, last = (columns[0], columns[-1] + 1) if len(columns) else (0, 0)
-    # Of the columns that have some: a mask is a small part of a large image.
+    # Only columns with True pixels are scanned: a mask is a small part of a large image.
     flat = np.append(mask[:, first:last].ravel(order="F"), False).view(np.int8)
     changes = np.flatnonzero(np.diff(flat, prepend=np.int8(0))) + first * len(mask)
     changes = changes[changes < mask.size]
@@ -33,8 +33,11 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
 
 
 def to_runs(mask: NDArray[np.bool_]) -> Runs:
-    """COCO's letters: each length (from the third on, its difference to the one two before) in groups of five bits, the
-    lowest first, the sixth bit saying that more follow, plus 48."""
+    """Encode a mask in COCO's compressed form.
+
+    Each length (from the fourth on, its difference to the length two before) is written in groups of five bits, the lowest
+    first. The sixth bit says that more groups follow. A group plus 48 is a character.
+    """
     lengths = run_lengths(mask)
     letters = []
     for i, length in enumerate(lengths):
@@ -49,7 +52,7 @@ def to_runs(mask: NDArray[np.bool_]) -> Runs:
 
 
 def from_runs(runs: Runs) -> NDArray[np.bool_]:
-    """The mask of to_runs."""
+    """Decode a mask: the inverse of to_runs."""
     height, width = runs["size"]
     lengths = lengths_of(runs)
     flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
@@ -57,15 +60,15 @@ def from_runs(runs: Runs) -> NDArray[np.bool_]:
 
 
 def lengths_of(runs: Runs) -> list[int]:
-    """The run lengths behind the letters, which are as many pixels as the size says."""
+    """Decode the run lengths and check that they cover exactly the pixels of `size`."""
     lengths: list[int] = []
     value = shift = 0
     for letter in runs["counts"]:
         group = ord(letter) - 48
         if not 0 <= group < 64:
-            raise FqvitError(f"run lengths: {letter!r} is none of their letters. The annotation is damaged.")
+            raise FqvitError(f"run lengths: unexpected character {letter!r}. The annotation is damaged.")
         if shift > MAX_SHIFT:
-            raise FqvitError("run lengths: one has too many letters. The annotation is damaged.")
+            raise FqvitError("run lengths: a length has too many characters. The annotation is damaged.")
         value |= (group & 0x1F) << shift
         shift += 5
         if not group & 0x20:
@@ -78,13 +81,15 @@ def lengths_of(runs: Runs) -> list[int]:
 
 
 def check_lengths(lengths: list[int], size: Sequence[int], complete: bool = True) -> None:
-    """whole: whether the last one was not cut off."""
+    """Check that run lengths cover exactly height x width pixels. complete: whether the last length was not truncated"""
     height, width = size
     pixels = height * width
-    # One by one before the sum: a number without bound may have more digits than Python prints.
+    # Each length before their sum: a number from a file may have more digits than Python is willing to print.
     if not complete or not all(0 <= length <= pixels for length in lengths):
         raise FqvitError(
-            f"run lengths: one is cut off, negative or of more than {height} x {width}. The annotation is damaged."
+            f"run lengths: a length is truncated, negative or above {height} x {width}. The annotation is damaged."
         )
     if sum(lengths) != pixels:
-        raise FqvitError(f"run lengths of {sum(lengths)} pixels for {height} x {width}: the annotation is damaged.")
+        raise FqvitError(
+            f"run lengths: {sum(lengths)} pixels in total, expected {height} x {width}. The annotation is damaged."
+        )

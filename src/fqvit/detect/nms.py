@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of boxes that overlap too much, the one with the best score stays. For floats and integers alike."""
+"""Non-maximum suppression (NMS) of boxes, for floats and integers alike."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fqvit.detect.boxes import Numbers
 
 Indices = NDArray[np.intp]
 BLOCK = 256
-# Which of two lists of boxes overlap too much, [A, 4] x [B, 4] -> [A, B]: `near` of boxes.py or of fixed_boxes.py.
+# Which pairs of boxes overlap too much, [A, 4] x [B, 4] -> [A, B]: iou_above of float/boxes.py or of fixed/boxes.py.
 Overlapping = Callable[[Numbers, Numbers], NDArray[np.bool_]]
 
 
 def by_score(scores: Numbers) -> Indices:
-    """Best first; equal scores in their order."""
+    """Indices by descending score; equal scores keep their order."""
     return np.argsort(-scores, kind="stable")
 
 
 def nms(boxes: Numbers, scores: Numbers, overlapping: Overlapping[Numbers]) -> Indices:
-    """Numbers of the boxes that stay, best first: a box goes if one that stays before it is `near` it."""
+    """Indices of the boxes that are kept, best first. A box is dropped if it overlaps a box that was kept before it."""
     order = by_score(scores)
     kept = np.zeros(0, np.intp)
-    # In blocks, so that thousands of boxes need no matrix of all pairs.
+    # In blocks: thousands of boxes would make a large matrix of pairs.
     for start in range(0, len(order), BLOCK):
         block = order[start : start + BLOCK]
         block = block[~overlapping(boxes[block], boxes[kept]).any(1)]
@@ -38,7 +38,7 @@ def nms(boxes: Numbers, scores: Numbers, overlapping: Overlapping[Numbers]) -> I
 
 
 def grouped_nms(boxes: Numbers, scores: Numbers, groups: NDArray[np.int64], overlapping: Overlapping[Numbers]) -> Indices:
-    """As suppress, but only boxes of the same group (a class, a level) suppress each other."""
+    """As nms, but only boxes of the same group (a class or a pyramid level) suppress each other."""
     kept = [np.zeros(0, np.intp)]
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)

@@ -1,8 +1,8 @@
-"""A detector as integer programs: the pyramid for any image size, a box head and a mask head a stage, and what lies between.
+"""A detector as integer programs: the pyramid, one box head and one mask head per stage, and integer constants.
 
-verify() is the only gate: every part is a verified program, what is between them is proved not to overflow, and all of it fits
-together. Saving and loading are in file.py; docs/format.md is the page for readers in other languages. Needs no torch.
-Neighbour: ir/program.py.
+verify() checks all of it: every part is a verified program, the arithmetic between the parts cannot overflow, and the parts fit
+together. Needs no torch.
+See also: file.py (save and load), ir/program.py, docs/reference/format.md (the file format).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ VERSION = 1
 
 
 class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything of a detector but its constants: the JSON of the file. boxes, masks: one a stage"""
+    """The JSON of a detector's file: everything except its arrays.
+
+    between: constants of the arithmetic between the networks   boxes, masks: one per stage
+    """
 
     version: int
     model: str
@@ -47,9 +50,10 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(frozen=True)
 class DetectorProgram:
-    """A detector as integer programs: what a .fqvit file of `fqvit detect quantize` holds.
+    """A detector as integer programs: the content of a .fqvit file from `fqvit detect quantize`.
 
-    pyramid: at some image size; others follow from it   boxes, masks: programs of the heads, one a stage
+    between: constants of the arithmetic between the networks   pyramid: for one image size, from which others are derived
+    boxes, masks: programs of the heads, one per stage
     """
 
     model: str
@@ -62,7 +66,7 @@ class DetectorProgram:
 
     @staticmethod
     def of(detector: FloatDetector, lowered: LoweredDetector) -> DetectorProgram:
-        """What lowering gave, and the detector that it was made of."""
+        """Combine the lowered programs with the settings and the name of their float detector."""
         boxes, masks = ([program.header for program in part] for part in (lowered.boxes, lowered.masks))
         between = make_constants(detector.settings, lowered.template.header, boxes, masks)
         return DetectorProgram(
@@ -71,18 +75,18 @@ class DetectorProgram:
 
     @property
     def stages(self) -> int:
-        """Box heads in a row: 1 in a Mask R-CNN, 3 in most cascades."""
+        """Number of box heads in sequence: 1 in a Mask R-CNN, 3 in most cascades."""
         return len(self.boxes)
 
     @cached_property
     def classes(self) -> int:
-        """How many there are, the background not counted."""
+        """Number of classes, without the background."""
         head = self.boxes[0]
         return head.verify().buffers[head.header.output.buffer].channels - 1
 
     @property
     def header(self) -> DetectorHeader:
-        """What the file's JSON says."""
+        """The content of the file's JSON."""
         return DetectorHeader(
             version=VERSION,
             model=self.model,
@@ -95,17 +99,17 @@ class DetectorProgram:
         )
 
     def parts(self) -> Iterator[tuple[str, Program]]:
-        """Names as constants in the file begin with, in the order of the flow."""
+        """The networks' programs in the order of execution, with the names that prefix their constants in the file."""
         yield "pyramid", self.pyramid
         for kind, programs in (("boxes", self.boxes), ("masks", self.masks)):
             yield from ((f"{kind}.{stage}", program) for stage, program in enumerate(programs))
 
     def constants(self) -> dict[str, Constant]:
-        """Those of all parts, each named part/constant."""
+        """The arrays of all parts, named PART/NAME."""
         return {f"{part}/{name}": array for part, program in self.parts() for name, array in program.constants.items()}
 
     def encoded(self) -> bytes:
-        """The header's JSON. Equal detectors have equal text."""
+        """The header as JSON. Equal detectors have equal text."""
         header = self.header
         plain: dict[str, Any] = {
             name: msgspec.to_builtins(getattr(header, name), order="deterministic")
@@ -117,11 +121,11 @@ class DetectorProgram:
         return msgspec.json.encode(plain)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the header's JSON and every constant: equal detectors, equal fingerprints."""
+        """SHA-256 over the header's JSON and every array: equal for equal detectors."""
         return fingerprint(self.encoded(), self.constants())
 
     def verify(self) -> dict[str, Verified]:
-        """Of every part by name, or FqvitError naming the part at fault."""
+        """Verify every part and that the parts fit together; returns the results by part. FqvitError names the faulty part."""
         found = {}
         for name, program in self.parts():
             try:
@@ -135,38 +139,40 @@ class DetectorProgram:
         return found
 
     def ready(self, threads: int | None = None, backend: Backend = "native") -> IntegerDetector:
-        """To run it. threads: None takes every core   backend: both give the same bits; reference is slow"""
+        """Prepare the detector to run. threads: None uses every core   backend: both give the same bits; reference is slow"""
         from fqvit.detect.fixed.detector import IntegerDetector
 
         return IntegerDetector(self.pyramid, self.boxes, self.masks, self.settings, self.between, threads, backend)
 
     def save(self, path: str | Path) -> None:
-        """Verified, whole or not at all: FqvitError where that cannot be."""
+        """Write atomically; raises FqvitError if the detector does not verify."""
         from fqvit.detect.file import save
 
         save(self, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> DetectorProgram:
-        """Of a file that passes every check; FqvitError says what is wrong with others."""
+        """Load and validate a file; raises FqvitError if it is not a valid detector."""
         from fqvit.detect.file import load
 
         return load(Path(path))
 
 
 def _check_settings(s: DetectSettings, d: DetectorProgram) -> None:
-    """What running takes from the settings: the size of images, and names and numbers of the classes found."""
-    _expect("settings", max(s.short, s.long) <= MAX_SIDE, f"images of {s.short} x {s.long}, at most {MAX_SIDE} can be")
+    """Check the settings that running uses: image size, class names and categories, normalization."""
+    _expect(
+        "settings", max(s.short, s.long) <= MAX_SIDE, f"images of {s.short} x {s.long}, expected sides of at most {MAX_SIDE}"
+    )
     for what, given in (("class names", s.classes), ("categories", s.categories)):
         _expect("settings", len(given) in (0, d.classes), f"{len(given)} {what} for {d.classes} classes")
     for name, program in d.parts():
         preprocess = program.header.preprocess
         same = preprocess.mean == s.mean and preprocess.std == s.std
-        _expect(name, same, "its pixels have another mean or std than those of the settings")
+        _expect(name, same, "mean or std of its pixels differ from the settings")
 
 
 def _check_pyramid(pyramid: Program, buffers: Mapping[str, Value], strides: tuple[int, ...]) -> None:
-    """It is a pyramid of colour images, with levels at these strides, for images of every size."""
+    """Check that it takes colour images, has levels at these strides, and can be resized."""
     header = pyramid.header
     _expect("pyramid", header.input is None and header.preprocess.channels == 3, "does not take colour images")
     check_grids(header, buffers, strides)
@@ -174,7 +180,7 @@ def _check_pyramid(pyramid: Program, buffers: Mapping[str, Value], strides: tupl
     again = resized(pyramid, height, width)
     same = again.header == header and again.constants.keys() == pyramid.constants.keys()
     same = same and all(np.array_equal(again.constants[name], array) for name, array in pyramid.constants.items())
-    _expect("pyramid", same, "its moves do not lead to the program itself")
+    _expect("pyramid", same, "resizing it to its own size gives another program")
 
 
 def _expect(part: str, condition: bool, said: str) -> None:

@@ -1,6 +1,7 @@
-"""COCO's results with names beside the numbers: what `detect predict` writes and `detect draw` reads.
+"""COCO detection results, with file and category names: written by `detect predict`, read by `detect draw`.
 
-pycocotools takes such a file as it is; it ignores the two names. Neighbours: pipeline.py (Result), draw.py.
+pycocotools reads such a file and ignores the two names.
+See also: draw.py.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Result(TypedDict):
 
 
 def coco_results(found: ImageDetections, image_id: int, s: DetectSettings) -> list[Result]:
+    """The detections of one image as COCO results."""
     d = found.detections
     return [
         Result(
@@ -44,15 +46,16 @@ def coco_results(found: ImageDetections, image_id: int, s: DetectSettings) -> li
 
 
 class NamedResult(Result):
-    """file_name: of the image, ? for bytes that are not UTF-8   category: the class's name"""
+    """file_name: of the image, with ? for bytes that are not UTF-8   category: the name of the class"""
 
     file_name: str
     category: str
 
 
 def named(results: Sequence[Result], file_name: str, s: DetectSettings) -> list[NamedResult]:
+    """Add the names of the file and of the categories."""
     names = category_names(s)
-    # Python has lone surrogates for bytes of a file name that are not UTF-8; no JSON reader takes them.
+    # Python represents bytes that are not UTF-8 in file names as lone surrogates, which JSON readers refuse.
     file_name = file_name.encode("utf-8", "replace").decode()
     return [
         NamedResult(**result, file_name=file_name, category=names.get(result["category_id"], f"class {result['category_id']}"))
@@ -61,16 +64,18 @@ def named(results: Sequence[Result], file_name: str, s: DetectSettings) -> list[
 
 
 def category_names(s: DetectSettings) -> dict[int, str]:
+    """COCO category id -> class name."""
     return {s.category(label): name for label, name in enumerate(s.classes)}
 
 
 def write_results(path: str | Path, results: Sequence[NamedResult]) -> None:
+    """Write a JSON list with one result per line, atomically."""
     lines = ",\n".join(json.dumps(result, ensure_ascii=False) for result in results)
     write_atomically(path, lambda temporary: temporary.write_text(f"[{lines}]\n", encoding="utf-8", errors="replace"))
 
 
 def image_ids(paths: Sequence[Path]) -> list[int]:
-    """The numbers that the files are named by, as COCO's are; 1, 2, 3, ... if one has no number or two have the same."""
+    """The numbers in the file names, as in COCO; 1, 2, 3, ... if a name is not a number or two are equal."""
     numbers = [int(path.stem) for path in paths if path.stem.isascii() and path.stem.isdigit() and len(path.stem) < 19]
     return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
 
@@ -84,7 +89,7 @@ class _Segmentation(msgspec.Struct):
 
 
 class _Row(msgspec.Struct):
-    """Numbers that are drawn with are bounded: colours and places are computed of them."""
+    """Numbers from which colours and positions are computed are bounded."""
 
     image_id: int
     category_id: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
@@ -96,19 +101,19 @@ class _Row(msgspec.Struct):
 
 
 def read_results(path: str | Path) -> list[NamedResult]:
-    """What write_results wrote."""
+    """Read and check a file of write_results."""
     try:
         rows = msgspec.json.decode(Path(path).read_bytes(), type=list[_Row])
     except OSError as error:
-        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass what `fqvit detect predict -o` wrote.") from None
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a file from `fqvit detect predict -o`.") from None
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         said = str(error).replace("`", "").replace("$", "results")
-        raise FqvitError(f"{path}: not results ({said}). Pass what `fqvit detect predict -o` wrote.") from None
+        raise FqvitError(f"{path}: not results ({said}). Pass a file from `fqvit detect predict -o`.") from None
     for number, row in enumerate(rows):
         try:
             lengths_of(Runs(size=list(row.segmentation.size), counts=row.segmentation.counts))
         except FqvitError as error:
-            raise FqvitError(f"{path}: result {number}: {error} Pass what `fqvit detect predict -o` wrote.") from None
+            raise FqvitError(f"{path}: result {number}: {error} Pass a file from `fqvit detect predict -o`.") from None
     return [
         NamedResult(
             image_id=row.image_id,

@@ -1,4 +1,7 @@
-"""What a detector's weights do not tell: image size, anchors, thresholds. The defaults are those of the Swin releases."""
+"""Settings of a detector that its weights do not contain: image size, anchors, thresholds.
+
+The defaults are those of the released Swin detectors.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import msgspec
 
 from fqvit.errors import FqvitError
 
-# Bounds keep what follows finite, and what a stranger's file can ask for small.
+# Bounds keep derived numbers finite, and the work that an untrusted file can ask for small.
 Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 Mean = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
@@ -21,17 +24,19 @@ Proposals = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Detected = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Stds = tuple[Positive, Positive, Positive, Positive]
+LISTED = "docs/reference/detection.md lists the settings."
 
 
 class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """short, long: images are resized until a side meets one of them, keeping their shape
-    mean, std: of pixels / 255, one a colour (red, green, blue)
-    anchor_scale: side of a square anchor over its level's stride   anchor_ratios: height over width
-    finest: boxes of less than twice this side (root of the area) are cut from the first level
-    proposals_a_level, proposals, proposal_iou: kept before suppression, after it, and its overlap
-    score, iou, detections: least score, overlap within a class, most detections an image   mask: least probability of a pixel
-    stds: of the deltas of each stage of the box heads; those of proposals are 1
-    classes: names in the order of the logits   categories: their COCO ids; without them 1, 2, 3, ...
+    """short, long: largest short side and long side; images are resized to reach one of them, keeping their aspect ratio
+    mean, std: of pixels / 255, one per colour (red, green, blue)
+    anchor_scale: side of a square anchor / stride of its level   anchor_ratios: height / width   strides: one per level
+    finest: boxes smaller than twice this side (square root of the area) take RoI features from the first level
+    proposals_a_level, proposals: proposals kept per level before NMS, and per image after NMS   proposal_iou: threshold of NMS
+    score: detections score above this   iou: threshold of the NMS within a class   detections: at most this many per image
+    mask: smallest probability of a pixel in a mask
+    stds: standard deviations of box deltas, one set per stage; those of proposals are 1
+    classes: names in the order of the logits   categories: their COCO ids; 1, 2, 3, ... if empty
     """
 
     short: Count = 800
@@ -63,31 +68,31 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             *(x for s in self.stds for x in s),
         )
         if not all(map(math.isfinite, numbers)):
-            # ValueError, because msgspec then adds the path of the fault while it reads a file.
+            # A ValueError, to which msgspec adds the path of the field while it decodes a file.
             raise ValueError("numbers must be finite")
         if len(set(self.categories)) != len(self.categories):
-            raise ValueError("a category twice")
+            raise ValueError("a category occurs twice")
         if any("\ud800" <= letter <= "\udfff" for name in self.classes for letter in name):
-            raise ValueError("a class name that is no text")
+            raise ValueError("a class name is not valid Unicode")
 
     def category(self, label: int) -> int:
-        """The COCO category id of a class number."""
+        """The COCO category id of a class index."""
         return self.categories[label] if self.categories else label + 1
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """Some of the fields, from a TOML or JSON file: what is to be changed."""
+    """Read a TOML or JSON file of some fields, to change the settings with, and check it."""
     where = Path(path)
     try:
-        text = where.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
+        text = where.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         table = json.loads(text) if where.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a .toml or .json file of settings.") from None
     except (ValueError, RecursionError) as error:
         kind = "JSON" if where.suffix == ".json" else "TOML"
-        raise FqvitError(f"{path}: not {kind} ({error}). docs/detection.md lists the settings.") from None
+        raise FqvitError(f"{path}: not {kind} ({error}). {LISTED}") from None
     if not isinstance(table, dict):
-        raise FqvitError(f"{path}: a {type(table).__name__}, expected names and values. docs/detection.md lists the settings.")
+        raise FqvitError(f"{path}: a {type(table).__name__}, expected an object of names and values. {LISTED}")
     try:
         changed(DetectSettings(), table)
     except FqvitError as error:
@@ -96,8 +101,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def changed(settings: DetectSettings, fields: Mapping[str, Any]) -> DetectSettings:
-    """`settings` with other values of some fields."""
+    """A copy of `settings` with new values for some fields, validated."""
     try:
         return msgspec.convert({**msgspec.to_builtins(settings), **fields}, DetectSettings)
     except msgspec.ValidationError as error:
-        raise FqvitError(f"{str(error).replace('`', '').replace('$.', '')}. docs/detection.md lists the settings.") from None
+        raise FqvitError(f"{str(error).replace('`', '').replace('$.', '')}. {LISTED}") from None

@@ -1,4 +1,4 @@
-"""COCO's average precision of boxes and masks, by pycocotools, whose prints are kept back."""
+"""Compute COCO's average precision of boxes and masks with pycocotools, whose output is suppressed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fqvit.detect.annotations import GroundTruth
 from fqvit.detect.results import Result
 from fqvit.errors import FqvitError
 
-# The first six numbers of pycocotools' summary: over overlaps 0.5 to 0.95, at 0.5, at 0.75; and by the object's size.
+# The first six numbers of pycocotools' summary: IoU 0.5 to 0.95, IoU 0.5, IoU 0.75, and by object size.
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
 def require_pycocotools() -> None:
+    """Raise FqvitError if pycocotools is not installed."""
     if importlib.util.find_spec("pycocotools") is None:
         raise FqvitError('detect eval: needs pycocotools, which is not installed. Run `pip install "fqvit[detect]"`.')
 
@@ -24,8 +25,10 @@ def require_pycocotools() -> None:
 def average_precision(
     truth: GroundTruth, results: Sequence[Result], image_ids: Sequence[int], categories: Sequence[int] | None = None
 ) -> dict[str, float | None]:
-    """box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ... in percent, on these images and categories (all, if None);
-    None where no object is of that kind, or none has a mask."""
+    """Average precision in percent: box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ...
+
+    Over these images and categories (None: all categories). A value is None if the ground truth has no such object or no masks.
+    """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -36,7 +39,7 @@ def average_precision(
             scores |= {f"{name}_{key}": None for key in NAMES}
             if kind == "segm" and not truth.masks:
                 continue
-            # A mask's size is its own, not its box's: pycocotools takes the box's where there is one.
+            # Without bbox, pycocotools classifies a mask by its own area, not by that of its box.
             found = [{key: value for key, value in r.items() if kind != "segm" or key != "bbox"} for r in results]
             empty = {**annotated.dataset, "annotations": []}
             evaluation = COCOeval(annotated, annotated.loadRes(found) if found else _coco(COCO, empty), kind)

@@ -165,7 +165,7 @@ def broken(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"backbone__stages__0__downsample__norm__bias": torch.tensor(1.0)}, "multiple of four"),
         ({"backbone__stages__100__blocks__0__norm1__bias": torch.zeros(1)}, "above 99"),
         ({"backbone__stages__1__blocks__0__attn__w_msa__relative_position_bias_table": torch.zeros(24, 2)}, "no window"),
-        ({"roi_head__bbox_head__shared_fcs__0__weight": torch.zeros(24, 100)}, "fits no map"),
+        ({"roi_head__bbox_head__shared_fcs__0__weight": torch.zeros(24, 100)}, "fits no RoI"),
         ({"neck__fpn_convs__0__bn__weight": torch.zeros(16)}, "lacks 'neck.fpn_convs.0.bn.bias'"),
         ({"roi_head__bbox_head__0__fc_cls__bias": torch.zeros(6)}, "under two names"),
     ],

@@ -1,1 +1,1 @@
-"""Detection in integers: everything between the networks, and the whole detector."""
+"""Detection with integers only: the arithmetic between the networks, and the detector that combines them."""

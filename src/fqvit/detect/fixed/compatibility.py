@@ -1,4 +1,4 @@
-"""Whether the programs of an integer detector belong together, and to what is between them."""
+"""Check that the programs of a detector fit each other and the detector's constants."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from fqvit.errors import FqvitError
 from fqvit.ir.program import Header, Kind, Program
 from fqvit.ir.value import DAMAGED, Value
 
-MAX_SCORES = 1 << 25  # proposals by classes, all in memory at a time: 1000 by 33,000, 10,000 by 3,300
+MAX_SCORES = 1 << 25  # per image, proposals x (classes + 1): all are in memory at once
 PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 
 
 def check_compatibility(
     constants: DetectorConstants, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]
 ) -> None:
-    """Refuses other numbers of levels, stages, anchors, channels or classes. Programs are verified, `constants` was checked."""
+    """Check the numbers of levels, stages, anchors, channels and classes. The programs and constants must be verified."""
     channels = _check_pyramid(constants, pyramid)
     for part in (boxes, masks):
         _need(len(part) == constants.stages, f"{len(part)} heads for {constants.stages} stages")
-        _need(len({head.input_shape for head in part}) == 1, "heads take squares of different sizes")
+        _need(len({head.input_shape for head in part}) == 1, "heads take RoIs of different sizes")
     classes = {_classes_of_boxes(head, channels) for head in boxes} | {_classes_of_masks(head, channels) for head in masks}
     _need(len(classes) == 1, "heads have different numbers of classes")
     scores = constants.proposals * (classes.pop() + 1)
-    _need(scores <= MAX_SCORES, f"{scores:,} scores an image, at most {MAX_SCORES:,} can be")
+    _need(scores <= MAX_SCORES, f"{scores:,} scores per image, expected at most {MAX_SCORES:,}")
 
 
 def _check_pyramid(constants: DetectorConstants, pyramid: Program) -> int:
-    """Gives the channels of its maps."""
+    """Returns the number of channels of its maps."""
     header, buffers = pyramid.header, pyramid.verify().buffers
     maps, scores, deltas = (outputs(header, kind) for kind in ("map", "scores", "deltas"))
     levels = len(constants.strides)
@@ -46,10 +46,10 @@ def _check_pyramid(constants: DetectorConstants, pyramid: Program) -> int:
 
 
 def check_grids(header: Header, buffers: Mapping[str, Value], strides: Sequence[int]) -> None:
-    """Every level has the rows and columns of its stride, at the image size of this pyramid."""
+    """Check that every level has the rows and columns of its stride, at this pyramid's image size."""
     height, width, _ = header.input_shape
     for kind in PYRAMID_KINDS:
-        for output, stride in zip(outputs(header, kind), strides, strict=False):  # the last levels have no map
+        for output, stride in zip(outputs(header, kind), strides, strict=False):  # trailing levels have no map
             shape, grid = buffers[output.buffer].shape[:2], (-(-height // stride), -(-width // stride))
             _need(shape == grid, f"pyramid: {output.buffer} is {list(shape)}, expected {list(grid)} at stride {stride}")
 
@@ -57,7 +57,7 @@ def check_grids(header: Header, buffers: Mapping[str, Value], strides: Sequence[
 def _classes_of_boxes(head: Program, channels: int) -> int:
     buffers = _check_roi_head(head, channels, ["logits", "deltas"])
     (logits,), (deltas,) = (buffers[outputs(head.header, kind)[0].buffer].shape for kind in ("logits", "deltas"))
-    classes = logits - 1  # the last is the background
+    classes = logits - 1  # the last logit is the background
     _need(classes >= 1 and deltas in (4, 4 * classes), f"{head.header.model}: {logits} logits and {deltas} deltas")
     return classes
 
@@ -73,10 +73,10 @@ def _classes_of_masks(head: Program, channels: int) -> int:
 def _check_roi_head(head: Program, channels: int, kinds: Sequence[Kind]) -> Mapping[str, Value]:
     rows, columns, depth = roi_input(head.header).shape
     fits = rows == columns <= MAX_ROI_SIDE and depth == channels
-    _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, expected a square of {channels} channels")
+    _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, expected a square RoI of {channels} channels")
     found = [output.kind for output in head.header.outputs]
     _need(found == kinds, f"{head.header.model}: gives {found}, expected {kinds}")
-    batched(head, 1)  # refuses what would not run on several squares at once
+    batched(head, 1)  # raises if the head cannot be batched
     return head.verify().buffers
 
 

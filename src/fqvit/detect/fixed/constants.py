@@ -1,8 +1,8 @@
-"""What lies between the networks of an integer detector, as integers: scales, anchors, thresholds, made when it is quantized.
+"""The integer constants of a detector: ratios of scales, anchors and thresholds, computed when it is quantized.
 
-`DetectorConstants` is stored in the detector's file; nothing that runs looks at a scale again. check() proves from its numbers
-alone that no step of the flow overflows, whatever the file says.
-See also: the modules of detect/fixed and docs/explanation/detection-arithmetic.md, which have the formulas.
+`DetectorConstants` is stored in the detector's file, in the field `between`; nothing at run time reads a scale. check() proves
+from the constants alone that the arithmetic between the networks does not overflow, whatever the file contains.
+See also: docs/explanation/detection-arithmetic.md for the formulas.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from fqvit.ir.fixed import MAX_SHIFT, MULT_BITS, multiplier
 from fqvit.ir.program import CodeInput, Header, Kind, Output
 from fqvit.ir.value import DAMAGED, Proof
 
-BOX_FRACTION = 8  # boxes count in 1/256 pixel
+BOX_FRACTION = 8  # boxes are in 1/256 pixel
 MAX_SIDE = 8192  # pixels of the network's input
-MOVE_FRACTION = 24  # moves of boxes, in their sizes
-LOG_FRACTION = 27  # logarithms to base 2: logits, and ratios of sizes
+MOVE_FRACTION = 24  # moves of boxes, relative to their size
+LOG_FRACTION = 27  # base-2 logarithms: logits and ratios of sizes
 SCORE_FRACTION = 24
 IOU_FRACTION = 16
-MASK_FRACTION = 15  # probabilities of pixels; after interpolation twice as many bits
-ALIGN_FRACTION = 22  # of RoIAlign's sums, in steps of the map's codes
+MASK_FRACTION = 15  # mask probabilities; twice as many bits after interpolation
+ALIGN_FRACTION = 22  # sums of RoIAlign, relative to the scale of the map
 MAX_STRIDE = 1024
-MAX_ROI_SIDE = 64  # cells a side of what is cut out
-OBJECTNESS_UNITS = 256  # objectness is compared in 1/256 of the finest step of all levels
-OUTPUT_LIMIT = 1 << 31  # outputs are int32
+MAX_ROI_SIDE = 64  # cells per side of RoI features
+OBJECTNESS_UNITS = 256  # objectness is compared in 1/256 of the finest scale of all levels
+OUTPUT_LIMIT = 1 << 31  # outputs of networks are int32
 
 
 class Ratio(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """mult / 2^shift, for fqvit.ir.fixed.requantize."""
+    """mult / 2^shift, applied by ir.fixed.requantize."""
 
     mult: Annotated[int, msgspec.Meta(ge=0, lt=1 << MULT_BITS)]
     shift: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHIFT)]
 
     def reach(self) -> int:
-        """The largest magnitude that an int32 comes to."""
+        """The largest magnitude of a requantized int32."""
         return (OUTPUT_LIMIT * self.mult >> self.shift) + 1
 
 
-# Half a side of an anchor: at most 8192 pixels, so that sides stay below 2^22 units.
+# Half a side of an anchor: at most 8192 pixels, so that sides are at most 2^22 units.
 Half = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE << BOX_FRACTION)]
 DeltaRatios = tuple[Ratio, Ratio, Ratio, Ratio]
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
@@ -57,15 +57,15 @@ Few = msgspec.Meta(min_length=1, max_length=16)
 
 
 class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """padding: the colour to the right of an image and below it
-    strides: of each level that proposals come from; the first of these levels have maps to cut from
-    anchors: [level][ratio], half a width and half a height   areas: least area of a box cut from map 1, 2, ...
+    """padding: colour at the right and the bottom of padded images
+    strides: one per level with proposals; trailing levels have no map for RoIAlign
+    anchors: [level][ratio], half the width and half the height   areas: smallest box area for maps 1, 2, ...
     objectness: [level], to a unit that all levels share
-    deltas: [level], box_deltas: [stage]: of x, y to 2^-24 of the box's size, of width, height to 2^-27 of log2
-    log_limit: of a ratio of sizes, in 2^-27 of log2
-    classes: [stage], mask_logits: [stage], to 2^-27 of log2; those of classes with 1 / stages, as their mean is taken
-    box_squares, mask_squares: [stage][map], from sums of RoIAlign in steps of the map to the head's codes
-    score: in 2^-24, above it   proposal_iou, iou: in 2^-16, above it   mask: in 2^-30, from it on
+    deltas: [level], box_deltas: [stage]: x and y to 2^-24 of the box's size, width and height to 2^-27 of log2
+    log_limit: largest ratio of sizes, in 2^-27 of log2
+    classes: [stage], mask_logits: [stage], to 2^-27 of log2; class ratios include 1 / stages for the mean over stages
+    box_squares, mask_squares: [stage][map], from sums of RoIAlign to the codes of the head's input
+    score: scores are above this, in 2^-24   proposal_iou, iou: NMS thresholds in 2^-16   mask: threshold of pixels in 2^-30
     Lengths are in 1/256 pixel, areas in its square.
     """
 
@@ -95,11 +95,11 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def maps(self) -> int:
-        """Levels that boxes are cut from."""
+        """Number of levels with a map for RoIAlign."""
         return len(self.areas) + 1
 
     def check(self) -> tuple[Proof, ...]:
-        """Refuses numbers out of their ranges and lists of other lengths; gives the proofs that no int64 or int32 overflows."""
+        """Check ranges and lengths; returns the proofs that no int64 or int32 overflows. Raises FqvitError."""
         try:
             msgspec.convert(msgspec.to_builtins(self), DetectorConstants)
         except msgspec.ValidationError as error:
@@ -111,25 +111,28 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for lists, length in ((levels, len(self.strides)), (stages | squares, self.stages), (rows, self.maps)):
             for name, found in lists.items():
                 _need(len(found) == length, f"{name} has {len(found)} entries, expected {length}")
-        _need(self.maps <= len(self.strides), f"{self.maps} maps to cut from, but {len(self.strides)} strides")
+        _need(self.maps <= len(self.strides), f"{self.maps} maps, but {len(self.strides)} strides")
         _need(len({len(some) for some in self.anchors}) == 1, "levels have different numbers of anchors")
         for stride in self.strides:
-            _need(stride.bit_count() == 1 and stride <= MAX_STRIDE, f"a stride of {stride}, expected a power of two up to 1024")
-        _need(list(self.areas) == sorted(self.areas), "areas do not ascend")
+            _need(
+                stride.bit_count() == 1 and stride <= MAX_STRIDE,
+                f"a stride of {stride}, expected a power of two up to {MAX_STRIDE}",
+            )
+        _need(list(self.areas) == sorted(self.areas), "areas are not in ascending order")
         proofs = self._proofs()
         for proof in proofs:
             _need(proof.holds, f"{proof.what} can reach {proof.bound}, which does not fit {proof.bits} bits")
         return proofs
 
     def _proofs(self) -> tuple[Proof, ...]:
-        """Bounds of what fixed_*.py computes; with the ranges of the fields all but the first follow."""
-        side = MAX_SIDE << BOX_FRACTION  # of an image; edges are clipped to it
+        """Bounds of the intermediate values. All but the first follow from the ranges of the fields."""
+        side = MAX_SIDE << BOX_FRACTION  # of an image; edges are clipped to this
         anchor = 2 * max(half for level in self.anchors for pair in level for half in pair)
         size = max(side, anchor)
         # Mantissas are below 2^31; the largest factor is 2^log_limit.
         grown = size << (self.log_limit >> LOG_FRACTION) + 1 << BOX_FRACTION
-        cells = MAX_SIDE // min(self.strides) + 2  # that a bin of RoIAlign can reach
-        weights = (1 << 15) + cells  # rounded, each by half a unit at most
+        cells = MAX_SIDE // min(self.strides) + 2  # that a bin of RoIAlign can cover
+        weights = (1 << 15) + cells  # each weight is rounded by at most half a unit
         strip = (255 * weights >> 8) + 1
         return (
             Proof("classes", "the sum of class logits", 2 * sum(ratio.reach() for ratio in self.classes), 62),
@@ -143,7 +146,7 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def _weight_numerator(widest: int, finest: int) -> int:
-    """A sum of samples' shares of a cell in units of 1/(U D), times 2^15: see fixed_roialign.axis_weights."""
+    """Bound of 2^15 U D w, where w is the weight of a cell before rounding: see fixed/roialign.py, axis_weights."""
     length, cell = MAX_SIDE << BOX_FRACTION, widest << BOX_FRACTION
     samples = length // (finest << BOX_FRACTION) + 1
     # U D = 2 U samples bins <= 2 (length + U bins)
@@ -158,7 +161,7 @@ def _need(condition: bool, problem: str) -> None:
 def make_constants(
     settings: DetectSettings, pyramid: Header, boxes: Sequence[Header], masks: Sequence[Header]
 ) -> DetectorConstants:
-    """Everything real of a detector as integers. pyramid: of any image size   boxes, masks: one a stage"""
+    """Compute the constants from settings and program headers. pyramid: of any image size   boxes, masks: one per stage"""
     s = settings
     maps, scores, deltas = (outputs(pyramid, kind) for kind in ("map", "scores", "deltas"))
     check_settings(s, len(scores), len(boxes))
@@ -189,48 +192,48 @@ def make_constants(
 
 
 def roi_input(head: Header) -> CodeInput:
-    """What a head takes."""
+    """The input of a head: codes of RoI features."""
     if head.input is None:
-        raise FqvitError(f"{head.model}: takes pixels, expected a head of a detector, which takes squares.")
+        raise FqvitError(f"{head.model}: takes pixels, expected a head of a detector, which takes RoI features.")
     return head.input
 
 
 def outputs(header: Header, kind: Kind) -> list[Output]:
-    """Of that kind, in order; at least one."""
+    """The outputs of this kind, in order; raises FqvitError if there is none."""
     found = [output for output in header.outputs if output.kind == kind]
     if not found:
         raise FqvitError(f"{header.model}: has no output of kind {kind}, expected a detector's pyramid or head.")
     for output in found:
         if output.alpha is not None:
-            raise FqvitError(f"{header.model}: {output.buffer} has steps for each channel, which cannot be cut from.")
+            raise FqvitError(f"{header.model}: {output.buffer} has one scale per channel, expected one per tensor.")
     return found
 
 
 def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
-    """What float detectors may have and integer ones may not; worth asking before an hour of calibration."""
+    """Refuse settings that float detectors support and integer ones do not, before calibration takes time."""
     if len(s.strides) != levels:
-        raise FqvitError(f"settings: {len(s.strides)} strides for a pyramid of {levels} levels. Name one a level.")
+        raise FqvitError(f"settings: {len(s.strides)} strides for a pyramid of {levels} levels. Give one per level.")
     if len(s.stds) < stages:
-        raise FqvitError(f"settings: stds of {len(s.stds)} stages for {stages} box heads. Name one a stage.")
+        raise FqvitError(f"settings: stds of {len(s.stds)} stages for {stages} box heads. Give one set per stage.")
     for stride in s.strides:
         if stride.bit_count() != 1 or stride > MAX_STRIDE:
-            raise FqvitError(f"settings: a stride of {stride}. Integer detectors take powers of two up to {MAX_STRIDE}.")
+            raise FqvitError(f"settings: a stride of {stride}. Integer detectors support powers of two up to {MAX_STRIDE}.")
         largest = max(max(pair) for pair in anchor_halves(stride, s))
         if largest > MAX_SIDE << BOX_FRACTION:
             said = f"anchors of {2 * largest >> BOX_FRACTION} pixels at stride {stride}"
-            raise FqvitError(f"settings: {said}. Integer detectors take {2 * MAX_SIDE} at most; lower anchor_scale.")
+            raise FqvitError(f"settings: {said}. Integer detectors support at most {2 * MAX_SIDE}; lower anchor_scale.")
     if max(s.short, s.long) > MAX_SIDE:
-        raise FqvitError(f"settings: images of {s.short} x {s.long}. Integer detectors take sides up to {MAX_SIDE}.")
+        raise FqvitError(f"settings: images of {s.short} x {s.long}. Integer detectors support sides up to {MAX_SIDE}.")
 
 
 def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]:
-    """As fqvit.detect.float.anchors, in 1/256 pixel."""
+    """Half the width and height of each anchor of float/anchors.py, in 1/256 pixel."""
     side = stride * s.anchor_scale / 2 * 2**BOX_FRACTION
     return tuple((max(round(side / math.sqrt(r)), 1), max(round(side * math.sqrt(r)), 1)) for r in s.anchor_ratios)
 
 
 def least_area(finest: float, level: int) -> int:
-    """Of level_of in fqvit.detect.float.roialign: side >= finest (2^level - 1e-6)."""
+    """The smallest area of a box on this level by level_of in float/roialign.py: side >= finest (2^level - 1e-6)."""
     side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**BOX_FRACTION
     least: int = math.ceil(side * side)
     return least
@@ -240,7 +243,7 @@ def _ratio(what: str, ratio: float) -> Ratio:
     try:
         return Ratio(*multiplier(ratio))
     except ValueError:
-        raise FqvitError(f"{what}: a scale so large (a ratio of {ratio:.3g}) fits no multiplier. Calibrate again.") from None
+        raise FqvitError(f"{what}: a ratio of scales of {ratio:.3g} fits no multiplier. Calibrate again.") from None
 
 
 def _log2_ratio(output: Output, parts: int) -> Ratio:

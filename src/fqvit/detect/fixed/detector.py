@@ -1,7 +1,7 @@
-"""A detector in integers, from pixels to boxes, scores and masks: integer programs, and fixed_*.py between them. No torch.
+"""Run a detector with integers only, from pixels to boxes, scores, labels and masks.
 
-The flow is that of pipeline.py, which has it in float. Floats appear where a caller asks for them: `detections` of what was
-found.
+The networks are integer programs; the other modules of fixed/ are the arithmetic between them. The flow is that of
+float/pipeline.py. A float appears only when a caller reads `IntegerFound.detections`. Needs no torch.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ from fqvit.ir.program import Program
 from fqvit.runtime.native import ISA, Engine
 from fqvit.runtime.reference import Reference
 
-KEPT_SIZES = 2  # runners: each has its own packed weights and an arena of some hundred MB at a photograph's size
-# Squares of so many boxes and what heads make of them are in memory at a time: at full width 50 kB a roi, its masks 250 kB.
+KEPT_SIZES = 2  # each pyramid has its own packed weights and arena: about 100 MB at a photograph's size
+# Boxes whose RoI features and head outputs are in memory at once: about 50 kB of features and 250 kB of masks each.
 BOXES_AT_ONCE = 256
-BYTES_AT_ONCE = 256 << 20  # of what a head gives; a stranger's can be large, and then fewer boxes are taken
-MOST_BYTES = 8 << 30  # of the pyramid's buffers: 58 MB at 800 x 1344, 3.6 GB at the largest sides that there are
+BYTES_AT_ONCE = 256 << 20  # of head outputs; a head from an untrusted file can have large ones, then fewer boxes run at once
+MOST_BYTES = 8 << 30  # limit of the pyramid's buffers: 58 MB at 800 x 1344, 3.6 GB at the largest sides
 Backend = Literal["native", "reference"]
 
 
 class CodeMaps(NamedTuple):
-    """Of one image. levels: u8 [h, w, C], P2..P5   objectness: i32 [h, w, A], deltas: i32 [h, w, 4 A], P2..P6"""
+    """The pyramid's outputs for one image.
+
+    levels: u8 [h, w, C] of P2..P5   objectness: i32 [h, w, A], deltas: i32 [h, w, 4 A], both of P2..P6
+    """
 
     levels: list[Bytes]
     objectness: list[Codes]
@@ -53,10 +56,10 @@ class CodeMaps(NamedTuple):
 
 @dataclass(frozen=True)
 class IntegerFound:
-    """What was found in one image, best first, as integers.
+    """The detections of one image as integers, best first.
 
-    boxes: i64 [n, 4] in 1/256 pixel of the image itself   scores: i64 [n] in 2^-24   labels: i64 [n], class numbers from 0
-    probabilities: i32 [n, side, side] in 2^-15, of each box's mask   threshold: of its pixels, in 2^-30
+    boxes: i64 [n, 4] in 1/256 pixel of the original image   scores: i64 [n] in 2^-24   labels: i64 [n], class indices from 0
+    probabilities: i32 [n, side, side] in 2^-15, one mask per box   threshold: of mask pixels, in 2^-30
     """
 
     boxes: Integers
@@ -69,13 +72,13 @@ class IntegerFound:
 
     @property
     def detections(self) -> Detections:
-        """The same as floats; exactly, since units are powers of two."""
+        """The same values as floats; exact, because the units are powers of two."""
         return Detections(self.boxes / 2**BOX_FRACTION, self.scores / 2**SCORE_FRACTION, self.labels)
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:
-        """[height, width] of each detection, one at a time: all of a large image would not fit."""
-        for roi, box in zip(self.probabilities, self.boxes, strict=True):
-            yield paste(roi, box, self.height, self.width, self.threshold)
+        """Yield the mask [height, width] of each detection; all masks of a large image at once may not fit into memory."""
+        for one, box in zip(self.probabilities, self.boxes, strict=True):
+            yield paste(one, box, self.height, self.width, self.threshold)
 
 
 class Runner(Protocol):
@@ -84,21 +87,23 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class _Head:
-    """side: of the squares that it takes   align_params: how they are cut from each map   at_once: boxes"""
+    """side: of the RoI features that it takes   align_params: of RoIAlign, one per map   at_once: boxes per call"""
 
     runner: Runner
     side: int
     align_params: Sequence[AlignParams]
     at_once: int
 
-    def run(self, squares: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
-        """u8 [n, side, side, C] -> every output, i32 [n, ...]."""
-        return self.runner.run_all(squares)
+    def run(self, rois: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
+        """RoI features u8 [n, side, side, C] -> every output, i32 [n, ...]."""
+        return self.runner.run_all(rois)
 
 
 class IntegerDetector:
-    """pyramid: its program for any image size   boxes, masks: of the heads, one a stage
-    threads: None takes every core   backend: both give the same bits; reference is slow
+    """A detector ready to run. Several threads may share it.
+
+    pyramid: program for any image size   boxes, masks: programs of the heads, one per stage   between: integer constants
+    threads: None uses every core   backend: both give the same bits; reference is slow
     """
 
     def __init__(
@@ -124,9 +129,9 @@ class IntegerDetector:
         self._pyramids: SizeCache[Runner] = SizeCache(KEPT_SIZES)
 
     def detect(self, image: Input) -> IntegerFound:
-        """All detections of one image, best first. Its sides are at most 8192 pixels after resizing."""
+        """All detections of one image, best first. Its sides must be at most 8192 pixels after resizing."""
         if max(image.size) > MAX_SIDE:
-            raise FqvitError(f"an image of {image.size[0]} x {image.size[1]}: sides are at most {MAX_SIDE}. Resize it.")
+            raise FqvitError(f"image of {image.size[0]} x {image.size[1]}: expected sides of at most {MAX_SIDE}. Resize it.")
         maps = self.maps(image.pixels)
         proposals = propose(maps.objectness, maps.deltas, image.size, self.between)
         chosen = self.classify(maps.levels, proposals, image.size)
@@ -135,7 +140,7 @@ class IntegerDetector:
         return IntegerFound(boxes, chosen.scores, chosen.labels, probabilities, image.height, image.width, self.between.mask)
 
     def maps(self, pixels: Pixels) -> CodeMaps:
-        """What the pyramid gives for u8 [h, w, 3], resized, not padded."""
+        """Run the pyramid on pixels u8 [h, w, 3], resized but not padded."""
         padded = pad_with(pixels, self.between.padding)
         found = [x[0] for x in self._pyramids.get((padded.shape[0], padded.shape[1]), self._make_pyramid).run_all(padded[None])]
         kinds = [output.kind for output in self.template.header.outputs]
@@ -144,7 +149,7 @@ class IntegerDetector:
         )
 
     def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> IntegerDetections:
-        """The box heads on given proposals, i64 [n, 4]: detections in the network's input."""
+        """Run the box heads on proposals i64 [n, 4]; returns detections in the network's input."""
         if len(boxes) == 0:
             return IntegerDetections(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
         c = self.between
@@ -158,7 +163,7 @@ class IntegerDetector:
         return select_detections(boxes, total, deltas, size, c)
 
     def mask_probabilities(self, levels: Sequence[Bytes], chosen: IntegerDetections) -> NDArray[np.int32]:
-        """i32 [n, side, side] in 2^-15: of each one's class, the mean of all stages."""
+        """Mask probabilities of each detection's class, the mean of all stages: i32 [n, side, side] in 2^-15."""
         count, side = len(chosen.boxes), 2 * self._masks[0].side
         total = np.zeros((count, side, side), np.int64)
         for stage, head in enumerate(self._masks if count else ()):
@@ -177,15 +182,15 @@ class IntegerDetector:
         last = 2**roi.bits - 1
         align_params = [
             AlignParams(stride, map_.zero, ratio, roi.zero, last)
-            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # the last levels have no map
+            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # trailing levels have no map
         ]
         runner = HeadRunner(program, self.threads, self.backend)
-        each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # outputs of heads are i32
+        each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # bytes: outputs of heads are i32
         return _Head(runner, roi.shape[0], align_params, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
 
     def _make_pyramid(self, height: int, width: int) -> Runner:
         made = resized(self.template, height, width)
-        # Levels that are alike at the template's size need not be here.
+        # Levels that have equal grids at the template's size may differ at this one.
         check_grids(made.header, made.verify().buffers, self.between.strides)
         if self.backend == "native":
             return Engine(made, self.threads, most_bytes=MOST_BYTES)
@@ -193,5 +198,5 @@ class IntegerDetector:
 
 
 def _slices(x: Integers, count: int) -> list[Integers]:
-    """Views of at most that many along the first axis."""
+    """Split into views of at most `count` rows."""
     return [x[start : start + count] for start in range(0, len(x), count)]

@@ -1,6 +1,6 @@
-"""A detector's head on any number of squares: batches of them through one program (detect/batch.py), bit for bit as one by one.
+"""Run a detector's head on any number of RoIs, in batches that give the same bits as one RoI at a time.
 
-Integers in and out, no torch. The engine runs it, or the reference, which is slow and says what is right.
+The batched program (batch.py) runs on the engine or on the slow reference, which defines the result. Needs no torch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import Reference
 
 Integers = NDArray[Any]
-MIN_ROWS = 64  # of every product: weights are read once for a block of some ten rows, and few blocks should be cut short
+MIN_ROWS = 64  # per matrix product: weights are read once per block of about ten rows, and few blocks should be partial
 
 
 def rois_per_batch(program: Program) -> int:
-    """As few as give every linear map MIN_ROWS rows: many for fully connected layers, one where all are convolutions."""
+    """The smallest batch with MIN_ROWS rows in every product: many RoIs for fully connected layers, one for convolutions."""
     buffers = program.verify().buffers
     rows = (math.prod(buffers[op.y].shape[:-1]) for op in program.ops if isinstance(op, Linear))
     return -(-MIN_ROWS // min(rows, default=MIN_ROWS))
 
 
 class HeadRunner:
-    """input, outputs: what the codes of one square mean, in and out   shapes: of one square's outputs"""
+    """Runs a head in batches. input, outputs: of the head   shapes: of the outputs for one RoI   batch: RoIs per run"""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class HeadRunner:
         backend: Literal["native", "reference"] = "native",
         batch: int | None = None,
     ) -> None:
-        """batch: squares of a batch; None chooses."""
+        """batch: RoIs per run; None uses rois_per_batch"""
         if program.header.input is None:
-            raise FqvitError(f"{program.header.model}: takes pixels, expected a head of a detector, which takes squares.")
+            raise FqvitError(f"{program.header.model}: takes pixels, expected a head of a detector, which takes RoI features.")
         self.input: CodeInput = program.header.input
         self.outputs: tuple[Output, ...] = program.header.outputs
         buffers = program.verify().buffers
@@ -51,14 +51,14 @@ class HeadRunner:
         self._runner = Engine(made, threads) if backend == "native" else Reference(made)
 
     def run_all(self, codes: NDArray[np.uint8]) -> tuple[Integers, ...]:
-        """uint8 [n, side, side, C] -> every output [n, ...], in the order of the header: as an Engine runs a program."""
+        """uint8 [n, side, side, C] -> every output [n, ...], in the order of the header, as Engine.run_all."""
         height, width, channels = self.input.shape
         if codes.dtype != np.uint8 or codes.ndim != 4 or codes.shape[1:] != self.input.shape:
             takes = f"uint8 [n, {height}, {width}, {channels}]"
-            raise FqvitError(f"squares of {codes.dtype} {list(codes.shape)}: this head takes {takes}.")
+            raise FqvitError(f"RoI features: {codes.dtype} {list(codes.shape)}, expected {takes}.")
         count, whole = len(codes), len(codes) // self.batch * self.batch
         parts = [codes[:whole]]
-        if whole < count:  # squares of zeros fill the last batch, and what they give is dropped
+        if whole < count:  # the last batch is filled with zeros, whose outputs are dropped
             filled = np.zeros((self.batch, *self.input.shape), np.uint8)
             filled[: count - whole] = codes[whole:]
             parts.append(filled)

@@ -1,4 +1,7 @@
-"""Masks pasted into images with integers. Neighbour: masks.py, which has the same in float, and run lengths."""
+"""Paste a box's mask probabilities into the image, in integers.
+
+See also: float/masks.py, the same in float; masks.py, run lengths.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ ONE = 1 << MASK_FRACTION
 
 
 def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Integers, Integers]:
-    """Where pixels first..last - 1 lie in a mask with a ring of zeros around it: the place before each, and the share of the
-    next one in 2^-15, i64 [last - first] twice.
+    """Positions of pixels first..last - 1 in a mask with a border of zeros: the cell before each pixel, and the weight of the
+    next cell in 2^-15, i64 [last - first] each.
 
-    place = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators: 2^31 pixels, 2^8, 128 places and 2^15 are below 2^62.
+    place = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators are below 2^31 2^8 2^7 2^15 < 2^62.
     """
     if high > low:
         pixels = (np.arange(first, last, dtype=np.int64) << BOX_FRACTION) + (1 << BOX_FRACTION - 1) - low
         place = round_divide(pixels * (side << MASK_FRACTION), high - low) - ONE // 2
-    else:  # a box without width shows its middle, as released code does
+    else:  # a box of width 0 shows the middle of the mask, as in released code
         place = np.full(last - first, (side - 1) << MASK_FRACTION - 1, np.int64)
     place = np.clip(place, -ONE, side << MASK_FRACTION) + ONE
     before = np.minimum(place >> MASK_FRACTION, side)
@@ -29,10 +32,10 @@ def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Intege
 
 
 def paste(probabilities: NDArray[np.int32], box: Integers, height: int, width: int, threshold: int) -> NDArray[np.bool_]:
-    """i32 [side, side] in 2^-15 in a box (1/256 pixel) of an image -> [height, width]: True from `threshold` (2^-30) on.
+    """Probabilities i32 [side, side] in 2^-15, box in 1/256 pixel -> mask [height, width]: True from `threshold` (2^-30) on.
 
-    Rows are interpolated and rounded to 2^-15, then columns, exactly: sums are at most 2^30. Pixels farther than one beside
-    the box are False without looking.
+    Rows are interpolated and rounded to 2^-15, then columns exactly: sums are at most 2^30. Pixels more than one pixel outside
+    the box are False and not computed.
     """
     mask = np.zeros((height, width), bool)
     x1, y1, x2, y2 = (int(edge) for edge in box)

@@ -1,4 +1,7 @@
-"""From the integers of the networks to boxes: proposals, refinement, detections. Neighbour: proposals.py, in float."""
+"""From the networks' integers to boxes: proposals, refinement from stage to stage, detections.
+
+See also: float/proposals.py, the same in float.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Codes = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class IntegerDetections:
-    """boxes: i64 [n, 4] in 1/256 pixel, best first   scores: i64 [n] in 2^-24   labels: i64 [n], class numbers from 0"""
+    """boxes: i64 [n, 4] in 1/256 pixel, best first   scores: i64 [n] in 2^-24   labels: i64 [n], class indices from 0"""
 
     boxes: Integers
     scores: Integers
@@ -26,7 +29,7 @@ class IntegerDetections:
 
 
 def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[int, int], c: DetectorConstants) -> Integers:
-    """Boxes worth looking at, i64 [n, 4], best first, at most c.proposals.
+    """Select the proposals of an image: i64 [n, 4], best first, at most c.proposals.
 
     objectness: logits i32 [h, w, A] of each level   deltas: i32 [h, w, 4 A]   size: height and width without padding
     """
@@ -38,16 +41,16 @@ def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[in
         boxes = decode(start[best], moves.reshape(-1, 4)[best], c.deltas[level], c.log_limit, size)
         found.append((boxes, scores[best], np.full(len(best), level, np.int64)))
     boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))  # not emptied by clipping
+    solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))  # clipping may have left no area
     boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
     kept = grouped_nms(boxes, scores, levels, iou_above(c.proposal_iou))
     return boxes[kept[: c.proposals]]
 
 
 def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tuple[int, int], c: DetectorConstants) -> Integers:
-    """The boxes of the next stage, i64 [n, 4]: moved by the deltas of each one's likeliest class, the background left out.
+    """Boxes for the next stage, i64 [n, 4]: each box is moved by the deltas of its most probable class, without the background.
 
-    logits: i32 [n, classes + 1]   deltas: i32 [n, 4] for all classes, or [n, classes 4]
+    logits: i32 [n, classes + 1]   deltas: i32 [n, 4] if class-agnostic, else [n, classes 4]
     """
     moves = deltas.reshape(len(boxes), -1, 4)
     label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)
@@ -57,9 +60,9 @@ def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tupl
 def select_detections(
     boxes: Integers, logits: Integers, deltas: Codes, size: tuple[int, int], c: DetectorConstants
 ) -> IntegerDetections:
-    """The detections of an image: every box with every class that scores above c.score, suppressed class by class.
+    """Select the detections of an image: all pairs of box and class with a score above c.score, after NMS within each class.
 
-    boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1] in 2^-27 of log2, the mean of all stages
+    boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1] in 2^-27 of log2, mean of all stages
     deltas: i32, as in refine
     """
     scores = softmax(logits)[:, :-1]

@@ -1,7 +1,8 @@
-"""RoIAlign from codes to codes. Neighbours: roialign.py (the same in float), native/roialign.cpp (the same bits, fast).
+"""RoIAlign in integers, from the codes of a map to the codes of a head's input.
 
-A box is two small matrices of weights, as in roialign.py, here rounded to 2^-15 once a bin and cell. Places of samples and
-their number are exact: edges are integers, and everything is a fraction of known denominator.
+A box is two small weight matrices, as in float/roialign.py, here with weights rounded once to 2^-15. The number of samples and
+their positions are exact: edges are integers, and every position is a fraction with a known denominator.
+See also: float/roialign.py (the same in float), native/core/roialign.cpp (the same bits, fast).
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from fqvit.detect.fixed.exp import Integers
 from fqvit.ir.fixed import requantize, round_divide, round_shift
 
 Bytes = NDArray[np.uint8]
-WEIGHT_FRACTION = 15  # bits of an axis' weights
-STRIP_FRACTION = 7  # bits that rows keep before columns are added; 7 + 15 is ALIGN_FRACTION
+WEIGHT_FRACTION = 15  # weights of an axis
+STRIP_FRACTION = 7  # sums over rows, before columns are added; 7 + 15 = ALIGN_FRACTION
 
 
 @dataclass(frozen=True)
 class AlignParams:
-    """From a map to a head's codes. zero: of the map   ratio: of sums in 2^-22 steps   head_zero, last: the head's codes"""
+    """How codes of a map become codes of a head's input.
+
+    stride, zero: of the map   ratio: from sums to codes   head_zero, last: zero point and largest code of the input
+    """
 
     stride: int
     zero: int
@@ -38,16 +42,17 @@ Align = Callable[[Bytes, Integers, int, AlignParams], Bytes]
 
 
 def level_of(boxes: Integers, least: Sequence[int]) -> Integers:
-    """i64 [n]: how many of the ascending least areas a box reaches."""
+    """Map number of each box, i64 [n]: how many of the ascending areas `least` it reaches."""
     return np.searchsorted(np.array(least, np.int64), areas(boxes), side="right").astype(np.int64)
 
 
 def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Integers:
-    """i64 [bins, size] in 2^-15: what each cell of an axis gives to each bin of low..high. cell: its length in units of these.
+    """Weights of each cell in each bin of the interval low..high, i64 [bins, size] in 2^-15. cell: length in units of low, high
 
-    samples = ceil((high - low) / (bins cell)) a bin. With D = 2 samples bins, sample k of all of them lies, in cell numbers, at
+    Each bin has samples = ceil((high - low) / (bins cell)). With D = 2 samples bins, sample k of all of them is at cell number
         ((low - cell / 2) D + (2 k + 1) (high - low)) / (cell D)
-    and gives its cell and the next one shares of 1 / samples. Beyond -1 or `size` it counts as 0, nearer as the outermost cell.
+    and divides a weight of 1 / samples between this cell and the next. Samples beyond -1 or `size` have weight 0; others
+    outside the map use the outermost cell.
     """
     samples = -((low - high) // (bins * cell))
     sums = np.zeros((bins, size), np.int64)
@@ -67,15 +72,15 @@ def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Intege
 
 
 def roi_align(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Bytes:
-    """u8 [h, w, C] and boxes i64 [n, 4] -> codes u8 [n, side, side, C]: clamp(requantize(sum) + head_zero). Slow."""
+    """Map u8 [h, w, C], boxes i64 [n, 4] -> codes u8 [n, side, side, C]: clamp(requantize(sum) + head_zero). Slow."""
     codes = requantize(align_sums(map_, boxes, side, params), params.ratio.mult, params.ratio.shift) + params.head_zero
     return np.asarray(codes.clip(0, params.last).astype(np.uint8))
 
 
 def align_sums(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Integers:
-    """As roi_align, in 2^-22 steps of the map: i64 [n, side, side, C], below 2^31.
+    """The sums of roi_align, in 2^-22 of the map's scale: i64 [n, side, side, C], below 2^31.
 
-    strip = (sum_rows weight (code - zero) + 2^7) >> 8: at most about 255 2^7;   sum = sum_columns weight strip
+    strip = (sum_rows weight (code - zero) + 2^7) >> 8, at most about 255 2^7;   sum = sum_columns weight strip
     """
     height, width, channels = map_.shape
     cell = params.stride << BOX_FRACTION
@@ -91,7 +96,7 @@ def align_sums(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> 
 
 
 def native_roi_align(threads: int, isa: str = "") -> Align:
-    """roi_align on the compiled side; the same bits with every number of threads and every instruction set ("" is the best)."""
+    """The compiled roi_align: the same bits for every number of threads and instruction set. isa: "" selects the best"""
 
     def align(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Bytes:
         cell, ratio = params.stride << BOX_FRACTION, params.ratio
@@ -104,9 +109,9 @@ def native_roi_align(threads: int, isa: str = "") -> Align:
 def multiscale_roi_align(
     levels: Sequence[Bytes], boxes: Integers, side: int, least: Sequence[int], params: Sequence[AlignParams], align: Align
 ) -> Bytes:
-    """Each box from the map of its size: levels of u8 [h, w, C], boxes i64 [n, 4] -> u8 [n, side, side, C].
+    """RoIAlign of each box on the map for its area: levels u8 [h, w, C], boxes i64 [n, 4] -> u8 [n, side, side, C].
 
-    least: of level_of   params: one a level   align: roi_align, or the native one
+    least: areas, as in level_of   params: one per level   align: roi_align or a native_roi_align
     """
     chosen = level_of(boxes, least)
     rois = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.uint8)

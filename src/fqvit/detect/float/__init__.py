@@ -1,1 +1,1 @@
-"""Detection in float: the reference that the integer pipeline in fixed/ approximates."""
+"""Detection in float: the pipeline that fixed/ approximates with integers."""

@@ -1,4 +1,4 @@
-"""Anchors: the boxes that proposals start from, around the corners of a level's cells."""
+"""Anchors: the boxes that proposals are decoded from, one set per cell of a pyramid level."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from fqvit.detect.boxes import Floats
 
 
 def anchors(grid: tuple[int, int], stride: int, scale: float, ratios: tuple[float, ...]) -> Floats:
-    """[rows columns A, 4], row by row, all ratios of a place together; centres at (column, row) stride.
+    """Anchors [rows columns A, 4] of a grid (rows, columns), row by row, the A ratios of a cell together.
 
-    A ratio r gives width stride scale / sqrt(r) and height stride scale sqrt(r). Anchors may lie outside the image.
+    Centres are (column, row) stride. Ratio r has width stride scale / sqrt(r) and height stride scale sqrt(r). Anchors may
+    extend beyond the image.
     """
     root = np.sqrt(np.asarray(ratios, np.float64))
     half = stride * scale / 2 * np.stack([1 / root, root], -1)  # [A, 2]: x, y

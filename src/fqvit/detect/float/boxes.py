@@ -1,4 +1,4 @@
-"""Overlaps, coding and clipping of float boxes [..., 4] (x1, y1, x2, y2 in pixels).
+"""Float boxes: IoU, encoding, decoding and clipping. Boxes are float64 [..., 4], x1, y1, x2, y2 in pixels.
 
 See also: fixed/boxes.py, the same in integers.
 """
@@ -14,19 +14,22 @@ from fqvit.detect.boxes import LARGEST_LOG_RATIO, Floats, intersection_and_union
 
 
 def pairwise_iou(a: Floats, b: Floats) -> Floats:
-    """Intersection over union, [A, 4] x [B, 4] -> [A, B]; 0 where both have no area."""
+    """Intersection over union of all pairs, [A, 4] x [B, 4] -> [A, B]; 0 if both boxes have no area."""
     common, union = intersection_and_union(a, b)
     result: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return result
 
 
 def iou_above(iou: float) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
-    """For fqvit.detect.nms: whether boxes overlap by more than `iou`, [A, 4] x [B, 4] -> [A, B]."""
+    """For nms.py: whether the IoU of boxes exceeds `iou`, [A, 4] x [B, 4] -> [A, B]."""
     return lambda a, b: pairwise_iou(a, b) > iou
 
 
 def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:
-    """The deltas [..., 4] that decode turns into `targets`: moves in widths and heights, logarithms of the sizes' ratios."""
+    """Deltas [..., 4] that decode turns into `targets`.
+
+    (move / size) / std for the centre;  log(target size / size) / std for the size
+    """
     size, centre = boxes[..., 2:] - boxes[..., :2], (boxes[..., :2] + boxes[..., 2:]) / 2
     target_size, target_centre = targets[..., 2:] - targets[..., :2], (targets[..., :2] + targets[..., 2:]) / 2
     deltas = np.concatenate([(target_centre - centre) / size, np.log(target_size / size)], -1)
@@ -35,7 +38,7 @@ def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:
 
 
 def decode(boxes: Floats, deltas: Floats, stds: tuple[float, ...], height: float, width: float) -> Floats:
-    """Boxes moved and scaled by deltas, clipped to an image: [..., 4] x [..., 4] -> [..., 4].
+    """Apply deltas to boxes and clip them to an image: [..., 4] x [..., 4] -> [..., 4].
 
     centre + delta_xy std size;  size exp(clip(delta_wh std, +-log(1000 / 16)))
     """
@@ -47,5 +50,5 @@ def decode(boxes: Floats, deltas: Floats, stds: tuple[float, ...], height: float
 
 
 def clip(boxes: Floats, height: float, width: float) -> Floats:
-    """Every edge into the image: x to 0..width, y to 0..height."""
+    """Clip x to 0..width and y to 0..height."""
     return np.clip(boxes, 0, np.array([width, height, width, height], np.float64))

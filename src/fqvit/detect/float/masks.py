@@ -12,18 +12,18 @@ from fqvit.detect.boxes import Floats
 
 
 def _axis(low: float, high: float, first: int, last: int, side: int) -> Floats:
-    """[last - first, side]: how much of each place of the mask pixels first..last - 1 show; nothing comes in from outside."""
+    """Interpolation weights [last - first, side] of the mask's cells in pixels first..last - 1; 0 outside the mask."""
     pixels = np.arange(first, last) + 0.5
-    # A box without width shows its middle, as released code does.
+    # A box of width 0 shows the middle of the mask, as in released code.
     place = (pixels - low) / (high - low) * side - 0.5 if high > low else np.full(len(pixels), side / 2 - 0.5)
     weights: Floats = np.maximum(1 - np.abs(place[:, None] - np.arange(side)), 0)
     return weights
 
 
 def paste(probabilities: Floats, box: Floats, height: int, width: int, threshold: float) -> NDArray[np.bool_]:
-    """[side, side] in a box of an image -> [height, width]: interpolated, True from `threshold` on.
+    """Probabilities [side, side], box in pixels -> mask [height, width]: interpolated, True from `threshold` on.
 
-    Pixels farther than one beside the box are False without looking.
+    Pixels more than one pixel outside the box are False and not computed.
     """
     mask = np.zeros((height, width), bool)
     x1, y1, x2, y2 = (float(edge) for edge in box)

@@ -1,4 +1,4 @@
-"""The float networks of a detector, run by torch, one image at a time; the only file here that needs torch."""
+"""Run the float networks of a detector with torch, one image at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fqvit.detect.images import Pixels, normalise_and_pad, prepare
 from fqvit.detect.model.detector import FloatDetector, at_size
 from fqvit.detect.model.pyramid import Pyramid, split_outputs
 
-# Pyramids differ in row numbers and masks only, but a photograph's take some 10 MB.
+# Pyramids share their weights, but indices and masks take about 10 MB at a photograph's size.
 KEPT_SIZES = 16
-# Boxes that go through a head at once: their rois and activations take some 0.3 MB each at full width.
+# Boxes per run of a head: features and activations take about 0.3 MB per box at full width.
 BOXES_AT_ONCE = 256
 
 
 class FloatNetworks:
-    """Networks of fqvit.detect.float.pipeline: one pyramid a size, made when first met and kept for the next image."""
+    """The Networks of float/pipeline.py, run by torch. Pyramids are made per image size when first needed, and cached."""
 
     def __init__(self, detector: FloatDetector) -> None:
         self.module, self.settings = detector.module, detector.settings
@@ -61,7 +61,7 @@ def _parts(rois: Floats32) -> tuple[Tensor, ...]:
 
 
 def detect_float(detector: FloatDetector, images: Iterable[Image.Image]) -> Iterator[FloatFound]:
-    """The float detector's detections of each image, in turn. pipeline.coco_results makes COCO's results of them."""
+    """Yield the float detector's detections of each image. See also: results.coco_results."""
     networks = FloatNetworks(detector)
     for image in images:
         yield detect(networks, prepare(image, detector.settings), detector.settings)

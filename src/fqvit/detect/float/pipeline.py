@@ -1,8 +1,8 @@
-"""One image from pixels to detections and masks, in float, whatever runs the networks.
+"""Detect objects in one image, in float, with any implementation of the networks.
 
-`Networks` is what a runner must offer: float.py has torch's. integer.py has the same flow in integers. It is that of Mask R-CNN
-for one stage and of Cascade Mask R-CNN for several: boxes move from stage to stage, class logits and mask probabilities are
-averaged.
+One stage is Mask R-CNN; several stages are Cascade Mask R-CNN: boxes are refined from stage to stage, class logits and mask
+probabilities are averaged. `Networks` is the interface of the networks, which networks.py implements with torch.
+See also: fixed/detector.py, the same flow in integers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from fqvit.detect.settings import DetectSettings
 
 
 class Maps(NamedTuple):
-    """Of one image. levels: [h, w, C], P2..P5   objectness: [h, w, A], deltas: [h, w, 4 A], P2..P6"""
+    """The pyramid's outputs for one image.
+
+    levels: [h, w, C] of P2..P5   objectness: [h, w, A], deltas: [h, w, 4 A], both of P2..P6
+    """
 
     levels: list[Floats32]
     objectness: list[Floats32]
@@ -33,23 +36,25 @@ class Maps(NamedTuple):
 
 
 class Networks(Protocol):
+    """The networks of a detector. box_side, mask_side: of the heads' RoI features"""
+
     stages: int
     box_side: int
     mask_side: int
 
     def maps(self, pixels: Pixels) -> Maps:
-        """u8 [h, w, 3], resized, not padded."""
+        """Run the pyramid on pixels u8 [h, w, 3], resized but not padded."""
 
     def boxes(self, stage: int, rois: Floats32) -> tuple[Floats32, Floats32]:
-        """[n, side, side, C] -> class logits [n, classes + 1], deltas [n, 4] or [n, classes 4]."""
+        """RoI features [n, side, side, C] -> class logits [n, classes + 1], deltas [n, 4] or [n, classes 4]."""
 
     def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
-        """[n, side, side, C] -> mask logits of each one's class, [n, 2 side, 2 side]."""
+        """RoI features [n, side, side, C] -> mask logits of the class `labels` of each, [n, 2 side, 2 side]."""
 
 
 @dataclass(frozen=True)
 class FloatFound:
-    """Of the float detector. probabilities: [n, side, side], of each box's mask   threshold: from which pixels are in it"""
+    """The float detections of one image. probabilities: [n, side, side], one mask per box   threshold: of mask pixels"""
 
     detections: Detections
     probabilities: Floats
@@ -58,8 +63,8 @@ class FloatFound:
     threshold: float
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:
-        for square, box in zip(self.probabilities, self.detections.boxes, strict=True):
-            yield paste(square, box, self.height, self.width, self.threshold)
+        for one, box in zip(self.probabilities, self.detections.boxes, strict=True):
+            yield paste(one, box, self.height, self.width, self.threshold)
 
 
 def detect(networks: Networks, image: Input, s: DetectSettings) -> FloatFound:
@@ -82,7 +87,7 @@ def detect(networks: Networks, image: Input, s: DetectSettings) -> FloatFound:
 def classify(
     networks: Networks, levels: Sequence[Floats32], boxes: Floats, size: tuple[int, int], s: DetectSettings
 ) -> Detections:
-    """The box heads on given proposals [n, 4]: detections in pixels of the network's input."""
+    """Run the box heads on proposals [n, 4]; returns detections in pixels of the network's input."""
     if len(boxes) == 0:
         return Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))
     total: Floats | float = 0.0

@@ -1,4 +1,7 @@
-"""From the numbers of the networks to boxes: proposals, refinement from stage to stage, detections."""
+"""From the networks' outputs to boxes: proposals, refinement from stage to stage, detections.
+
+See also: fixed/proposals.py, the same in integers.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ UNIT_STDS = (1.0, 1.0, 1.0, 1.0)
 
 
 def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[int, int], s: DetectSettings) -> Floats:
-    """Boxes worth looking at, [n, 4], best first, at most s.proposals.
+    """Select the proposals of an image: [n, 4], best first, at most s.proposals.
 
     objectness: logits [h, w, A] of each level   deltas: [h, w, 4 A]   size: height and width of the image without padding
-    The sigmoid of the logits would not change their order, so they are compared as they are.
+    Logits are compared directly: the sigmoid would not change their order.
     """
     found: list[tuple[Floats, Floats, NDArray[np.int64]]] = []
     for level, (logits, moves, stride) in enumerate(zip(objectness, deltas, s.strides, strict=True)):
@@ -31,7 +34,7 @@ def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[
         boxes = decode(start[best], moves.astype(np.float64).reshape(-1, 4)[best], UNIT_STDS, *size)
         found.append((boxes, scores[best], np.full(len(best), level)))
     boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    # Boxes that clipping has emptied; comparing drops NaN too.
+    # Drop boxes that clipping left without area; the comparison drops NaN, too.
     solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))
     boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
     kept = grouped_nms(boxes, scores, levels, iou_above(s.proposal_iou))
@@ -39,9 +42,9 @@ def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[
 
 
 def refine(boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int]) -> Floats:
-    """The boxes of the next stage, [n, 4]: moved by the deltas of each one's likeliest class, the background left out.
+    """Boxes for the next stage, [n, 4]: each box is moved by the deltas of its most probable class, without the background.
 
-    logits: [n, classes + 1]   deltas: [n, 4] for all classes, or [n, classes 4]
+    logits: [n, classes + 1]   deltas: [n, 4] if class-agnostic, else [n, classes 4]
     """
     moves = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
     label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)
@@ -49,7 +52,7 @@ def refine(boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...
 
 
 def softmax(logits: Floats) -> Floats:
-    """Over the last axis."""
+    """Softmax over the last axis."""
     power = np.exp(logits - logits.max(-1, keepdims=True, initial=-np.inf))
     return np.asarray(power / power.sum(-1, keepdims=True))
 
@@ -61,9 +64,9 @@ def sigmoid(logits: Floats) -> Floats:
 def select_detections(
     boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int], s: DetectSettings
 ) -> Detections:
-    """The detections of an image: every box with every class that scores above s.score, suppressed class by class.
+    """Select the detections of an image: all pairs of box and class with a score above s.score, after NMS within each class.
 
-    boxes: [n, 4], of the last stage   logits: [n, classes + 1], the mean of all stages   deltas: as in refine
+    boxes: [n, 4], of the last stage   logits: [n, classes + 1], mean of all stages   deltas: as in refine
     """
     scores = softmax(logits.astype(np.float64))[:, :-1]
     moves = deltas.astype(np.float64).reshape(len(boxes), -1, 4)

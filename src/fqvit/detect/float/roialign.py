@@ -1,8 +1,9 @@
-"""RoIAlign: a fixed square of values cut out of the pyramid for each box, averages of interpolated samples.
+"""RoIAlign in float: features of a fixed size for each box, as means of bilinearly interpolated samples of a map.
 
-Interpolating in rows and columns are separate linear maps, and so is taking the mean of a bin's samples. A box is thus two
-small matrices, rows [side, height] and columns [side, width], and its square is rows . map . columns^T. Training takes the
-same matrices (axis_weights) to torch.
+Interpolation is linear and separable, and so is the mean over the samples of a bin. A box is thus two small matrices, rows
+[side, height] and columns [side, width], and its features are rows . map . columns^T. Training uses the same matrices
+(axis_weights) with torch.
+See also: fixed/roialign.py, the same in integers.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ Floats32 = NDArray[np.float32]
 
 
 def level_of(boxes: Floats, finest: float, levels: int) -> NDArray[np.int64]:
-    """[n]: floor(log2(side / finest)) within 0..levels - 1, side the root of the area: each doubling is one level up."""
+    """Level of each box, [n]: floor(log2(side / finest)) clipped to 0..levels - 1, with side = sqrt(area)."""
     side = np.sqrt(areas(boxes))
     return np.clip(np.floor(np.log2(side / finest + 1e-6)), 0, levels - 1).astype(np.int64)
 
 
 def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Floats32:
-    """[n, bins, size]: what each cell of an axis gives to each bin of the intervals low..high (in cells; cell i is at i + 0.5).
+    """Weights of each cell in each bin of the intervals low..high (in cells; cell i is centred at i + 0.5), [n, bins, size].
 
-    A bin has ceil((high - low) / bins) samples, evenly spread, each interpolated between two cells. Samples more than a
-    cell's width beyond the middle of the outermost cells count as 0, nearer ones as the outermost cell.
+    A bin has ceil((high - low) / bins) evenly spaced samples, each interpolated between two cells. Samples more than one cell
+    beyond the centre of an outermost cell have weight 0; others outside the map use the outermost cell.
     """
     weights = np.zeros((len(low), bins, size), np.float32)
     if size == 0 or len(low) == 0:
@@ -36,21 +37,21 @@ def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Floats32:
     samples = np.ceil(length / bins).astype(np.int64)
     box, part = np.arange(len(low))[:, None], np.arange(bins)[None, :]
     for i in range(int(samples.max())):
-        # In the units of cell numbers, hence - 0.5.
+        # As a cell number, hence - 0.5.
         place = low[:, None] - 0.5 + (part + (i + 0.5) / np.maximum(samples, 1)[:, None]) * (length[:, None] / bins)
         counts = (i < samples[:, None]) & (place >= -1) & (place <= size)
         place = np.clip(place, 0, size - 1)
         first = np.minimum(place.astype(np.int64), size - 1)
         share = (counts / np.maximum(samples, 1)[:, None]).astype(np.float32)
         toward = (place - first).astype(np.float32)
-        # Within one i each (box, part) writes one cell at a time, so += loses nothing.
+        # For one i, each (box, part) occurs once, so += on fancy indices is exact.
         weights[box, part, first] += share * (1 - toward)
         weights[box, part, np.minimum(first + 1, size - 1)] += share * toward
     return weights
 
 
 def roi_align(map_: Floats32, boxes: Floats, stride: float, side: int) -> Floats32:
-    """[h, w, C] and boxes [n, 4] in pixels -> [n, side, side, C]."""
+    """Map [h, w, C], boxes [n, 4] in pixels -> features [n, side, side, C]."""
     height, width, channels = map_.shape
     rows = axis_weights(boxes[:, 1] / stride, boxes[:, 3] / stride, side, height)
     columns = axis_weights(boxes[:, 0] / stride, boxes[:, 2] / stride, side, width)
@@ -70,7 +71,7 @@ def roi_align(map_: Floats32, boxes: Floats, stride: float, side: int) -> Floats
 def multiscale_roi_align(
     levels: Sequence[Floats32], boxes: Floats, side: int, finest: float, strides: Sequence[int]
 ) -> Floats32:
-    """Each box from the level of its size: levels of [h, w, C], boxes [n, 4] -> [n, side, side, C]."""
+    """RoIAlign of each box on the level for its size: levels [h, w, C], boxes [n, 4] -> [n, side, side, C]."""
     chosen = level_of(boxes, finest, len(levels))
     rois = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.float32)
     for level, map_ in enumerate(levels):

@@ -1,1 +1,1 @@
-"""The float networks of detectors, and how their checkpoints are loaded."""
+"""The float networks of detectors, and loading their checkpoints."""

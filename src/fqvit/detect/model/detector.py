@@ -1,6 +1,6 @@
-"""Mask R-CNN and Cascade Mask R-CNN on Swin: the modules of a detector, and the same weights at other image sizes.
+"""Mask R-CNN and Cascade Mask R-CNN on Swin as torch modules, and the same weights at other image sizes.
 
-The modules compute maps and numbers; what they mean as boxes is in fqvit.detect, which needs no torch but in float.py.
+The modules compute feature maps, logits and deltas; float/ and fixed/ turn these into boxes and masks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.models.config import DetectorConfig
 
-STRIDE = 32  # of the last stage: sides of images are padded to multiples of it
+STRIDE = 32  # of the last stage: sides of images are padded to multiples of this
 
 
 class Detector(nn.Module):
-    """pyramid: once an image   box_heads, mask_heads: one a stage, once a box. It has no forward: boxes lie between them."""
+    """pyramid: runs once per image   box_heads, mask_heads: one per stage, run once per box
+
+    There is no forward: the code that turns outputs into boxes is not a module.
+    """
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -32,7 +35,7 @@ class Detector(nn.Module):
 
 @dataclass(frozen=True)
 class FloatDetector:
-    """module: in eval mode   source: checkpoint's name and sha256"""
+    """A loaded detector. module: in eval mode   source: name and sha256 of the checkpoint"""
 
     name: str
     module: Detector
@@ -41,15 +44,15 @@ class FloatDetector:
 
 
 def build_detector(config: DetectorConfig) -> Detector:
-    """With random weights; torch's own random numbers are left as they were."""
+    """A detector with random weights; the state of torch's random generator is preserved."""
     with torch.random.fork_rng(devices=[]):
         return Detector(config)
 
 
 def at_size(pyramid: Pyramid, config: DetectorConfig, height: int, width: int) -> Pyramid:
-    """A pyramid for images of another size with the very same parameter tensors: training one trains the other."""
+    """A pyramid for images of another size that shares the parameter tensors: training one trains the other."""
     if height % STRIDE or width % STRIDE or min(height, width) < STRIDE:
-        raise FqvitError(f"images of {height} x {width}: sides must be multiples of {STRIDE}. Pad them.")
+        raise FqvitError(f"image of {height} x {width}: expected sides that are multiples of {STRIDE}. Pad the image.")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         other = Pyramid(replace(config, backbone=replace(config.backbone, image=(height, width))))
     for name, parameter in pyramid.named_parameters():

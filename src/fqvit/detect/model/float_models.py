@@ -1,6 +1,7 @@
-"""A detector's networks as float models, one each: what calibration, simulation and lowering take.
+"""Wrap each network of a detector as a FloatModel, the input of simulation and lowering.
 
-The pyramid depends on the size of the image, the heads do not. Neighbours: detector.py (the whole), load.py (FloatModel).
+The pyramid depends on the image size, the heads do not.
+See also: detector.py (the modules), models/load.py (FloatModel).
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.detect.model.detector import FloatDetector, at_size
 from fqvit.models.load import FloatModel
 
-MAX_SIDE = 8192  # of Preprocess
+MAX_SIDE = 8192  # the limit of Preprocess
 
 
 def pyramid_model(detector: FloatDetector, height: int, width: int) -> FloatModel:
-    """Of images padded to that size: multiples of 32."""
+    """The pyramid for images padded to height x width, multiples of 32."""
     module = at_size(detector.module.pyramid, detector.module.config, height, width)
     return FloatModel(f"{detector.name} pyramid", module, _preprocess(detector, height, width), None, detector.source)
 
 
 def box_model(detector: FloatDetector, stage: int) -> FloatModel:
+    """The box head of a stage."""
     return _head(detector, f"box head {stage}", detector.module.box_heads[stage], detector.module.config.box_side)
 
 
 def mask_model(detector: FloatDetector, stage: int) -> FloatModel:
+    """The mask head of a stage."""
     return _head(detector, f"mask head {stage}", detector.module.mask_heads[stage], detector.module.config.mask_side)
 
 

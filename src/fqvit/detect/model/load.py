@@ -1,7 +1,8 @@
-"""load_detector: a checkpoint -> a float detector; every size is read from the shapes. save_detector: the other way.
+"""Load a detector's checkpoint, with all sizes inferred from the tensors' shapes, and save one.
 
-Neighbours: checkpoint.py (files, without running anything), detector_keys.py (names), detect/settings.py (what shapes do not
-tell: kept in the metadata of our own .safetensors files, the releases' values elsewhere).
+Settings that shapes do not determine are read from the metadata of .safetensors files written by save_detector; for other
+files they are those of the released detectors.
+See also: checkpoint.py (file formats, without running code) and detector_keys.py (key names) in models/checkpoints.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from fqvit.models.config import DetectorConfig, SwinConfig
 from fqvit.system.files import write_atomically
 
 METADATA = "fqvit.detector"
-MOST_WINDOW = 64  # its fourth power are the pairs of places that a bias is looked up for
-SMALLEST = (64, 64)  # a pyramid is built for some size; at_size makes the others
+OTHER_MODEL = "The checkpoint belongs to another model."
+MOST_WINDOW = 64  # the relative position index has window^4 entries
+SMALLEST = (64, 64)  # image size that the pyramid is built for; at_size makes others
 
 
 def load_detector(
     weights: str | Path | Mapping[str, Tensor], settings: DetectSettings | Mapping[str, Any] | None = None
 ) -> FloatDetector:
-    """The detector of a checkpoint file or a live state dict, in mmdetection's layout or the first Swin release's.
+    """Load a detector from a checkpoint file or a state dict, in the layout of mmdetection or of the first Swin release.
 
-    Without `settings` those of the file's own metadata are taken, else the releases', with COCO's names for 80 classes. A
-    mapping changes some fields of these.
+    Without `settings`, those in the file's metadata are used, else the defaults, with COCO's names for 80 classes. A mapping
+    changes some fields of these.
     """
     if isinstance(weights, Mapping):
         found, saved = checkpoint.from_mapping(weights), None
@@ -52,8 +54,8 @@ def load_detector(
     released = from_release(found.tensors, found.label)
     config = config_of(released, found.label)
     name = "cascade_mask_rcnn" if config.stages > 1 else "mask_rcnn"
-    # In the checkpoint's own names and shapes, so that an error speaks of what is in the file. Without memory at first: weights
-    # of some kB can ask for a network of any size.
+    # Compared in the checkpoint's own names and shapes, so that an error names what is in the file. On the meta device, because
+    # the shapes in a small file can ask for a network of any size.
     with torch.device("meta"):
         want = to_release(dict(build_detector(config).state_dict()), released.layout)
     error = fold.mismatch(name, found.label, want, released.tensors, {})
@@ -65,7 +67,7 @@ def load_detector(
 
 
 def save_detector(path: str | Path, module: Detector, settings: DetectSettings, half: bool = False) -> None:
-    """A .safetensors file in mmdetection's layout, with the settings in its metadata; `half` stores float16."""
+    """Write a .safetensors file in mmdetection's layout, with the settings in its metadata. half: store float16"""
     tensors = to_release(dict(module.state_dict()), "mmdetection")
     if half:
         tensors = {key: value.half() for key, value in tensors.items()}
@@ -74,7 +76,7 @@ def save_detector(path: str | Path, module: Detector, settings: DetectSettings, 
 
 
 def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0) -> dict[str, Tensor]:
-    """A checkpoint in a release's layout with seeded random weights of a trained model's rough size: for trying things out."""
+    """A checkpoint in a release's layout, with seeded random weights of about the magnitude of trained ones, for tests."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = Detector(config)
@@ -85,7 +87,7 @@ def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0
                 elif "relative_position_bias_table" in name:
                     parameter.normal_(std=0.5)
                 else:
-                    # A Deconv has its inputs first; each of its outputs sums over them alone.
+                    # The first axis of a Deconv is its inputs; each output is a sum over these only.
                     inputs = parameter.shape[0] if "upsample" in name else parameter[0].numel()
                     parameter.normal_(std=inputs**-0.5)
                 if name.endswith("deltas.weight"):
@@ -94,7 +96,7 @@ def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0
 
 
 def config_of(released: Released, label: str) -> DetectorConfig:
-    """All sizes from the shapes of a checkpoint; refuses by name what is missing or of another rank."""
+    """Infer all sizes from the shapes of a checkpoint; raises FqvitError naming a tensor that is missing or of another rank."""
     state = released.state
 
     def shape(key: str, rank: int) -> torch.Size:
@@ -102,7 +104,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
         if value is None or value.ndim != rank or 0 in value.shape:
             name = released_name(key, released.layout, released.cascade)
             if value is None:
-                raise FqvitError(f"{label}: lacks '{name}'. The checkpoint is incomplete or of another model.")
+                raise FqvitError(f"{label}: lacks '{name}'. The checkpoint is incomplete or belongs to another model.")
             raise FqvitError(f"{label}: '{name}' is {list(value.shape)}, expected {rank} axes. The file is damaged.")
         return value.shape
 
@@ -124,7 +126,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
             raise FqvitError(f"{label}: {said}, which fits no window of width {width * 2**i}. The file is damaged.")
     hidden = shape(f"{layers}.0.blocks.0.mlp.fc1.weight", 2)[0]
     if hidden % width:
-        raise FqvitError(f"{label}: hidden layers of {hidden} for width {width}, expected a multiple. It is of another model.")
+        raise FqvitError(f"{label}: hidden layers of {hidden} for width {width}, expected a multiple. {OTHER_MODEL}")
     swin = SwinConfig(
         SMALLEST, patch, channels, 0, width, depths, tuple(t[1] for t in tables), window, hidden // width, fixed_window=True
     )
@@ -135,7 +137,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
     classes = shape("box_heads.0.classes.weight", 2)[0] - 1
     side = math.isqrt(inputs // box_channels)
     if classes < 1 or side * side * box_channels != inputs:
-        raise FqvitError(f"{label}: a box head of {inputs} inputs and {classes} classes fits no map. It is of another model.")
+        raise FqvitError(f"{label}: a box head of {inputs} inputs and {classes} classes fits no RoI. {OTHER_MODEL}")
     return DetectorConfig(
         backbone=swin,
         classes=classes,
@@ -154,7 +156,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
 
 
 def _saved_settings(path: Path) -> DetectSettings | None:
-    """From the metadata of our own files."""
+    """The settings in the metadata of a file written by save_detector, else None."""
     if path.suffix.lower() != ".safetensors":
         return None
     with safe_open(path, "pt") as file:
@@ -166,12 +168,12 @@ def _saved_settings(path: Path) -> DetectSettings | None:
 
 
 def _fitting(s: DetectSettings, own: bool, config: DetectorConfig, label: str) -> DetectSettings:
-    """own: whether somebody chose the classes' names, or chose none."""
+    """Check the settings against the weights. own: whether class names were set explicitly; if not, COCO's are added"""
     if not own and config.classes == len(COCO_CATEGORIES):
         s = msgspec.structs.replace(s, classes=tuple(COCO_CATEGORIES.values()), categories=tuple(COCO_CATEGORIES))
     for what, given in (("class names", s.classes), ("categories", s.categories)):
         if given and len(given) != config.classes:
-            raise FqvitError(f"{label}: {len(given)} {what} for {config.classes} classes. Give one a class.")
+            raise FqvitError(f"{label}: {len(given)} {what} for {config.classes} classes. Give one per class.")
     wanted = {
         "anchor_ratios": (len(s.anchor_ratios), config.anchors),
         "strides": (len(s.strides), len(config.backbone.depths) + 1),

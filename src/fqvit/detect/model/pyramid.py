@@ -1,7 +1,8 @@
-"""What a detector computes once an image: Swin with its four outputs, the feature pyramid (FPN), the proposal head (RPN).
+"""The networks that run once per image: Swin backbone, feature pyramid (FPN) and proposal head (RPN).
 
-Pyramid, as one module, is traced to one graph of leaves. Only the backbone depends on the size of the image, through row
-numbers: detector.py makes one module a size, all of the same weights. Neighbour: roi_heads.py, what is computed a box.
+`Pyramid` combines them in one module, which is traced to one graph. Only the backbone depends on the image size, through row
+indices: detector.py makes one module per size, all with the same weights.
+See also: roi_heads.py, the networks that run once per box.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from fqvit.models.swin import PatchEmbed, Stage
 
 
 class SwinBackbone(nn.Module):
-    """Normalised images [N, 3, height, width] -> a normalised map of each stage, [N, height / 2^(2+i), width / 2^(2+i), C 2^i].
+    """Normalised images [N, 3, height, width] -> one map per stage i, [N, height / 2^(2+i), width / 2^(2+i), C 2^i].
 
-    The norms norm0, norm1, ... are on the outputs alone: the next stage takes the tokens before them.
+    norm0, norm1, ... apply to the outputs only: the next stage takes the tokens before the norm.
     """
 
     def __init__(self, config: SwinConfig) -> None:
@@ -40,10 +41,10 @@ class SwinBackbone(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """Maps of falling size -> as many of one width, and one more of half the last one's size.
+    """FPN: maps of decreasing size -> as many levels with `channels` channels, plus one of half the last level's size.
 
-    inner_i = lateral_i(x_i) + enlarged inner_{i+1};  P_i = output_i(inner_i), a 3x3 convolution;  the extra level skips places
-    of the last P. Nothing here has an activation.
+    inner_i = lateral_i(x_i) + upsampled inner_{i+1};  P_i = output_i(inner_i), a 3x3 convolution;  the extra level is every
+    second position of the last P. There are no activation functions.
     """
 
     def __init__(self, widths: list[int], channels: int) -> None:
@@ -63,7 +64,7 @@ class FeaturePyramid(nn.Module):
 
 
 class ProposalHead(nn.Module):
-    """A level [N, h, w, C] -> objectness logits [N, h, w, A] and deltas [N, h, w, 4 A]: A anchors a place, 4 numbers each."""
+    """RPN: a level [N, h, w, C] -> objectness logits [N, h, w, A] and deltas [N, h, w, 4 A], with A anchors per position."""
 
     def __init__(self, channels: int, anchors: int) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class ProposalHead(nn.Module):
 
 
 class PyramidOutputs(NamedTuple):
-    """levels: P2..P5, that boxes are cut from   objectness, deltas: of P2..P6"""
+    """levels: P2..P5, for RoIAlign   objectness, deltas: of P2..P6"""
 
     levels: tuple[Tensor, ...]
     objectness: tuple[Tensor, ...]
@@ -86,7 +87,7 @@ class PyramidOutputs(NamedTuple):
 
 
 class Pyramid(nn.Module):
-    """Normalised images [N, 3, height, width], sides multiples of 32 -> levels, then objectnesses, then deltas."""
+    """Normalised images [N, 3, height, width], sides multiples of 32 -> levels, objectness and deltas, see split_outputs."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -102,6 +103,6 @@ class Pyramid(nn.Module):
 
 
 def split_outputs(outputs: tuple[Tensor, ...]) -> PyramidOutputs:
-    """The outputs of a Pyramid, or of its graph's run_all: L levels, then L + 1 objectnesses and as many deltas."""
+    """Split the outputs of a Pyramid or its graph: L levels, then L + 1 objectness maps, then L + 1 maps of deltas."""
     levels = (len(outputs) - 2) // 3
     return PyramidOutputs(outputs[:levels], outputs[levels : 2 * levels + 1], outputs[2 * levels + 1 :])

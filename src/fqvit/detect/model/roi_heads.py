@@ -1,6 +1,6 @@
-"""What a detector computes for each box, from a square cut out of the pyramid: classes and deltas, or a mask.
+"""The networks that run once per box, on its RoI features: box head (classes and deltas) and mask head.
 
-Each head is traced to a graph of its own; cutting out is RoIAlign's work (fqvit.detect.float.roialign), between the graphs.
+Each head is traced to its own graph. RoIAlign (float/roialign.py) runs between the graphs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class ConvRelu(nn.Module):
 
 
 class LinearRelu(nn.Module):
+    """A linear layer and a ReLU."""
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = Linear(inputs, outputs, "inner")
@@ -37,7 +39,7 @@ class LinearRelu(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """Squares [R, side, side, C] -> class logits [R, classes + 1], background last, and deltas [R, 4] or [R, classes 4]."""
+    """RoI features [R, side, side, C] -> class logits [R, classes + 1], background last; deltas [R, 4] or [R, classes 4]."""
 
     def __init__(self, c: DetectorConfig) -> None:
         super().__init__()
@@ -55,7 +57,7 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Squares [R, side, side, C] -> mask logits [R, 2 side, 2 side, classes]."""
+    """RoI features [R, side, side, C] -> mask logits [R, 2 side, 2 side, classes]."""
 
     def __init__(self, c: DetectorConfig) -> None:
         super().__init__()
