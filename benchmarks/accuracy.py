@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import csv
 import platform
-import subprocess
 from pathlib import Path
 
 import numpy as np
+from version import commit
 
 import fqvit
 from fqvit.models.device import keep_freed_memory
@@ -71,10 +71,6 @@ def main() -> None:
         print(dict(zip(FIELDS, row, strict=True)), flush=True)
         with RESULTS.open("a", newline="") as file:
             csv.writer(file).writerow(row)
-
-
-def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

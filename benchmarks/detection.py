@@ -19,6 +19,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from version import commit
+
 METHODS = "float,minmax,ema,percentile,omse,fq-vit-8,fq-vit,fqvit@8/8/8,fqvit"
 DETECTORS = ("mask_rcnn", "cascade")
 PUBLISHED = {  # box AP, Mask R-CNN and Cascade Mask R-CNN
@@ -105,10 +107,6 @@ def parameters(weights: Path) -> int:
 
     with safe_open(weights, framework="numpy") as file:
         return sum(int(file.get_tensor(name).size) for name in file.keys())  # noqa: SIM118
-
-
-def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from version import commit
+
 METHODS = "minmax,ema,percentile,omse,partial,bit-split,ptq-vit,fq-vit-8,fq-vit,fq-vit-original,fqvit@8/8/8,fqvit,fast,w4"
 MODELS = ("deit_tiny", "vit_tiny")
 RESULTS = Path(__file__).parent / "results"
@@ -46,10 +48,6 @@ def main() -> None:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-
-
-def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from version import commit
 
 import fqvit
 from fqvit.bench import report
@@ -146,16 +146,6 @@ def append(name: str, kind: str, recipes: tuple[str, ...], rounds: int, found: M
                         commit(),
                     )
                 )
-
-
-def commit() -> str:
-    """With a plus sign where the sources are not the commit's."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "native")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
 def setting(words: str) -> tuple[int, int]:

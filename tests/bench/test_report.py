@@ -110,9 +110,10 @@ def test_the_fastest_large_op_is_the_yardstick() -> None:
 
 
 @pytest.fixture
-def speed() -> ModuleType:
+def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     pytest.importorskip("torch")
     path = Path(__file__).resolve().parents[2] / "benchmarks" / "speed.py"
+    monkeypatch.syspath_prepend(path.parent)  # as when the script runs
     spec = importlib.util.spec_from_file_location("speed", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
