@@ -1,4 +1,4 @@
-"""A process that only runs an integer detector, for benchmarks/detector.py: what it needs at most, as JSON.
+"""Print the peak memory of a process that only runs an integer detector, as JSON in MiB. Used by benchmarks/detector.py.
 
     .venv/bin/python benchmarks/detector_memory.py FILE.fqvit PHOTOGRAPH
 
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from PIL import Image
 
+from fqvit.bench.worker import peak_memory
 from fqvit.detect.images import prepare
 from fqvit.detect.program import DetectorProgram
 
 
 def peak() -> float:
-    """MB. Of this program alone: ru_maxrss would begin with what the process was that started it."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines["VmHWM"].split()[0]) / 1024
+    """Return the peak memory of this process in MiB."""
+    return (peak_memory() or 0) / 2**20
 
 
 def main() -> None:
