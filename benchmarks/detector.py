@@ -55,7 +55,7 @@ from tests.detect.sites import compared_sites  # noqa: E402
 
 SWIN_T = SwinConfig((64, 64), 4, 3, 0, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, fixed_window=True)
 CONFIG = DetectorConfig(SWIN_T, 80)
-COMPARED_SQUARES = 50  # of heads; each has all its buffers kept
+COMPARED_ROIS = 50  # of heads; each has all its buffers kept
 BUSY = 300  # candidates that the whole detector suppresses: random weights find nothing at the usual least score
 Codes = NDArray[np.uint8]
 
@@ -79,18 +79,18 @@ def main() -> None:
     lowered = LoweredDetector(detector, calibration)
     image = prepare(photographs[calib], settings)
     networks = FloatNetworks(detector)
-    squares = float_squares(networks, image, settings)
-    busy = replace(detector, settings=msgspec.structs.replace(settings, score=busy_score(networks, squares["box"])))
+    rois = float_rois(networks, image, settings)
+    busy = replace(detector, settings=msgspec.structs.replace(settings, score=busy_score(networks, rois["box"])))
     program = DetectorProgram.of(busy, lowered)
     found: dict[str, Any] = {"recipe": arguments.recipe, "calibration images": calib, "input": list(image.padded)}
-    found["exact"] = exactness(detector, calibration, lowered, image, squares)
+    found["exact"] = exactness(detector, calibration, lowered, image, rois)
     found["file bytes"], found["peak MB"] = memory(program, paths[calib])
-    found["CPU seconds"] = times(networks, lowered, image, squares, rounds) | whole(networks, program, image, rounds)
+    found["CPU seconds"] = times(networks, lowered, image, rois, rounds) | whole(networks, program, image, rounds)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 
 
-def float_squares(networks: FloatNetworks, image: Input, s: DetectSettings) -> dict[str, NDArray[np.float32]]:
+def float_rois(networks: FloatNetworks, image: Input, s: DetectSettings) -> dict[str, NDArray[np.float32]]:
     """What the float detector cuts out for its heads: of the proposals, and of the first of them for masks."""
     maps: Maps = networks.maps(image.pixels)
     scores, deltas = ([x.astype(np.float64) for x in part] for part in (maps.objectness, maps.deltas))
@@ -99,10 +99,10 @@ def float_squares(networks: FloatNetworks, image: Input, s: DetectSettings) -> d
     return {name: multiscale_roi_align(maps.levels, some, side, s.finest, s.strides) for name, (side, some) in sides.items()}
 
 
-def as_codes(squares: NDArray[np.float32], program: Program) -> Codes:
+def as_codes(rois: NDArray[np.float32], program: Program) -> Codes:
     q = program.header.input
     assert q is not None
-    return (np.floor(squares / q.scale + 0.5) + q.zero).clip(0, 2**q.bits - 1).astype(np.uint8)
+    return (np.floor(rois / q.scale + 0.5) + q.zero).clip(0, 2**q.bits - 1).astype(np.uint8)
 
 
 def exactness(
@@ -110,12 +110,12 @@ def exactness(
     calibration: DetectorCalibration,
     lowered: LoweredDetector,
     image: Input,
-    squares: dict[str, NDArray[np.float32]],
+    rois: dict[str, NDArray[np.float32]],
 ) -> dict[str, Any]:
     """By group of sites: how many codes there are, the share that is equal, and the largest difference."""
     pixels = pad_pixels(image.pixels, detector.settings)[None]
     pyramid = pyramid_model(detector, *pixels.shape[1:3])
-    first = {name: as_codes(x[:COMPARED_SQUARES], p) for (name, x), p in zip(squares.items(), heads(lowered), strict=True)}
+    first = {name: as_codes(x[:COMPARED_ROIS], p) for (name, x), p in zip(rois.items(), heads(lowered), strict=True)}
     found = compare(pyramid, calibration.pyramid, pixels)
     found |= compare(box_model(detector, 0), calibration.boxes[0], first["box"], "box head")
     found |= compare(mask_model(detector, 0), calibration.masks[0], first["mask"], "mask head")
@@ -158,9 +158,9 @@ def memory(program: DetectorProgram, photograph: Path) -> tuple[int, dict[str, f
     return size, peaks
 
 
-def busy_score(networks: FloatNetworks, squares: NDArray[np.float32]) -> float:
+def busy_score(networks: FloatNetworks, rois: NDArray[np.float32]) -> float:
     """The least score that BUSY classes of boxes reach."""
-    scores = softmax(networks.boxes(0, squares)[0].astype(np.float64))[:, :-1]
+    scores = softmax(networks.boxes(0, rois)[0].astype(np.float64))[:, :-1]
     return float(np.sort(scores.ravel())[-BUSY])
 
 
@@ -178,23 +178,23 @@ def whole(networks: FloatNetworks, program: DetectorProgram, image: Input, round
 
 
 def times(
-    networks: FloatNetworks, lowered: LoweredDetector, image: Input, squares: dict[str, NDArray[np.float32]], rounds: int
+    networks: FloatNetworks, lowered: LoweredDetector, image: Input, rois: dict[str, NDArray[np.float32]], rounds: int
 ) -> dict[str, Any]:
     """Integer and float by turns; each part's medians and their ratio."""
     pixels = pad_pixels(image.pixels, networks.settings)[None]
     engine = Engine(lowered.pyramid(*image.padded), 1)
     box, mask = (HeadRunner(program, 1) for program in heads(lowered))
-    codes = {name: as_codes(x, p) for (name, x), p in zip(squares.items(), heads(lowered), strict=True)}
-    labels = np.zeros(len(squares["mask"]), np.int64)
+    codes = {name: as_codes(x, p) for (name, x), p in zip(rois.items(), heads(lowered), strict=True)}
+    labels = np.zeros(len(rois["mask"]), np.int64)
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "pyramid": (lambda: engine.run_all(pixels), lambda: networks.maps(image.pixels)),
-        f"box head, {len(squares['box'])} squares": (
+        f"box head, {len(rois['box'])} squares": (
             lambda: box.run_all(codes["box"]),
-            lambda: networks.boxes(0, squares["box"]),
+            lambda: networks.boxes(0, rois["box"]),
         ),
         f"mask head, {len(labels)} squares": (
             lambda: mask.run_all(codes["mask"]),
-            lambda: networks.masks(0, squares["mask"], labels),
+            lambda: networks.masks(0, rois["mask"], labels),
         ),
     }
     found: dict[str, Any] = {}
