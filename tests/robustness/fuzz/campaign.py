@@ -1,10 +1,11 @@
-"""Many mutated .fqvit files on the whole way that a stranger's file takes: read, verified, sent to the compiled engine, run.
+"""Run many mutated .fqvit files through all stages: read, verify, build the native engine, run, compare with the reference.
 
     python tests/robustness/fuzz/campaign.py --count 10000 --seed 1 --workers 1 [--native FILE]
 
-Each file comes from the seed and its number alone; `--only NUMBER` writes and judges one. --native: an extension to load in the
-place of the installed one, such as one built with sanitizers (`make fuzz-files` does so). Reports who refused what, how many
-reached the engine, and how many were accepted and gave the reference's integers. A finding is kept in build/fuzz, and fails.
+A file depends only on the seed and its number; `--only NUMBER` writes and judges one file. --native: an extension module to
+load instead of the installed one, such as one built with sanitizers (`make fuzz-files`). The report counts which stage refused
+how many files, and how many were accepted with the integers of the reference. A finding is saved in build/fuzz, and the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 FINDINGS = ROOT / "build" / "fuzz"
-MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())  # files that no disk need see
-DETECTORS = 0.005  # of all files: one costs as much as forty small programs
-NETWORKS = 0.04
-HANGS = 120  # seconds for a hundred files
-CRASHES = 20  # a worker that dies is started again behind the file that killed it, so many times
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())  # keeps the files off the disk
+DETECTORS = 0.005  # share of detectors: one takes as long as forty small programs
+NETWORKS = 0.04  # share of whole networks
+HANGS = 120  # seconds per hundred files before a worker counts as hanging
+CRASHES = 20  # how often a dead worker is restarted after the file that killed it
 
 
 def use_native(path: Path) -> None:
-    """Loads that file as fqvit._native."""
+    """Load a file as fqvit._native."""
     spec = importlib.util.spec_from_file_location("fqvit._native", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -44,7 +45,7 @@ def use_native(path: Path) -> None:
 
 
 class Files:
-    """The mutated files by number."""
+    """Generates the mutated file of each number."""
 
     def __init__(self, seed: int) -> None:
         from tests.robustness.fuzz.mutate import Seed
@@ -56,7 +57,7 @@ class Files:
         self.detectors = [Seed.of(raw) for _, raw in sorted(seeds_of("detector").items())]
 
     def make(self, number: int) -> tuple[str, bytes]:
-        """What kind of file it is, and the file."""
+        """Return the kind of file ("detector" or "program") and its bytes."""
         from tests.robustness.fuzz.mutate import mutated
 
         rng = random.Random(f"{self.seed} {number}")
@@ -67,7 +68,7 @@ class Files:
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Judges the files first, first + step, ...; the counts go to stdout as one line of JSON."""
+    """Judge the files first, first + step, ... and write the counts to FOLDER/first.json."""
     if arguments.native:
         use_native(arguments.native)
     from tests.robustness.fuzz.oracle import Finding, judge_detector, judge_program
@@ -100,7 +101,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def _class(outcome: str, path: Path) -> str:
-    """A refusal without what is particular to the file: names and numbers."""
+    """Reduce a refusal to its class: without the names and numbers of this file."""
     said = outcome.replace(f"{path}: ", "").split(". ")[0]
     said = re.sub(r"(?:'[^']*'|\"[^\"]*\"|\[[^\]]*\])", "*", said)
     stage, _, said = said.partition(" | ")
@@ -128,6 +129,7 @@ def main() -> None:
 
 
 def campaign(arguments: argparse.Namespace) -> int:
+    """Run all workers, restart those that die, print the report; returns the exit code."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         folder, counts, bad = Path(name), collections.Counter[str](), 0
@@ -141,7 +143,7 @@ def campaign(arguments: argparse.Namespace) -> int:
                 bad += process.returncode != 0
                 done = folder / f"{first}.json"
                 counts.update(json.loads(done.read_text()) if done.exists() else {})
-                for path in folder.glob("*.fqvit"):  # left by a worker that died
+                for path in folder.glob("*.fqvit"):  # left by a dead worker
                     number = int(path.stem)
                     if number % arguments.workers != first % arguments.workers:
                         continue
@@ -176,13 +178,13 @@ def start(arguments: argparse.Namespace, first: int, folder: Path) -> subprocess
 def report(counts: collections.Counter[str], seconds: float) -> None:
     peak = counts.pop("peak MB", 0)
     total = sum(counts.values())
-    print(f"{total} files in {seconds:.0f} s, at most {peak} MB in all workers together")
+    print(f"{total} files in {seconds:.0f} s, peak memory {peak} MB, summed over workers")
     stages = collections.Counter[str]()
     for name, count in counts.items():
         stages[name.partition(" | ")[0]] += count
     for name, count in sorted(stages.items()):
         print(f"{count:9}  {count / max(total, 1):6.2%}  {name}")
-    print("The commonest outcomes:")
+    print("Most frequent outcomes:")
     for name, count in counts.most_common(40):
         print(f"{count:9}  {count / max(total, 1):6.2%}  {name}")
 

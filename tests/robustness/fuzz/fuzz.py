@@ -1,9 +1,10 @@
-"""Coverage-guided fuzzing of one reader of foreign bytes, by atheris (libFuzzer for Python):
+"""Fuzz one reader of untrusted files, guided by coverage, with atheris (libFuzzer for Python).
 
     python tests/robustness/fuzz/fuzz.py TARGET [libFuzzer options such as -max_total_time=60, or a file to be read once]
 
-Only FqvitError may come out, in one line that names the file; an accepted .fqvit must give the reference's integers. Everything
-else stops the run, as does more than 10 s or a GB of memory; the file is then kept in build/fuzz. `make fuzz` runs all targets.
+A reader may raise only FqvitError, in one line that names the file; an accepted .fqvit must give the integers of the
+reference. Anything else stops the run, as do more than 10 s or 1.5 GB of memory; the file is then saved in build/fuzz.
+`make fuzz` runs all targets.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OPTIONS = ["-timeout=10", "-rss_limit_mb=1500", "-print_final_stats=1"]
 
 
 class Sources:
-    """Finds the package's modules as plain files: atheris cannot see into those that an editable install loads."""
+    """Finds the modules of the package as plain files: atheris cannot instrument those that an editable install loads."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> ModuleSpec | None:
@@ -46,7 +47,7 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from tests.robustness.fuzz.seeds import golden, seeds_of
 
 if "__ATHERIS_INSTRUMENTED__" not in load_recipe.__code__.co_consts:
-    sys.exit("atheris does not see into fqvit: without coverage it would only try the same few files.")
+    sys.exit("atheris: fqvit is not instrumented. Without coverage the fuzzer would only try the same few files.")
 
 
 def main() -> None:
@@ -73,7 +74,7 @@ def main() -> None:
     with atheris.instrument_imports(include=INSTRUMENTED):
         for name, raw in seeds.items():
             (kept / name).write_bytes(raw)
-            one_input(raw)  # what is imported when it is first needed is imported now
+            one_input(raw)  # imports lazily loaded modules while they are instrumented
     longest = max(2 * max(map(len, seeds.values())), 16384)
     arguments = [sys.argv[0], *OPTIONS, f"-max_len={longest}", f"-artifact_prefix={ROOT}/build/fuzz/{target}-", *given]
     if not any(Path(word).is_file() for word in given):

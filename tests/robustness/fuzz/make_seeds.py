@@ -1,4 +1,4 @@
-"""Writes small valid files for every reader of foreign bytes: what fuzzing starts from. They are committed, packed.
+"""Write small valid files for every reader of untrusted files: the seeds of fuzzing. They are committed, compressed.
 
 python tests/robustness/fuzz/make_seeds.py tests/robustness/fuzz/seeds
 """
@@ -58,7 +58,7 @@ def written(program: Program | DetectorProgram) -> bytes:
 
 
 def programs() -> dict[str, bytes]:
-    """Every op and every group of ops that the engine joins: of many draws the smallest file. Whole networks are in golden/."""
+    """Make two small programs of every op and of every group of ops that the engine fuses. Whole networks are in golden/."""
     kinds = {case.__name__.lower(): lambda draw, case=case: (CASES[case](draw),) for case in CASES} | EVERY_WIDE
     found = {}
     for kind, case in kinds.items():
@@ -81,7 +81,7 @@ def detectors() -> dict[str, bytes]:
 
 
 def zeros() -> dict[str, torch.Tensor]:
-    """Weights of a detector, all 0, so that they pack to nothing."""
+    """Make weights of a detector that are all 0 and compress to almost nothing."""
     return {name: torch.zeros_like(x) for name, x in random_release(TINY, "mmdetection").items()}
 
 

@@ -1,7 +1,6 @@
-"""Valid .fqvit files, altered as a hostile writer would: taken apart, changed in a few places, and put together with a right
-fingerprint, so that the change is met by what lies behind it.
+"""Mutate valid .fqvit files as a hostile writer would: change a few places and make the fingerprint valid again.
 
-Most changes keep the JSON's types and name things that exist: what dies at the first check says little about the others.
+Most changes keep the types of the JSON and use names that exist: a file that fails the first check does not test the others.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WORDS = ("", "pixels", "classes", "\0", "é\ud800", "../x", "x" * 300, "1", "Non
 
 @dataclass(frozen=True)
 class Seed:
-    """A valid file, taken apart. kind: PROGRAM or DETECTOR"""
+    """A valid file, unpacked. kind: PROGRAM or DETECTOR"""
 
     kind: str
     text: str
@@ -42,13 +41,13 @@ class Seed:
 
 
 def mutated(rng: random.Random, seed: Seed) -> bytes:
-    """The file with one to four changes. One in sixteen is damaged in its container instead, which no fingerprint covers."""
+    """Return the file with one to four changes. In one of sixteen files the container is damaged instead."""
     if rng.random() < 1 / 16:
         return _damaged(rng, seed)
     header, tensors = json.loads(seed.text), dict(seed.tensors)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
         change = rng.choices(CHANGES, WEIGHTS)[0]
-        # An earlier change may have left nothing of the kind.
+        # An earlier change may have removed what this one needs.
         with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):
             change(rng, header, tensors)
     text = json.dumps(header, separators=(",", ":"))
@@ -57,11 +56,11 @@ def mutated(rng: random.Random, seed: Seed) -> bytes:
     return packed(text, fingerprint_of(text, tensors), tensors, seed.kind)
 
 
-# Changes of the JSON.
+# Changes to the JSON.
 
 
 def _programs(header: Any) -> list[Any]:
-    """The parts that have ops: the program itself, or those of a detector."""
+    """Return the parts with ops: the program itself, or the programs of a detector."""
     if "ops" in header:
         return [header]
     return [part for part in (header.get("pyramid"), *header.get("boxes", ()), *header.get("masks", ())) if part]
@@ -72,7 +71,7 @@ def _ops(rng: random.Random, header: Any) -> list[Any]:
 
 
 def _late(rng: random.Random, ops: list[Any]) -> int:
-    """Mostly one of the last: the first ones only bring pixels into shape."""
+    """Choose an index, mostly a late one: the first ops only reshape pixels."""
     return min(int(len(ops) * rng.betavariate(2, 1)), len(ops) - 1)
 
 
@@ -88,7 +87,7 @@ def _change_op(rng: random.Random, header: Any, tensors: Tensors) -> None:
 
 
 def _change_ops(rng: random.Random, header: Any, tensors: Tensors) -> None:
-    """Ops are left out, written twice, swapped, renamed to another kind, or get a field that they had not."""
+    """Remove, duplicate or swap ops, change the kind of one, or add a field to one."""
     ops = _ops(rng, header)
     if not ops:
         return
@@ -116,7 +115,7 @@ def _change_ops(rng: random.Random, header: Any, tensors: Tensors) -> None:
 
 
 def _change_any(rng: random.Random, header: Any, tensors: Tensors) -> None:
-    """A leaf of the JSON anywhere: preprocess, outputs, sites, settings, what is between the parts."""
+    """Change any leaf of the JSON: preprocess, outputs, sites, settings, detector constants."""
     place: Any = header
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
@@ -136,7 +135,7 @@ def _change_any(rng: random.Random, header: Any, tensors: Tensors) -> None:
 
 
 def _other(rng: random.Random, value: Any, names: list[str], tensors: Tensors) -> Any:
-    """Another value, mostly of the same type."""
+    """Return another value, mostly of the same type."""
     if rng.random() < 0.03:
         return rng.choice((None, True, 1.5, "x", [], {}, [1], 1))
     if isinstance(value, bool):
@@ -184,11 +183,11 @@ def _cut_text(rng: random.Random, text: str) -> str:
     )
 
 
-# Changes of the constants.
+# Changes to the constants.
 
 
 def _change_values(rng: random.Random, header: Any, tensors: Tensors) -> None:
-    """One entry, a few or all of a constant become extreme; or bits of it flip."""
+    """Make one, a few or all values of a constant extreme, or flip one bit."""
     if not tensors:
         return
     name = rng.choice(list(tensors))
@@ -209,7 +208,7 @@ def _change_values(rng: random.Random, header: Any, tensors: Tensors) -> None:
 
 
 def _change_tensor(rng: random.Random, header: Any, tensors: Tensors) -> None:
-    """Another type or shape; or the constant is missing, misnamed, swapped with another or there twice. Sizes still fit."""
+    """Change the type or shape of a constant, or remove, rename, swap or duplicate it. Byte counts stay consistent."""
     if not tensors:
         return
     name, other = rng.choice(list(tensors)), rng.choice(list(tensors))
@@ -245,7 +244,7 @@ CHANGES = (_change_op, _change_ops, _change_any, _change_values, _change_tensor)
 WEIGHTS = (28, 8, 12, 44, 8)
 
 
-# Damage of the container, whatever it says inside.
+# Damage to the container.
 
 
 def _damaged(rng: random.Random, seed: Seed) -> bytes:
@@ -282,7 +281,7 @@ def _damaged(rng: random.Random, seed: Seed) -> bytes:
     if rng.random() < 0.1:
         table["__metadata__"] = rng.choice(({}, {"fqvit": "{}"}, {"fqvit": 1}, None, [], {"fingerprint": "x"}))
     head = json.dumps(table).encode()
-    if rng.random() < 0.1:  # a name twice
+    if rng.random() < 0.1:  # a duplicate name
         name = rng.choice(names)
         head = head[:-1] + f", {json.dumps(name)}: {json.dumps(table[rng.choice(names)])}".encode() + b"}"
     return struct.pack("<Q", len(head)) + head + data

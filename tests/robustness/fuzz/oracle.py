@@ -1,4 +1,7 @@
-"""What must happen to any file: one line that names it refuses it, or it is taken with one meaning. The rest are findings."""
+"""Judge the outcome for any file: refused in one line that names it, or accepted with equal integers everywhere.
+
+Every other outcome is a Finding.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,15 @@ from fqvit.runtime.native import Engine, instruction_sets
 from fqvit.runtime.reference import Reference
 
 ISAS = instruction_sets()
-RUN_ELEMENTS = 200_000  # of all buffers: what is larger is loaded and not run
+RUN_ELEMENTS = 200_000  # programs with more elements in all buffers are loaded but not run
 
 
 class Finding(Exception):
-    """A file that was neither refused nor run as promised."""
+    """A file that was neither refused nor accepted as specified."""
 
 
 def checked_line(error: FqvitError, path: Path) -> str:
+    """Return the message; raises Finding unless it is one line that names the file."""
     line = str(error)
     if path.name not in line or len(line.splitlines()) != 1 or len(line) > LONGEST:
         raise Finding(f"not one line that names the file: {line[:300]!r}")
@@ -39,7 +43,7 @@ def checked_line(error: FqvitError, path: Path) -> str:
 
 @dataclass
 class Opened:
-    """What Engine found in the latest file that passed all of Python's checks."""
+    """The program that Engine read from the latest file that passed all checks in Python."""
 
     program: Program | None = None
     verified: Verified | None = None
@@ -56,14 +60,14 @@ def _recorded(path: Path) -> Iterator[tuple[Program, Verified]]:
 
 
 def judge_program(path: Path, number: int) -> str:
-    """Loaded as users load it, run on one of the instruction sets, and compared with the reference."""
+    """Load a program as users do, run it on one instruction set, compare it with the reference; returns "stage | message"."""
     LATEST.program = LATEST.verified = None
     try:
         with patch.object(native, "opened", _recorded):
             engine = Engine(path, 1, isa=ISAS[number % len(ISAS)], keep=number % 3 == 0)
         assert LATEST.program is not None and LATEST.verified is not None
         if sum(math.prod(value.shape) for value in LATEST.verified.buffers.values()) > RUN_ELEMENTS:
-            return "accepted | too large to be run here"
+            return "accepted | too large to run here"
         _compare(LATEST.program, LATEST.verified, engine, number)
         return "accepted | equal integers"
     except FqvitError as error:
@@ -88,33 +92,34 @@ def _compare(program: Program, verified: Verified, engine: Engine, number: int) 
 
     exact = Reference(program).run_all(images, visit)
     if outside:
-        raise Finding(f"the reference leaves what was proved at {outside[0]}")
+        raise Finding(f"the reference exceeds the proved range at {outside[0]}")
     for found, expected in zip(engine.run_all(images), exact, strict=True):
         if found.dtype != expected.dtype or not np.array_equal(found, expected):
-            raise Finding(f"other integers than the reference on {engine.isa}")
+            raise Finding(f"integers differ from the reference on {engine.isa}")
     if number % 3 == 0:
         for name, codes in engine.buffers(images[0]).items():
             if not np.array_equal(codes, kept[name]):
-                raise Finding(f"other integers than the reference at {name} on {engine.isa}")
+                raise Finding(f"integers differ from the reference at {name} on {engine.isa}")
 
 
 def judge_detector(path: Path, number: int) -> str:
+    """Load a detector, run it and compare it with the reference; returns "stage | message"."""
     reached = False
     try:
         detector = DetectorProgram.load(path)
         reached = True
         native = detector.ready(1)
         if max(detector.settings.short, detector.settings.long) > 128 or detector.settings.proposals > 100:
-            return "accepted | too large to be run here"
+            return "accepted | too large to run here"
         noise = np.random.default_rng(number).integers(0, 256, (24, 32, 3)).astype(np.uint8)
         image = prepare(Image.fromarray(noise), detector.settings)
         found, exact = native.detect(image), detector.ready(1, "reference").detect(image)
         for name in ("boxes", "scores", "labels", "probabilities"):
             if not np.array_equal(getattr(found, name), getattr(exact, name)):
-                raise Finding(f"other {name} than the reference")
+                raise Finding(f"{name} differ from the reference")
         return "accepted | equal integers"
     except FqvitError as error:
-        if reached:  # its parts are no files; whoever runs it knows which one it is
+        if reached:  # errors of the parts do not name the file; the caller knows it
             return f"engine | {error}"
         return f"{_stage(str(error))} | {checked_line(error, path)}"
     except Finding:
@@ -124,7 +129,7 @@ def judge_detector(path: Path, number: int) -> str:
 
 
 def _stage(line: str) -> str:
-    """Who refused it, by its words."""
+    """Return the stage that refused a file, by the words of its message."""
     for stage, words in (
         ("container", ("not a readable", "only integers may be in a program", "safetensors, but", "holds a")),
         ("fingerprint", ("the fingerprint does not",)),

@@ -1,4 +1,4 @@
-"""Every reader of foreign bytes, as users reach it: a name, how its files end, and a function that reads one."""
+"""All readers of untrusted files, as users reach them: a name, the file suffix, and a function that reads one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fqvit.evaluate.coco import average_precision
 from fqvit.quant.recipe import load_recipe
 
 PREPROCESS = Preprocess(16, 16, 3, 16, "bicubic", (0.5,) * 3, (0.5,) * 3)
-SCORED_PIXELS = 10**6  # annotations of larger images are read and not scored
+SCORED_PIXELS = 10**6  # annotations of larger images are read but not scored
 
 
 def read_program(path: Path) -> None:
@@ -38,7 +38,7 @@ def read_detector(path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> None:
-    """As weights of a classifier, and of a detector."""
+    """Read a checkpoint as weights of a classifier and as weights of a detector; raises if both refuse it."""
     from fqvit.detect.model.load import load_detector
     from fqvit.models.load import load_model
 
@@ -77,7 +77,7 @@ def read_shard(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Reader:
-    """ending: of its files   read: raises FqvitError or returns"""
+    """ending: suffix of its files; read: raises FqvitError or returns."""
 
     ending: str
     read: Callable[[Path], object]

@@ -1,6 +1,6 @@
-"""Mutations that know a little of a format, so that damage gets behind its checksums. `bytewise` alters plain bytes.
+"""Format-aware mutations that keep checksums valid, so that damage reaches the code behind them.
 
-.fqvit files have their own, in mutate.py.
+`bytewise` mutates plain bytes. See also: mutate.py (.fqvit files).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ BLOCK = 512
 
 
 def fqvit(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
+    """Mutate a .fqvit file of at most `most` bytes; a file that can no longer be unpacked is mutated bytewise."""
     try:
         return mutated(rng, Seed.of(raw))[:most]
-    # No longer a file that can be taken apart.
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error):
         return bytewise(raw, most)
 
 
 def zipped(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
-    """One member altered, sums right: mostly the first, which says what the others are."""
+    """Mutate one member of a zip file, with valid checksums; mostly the first, which describes the others."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = [(name, archive.read(name)) for name in archive.namelist()]
@@ -44,7 +44,7 @@ def zipped(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> byt
 
 
 def tarred(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
-    """Any bytes altered, then the sum of every header put right."""
+    """Mutate any bytes of a tar file, then make the checksum of every header valid."""
     data = bytearray(bytewise(raw, most))
     for at in range(0, len(data) - BLOCK + 1, BLOCK):
         header = data[at : at + BLOCK]
@@ -54,6 +54,7 @@ def tarred(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> byt
 
 
 def plain(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
+    """Mutate plain bytes."""
     return bytewise(raw, most)
 
 
@@ -61,7 +62,7 @@ BY_READER = {"program": fqvit, "detector": fqvit, "torch": zipped, "npz": zipped
 
 
 def randomly(rng: random.Random) -> Bytewise:
-    """A few bytes flipped, cut out, written twice or made extreme, where no fuzzer does it."""
+    """Return a bytewise mutation for runs without a fuzzer: insert, delete, duplicate or change a few bytes."""
 
     def altered(raw: bytes, most: int) -> bytes:
         data = bytearray(raw)

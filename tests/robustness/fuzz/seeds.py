@@ -1,4 +1,4 @@
-"""The committed seeds as bytes."""
+"""Read the committed seeds of fuzzing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def seeds_of(target: str) -> dict[str, bytes]:
-    """By name; those that are kept packed are unpacked."""
+    """Return {name: bytes} of a target, decompressed."""
     found = {}
     for path in sorted((HERE / "seeds" / target).iterdir()):
         raw = path.read_bytes()
@@ -18,5 +18,5 @@ def seeds_of(target: str) -> dict[str, bytes]:
 
 
 def golden() -> dict[str, bytes]:
-    """Whole small networks, as programs."""
+    """Return {name: bytes} of the golden programs, which are small whole networks."""
     return {path.name: path.read_bytes() for path in sorted((HERE.parents[1] / "golden").glob("*.fqvit"))}

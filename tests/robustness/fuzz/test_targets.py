@@ -1,6 +1,6 @@
-"""The fuzzing targets, without a fuzzer: their seeds are good, and some thousand alterations of them find nothing.
+"""The fuzzing targets without a fuzzer: all seeds are valid, and a few thousand mutations of them give no finding.
 
-`make fuzz` goes on from here with coverage, `make fuzz-files` with a million files under sanitizers.
+`make fuzz` continues with coverage guidance, `make fuzz-files` with many files under sanitizers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.robustness.fuzz.readers import READERS
 from tests.robustness.fuzz.rewrite import BY_READER, plain, randomly
 from tests.robustness.fuzz.seeds import HERE, seeds_of
 
-INCOMPLETE = "not a ViT, DeiT or Swin classifier"  # of checkpoints with a few tensors
+INCOMPLETE = "not a ViT, DeiT or Swin classifier"  # the error for checkpoints with only a few tensors
 ROUNDS = {"detector": 6, "safetensors": 60, "torch": 60, "npz": 60, "image": 150, "coco": 100}
 
 
 @pytest.mark.parametrize("target", READERS)
-def test_seeds_are_taken(target: str, tmp_path: Path) -> None:
+def test_seeds_are_accepted(target: str, tmp_path: Path) -> None:
     path = tmp_path / f"file{READERS[target].ending}"
     for name, raw in seeds_of(target).items():
         path.write_bytes(raw)
@@ -32,9 +32,9 @@ def test_seeds_are_taken(target: str, tmp_path: Path) -> None:
             assert INCOMPLETE in str(error), name
 
 
-@pytest.mark.filterwarnings("ignore")  # Pillow warns of what it then reads
+@pytest.mark.filterwarnings("ignore")  # Pillow warns about odd images that it then reads
 @pytest.mark.parametrize("target", READERS)
-def test_altered_seeds_are_refused_in_one_line_or_taken(target: str, tmp_path: Path) -> None:
+def test_mutated_seeds_are_accepted_or_refused_in_one_line(target: str, tmp_path: Path) -> None:
     path = tmp_path / f"file{READERS[target].ending}"
     rewrite, seeds = BY_READER.get(target, plain), list(seeds_of(target).values())
     for number in range(ROUNDS.get(target, 200)):
@@ -46,8 +46,7 @@ def test_altered_seeds_are_refused_in_one_line_or_taken(target: str, tmp_path: P
             checked_line(error, path)
 
 
-def test_files_of_the_campaign_come_from_their_number(tmp_path: Path) -> None:
-    """And are refused by many, not by one early check."""
+def test_files_of_the_campaign_are_reproducible_and_reach_every_stage(tmp_path: Path) -> None:
     files, stages, path = Files(1), set(), tmp_path / "file.fqvit"
     for number in range(150):
         kind, raw = files.make(number)
