@@ -1,4 +1,4 @@
-"""The float simulation on its own; against the program it is tested in tests/runtime/test_networks.py."""
+"""The float simulation. Its agreement with the integer program is tested in tests/runtime/test_networks.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.factories import one_thread as one_thread
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_simulation_at_8_bits_follows_the_float_model(kind: str) -> None:
+def test_simulation_at_8_bits_correlates_with_the_float_model(kind: str) -> None:
     model = float_model(kind)
     images = images_for(model.preprocess, 12, 9)
     simulated = Simulation(model, calibration_of(model, "fq-vit-8")).run(images).numpy()
@@ -51,7 +51,7 @@ def test_simulated_sites_hold_only_values_of_their_codes() -> None:
         torch.testing.assert_close(again, seen[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_masked_models_have_a_zero_code_everywhere() -> None:
+def test_models_with_masks_always_have_a_zero_code() -> None:
     model = float_model("swin")
     recipe = msgspec.structs.replace(RECIPES["fq-vit"], zero_code=False)
     simulation = Simulation(model, calibration_of(model, recipe))
@@ -60,7 +60,7 @@ def test_masked_models_have_a_zero_code_everywhere() -> None:
     assert {q.zero_code for q in Simulation(plain, calibration_of(plain, recipe)).sites.values() if q.log2} == {False}
 
 
-def test_rounded_weights_are_within_half_a_step() -> None:
+def test_quantized_weights_are_within_half_a_scale() -> None:
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model))
     for node in simulation.graph.nodes:
@@ -70,7 +70,7 @@ def test_rounded_weights_are_within_half_a_step() -> None:
             assert ((weight - exact).abs().amax(1) <= exact.abs().amax(1) / 127 / 2 * 1.001).all(), node.name
 
 
-def test_a_unit_of_the_patch_embedding_is_that_of_whole_pixels() -> None:
+def test_the_accumulator_unit_of_the_patch_embedding_is_for_integer_pixels() -> None:
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model))
     leaf = simulation.graph.node("patch_embed.proj").leaf
@@ -79,19 +79,19 @@ def test_a_unit_of_the_patch_embedding_is_that_of_whole_pixels() -> None:
     np.testing.assert_allclose(simulation.patch_units["patch_embed.proj"].numpy(), np.abs(weight).max(1) / 255 / 127, rtol=1e-9)
 
 
-def test_the_patch_embedding_of_normalised_images_is_that_of_whole_pixels() -> None:
+def test_the_patch_embedding_of_normalised_images_equals_that_of_integer_pixels() -> None:
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model))
     node = simulation.graph.node("patch_embed.proj")
     found = simulation._nearest(node)
     images = images_for(model.preprocess, 2)
-    squares = images.reshape(2, 3, 4, 3, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 9, 48).astype(np.int64)
-    units = (squares - pixel_zero(model.preprocess)) @ found.w.T.astype(np.int64) + found.bias
+    patches = images.reshape(2, 3, 4, 3, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 9, 48).astype(np.int64)
+    units = (patches - pixel_zero(model.preprocess)) @ found.w.T.astype(np.int64) + found.bias
     got = simulation.call(node, [normalise(images, model.preprocess)])
     np.testing.assert_allclose(got.numpy(), units * found.scale, atol=1e-5)
 
 
-def test_relative_position_biases_are_whole_numbers_of_what_a_score_counts() -> None:
+def test_relative_position_biases_are_multiples_of_the_score_unit() -> None:
     model = float_model("swin")
     simulation = Simulation(model, calibration_of(model))
     node = simulation.graph.node("layers.0.blocks.0.attn.scores")
@@ -106,28 +106,28 @@ def test_relative_position_biases_are_whole_numbers_of_what_a_score_counts() -> 
 
 
 @pytest.mark.parametrize("kind", ["vit", "maps"])
-def test_without_sites_only_weights_are_rounded(kind: str) -> None:
+def test_without_sites_only_weights_are_quantized(kind: str) -> None:
     model = float_model(kind) if kind == "vit" else MAPS
     simulation = Simulation(model, Calibration(Recipe(name="a", weight_bits=4), "logits", 1, {}))
     for node in simulation.graph.nodes:
         if node.name in simulation.weights and not isinstance(node.leaf, layers.Patches):
             assert simulation.input_scales(node) is None
             weight, _ = simulation.weights[node.name]
-            step = weight.abs().amax(1, keepdim=True) / 7
-            torch.testing.assert_close(weight / step, (weight / step).round(), rtol=0, atol=1e-4)
+            scale = weight.abs().amax(1, keepdim=True) / 7
+            torch.testing.assert_close(weight / scale, (weight / scale).round(), rtol=0, atol=1e-4)
             assert float(weight.abs().max()) == pytest.approx(float(node.leaf.weight.detach().abs().max()))  # type: ignore[union-attr, operator]
 
 
-def test_steps_of_channels_reach_linear_maps_through_moves_of_rows() -> None:
+def test_input_scales_are_found_through_data_movement() -> None:
     model = float_model("swin")
     simulation = Simulation(model, calibration_of(model, "fqvit", count=2))
-    steps = simulation.input_scales(simulation.graph.node("layers.0.blocks.1.attn.qkv"))
+    scales = simulation.input_scales(simulation.graph.node("layers.0.blocks.1.attn.qkv"))
     scale = simulation.sites["layers.0.blocks.1.norm1"].scale
-    assert steps is not None and steps.tolist() == scale.tolist() and len(set(scale)) > 1
+    assert scales is not None and scales.tolist() == scale.tolist() and len(set(scale)) > 1
 
 
 class Merge(nn.Module):
-    """Rows put side by side, without a norm of them: squares [N, 2, 2, 3] -> [N, 2, 5]"""
+    """Concatenated rows without a norm: [N, 2, 2, 3] -> [N, 2, 5]"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Merge(nn.Module):
 
 
 class Maps(nn.Module):
-    """What a detector's mask head is made of: [N, h, w, 3] -> [N, 2h, 2w, 2]"""
+    """The leaves of a detector's mask head: [N, h, w, 3] -> [N, 2h, 2w, 2]"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,41 +150,41 @@ class Maps(nn.Module):
         return self.last(self.two(self.deconv(self.one(self.conv(x)))))  # type: ignore[no-any-return]
 
 
-def of_squares(module: nn.Module, side: int) -> FloatModel:
+def head_model(module: nn.Module, side: int) -> FloatModel:
     generator = torch.Generator().manual_seed(0)
     for p in module.parameters():
         p.data = torch.randn(p.shape, generator=generator)
-    return FloatModel("squares", module.eval(), float_model("vit").preprocess, None, "random", (side, side, 3))
+    return FloatModel("head", module.eval(), float_model("vit").preprocess, None, "random", (side, side, 3))
 
 
-MAPS = of_squares(Maps(), 4)
-SQUARE = QParams(8, np.array([0.01, 0.02, 0.005]), np.array([128, 100, 140]))
+MAPS = head_model(Maps(), 4)
+ROI = QParams(8, np.array([0.01, 0.02, 0.005]), np.array([128, 100, 140]))
 
 
-def test_steps_of_channels_count_once_for_each_row_beside_another() -> None:
-    simulation = Simulation(of_squares(Merge(), 2), Calibration(Recipe(name="a"), "logits", 1, {}, square=SQUARE))
-    steps = simulation.input_scales(simulation.graph.node("last"))
-    assert steps is not None and steps.tolist() == [*SQUARE.scale, *SQUARE.scale]
+def test_input_scales_are_repeated_for_concatenated_rows() -> None:
+    simulation = Simulation(head_model(Merge(), 2), Calibration(Recipe(name="a"), "logits", 1, {}, square=ROI))
+    scales = simulation.input_scales(simulation.graph.node("last"))
+    assert scales is not None and scales.tolist() == [*ROI.scale, *ROI.scale]
 
 
 @pytest.mark.parametrize("recipe", [Recipe(name="a", weight_bits=3), Recipe(name="b", mult="short")])
-def test_maps_of_squares_with_rounded_weights(recipe: Recipe) -> None:
-    """Both kinds of convolution as sums over codes, place by place."""
+def test_convolutions_match_integer_sums_over_codes(recipe: Recipe) -> None:
+    """Convolution and transposed convolution, computed position by position from codes."""
     sites = {"one": affine(0.0, 20.0, 8), "two": affine(0.0, 60.0, 8)}
-    simulation = Simulation(MAPS, Calibration(recipe, "logits", 1, sites, square=SQUARE))
+    simulation = Simulation(MAPS, Calibration(recipe, "logits", 1, sites, square=ROI))
     codes = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
     conv, deconv = (simulation.graph.node(name) for name in ("conv", "deconv"))
-    assert simulation.input_scales(conv).tolist() == SQUARE.scale.tolist() * 9  # type: ignore[union-attr]
+    assert simulation.input_scales(conv).tolist() == ROI.scale.tolist() * 9  # type: ignore[union-attr]
 
     def linear(node: str, rows: Tensor) -> Tensor:
         found = simulation._nearest(simulation.graph.node(node))
         units = rows.double() @ torch.from_numpy(found.w.T.astype(np.float64)) + torch.from_numpy(found.bias)
         return units * torch.from_numpy(found.scale)
 
-    around = F.pad(torch.from_numpy(codes).double() - torch.from_numpy(SQUARE.zero), (0, 0, 1, 1, 1, 1))
-    rows = torch.stack([around[:, i : i + 4, j : j + 4] for i in range(3) for j in range(3)], -2).flatten(-2)
+    padded = F.pad(torch.from_numpy(codes).double() - torch.from_numpy(ROI.zero), (0, 0, 1, 1, 1, 1))
+    rows = torch.stack([padded[:, i : i + 4, j : j + 4] for i in range(3) for j in range(3)], -2).flatten(-2)
     first = linear("conv", rows)
-    x = SQUARE.decode(torch.from_numpy(codes).float())
+    x = ROI.decode(torch.from_numpy(codes).float())
     torch.testing.assert_close(simulation.call(conv, [x]).double(), first, rtol=1e-4, atol=1e-4)
     one = sites["one"].encode(F.relu(first))
     four = linear("deconv", one).view(2, 4, 4, 2, 2, 5)
@@ -195,7 +195,7 @@ def test_maps_of_squares_with_rounded_weights(recipe: Recipe) -> None:
     torch.testing.assert_close(simulation.run(codes).double(), linear("last", two), rtol=1e-2, atol=0.5)
 
 
-def test_weights_of_the_calibration_are_taken() -> None:
+def test_weights_of_the_calibration_replace_rounded_ones() -> None:
     model = float_model("vit")
     w, scale = np.arange(5 * 24).reshape(5, 24).astype(np.int8), np.full(5, 0.5)
     found = QuantizedLinear(w, scale, np.arange(5))
@@ -206,8 +206,8 @@ def test_weights_of_the_calibration_are_taken() -> None:
 
 
 @pytest.mark.parametrize("exp", EXP_TABLES)
-def test_table_softmax_reads_the_whole_table_of_rows_so_long(exp: str) -> None:
-    """Codes 0 and 255 in one row of 2,048: 255 steps apart, and less than 20 bits for each entry."""
+def test_table_softmax_reads_the_whole_table_for_long_rows(exp: str) -> None:
+    """Rows of 2,048 contain codes 0 and 255, and their table has fewer than 20 bits per entry."""
     for limit in (0.5, 6.0):
         q = affine(-limit, limit, 8)
         codes = torch.arange(4096).reshape(1, 1, 2, 2048).float() % 256
@@ -219,7 +219,7 @@ def test_table_softmax_reads_the_whole_table_of_rows_so_long(exp: str) -> None:
 
 @pytest.mark.parametrize("exp", EXP_TABLES)
 @pytest.mark.parametrize("masked", [False, True])
-def test_table_softmax_is_the_table_of_the_distance_to_the_largest_code(exp: str, masked: bool) -> None:
+def test_table_softmax_looks_up_the_distance_to_the_largest_code(exp: str, masked: bool) -> None:
     mask = torch.ones(2, 5, 5, dtype=torch.bool)
     mask[1, :, 3:] = not masked
     leaf = layers.Softmax(mask if masked else None)
@@ -237,8 +237,8 @@ def test_table_softmax_is_the_table_of_the_distance_to_the_largest_code(exp: str
 
 
 @pytest.mark.parametrize("exp", EXP_TABLES)
-def test_a_recipes_exponentials_are_simulated(exp: str) -> None:
-    """But the exact table, which is softmax itself."""
+def test_the_simulation_uses_the_exponential_of_the_recipe(exp: str) -> None:
+    """The exact table is simulated by softmax itself."""
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model, msgspec.structs.replace(RECIPES["fq-vit"], exp=exp)))
     node = simulation.graph.node("blocks.0.attn.softmax")
@@ -249,7 +249,7 @@ def test_a_recipes_exponentials_are_simulated(exp: str) -> None:
     torch.testing.assert_close(simulation.call(node, [scores]), expected)
 
 
-def test_the_model_is_only_read() -> None:
+def test_simulation_does_not_modify_the_model() -> None:
     model = float_model("vit")
     before = {name: value.clone() for name, value in model.module.state_dict().items()}
     Simulation(model, calibration_of(model)).run(images_for(model.preprocess, 2))

@@ -1,7 +1,7 @@
-"""Float simulation: the same walk as calibration, with decode(encode(x)) at every site and rounded weights.
+"""Simulate quantization in float: run the graph with decode(encode(x)) at every site and rounded weights.
 
-It exists to search methods quickly and to see where accuracy is lost; the integer program is the product. From equal
-inputs it gives the program's codes in nearly every place (tests hold it to 99.9 %, of 16-bit codes to 99.2 %).
+Used to evaluate methods quickly and to find where accuracy is lost; the integer program is the product. Given the same inputs,
+a node's codes equal those of the program almost everywhere (tests require 99.9 %, and 99.2 % for 16-bit codes).
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from fqvit.quant.weights import (
 
 
 class Simulation:
-    """A float model with quantized sites and weights, ready to run.
+    """A float model with quantized sites and weights.
 
-    Where a recipe leaves nonlinear operations in float, so are positions, prefix tokens, relative position biases and sums."""
+    If the recipe leaves nonlinear operations in float, position embeddings, prefix tokens, relative position biases and
+    residual sums stay float, too.
+    """
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.calibration = model, calibration
@@ -50,13 +52,13 @@ class Simulation:
         if calibration.square is not None:
             self.sites[IMAGES] = calibration.square
         self.relus = fuse_relus(self.graph)
-        self.patch_units: dict[str, Tensor] = {}  # float64 [C], what an accumulator unit of a patch embedding is worth
+        self.patch_units: dict[str, Tensor] = {}  # float64 [C], the value of one accumulator unit of a patch embedding
         self.weights = {
             node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches)
         }
 
     def input_q(self, node: Node) -> QParams | None:
-        """The parameters of the codes that feed a node, through moves of rows."""
+        """The parameters of the codes that a node reads, through data movement; None if it reads no codes."""
         name = node.inputs[0]
         times = 1
         while name not in self.sites:
@@ -69,18 +71,18 @@ class Simulation:
         return self.sites[name].tiled(times)
 
     def _head_scale(self, name: str) -> float:
-        """The scale of Q, K or V, as split in heads by the node of that name."""
+        """The scale of Q, K or V, given the name of the node that splits it into heads."""
         node = self.graph.node(name)
         assert isinstance(node.leaf, layers.Heads)
         return float(self.sites[node.inputs[0]].group(node.leaf.part).scale[0])
 
     def _weights(self, node: Node) -> tuple[Tensor, Tensor]:
-        """The rounded weights and bias of a linear map, as real numbers."""
+        """The quantized weights and bias of a linear map, dequantized."""
         chosen = self.calibration.weights.get(node.name)
-        return self._as_real(node, self._nearest(node) if chosen is None else chosen)
+        return self._dequantize(node, self._nearest(node) if chosen is None else chosen)
 
     def _nearest(self, node: Node) -> QuantizedLinear:
-        """A linear map's weights, each rounded to the nearest code."""
+        """The weights of a linear map, rounded to the nearest codes."""
         leaf = node.leaf
         assert isinstance(leaf, LinearLeaf | layers.Patches)
         bits, group = bits_and_group(self.calibration.recipe, leaf)
@@ -90,21 +92,21 @@ class Simulation:
             weight, bias, _ = pixel_linear(weight, bias, self.model.preprocess)
         else:
             weight, bias = weight_rows(leaf)
-        steps = self.input_scales(node)
+        scales = self.input_scales(node)
         short, halves = self._short_output_scales(node), self.calibration.recipe.weight_ends == "halves"
         return quantize_linear(
-            weight, bias, np.ones(1) if steps is None else steps, bits, group=group, output_scales=short, halves=halves
+            weight, bias, np.ones(1) if scales is None else scales, bits, group=group, output_scales=short, halves=halves
         )
 
-    def _as_real(self, node: Node, found: QuantizedLinear) -> tuple[Tensor, Tensor]:
-        leaf, steps = node.leaf, self.input_scales(node)
-        weight, bias = found.w * found.scale[:, None] / (1.0 if steps is None else steps), found.bias * found.scale
+    def _dequantize(self, node: Node, linear: QuantizedLinear) -> tuple[Tensor, Tensor]:
+        leaf, scales = node.leaf, self.input_scales(node)
+        weight, bias = linear.w * linear.scale[:, None] / (1.0 if scales is None else scales), linear.bias * linear.scale
         if isinstance(leaf, layers.Patches):
-            self.patch_units[node.name] = torch.from_numpy(found.scale)
-            # The walk's images are normalised already: take the part of the bias that stands for that back out.
-            p, squares = self.model.preprocess, leaf.patch**2
-            bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, squares))
-            weight = (weight * np.tile(p.std, squares)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
+            self.patch_units[node.name] = torch.from_numpy(linear.scale)
+            # The simulation reads normalised images: undo the folding of the normalisation into weight and bias.
+            p, pixels = self.model.preprocess, leaf.patch**2
+            bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, pixels))
+            weight = (weight * np.tile(p.std, pixels)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
         return torch.from_numpy(weight.copy()).float(), torch.from_numpy(bias).float()
 
     def _short_output_scales(self, node: Node) -> NDArray[np.float64] | None:
@@ -114,11 +116,11 @@ class Simulation:
         return short_output_scales(self.calibration.recipe, node.leaf, site, outputs)
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
-        """Other integers for a linear map from now on."""
-        self.weights[node.name] = self._as_real(node, found)
+        """Replace the weights and bias of a linear map."""
+        self.weights[node.name] = self._dequantize(node, found)
 
     def input_scales(self, node: Node) -> NDArray[np.float64] | None:
-        """The steps [K] of the codes that a linear map reads ([1]: of pixels); None if it reads no codes."""
+        """The scales [K] of the codes that a linear map reads ([1] for pixels); None if it reads no codes."""
         if isinstance(node.leaf, layers.Patches):
             return np.array([1 / 255])
         q = self.input_q(node)
@@ -128,7 +130,7 @@ class Simulation:
         return None if q is None else q.channel_scales(weight_rows(node.leaf)[0].shape[1])
 
     def call(self, node: Node, inputs: list[Tensor]) -> Tensor:
-        """What the node computes, in float with rounded weights; no encoding of the result yet."""
+        """Compute a node in float with quantized weights; the result is not encoded yet."""
         leaf = node.leaf
         if isinstance(leaf, layers.Patches):
             weight, bias = self.weights[node.name]
@@ -162,29 +164,29 @@ class Simulation:
         return y
 
     def visit(self, node: Node, y: Tensor) -> Tensor:
-        """What the codes of a site stand for, in the place of its values."""
+        """Replace the values of a site by decode(encode(values))."""
         q = self.sites.get(node.name)
         return y if q is None else q.decode(q.encode(y))
 
     @torch.no_grad()
     def run(self, images: NDArray[np.uint8]) -> Tensor:
-        """uint8 [N, H, W, C] -> float logits [N, classes] (or features)."""
+        """Run images uint8 [N, H, W, C]; returns float logits [N, classes] (or features)."""
         return self.run_all(images)[0]
 
     @torch.no_grad()
     def run_all(self, images: NDArray[np.uint8]) -> tuple[Tensor, ...]:
-        """As run; all outputs. images: the codes of squares, if the model takes those."""
+        """As `run`, for all outputs. images: the codes of RoI features if the model takes those instead of images."""
         return self.graph.run_all(self.values(images), self.visit, self.call)
 
     def values(self, images: NDArray[np.uint8]) -> Tensor:
-        """What the first node takes: normalised images [N, C, H, W], or squares [N, side, side, C]."""
+        """The input of the first node: normalised images [N, C, H, W], or RoI features [N, side, side, C]."""
         if self.calibration.square is None:
             return normalise(images, self.model.preprocess)
         return self.calibration.square.decode(torch.from_numpy(images).float())
 
 
 def table_softmax(leaf: layers.Softmax, scores: Tensor, q: QParams, exp: str) -> Tensor:
-    """Softmax of the codes of `scores`, with exponentials as a recipe's `exp` has them."""
+    """Softmax of scores that are codes with parameters q, with the exponential table of Recipe.exp."""
     scale = float(q.scale[0])
     table = torch.from_numpy(EXP_TABLES[exp](scale, q.last + 1, scores.shape[-1])).to(scores.device, scores.dtype)
     if leaf.mask is not None:
