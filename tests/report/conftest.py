@@ -1,5 +1,7 @@
-"""One small report of the embedded ViT for all tests here: few bits, so that integers and float disagree, and class names that
-try to break out of the page."""
+"""Fixture: one small report of the embedded ViT for all tests in this folder.
+
+It has few bits, so that the program and float disagree, and class names that try to break out of the page.
+"""
 
 from __future__ import annotations
 

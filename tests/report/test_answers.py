@@ -1,4 +1,4 @@
-"""Accuracy, agreement and changes by class, against counting by hand."""
+"""Accuracy, agreement and changes by class equal direct counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folded(labelled: bool, shown: int = 24, images: int = 90) -> tuple[Answers, 
     return answers, exact, integer, labels
 
 
-def test_accuracy_and_agreement_are_what_counting_gives() -> None:
+def test_accuracy_and_agreement_equal_direct_counts() -> None:
     answers, exact, integer, labels = folded(labelled=True)
     found = answers.accuracy()
     assert found is not None
@@ -37,7 +37,7 @@ def test_accuracy_and_agreement_are_what_counting_gives() -> None:
     assert answers.agreement == pytest.approx(100 * (exact.argmax(1) == integer.argmax(1)).mean())
 
 
-def test_changes_by_class_add_up_to_the_change_of_all() -> None:
+def test_changes_by_class_add_up_to_the_total_change() -> None:
     answers, exact, integer, labels = folded(labelled=True)
     rows = answers.by_class()
     assert [row.label for row in rows] == sorted(set(labels.tolist()))
@@ -48,14 +48,14 @@ def test_changes_by_class_add_up_to_the_change_of_all() -> None:
     assert sum(row.integer for row in rows) == (integer.argmax(1) == labels).sum()
 
 
-def test_without_labels_there_is_agreement_alone() -> None:
+def test_without_labels_there_is_only_agreement() -> None:
     answers, exact, integer, _ = folded(labelled=False)
     assert answers.accuracy() is None and answers.by_class() == []
     assert answers.agree == (exact.argmax(1) == integer.argmax(1)).sum()
     assert all(one.label is None for one in answers.disagreements)
 
 
-def test_of_many_disagreements_those_are_kept_where_float_was_surest() -> None:
+def test_the_disagreements_with_the_highest_float_confidence_are_kept() -> None:
     answers, exact, integer, _ = folded(labelled=True, shown=5)
     shares = np.exp(exact) / np.exp(exact).sum(1, keepdims=True)
     apart = np.flatnonzero(exact.argmax(1) != integer.argmax(1))
@@ -63,7 +63,7 @@ def test_of_many_disagreements_those_are_kept_where_float_was_surest() -> None:
     assert [one.path for one in answers.disagreements] == [f"{i}.png" for i in surest]
 
 
-def test_guesses_are_a_softmax_best_first() -> None:
+def test_guesses_are_softmax_probabilities_best_first() -> None:
     found = guesses(np.log(np.array([0.1, 0.4, 0.2, 0.3])))
     assert [guess.label for guess in found] == [1, 3, 2, 0]
     assert [guess.share for guess in found] == pytest.approx([0.4, 0.3, 0.2, 0.1])

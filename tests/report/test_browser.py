@@ -1,5 +1,7 @@
-"""The page in Chromium: nothing asked of the network, no complaint, usable by keyboard, on a phone, in the dark and without
-scripts. Skips where Chromium or playwright is not installed."""
+"""The page in Chromium: no network requests, no console messages, usable by keyboard, on phones, in dark mode, without scripts.
+
+Skipped without Chromium or playwright.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def column(page, number: int) -> list[str]:  # type: ignore[no-untyped-def]
     return page.evaluate(f"{rows}.map(r => r.cells[{number}].textContent.trim())")  # type: ignore[no-any-return]
 
 
-def test_it_loads_alone_and_without_complaint(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_loads_without_requests_or_console_messages(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, seen = opened(browser, made)
     page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
     assert seen.complaints == []
@@ -57,7 +59,7 @@ def test_it_loads_alone_and_without_complaint(browser, made: Made) -> None:  # t
     page.context.close()
 
 
-def test_tables_sort_by_pointer_and_keyboard(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_tables_can_be_sorted_by_pointer_and_keyboard(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made)
     page.click("#site-table th >> text=Integer dB")
     values = [float(text.replace("−", "-")) for text in column(page, 7) if text != "–"]
@@ -79,7 +81,7 @@ def test_tables_sort_by_pointer_and_keyboard(browser, made: Made) -> None:  # ty
     page.context.close()
 
 
-def test_the_filter_keeps_what_matches_and_says_how_many(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_the_filter_keeps_matching_rows_and_counts_them(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made)
     every = len(column(page, 1))
     page.fill("#filter", "blocks.1 NORM")
@@ -114,7 +116,7 @@ def test_the_first_tab_stop_skips_to_the_report(browser, made: Made) -> None:  #
     page.context.close()
 
 
-def test_what_has_the_focus_can_be_seen(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_the_focus_is_visible(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made)
     for _ in range(14):
         page.keyboard.press("Tab")
@@ -124,14 +126,14 @@ def test_what_has_the_focus_can_be_seen(browser, made: Made) -> None:  # type: i
 
 
 @pytest.mark.parametrize("width", [360, 768])
-def test_a_phone_scrolls_in_one_direction(browser, made: Made, width: int) -> None:  # type: ignore[no-untyped-def]
+def test_narrow_screens_scroll_only_vertically(browser, made: Made, width: int) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made, width=width)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.context.close()
 
 
-def test_every_picture_has_a_name(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_every_picture_has_an_accessible_name(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made)
     nameless = page.evaluate(
         """[...document.querySelectorAll('img, svg')].filter(e => e.getAttribute('aria-hidden') !== 'true'
@@ -173,12 +175,12 @@ def test_text_has_contrast_in_both_themes(browser, made: Made, scheme: str) -> N
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     assert min(page.evaluate(CONTRAST).values()) >= 4.5
     page.reload()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before  # the choice is kept
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before  # the chosen theme is kept
     assert seen.complaints == []
     page.context.close()
 
 
-def test_it_reads_without_scripts(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_is_readable_without_scripts(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made, java_script_enabled=False)
     assert page.locator("#theme").is_hidden() and page.locator(".tools").is_hidden()
     assert page.locator("#site-table tbody tr").count() == len(made.report.inspection.sites)
@@ -186,7 +188,7 @@ def test_it_reads_without_scripts(browser, made: Made) -> None:  # type: ignore[
     page.context.close()
 
 
-def test_it_prints_in_dark_ink_without_navigation(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_prints_black_on_white_without_navigation(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made, color_scheme="dark")
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"

@@ -1,4 +1,4 @@
-"""What is gathered while a float model runs, against the model's own values taken one by one."""
+"""Collected ranges, counts and attention maps equal those computed directly from the model's values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def values(model: fqvit.FloatModel, images: np.ndarray) -> tuple[list[Node], dic
     return list(graph.nodes), kept
 
 
-def test_ranges_are_those_of_what_each_norm_reads(model: fqvit.FloatModel) -> None:
+def test_ranges_are_those_of_the_input_of_each_norm(model: fqvit.FloatModel) -> None:
     images = embedded.test_images()[0][:6]
     nodes, kept = values(model, images)
     ranges = NormRanges(trace(model.module))
@@ -52,7 +52,7 @@ def test_ranges_are_those_of_what_each_norm_reads(model: fqvit.FloatModel) -> No
         assert one.lo == pytest.approx(wanted.min(0), abs=1e-4) and one.hi == pytest.approx(wanted.max(0), abs=1e-4)
 
 
-def test_attention_is_counted_without_masked_places(model: fqvit.FloatModel) -> None:
+def test_masked_positions_of_attention_are_not_counted(model: fqvit.FloatModel) -> None:
     nodes, kept = values(model, embedded.test_images()[0][:2])
     histogram = AttentionHistogram()
     total = 0
@@ -67,7 +67,7 @@ def test_attention_is_counted_without_masked_places(model: fqvit.FloatModel) -> 
     assert found.total == found.log2.sum() == found.fine.sum() == total
 
 
-def test_log2_codes_are_the_paper_s() -> None:
+def test_log2_codes_are_those_of_the_paper() -> None:
     p = torch.tensor([1.0, 0.5, 0.4, 1 / 3, 0.3, 1 / 16, 1 / 17, 2.0**-14, 2.0**-20, 0.0])
     found = count(p)
     # round(1 / p): 1, 2, 3 (0.4 -> 2.5 up), 3, 3, 16, 17, ...; 3 = 1.5 * 2 rounds up to code 2
@@ -75,7 +75,7 @@ def test_log2_codes_are_the_paper_s() -> None:
     assert found.below.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
 
 
-def test_maps_of_a_vit_are_what_the_class_token_looks_at() -> None:
+def test_maps_of_a_vit_show_the_attention_of_the_class_token() -> None:
     model = fqvit.load_model("fmnist_vit")
     pixels = embedded.test_images()[0][0]
     _, kept = values(model, pixels[None])
@@ -95,8 +95,8 @@ def test_maps_of_a_vit_are_what_the_class_token_looks_at() -> None:
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_prefix_tokens_are_no_patches(prefix: int) -> None:
-    """No class token: what patches receive, times their number; two (distilled): what the first of them looks at."""
+def test_prefix_tokens_are_not_part_of_the_map(prefix: int) -> None:
+    """Without prefix: attention that patches receive, times their number; otherwise: attention of the first prefix token."""
     config = dataclasses.replace(
         embedded.FMNIST_VIT_CONFIG, prefix=prefix, **({} if prefix else {"pool": "mean", "norm_first": True})
     )
@@ -107,7 +107,7 @@ def test_prefix_tokens_are_no_patches(prefix: int) -> None:
 
 
 @pytest.mark.parametrize("site", ["layers.0.blocks.0.attn.softmax", "layers.0.blocks.1.attn.softmax"])
-def test_maps_of_windows_put_every_place_back_where_it_came_from(site: str) -> None:
+def test_maps_of_windows_put_every_token_back_at_its_position(site: str) -> None:
     """Plain and shifted windows of the embedded Swin: 14 x 14 tokens, four windows of 7 x 7."""
     model = fqvit.load_model("fmnist_swin")
     attention = model.module.get_submodule(site.removesuffix(".softmax"))

@@ -1,4 +1,4 @@
-"""The page's text: escaped, self-contained, complete; and the command that writes it."""
+"""The page is escaped, self-contained and complete; and the command that writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.report.conftest import HOSTILE, Made
 
 
 class Reader(HTMLParser):
-    """Tags with their attributes, and the text between them."""
+    """Collects tags with their attributes, and the text between them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Reader(HTMLParser):
         self.words.append(data)
 
 
-def test_hostile_names_are_text(made: Made) -> None:
+def test_hostile_names_are_escaped(made: Made) -> None:
     read = Reader(made.page)
     kinds = {tag for tag, _ in read.tags}
     assert (
@@ -49,7 +49,7 @@ def test_hostile_names_are_text(made: Made) -> None:
     assert "<u>careful</u>" in text and "<i>model</i>.fqvit" in text and "49" not in HOSTILE[3]
 
 
-def test_nothing_is_asked_of_the_network(made: Made) -> None:
+def test_the_page_refers_to_nothing_outside(made: Made) -> None:
     addresses = [value for _, attributes in Reader(made.page).tags for key in ("src", "href") if (value := attributes.get(key))]
     assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', made.page)
@@ -57,14 +57,14 @@ def test_nothing_is_asked_of_the_network(made: Made) -> None:
     assert "url(" not in made.page and "@import" not in made.page
 
 
-def test_every_id_is_there_once_and_every_anchor_leads_somewhere(made: Made) -> None:
+def test_ids_are_unique_and_every_link_has_a_target(made: Made) -> None:
     tags = Reader(made.page).tags
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {value[1:] for _, a in tags if (value := a.get("href") or "").startswith("#")} <= set(ids)
 
 
-def test_every_site_has_a_row_and_the_summary_its_figures(made: Made) -> None:
+def test_every_site_has_a_row_and_the_summary_has_the_accuracy(made: Made) -> None:
     sites = made.report.inspection.sites
     assert made.page.count('<th scope="row"><code>') >= len(sites)
     assert all(f"<code>{row.site}</code>" in made.page for row in sites)
@@ -73,7 +73,7 @@ def test_every_site_has_a_row_and_the_summary_its_figures(made: Made) -> None:
     assert accuracy is not None and f"{accuracy.integer_top1:.1f} %" in made.page
 
 
-def test_it_is_small(made: Made) -> None:
+def test_the_page_is_small(made: Made) -> None:
     assert len(made.page.encode()) < 600_000
 
 
@@ -106,7 +106,7 @@ def test_the_command_writes_a_page_pictures_and_json(programs: Path) -> None:
     assert json.dumps(done) and time.perf_counter() - start < 30
 
 
-def test_loose_images_give_agreement_without_accuracy(programs: Path, tmp_path: Path) -> None:
+def test_images_without_labels_give_agreement_but_no_accuracy(programs: Path, tmp_path: Path) -> None:
     data = pictures(tmp_path / "photos", [f"{i}.png" for i in range(5)])
     done = fqvit("report", programs / "vit.fqvit", "--data", data, "-o", tmp_path / "r.html", "--json")
     assert done.json["accuracy"] is None and done.json["agreement"] is not None and done.err == ""
@@ -114,10 +114,10 @@ def test_loose_images_give_agreement_without_accuracy(programs: Path, tmp_path: 
     assert "no labels" in page and 'id="classes"' not in page
 
 
-def test_folders_that_are_no_classes_are_said(programs: Path, tmp_path: Path) -> None:
+def test_folders_that_are_not_classes_give_a_warning(programs: Path, tmp_path: Path) -> None:
     data = pictures(tmp_path / "photos", ["summer/1.png", "winter/2.png"])
     done = fqvit("report", programs / "vit.fqvit", "--data", data, "-o", tmp_path / "r.html")
-    assert done.code == 0 and "warning: read without labels" in done.err and "summer" in done.err
+    assert done.code == 0 and "warning: the images are read without labels" in done.err and "summer" in done.err
     assert "read without labels" in (tmp_path / "r.html").read_text()
 
 
@@ -128,13 +128,13 @@ def test_feature_programs_have_a_report(programs: Path, tmp_path: Path) -> None:
     assert "gives features (pooled)" in page and 'id="disagreements"' not in page
 
 
-def test_class_names_can_be_given(programs: Path, tmp_path: Path) -> None:
+def test_the_number_of_class_names_is_checked(programs: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"thing {i}" for i in range(9)))
     refused(fqvit("report", programs / "vit.fqvit", "--classes", names), "9 classes", "has 10")
 
 
-def test_mistakes_are_one_line(programs: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(programs: Path, tmp_path: Path) -> None:
     refused(fqvit("report", tmp_path / "none.fqvit"), "none.fqvit")
     refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "no" / "r.html"), "no folder")
     refused(
@@ -145,7 +145,9 @@ def test_mistakes_are_one_line(programs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_missing_library_is_named_with_its_remedy(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_the_install_command(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jinja2" else found(name, *rest))
     refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), "pip install 'fqvit[report]'")

@@ -1,4 +1,4 @@
-"""Every picture is well-formed, named for those who cannot see it, and safe from what stands in files; also at odd sizes."""
+"""Every picture is well-formed, has a description and escapes names from files, also at unusual sizes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def counts(*filled: int) -> AttentionCounts:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 192])
-def test_channel_ranges(channels: int) -> None:
+def test_channel_ranges_are_drawn(channels: int) -> None:
     parsed(plots.channel_ranges(ranges(channels, BAD)))
 
 
 @pytest.mark.parametrize("norms", [1, 25, 60])
-def test_boxes(norms: int) -> None:
+def test_norm_boxes_are_drawn(norms: int) -> None:
     dead = ChannelRanges("dead", np.zeros(4), np.zeros(4))
     parsed(plots.norm_boxes([*(ranges(30, f"blocks.{i}.norm1") for i in range(norms)), dead]))
 
 
-def test_boxes_of_channels_that_never_change() -> None:
+def test_norm_boxes_of_constant_channels_are_drawn() -> None:
     still = ChannelRanges("norm", np.ones(4), np.ones(4))
     parsed(plots.norm_boxes([still, still]))
     parsed(plots.norm_boxes([still, ranges(4)]))
@@ -61,29 +61,29 @@ def test_model_boxes_have_a_box_and_a_ratio_per_model(models: int) -> None:
     assert sum(text.endswith("×") for text in texts) == models
 
 
-def test_model_boxes_of_channels_that_never_change() -> None:
+def test_model_boxes_of_constant_channels_are_drawn() -> None:
     still = ChannelRanges("norm", np.ones(4), np.ones(4))
     parsed(plots.model_boxes([("still", still)], 1))
     parsed(plots.model_boxes([("still", still), ("moving", ranges(4))], 1))
 
 
 @pytest.mark.parametrize("filled", [(), (0,), (95,), (3, 20, 40, FINE * OCTAVES)])
-def test_attention_values(filled: tuple[int, ...]) -> None:
+def test_attention_values_are_drawn(filled: tuple[int, ...]) -> None:
     parsed(plots.attention_values(counts(*filled)))
 
 
-def test_exponentials() -> None:
+def test_exponentials_are_drawn_with_their_error() -> None:
     assert "1.91e-03" in plots.exponentials(exp_curves(0.1))
     parsed(plots.exponentials(exp_curves(0.1)))
 
 
-def test_site_errors_survive_sites_without_noise_and_hostile_names() -> None:
+def test_site_errors_are_drawn_for_sites_without_noise_and_with_hostile_names() -> None:
     rows = [SiteNoise("<b>", "norm", 8, None, None, None), SiteNoise(f"blocks.0.{BAD[:8]}", "norm", 8, -3.0, -3.0, 40.0)]
     parsed(plots.site_errors(rows))
     parsed(plots.site_errors(rows[:1]))
 
 
-def test_class_changes_show_the_largest_on_both_sides() -> None:
+def test_class_changes_show_the_largest_losses_and_gains() -> None:
     rows = [(ClassChange(i, 10, 5, 5 + i % 11 - 5), f"<i>{i}</i>") for i in range(100)]
     root = parsed(plots.class_changes(rows))
     texts = [text.text for text in root.iter() if text.tag.endswith("text")]
@@ -108,7 +108,7 @@ def test_a_brighter_patch_has_more_attention() -> None:
     assert a < b < c
 
 
-def test_maps_without_any_attention_are_dark() -> None:
+def test_maps_without_attention_are_dark() -> None:
     assert maps.overlay(np.zeros((8, 8, 1), np.uint8), np.zeros((2, 2), np.float32), 0.0).max() < 10
 
 
