@@ -1,4 +1,4 @@
-"""What lowering knows of the whole graph, and how rules read it."""
+"""Tests of lowering/context.py: the facts about a graph and how rules use them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def facts_of(graph: Graph, **sites: QParams) -> LoweringContext:
     return LoweringContext.of(graph, PREPROCESS, Calibration(Recipe(name="test"), "logits", 1, sites))
 
 
-def test_every_input_of_a_sum_has_the_parameters_of_that_sum() -> None:
+def test_sums_maps_every_input_of_a_sum_to_the_parameters_of_that_sum() -> None:
     model = float_model("vit")
     calibration = calibration_of(model, count=4)
     sums = LoweringContext.of(trace(model.module), model.preprocess, calibration).sums
@@ -47,7 +47,7 @@ def test_every_input_of_a_sum_has_the_parameters_of_that_sum() -> None:
     assert sums["blocks.1.mlp.fc2"] is calibration.sites["blocks.1.add2"] and "blocks.0.mlp.fc1" not in sums
 
 
-def test_facts_of_a_graph() -> None:
+def test_context_collects_facts_of_a_graph() -> None:
     one, act = Node("map", Linear(4, 4, "inner"), ("images",)), Node("act", Relu(), ("map",))
     plain = facts_of(Graph((one, act), "act"))
     assert plain.fused_relus == {"map": "act"} and plain.sums == {} and not plain.masked and not plain.resizable
@@ -58,20 +58,20 @@ def test_facts_of_a_graph() -> None:
         assert facts_of(Graph((Node("soft", Softmax(mask), ("images",)),), "soft")).masked == (mask is not None)
 
 
-def test_multipliers_have_the_width_of_the_recipe() -> None:
+def test_the_recipe_decides_the_width_of_multipliers() -> None:
     full, short = context_of(), context_of("short")
-    assert not full.short and lowering_in(full).encode(0.3) == multiplier(0.3)
-    assert short.short and lowering_in(short).encode(0.3) == encode_ratio("y", 0.3, short=True)
+    assert not full.short and lowering_in(full).encode_ratio(0.3) == multiplier(0.3)
+    assert short.short and lowering_in(short).encode_ratio(0.3) == encode_ratio("y", 0.3, short=True)
 
 
-def test_what_is_added_to_a_sum_is_a_fraction_of_its_step_where_multipliers_are_short() -> None:
+def test_with_short_multipliers_terms_of_a_sum_are_in_fractions_of_its_scale() -> None:
     for bits, fraction in ((8, 8), (13, 3), (14, 2), (15, 2), (16, 2)):
         found = context_of("short", sums={"y": QParams(bits, np.array([0.5]), np.array([3]))})
         assert found.sum_unit("y") == 0.5 / 2**fraction and found.sum_unit("other") is None
     assert context_of(sums={"y": params(0.5, 3)}).sum_unit("y") is None
 
 
-def test_moves_are_written_down_where_the_size_may_change() -> None:
+def test_moves_are_recorded_only_in_resizable_programs() -> None:
     fixed, resizable = lowering_in(context_of()), lowering_in(context_of(resizable=True))
     fixed.move("y", "windows", (7, 3))
     assert fixed.emit.moves == {}

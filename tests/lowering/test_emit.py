@@ -1,4 +1,4 @@
-"""The emitter: constants are named and stored once."""
+"""Tests of lowering/emit.py: names and dtypes of constants, each stored once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def params(scale: list[float], zero: list[int], bits: int = 8, **more: Any) -> Q
     return QParams(bits, np.array(scale), np.array(zero, np.int64), **more)
 
 
-def test_multipliers_have_16_bits_where_short_ones_are_asked_for() -> None:
+def test_requantizer_writes_full_or_short_multipliers() -> None:
     for short, expected, dtype in (
         (False, multiplier(0.3), np.int32),
         (True, encode_ratio("y", 0.3, short=True), np.uint16),
@@ -33,11 +33,11 @@ def test_multipliers_have_16_bits_where_short_ones_are_asked_for() -> None:
         assert found.constants["y.shift"].tolist() == [expected[1]] * 2
 
 
-def test_multipliers_are_16_bits_only_if_all_are() -> None:
+def test_multipliers_are_stored_in_16_bits_only_if_all_fit() -> None:
     found = Emitter()
-    found.requantizer("x", np.array([0.3]), short=False)  # what is no codes keeps all bits
+    found.requantizer("x", np.array([0.3]), short=False)  # full multipliers keep all bits
     assert found.constants["x.mult"].tolist() == [multiplier(0.3)[0]]
-    found.requantizer("y", np.array([0.3, 40000.0]), short=True)  # the second has no room to lose 15 bits of shift
+    found.requantizer("y", np.array([0.3, 40000.0]), short=True)  # the shift of the second is too small
     assert found.constants["y.mult"].dtype == np.int32
     assert found.constants["y.mult"].tolist() == [encode_ratio("y", 0.3, short=True)[0], multiplier(40000.0)[0]]
     found.requantizer("z", np.array([2.0**15 * (1 - 2.0**-20)]), short=True)
@@ -57,14 +57,14 @@ def test_multipliers_are_16_bits_only_if_all_are() -> None:
         ([1, 1, 1, 2], "zero.0"),
     ],
 )
-def test_zero_points_are_one_number_or_three_or_a_constant(zero: list[int], expected: object) -> None:
+def test_zero_points_are_one_number_three_numbers_or_a_constant(zero: list[int], expected: object) -> None:
     found = Emitter()
     assert found.zero(params([0.5] * len(zero), zero)) == expected
     assert [x.tolist() for x in found.constants.values()] == ([zero] if expected == "zero.0" else [])
 
 
 @pytest.mark.parametrize("bits, dtype", [(8, np.uint8), (9, np.uint16), (16, np.uint16)])
-def test_zero_points_have_the_type_of_their_codes(bits: int, dtype: type) -> None:
+def test_zero_points_have_the_dtype_of_their_codes(bits: int, dtype: type) -> None:
     found = Emitter()
     zero = [0, (1 << bits) - 1, 1, 2]
     name = found.zero(params([0.5] * 4, zero, bits))
@@ -79,21 +79,21 @@ def test_equal_constants_of_a_kind_are_stored_once() -> None:
     assert set(found.constants) == {"a.0", "a.1", "a.2", "b.0"} and found.constants["a.2"].shape == (2, 2)
 
 
-def test_weights_are_those_of_an_earlier_op_only_if_every_part_is_equal() -> None:
+def test_weights_are_shared_with_an_earlier_op_only_if_all_parts_are_equal() -> None:
     found, leaf = Emitter(), Leaf("norm")
     w, e = np.ones((2, 2), np.int8), np.zeros((2, 1), np.uint8)
     assert found.weights("first", leaf, {"w": w, "exponent": e}) is None
     assert found.weights("second", leaf, {"w": w, "exponent": e}) == "first"
     assert found.weights("third", leaf, {"w": w, "exponent": e + 1}) is None
-    assert found.weights("fourth", leaf, {"w": w, "exponent": e + 1}) is None  # only the first is an owner
+    assert found.weights("fourth", leaf, {"w": w, "exponent": e + 1}) is None  # only the first op of a leaf shares its weights
     assert found.weights("other", Leaf("norm"), {"w": w, "exponent": e}) is None
     assert set(found.constants) == {
         f"{op}.{part}" for op in ("first", "third", "fourth", "other") for part in ("w", "exponent")
     }
 
 
-def test_an_accumulator_is_no_codes() -> None:
+def test_codes_of_an_accumulator_are_rejected() -> None:
     q = params([0.5], [3])
     assert LoweredValue("y", (4,), q).codes() is q
-    with pytest.raises(FqvitError, match="^y: an accumulator where codes are needed"):
+    with pytest.raises(FqvitError, match="^y: holds accumulators, expected codes"):
         LoweredValue("y", (4,)).codes()

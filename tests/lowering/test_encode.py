@@ -1,4 +1,4 @@
-"""Encoding real numbers in fixed point: they become the nearest integers of their format."""
+"""Tests of lowering/encode.py: real numbers become the nearest fixed-point integers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fqvit.lowering.encode import _shortened, encode_affine, encode_ratio, power
 from fqvit.quant.qparams import QParams
 
 RATIOS = st.floats(2.0**-30, 2.0**29)
-# Just below a power of two, where rounding to 16 bits reaches the next one; and where the shift becomes small.
+# Around powers of two, where rounding to 16 bits can carry into the next power, and where the shift becomes small.
 EDGES = [
     2.0**e * f for e in (-20, -1, 0, 13, 14, 15, 16, 29) for f in (1 - 2.0**-31, 1 - 2.0**-17, 1 - 2.0**-18, 1.0, 1 + 2.0**-16)
 ]
 
 
 def check_short(ratio: float, mult: int, shift: int) -> None:
-    """16 bits wherever a shift of 1 has room for them: the nearest, except that no shift is below 1."""
+    """Check that mult is the nearest 16-bit multiplier, or a full one if the shift of a 16-bit one would be below 1."""
     assert 1 <= shift <= 62
     if ratio >= 2.0**15:
         assert (mult, shift) == multiplier(ratio)
@@ -34,38 +34,38 @@ def check_short(ratio: float, mult: int, shift: int) -> None:
 
 
 @given(RATIOS)
-def test_short_multipliers_are_the_nearest_of_16_bits(ratio: float) -> None:
+def test_short_multipliers_are_the_nearest_16_bit_numbers(ratio: float) -> None:
     check_short(ratio, *_shortened(*multiplier(ratio)))
 
 
 @pytest.mark.parametrize("ratio", EDGES)
-def test_short_multipliers_near_powers_of_two_keep_a_shift_that_programs_may_have(ratio: float) -> None:
+def test_short_multipliers_near_powers_of_two_have_a_valid_shift(ratio: float) -> None:
     check_short(ratio, *_shortened(*multiplier(ratio)))
 
 
-def test_a_short_multiplier_of_nothing_is_0() -> None:
+def test_the_short_multiplier_of_a_tiny_ratio_is_0() -> None:
     assert _shortened(*multiplier(2.0**-40)) == (0, 62)
 
 
-def test_ratios_have_31_bits_or_16() -> None:
+def test_multipliers_have_31_or_16_bits() -> None:
     assert encode_ratio("y", 0.3, short=False) == multiplier(0.3)
     assert encode_ratio("y", 0.3, short=True) == _shortened(*multiplier(0.3))
 
 
 @pytest.mark.parametrize("ratio", [2.0**30, float("nan"), float("inf"), -1.0])
-def test_ratios_that_no_multiplier_holds_are_refused_by_name(ratio: float) -> None:
-    with pytest.raises(FqvitError, match="^here: the ratio of its scales is .* no multiplier holds"):
+def test_ratios_that_no_multiplier_can_represent_are_rejected(ratio: float) -> None:
+    with pytest.raises(FqvitError, match="^here: the ratio of its scales is .* no multiplier can represent"):
         encode_ratio("here", ratio, short=False)
 
 
 @given(st.lists(RATIOS.map(lambda r: r / 2), min_size=1, max_size=5), st.booleans())
-def test_terms_of_a_sum_share_the_finest_shift_that_leaves_their_room(ratios: list[float], short: bool) -> None:
+def test_terms_of_a_sum_share_the_largest_shift_that_fits(ratios: list[float], short: bool) -> None:
     room, largest = 15 if short else 29, max(ratios)
     if largest >= 2.0 ** (room - 1):
         with pytest.raises(FqvitError, match="^sum: the ratio of its scales is"):
             shared_shift("sum", [np.array(ratios)], short)
         return
-    # In two terms: the largest of either decides.
+    # The largest ratio of both terms decides.
     mults, shift = shared_shift("sum", [np.array(ratios), np.array(ratios[::-1][:1])], short)
     exact = [r * 2.0**shift for r in (*ratios, ratios[-1])]
     assert [m for mult in mults for m in mult.tolist()] == [int(np.floor(x + 0.5)) for x in exact]
@@ -74,10 +74,10 @@ def test_terms_of_a_sum_share_the_finest_shift_that_leaves_their_room(ratios: li
 
 
 @pytest.mark.parametrize("short, room", [(False, 29), (True, 15)])
-def test_the_ends_of_a_sums_shift(short: bool, room: int) -> None:
+def test_the_limits_of_a_shared_shift(short: bool, room: int) -> None:
     below = np.nextafter(2.0 ** (room - 1), 0)
     assert shared_shift("sum", [np.array([below])], short) == ([np.array([2**room])], 1)
-    with pytest.raises(FqvitError, match="no multiplier holds"):
+    with pytest.raises(FqvitError, match="no multiplier can represent"):
         shared_shift("sum", [np.array([2.0 ** (room - 1)])], short)
     assert shared_shift("sum", [np.array([2.0**-60])], short)[1] == 47
     assert shared_shift("sum", [np.array([2.0 ** (room - 47)])], short)[1] == 46
@@ -96,7 +96,7 @@ def test_the_ends_of_a_sums_shift(short: bool, room: int) -> None:
         ([0.0, 0.0], [3.0, 0.3], 21, 20),
     ],
 )
-def test_affine_is_the_nearest_integers_at_its_shifts(
+def test_encode_affine_rounds_to_the_nearest_integers(
     gain: list[float], offset: list[float], g_fraction: int, b_fraction: int
 ) -> None:
     both, shift, b_shift = encode_affine("norm", np.array(gain), np.array(offset))
@@ -106,7 +106,7 @@ def test_affine_is_the_nearest_integers_at_its_shifts(
     assert both[1].tolist() == [int(np.floor(x * 2**b_fraction + 0.5)) for x in offset]
 
 
-def test_what_does_not_fit_32_bits_is_refused_by_name() -> None:
+def test_values_that_do_not_fit_32_bits_are_rejected() -> None:
     ends = np.array([2**31 - 1, 1 - 2**31])
     assert to_int32("y", "bias", ends).tolist() == ends.tolist()
     for wrong in (2**31, -(2**31)):
@@ -116,7 +116,7 @@ def test_what_does_not_fit_32_bits_is_refused_by_name() -> None:
         encode_affine("norm", np.array([2.0**31]), np.array([1.0]))
 
 
-def test_steps_that_are_powers_of_two_apart() -> None:
+def test_powers_splits_scales_into_the_finest_one_and_powers_of_two() -> None:
     finest, alpha, zeros = powers(QParams(8, np.array([0.3, 1.2, 0.3, 2.4]), np.array([5, 9, 5, 11])))
     assert (finest, alpha.tolist(), zeros) == (0.3, [0, 2, 0, 3], (5, 0, 9, 11))
     assert alpha.dtype == np.uint8

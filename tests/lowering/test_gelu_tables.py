@@ -1,4 +1,4 @@
-"""GELU's tables, entry by entry: all codes at many scales and zero points, against x Phi(x) in 60 decimal digits."""
+"""Tests of GELU tables: every entry, at many scales and zero points, against x Phi(x) in 60 decimal digits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.quant.qparams import QParams
 
-NEAR = Decimal("1e-9")  # of a code: where float64 may choose either side of a half
-# scale and zero point of the input, of the output: usual ones, the widest and finest, zero points at both ends.
+NEAR = Decimal("1e-9")  # in codes: within this distance of a half, float64 may round either way
+# (scale, zero point) of the input and of the output: typical, very coarse and very fine ones, zero points at both ends.
 SETTINGS = [
     (0.05, 128, 0.02, 12),
     (0.031, 100, 0.017, 10),
@@ -34,7 +34,7 @@ SETTINGS = [
 
 
 def exact_gelu(x: Decimal) -> Decimal:
-    """x Phi(x), Phi(x) = 1/2 + phi(x) (x + x^3 / 3 + x^5 / 15 + ...), whose terms all have one sign."""
+    """x Phi(x), with Phi(x) = 1/2 + phi(x) (x + x^3 / 3 + x^5 / 15 + ...), whose terms all have the same sign."""
     if abs(x) > 14:  # phi is below 1e-42 there
         return x if x > 0 else Decimal(0)
     term = total = x
@@ -49,7 +49,7 @@ def exact_gelu(x: Decimal) -> Decimal:
 
 
 def table_of(q_x: QParams, q: QParams) -> tuple[dict[str, Any], Any]:
-    """The constants and the op that lowering makes of GELU between two sites."""
+    """Return the constants and the op that lowering emits for a GELU between two sites."""
     calibration: Any = SimpleNamespace(recipe=SimpleNamespace(mult="full"), sites={"g": q})
     context = LoweringContext(calibration, SimpleNamespace())  # type: ignore[arg-type]
     emit = Emitter()
@@ -59,7 +59,7 @@ def table_of(q_x: QParams, q: QParams) -> tuple[dict[str, Any], Any]:
 
 
 def codes_of(value: Decimal, scale: float, zero: int, last: int) -> set[int]:
-    """clip(floor(value / scale + 1/2) + zero), either side where float64 cannot tell."""
+    """clip(floor(value / scale + 1/2) + zero, 0, last); both neighbours if the value is too close to a half."""
     place = value / Decimal(scale) + Decimal("0.5")
     floors = {int((place + d).to_integral_value(ROUND_FLOOR)) for d in (-NEAR, NEAR)}
     return {min(max(floor + zero, 0), last) for floor in floors}
@@ -67,7 +67,7 @@ def codes_of(value: Decimal, scale: float, zero: int, last: int) -> set[int]:
 
 @pytest.mark.parametrize("x_bits", [8, 10])
 @pytest.mark.parametrize("s_x, z_x, s_y, z_y", SETTINGS)
-def test_every_entry_is_the_rounded_value_of_its_code(s_x: float, z_x: int, s_y: float, z_y: int, x_bits: int) -> None:
+def test_every_entry_is_the_rounded_gelu_of_its_code(s_x: float, z_x: int, s_y: float, z_y: int, x_bits: int) -> None:
     q_x = QParams(x_bits, np.array([s_x]), np.array([z_x]))
     constants, _ = table_of(q_x, QParams(8, np.array([s_y]), np.array([z_y])))
     table = constants["g.table"]
@@ -79,8 +79,8 @@ def test_every_entry_is_the_rounded_value_of_its_code(s_x: float, z_x: int, s_y:
 
 
 @pytest.mark.parametrize("s_x, z_x, s_y", [(0.05, 128, 0.02), (0.1, 255, 0.001), (1e-4, 128, 1e-4), (0.5, 128, 1e-3)])
-def test_with_a_power_for_each_channel_every_entry_and_shift_round_once(s_x: float, z_x: int, s_y: float) -> None:
-    """Twice the value in the finest steps, floored; what Lookup makes of it is the value rounded to each channel's step."""
+def test_with_per_channel_powers_of_two_every_result_is_rounded_once(s_x: float, z_x: int, s_y: float) -> None:
+    """The table holds floor(2 value / finest scale); Lookup's shift rounds that to the scale of each channel."""
     powers = np.arange(5)
     q = QParams(8, s_y * 2.0**powers, np.array([12, 8, 7, 3, 1]))
     constants, op = table_of(QParams(8, np.array([s_x]), np.array([z_x])), q)

@@ -1,4 +1,4 @@
-"""What lowering writes beside the ops: recipe, input, outputs; and which sizes of a detector's pyramid are kept."""
+"""Tests of a lowered program's header: recipe, input and outputs; and of the cache of pyramid sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def calibration(features: Any = "logits", square: QParams | None = None) -> Cali
     return Calibration(Recipe(name="test"), features, 1, {}, square=square)
 
 
-def test_a_recipe_is_written_with_its_defaults_except_those_of_later_fields() -> None:
+def test_a_recipe_is_stored_with_its_defaults_except_for_later_fields() -> None:
     plain = recorded(Recipe(name="test"))
     names = {field.name for field in msgspec.structs.fields(Recipe)}
     assert set(plain) == names - set(LATER_FIELDS) and plain["weight_bits"] == 8
@@ -49,7 +49,7 @@ def test_a_recipe_is_written_with_its_defaults_except_those_of_later_fields() ->
         (None, Q, None),
     ],
 )
-def test_the_input_of_a_head_is_codes(square: Any, q: QParams | None, expected: CodeInput | None) -> None:
+def test_the_input_of_a_detector_head_is_codes(square: Any, q: QParams | None, expected: CodeInput | None) -> None:
     preprocess = Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3)
     assert _input(FloatModel("head", nn.Identity(), preprocess, None, "", square), calibration(square=q)) == expected
 
@@ -66,20 +66,18 @@ def test_the_input_of_a_head_is_codes(square: Any, q: QParams | None, expected: 
         ("pooled", LoweredValue("y", (2,), Q), "pooled", Output("y", "pooled", 0.5, 3)),
     ],
 )
-def test_an_output_has_the_kind_that_its_shape_and_role_say(
-    role: Any, value: LoweredValue, features: Any, expected: Output
-) -> None:
+def test_shape_and_role_decide_the_kind_of_an_output(role: Any, value: LoweredValue, features: Any, expected: Output) -> None:
     graph = Graph((Node("y", Leaf(role), ()),), "y")
     assert _outputs(graph, calibration(features), {"y": value}, Emitter()) == [expected]
 
 
-def test_outputs_come_in_the_order_of_the_model() -> None:
+def test_outputs_have_the_order_of_the_model() -> None:
     values = {name: LoweredValue(name, (5,), unit=np.array([0.5])) for name in "abc"}
     graph = Graph(tuple(Node(name, Leaf("logits"), ()) for name in "abc"), "a", ("c", "b"))
     assert [output.buffer for output in _outputs(graph, calibration(), values, Emitter())] == ["c", "b", "a"]
 
 
-def test_recipes_without_integer_programs_are_refused() -> None:
+def test_recipes_without_integer_programs_are_rejected() -> None:
     recipe = next(recipe for recipe in RECIPES.values() if not recipe.integer)
     model = float_model("vit")
     with pytest.raises(FqvitError, match="there is no integer program"):
@@ -87,14 +85,14 @@ def test_recipes_without_integer_programs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind, masked", [("vit", False), ("padded swin", True)])
-def test_the_last_code_of_attention_means_0_wherever_some_window_is_masked(kind: str, masked: bool) -> None:
+def test_the_last_log2_code_means_0_if_any_window_is_masked(kind: str, masked: bool) -> None:
     model = float_model(kind)
     sites = lower(model, calibration_of(model, Recipe(name="test", zero_code=False))).header.sites.values()
     assert {site.zero_code for site in sites if site.log2} == {masked}
 
 
 @pytest.mark.parametrize("kind, added", [("vit", 5), ("swin", 6)])
-def test_whatever_is_added_comes_in_fractions_of_the_sums_step_where_multipliers_are_short(kind: str, added: int) -> None:
+def test_with_short_multipliers_branches_are_requantized_instead_of_accumulators(kind: str, added: int) -> None:
     model = float_model(kind)
     full, short = (
         [op.out for op in lower(model, calibration_of(model, recipe, 4)).ops if isinstance(op, Linear)]
@@ -103,15 +101,15 @@ def test_whatever_is_added_comes_in_fractions_of_the_sums_step_where_multipliers
     assert full.count("acc") == added and short == ["i32" if out == "acc" else out for out in full]
 
 
-def test_a_class_name_is_one_line() -> None:
+def test_class_names_with_line_breaks_are_rejected() -> None:
     model = float_model("distilled", classes=("a", "b", "c\nd", "e", "f"))
-    with pytest.raises(FqvitError, match=r"^class name 'c\\nd': has a line break"):
+    with pytest.raises(FqvitError, match=r"^class name 'c\\nd': contains a line break"):
         lower(model, calibration_of(model, count=4))
-    # Features have no classes.
+    # Programs with features have no class names.
     assert lower(model, calibration_of(model, count=4, features="pooled")).classes is None
 
 
-def test_what_lowering_gives_is_verified() -> None:
+def test_lowering_verifies_its_program() -> None:
     model = float_model("distilled", classes=("a", "b"))
     with pytest.raises(FqvitError, match="^2 class names for 5 logits"):
         lower(model, calibration_of(model, count=4))

@@ -1,4 +1,4 @@
-"""Tests of the table of lowering rules: every leaf module has exactly one rule."""
+"""Tests of lowering/rules: every leaf module has exactly one rule in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each lowering rule by itself: what its ops give, read back, is what the float leaf gives of the same inputs, rounded once."""
+"""Tests of single lowering rules: the decoded result of the ops is the float leaf's result, rounded once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fqvit.lowering.context import LoweringContext
 from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
-from fqvit.lowering.rules.layers import encode
+from fqvit.lowering.rules.layers import to_codes
 from fqvit.models import layers, maps
 from fqvit.models.graph import Node
 from fqvit.quant.calibration import Calibration
@@ -41,25 +41,29 @@ def params(scale: float, zero: int, bits: int = 8, **more: Any) -> QParams:
 
 
 def codes(shape: tuple[int, ...], q: QParams = X, seed: int = 0) -> tuple[LoweredValue, Array]:
-    """Random codes of two images as an input."""
+    """A lowered input and random codes of two images for it."""
     made = np.random.default_rng(seed).integers(0, q.last + 1, (2, *shape)).astype(np.uint8 if q.bits <= 8 else np.uint16)
     return LoweredValue(f"x{seed}", shape, q), made
 
 
 def numbers(shape: tuple[int, ...], unit: Array, seed: int = 0) -> tuple[LoweredValue, Array]:
-    """Random integers worth `unit` each."""
+    """A lowered input and random accumulators of two images for it."""
     return LoweredValue(f"x{seed}", shape, unit=unit), np.random.default_rng(seed).integers(-500, 500, (2, *shape)).astype(
         np.int32
     )
 
 
 def read(value: LoweredValue, values: Array) -> Tensor:
+    """Decode integers to real numbers."""
     wide = torch.from_numpy(values.astype(np.float64))
     return wide * torch.from_numpy(value.unit) if value.q is None else value.q.decode(wide)
 
 
 class Made:
-    """A rule's ops, run on numpy; and what the float leaf gives of the same inputs."""
+    """The ops of a rule, run on numpy, and the result of the float leaf for the same inputs.
+
+    options: fields of the recipe (recipe={...}) and of the LoweringContext
+    """
 
     def __init__(
         self, leaf: layers.Leaf, inputs: list[tuple[LoweredValue, Array]], q: QParams | None, *tensors: Tensor, **options: Any
@@ -73,7 +77,7 @@ class Made:
         arrays = {value.buffer: array for value, array in inputs}
         known = {}
         for value, x in inputs:
-            levels = () if value.q is None else value.q.levels  # every row of such codes has the largest level
+            levels = () if value.q is None else value.q.levels  # RowCodes puts the largest level into every row
             row_code = levels.index(max(levels)) if levels else None
             lo, hi = (int(x.min()), int(x.max())) if value.q is None else (0, value.q.last)
             known[value.buffer] = Value(NAMES[x.dtype], x.shape[1:], lo, hi, row_code=row_code)
@@ -95,7 +99,7 @@ class Made:
             self.exact = leaf(*floats, *tensors)
 
     def check(self, error: float | None = None) -> None:
-        """Codes are the nearest; numbers are within `error`."""
+        """Check that codes are the nearest ones, or within `error` codes; and that accumulators are within `error`."""
         exact = self.exact
         if self.lowered.q is not None:
             q = self.lowered.q
@@ -113,7 +117,7 @@ class Made:
 
 
 def whole(*shape: int, seed: int = 9) -> Tensor:
-    """Weights [O, ...] that 8 bits hold exactly: rows of whole numbers up to 127, times another power of two each."""
+    """Weights [O, ...] that are exact in 8 bits: rows of integers up to 127, each times a power of two."""
     w = np.random.default_rng(seed).integers(-127, 128, shape).astype(float)
     w.reshape(shape[0], -1)[:, 0] = 127
     return torch.from_numpy(w * 2.0 ** -(7 + np.arange(shape[0]) % 3).reshape(-1, *[1] * (len(shape) - 1)))
@@ -129,7 +133,7 @@ def linear(role: Any = "fc1") -> layers.Linear:
     return with_weights(layers.Linear(6, 4, role), whole(4, 6))  # type: ignore[no-any-return]
 
 
-def test_a_linear_map_is_exact_in_its_accumulator() -> None:
+def test_linear_is_exact_in_the_accumulator() -> None:
     Made(linear(), [codes((5, 6))], None).check()
 
 
@@ -137,27 +141,27 @@ BY_CHANNEL = QParams(8, np.array([0.5, 0.7, 0.3, 2]), np.array([9, 99, 100, 3]))
 
 
 @pytest.mark.parametrize("q", [params(0.7, 120), params(0.7, 30, 6), BY_CHANNEL])
-def test_a_linear_map_gives_the_nearest_codes(q: QParams) -> None:
+def test_linear_gives_the_nearest_codes(q: QParams) -> None:
     Made(linear(), [codes((5, 6))], q).check()
 
 
 @pytest.mark.parametrize("q, unit", [(None, 2.0**-9), (params(0.3, 7), 0.3), (params(2.0**-12, 7), 2.0**-9)])
-def test_class_scores_have_one_unit_the_coarsest(q: QParams | None, unit: float) -> None:
+def test_class_scores_share_the_coarsest_unit(q: QParams | None, unit: float) -> None:
     made = Made(linear("logits"), [codes((6,))], q)
     assert made.lowered.q is None and made.lowered.unit.tolist() == [unit]
     made.check(unit / 2 * (1 + 1e-6))
     assert made.values.dtype == np.int32
 
 
-def test_what_is_added_to_a_sum_comes_in_fractions_of_its_step_where_multipliers_are_short() -> None:
+def test_with_short_multipliers_terms_of_a_sum_are_in_fractions_of_its_scale() -> None:
     made = Made(linear(), [codes((5, 6))], None, recipe={"mult": "short"}, sums={"y": params(0.5, 3)})
     assert made.lowered.unit.tolist() == [0.5 / 256]
     made.check(0.5 / 512 * (1 + 1e-3))
-    # Codes of its own are not in fractions of another's.
+    # A linear map with its own codes does not use the sum's unit.
     Made(linear(), [codes((5, 6))], params(0.7, 120), recipe={"mult": "short"}, sums={"y": params(0.5, 3)}).check(0.52)
 
 
-def test_weights_that_were_chosen_are_taken() -> None:
+def test_weights_of_the_calibration_are_used() -> None:
     leaf, x = linear(), codes((5, 6))
     chosen = quantize_linear(leaf.weight.detach().double().numpy() * 3, None, X.channel_scales(6), 8)
     context, emit = LoweringContext(Calibration(Recipe(name="test"), "logits", 1, {}, {"y": chosen}), PREPROCESS), Emitter()
@@ -166,7 +170,7 @@ def test_weights_that_were_chosen_are_taken() -> None:
     np.testing.assert_array_equal(emit.constants["y.bias"], chosen.bias - chosen.w.astype(np.int64).sum(1) * 100)
 
 
-def test_weights_of_groups_are_packed() -> None:
+def test_weights_with_a_group_are_packed() -> None:
     leaf = layers.Linear(16, 4, "fc1")
     leaf.weight.data = whole(4, 16).float()
     value = codes((5, 16))[0]
@@ -180,11 +184,11 @@ def test_weights_of_groups_are_packed() -> None:
     np.testing.assert_array_equal(op.weights(Scope(known, emit.constants, "y")), expected)
 
 
-def test_patches_are_those_of_normalised_pixels() -> None:
+def test_patches_agree_with_the_convolution_of_normalized_pixels() -> None:
     leaf = with_weights(layers.Patches(3, 2, 4), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0)).double())
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 6, 3)).astype(np.uint8)
     made = Made(leaf, [(LoweredValue("pixels", (4, 6, 3)), pixels)], None)
-    made.check(0.05)  # 8 bits of weights
+    made.check(0.05)  # the error of 8-bit weights
     assert made.lowered.shape == (6, 4) and made.emit.moves == {}
     assert Made(leaf, [(LoweredValue("pixels", (4, 6, 3)), pixels)], None, resizable=True).emit.moves == {
         "y.pixels": Move("patches")
@@ -197,22 +201,22 @@ POSITIONS = torch.linspace(-1, 1, 20).double().reshape(1, 5, 4)
 
 @pytest.mark.parametrize("patches", [numbers((3, 4), np.array([0.01, 0.02, 0.03, 0.04])), codes((3, 4), params(0.05, 99))])
 @pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_tokens_and_positions_are_added_to_patches(patches: tuple[LoweredValue, Array], prefix: int) -> None:
+def test_embed_adds_tokens_and_positions_to_patches(patches: tuple[LoweredValue, Array], prefix: int) -> None:
     unit = 0.05 if patches[0].q is not None else 0.04
     clipped = PREFIX if patches[0].q is None else PREFIX.clamp(-99 * 0.05, 156 * 0.05)
     made = Made(layers.Embed(), [patches], params(0.1, 128), clipped[:, :prefix], POSITIONS[:, : 3 + prefix])
     assert made.lowered.shape == (3 + prefix, 4)
-    made.check(0.5 + (unit / 2 / 0.1 if prefix else 0) + 1e-2)  # the token is rounded to the patches' unit first
+    made.check(0.5 + (unit / 2 / 0.1 if prefix else 0) + 1e-2)  # the class token is first rounded to the unit of the patches
     if prefix and patches[0].q is None:
         token = np.floor(clipped[0, :prefix].numpy() / patches[0].unit + 0.5)
         assert made.emit.constants["y.prefix"].tolist() == token.tolist()
 
 
-def test_a_token_of_codes_is_the_nearest_code_of_each_channel() -> None:
+def test_to_codes_gives_the_nearest_code_per_channel() -> None:
     q = QParams(8, np.array([0.1]), np.array([7]), np.array([0, 1, 2, 3], np.uint8))
     values = np.array([[0.26, 0.52, 1.04, 1.16], [-9.0, 9.0, 120.0, 999.0]])
-    assert encode(values, q).tolist() == [[10, 10, 10, 8], [0, 52, 255, 255]]
-    assert encode(np.array([0.26, 0.24, -0.04, -0.06]), params(0.1, 7)).tolist() == [10, 9, 7, 6]
+    assert to_codes(values, q).tolist() == [[10, 10, 10, 8], [0, 52, 255, 255]]
+    assert to_codes(np.array([0.26, 0.24, -0.04, -0.06]), params(0.1, 7)).tolist() == [10, 9, 7, 6]
 
 
 ALPHA = np.array([0, 1, 2, 3], np.uint8)
@@ -220,17 +224,17 @@ ALPHA = np.array([0, 1, 2, 3], np.uint8)
 
 @pytest.mark.parametrize("q", [params(0.3, 128), QParams(8, np.array([0.05]), np.array([128]), ALPHA), params(0.02, 30000, 16)])
 @pytest.mark.parametrize("second", [numbers((3, 4), np.array([0.01, 0.02, 0.03, 0.04]), 1), codes((3, 4), params(0.05, 99), 1)])
-def test_sums_are_rounded_once(second: tuple[LoweredValue, Array], q: QParams) -> None:
+def test_add_rounds_once(second: tuple[LoweredValue, Array], q: QParams) -> None:
     Made(layers.Add(), [codes((3, 4), QParams(8, np.array([0.02]), np.array([120]), ALPHA)), second], q).check()
 
 
 @pytest.mark.parametrize("skip", [0, 1, 2])
-def test_means_leave_the_first_tokens_out(skip: int) -> None:
+def test_mean_skips_the_first_tokens(skip: int) -> None:
     Made(layers.Mean(skip), [codes((5, 40))], params(0.25, 128)).check()
 
 
 @pytest.mark.parametrize("finest, greatest", [(2.0**-6, 2**14), (256 / 32767, 32767), (2.0**-7, 2**15), (2.0**-8, 2**16)])
-def test_tables_of_gelu_have_16_bits_where_all_entries_fit(finest: float, greatest: int) -> None:
+def test_gelu_tables_are_int16_if_all_entries_fit(finest: float, greatest: int) -> None:
     by_power = QParams(8, finest * np.array([2.0, 1, 64, 4]), np.array([3, 9, 100, 7]))
     made = Made(layers.Gelu(), [codes((3, 4), params(1.0, 127))], by_power)
     table = made.emit.constants["y.table"]
@@ -240,12 +244,12 @@ def test_tables_of_gelu_have_16_bits_where_all_entries_fit(finest: float, greate
 
 @pytest.mark.parametrize("join", [False, True])
 @pytest.mark.parametrize("index", [[[0, 1], [2, 0]], [[0, -1], [2, 1]]])
-def test_rows_that_are_taken(index: list[list[int]], join: bool) -> None:
+def test_take_gathers_rows(index: list[list[int]], join: bool) -> None:
     padded = -1 in index[0]
     leaf = layers.Take(torch.tensor(index), join, "windows", (7, 3))
     made = Made(leaf, [codes((3, 4))], None)
     made.check(1e-9)
-    # Where no place is empty nothing fills it; at another size one may be.
+    # Without padding the fill is not needed, unless the program can be resized.
     for resizable in (False, True):
         made = Made(leaf, [codes((3, 4))], None, resizable=resizable)
         (take,) = [op for op in made.emit.ops if isinstance(op, Take)]
@@ -255,7 +259,7 @@ def test_rows_that_are_taken(index: list[list[int]], join: bool) -> None:
     assert plain.emit.moves == {}
 
 
-def test_scores_and_their_bias() -> None:
+def test_scores_with_and_without_a_bias() -> None:
     index = torch.tensor([[0, 1, 2], [3, 0, 1], [4, 3, 0]])
     a, b = codes((2, 3, 8), params(0.03, 120)), codes((2, 3, 8), params(0.05, 99), 1)
     Made(layers.Scores(0.35), [a, b], params(0.3, 128)).check()
@@ -272,7 +276,7 @@ LEVELS = (1000, 500, 250, 100, 50, 20, 5, 0)
 @pytest.mark.parametrize(
     "q, error", [(params(1 / 255, 0), 1.5), (params(1.0, 0, 4, log2=True), 0.35), (params(1.0, 0, 3, levels=LEVELS), 0.4)]
 )
-def test_softmax_of_codes_is_near_that_of_values(q: QParams, error: float, mask: Tensor | None) -> None:
+def test_softmax_is_close_to_that_of_the_float_leaf(q: QParams, error: float, mask: Tensor | None) -> None:
     made = Made(layers.Softmax(mask, (7, 3)), [codes((2, 2, 3, 3), SCORES)], q, masked=mask is not None, resizable=True)
     assert (made.found - made.exact).abs().max() <= error * float(q.scale[0])
     if mask is not None:
@@ -280,7 +284,7 @@ def test_softmax_of_codes_is_near_that_of_values(q: QParams, error: float, mask:
     assert made.emit.moves == ({} if mask is None else {"y": Move("windows", 7, 3)})
 
 
-def test_a_mask_that_is_no_partition_is_refused() -> None:
+def test_a_mask_that_is_not_a_partition_is_rejected() -> None:
     mask = torch.tensor([[[True, True, False], [True, True, True], [False, True, True]]])
     with pytest.raises(FqvitError, match="not a partition"):
         Made(layers.Softmax(mask), [codes((1, 2, 3, 3), SCORES)], params(1 / 255, 0))
@@ -293,7 +297,7 @@ BYTES = tuple(range(256))
 @pytest.mark.parametrize(
     "q", [params(1 / 255, 0), params(1.0, 0, 4, log2=True), params(1.0, 0, 3, levels=LEVELS), params(1.0, 0, 8, levels=BYTES)]
 )
-def test_attention_times_v(q: QParams, mult: str) -> None:
+def test_attention_times_v_gives_the_nearest_codes(q: QParams, mult: str) -> None:
     value, attention = codes((2, 3, 3), q)
     if q.levels:
         attention[..., 0] = np.argmax(q.levels)
@@ -316,39 +320,39 @@ def multiplier_of(
 
 
 @pytest.mark.parametrize("scale", [*(0.1 * 1.07**i for i in range(12)), 50 * (1 - 2.0**-31)])
-def test_multipliers_of_weighted_means_leave_room_for_the_largest_level(scale: float) -> None:
+def test_multipliers_of_attend_leave_room_for_the_largest_level(scale: float) -> None:
     q = params(1.0, 0, 3, levels=LEVELS)
     value, attention = codes((2, 3, 3), q)
     inputs = [(value, attention * 0), codes((2, 3, 4), params(scale, 99), 1)]
     exact = Fraction(scale) / Fraction(0.2) / 1000
     mult, shift = multiplier_of(layers.Context(), inputs, params(0.2, 128))
     assert 2**28 <= mult < 2**29
-    # Rounded to 31 bits and then to 29; below 2^29 also where that is the nearest.
+    # Rounded to 31 bits, then to 29 bits, and clamped below 2^29.
     assert abs(mult - exact * 2**shift) <= Fraction(5, 8) + Fraction(1, 10**6) or mult == 2**29 - 1 < exact * 2**shift
     mult, shift = multiplier_of(layers.Context(), inputs, params(0.2, 128), "short")
     assert 2**15 <= mult < 2**16 and abs(mult - exact * 2**shift) <= Fraction(51, 100)
 
 
 @pytest.mark.parametrize("scale", [1 / 255, 1 / 15, 0.3, 0.7, 1.0, 1e-4, 3e-3])
-def test_the_multiplier_of_uniform_attention_has_52_bits(scale: float) -> None:
+def test_the_multiplier_of_softmax_has_52_bits(scale: float) -> None:
     mult, shift = multiplier_of(layers.Softmax(), [codes((2, 3, 3), SCORES)], params(scale, 0))
-    # The quotient of doubles is a last digit off.
+    # The float64 quotient may be off by one in the last place.
     assert abs(mult - Fraction(2**shift) / Fraction(scale)) <= 1 and 2**51 <= mult < 2**53 and shift <= 52
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_heads_of_q_k_and_v(part: int) -> None:
+def test_heads_select_q_k_or_v(part: int) -> None:
     Made(layers.Heads(2, part), [codes((2, 3, 12))], None).check(1e-9)
 
 
 @pytest.mark.parametrize("q", [None, params(0.7, 120)])
-def test_convolutions_see_zeros_beyond_the_edges(q: QParams | None) -> None:
+def test_convolutions_are_padded_with_zeros(q: QParams | None) -> None:
     made = Made(with_weights(maps.Conv2d(3, 4, "fpn"), whole(4, 3, 3, 3)), [codes((2, 3, 3))], q, resizable=True)
     made.check()
     assert made.emit.moves == {"y.rows": Move("neighbours"), "y.squares": Move("grid")}
 
 
-def test_deconvolutions_put_four_places_side_by_side() -> None:
+def test_deconvolutions_write_2x2_blocks() -> None:
     leaf = maps.Deconv(3, 5, "fpn")
     leaf.weight.data = whole(20, 3).T.reshape(3, 2, 2, 5).permute(0, 3, 1, 2)
     leaf.bias.data = torch.arange(5).double() - 2
@@ -357,14 +361,16 @@ def test_deconvolutions_put_four_places_side_by_side() -> None:
         Made(leaf, [codes((2, 3, 3))], None)
 
 
-def test_a_relu_is_the_map_before_it() -> None:
+def test_a_fused_relu_emits_no_op() -> None:
     x = (LoweredValue("y", (2, 3)), np.zeros((2, 2, 3), np.int32))
     assert Made(maps.Relu(), [x], params(0.5, 0)).lowered is x[0]
-    with pytest.raises(FqvitError, match="^y: follows no convolution or linear map that it alone reads"):
+    with pytest.raises(
+        FqvitError, match="^y: cannot fuse this ReLU, expected one that alone reads a convolution or linear map"
+    ):
         Made(maps.Relu(), [codes((2, 3))], params(0.5, 0))
 
 
-def test_maps_that_only_move() -> None:
+def test_maps_that_only_move_values_are_exact() -> None:
     by_channel = QParams(8, np.array([0.5, 0.25]), np.array([3, 4]))
     grid = Made(maps.Grid((2, 3)), [codes((6, 2), by_channel)], None, resizable=True)
     flat = Made(maps.Flatten(), [codes((2, 3, 2), by_channel)], None, resizable=True)

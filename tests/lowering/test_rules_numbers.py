@@ -1,4 +1,4 @@
-"""Lowering rules: the very numbers they write, where a result is too near to tell. What their ops give: test_rules.py."""
+"""Tests of the exact constants that lowering rules write. See also: test_rules.py (the results of their ops)."""
 
 from __future__ import annotations
 
@@ -25,20 +25,33 @@ from .test_rules import PREPROCESS, Made, codes, linear, numbers, params, whole,
 
 
 def emitted(leaf: layers.Leaf, x: LoweredValue, q: QParams, **recipe: Any) -> Emitter:
-    """What a rule writes; nothing runs."""
+    """Apply a rule without running its ops."""
     calibration = Calibration(Recipe(name="test", **recipe), "logits", 1, {"y": q})
     context, emit = LoweringContext(calibration, PREPROCESS), Emitter()
     lower_node(Lowering(context, emit, Node("y", leaf, (x.buffer,)), [x]))
     return emit
 
 
-def test_a_leaf_without_a_rule_is_refused() -> None:
+def test_a_leaf_without_a_rule_is_rejected() -> None:
     with pytest.raises(FqvitError, match=r"^y: no lowering rule for Leaf\."):
         emitted(layers.Leaf("norm"), codes((3, 4))[0], params(0.5, 3))
 
 
-def test_positions_are_the_nearest_fractions_of_the_sums_step_where_multipliers_are_short() -> None:
-    steps = [32767, 31, 32, 33, 95, 96, -31, -32, -33, -95, -97, 0]  # of 2^-15, the unit of 16 bits; a fraction is 64 of them
+def test_with_short_multipliers_positions_are_in_fractions_of_the_sums_scale() -> None:
+    steps = [
+        32767,
+        31,
+        32,
+        33,
+        95,
+        96,
+        -31,
+        -32,
+        -33,
+        -95,
+        -97,
+        0,
+    ]  # in units of 2^-15, that of 16-bit positions; the fraction is 64 units
     positions = torch.tensor(steps).double().reshape(1, 3, 4) / 2**15
     nothing = torch.zeros(1, 0, 4).double()
     patches, step = numbers((3, 4), np.array([2.0**-9])), params(0.5, 128)
@@ -53,17 +66,17 @@ def test_positions_are_the_nearest_fractions_of_the_sums_step_where_multipliers_
 @pytest.mark.parametrize(
     "recipe, dtype", [({}, np.int32), ({"channels": True, "k": 4}, np.uint16), ({"mult": "short"}, np.uint16)]
 )
-def test_multipliers_of_codes_have_16_bits_where_a_recipe_says_so(recipe: dict[str, Any], dtype: Any) -> None:
+def test_the_recipe_decides_whether_multipliers_of_codes_have_16_bits(recipe: dict[str, Any], dtype: Any) -> None:
     made = Made(linear(), [codes((5, 6))], params(0.7, 120), recipe=recipe)
     assert made.emit.constants["y.mult"].dtype == dtype
-    # Weights are stored once for all levels of a pyramid, which have other steps: a convolution keeps the 31 bits.
+    # All levels of a pyramid share their weights but not their scales, so a convolution keeps 31 bits.
     conv = with_weights(maps.Conv2d(3, 4, "fpn"), whole(4, 3, 3, 3))
     wide = Made(conv, [codes((2, 3, 3))], params(0.7, 120), recipe={"channels": True, "k": 4})
     assert wide.emit.constants["y.mult"].dtype == np.int32
 
 
 @pytest.mark.parametrize("mult, dtype", [("full", np.int32), ("short", np.uint16)])
-def test_multipliers_of_class_scores_and_of_terms_of_sums_have_the_width_of_the_recipe(mult: str, dtype: Any) -> None:
+def test_the_recipe_decides_the_width_of_multipliers_of_class_scores_and_sums(mult: str, dtype: Any) -> None:
     scores = Made(linear("logits"), [codes((6,))], None, recipe={"mult": mult})
     assert scores.emit.constants["y.mult"].dtype == dtype
     if mult == "short":
@@ -71,7 +84,7 @@ def test_multipliers_of_class_scores_and_of_terms_of_sums_have_the_width_of_the_
         assert term.emit.constants["y.mult"].dtype == dtype
 
 
-def test_a_sum_of_two_channels_has_the_unit_of_each() -> None:
+def test_a_sum_uses_the_unit_of_each_channel() -> None:
     Made(layers.Add(), [codes((3, 2), params(0.05, 99)), numbers((3, 2), np.array([0.01, 0.04]), 1)], params(0.3, 128)).check()
 
 
@@ -79,20 +92,20 @@ def test_a_sum_of_two_channels_has_the_unit_of_each() -> None:
     "eps, channels, scale, epsilon",
     [(0.1, 4, 0.5, 6), (0.1, 4, 0.45, 8), (0.1, 3, 0.05, 360), (1e-6, 4, 0.5, 1), (1e-6, 4, 0.0025, 3)],
 )
-def test_epsilon_is_in_the_unit_of_the_variance_of_sums(eps: float, channels: int, scale: float, epsilon: int) -> None:
-    """eps (C / s)^2, for the ops see sums, C times a mean, of codes worth s; never 0, so that nothing is divided by 0."""
+def test_epsilon_is_scaled_to_the_integer_variance(eps: float, channels: int, scale: float, epsilon: int) -> None:
+    """epsilon = max(1, eps (C / s)^2), because the op's D is C^2 times the variance of codes with scale s."""
     made = Made(layers.LayerNorm(channels, eps), [codes((5, channels), params(scale, 100))], params(0.02, 128))
     (op,) = made.emit.ops
     assert isinstance(op, LayerNorm) and op.epsilon == epsilon
-    made.check(1.0)  # rounding it moves results, too
+    made.check(1.0)  # rounding epsilon changes results slightly
 
 
 @pytest.mark.parametrize("index", [[[0, 1], [5, 3]], [[-1, 4]]])
-def test_rows_are_taken_from_several_axes(index: list[list[int]]) -> None:
+def test_take_flattens_leading_axes(index: list[list[int]]) -> None:
     Made(layers.Take(torch.tensor(index)), [codes((2, 3, 4))], None).check(1e-9)
 
 
-def test_a_bias_of_scores_is_the_nearest_in_their_unit() -> None:
+def test_the_bias_of_scores_is_rounded_to_the_accumulators_unit() -> None:
     halves = codes((2, 2, 8), params(0.5, 120)), codes((2, 2, 8), params(0.5, 99), 1)
     table = torch.tensor([[0.48, 0.52], [-0.48, -0.52], [3.5, -3.5], [7.3, -7.3]]).double() / 8
     made = Made(layers.BiasedScores(0.5, torch.tensor([[0, 1], [2, 3]])), [*halves], params(3.0, 128), table)
@@ -101,8 +114,8 @@ def test_a_bias_of_scores_is_the_nearest_in_their_unit() -> None:
 
 
 @pytest.mark.parametrize("exp", ["table", "polynomial"])
-def test_exponentials_leave_room_for_a_row_of_all_tokens(exp: str) -> None:
-    """However many windows and heads there are."""
+def test_the_sum_of_exponentials_of_a_row_fits_31_bits(exp: str) -> None:
+    """The number of windows and heads does not matter."""
     emit = emitted(
         layers.Softmax(), LoweredValue("x", (3, 2, 4096, 4096), params(0.04, 128)), params(1.0, 0, 4, log2=True), exp=exp
     )
@@ -110,20 +123,20 @@ def test_exponentials_leave_room_for_a_row_of_all_tokens(exp: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [6, 8])
-def test_exponentials_have_an_entry_for_each_distance_of_two_codes(bits: int) -> None:
+def test_the_table_of_exponentials_has_one_entry_per_distance(bits: int) -> None:
     emit = emitted(layers.Softmax(), LoweredValue("x", (2, 9, 9), params(1e-3, 3, bits)), params(1.0, 0, 4, log2=True))
     assert len(emit.constants["y.table"]) == 2**bits
 
 
 @pytest.mark.parametrize("first, table", [(255, [0] * 255 + [1]), (256, [0])])
-def test_levels_are_looked_up_for_each_distance_of_two_codes(first: int, table: list[int]) -> None:
-    """first: the distance from which on the lower level, half of the upper one, is the nearer."""
+def test_every_distance_has_the_nearest_level(first: int, table: list[int]) -> None:
+    """first: the smallest distance for which the lower level, half of the upper one, is nearer."""
     q = params(-math.log(0.75) / (first - 0.5), 128)
     emit = emitted(layers.Softmax(), LoweredValue("x", (2, 9, 9), q), params(1.0, 0, 1, levels=(100, 50)))
     assert emit.constants["y.table"].tolist() == table
 
 
-def test_a_convolution_reads_channels_by_their_own_steps() -> None:
+def test_a_convolution_reads_per_channel_scales() -> None:
     by_channel = QParams(8, np.array([0.25, 0.5, 0.125]), np.array([100, 3, 200]))
     conv = with_weights(maps.Conv2d(3, 4, "fpn"), whole(4, 3, 3, 3))
     Made(conv, [codes((2, 3, 3), by_channel)], params(4.0, 120)).check(0.6)

@@ -1,4 +1,4 @@
-"""Sites in a program's header: how to read every kind of codes."""
+"""Tests of lowering/sites.py: how a header describes every kind of codes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def params(scale: list[float], zero: list[int], bits: int = 8, **more: Any) -> Q
     return QParams(bits, np.array(scale), np.array(zero, np.int64), **more)
 
 
-def test_sites_say_how_to_read_every_kind_of_codes() -> None:
+def test_every_kind_of_codes_is_described() -> None:
     many = [0.25, 0.5, 0.5, 1.0]
     sites = {
         "log2": (Leaf("attention"), params([1.0], [0], 4, log2=True, zero_code=True)),
         "levels": (Leaf("attention"), params([1.0], [0], 2, levels=(4, 2, 1, 0))),
         "gelu": (Leaf("gelu"), params(many, [1, 2, 2, 3])),
-        "gelu of one": (Leaf("gelu"), params([0.5], [3])),
+        "gelu with one scale": (Leaf("gelu"), params([0.5], [3])),
         "norm": (Leaf("norm"), params(many, [4] * 4)),
-        "norm of zeros": (Leaf("norm"), params(many, [1, 2, 3, 5])),
+        "norm with zero points": (Leaf("norm"), params(many, [1, 2, 3, 5])),
         "qkv": (Leaf("qkv"), params([0.1, 0.1, 0.2, 0.2, 0.25, 0.5], [1, 1, 2, 2, 3, 3])),
         "thirds": (Leaf("qkv"), params([0.1, 0.2, 1 / 3], [1, 2, 3])),
         "ptf": (Leaf("residual"), params([0.5], [3], alpha=np.array([0, 1, 2, 3], np.uint8))),
@@ -47,18 +47,18 @@ def test_sites_say_how_to_read_every_kind_of_codes() -> None:
         "log2": Site("attention", 4, log2=True, zero_code=True),
         "levels": Site("attention", 2, levels=(4, 2, 1, 0)),
         "gelu": Site("gelu", 8, (0.25,), (1, 2, 3), "alpha.0"),
-        "gelu of one": Site("gelu", 8, (0.5,), (3,)),
+        "gelu with one scale": Site("gelu", 8, (0.5,), (3,)),
         "norm": Site("norm", 8, read["norm"].scale, (4,), steps="steps.0"),
-        "norm of zeros": Site("norm", 8, read["norm"].scale, "zero.0", steps="steps.0"),
+        "norm with zero points": Site("norm", 8, read["norm"].scale, "zero.0", steps="steps.0"),
         "qkv": Site("qkv", 8, read["qkv"].scale, (1, 2, 3), steps="steps.1"),
         "thirds": Site("qkv", 8, (0.1, 0.2, 0.333333333), (1, 2, 3)),
         "ptf": Site("residual", 8, (0.5,), (3,), "alpha.1"),
     }
-    # Q and K have one step each.
+    # Q and K have one scale each.
     assert read["qkv"].scale[:2] == (0.1, 0.2) and len(found.constants["steps.1"]) == 2
-    for name in ("gelu", "norm", "norm of zeros", "qkv"):
+    for name in ("gelu", "norm", "norm with zero points", "qkv"):
         q = sites[name][1]
         assert q is not None
         scale, zero = read[name].scales_and_zeros(found.constants)
-        np.testing.assert_allclose(scale, q.scale, rtol=1e-4)  # counts of units
+        np.testing.assert_allclose(scale, q.scale, rtol=1e-4)  # scales are rounded to multiples of a unit
         np.testing.assert_array_equal(np.repeat(zero, len(q.zero) // len(zero)), q.zero)

@@ -1,1 +1,1 @@
-"""From a float model and its calibration to an integer program."""
+"""Lowering: turn a float model and its calibration into an integer program."""

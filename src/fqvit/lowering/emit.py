@@ -1,4 +1,4 @@
-"""Collect the ops and constants of a program under construction."""
+"""Collect the ops and constants of a program, and describe the values that ops compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from fqvit.quant.qparams import QParams
 
 @dataclass(frozen=True)
 class LoweredValue:
-    """What a value of the graph became: a buffer of codes (q), or integers worth `unit` each (float64 [1] or [C])."""
+    """The integer form of one value of the float graph: a buffer and the meaning of its integers.
+
+    q: quantization parameters if the buffer holds codes; None if it holds accumulators
+    unit: float64 [1] or [C], the real value of 1 in an accumulator
+    """
 
     buffer: str
     shape: tuple[int, ...]
@@ -27,30 +31,33 @@ class LoweredValue:
     unit: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
 
     def codes(self) -> QParams:
+        """Return the quantization parameters. Raises FqvitError if the buffer holds accumulators."""
         if self.q is None:
-            raise FqvitError(f"{self.buffer}: an accumulator where codes are needed. Give this site bits in the recipe.")
+            raise FqvitError(f"{self.buffer}: holds accumulators, expected codes. Give this site bits in the recipe.")
         return self.q
 
 
 class Emitter:
-    """Collects ops and constants. Equal shared constants are stored once."""
+    """Collect ops, constants and moves. Equal shared constants are stored once."""
 
     def __init__(self) -> None:
         self.ops: list[AnyOp] = []
         self.constants: dict[str, Constant] = {}
-        self.moves: dict[str, Move] = {}  # how an op follows from the size of the image, by the buffer that it writes
+        self.moves: dict[str, Move] = {}  # how ops depend on the image size, by the buffer that they write
         self._shared: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
         self._owners: dict[Leaf, str] = {}
 
     def op(self, op: AnyOp) -> None:
+        """Append an op."""
         self.ops.append(op)
 
     def constant(self, name: str, array: Constant) -> None:
+        """Add a constant under a new name."""
         assert name not in self.constants
         self.constants[name] = np.ascontiguousarray(array)
 
     def shared(self, kind: str, array: Constant) -> str:
-        """The name of an equal constant, or of a new one: kind.0, kind.1, ..."""
+        """Return the name of an equal constant of this kind; if there is none, add one: kind.0, kind.1, ..."""
         key = (kind, array.tobytes(), array.shape)
         if key not in self._shared:
             self._shared[key] = f"{kind}.{sum(known[0] == kind for known in self._shared)}"
@@ -58,7 +65,10 @@ class Emitter:
         return self._shared[key]
 
     def weights(self, name: str, leaf: Leaf, parts: Mapping[str, Constant]) -> str | None:
-        """Constants of op `name` with a leaf's weights; or the name of an earlier op of the same leaf that has equal ones."""
+        """Add the weights of op `name` as constants and return None; or return an earlier op of this leaf with equal weights.
+
+        parts: the constants w and, for packed weights, exponent
+        """
         owner = self._owners.get(leaf)
         if owner is not None and all(np.array_equal(self.constants[f"{owner}.{part}"], x) for part, x in parts.items()):
             return owner
@@ -68,10 +78,11 @@ class Emitter:
         return None
 
     def alpha(self, q: QParams) -> str | None:
+        """Return the name of the constant of Power-of-Two Factors, if there are any."""
         return None if q.alpha is None else self.shared("alpha", q.alpha)
 
     def zero(self, q: QParams) -> Zero:
-        """One number where all channels agree, three where Q, K and V do, else the name of a constant."""
+        """Return one zero point for all channels, one each for Q, K and V, or the name of a constant with one per channel."""
         if (q.zero == q.zero[0]).all():
             return int(q.zero[0])
         thirds = q.zero.reshape(3, -1) if len(q.zero) % 3 == 0 else q.zero[:, None]
@@ -80,9 +91,9 @@ class Emitter:
         return self.shared("zero", q.zero.astype(np.uint8 if q.bits <= 8 else np.uint16))
 
     def requantizer(self, name: str, ratios: NDArray[np.float64], short: bool) -> None:
-        """The constants mult and shift of an op, one per channel.
+        """Add the constants mult and shift of an op: one pair per output channel for ratios float64 [O].
 
-        short: 16 bits of mult, where the result is codes: 2^-17 of their range is far below one of them.
+        short: 16-bit multipliers. Their relative error of 2^-17 is far below one 8-bit code.
         """
         mult, shift = np.array([encode_ratio(name, float(ratio), short) for ratio in ratios]).T
         self.constant(f"{name}.mult", mult.astype(np.uint16 if mult.max() < 1 << 16 else np.int32))

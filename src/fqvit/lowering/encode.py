@@ -12,23 +12,23 @@ from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
 from fqvit.quant.qparams import QParams
 
-G_BITS = 22  # LayerNorm's gamma: 2^-22 of itself is far below a code, and t * g stays inside 2^53
-B_FRACTION = 20
-SHORT = 15  # bits by which 16-bit multipliers are shorter
+G_BITS = 22  # of LayerNorm's gamma: a relative error of 2^-22 is far below one code, and t * g stays below 2^53
+B_FRACTION = 20  # most fraction bits of LayerNorm's beta
+SHORT = 15  # bits that a 16-bit multiplier has less than a full one
 
 
 def encode_ratio(name: str, ratio: float, short: bool) -> tuple[int, int]:
-    """(mult, shift) of a ratio. short: 16 bits of mult instead of 31."""
+    """Return (mult, shift) with mult / 2^shift nearest to `ratio`. short: mult has 16 bits instead of 31."""
     try:
         return _shortened(*multiplier(ratio)) if short else multiplier(ratio)
     except (ValueError, OverflowError):
         raise FqvitError(
-            f"{name}: the ratio of its scales is {ratio:g}, which no multiplier holds. Check the checkpoint's values."
+            f"{name}: the ratio of its scales is {ratio:g}, which no multiplier can represent. Check the checkpoint's values."
         ) from None
 
 
 def _shortened(mult: int, shift: int) -> tuple[int, int]:
-    """16 bits of a multiplier of 31, rounded; as it is where its shift has no room, or where it is 0."""
+    """Round a 31-bit multiplier to 16 bits; return it unchanged if it is 0 or its shift is too small."""
     if shift <= SHORT or mult == 0:
         return mult, shift
     short, shift = (mult + (1 << (SHORT - 1))) >> SHORT, shift - SHORT
@@ -38,18 +38,24 @@ def _shortened(mult: int, shift: int) -> tuple[int, int]:
 
 
 def shared_shift(name: str, ratios: Sequence[NDArray[np.float64]], short: bool) -> tuple[list[NDArray[np.int64]], int]:
-    """Multipliers below 2^30 (16 bits if short) at one shift: ratio = mult / 2^shift. It leaves room for alpha up to 15."""
+    """Encode ratios float64 [1] or [C] as multipliers with one common shift: ratio = mult / 2^shift.
+
+    Multipliers are below 2^30, or have 16 bits if short. The shift is at most 47, which leaves room for alpha up to 15.
+    """
     largest = max(float(r.max()) for r in ratios)
     shift = min((15 if short else 29) - math.frexp(largest)[1], 47)
     if shift < 1:
         raise FqvitError(
-            f"{name}: the ratio of its scales is {largest:g}, which no multiplier holds. Check the checkpoint's values."
+            f"{name}: the ratio of its scales is {largest:g}, which no multiplier can represent. Check the checkpoint's values."
         )
     return [np.floor(r * 2.0**shift + 0.5).astype(np.int64) for r in ratios], shift
 
 
 def encode_affine(name: str, gain: NDArray[np.float64], offset: NDArray[np.float64]) -> tuple[NDArray[np.int32], int, int]:
-    """LayerNorm's constant [g, b] and (shift, b_shift): gain = g / 2^(shift - 24), offset = b / 2^(shift - b_shift)."""
+    """Return LayerNorm's constant i32 [2, C] of g and b, shift and b_shift.
+
+    gain = g / 2^(shift - 24),   offset = b / 2^(shift - b_shift)
+    """
     g_fraction = min(max(G_BITS - math.frexp(float(np.abs(gain).max()) or 1.0)[1], 0), 28)
     b_fraction = min(B_FRACTION, 30 - math.frexp(float(np.abs(offset).max()) or 1.0)[1])
     both = np.stack([gain * 2.0**g_fraction, offset * 2.0**b_fraction])
@@ -58,13 +64,17 @@ def encode_affine(name: str, gain: NDArray[np.float64], offset: NDArray[np.float
 
 
 def to_int32(name: str, what: str, values: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Convert to int32. Raises FqvitError if |value| >= 2^31."""
     if np.abs(values).max() >= 2**31:
         raise FqvitError(f"{name}: {what} does not fit 32 bits. Check the checkpoint's values.")
     return values.astype(np.int32)
 
 
 def powers(q: QParams) -> tuple[float, NDArray[np.uint8], tuple[int, ...]]:
-    """Steps that are one step times powers of two, as that step, the powers u8 [C], and the zero point of each power."""
+    """Split per-channel scales into the finest scale and powers of two: scale[c] = finest 2^alpha[c].
+
+    Returns finest, alpha u8 [C], and the zero point of each value of alpha. The scales must differ by powers of two.
+    """
     finest = float(q.scale.min())
     alpha = np.rint(np.log2(q.scale / finest)).astype(np.uint8)
     zeros = [int(q.zero[alpha == a][0]) if (alpha == a).any() else 0 for a in range(int(alpha.max()) + 1)]

@@ -1,8 +1,7 @@
-"""Lowering: from a float model and its calibration to the verified integer program.
+"""Lower a float model and its calibration to a verified integer program.
 
-This is the last place where a float exists: every scale ends as a multiplier, a shift, a table entry or a bias.
-Neighbours: rules/ (one rule per leaf module), context.py (facts about the graph), emit.py (ops and
-constants), encode.py (fixed-point encoding).
+This is the last stage with floats: every scale becomes a multiplier, a shift, a table entry or a bias.
+See also: context.py (facts about the graph), rules/ (one rule per leaf module), emit.py (collects ops), encode.py.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
 from fqvit.quant.recipe import Recipe, check_integer
 
+# Recipe fields that the first files did not have.
 LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
-    """The integer program of `model`, verified. The model is only read."""
+    """Return the verified integer program of a model. The model is not modified."""
     return lower_with_values(model, calibration)[0]
 
 
 def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, LoweredValue]]:
-    """Also what every node of the graph became, for comparing float and integer values."""
+    """Like lower, but also return the lowered value of every node, for comparing float and integer values."""
     check_integer(calibration.recipe)
     graph = trace(model.module, calibration.features)
     check_fit(graph, calibration, model.preprocess, model.name, model.square)
@@ -52,7 +52,7 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
         ops=tuple(emitter.ops),
         output=output,
         sites=describe_sites(graph, calibration, values, emitter),
-        # With its defaults, so that the file still says what it was made with when they change.
+        # Including defaults, so that the file still describes its recipe if the defaults change.
         recipe=recorded(calibration.recipe),
         source=model.source,
         images=calibration.images,
@@ -63,7 +63,7 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
     if model.classes is not None and calibration.features == "logits":
         broken = next((name for name in model.classes if "\n" in name), None)
         if broken is not None:
-            raise FqvitError(f"class name {broken!r}: has a line break. Names are kept one a line.")
+            raise FqvitError(f"class name {broken!r}: contains a line break. Names are stored one per line.")
         emitter.constant(CLASSES, np.frombuffer("\n".join(model.classes).encode(), np.uint8))
     program = Program(header, emitter.constants)
     program.verify()
@@ -71,14 +71,17 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
 
 
 def recorded(recipe: Recipe) -> dict[str, object]:
-    """A recipe's fields as a file has them. Fields that came after the first files are left out where they change nothing, so
-    that a program of that time, made again, keeps its fingerprint."""
+    """Return the fields of a recipe as stored in a file.
+
+    LATER_FIELDS with their default values are omitted, so that lowering reproduces the fingerprints of the first files.
+    """
     fields = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(recipe).items()}
     plain = {field.name: field.default for field in msgspec.structs.fields(Recipe)}
     return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != plain[name]}
 
 
 def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
+    """Return the description of the input if it is codes (heads of detectors); None if it is pixels."""
     q = calibration.square
     if model.square is None or q is None:
         return None
@@ -86,7 +89,7 @@ def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
 
 
 def _outputs(graph: Graph, calibration: Calibration, values: Mapping[str, LoweredValue], emitter: Emitter) -> list[Output]:
-    """In the order in which the model returns them."""
+    """Describe the outputs, in the order in which the model returns them."""
     found = []
     for name in graph.outputs:
         value, features = values[name], calibration.features

@@ -18,7 +18,7 @@ from fqvit.quant.qparams import SCALE_GRID, QParams
 def describe_sites(
     graph: Graph, calibration: Calibration, values: Mapping[str, LoweredValue], emit: Emitter
 ) -> dict[str, Site]:
-    """How to read the codes of every quantized site."""
+    """Return {site: how to decode its codes} for all quantized sites. Adds the constants that the descriptions name."""
     found = {}
     for node in graph.nodes:
         q = values[node.name].q
@@ -44,8 +44,10 @@ def describe_sites(
 
 
 def scale_counts(q: QParams, groups: int) -> tuple[tuple[float, ...], NDArray[np.uint16]]:
-    """Per-channel scales as a unit and u16 [C] counts: the scale of a channel is its count times the unit. With three groups
-    Q and K have one scale each, which is their unit, and the counts are of V's channels only."""
+    """Split per-channel scales into units and u16 counts: scale[c] = count[c] * unit.
+
+    groups: 1, or 3 for Q, K and V. Then Q and K have one scale each, which is their unit, and only V has counts.
+    """
     scale = q.scale.reshape(groups, -1)
     unit = float(scale[-1].max()) / SCALE_GRID
     counts = np.rint(scale[-1] / unit).astype(np.uint16)
@@ -53,5 +55,5 @@ def scale_counts(q: QParams, groups: int) -> tuple[tuple[float, ...], NDArray[np
 
 
 def _short(scale: float) -> float:
-    """Nine digits: for reading codes, not for running; the ops hold what runs."""
+    """Round to nine digits. Scales of sites are only for readers; running a program does not use them."""
     return float(f"{scale:.9g}")

@@ -1,7 +1,7 @@
 """Lowering rules: one per leaf module, listed in RULES.
 
-base.py says what a rule takes and returns. layers.py has the rules of embeddings, linear maps, norms, sums and moves,
-attention.py those of attention, maps.py those of the leaves of detectors.
+See also: base.py (the interface of rules), layers.py (embeddings, linear maps, norms, sums and moves), attention.py,
+maps.py (detectors).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RULES: dict[type[Leaf], Rule] = {**layers.RULES, **attention.RULES, **maps.RULES
 
 
 def lower_node(low: Lowering) -> LoweredValue:
-    """Emit the ops of one node by the rule of its leaf module."""
+    """Emit the ops of one node with the rule of its leaf module."""
     leaf = low.node.leaf
     rule = RULES.get(type(leaf))
     if rule is None:

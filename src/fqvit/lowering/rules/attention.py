@@ -19,7 +19,7 @@ from fqvit.lowering.rules.layers import double
 from fqvit.models import layers
 from fqvit.quant.exptable import EXP_TABLES, level_table
 
-SOFTMAX_BITS = 52  # of Softmax's mult: below 2^53, which every JSON reader can hold
+SOFTMAX_BITS = 52  # of Softmax's mult, which stays below 2^53, exact in every JSON reader
 
 
 def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
@@ -59,7 +59,7 @@ def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredVa
             f"{low.name}.bias", to_int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64))
         )
         name = emit.shared("relative_position_index", index.cpu().numpy().astype(np.uint16))
-    mult, shift = low.encode(unit / float(q.scale[0]))
+    mult, shift = low.encode_ratio(unit / float(q.scale[0]))
     emit.op(
         MatMul(
             y=low.name,
@@ -101,12 +101,12 @@ def lower_softmax(leaf: layers.Softmax, low: Lowering) -> LoweredValue:
 
 
 def _regions(mask: Tensor) -> np.ndarray:
-    """[W, T]: numbers that are equal exactly where the mask [W, T, T] is True; it is a partition of every window.
+    """Return region numbers u8 [W, T]: equal for two tokens of a window exactly if mask [W, T, T] is True for them.
 
-    There are at most nine in a window: it is cut at most twice in each direction.
+    A window has at most nine regions, because it is cut at most twice in each direction.
     """
     same = mask.cpu().numpy()
-    first = same.argmax(-1)  # the first token that each token sees names its region
+    first = same.argmax(-1)  # a region is identified by its first token
     if not (same == (first[:, :, None] == first[:, None, :])).all():
         raise FqvitError("attention mask: not a partition of the tokens into regions.")
     return numbered(same)
@@ -116,23 +116,23 @@ def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
     emit, (a, v), q = low.emit, low.inputs, low.codes()
     q_a, q_v = a.codes(), v.codes()
     heads = f"{low.name}.heads"
-    # Where V has a step for each channel, its ratio to this site's is the same for all.
+    # With per-channel scales of V, the ratio to this site's scale is the same for all channels.
     ratio = float(q_v.scale[0]) / float(q.scale[0])
     v_zero, y_zero = int(q_v.zero[0]), int(q.zero[0])
     if q_a.levels:
-        # The largest level cancels; two bits fewer than elsewhere leave Attend room to multiply by it.
-        mult, shift = low.encode(4 * ratio / max(q_a.levels))
+        # Attend multiplies mult by the largest level, so the ratio is divided by it, and mult has two bits less than elsewhere.
+        mult, shift = low.encode_ratio(4 * ratio / max(q_a.levels))
         mult = mult if low.context.short else min((mult + 2) >> 2, 2**29 - 1)
         shift = shift + 2 if low.context.short else shift
         levels = () if q_a.levels == tuple(range(256)) else q_a.levels
         common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(Attend(y=heads, a=a.buffer, v=v.buffer, levels=levels, **common))
     elif q_a.log2:
-        mult, shift = low.encode(ratio * 2.0**-q_a.last)
+        mult, shift = low.encode_ratio(ratio * 2.0**-q_a.last)
         common = {"mult": mult, "shift": shift, "v_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(ShiftMatMul(y=heads, a=a.buffer, v=v.buffer, a_bits=q_a.bits, zero_code=q_a.zero_code, **common))
     else:
-        mult, shift = low.encode(ratio * float(q_a.scale[0]))
+        mult, shift = low.encode_ratio(ratio * float(q_a.scale[0]))
         common = {"mult": mult, "shift": shift, "b_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(MatMul(y=heads, a=a.buffer, b=v.buffer, a_zero=int(q_a.zero[0]), b_rows=True, index=None, **common))
     *lead, count, tokens, width = v.shape

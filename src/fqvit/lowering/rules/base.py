@@ -1,7 +1,4 @@
-"""What every lowering rule takes: the node, its inputs and the program under construction.
-
-A rule reads the values of its inputs (which buffer, what its integers mean), emits ops, and returns the value of its output.
-"""
+"""The interface of lowering rules: a rule takes a Lowering, emits ops, and returns the lowered value of its node."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from fqvit.quant.qparams import QParams
 
 @dataclass(frozen=True)
 class Lowering:
-    """What a rule takes: one node of the graph, its lowered inputs, and the emitter that collects its ops."""
+    """The arguments of a rule: one node of the graph, its lowered inputs, and the emitter that collects its ops."""
 
     context: LoweringContext
     emit: Emitter
@@ -33,28 +30,29 @@ class Lowering:
 
     @property
     def site(self) -> str:
-        """The site whose codes this node writes: its own, or that of the ReLU after it, which is the clamp of the codes."""
+        """The site whose codes this node writes: its own, or that of the ReLU that is fused into it."""
         return self.context.fused_relus.get(self.name, self.name)
 
     @property
     def q(self) -> QParams | None:
-        """The calibrated parameters of this node's site; None where it stays in the accumulator."""
+        """The quantization parameters of this node's site; None if its output stays in the accumulator."""
         return self.context.calibration.sites.get(self.site)
 
     def codes(self) -> QParams:
+        """Return the quantization parameters of this node's site. Raises FqvitError if it has none."""
         if self.q is None:
             raise FqvitError(f"{self.name}: not calibrated. Calibrate this model with this recipe again.")
         return self.q
 
-    def encode(self, ratio: float) -> tuple[int, int]:
-        """(mult, shift) of a ratio, in the multiplier width of the recipe."""
+    def encode_ratio(self, ratio: float) -> tuple[int, int]:
+        """Return (mult, shift) of a ratio; the recipe decides the width of mult."""
         return encode_ratio(self.name, ratio, self.context.short)
 
     def move(self, y: str, kind: MoveKind, cut: tuple[int, int] = (0, 0), of: str = "") -> None:
-        """Record how the op that writes y follows from the size of the image, if the program is resizable."""
+        """If the program is resizable, record how the op that writes `y` depends on the image size."""
         if self.context.resizable:
             self.emit.moves[y] = Move(kind, *cut, of)
 
 
-# (leaf, low) -> the value of the node's output. The leaf is an instance of the class that the rule is listed under.
+# A rule takes the leaf, an instance of the class under which RULES lists the rule, and the Lowering of its node.
 Rule = Callable[[Any, Lowering], LoweredValue]

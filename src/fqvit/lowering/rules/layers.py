@@ -59,7 +59,12 @@ def emit_linear(
     logits: bool = False,
     name: str | None = None,
 ) -> LoweredValue:
-    """name: of the buffer, where it is not the node's site."""
+    """Emit a linear op. Its output is codes if the node has a site, otherwise accumulators.
+
+    weight: float64 [O, K]   bias: float64 [O] or None
+    logits: i32 class scores or box regressions with one scale for all outputs
+    name: of the buffer; None: the node's site
+    """
     context, emit, q_x = low.context, low.emit, x.codes()
     name = name or low.site
     outputs, inputs = weight.shape
@@ -79,8 +84,8 @@ def emit_linear(
     emit.constant(f"{name}.bias", to_int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
     if logits:
-        # One scale for all classes, at least the coarsest, so that no ratio passes 1 and scores stay within the accumulator's
-        # bound. Scores that are a site have its step; they are i32 all the same, with no zero point and nothing clipped.
+        # One scale for all classes, not below any class's own, so that no ratio exceeds 1 and scores stay within the bound of
+        # the accumulator. Scores with a site use its scale, but they stay i32, without zero point and clamp.
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit, context.short)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
@@ -108,7 +113,7 @@ def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
         if patches.q is None:
             emit.constant(name, to_int32(name, "class token", np.floor(prefix / patches.unit + 0.5).astype(np.int64)))
         else:
-            emit.constant(name, encode(prefix, patches.q).astype(np.uint8))
+            emit.constant(name, to_codes(prefix, patches.q).astype(np.uint8))
         stream, tokens = f"{low.name}.tokens", tokens + len(prefix)
         emit.op(Concat(y=stream, xs=(name, patches.buffer)))
     rounded, unit = quantize_positions(positions, low.context.calibration.recipe.position_bits)
@@ -129,7 +134,7 @@ def lower_add(leaf: layers.Add, low: Lowering) -> LoweredValue:
 
 def _emit_add(low: Lowering, a: LoweredValue, b: LoweredValue) -> LoweredValue:
     emit, q, name = low.emit, low.codes(), low.name
-    # In units of the output's one scale, before its shift: codes by their own scale, accumulators channel by channel.
+    # Ratios to the output's scale, before its alpha: one for codes; one, or one per channel, for accumulators.
     ratios = [(value.unit if value.q is None else value.q.scale) / q.scale[0] for value in (a, b)]
     mults, shift = shared_shift(name, ratios, low.context.short)
     terms = []
@@ -150,9 +155,9 @@ def _emit_add(low: Lowering, a: LoweredValue, b: LoweredValue) -> LoweredValue:
 def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     channels = x.shape[-1]
-    q_x, steps = x.codes(), q.channel_scales(channels)
+    q_x, scales = x.codes(), q.channel_scales(channels)
     epsilon = max(1, round(leaf.eps * channels**2 / float(q_x.scale[0]) ** 2))
-    gain, offset = double(leaf.weight) / steps, double(leaf.bias) / steps + q.channel_zeros(channels)
+    gain, offset = double(leaf.weight) / scales, double(leaf.bias) / scales + q.channel_zeros(channels)
     affine, shift, b_shift = encode_affine(name, gain, offset)
     emit.constant(f"{name}.affine", affine)
     emit.op(
@@ -176,7 +181,7 @@ def lower_gelu(leaf: layers.Gelu, low: Lowering) -> LoweredValue:
     values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
     emit, name = low.emit, low.name
     if len(q.scale) == 1:
-        emit.constant(f"{name}.table", encode(values, q).astype(np.uint8))
+        emit.constant(f"{name}.table", to_codes(values, q).astype(np.uint8))
         emit.op(Lookup(y=name, x=x.buffer))
         return LoweredValue(name, x.shape, q)
     finest, alpha, zeros = powers(q)
@@ -191,7 +196,7 @@ def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
     q, channels = x.codes(), x.shape[-1]
     index = leaf.index.cpu().numpy().astype(np.int32)
     rows = f"{low.name}.rows" if leaf.join else low.name
-    # At another size there may be a padded place where there is none here.
+    # At another image size there may be padding where there is none here.
     fill = emit.zero(q) if low.context.resizable or (index < 0).any() else 0
     if leaf.move is not None:
         low.move(rows, leaf.move, leaf.cut)
@@ -207,7 +212,7 @@ def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
 def lower_mean(leaf: layers.Mean, low: Lowering) -> LoweredValue:
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, (tokens, channels) = x.codes(), x.shape
-    mult, shift = low.encode(float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
+    mult, shift = low.encode_ratio(float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
     emit.op(
         Mean(
             y=low.name,
@@ -225,10 +230,12 @@ def lower_mean(leaf: layers.Mean, low: Lowering) -> LoweredValue:
 
 
 def double(tensor: Tensor) -> np.ndarray:
+    """Convert a parameter to a float64 array."""
     return tensor.detach().cpu().double().numpy()
 
 
-def encode(values: np.ndarray, q: QParams) -> np.ndarray:
+def to_codes(values: np.ndarray, q: QParams) -> np.ndarray:
+    """Quantize real values [..., C] to codes, rounding half up."""
     codes = np.floor(values / q.channel_scales(values.shape[-1]) + 0.5) + q.zero[0]
     clipped: np.ndarray = np.clip(codes, 0, q.last)
     return clipped

@@ -1,7 +1,7 @@
-"""Lowering rules of a detector's leaves (models/maps.py). No op is for them alone: a convolution is nine places side by side
-and a linear map, enlarging is a choice of rows, and a ReLU is the clamp of the codes that the map before it writes.
+"""Lowering rules of detectors' leaf modules (models/maps.py).
 
-Which rows are chosen: grids.py.
+They need no ops of their own: a convolution gathers nine rows and applies a linear op, resizing a map gathers rows, and a ReLU
+is the clamp of the codes that the map before it writes. See also: ../grids.py (indices of the rows).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
 def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     height, width, _ = x.shape
-    low.codes()  # an accumulator would have a unit for each of the four places
+    low.codes()  # required: an accumulator would have different units at the four places
     four = emit_linear(low, x, *weight_rows(leaf), name=f"{low.site}.four")
     outputs = four.shape[-1] // 4
     shape = (2 * height, 2 * width, outputs)
@@ -47,23 +47,23 @@ def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
 def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     if x.buffer != low.name:
-        raise FqvitError(f"{low.name}: follows no convolution or linear map that it alone reads; there is no rule for that.")
+        raise FqvitError(f"{low.name}: cannot fuse this ReLU, expected one that alone reads a convolution or linear map.")
     return x
 
 
 def lower_grid(leaf: maps.Grid, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     low.move(low.name, "grid")
-    return _seen_as(low, x, (*leaf.grid, x.shape[-1]), 1)
+    return _reshape(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
 def lower_flatten(leaf: maps.Flatten, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
-    return _seen_as(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
+    return _reshape(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
 
 
-def _seen_as(low: Lowering, x: LoweredValue, shape: tuple[int, ...], times: int) -> LoweredValue:
-    """The same values in another shape; times: how many copies of the channels lie side by side then."""
+def _reshape(low: Lowering, x: LoweredValue, shape: tuple[int, ...], times: int) -> LoweredValue:
+    """Emit a reshape. times: how many of the input's rows become one row of the output."""
     low.emit.op(Permute(y=low.name, x=x.buffer, view=shape, perm=tuple(range(len(shape)))))
     return LoweredValue(low.name, shape, x.codes().tiled(times))
 
@@ -72,17 +72,18 @@ def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
     low.move(low.name, "enlarged", of=large.buffer)
-    return _chosen(low, small, grids.enlarged((height, width), (rows, columns)))
+    return _take_rows(low, small, grids.enlarged((height, width), (rows, columns)))
 
 
 def lower_subsample(leaf: maps.Subsample, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     height, width, _ = x.shape
     low.move(low.name, "second")
-    return _chosen(low, x, grids.every_second(height, width))
+    return _take_rows(low, x, grids.every_second(height, width))
 
 
-def _chosen(low: Lowering, x: LoweredValue, index: grids.Rows) -> LoweredValue:
+def _take_rows(low: Lowering, x: LoweredValue, index: grids.Rows) -> LoweredValue:
+    """Emit a gather of rows: index [h, w] -> [h, w, C]."""
     low.emit.op(Take(y=low.name, x=x.buffer, index=low.emit.shared("rows", index)))
     return LoweredValue(low.name, (*index.shape, x.shape[-1]), x.codes())
 
