@@ -1,8 +1,8 @@
-"""Top-1 of float and integer programs and how often they agree, recipe by recipe, on folders of images.
+"""Measure top-1 accuracy of the float model and of integer programs, and their agreement, for several recipes.
 
     .venv/bin/python benchmarks/accuracy.py deit_tiny --weights FILE --calib DIR --data DIR --recipes fq-vit,minmax
 
-Appends one row a recipe to results/accuracy.csv. It does what `fqvit quantize` and `fqvit eval` do, with agreement beside.
+Appends one row per recipe to results/accuracy.csv. Does what `fqvit quantize` and `fqvit eval` do, and adds the agreement.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--weights", required=True)
     parser.add_argument("--calib", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--recipes", default="fq-vit", help="names with commas between, each with bits if need be: fqvit@8/8/8")
+    parser.add_argument("--recipes", default="fq-vit", help="comma-separated names, optionally with bits: fqvit@8/8/8")
     parser.add_argument("--limit", type=int)
     arguments = parser.parse_args()
     keep_freed_memory()
@@ -56,7 +56,7 @@ def main() -> None:
         calib = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess).limit(recipe.images)
         seen = track((batch.images for batch in calib.batches()), len(calib) // 16, f"{name}: calibration")
         calibration = fqvit.calibrate(model, seen, recipe)
-        runner = Engine(fqvit.lower(model, calibration))  # the bits of the reference, sooner
+        runner = Engine(fqvit.lower(model, calibration))  # the bits of the reference, but faster
         folder = fqvit.ImageFolder.labelled(arguments.data, model.preprocess, model.module.config.classes)
         folder = folder.limit(arguments.limit) if arguments.limit else folder
         exact, integer, labels = [], [], []

@@ -1,7 +1,7 @@
-"""What calibration costs: its time over a plain float forward pass on the same images, recipe by recipe.
+"""Measure the time of calibration relative to a float forward pass on the same images, for several recipes.
 
-Rounds are interleaved (float, each recipe, float, ...), so that a busy machine hurts all alike; the figure is the median
-over rounds of the ratio within a round. Random weights: the time does not depend on them.
+Rounds are interleaved (float, recipe, float, ...), so that other load affects all of them alike. The result is the median over
+rounds of the ratio within a round. Weights are random: the time does not depend on them.
 
     make bench
     .venv/bin/python benchmarks/calibration.py --model deit_tiny --images 64 --rounds 7
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--cpu", action="store_true", help="CPU time in place of wall time, for machines that others use too")
+    parser.add_argument("--cpu", action="store_true", help="measure CPU time instead of wall time, for shared machines")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as `fqvit quantize` does
@@ -80,7 +80,7 @@ def main() -> None:
     seconds = []
     for _ in range(arguments.rounds):
         for name, job in jobs.items():
-            # A forward pass right before and right after, so that a slow moment falls on both.
+            # A forward pass directly before and after, so that a slow moment affects both.
             before = timed(forward, clock)
             mine = timed(job, clock)
             after = timed(forward, clock)
@@ -89,7 +89,7 @@ def main() -> None:
     kind = "CPU" if arguments.cpu else "wall"
     each = 1000 * statistics.median(seconds) / arguments.images
     setting = f"{arguments.model}, {arguments.images} images, {arguments.threads} threads"
-    print(f"{setting}: float forward {each:.1f} ms an image ({kind} time)")
+    print(f"{setting}: float forward pass {each:.1f} ms per image ({kind} time)")
     for name, found in ratios.items():
         print(f"{name:12} {statistics.median(found):5.2f} x forward   (limit {LIMITS[name]})")
 

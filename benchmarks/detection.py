@@ -1,10 +1,10 @@
-"""The paper's Table 2 on the small detectors, into results/detection.csv.
+"""Reproduce the paper's Table 2 on the small detectors of training/ and write results/detection.csv.
 
-    make detector                       # or the weights and shapes of an earlier run, in build/detect
+    make detector                       # or use the weights and shapes of an earlier run in build/detect
     .venv/bin/python benchmarks/detection.py [--folder build/detect] [--methods NAME[@W/A/ATTN],...] [--jobs 2]
 
 Runs `fqvit detect quantize` and `fqvit detect eval` for every detector and method, one thread each. Finished rows are kept in
-FOLDER/table: started again it goes on. Published figures are box AP of Swin-S on COCO, for the order of methods only.
+FOLDER/table, so an interrupted run continues. Published figures are box AP of Swin-S on COCO: only the order of methods compares.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def main() -> None:
     parser.add_argument("--detectors", default=",".join(DETECTORS))
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=int, help="validation images; the rows are then not kept for whole runs")
+    parser.add_argument("--limit", type=int, help="use at most this many validation images; the rows are kept separately")
     given = parser.parse_args()
     cells = [(name, method) for name in given.detectors.split(",") for method in given.methods.split(",")]
     with ThreadPoolExecutor(given.jobs) as pool:
         rows = list(pool.map(lambda cell: row(given.folder, *cell, given.limit), cells))
-    # Part of the table, or of the images, does not replace the whole.
+    # A run with some of the methods or images does not replace the full table.
     whole = given.limit is None and (given.detectors, given.methods) == (",".join(DETECTORS), METHODS)
     with (RESULTS if whole else given.folder / "table" / "part.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def row(folder: Path, name: str, method: str, limit: int | None) -> dict[str, object]:
-    """Of one detector and method; what is there already is not done again."""
+    """Return the row of one detector and method, from the file of an earlier run if there is one."""
     kept = folder / "table" / f"{name}-{method.replace('/', '').replace('@', '-')}{'' if limit is None else f'-{limit}'}.json"
     if not kept.is_file():
         kept.parent.mkdir(exist_ok=True)

@@ -1,11 +1,11 @@
-"""A Mask R-CNN on Swin-T at its real size: programs beside simulation, memory, and time beside PyTorch fp32.
+"""Measure a Mask R-CNN on Swin-T at full size: agreement with the simulation, memory, and time compared with PyTorch fp32.
 
     .venv/bin/python benchmarks/detector.py --images DIR [--quick] [--out benchmarks/results/detector.json]
 
-Weights are random, in a release's layout; images are photographs (of COCO), resized to 800 x 1333. For every part it tells
-how many codes equal the simulation's from the same inputs and how far the others are; what a process needs that only runs the
-file; and the CPU time of one thread, integer and float by turns, medians, by part and from pixels to masks. The least score is
-such that there are detections in plenty. --quick: small images, one round.
+Weights are random, in the layout of a release; images are photographs (of COCO), resized to 800 x 1333. Writes, for every part
+of the detector, the share of codes that equal those of the simulation for the same inputs and the largest difference; the peak
+memory of a process that only runs the file; and the median CPU time on one thread, integer and float interleaved, per part and
+from pixels to masks. The score threshold is set so that there are many detections. --quick: small images, one round.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from tests.detect.sites import compared_sites  # noqa: E402
 
 SWIN_T = SwinConfig((64, 64), 4, 3, 0, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, fixed_window=True)
 CONFIG = DetectorConfig(SWIN_T, 80)
-COMPARED_ROIS = 50  # of heads; each has all its buffers kept
-BUSY = 300  # candidates that the whole detector suppresses: random weights find nothing at the usual least score
+COMPARED_ROIS = 50  # per head; all buffers of each are kept
+BUSY = 300  # candidates before NMS; with random weights nothing reaches the default score threshold
 Codes = NDArray[np.uint8]
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True, help="a folder of photographs")
     parser.add_argument("--recipe", default="fqvit")
-    parser.add_argument("--calib", type=int, default=4, help="images to calibrate on; the next one is measured on")
+    parser.add_argument("--calib", type=int, default=4, help="number of calibration images; the next image is measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "detector.json")
     parser.add_argument("--quick", action="store_true")
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def float_rois(networks: FloatNetworks, image: Input, s: DetectSettings) -> dict[str, NDArray[np.float32]]:
-    """What the float detector cuts out for its heads: of the proposals, and of the first of them for masks."""
+    """Return the RoI features of the float detector: of all proposals for the box head, of the first ones for the mask head."""
     maps: Maps = networks.maps(image.pixels)
     scores, deltas = ([x.astype(np.float64) for x in part] for part in (maps.objectness, maps.deltas))
     boxes = propose(scores, deltas, image.size, s)
@@ -112,7 +112,7 @@ def exactness(
     image: Input,
     rois: dict[str, NDArray[np.float32]],
 ) -> dict[str, Any]:
-    """By group of sites: how many codes there are, the share that is equal, and the largest difference."""
+    """Return the number of codes, the share of equal codes and the largest difference for each group of sites."""
     pixels = pad_pixels(image.pixels, detector.settings)[None]
     pyramid = pyramid_model(detector, *pixels.shape[1:3])
     first = {name: as_codes(x[:COMPARED_ROIS], p) for (name, x), p in zip(rois.items(), heads(lowered), strict=True)}
@@ -127,7 +127,7 @@ def heads(lowered: LoweredDetector) -> tuple[Program, Program]:
 
 
 def compare(model: FloatModel, calibration: Calibration, x: Codes, group: str | None = None) -> dict[str, Any]:
-    """group: of all sites; None: the first part of each one's name (backbone, neck, rpn_head)."""
+    """Compare the codes of a program with the simulation. group: name for all sites; None: first part of each site's name"""
     program, values = lower_with_values(model, calibration)
     engine = Engine(program, 1, keep=True)
     all_buffers = [engine.buffers(one) for one in x]
@@ -148,7 +148,7 @@ def compare(model: FloatModel, calibration: Calibration, x: Codes, group: str | 
 
 
 def memory(program: DetectorProgram, photograph: Path) -> tuple[int, dict[str, float]]:
-    """Of the file, and of a process that runs it on a photograph."""
+    """Return the size of the file, and the peak memory of a process that runs it on a photograph."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "detector.fqvit")
         program.save(file)
@@ -159,13 +159,13 @@ def memory(program: DetectorProgram, photograph: Path) -> tuple[int, dict[str, f
 
 
 def busy_score(networks: FloatNetworks, rois: NDArray[np.float32]) -> float:
-    """The least score that BUSY classes of boxes reach."""
+    """Return the score threshold that BUSY pairs of box and class reach."""
     scores = softmax(networks.boxes(0, rois)[0].astype(np.float64))[:, :-1]
     return float(np.sort(scores.ravel())[-BUSY])
 
 
 def whole(networks: FloatNetworks, program: DetectorProgram, image: Input, rounds: int) -> dict[str, Any]:
-    """From pixels to boxes, scores and masks of the image."""
+    """Time the whole detector, from pixels to boxes, scores and masks."""
     ready, counts = program.ready(threads=1), {}
 
     def integer() -> None:
@@ -180,7 +180,7 @@ def whole(networks: FloatNetworks, program: DetectorProgram, image: Input, round
 def times(
     networks: FloatNetworks, lowered: LoweredDetector, image: Input, rois: dict[str, NDArray[np.float32]], rounds: int
 ) -> dict[str, Any]:
-    """Integer and float by turns; each part's medians and their ratio."""
+    """Time every part of the detector, integer and float interleaved."""
     pixels = pad_pixels(image.pixels, networks.settings)[None]
     engine = Engine(lowered.pyramid(*image.padded), 1)
     box, mask = (HeadRunner(program, 1) for program in heads(lowered))
@@ -206,7 +206,7 @@ def times(
 
 
 def in_turns(integer: Callable[[], object], float_: Callable[[], object], rounds: int) -> dict[str, Any]:
-    """Medians of CPU seconds, and their ratio; the first round warms up."""
+    """Return the medians of CPU seconds and their ratio. The first round is a warm-up."""
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds + 1):
         for work, seconds in zip((integer, float_), taken, strict=True):
@@ -216,7 +216,7 @@ def in_turns(integer: Callable[[], object], float_: Callable[[], object], rounds
 
 
 def cpu(work: Callable[[], object]) -> float:
-    """CPU seconds, which neighbours on the machine change least."""
+    """Return CPU seconds, which other processes disturb least."""
     start = time.process_time()
     work()
     return time.process_time() - start

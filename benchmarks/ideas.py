@@ -1,8 +1,8 @@
-"""What each part of recipe `fqvit` brings, and what did not help: one change at a time, in simulation, without labels.
+"""Measure what each part of recipe `fqvit` contributes: change one setting at a time, in simulation, without labels.
 
-Calibrates on some of the calibration images and compares with the float model on others: agreement of the best class,
-Kullback-Leibler divergence, and the expected loss of top-1 (quant/methods/auto.py). The integer program's accuracy on test
-images is measured by accuracy.py; settings are chosen here, so that those images stay unseen.
+Calibrates on half of the calibration images and compares with the float model on the other half: agreement of the top class,
+Kullback-Leibler divergence, and the expected loss of top-1 (quant/methods/auto.py). Settings are chosen here, so that the test
+images of accuracy.py stay held out.
 
     .venv/bin/python benchmarks/ideas.py vit_tiny --weights F.safetensors --calib DIR
 """
@@ -38,15 +38,15 @@ def variants() -> dict[str, Recipe]:
         "fqvit": ours,
         "residual stream: 8 bits with PTF": replace(ours, residual="ptf", sites=without_residual),
         "attention: 4-bit LIS as in the paper": replace(ours, attention="log2"),
-        "attention: 8 bits beside the row's largest": replace(ours, attention_bits=8),
+        "attention: 8 bits, relative to the row's largest": replace(ours, attention_bits=8),
         "attention: 8 bits, uniform": replace(ours, attention="uniform", attention_bits=8),
-        "one step for all channels of norms": with_site(ours, "norm", observer="minmax"),
-        "one step for all channels of GELU": with_site(ours, "gelu", observer="minmax"),
-        "one step for all channels of V and context": with_site(
+        "one scale for all channels of norms": with_site(ours, "norm", observer="minmax"),
+        "one scale for all channels of GELU": with_site(ours, "gelu", observer="minmax"),
+        "one scale for all channels of V and context": with_site(
             with_site(ours, "qkv", observer="minmax"), "context", observer="minmax"
         ),
-        "GELU: steps within a factor 2^3": replace(ours, k=3),
-        "GELU: steps within a factor 2^6": replace(ours, k=6),
+        "GELU: scales within a factor 2^3": replace(ours, k=3),
+        "GELU: scales within a factor 2^6": replace(ours, k=6),
         "fc1 outputs: 8 bits": with_site(ours, "hidden", bits=8),
         "fc1 outputs: 12 bits": with_site(ours, "hidden", bits=12),
         "scores: 10 bits": with_site(ours, "scores", bits=10),
@@ -70,8 +70,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--weights", required=True)
     parser.add_argument("--calib", required=True)
-    parser.add_argument("--images", type=int, default=512, help="half to calibrate with, half to compare on")
-    parser.add_argument("--only", help="rows whose name has this in it")
+    parser.add_argument("--images", type=int, default=512, help="half for calibration, half for comparison")
+    parser.add_argument("--only", help="only rows whose name contains this text")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -83,7 +83,7 @@ def main() -> None:
     unseen = [kept[i : i + BATCH] for i in range(0, len(kept), BATCH)]
     graph = trace(model.module)
     exact = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in unseen])
-    print(f"{model.name}: calibrated on {len(seen)} images, compared on {len(kept)} others")
+    print(f"{model.name}: calibrated on {len(seen)} images, compared on {len(kept)} other images")
     print("| | agreement, % | KL divergence | expected loss of top-1 | seconds to calibrate |\n|---|---|---|---|---|")
     for name, recipe in variants().items():
         if arguments.only and arguments.only not in name:

@@ -1,9 +1,9 @@
-"""The paper's tables on DeiT-Tiny and ViT-Tiny, into results/table.csv, ablation.csv and sweep_k.csv.
+"""Reproduce the paper's tables on DeiT-Tiny and ViT-Tiny: write results/table.csv, ablation.csv and sweep_k.csv.
 
     .venv/bin/python benchmarks/paper.py --data-root DIR [--cache DIR] [--only table,ablate,sweep-k]
 
-DIR has weights/*.safetensors and imagenet/calib, imagenet/val. It runs `fqvit table`, `ablate` and `sweep-k`, whose finished
-cells are kept: started again it goes on. Machine and commit are added to every row.
+DIR has weights/*.safetensors, imagenet/calib and imagenet/val. Runs `fqvit table`, `ablate` and `sweep-k`, which keep finished
+cells, so an interrupted run continues. Machine and commit are added to every row.
 """
 
 from __future__ import annotations

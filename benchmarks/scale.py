@@ -1,9 +1,9 @@
-"""Throughput of one core for docs/measurements/distributed.md: decoding, scanning headers, calibration, evaluation.
+"""Measure the throughput of one core: decoding, reading headers, calibration, evaluation. See docs/measurements/distributed.md.
 
     .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
 
 DIR has weights/deit_tiny_patch16_224.safetensors and imagenet/{calib,val}/WNID/*.jpg. All times are CPU time of one thread,
-which neighbours on the machine change least.
+which other processes disturb least.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch
 import fqvit
 from fqvit.models.device import keep_freed_memory
 
-TRAIN, VAL, CALIBRATION = 1_281_167, 50_000, 1_000  # images of ImageNet-1k; what calibration takes
+TRAIN, VAL, CALIBRATION = 1_281_167, 50_000, 1_000  # images of ImageNet-1k; calibration images of recipe fqvit
 
 
 def cpu(work: Callable[[], object], count: int) -> float:
-    """CPU milliseconds an image."""
+    """Return CPU milliseconds per image."""
     start = time.process_time()
     work()
     return 1000 * (time.process_time() - start) / count
 
 
 def packed(source: fqvit.ImageFolder, path: Path) -> None:
-    """The pictures as WebDataset has them: NAME.cls, NAME.jpg, NAME.json."""
+    """Write the images as a tar shard in WebDataset's layout: NAME.cls, NAME.jpg, NAME.json."""
     with tarfile.open(path, "w") as tar:
         for number, file in enumerate(source.paths):
             for kind, data in (("cls", b"7"), ("jpg", file.read_bytes()), ("json", b'{"label": 7, "filename": "x.JPEG"}')):
@@ -72,17 +72,17 @@ def main() -> None:
     for name, value in (
         ("read, decode and resize a file", decode),
         ("the same from a tar shard", tar),
-        ("look at the headers of a sample", look),
+        ("read the headers of a sample", look),
         ("calibrate, reading included", calibrate),
         ("evaluate, in the engine", evaluate),
     ):
-        print(f"{name:34} {value:8.3f} ms CPU an image, {1000 / value:8.1f} images a second and core")
+        print(f"{name:34} {value:8.3f} ms CPU per image, {1000 / value:8.1f} images per second and core")
     for label, seconds in (
         (f"calibrate {CALIBRATION:,} images", CALIBRATION * calibrate / 1000),
         (f"evaluate {VAL:,} images", VAL * (evaluate + decode) / 1000),
-        (f"look at {TRAIN:,} headers", TRAIN * look / 1000),
+        (f"read {TRAIN:,} headers", TRAIN * look / 1000),
     ):
-        print(f"{label:34} {seconds:8.0f} s of one core, {seconds / arguments.cores:8.1f} s of {arguments.cores}")
+        print(f"{label:34} {seconds:8.0f} s on one core, {seconds / arguments.cores:8.1f} s on {arguments.cores}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Time and memory of the engine beside other runtimes, model by model: `fqvit bench` for a whole table, kept in a CSV file.
+"""Compare time and memory of the engine with other runtimes for several models: `fqvit bench` for a whole table, as CSV.
 
-DeiT-Tiny has its real weights where there is a folder of them; other models have normal weights clipped at 3 sigma, as real
-checkpoints are: kernels choose by the weights that they are given. Programs of recipe fqvit and of fq-vit run in the same
-rounds, and the ratios are over the first.
+A model has its real weights if --data-root has them. Otherwise weights are normally distributed, clipped at 3 sigma like real
+checkpoints: the engine chooses kernels by the weights. Programs of recipes fqvit and fq-vit run in the same rounds; ratios are
+relative to the first recipe.
 
     .venv/bin/python benchmarks/speed.py                                # the table: one thread, batches 1 and 8
     .venv/bin/python benchmarks/speed.py --models deit_tiny,deit_small --settings 1x8,2x8 --against none
     .venv/bin/python benchmarks/speed.py --models vit_tiny_384,vit_small_384 --settings 1x1
-    .venv/bin/python benchmarks/speed.py --quick                        # what `make bench` runs; adds nothing to the CSV
+    .venv/bin/python benchmarks/speed.py --quick                        # what `make bench` runs; does not write the CSV file
 
-Checkpoints and programs are kept in build/speed; delete it after a change of recipes.
+Checkpoints and programs are kept in build/speed. Delete it after recipes change.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ FIELDS = (
 )
 TABLE = ("deit_tiny", "deit_small", "vit_base", "swin_tiny")
 RECIPES = ("fqvit", "fq-vit")
-IMAGES = 16  # for calibration: times do not depend on how well the steps fit
+IMAGES = 16  # for calibration; times do not depend on how well the scales fit
 
 
 @torch.no_grad()
 def clipped_weights(name: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A checkpoint of zoo model `name`: normal weights of variance 1 / fan-in clipped at 3 sigma, norms near 1, small rest."""
+    """Return a checkpoint of model `name`: weights of variance 1 / fan-in clipped at 3 sigma, norms near 1, small biases."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(shape: torch.Size, sigma: float) -> torch.Tensor:
@@ -84,7 +84,7 @@ def clipped_weights(name: str, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(name: str, data: Path, folder: Path) -> tuple[Path, str]:
-    """The real weights where there are some, else those above; and which of them."""
+    """Return the path and kind of the weights: real if available, else clipped_weights()."""
     real = data / "weights" / f"{zoo.find(name).name}.safetensors"
     if real.is_file():
         return real, "real"
@@ -104,7 +104,7 @@ def pixels(model: fqvit.FloatModel, data: Path, kind: str) -> Iterator[NDArray[n
 
 
 def programs(name: str, weights: Path, kind: str, recipes: tuple[str, ...], data: Path, folder: Path) -> dict[str, Path]:
-    """Recipe -> its program, made where it is not there already."""
+    """Return the program of every recipe, made on first use."""
     paths = {recipe: folder / f"{name}.{recipe}.fqvit" for recipe in recipes}
     missing = [recipe for recipe, path in paths.items() if not path.is_file()]
     model = fqvit.load_model(name, weights) if missing else None
@@ -149,21 +149,21 @@ def append(name: str, kind: str, recipes: tuple[str, ...], rounds: int, found: M
 
 
 def setting(words: str) -> tuple[int, int]:
-    """1x8 -> one thread, batch 8"""
+    """Parse a setting: 1x8 is one thread and batch 8."""
     threads, _, batch = words.partition("x")
     return numbers("--threads", threads)[0], numbers("--batch", batch)[0]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(TABLE), help="names of the zoo with commas between")
-    parser.add_argument("--settings", default="1x1,1x8", help="threads x batch, with commas between: 1x1,1x8,2x8")
-    parser.add_argument("--recipes", default=",".join(RECIPES), help="the ratios are over the first")
+    parser.add_argument("--models", default=",".join(TABLE), help="comma-separated model names")
+    parser.add_argument("--settings", default="1x1,1x8", help="comma-separated THREADSxBATCH: 1x1,1x8,2x8")
+    parser.add_argument("--recipes", default=",".join(RECIPES), help="comma-separated; ratios are relative to the first")
     parser.add_argument("--against", default=",".join(LIBRARIES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--dry", action="store_true", help="print, and leave the CSV file alone")
-    parser.add_argument("--quick", action="store_true", help="DeiT-Tiny at batch 1, five rounds, dry")
+    parser.add_argument("--dry", action="store_true", help="print only, do not write the CSV file")
+    parser.add_argument("--quick", action="store_true", help="DeiT-Tiny with batch 1, five rounds, --dry")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.models, arguments.settings, arguments.recipes = "deit_tiny", "1x1", "fqvit"

@@ -1,6 +1,6 @@
-"""How much the choice of calibration images matters: a program for each of some random subsets, all run on the same images.
+"""Measure how much the choice of calibration images matters: quantize on several random subsets and compare the programs.
 
-Prints top-1 and agreement with float of each, the standard deviation of top-1, and the least agreement of any two programs.
+Prints top-1 and agreement with float of each program, the standard deviation of top-1, and the lowest agreement of two programs.
 
     .venv/bin/python benchmarks/stability.py deit_tiny --weights F.safetensors --calib DIR --data DIR
 """
@@ -61,7 +61,7 @@ def main() -> None:
     print(
         f"{model.name} {recipe.name}, {arguments.subsets} subsets of {arguments.size} images, {len(truth)} test images: "
         f"float {100 * np.mean(exact == truth):.1f}, top-1 {np.mean(top1):.2f}, standard deviation {np.std(top1, ddof=1):.2f}, "
-        f"least agreement of two {least:.1f} %"
+        f"lowest agreement of two {least:.1f} %"
     )
 
 
