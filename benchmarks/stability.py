@@ -1,6 +1,6 @@
 """Measure how much the choice of calibration images matters: quantize on several random subsets and compare the programs.
 
-Prints top-1 and agreement with float of each program, the standard deviation of top-1, and the lowest agreement of two programs.
+Prints top-1 and agreement with float of each program, the standard deviation of top-1, and the lowest agreement of a pair.
 
     .venv/bin/python benchmarks/stability.py deit_tiny --weights F.safetensors --calib DIR --data DIR
 """
