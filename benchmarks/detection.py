@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/detection.py [--folder build/detect] [--methods NAME[@W/A/ATTN],...] [--jobs 2]
 
 Runs `fqvit detect quantize` and `fqvit detect eval` for every detector and method, one thread each. Finished rows are kept in
-FOLDER/table, so an interrupted run continues. Published figures are box AP of Swin-S on COCO; compare the order of methods only.
+FOLDER/table, so an interrupted run continues. Published figures are box AP of Swin-S on COCO: compare only their order.
 """
 
 from __future__ import annotations
