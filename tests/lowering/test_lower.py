@@ -176,11 +176,11 @@ def test_class_scores_with_a_site_have_its_scale() -> None:
         for logits in ("accumulator", "codes")
     )
     a, b = (run(program, images) * program.header.output.scale for program in (fine, coarse))
-    step = coarse.header.output.scale
+    scale = coarse.header.output.scale
     with torch.no_grad():
         exact = run_float(trace(model.module), normalise(images, model.preprocess))
-    assert step == pytest.approx((max(float(exact.max()), 0) - min(float(exact.min()), 0)) / 255, rel=1e-6)
-    assert np.abs(a - b).max() <= step / 2 + 2 * fine.header.output.scale
+    assert scale == pytest.approx((max(float(exact.max()), 0) - min(float(exact.min()), 0)) / 255, rel=1e-6)
+    assert np.abs(a - b).max() <= scale / 2 + 2 * fine.header.output.scale
     assert run(coarse, images).dtype == np.int32 and "head" not in coarse.header.sites
 
 

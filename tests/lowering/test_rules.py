@@ -105,12 +105,12 @@ class Made:
             q = self.lowered.q
             ends = [q.decode(torch.full_like(exact, end)) for end in (0.0, float(q.last))]
             exact = torch.minimum(torch.maximum(exact, ends[0]), ends[1])
-            steps = (
+            scales = (
                 torch.from_numpy(q.channel_scales(exact.shape[-1]))
                 if len(q.scale) > 1 or q.alpha is not None
                 else float(q.scale[0])
             )
-            assert ((self.found - exact).abs() <= (0.5 + 1e-3 if error is None else error) * steps).all()
+            assert ((self.found - exact).abs() <= (0.5 + 1e-3 if error is None else error) * scales).all()
             assert len(np.unique(self.values)) > 2
         else:
             np.testing.assert_allclose(self.found.numpy(), exact.numpy(), rtol=1e-9, atol=error or 1e-9)

@@ -38,29 +38,17 @@ def test_a_leaf_without_a_rule_is_rejected() -> None:
 
 
 def test_with_short_multipliers_positions_are_in_fractions_of_the_sums_scale() -> None:
-    steps = [
-        32767,
-        31,
-        32,
-        33,
-        95,
-        96,
-        -31,
-        -32,
-        -33,
-        -95,
-        -97,
-        0,
-    ]  # in units of 2^-15, that of 16-bit positions; the fraction is 64 units
-    positions = torch.tensor(steps).double().reshape(1, 3, 4) / 2**15
+    # In units of 2^-15, that of 16-bit positions. The fraction is 64 units.
+    units = [32767, 31, 32, 33, 95, 96, -31, -32, -33, -95, -97, 0]
+    positions = torch.tensor(units).double().reshape(1, 3, 4) / 2**15
     nothing = torch.zeros(1, 0, 4).double()
-    patches, step = numbers((3, 4), np.array([2.0**-9])), params(0.5, 128)
-    made = Made(layers.Embed(), [patches], step, nothing, positions, recipe={"mult": "short"}, sums={"x0": step})
+    patches, q = numbers((3, 4), np.array([2.0**-9])), params(0.5, 128)
+    made = Made(layers.Embed(), [patches], q, nothing, positions, recipe={"mult": "short"}, sums={"x0": q})
     found = made.emit.constants["y.positions"]
     assert found.dtype == np.int32 and found.ravel().tolist() == [512, 0, 1, 1, 1, 2, 0, 0, -1, -1, -2, 0]
     made.check(0.5 + 2.0**-8)
-    full = Made(layers.Embed(), [patches], step, nothing, positions, sums={"x0": step})
-    assert full.emit.constants["y.positions"].ravel().tolist() == steps
+    full = Made(layers.Embed(), [patches], q, nothing, positions, sums={"x0": q})
+    assert full.emit.constants["y.positions"].ravel().tolist() == units
 
 
 @pytest.mark.parametrize(
