@@ -107,9 +107,9 @@ class Comparer:
         constants, sites = self.program.constants, self.simulation.sites
         for op in self.program.ops:
             if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
-                step = self.program.header.output.scale if op.out == "i32" else sites[name].channel_scales(outputs)
+                scale = self.program.header.output.scale if op.out == "i32" else sites[name].channel_scales(outputs)
                 shift = constants[op.part("shift")].astype(np.float64)
-                return np.ones(outputs) * step * constants[op.part("mult")] * np.exp2(-shift)
+                return np.ones(outputs) * scale * constants[op.part("mult")] * np.exp2(-shift)
             if isinstance(op, Add):
                 for term in op.terms:
                     if term.x == name:

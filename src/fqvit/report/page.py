@@ -183,7 +183,7 @@ def _context(report: Report, about: About) -> dict[str, Any]:
         "class_picture": _safe(plots.class_changes(named)),
         "class_rows": [(name, row) for row, name in sorted(named, key=lambda one: (one[0].change, one[1])) if row.change],
         "disagreements": [_disagreement(one, about) for one in report.answers.disagreements] if report.answers else [],
-        "apart": 0 if report.answers is None else report.answers.images - report.answers.agree,
+        "differing": 0 if report.answers is None else report.answers.images - report.answers.agree,
         "recipe": [(key, _plain(value)) for key, value in header.recipe.items()],
         "bytes": [(kind, count, 100 * count / max(found.total, 1)) for kind, count in found.bytes.items()],
         "proofs": found.tightest(),
@@ -220,9 +220,9 @@ def _cards(report: Report) -> list[Card]:
         ):
             cards.append(Card(name, f"{integer:.1f} %", f"float {exact:.1f} %, {_signed(integer - exact)} points"))
     if answers is not None:
-        apart = answers.images - answers.agree
+        differing = answers.images - answers.agree
         cards.append(
-            Card("agreement", f"{answers.agreement:.1f} %", f"same class as float; {apart} of {answers.images:,} differ")
+            Card("agreement", f"{answers.agreement:.1f} %", f"same class as float; {differing} of {answers.images:,} differ")
         )
     recipe = report.program.header.recipe
     bits = bits_of(recipe)

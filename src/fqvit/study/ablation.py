@@ -55,7 +55,7 @@ def rows(cells: Sequence[Row], configs: Mapping[str, ViTConfig | SwinConfig]) ->
     from fqvit.study.table import flat
 
     known = {setting.method.label: setting for setting in settings()}
-    told = []
+    flat_rows = []
     for cell in cells:
         setting = known.get(cell.method)
         part: dict[str, object] = {"partial": None, "ptf": None, "lis": None, "attention_bits": None, "bitops": None}
@@ -73,17 +73,17 @@ def rows(cells: Sequence[Row], configs: Mapping[str, ViTConfig | SwinConfig]) ->
         published = cell.published
         if setting is not None and not setting.partial and cell.model == PAPER_MODEL:
             published = ABLATION.get((setting.ptf, setting.lis, setting.attention_bits))
-        told.append({**flat(cell), **part, "published": published})
-    return told
+        flat_rows.append({**flat(cell), **part, "published": published})
+    return flat_rows
 
 
-def markdown(cells: Sequence[Row], told: Sequence[Mapping[str, object]]) -> str:
+def markdown(cells: Sequence[Row], flat_rows: Sequence[Mapping[str, object]]) -> str:
     """Format one table per model."""
     from fqvit.study.table import difference, grid, title_of
 
     parts = []
     for model in dict.fromkeys(cell.model for cell in cells):
-        chosen = [(cell, row) for cell, row in zip(cells, told, strict=True) if cell.model == model]
+        chosen = [(cell, row) for cell, row in zip(cells, flat_rows, strict=True) if cell.model == model]
         known = any(row["published"] is not None for _, row in chosen)
         head = ["W/A/Attn", "PTF", "LIS", "top-1", "against float", "agreement", "BitOPs, G", *(["published"] if known else [])]
         body = []

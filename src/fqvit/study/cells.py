@@ -194,10 +194,10 @@ class Bench:
     def _track(self, method: Method) -> Progress:
         """Return a progress bar whose label names the cell."""
 
-        def told(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
+        def labelled(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
             return track(iterable, total, f"{self.model.name} {method.label}: {label}")
 
-        return told
+        return labelled
 
     def _float(self) -> Run:
         where = device_of(self.device)
@@ -215,7 +215,7 @@ class Bench:
         if method.recipe is not None:
             recipe = msgspec.to_builtins(method.recipe)
             del recipe["name"]  # the name does not change the result, so that two tables can share a cell
-        told = {
+        fields = {
             "step": step,
             "model": self.model.name,
             "weights": self.model.source.rsplit("sha256", 1)[-1],
@@ -226,7 +226,7 @@ class Bench:
             # Programs are bit-exact everywhere, but float sums and resized pixels depend on the build.
             "built": [self.device, str(torch.__version__), PIL.__version__],
         }
-        return f"{step}-{hashlib.sha256(msgspec.json.encode(told, order='deterministic')).hexdigest()[:32]}"
+        return f"{step}-{hashlib.sha256(msgspec.json.encode(fields, order='deterministic')).hexdigest()[:32]}"
 
 
 @functools.cache  # the running code does not change, even if its files do meanwhile

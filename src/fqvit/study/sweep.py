@@ -44,11 +44,11 @@ def draw(cells: Sequence[Row]) -> str:
     """Draw top-1 over K with the 95 % interval of its difference to float, one panel per model, as an SVG file."""
     models = list(dict.fromkeys(cell.model for cell in cells))
     canvas = Canvas(WIDTH, PANEL * len(models))
-    told = []
+    descriptions = []
     for number, model in enumerate(models):
         chosen = [cell for cell in cells if cell.model == model]
-        told.append(_panel(canvas, model, chosen, PANEL * number))
-    return standalone(canvas.finish("Accuracy over the largest Power-of-Two Factor", " ".join(told)))
+        descriptions.append(_panel(canvas, model, chosen, PANEL * number))
+    return standalone(canvas.finish("Accuracy over the largest Power-of-Two Factor", " ".join(descriptions)))
 
 
 def _panel(canvas: Canvas, model: str, cells: Sequence[Row], top: int) -> str:

@@ -110,12 +110,12 @@ def markdown(rows: Sequence[Row]) -> str:
 def _overview(rows: Sequence[Row], models: list[str]) -> str:
     methods = {row.method: row for row in rows}  # any row will do: name and bits are the same in all
     cells = {(row.method, row.model): row for row in rows}
-    told = []
+    body = []
     for label, any_row in methods.items():
         found = [cells.get((label, model)) for model in models]
-        told.append([name_of(any_row), any_row.bits, *("" if row is None else _with_published(row) for row in found)])
+        body.append([name_of(any_row), any_row.bits, *("" if row is None else _with_published(row) for row in found)])
     known = any(row.published is not None for row in rows)
-    return grid(["top-1 (published)" if known else "top-1", "W/A/Attn", *models], told, 2)
+    return grid(["top-1 (published)" if known else "top-1", "W/A/Attn", *models], body, 2)
 
 
 def _with_published(row: Row) -> str:
@@ -125,15 +125,15 @@ def _with_published(row: Row) -> str:
 def _model(model: str, rows: Sequence[Row]) -> str:
     known = any(row.published is not None for row in rows)
     head = ["method", "W/A/Attn", "top-1", "against float", "agreement", "top-5", *(["published"] if known else [])]
-    told = []
+    body = []
     for row in rows:
         is_float = row.runs == "float"
         cells = [name_of(row), row.bits, f"{row.top1:.1f}", "" if is_float else difference(row.against_float)]
         cells += ["" if is_float else f"{row.agreement:.1f}", f"{row.top5:.1f}"]
         if known:
             cells.append("" if row.published is None else f"{row.published:.2f}")
-        told.append(cells)
-    return f"{title_of(rows)}\n\n{grid(head, told, 2)}"
+        body.append(cells)
+    return f"{title_of(rows)}\n\n{grid(head, body, 2)}"
 
 
 def title_of(rows: Sequence[Row]) -> str:
@@ -158,11 +158,11 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
 
 def flat(row: Row) -> dict[str, object]:
     """Flatten a row to one level of names and values, as in CSV."""
-    told: dict[str, object] = msgspec.to_builtins(row)
-    pair = told.pop("against_float")
+    fields: dict[str, object] = msgspec.to_builtins(row)
+    pair = fields.pop("against_float")
     assert isinstance(pair, dict)
     pair.pop("images")
-    return {**told, **pair}
+    return {**fields, **pair}
 
 
 def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
@@ -182,8 +182,8 @@ def read_csv(text: str) -> list[Row]:
     pair_names = [field.name for field in msgspec.structs.fields(Pair)]
     found = []
     for line in csv.DictReader(io.StringIO(text)):
-        told: dict[str, object] = {name: value for name, value in line.items() if name in names}
-        told["published"] = line["published"] or None
-        told["against_float"] = {name: line[name] for name in pair_names}
-        found.append(msgspec.convert(told, Row, strict=False))
+        fields: dict[str, object] = {name: value for name, value in line.items() if name in names}
+        fields["published"] = line["published"] or None
+        fields["against_float"] = {name: line[name] for name in pair_names}
+        found.append(msgspec.convert(fields, Row, strict=False))
     return found
