@@ -23,6 +23,7 @@ SOFTMAX_BITS = 52  # of Softmax's mult, which stays below 2^53, exact in every J
 
 
 def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
+    """Select Q, K or V and split it into heads: [..., T, 3 H D] -> [..., H, T, D]."""
     (x,) = low.inputs
     *lead, tokens, triple = x.shape
     width = triple // 3 // leaf.heads
@@ -41,14 +42,17 @@ def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
 
 
 def lower_scores(leaf: layers.Scores, low: Lowering) -> LoweredValue:
+    """Q K^T * scale: [..., H, T, D] x 2 -> [..., H, T, T]"""
     return _emit_scores(low, leaf.scale, None)
 
 
 def lower_biased_scores(leaf: layers.BiasedScores, low: Lowering) -> LoweredValue:
+    """Q K^T * scale plus the relative position bias."""
     return _emit_scores(low, leaf.scale, leaf.index)
 
 
 def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredValue:
+    """Emit a matmul of Q and K. index: [T, T], rows of the table of relative position biases"""
     emit, (a, b), q = low.emit, low.inputs, low.codes()
     q_a, q_b = a.codes(), b.codes()
     unit = float(q_a.scale[0] * q_b.scale[0]) * scale
@@ -78,6 +82,7 @@ def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredVa
 
 
 def lower_softmax(leaf: layers.Softmax, low: Lowering) -> LoweredValue:
+    """Softmax as relative, log2 or uniform codes, whichever the site's parameters describe."""
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, tokens = x.codes(), x.shape[-1]
     region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
@@ -113,6 +118,7 @@ def _regions(mask: Tensor) -> np.ndarray:
 
 
 def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
+    """Attention times V, then heads merged: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]."""
     emit, (a, v), q = low.emit, low.inputs, low.codes()
     q_a, q_v = a.codes(), v.codes()
     heads = f"{low.name}.heads"

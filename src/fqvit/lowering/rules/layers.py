@@ -27,6 +27,7 @@ from fqvit.quant.weights import (
 
 
 def lower_patches(leaf: layers.Patches, low: Lowering) -> LoweredValue:
+    """Pixels u8 [h, w, c] -> [T, C]: reshape into patches, then a linear op with the normalization folded into it."""
     (x,) = low.inputs
     (height, width, channels), patch = x.shape, leaf.patch
     rows, columns = height // patch, width // patch
@@ -47,6 +48,7 @@ def lower_patches(leaf: layers.Patches, low: Lowering) -> LoweredValue:
 
 
 def lower_linear(leaf: layers.Linear, low: Lowering) -> LoweredValue:
+    """[..., K] -> [..., O]"""
     return emit_linear(low, low.inputs[0], *weight_rows(leaf), logits=leaf.role in ("logits", "deltas"))
 
 
@@ -104,6 +106,7 @@ def emit_linear(
 
 
 def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
+    """Concatenate the prefix tokens, then add the positions: [T, C] -> [P + T, C]."""
     emit, (patches,) = low.emit, low.inputs
     prefix, positions = (double(param)[0] for param in low.node.params)
     stream, tokens = patches.buffer, patches.shape[0]
@@ -129,10 +132,12 @@ def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
 
 
 def lower_add(leaf: layers.Add, low: Lowering) -> LoweredValue:
+    """Add two values in one requantization."""
     return _emit_add(low, *low.inputs)
 
 
 def _emit_add(low: Lowering, a: LoweredValue, b: LoweredValue) -> LoweredValue:
+    """Emit an add of two values, each codes or accumulators."""
     emit, q, name = low.emit, low.codes(), low.name
     # Ratios to the output's scale, before its alpha: one for codes; one, or one per channel, for accumulators.
     ratios = [(value.unit if value.q is None else value.q.scale) / q.scale[0] for value in (a, b)]
@@ -153,6 +158,7 @@ def _emit_add(low: Lowering, a: LoweredValue, b: LoweredValue) -> LoweredValue:
 
 
 def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
+    """Normalize the last axis; the scale of the input cancels."""
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     channels = x.shape[-1]
     q_x, scales = x.codes(), q.channel_scales(channels)
@@ -176,6 +182,7 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
 
 
 def lower_gelu(leaf: layers.Gelu, low: Lowering) -> LoweredValue:
+    """A table with one entry per input code."""
     (x,), q = low.inputs, low.codes()
     q_x = x.codes()
     values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
@@ -192,6 +199,7 @@ def lower_gelu(leaf: layers.Gelu, low: Lowering) -> LoweredValue:
 
 
 def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
+    """Gather rows; with `join` the gathered rows are concatenated along the channels."""
     emit, (x,) = low.emit, low.inputs
     q, channels = x.codes(), x.shape[-1]
     index = leaf.index.cpu().numpy().astype(np.int32)
@@ -210,6 +218,7 @@ def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
 
 
 def lower_mean(leaf: layers.Mean, low: Lowering) -> LoweredValue:
+    """Mean over the tokens: [T, C] -> [C]."""
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, (tokens, channels) = x.codes(), x.shape
     mult, shift = low.encode_ratio(float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))

@@ -20,6 +20,7 @@ from fqvit.quant.weights import weight_rows
 
 
 def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
+    """Gather the 3x3 neighbourhood of each location, then a linear op: [h, w, C] -> [h, w, 9 C] -> [h, w, O]."""
     (x,), emit = low.inputs, low.emit
     height, width, channels = x.shape
     q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
@@ -33,6 +34,7 @@ def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
 
 
 def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
+    """A linear op to four locations, then a permutation: [h, w, C] -> [h, w, 4 O] -> [2h, 2w, O]."""
     (x,) = low.inputs
     height, width, _ = x.shape
     low.codes()  # required: an accumulator would have different units at the four places
@@ -45,6 +47,7 @@ def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
 
 
 def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
+    """Nothing to emit: the map before it writes the codes of this ReLU (quant/fuse_relu.py)."""
     (x,) = low.inputs
     if x.buffer != low.name:
         raise FqvitError(f"{low.name}: cannot fuse this ReLU, expected one that alone reads a convolution or linear map.")
@@ -52,12 +55,14 @@ def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
 
 
 def lower_grid(leaf: maps.Grid, low: Lowering) -> LoweredValue:
+    """[h w, C] -> [h, w, C]"""
     (x,) = low.inputs
     low.move(low.name, "grid")
     return _reshape(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
 def lower_flatten(leaf: maps.Flatten, low: Lowering) -> LoweredValue:
+    """[h, w, C] -> [h w C]"""
     (x,) = low.inputs
     return _reshape(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
 
@@ -69,6 +74,7 @@ def _reshape(low: Lowering, x: LoweredValue, shape: tuple[int, ...], times: int)
 
 
 def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
+    """Nearest-neighbour upsampling to the size of the second input."""
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
     low.move(low.name, "enlarged", of=large.buffer)
@@ -76,6 +82,7 @@ def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
 
 
 def lower_subsample(leaf: maps.Subsample, low: Lowering) -> LoweredValue:
+    """Every second location of every second row."""
     (x,) = low.inputs
     height, width, _ = x.shape
     low.move(low.name, "second")
