@@ -1,7 +1,7 @@
-"""Writes programs in the byte format of program.h: small ones to start the fuzzer from, or larger ones for the sanitizers.
+"""Write programs in the byte format of program.h: small ones as seeds of the fuzzer, larger ones for the sanitizers.
 
-python native/fuzz/make_seeds.py native/fuzz/seeds            # an op or two each; these are committed
-python native/fuzz/make_seeds.py --networks build/seeds       # wide ops, whole networks and the golden files as well
+python native/fuzz/make_seeds.py native/fuzz/seeds            # one or two ops each; these are committed
+python native/fuzz/make_seeds.py --networks build/seeds       # also wide ops, whole networks and the golden files
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fqvit.ir.batch import batched  # noqa: E402
+from fqvit.detect.batch import batched  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
 from tests.detect.test_programs import lowered, packed  # noqa: E402
-from tests.hostile.encoding import encoded  # noqa: E402
-from tests.hostile.records import Record, Recorded, recorded  # noqa: E402
-from tests.hostile.test_native_engine import BEFORE, IMAGE, NOTHING, VALID, i32, i64, linear_arrays  # noqa: E402
 from tests.ir.draw import STYLES, Draw  # noqa: E402
+from tests.robustness.hostile.encoding import encoded  # noqa: E402
+from tests.robustness.hostile.records import Record, Recorded, recorded  # noqa: E402
+from tests.robustness.hostile.test_native_engine import BEFORE, IMAGE, NOTHING, VALID, i32, i64, linear_arrays  # noqa: E402
 from tests.runtime.programs import program_with  # noqa: E402
 from tests.runtime.wide import accepted  # noqa: E402
 from tests.runtime.wide_moves import EVERY_WIDE  # noqa: E402
 
-SMALL = 4000  # bytes of a seed: the fuzzer alters small ones faster
+SMALL = 4000  # bytes per seed, at most: the fuzzer mutates small ones faster
 
 
 def single_ops() -> dict[str, bytes]:
-    """Every op behind the few that make its inputs; and with a second one that it can be joined with."""
+    """Return one program per op, after the ops that make its inputs."""
     found = {}
     for style, (tag, record) in enumerate(VALID.items()):
         found[tag] = encoded(Recorded(IMAGE, [*BEFORE, record], len(BEFORE) + 1), style % 4)
@@ -38,8 +38,7 @@ def single_ops() -> dict[str, bytes]:
 
 
 def several_outputs() -> dict[str, bytes]:
-    """A head in small, which takes codes: a convolution, then two layers of all places; and outputs that ops would be joined
-    over."""
+    """Return a small head that takes codes (a convolution, then two layers), with outputs that prevent fusion."""
     places = np.arange(8, dtype=np.int32)
     index = np.stack([places - 1, places, np.where(places == 7, -1, places + 1)], -1).astype(np.int32)
     records = [
@@ -60,7 +59,7 @@ def several_outputs() -> dict[str, bytes]:
 
 
 def wide_ops(count: int, largest: int, styles: int) -> dict[str, bytes]:
-    """The first few of every kind that are not too large."""
+    """Return the first `count` programs of every kind that have at most `largest` bytes."""
     found = {}
     for kind, case in EVERY_WIDE.items():
         taken = 0

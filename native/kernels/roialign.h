@@ -1,6 +1,7 @@
 // One box of RoIAlign: a separable weighted sum over cells, first along the rows of the map, then along its columns.
-//     strip[x, c] = (sum_y wy[y] (map[y, x, c] - zero) + 2^7) >> 8        y[c] = clamp(requantize(sum_x wx[x] strip[x,
-//     c]))
+//
+//     strip[x, c] = (sum_y wy[y] (map[y, x, c] - zero) + 2^7) >> 8
+//     y[c] = clamp(requantize(sum_x wx[x] strip[x, c]) + head_zero)
 //
 // Exact because the limits in fqvit/roialign.h keep every sum below 2^31. Plain loops over channels that compilers
 // vectorize: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2.

@@ -1,4 +1,4 @@
-// Counts the calls that run without Python's lock (the GIL), for two moments:
+// Counts the calls that run without Python's lock (the GIL), so that forks and interpreter shutdown are safe.
 //  - fork: the child has only the thread that forked, so what another thread had locked or half written would stay that
 //    way. The fork waits until no call runs.
 //  - interpreter shutdown: Python ends a thread that asks for the GIL then, and C++ turns that into abort(). Such a

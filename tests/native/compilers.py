@@ -1,4 +1,4 @@
-"""Compiles parts of native/ for tests without CMake and Python headers, each file once a session."""
+"""Compile parts of native/ for tests, without CMake and Python headers, each file once per session."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ STANDARD = ("-std=c++20", "-Wall", "-Wextra", "-Werror")
 
 
 def core() -> list[str]:
-    """The engine's sources listed in native/CMakeLists.txt, as paths below native/."""
+    """Return the engine's sources listed in native/CMakeLists.txt, as paths below native/."""
     found = re.search(r"set\(FQVIT_CORE\s([^)]*)\)", (NATIVE / "CMakeLists.txt").read_text())
     assert found
     return found.group(1).split()
 
 
 def tool(*names: str) -> str:
-    """The first of these programs that there is; skips the test without one."""
+    """Return the first of these programs that is installed; skip the test if none is."""
     for name in names:
         if path := shutil.which(name):
             return path
@@ -30,9 +30,10 @@ def tool(*names: str) -> str:
 
 
 def run(*command: str | Path, code: int = 0) -> str:
-    """What a program prints; fails with all of it where it ends with another code."""
+    """Run a program and return what it prints; fail with its output if the exit code differs from `code`."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    assert done.returncode == code, f"{' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    problem = f"{' '.join(map(str, command))}: exit code {done.returncode}, expected {code}"
+    assert done.returncode == code, f"{problem}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -43,7 +44,7 @@ class Compiler:
         self.suffix, self.link = suffix, link
 
     def object(self, source: str | Path, *flags: str) -> Path:
-        """A file of native/ (or any path), compiled."""
+        """Compile a file below native/, or any other path."""
         flags = flags or ("-O2",)
         name = re.sub(r"\W+", "_", " ".join((str(source), *flags)))
         to = self.folder / f"{name}.o"
@@ -52,7 +53,7 @@ class Compiler:
         return to
 
     def engine(self) -> list[Path]:
-        """All of it, compiled quickly."""
+        """Compile the whole engine with little optimization, to save time."""
         return [self.object(name, "-O1") for name in core()]
 
     def program(self, *objects: Path) -> Path:

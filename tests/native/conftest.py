@@ -1,4 +1,4 @@
-"""Compilers, and what they made, for all tests of a session."""
+"""Compilers as fixtures; their object files are shared by all tests of a session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def x86_compiler(compiler: Compiler) -> Compiler:
 @pytest.fixture(scope="session")
 def gcc(x86_compiler: Compiler) -> Compiler:
     if "Free Software Foundation" not in run(x86_compiler.command, "--version"):
-        pytest.skip("needs GCC, whose -mgeneral-regs-only refuses floats; clang's stops at standard headers")
+        pytest.skip("needs GCC, whose -mgeneral-regs-only rejects floats; with clang it rejects the standard headers")
     return x86_compiler
 
 

@@ -1,4 +1,4 @@
-"""No floating-point arithmetic in the kernels: compilers refuse it in scalar code, the disassembly shows none in SIMD code."""
+"""Check that no kernel computes with floats: GCC rejects them in scalar code, the disassembly shows none in SIMD code."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from tests.native.compilers import Compiler, core, run, tool
 
 SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
-# engine.cpp counts seconds in profile(), and runs nothing itself; NEON is not x86-64's.
+# Without engine.cpp, which measures seconds in profile() but computes nothing, and without NEON, which x86-64 does not compile.
 SCALAR = [name for name in core() if name not in (*SIMD, "core/engine.cpp", "kernels/neon/gemm_neon.cpp")]
 
-# Named like floats, these only move, mix or mask bits, or compute with packed integers (vpmaxsd).
+# Named like float instructions, but these only move, shuffle or mask bits, or compute with packed integers (vpmaxsd).
 HARMLESS = re.compile(r"v?(mov\w*|shuf|unpck[lh]|blendv?|broadcast|insert|extract|maskmov|andn?|or|xor)(ss|sd|ps|pd)|v?p\w+")
 PREFIXES = r"(?:\{\w+\} |(?:data16|rep|repz|repnz|lock|notrack|bnd|cs|ds) )*"
 
 
 def float_instructions(listing: str) -> set[str]:
-    """The instructions that compute with floats: x87, conversions, and what ends like one and is not harmless."""
+    """Return the instructions that compute with floats: x87, conversions, and float suffixes that are not harmless."""
     names = set(re.findall(rf"^ +[0-9a-f]+:\t{PREFIXES}(\w+)", listing, re.MULTILINE))
     assert names
     floats = {name for name in names if re.fullmatch(r"f\w+|v?cvt\w+|\w+(ss|sd|ps|pd)|v\w+(ph|sh)", name)}
@@ -36,7 +36,7 @@ def test_simd_kernels_compute_with_integers_only(source: str, x86_compiler: Comp
     assert float_instructions(listing) == set()
 
 
-def test_float_arithmetic_would_be_found(x86_compiler: Compiler, tmp_path: Path) -> None:
+def test_float_arithmetic_is_found_where_there_is_some(x86_compiler: Compiler, tmp_path: Path) -> None:
     path = tmp_path / "floats.cpp"
     path.write_text(
         "float sum(const float* x, int n) { float s = 0; for (int i = 0; i < n; ++i) s += x[i] * x[i]; return s; }\n"
@@ -65,7 +65,7 @@ def test_every_scalar_op_of_attention_compiles_without_float_registers(gcc: Comp
         assert f"::{name}(" in names
 
 
-def test_a_float_would_be_refused(gcc: Compiler, tmp_path: Path) -> None:
+def test_gcc_rejects_a_float_without_float_registers(gcc: Compiler, tmp_path: Path) -> None:
     path = tmp_path / "float.cpp"
     path.write_text("double twice(double x) { return x + x; }\n")
     run(gcc.command, "-c", path, "-o", tmp_path / "float.o")

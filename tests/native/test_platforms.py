@@ -1,7 +1,7 @@
-"""The same answers on other machines: the engine compiled for this one, AArch64, s390x (big-endian) and Windows.
+"""Compare the engine with the reference on several platforms: this one, AArch64, s390x (big-endian) and Windows.
 
-Skipped where Debian's packages are not installed: g++-aarch64-linux-gnu, g++-s390x-linux-gnu and qemu-user;
-g++-mingw-w64-x86-64-posix and wine64.
+The others need Debian's packages g++-aarch64-linux-gnu, g++-s390x-linux-gnu and qemu-user, or g++-mingw-w64-x86-64-posix
+and wine64. Tests are skipped without them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 def cases() -> Iterator[tuple[str, Program, Any]]:
-    """Golden files, the embedded models, programs of detectors with several outputs, and ops of every kind."""
+    """Yield golden files, the embedded models, detector programs with several outputs, and two ops of every kind."""
     for path in sorted(GOLDEN.glob("*_v1.npz")):
         yield path.stem, Program.load(path.with_suffix(".fqvit")), np.load(path)["images"]
     for name in ("fmnist_vit", "fmnist_swin"):
@@ -56,7 +56,7 @@ def wide_cases(kind: str) -> Iterator[tuple[Program, Any]]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A folder for answers_test, and how many programs are in it."""
+    """Write a folder for answers_test and return it with its number of programs."""
     folder = tmp_path_factory.mktemp("answers")
     for name, program, images in cases():
         (folder / f"{name}.program").write_bytes(encoded(recorded(program)))
@@ -71,23 +71,25 @@ def answers_test(compiler: Compiler) -> Path:
 
 def test_this_machine_gives_the_references_answers(compiler: Compiler, answers: tuple[Path, int]) -> None:
     folder, programs = answers
-    *families, last = run(answers_test(compiler), folder).splitlines()
-    assert families == _native.instruction_sets()
+    *isas, last = run(answers_test(compiler), folder).splitlines()
+    assert isas == _native.instruction_sets()
     assert programs == len(list(GOLDEN.glob("*_v1.npz"))) + 2 + 6 + 2 * len(EVERY_WIDE)
-    assert last == f"{2 * programs * len(families)} passed, 0 failed"
+    assert last == f"{2 * programs * len(isas)} passed, 0 failed"
 
 
-@pytest.mark.parametrize("machine, families", [("aarch64", ["neon_dotprod", "scalar"]), ("s390x", ["scalar"])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("machine, isas", [("aarch64", ["neon_dotprod", "scalar"]), ("s390x", ["scalar"])])
 def test_other_machines_give_the_references_answers(
-    machine: str, families: list[str], answers: tuple[Path, int], request: pytest.FixtureRequest
+    machine: str, isas: list[str], answers: tuple[Path, int], request: pytest.FixtureRequest
 ) -> None:
     compiler = request.getfixturevalue(f"{machine}_compiler")
     emulator, libraries = tool(f"qemu-{machine}"), Path(f"/usr/{machine}-linux-gnu")
     folder, programs = answers
     output = run(emulator, "-cpu", "max", "-L", libraries, answers_test(compiler), folder)
-    assert output.splitlines() == [*families, f"{2 * programs * len(families)} passed, 0 failed"]
+    assert output.splitlines() == [*isas, f"{2 * programs * len(isas)} passed, 0 failed"]
 
 
+@pytest.mark.nightly
 def test_windows_gives_the_references_answers(
     windows_compiler: Compiler, answers: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,6 @@ def test_windows_gives_the_references_answers(
     for name, value in {"WINEPREFIX": str(tmp_path), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree=;mshtml="}.items():
         monkeypatch.setenv(name, value)
     folder, programs = answers
-    families = _native.instruction_sets()
+    isas = _native.instruction_sets()
     output = run(wine, answers_test(windows_compiler), folder)
-    assert output.splitlines() == [*families, f"{2 * programs * len(families)} passed, 0 failed"]
+    assert output.splitlines() == [*isas, f"{2 * programs * len(isas)} passed, 0 failed"]

@@ -1,4 +1,4 @@
-"""RoIAlign without Python: scalar and AVX2, one thread and several, on random and extreme boxes."""
+"""Run native/test/roialign_test.cpp: scalar and AVX2, one thread and three, on random and extreme boxes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] by vpdpbusd (AVX-VNNI and AVX512-VNNI), which adds four u8 x i8 products to each
-// i32 lane.
+// acc[m, o] = sum_k x[m, k] w[o, k] with AVX-VNNI and AVX512-VNNI, by vpdpbusd, which adds four u8 x i8 products to
+// each i32 lane.
 //
 // Exact without further care: unlike vpmaddubsw the instruction has no intermediate i16, unlike vpdpbusds it wraps
 // instead of saturating, and Linear proves |acc| < 2^31. Packing only reorders: each panel stores quads k..k+3 of every

@@ -1,5 +1,5 @@
-// The micro-kernel of gemm_vnni.cpp, included once per vector width, because the instruction set of a function is an
-// attribute that no template parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with zero, load, broadcast,
+// The micro-kernel of gemm_vnni.cpp, included once per vector width. The instruction set of a function is an attribute,
+// which no template parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with zero, load, broadcast,
 // dot4 and store. No #pragma once.
 
 constexpr int LANES = static_cast<int>(sizeof(Vector) / 4), COLUMNS = 2 * LANES;

@@ -1,4 +1,4 @@
-"""Every family of products against three plain loops: what this CPU runs, VNNI by a shim of its instruction, NEON by qemu."""
+"""Compare every GEMM with three plain loops: those of this CPU, VNNI also with its instruction emulated, and NEON in QEMU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fqvit import _native
 from tests.native.compilers import Compiler, core, run, tool
 
 ARM_ROOT = Path("/usr/aarch64-linux-gnu")
-FAMILIES = [source for source in core() if "/gemm_" in source]
+GEMMS = [source for source in core() if "/gemm_" in source]
 VNNI = "kernels/vnni/gemm_vnni.cpp"
 
 
 def passed(output: str) -> dict[str, int]:
-    """Checks passed by each family that ran; none failed."""
+    """Return the number of passed checks per instruction set; fail if any check failed."""
     assert re.search(r"^[1-9]\d* passed, 0 failed$", output, re.MULTILINE), output
     return {name: int(count) for name, count in re.findall(r"^(\w+): (\d+) passed, 0 failed$", output, re.MULTILINE)}
 
@@ -32,11 +32,11 @@ def gemm_test(compiler: Compiler) -> Path:
     return compiler.program(
         compiler.object("test/gemm_test.cpp", "-O1"),
         compiler.object("test/gemm_vnni_shim.cpp", "-O1"),
-        *map(compiler.object, FAMILIES),
+        *map(compiler.object, GEMMS),
     )
 
 
-def test_families_give_what_three_loops_give(compiler: Compiler) -> None:
+def test_every_gemm_equals_three_plain_loops(compiler: Compiler) -> None:
     counts = passed(run(gemm_test(compiler)))
     wanted = {"scalar"}
     if platform.machine() in ("x86_64", "AMD64"):
@@ -48,9 +48,9 @@ def test_families_give_what_three_loops_give(compiler: Compiler) -> None:
 
 
 def test_vnni_multiplies_unsigned_activations_by_signed_weights(x86_compiler: Compiler) -> None:
-    # What the shim cannot show: the order of the instruction's operands. The unsigned one must be what was broadcast.
+    # The emulation cannot check the order of the operands: the unsigned one must be the broadcast activations.
     listing = run(tool("objdump"), "-d", "--no-show-raw-insn", x86_compiler.object(VNNI))
-    writer: dict[str, str] = {}  # of each vector register: the instruction that wrote it last
+    writer: dict[str, str] = {}  # the instruction that wrote each vector register last
     found = {"ymm": 0, "zmm": 0}
     for name, operands in re.findall(r"^ +[0-9a-f]+:\t(?:\{vex\} )?(\w+) +(.*)$", listing, re.MULTILINE):
         target = re.search(r"(?:^|,)%([xyz]mm)(\d+)$", operands)  # AT&T: the last operand is written
@@ -62,7 +62,7 @@ def test_vnni_multiplies_unsigned_activations_by_signed_weights(x86_compiler: Co
             assert "(" in weights or writer[weights[4:]].startswith("vmovdq"), operands
             found[target.group(1)] += 1
         writer[target.group(2)] = name
-    # Two vectors a row, in tiles of 1 to 6 and of 1 to 12 rows.
+    # Two vectors per row, in tiles of 1 to 6 and of 1 to 12 rows.
     assert found["ymm"] >= 2 * sum(range(1, 7)) and found["zmm"] >= 2 * sum(range(1, 13))
 
 
@@ -73,10 +73,12 @@ def test_vnni_tiles_stay_in_registers(x86_compiler: Compiler) -> None:
     assert [line for tile in tiles for line in tile.splitlines() if re.search(r"mm\d+,.*\(%r[sb]p", line)] == []
 
 
-def test_neon_gives_what_three_loops_give(aarch64_compiler: Compiler) -> None:
+@pytest.mark.nightly
+def test_the_neon_gemm_equals_three_plain_loops(aarch64_compiler: Compiler) -> None:
     assert set(passed(emulated(gemm_test(aarch64_compiler)))) == {"scalar", "neon_dotprod"}
 
 
+@pytest.mark.nightly
 def test_the_whole_engine_runs_on_aarch64(aarch64_compiler: Compiler) -> None:
     program = aarch64_compiler.program(aarch64_compiler.object("test/engine_test.cpp", "-O1"), *aarch64_compiler.engine())
     output = emulated(program)
