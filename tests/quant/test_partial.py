@@ -1,4 +1,4 @@
-"""Recipes that leave LayerNorm and Softmax in float: which sites have codes, what is computed, and that nothing is lowered."""
+"""Recipes that keep LayerNorm and Softmax in float: their sites, their outputs, and that they cannot be lowered."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ PRODUCTS = (layers.Linear, layers.Scores, layers.BiasedScores, layers.Context)
 
 @pytest.fixture(autouse=True)
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here depends on how well ptq-vit searches."""
+    """Shorten the search of ptq-vit: no test here depends on its quality."""
     monkeypatch.setattr(similarity, "FACTORS", np.linspace(0.5, 1.2, 15))
     monkeypatch.setattr(similarity, "IMAGES", 8)
 
 
 def minmax(x: Tensor, seen: Tensor, bits: int = 8) -> tuple[Tensor, float]:
-    """x to 2^bits even steps from the least to the greatest of `seen`, 0 among them, and back; and the step."""
+    """Quantize and dequantize x with affine codes for the range of `seen`, extended to include 0; and the scale."""
     low, high = min(float(seen.min()), 0.0), max(float(seen.max()), 0.0)
-    step = (high - low) / (2**bits - 1) or 1.0
-    zero = round(-low / step)
-    return (torch.floor(x / step + 0.5) + zero).clamp(0, 2**bits - 1).sub(zero) * step, step
+    scale = (high - low) / (2**bits - 1) or 1.0
+    zero = round(-low / scale)
+    return (torch.floor(x / scale + 0.5) + zero).clamp(0, 2**bits - 1).sub(zero) * scale, scale
 
 
 def directly(model: FloatModel, images: np.ndarray, patches: Callable[[Node, list[Tensor]], Tensor]) -> Tensor:  # type: ignore[type-arg]
-    """The definition of `partial`: each operand of each product is quantized right where it is read, by what it was in the
-    float model; biases are whole units of the product; everything else is the float model. patches: the patch embedding."""
+    """The definition of recipe `partial`: each operand of a matrix product is quantized where it is read, with its range in the
+    float model; biases are rounded to accumulator units; everything else is float. patches: the patch embedding."""
     graph = trace(model.module)
     exact: dict[str, Tensor] = {IMAGES: normalise(images, model.preprocess)}
     found = dict(exact)
@@ -59,12 +59,12 @@ def directly(model: FloatModel, images: np.ndarray, patches: Callable[[Node, lis
         inputs = [found[name] for name in node.inputs]
         leaf = node.leaf
         if isinstance(leaf, PRODUCTS):
-            inputs, steps = zip(*(minmax(x, exact[name]) for x, name in zip(inputs, node.inputs, strict=True)), strict=True)
+            inputs, scales = zip(*(minmax(x, exact[name]) for x, name in zip(inputs, node.inputs, strict=True)), strict=True)
         if isinstance(leaf, layers.Linear):
-            step = leaf.weight.double().abs().amax(1) / 127
-            weight = torch.floor(leaf.weight.double() / step[:, None] + 0.5) * step[:, None]
-            bias = torch.zeros_like(step) if leaf.bias is None else leaf.bias.double()
-            bias = torch.floor(bias / (step * steps[0]) + 0.5) * step * steps[0]
+            scale = leaf.weight.double().abs().amax(1) / 127
+            weight = torch.floor(leaf.weight.double() / scale[:, None] + 0.5) * scale[:, None]
+            bias = torch.zeros_like(scale) if leaf.bias is None else leaf.bias.double()
+            bias = torch.floor(bias / (scale * scales[0]) + 0.5) * scale * scales[0]
             found[node.name] = F.linear(inputs[0], weight.float(), bias.float())
         elif isinstance(leaf, layers.Patches):
             found[node.name] = patches(node, inputs)
@@ -75,14 +75,14 @@ def directly(model: FloatModel, images: np.ndarray, patches: Callable[[Node, lis
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
-def test_partial_is_minmax_at_the_operands_of_products_and_float_elsewhere(kind: str) -> None:
+def test_partial_quantizes_operands_of_products_by_minmax_and_nothing_else(kind: str) -> None:
     model = float_model(kind)
     images = images_for(model.preprocess, 12, 7)
     exact = run_float(trace(model.module), normalise(images, model.preprocess))
     simulation = Simulation(model, calibration_of(model, "partial"))
     ours, expected = simulation.run(images), directly(model, images, simulation.call)
     wrong, quantization = (ours - expected).square().mean().sqrt(), (expected - exact).square().mean().sqrt()
-    # Not equal: a value in the middle between two codes may fall to either side.
+    # Not exactly equal: a value in the middle between two codes may be rounded to either.
     assert wrong < 0.2 * quantization and quantization < 0.1 * exact.std()
 
 
@@ -96,18 +96,18 @@ def test_partial_is_minmax_at_the_operands_of_products_and_float_elsewhere(kind:
         ("padded swin", {"norm", "qkv", "attention", "context", "gelu", "pooled"}),
     ],
 )
-def test_only_what_a_product_reads_has_codes(recipe: str, kind: str, roles: set[str]) -> None:
+def test_only_inputs_of_matrix_products_are_quantized(recipe: str, kind: str, roles: set[str]) -> None:
     graph = trace(float_model(kind).module)
     sites = plan(graph, RECIPES[recipe])
     assert {site.role for site in sites.values()} == roles
     operands = {name for node in graph.nodes if isinstance(node.leaf, PRODUCTS) for name in node.inputs}
     assert all(name in sites or graph.node(name).leaf.role == "route" for name in operands)
-    # The mean over tokens reads the last norm, the head reads the mean.
+    # In the other models the mean over tokens reads the last norm, and the head reads the mean.
     assert ("norm" in sites) == (kind in ("vit", "distilled"))
 
 
-def test_everything_else_is_float() -> None:
-    """At 8 bits nothing but the weights of the patch embedding is quantized before the first norm."""
+def test_everything_between_matrix_products_is_float() -> None:
+    """Before the first norm only the weights of the patch embedding are quantized."""
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model, "partial"))
     seen: dict[str, Tensor] = {}
@@ -138,7 +138,7 @@ def test_features_stay_float(recipe: str, features: str, kind: str) -> None:
 
 @pytest.mark.parametrize("recipe", FLOATING)
 @pytest.mark.parametrize("name", embedded.MODELS)
-def test_embedded_models_stay_near_float_at_8_bits(recipe: str, name: str) -> None:
+def test_embedded_models_stay_close_to_float_at_8_bits(recipe: str, name: str) -> None:
     model = load_model(name)
     images, labels = embedded.test_images()
     images, labels = images[::5], labels[::5]
@@ -150,7 +150,7 @@ def test_embedded_models_stay_near_float_at_8_bits(recipe: str, name: str) -> No
 
 
 @pytest.mark.parametrize("recipe", FLOATING)
-def test_bits_of_sites_and_weights_are_those_asked_for(recipe: str) -> None:
+def test_sites_and_weights_have_the_bits_of_the_recipe(recipe: str) -> None:
     model = float_model("swin")
     calibration = calibration_of(model, with_bits(RECIPES[recipe], "3/6/4"))
     check_fit(trace(model.module), calibration, model.preprocess, model.name)
@@ -162,14 +162,14 @@ def test_bits_of_sites_and_weights_are_those_asked_for(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", FLOATING)
-def test_there_is_no_integer_program(recipe: str, tmp_path: Path) -> None:
+def test_lowering_rejects_recipes_without_an_integer_program(recipe: str, tmp_path: Path) -> None:
     model = float_model("vit")
     calibration = calibration_of(model, recipe, count=2)
     assert not calibration.recipe.integer
-    with pytest.raises(FqvitError, match=f"recipe {recipe}: LayerNorm and Softmax stay float .* `fqvit table` measures it"):
+    with pytest.raises(FqvitError, match=f"recipe {recipe}: LayerNorm and Softmax stay float.* `fqvit table` measures it"):
         lower(model, calibration)
     out = tmp_path / "x.fqvit"
-    # Refused before anything is read: the folder does not exist.
+    # Rejected before any file is read: the folder does not exist.
     words = ("quantize", "deit_tiny", "--recipe", recipe, "--calib", tmp_path / "none", "-o", out)
     refused(fqvit(*words), f"recipe {recipe}", "no integer program", "fqvit table")
     saved = tmp_path / "saved.json"
@@ -179,7 +179,7 @@ def test_there_is_no_integer_program(recipe: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", FLOATING)
-def test_a_calibration_survives_json_with_its_weights(recipe: str) -> None:
+def test_json_round_trip_keeps_the_weights(recipe: str) -> None:
     model = float_model("padded swin")
     images = images_for(model.preprocess, 4)
     before = calibration_of(model, with_bits(RECIPES[recipe], "4/8/8"))
@@ -189,8 +189,8 @@ def test_a_calibration_survives_json_with_its_weights(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.integer])
-def test_programs_of_other_recipes_do_not_record_what_is_new(name: str) -> None:
-    """So that their fingerprints are what they were."""
+def test_integer_recipes_do_not_record_newer_fields_at_their_defaults(name: str) -> None:
+    """Their programs keep their fingerprints."""
     new = {"nonlinear", "intervals"}
     assert new.isdisjoint(recorded(RECIPES[name])) and new.isdisjoint(msgspec.to_builtins(RECIPES[name]))
 
@@ -207,13 +207,13 @@ def test_programs_of_other_recipes_do_not_record_what_is_new(name: str) -> None:
         {"nonlinear": "float", "intervals": "similarity", "attention": "uniform", "symmetric": True, "channels": True},
     ],
 )
-def test_fields_that_do_not_go_together_are_refused(fields: dict[str, object]) -> None:
+def test_incompatible_fields_are_rejected(fields: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"name": "mine", **fields}, Recipe)
 
 
-def test_the_papers_last_batch_may_leave_softmax_float() -> None:
-    """Log2 codes of a float softmax: there are no scores to look up."""
+def test_recipe_fq_vit_original_can_keep_softmax_in_float() -> None:
+    """Its log2 codes are then computed from float softmax: the scores have no codes."""
     model = float_model("vit")
     recipe = msgspec.structs.replace(RECIPES["fq-vit-original"], nonlinear="float")
     calibration = calibration_of(model, recipe)

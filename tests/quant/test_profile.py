@@ -1,4 +1,4 @@
-"""Profile npu: zero points are the middle code, no constant multiplier has more than 16 bits; defaults change nothing."""
+"""Profile npu: zero points are the middle code, and constant multipliers have at most 16 bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def multipliers(program: Program) -> Iterator[int]:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", ["fqvit", "fq-vit", "minmax"])
-def test_a_program_of_the_profile_has_middle_zero_points_and_short_multipliers(kind: str, name: str) -> None:
+def test_programs_for_npu_have_middle_zero_points_and_short_multipliers(kind: str, name: str) -> None:
     model = float_model(kind)
     calibration = calibration_of(model, with_profile(load_recipe(name), "npu"))
     for site, q in calibration.sites.items():
@@ -54,36 +54,37 @@ def test_a_program_of_the_profile_has_middle_zero_points_and_short_multipliers(k
     assert np.corrcoef(exact.ravel(), run(program, images).ravel())[0, 1] > 0.95
 
 
-def test_the_named_recipe_is_the_default_with_the_profile() -> None:
+def test_recipe_npu_is_the_default_recipe_with_the_profile() -> None:
     profiled = with_profile(load_recipe("fqvit"), "npu")
     assert msgspec.structs.replace(profiled, name="npu") == RECIPES["npu"]
 
 
-def test_the_profile_keeps_rules_that_do_not_widen() -> None:
+def test_the_profile_removes_only_the_bits_of_wide_rules() -> None:
     rules = {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=12, observer="omse"), "gelu": SiteRule(observer="ema")}
     found = with_profile(Recipe(name="mine", residual="tensor", sites=rules), "npu")
     assert found.sites == {"hidden": SiteRule(observer="omse"), "gelu": SiteRule(observer="ema")}
     assert found.residual == "ptf" and with_profile(load_recipe("minmax"), "npu").residual == "tensor"
 
 
-def test_the_profile_keeps_8_bits_and_takes_away_9() -> None:
+def test_the_profile_keeps_rules_of_8_bits_and_removes_those_of_9() -> None:
     rules = {"residual": SiteRule(bits=8), "norm": SiteRule(bits=6), "hidden": SiteRule(bits=9), "scores": SiteRule(bits=8)}
     found = with_profile(Recipe(name="mine", residual="tensor", sites=rules), "npu")
     assert found.sites == {name: rule for name, rule in rules.items() if name != "hidden"} and found.residual == "tensor"
 
 
-def test_another_profile_is_refused() -> None:
+def test_unknown_profiles_are_rejected() -> None:
     with pytest.raises(FqvitError, match="profile 'tpu': expected npu"):
         with_profile(load_recipe("fqvit"), "tpu")
 
 
 @pytest.mark.parametrize("low, high", [(-3.0, 1.0), (0.0, 5.0), (-2.0, 0.0), (0.0, 0.0)])
-def test_balanced_codes_cover_the_range_around_the_middle(low: float, high: float) -> None:
+def test_symmetric_codes_cover_the_range(low: float, high: float) -> None:
     q = symmetric(low, high, 8)
     assert q.zero[0] == 128 and -128 * q.scale[0] <= low and high <= 127 * q.scale[0] * (1 + 1e-12)
 
 
-def test_defaults_are_not_in_the_file_so_that_old_programs_keep_their_fingerprints() -> None:
+def test_default_values_are_not_recorded_in_programs() -> None:
+    """Programs from before these fields existed keep their fingerprints."""
     model = float_model("mean")
     assert not {"symmetric", "mult"} & lower(model, calibration_of(model, "fqvit")).header.recipe.keys()
     recorded = lower(model, calibration_of(model, "npu")).header.recipe

@@ -1,3 +1,5 @@
+"""Recipes: the named ones, TOML files, bounds of fields, and bit widths."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +18,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
+def test_the_named_recipes_are_our_own_the_papers_and_its_baselines() -> None:
     baselines, paper = ["minmax", "ema", "percentile", "omse"], ["fq-vit", "fq-vit-8", "fq-vit-original"]
     floating = ["partial", "bit-split", "ptq-vit"]
     assert list(RECIPES) == ["fqvit", "w4", "fast", "npu", "auto", *paper, *baselines, *floating] and DEFAULT_RECIPE == "fqvit"
@@ -44,20 +46,20 @@ def test_the_named_recipes_are_ours_the_papers_and_its_baselines() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_by_name_is_that_recipe_and_survives_json(name: str) -> None:
+def test_named_recipes_are_loaded_by_name_and_survive_a_json_round_trip(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe is RECIPES[name]
     assert msgspec.convert(msgspec.to_builtins(recipe), Recipe) == recipe
 
 
-def test_a_recipe_is_written_without_its_defaults() -> None:
-    """So that a new field changes no file of those who do not use it."""
+def test_default_values_are_not_written() -> None:
+    """A new field then does not change files that do not use it."""
     assert msgspec.to_builtins(RECIPES["fq-vit"]) == {"name": "fq-vit"}
     assert msgspec.to_builtins(RECIPES["fqvit"])["sites"] == {"residual": {"bits": 16}, "hidden": {"bits": 10}}
 
 
-def test_the_numbers_of_the_named_recipes() -> None:
-    """Measured accuracies (docs) are of these."""
+def test_the_named_recipes_keep_the_values_that_were_measured() -> None:
+    """The accuracies in the documentation were measured with these values."""
     assert {recipe.batch for name, recipe in RECIPES.items() if name != "fq-vit-original"} == {16}
     assert (RECIPES["fq-vit-original"].batch, RECIPES["fq-vit-original"].shuffle) == (100, 0)
     assert [(rule, RECIPES["fqvit"].sites[rule].bits) for rule in RECIPES["fqvit"].sites] == [("residual", 16), ("hidden", 10)]
@@ -68,7 +70,7 @@ def test_the_numbers_of_the_named_recipes() -> None:
     assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 
 
-def test_an_empty_file_is_the_papers_method_under_the_files_name(tmp_path: Path) -> None:
+def test_an_empty_file_is_the_papers_method_named_after_the_file(tmp_path: Path) -> None:
     assert load_recipe(written(tmp_path, "")) == msgspec.structs.replace(RECIPES["fq-vit"], name="mine")
 
 
@@ -96,11 +98,11 @@ def test_a_file_starts_from_its_base_and_changes_fields(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_may_name_itself(tmp_path: Path) -> None:
+def test_a_file_may_set_its_name(tmp_path: Path) -> None:
     assert load_recipe(written(tmp_path, 'name = "other"')).name == "other"
 
 
-WRONG = {
+MALFORMED = {
     "an unknown field": ("weigth_bits = 4", "unknown field weigth_bits"),
     "a wrong type": ('weight_bits = "four"', r"Expected int, got str.*weight_bits"),
     "a float where an integer belongs": ("images = 1.5", "Expected int, got float.*images"),
@@ -112,53 +114,53 @@ WRONG = {
     "one bit": ("activation_bits = 1", ">= 2.*activation_bits"),
     "a momentum of 0": ("momentum = 0.0", "momentum"),
     "a momentum above 1": ("momentum = 1.01", "momentum"),
-    "a momentum that is no number": ("momentum = nan", "momentum"),
+    "a momentum of NaN": ("momentum = nan", "momentum"),
     "a quantile of a half": ("quantile = 0.5", "quantile"),
     "a quantile above 1": ("quantile = 1.01", "quantile"),
     "no images": ("images = 0", ">= 1.*images"),
     "a batch of 0": ("batch = 0", ">= 1.*batch"),
     "a batch of 1025": ("batch = 1025", "<= 1024.*batch"),
     "a negative seed": ("shuffle = -1", ">= 0.*shuffle"),
-    "a shuffle that is no seed": ("shuffle = true", "shuffle"),
+    "a shuffle that is not a seed": ("shuffle = true", "shuffle"),
     "K of 9": ("k = 9", "<= 8.*k"),
     "K of -1": ("k = -1", ">= 0.*k"),
     "K of 9 at a site": ("[sites.residual]\nk = 9", "<= 8.*sites"),
     "K of -1 at a site": ("[sites.residual]\nk = -1", ">= 0.*sites"),
     "an unknown observer": ('observer = "median"', "observer"),
     "an unknown field of a site": ("[sites.qkv]\nbit = 4", "unknown field bit"),
-    "a rule that is no table": ("sites.qkv = 4", "Expected object, got int.*sites"),
+    "a rule that is not a table": ("sites.qkv = 4", "Expected object, got int.*sites"),
     "a range of three": ("[sites.qkv]\nrange = [0, 1, 2]", "range"),
-    "a range that is no number": ("[sites.qkv]\nrange = [nan, 1.0]", "range"),
-    "an endless range": ("[sites.qkv]\nrange = [0.0, inf]", "range"),
-    "an endless range below": ("[sites.qkv]\nrange = [-inf, 1.0]", "range"),
-    "a range of nothing but 0": ("[sites.qkv]\nrange = [0.0, 0.0]", "range"),
-    "a range without a width": ("[sites.qkv]\nrange = [2.0, 1.0]", "range"),
+    "a range with NaN": ("[sites.qkv]\nrange = [nan, 1.0]", "range"),
+    "a range to infinity": ("[sites.qkv]\nrange = [0.0, inf]", "range"),
+    "a range from minus infinity": ("[sites.qkv]\nrange = [-inf, 1.0]", "range"),
+    "an empty range": ("[sites.qkv]\nrange = [0.0, 0.0]", "range"),
+    "a reversed range": ("[sites.qkv]\nrange = [2.0, 1.0]", "range"),
     "a site of 17 bits": ("[sites.residual]\nbits = 17", "<= 16.*sites"),
     "a site of one bit": ("[sites.residual]\nbits = 1", ">= 2.*sites"),
     "a negative loss": ("max_loss = -0.1", ">= 0.*max_loss"),
-    "a loss of more than all": ("max_loss = 101", "<= 100.*max_loss"),
-    "a loss that is no number": ("max_loss = nan", "max_loss"),
+    "a loss above 100": ("max_loss = 101", "<= 100.*max_loss"),
+    "a loss of NaN": ("max_loss = nan", "max_loss"),
     "an unknown rounding": ('rounding = "up"', "rounding"),
     "an unknown attention": ('attention = "linear"', "attention"),
-    "channels in words": ('channels = "yes"', "channels"),
+    "channels as text": ('channels = "yes"', "channels"),
     "positions at 4 bits": ("position_bits = 4", "position_bits"),
     "an unknown base": ('base = "fq-vti"', "base 'fq-vti' is not a recipe"),
     "a base that is a number": ("base = 3", "base 3 is not a recipe"),
     "a base that is a list": ('base = ["fq-vit"]', "base .* is not a recipe"),
-    "no TOML": ("weight_bits 4", "not a TOML file"),
+    "not TOML": ("weight_bits 4", "not a TOML file"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_file_is_refused_in_one_line_with_its_name(case: str, tmp_path: Path) -> None:
-    text, message = WRONG[case]
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_files_are_rejected_in_one_line_with_the_file_name(case: str, tmp_path: Path) -> None:
+    text, message = MALFORMED[case]
     path = written(tmp_path, text)
     with pytest.raises(FqvitError, match=message) as caught:
         load_recipe(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
-ENDS: dict[str, tuple[Any, ...]] = {
+BOUNDS: dict[str, tuple[Any, ...]] = {
     "weight_bits": (2, 8),
     "activation_bits": (2, 8),
     "attention_bits": (2, 8),
@@ -173,34 +175,34 @@ ENDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("field", ENDS)
-def test_a_file_may_use_the_first_and_the_last_number_of_a_field(field: str, tmp_path: Path) -> None:
-    for value in ENDS[field]:
+@pytest.mark.parametrize("field", BOUNDS)
+def test_a_file_may_use_the_bounds_of_a_field(field: str, tmp_path: Path) -> None:
+    for value in BOUNDS[field]:
         assert getattr(load_recipe(written(tmp_path, f"{field} = {value}")), field) == value
 
 
-def test_a_site_may_have_the_first_and_the_last_number_of_a_field(tmp_path: Path) -> None:
+def test_a_site_rule_may_use_the_bounds_of_a_field(tmp_path: Path) -> None:
     for bits, k, ends in ((2, 0, (-2.0, 0.0)), (16, 8, (0.0, 2.0))):
         recipe = load_recipe(written(tmp_path, f"[sites.residual]\nbits = {bits}\nk = {k}\nrange = {list(ends)}"))
         assert recipe.sites == {"residual": SiteRule(bits=bits, k=k, range=ends)}
 
 
-def test_recipes_cannot_be_changed_in_place() -> None:
-    """The named ones are shared by all who load them."""
+def test_recipes_are_immutable() -> None:
+    """Named recipes are shared by all callers."""
     with pytest.raises(AttributeError):
         RECIPES["fqvit"].k = 2  # type: ignore[misc]
     with pytest.raises(AttributeError):
         RECIPES["fqvit"].sites["residual"].bits = 8  # type: ignore[misc]
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_binary_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FqvitError, match=r"mine\.toml: not a TOML file"):
         load_recipe(path)
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"nothing\.toml: cannot be read"):
         load_recipe(tmp_path / "nothing.toml")
     (tmp_path / "folder.toml").mkdir()
@@ -213,7 +215,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         load_recipe("fq_vit")
 
 
-def test_bits_are_set_together() -> None:
+def test_with_bits_sets_all_three_widths() -> None:
     recipe = with_bits(RECIPES["fq-vit"], "4/6/3")
     assert (recipe.weight_bits, recipe.activation_bits, recipe.attention_bits) == (4, 6, 3) and recipe.log2_attention
     assert not with_bits(RECIPES["fq-vit"], "8/8/8").log2_attention
@@ -221,21 +223,21 @@ def test_bits_are_set_together() -> None:
     assert not with_bits(RECIPES["minmax"], "8/8/4").log2_attention
 
 
-def test_more_bits_leave_groups_without_meaning(tmp_path: Path) -> None:
+def test_with_bits_keeps_an_unused_weight_group(tmp_path: Path) -> None:
     recipe = load_recipe(written(tmp_path, "weight_bits = 4\nweight_group = 32"))
     assert (recipe.weight_bits, recipe.weight_group) == (4, 32)
     assert with_bits(recipe, "8/8/4") == Recipe(name=recipe.name, weight_group=32)
 
 
 @pytest.mark.parametrize("bits", ["", "8", "8/8", "8/8/4/4", "8/8/9", "1/8/4", "8-8-4", "8/8/4 ", "8/8/４", "w/a/t", "8/8/4\n"])
-def test_other_spellings_of_bits_are_refused(bits: str) -> None:
+def test_with_bits_rejects_other_formats(bits: str) -> None:
     with pytest.raises(FqvitError, match="expected W/A/ATTN"):
         with_bits(RECIPES["fq-vit"], bits)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("bits", ["8/8/8", "4/8/4", "8/6/3"])
-def test_other_bits_change_nothing_else(name: str, bits: str) -> None:
+def test_with_bits_changes_no_other_field(name: str, bits: str) -> None:
     recipe = RECIPES[name]
     weight, activation, attention = map(int, bits.split("/"))
     assert with_bits(recipe, bits) == msgspec.structs.replace(
@@ -243,7 +245,7 @@ def test_other_bits_change_nothing_else(name: str, bits: str) -> None:
     )
 
 
-def test_a_file_based_on_ours_keeps_its_sites_unless_it_names_some(tmp_path: Path) -> None:
+def test_a_file_merges_its_site_rules_into_those_of_its_base(tmp_path: Path) -> None:
     recipe = load_recipe(written(tmp_path, 'base = "fqvit"\nk = 2'))
     assert recipe == msgspec.structs.replace(RECIPES["fqvit"], name="mine", k=2)
     recipe = load_recipe(written(tmp_path, 'base = "fqvit"\n[sites.scores]\nbits = 10'))
@@ -252,7 +254,7 @@ def test_a_file_based_on_ours_keeps_its_sites_unless_it_names_some(tmp_path: Pat
     assert recipe.sites["residual"] == SiteRule(bits=16, observer="omse")
 
 
-def test_a_detector_takes_recipes_that_only_observe() -> None:
+def test_check_detector_accepts_only_recipes_without_search_or_compensation() -> None:
     for name in ("fqvit", "fast", "npu", "fq-vit", "fq-vit-original", "minmax"):
         check_detector(RECIPES[name])
     for name, words in (("auto", "max_loss is 0.5"), ("w4", "rounding is compensated"), ("partial", "no integer program")):
@@ -261,5 +263,5 @@ def test_a_detector_takes_recipes_that_only_observe() -> None:
     searched = Recipe(name="searched", nonlinear="float", intervals="similarity", symmetric=True, attention="uniform")
     with pytest.raises(FqvitError, match="^recipe searched: LayerNorm and Softmax stay float"):
         check_detector(searched)
-    with pytest.raises(FqvitError, match="^recipe wide: its attention codes are simulated"):
+    with pytest.raises(FqvitError, match="^recipe wide: its attention codes are only simulated"):
         check_detector(Recipe(name="wide", attention="log2-wide"))

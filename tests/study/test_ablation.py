@@ -52,7 +52,7 @@ def test_rows_of_vit_base_have_the_papers_results() -> None:
 
 
 def test_wide_log2_codes_exist_only_in_simulation() -> None:
-    with pytest.raises(FqvitError, match="attention codes are simulated"):
+    with pytest.raises(FqvitError, match="attention codes are only simulated"):
         check_integer(Recipe(name="wide", attention="log2-wide", attention_bits=8))
     q = log2(8, zero_code=True)
     p = torch.tensor([1.0, 0.5, 2.0**-20])

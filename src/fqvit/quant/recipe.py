@@ -1,7 +1,7 @@
-"""Recipes: what is quantized, how and to how many bits. Frozen values; also TOML files with the same field names.
+"""Recipes: which sites are quantized, with which method and how many bits. Frozen values, or TOML files with the same fields.
 
 A file may start from a named recipe (`base = "fq-vit"`) and change fields; `[sites."blocks.*.mlp.act"]` tables override
-single sites by name or role. Recipes hold no state and no code: plan.py turns one into a plan for each site of a graph.
+single sites by name or role. See also: plan.py (turns a recipe into one plan per site of a graph).
 """
 
 from __future__ import annotations
@@ -17,74 +17,74 @@ import msgspec
 from fqvit.errors import FqvitError
 
 Bits = Annotated[int, msgspec.Meta(ge=2, le=8)]
-SiteBits = Annotated[int, msgspec.Meta(ge=2, le=16)]  # above 8: residual, hidden and scores only
+SiteBits = Annotated[int, msgspec.Meta(ge=2, le=16)]  # more than 8 only for residual, hidden and scores
 RangeObserver = Literal["minmax", "ema", "percentile", "omse"]
 
 
 class SiteRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What to do differently at the sites whose name or role matches. Fields left out stay as the recipe has them."""
+    """Overrides for the sites whose name or role matches. Fields left out keep the recipe's value."""
 
     bits: SiteBits | None = None
     observer: RangeObserver | Literal["ptf"] | None = None
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] | None = None
-    range: tuple[float, float] | None = None  # used as it is, nothing is observed; 0 must lie inside
+    range: tuple[float, float] | None = None  # fixed range, nothing is observed; must include 0
 
     def __post_init__(self) -> None:
         if self.range is not None:
             low, high = self.range
             if not -math.inf < low <= 0 <= high < math.inf or low == high:
-                # ValueError, because msgspec then adds the path of the fault while it reads a file.
-                raise ValueError(f"range {low:g}..{high:g} must be finite, not empty, and hold 0")
+                # A ValueError, because msgspec adds the path of the field to it when reading a file.
+                raise ValueError(f"range {low:g}..{high:g} must be finite, not empty and include 0")
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The defaults are the paper's method, 8/8/4."""
+    """What to quantize and how. The defaults are the paper's method, 8/8/4."""
 
     name: str
     weight_bits: Bits = 8
-    weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights that share an exponent, at 4 bits or less; 0: none
-    weight_ends: Literal["codes", "halves"] = "codes"  # max|w| is 127 codes, or 127.5 of which the half is clipped
-    # The nearest code; codes and biases that make up for the errors of what is quantized before (compensate.py); or codes
-    # chosen bit by bit for the least error of the outputs (bitsplit.py).
+    weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
+    weight_ends: Literal["codes", "halves"] = "codes"  # at 8 bits max|w| is 127 codes, or 127.5 codes and saturated
+    # To nearest; with compensation of earlier errors by later columns and biases (compensate.py); or bit by bit for the least
+    # output error (bitsplit.py).
     rounding: Literal["nearest", "compensated", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
-    residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one step for all channels
+    residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one scale per tensor
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] = 3
-    # Log-Int-Softmax (more than 4 bits are always uniform; "log2-wide": log2 with any bits, simulated only); uniform; or beside
-    # the largest of the row, each row rescaled.
+    # Log-Int-Softmax (uniform with more than 4 bits); log2 codes of any width, simulated only; uniform codes; or codes
+    # relative to the largest value of each row.
     attention: Literal["log2", "log2-wide", "uniform", "relative"] = "log2"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
-    exp: Literal["table", "polynomial", "coarse"] = "table"  # the paper's I-Exp: as printed, or as its code evaluates it
-    branches: Literal["accumulator", "codes"] = "accumulator"  # proj, fc2 and the patch embedding before they are added
-    qkv: Literal["separate", "joint"] = "separate"
-    channels: bool = False  # a step for each channel of norms, V, attention times V and GELU, folded into the next weights
-    symmetric: bool = False  # every zero point is the middle code: what int8 with zero point 0 is (pixels apart)
-    mult: Literal["full", "short"] = "full"  # constant multipliers between scales: up to 31 bits, or 16
+    exp: Literal["table", "polynomial", "coarse"] = "table"  # exact; the paper's I-Exp; I-Exp as the paper's code evaluates it
+    branches: Literal["accumulator", "codes"] = "accumulator"  # outputs of proj, fc2 and the patch embedding before the sum
+    qkv: Literal["separate", "joint"] = "separate"  # one scale each for Q, K and V, or one for all
+    channels: bool = False  # one scale per channel of norms, V, attention times V and GELU, folded into the next weights
+    symmetric: bool = False  # every zero point is the middle code, as in int8 with zero point 0 (except for pixels)
+    mult: Literal["full", "short"] = "full"  # constant multipliers have up to 31 bits, or up to 16
     position_bits: Literal[8, 16] = 16
-    logits: Literal["accumulator", "codes"] = "accumulator"  # class scores in fine steps, or in those of an 8-bit site
+    logits: Literal["accumulator", "codes"] = "accumulator"  # full precision, or an 8-bit site
     momentum: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.01  # ema and percentile
     quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # percentile
-    last_batch: bool = False  # ptf and omse look at the last batch only, as the original code does
+    last_batch: bool = False  # ptf and omse use the last batch only, as the paper's code does
     images: Annotated[int, msgspec.Meta(ge=1)] = 1000
-    shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None  # seed of the order of calibration images; None: as they come
+    shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None  # seed for the order of calibration images; None: given order
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
-    # LayerNorm and Softmax in integers; or in float: only what a matrix product reads has codes then, and nothing is lowered.
+    # LayerNorm and Softmax in integers, or in float: then only inputs of matrix products are quantized, without a program.
     nonlinear: Literal["integer", "float"] = "integer"
-    # Steps of weights and sites from their extremes, or searched so that outputs stay alike (similarity.py).
+    # Scales from observed ranges, or searched for the best correlation with the float outputs (similarity.py).
     intervals: Literal["observed", "similarity"] = "observed"
-    # `auto`: sites are raised to more bits until the expected loss of top-1, judged without labels, is at most this.
+    # `auto`: raise the bits of sites until the expected top-1 loss, estimated without labels, is at most this many points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
 
     def __post_init__(self) -> None:
         if 0 < self.weight_group < 8:
             raise ValueError(f"weight_group {self.weight_group} must be 0 or 8 to 256")
         if self.nonlinear == "float" and self.max_loss is not None:
-            raise ValueError("max_loss needs sites that can be raised, which nonlinear float does not have")
+            raise ValueError("max_loss requires nonlinear integer")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
-            raise ValueError("rounding bit-split is for nonlinear float without weight_group and searched intervals")
+            raise ValueError("rounding bit-split requires nonlinear float, weight_group 0 and intervals observed")
         if self.intervals == "similarity" and not (
             self.nonlinear == "float"
             and self.symmetric
@@ -95,24 +95,24 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             and not self.weight_group
         ):
             raise ValueError(
-                "intervals similarity is for nonlinear float, symmetric, uniform attention, separate qkv and nearest rounding,"
-                " without channels and weight_group"
+                "intervals similarity requires nonlinear float, symmetric true, attention uniform, qkv separate,"
+                " rounding nearest, channels false and weight_group 0"
             )
 
     @property
     def integer(self) -> bool:
-        """Whether there is an integer program of it."""
+        """Whether the recipe can be lowered to an integer program."""
         return self.nonlinear == "integer" and self.attention != "log2-wide"
 
     @property
     def log2_attention(self) -> bool:
-        """Whether attention is stored as powers of two, which 4 bits are enough for."""
+        """Whether attention has log2 codes, which need at most 4 bits."""
         return self.attention == "log2" and self.attention_bits <= 4
 
 
 _PLAIN: dict[str, Any] = {"residual": "tensor", "attention": "uniform", "attention_bits": 8}
 
-# Only what a matrix product reads needs 8 bits: the residual stream and GELU's inputs are wider.
+# Only inputs of matrix products are limited to 8 bits: the residual stream and the inputs of GELU are wider.
 _OURS: dict[str, Any] = {
     "residual": "tensor",
     "attention": "relative",
@@ -121,7 +121,7 @@ _OURS: dict[str, Any] = {
     "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
 }
 
-# Chips with int8 of zero point 0 and 16-bit multipliers: no codes are wider, and so the residual stream needs its PTF.
+# Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 _NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
 
 RECIPES = {
@@ -159,7 +159,7 @@ DEFAULT_RECIPE = "fqvit"
 
 
 def load_recipe(name: str | Path) -> Recipe:
-    """A recipe by name, or from a TOML file."""
+    """Return a recipe by name, or read it from a TOML file."""
     if str(name) in RECIPES:
         return RECIPES[str(name)]
     path = Path(name)
@@ -171,38 +171,38 @@ def load_recipe(name: str | Path) -> Recipe:
         raise FqvitError(
             f"{path}: cannot be read ({error.strerror}). Use one of {', '.join(RECIPES)}, or a .toml file."
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers of many digits and deep nesting, too
+    except (ValueError, RecursionError) as error:  # also for integers with too many digits and for deep nesting
         raise FqvitError(f"{path}: not a TOML file ({error}).") from None
     base = table.pop("base", None)
     if base is not None and str(base) not in RECIPES:
         raise FqvitError(f"{path}: base {base!r} is not a recipe. Use one of {', '.join(RECIPES)}.")
     fields = msgspec.to_builtins(RECIPES[str(base)]) if base else {}
     if isinstance(table.get("sites"), dict):
-        table["sites"] = _joined(fields.get("sites", {}), table["sites"])
+        table["sites"] = _merged_rules(fields.get("sites", {}), table["sites"])
     try:
         return msgspec.convert({**fields, "name": path.stem, **table}, Recipe)
     except msgspec.ValidationError as error:
         raise FqvitError(f"{path}: {str(error).replace('`', '')}. docs/reference/recipes.md lists the fields.") from None
 
 
-def _joined(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The base's rules of sites, then the file's; fields of the same site or role are joined."""
-    joined = dict(base)
+def _merged_rules(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The site rules of the base, then those of the file. Rules with the same pattern are merged field by field."""
+    merged = dict(base)
     for pattern, rule in own.items():
-        before = joined.pop(pattern, {})
-        joined[pattern] = {**before, **rule} if isinstance(rule, dict) else rule
-    return joined
+        before = merged.pop(pattern, {})
+        merged[pattern] = {**before, **rule} if isinstance(rule, dict) else rule
+    return merged
 
 
 def check_integer(recipe: Recipe) -> None:
-    """Refuses recipes that there is no integer program of."""
+    """Raise FqvitError if the recipe has no integer program."""
     if not recipe.integer:
-        why = "LayerNorm and Softmax stay float in it" if recipe.nonlinear == "float" else "its attention codes are simulated"
+        why = "LayerNorm and Softmax stay float" if recipe.nonlinear == "float" else "its attention codes are only simulated"
         raise FqvitError(f"recipe {recipe.name}: {why}, so there is no integer program. `fqvit table` measures it.")
 
 
 def check_detector(recipe: Recipe) -> None:
-    """Refuses recipes that know classifiers only."""
+    """Raise FqvitError if the recipe does not support detectors."""
     check_integer(recipe)
     for field, value, only in (
         ("max_loss", recipe.max_loss, None),
@@ -210,13 +210,15 @@ def check_detector(recipe: Recipe) -> None:
         ("intervals", recipe.intervals, "observed"),
     ):
         if value != only:
-            said = f"recipe {recipe.name}: {field} is {value}, which is for classifiers only"
-            raise FqvitError(f"{said}. Use fqvit, fast or fq-vit for a detector, or change it in a .toml file.")
+            problem = f"recipe {recipe.name}: {field} is {value}, which supports classifiers only"
+            raise FqvitError(f"{problem}. Use fqvit, fast or fq-vit for a detector, or change {field} in a .toml file.")
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:
-    """`recipe` for a kind of hardware. npu: symmetric int8 and 16-bit multipliers; sites lose what they have beyond 8 bits, and
-    a residual stream that had it takes the Power-of-Two Factor instead."""
+    """Adapt `recipe` to a hardware profile.
+
+    npu: symmetric int8 and 16-bit multipliers. Sites have at most 8 bits; a residual stream that had more gets PTF instead.
+    """
     if profile != "npu":
         raise FqvitError(f"profile {profile!r}: expected npu.")
     wide = {pattern for pattern, rule in recipe.sites.items() if (rule.bits or 0) > 8}
@@ -229,7 +231,7 @@ def with_profile(recipe: Recipe, profile: str) -> Recipe:
 
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:
-    """`recipe` at W/A/ATTN bits, such as "8/8/4"."""
+    """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4"."""
     match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", bits)
     if match is None:
         raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
