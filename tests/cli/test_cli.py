@@ -233,7 +233,7 @@ def test_wrong_names_are_refused_with_near_ones() -> None:
 def test_what_is_missing_is_named_with_the_remedy(program: Path, weights: Path, deit: Path) -> None:
     refused(fqvit("quantize", "deit_tiny"), "no weights given", "--weights")
     refused(fqvit("eval", "deit_tiny"), "no weights given", "--weights")
-    refused(fqvit("quantize", "--weights", "none.safetensors"), "which model", "fqvit models")
+    refused(fqvit("quantize", "--weights", "none.safetensors"), "matches no known model", "fqvit models")
     refused(fqvit("quantize", "deit_tiny", "--weights", "none.safetensors"), "no such file")
     refused(fqvit("quantize", "deit_tiny", "--weights", deit), "no images given", "--calib")
     refused(fqvit("eval", "deit_tiny", "--weights", deit), "no images given", "--data")
@@ -266,14 +266,14 @@ def test_folders_of_images_are_checked(program: Path, weights: Path, pictures: P
 
 
 def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(fqvit("quantize", "-o", tmp_path / "none" / "x.fqvit"), "there is no folder")
+    refused(fqvit("quantize", "-o", tmp_path / "none" / "x.fqvit"), "no such folder")
     refused(fqvit("quantize", "-o", tmp_path), "is a folder")
-    refused(fqvit("quantize", "--save-calibration", tmp_path / "none" / "x.json"), "there is no folder")
+    refused(fqvit("quantize", "--save-calibration", tmp_path / "none" / "x.json"), "no such folder")
     (tmp_path / "old.fqvit").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or Path(path).is_dir())
-    refused(fqvit("quantize", "-o", tmp_path / "old.fqvit"), "is there and may not be written to")
+    refused(fqvit("quantize", "-o", tmp_path / "old.fqvit"), "exists and is not writable")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    refused(fqvit("quantize", "-o", tmp_path / "x.fqvit"), "may not be written")
+    refused(fqvit("quantize", "-o", tmp_path / "x.fqvit"), "is not writable")
 
 
 def test_no_command_writes_over_what_it_reads(program: Path, weights: Path, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_no_command_writes_over_what_it_reads(program: Path, weights: Path, tmp_
         ("quantize", "fmnist_vit", "--weights", mine, "-o", mine),
         ("table", "--classes", names, "-o", names),
     ):
-        refused(fqvit(*words), str(words[-1]), "is read by this command, and would be lost")
+        refused(fqvit(*words), str(words[-1]), "is an input of this command and would be overwritten")
     assert program.read_bytes() == before and mine.read_bytes() == weights.read_bytes() and names.read_text() == "[]"
 
 
@@ -299,7 +299,7 @@ def test_class_names_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) 
         ("a\nb\n", "2 class names for 10"),
         ('{"a": 1}', "expected a list"),
         ("[1]", "class 0 is 1"),
-        ("[", "not JSON"),
+        ("[", "not valid JSON"),
     ):
         (tmp_path / "names").write_text(text)
         refused(fqvit(*words, tmp_path / "names"), said)

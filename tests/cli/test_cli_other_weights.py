@@ -119,4 +119,4 @@ def test_compare_warns_of_other_weights(program: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     save_file(dict(build(replace(embedded.FMNIST_VIT_CONFIG, classes=5)).state_dict()), other)
     done = fqvit("compare", program, "--weights", other, "--limit", 1)
-    assert done.code == 0 and "are not those that" in done.err
+    assert done.code == 0 and "not from the given weights" in done.err

@@ -48,7 +48,7 @@ def test_auto_prints_one_table_of_what_it_raised(tmp_path: Path) -> None:
     done = fqvit("quantize", "--recipe", "auto", "--max-loss", 100, "--images", 8, "-o", out)
     assert done.code == 0 and done.err == ""
     assert done.out.count("expected loss  ") + done.out.count("expected loss\n") == 1  # the head of one table
-    assert "0 of 17 parts raised" in done.out and "(asked: 100), on 8 images" in done.out and "fingerprint" in done.out
+    assert "0 of 17 parts raised" in done.out and "(limit: 100), on 8 images" in done.out and "fingerprint" in done.out
     recipe = Program.load(out).header.recipe
     assert recipe["name"] == "auto" and recipe["max_loss"] is None
 
@@ -70,12 +70,14 @@ def test_auto_has_its_choice_in_json(weights: Path, tmp_path: Path) -> None:
 
 def test_losses_are_for_auto_only(weights: Path, tmp_path: Path) -> None:
     for recipe in ("fqvit", "w4", "minmax"):
-        refused(fqvit("quantize", "--recipe", recipe, "--max-loss", 1), "does not look at losses", "--recipe auto")
-    refused(fqvit("quantize", "--max-loss", 1), "recipe fqvit does not look at losses")
+        refused(fqvit("quantize", "--recipe", recipe, "--max-loss", 1), "has no loss limit", "--recipe auto")
+    refused(fqvit("quantize", "--max-loss", 1), "recipe fqvit has no loss limit")
     for loss in (-1, 101, "nan"):
         refused(fqvit("quantize", "--recipe", "auto", "--max-loss", loss), "expected 0 to 100")
     words = ("quantize", "fmnist_swin", "--weights", weights, "-o", tmp_path / "x.fqvit")
-    refused(fqvit(*words, "--recipe", "auto", "--features", "pooled"), "the output is pooled, expected logits", "--recipe fqvit")
+    refused(
+        fqvit(*words, "--recipe", "auto", "--features", "pooled"), "the output is pooled, expected logits", "--recipe fqvit"
+    )
     saved = tmp_path / "saved.json"
     assert fqvit(*words, "--images", 1, "--save-calibration", saved).code == 0
     refused(fqvit(*words, "--calibration", saved, "--max-loss", 1), "Leave out --max-loss")
@@ -119,5 +121,5 @@ def test_the_account_shows_signs_and_says_when_it_failed() -> None:
     parts = [Raised("blocks.0", "residual", 2, 8, 16, 0.25), Raised("embed", "residual", 1, 8, 16, -0.001)]
     text = account(Choice(0.5, 128, bad, good, True, 9, parts))
     assert "-0.2500" in text and "+0.0010" in text and "8 -> 16" in text
-    assert "2 of 9 parts raised; expected loss 0.10 points of top-1 (asked: 0.5), on 128 images" in text
-    assert "least that auto can do" in account(Choice(0.5, 128, bad, bad, False, 9, parts))
+    assert "2 of 9 parts raised; expected loss 0.10 points of top-1 (limit: 0.5), on 128 images" in text
+    assert "limit cannot be reached" in account(Choice(0.5, 128, bad, bad, False, 9, parts))

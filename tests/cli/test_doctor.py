@@ -47,10 +47,10 @@ def test_every_extra_is_known() -> None:
 def test_a_core_that_does_not_load_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fqvit._native", None)
     done = fqvit("doctor", "--json")
-    assert done.code == 2 and "compiled part cannot be loaded" in done.err and len(done.err.splitlines()) == 1
+    assert done.code == 2 and "compiled core cannot be loaded" in done.err and len(done.err.splitlines()) == 1
 
 
 def test_kernels_that_compute_wrongly_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "computes_right", lambda isa: isa != "scalar")
+    monkeypatch.setattr(doctor, "matches_reference", lambda isa: isa != "scalar")
     done = fqvit("doctor")
-    assert done.code == 2 and "kernels scalar compute wrongly" in done.err and "Install fqvit again" in done.err
+    assert done.code == 2 and "the scalar kernels give wrong results" in done.err and "Install fqvit again" in done.err

@@ -86,11 +86,11 @@ def test_what_export_says(exported: Path, file: Path, tmp_path: Path, monkeypatc
 
 
 def test_mistakes_are_one_line(exported: Path, file: Path, tmp_path: Path) -> None:
-    refused(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "none" / "x.onnx"), "there is no folder")
+    refused(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "none" / "x.onnx"), "no such folder")
     refused(fqvit("export", tmp_path / "none.fqvit", "--to", "onnx", "-o", tmp_path / "x.onnx"), "none.fqvit")
-    refused(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only with --to c")
+    refused(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only valid with --to c")
     refused(fqvit("export", file, "--to", "c", "-o", tmp_path / "c", "--prefix", "a b"), "prefix 'a b'", "such as shoes")
-    refused(fqvit("eval", exported, "--backend", "native"), "--backend onnx alone")
+    refused(fqvit("eval", exported, "--backend", "native"), "only runs with --backend onnx")
     refused(fqvit("eval", tmp_path / "none.onnx"), "no such file")
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(exported.read_bytes()[:1000])

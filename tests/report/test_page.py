@@ -136,7 +136,7 @@ def test_the_number_of_class_names_is_checked(programs: Path, tmp_path: Path) ->
 
 def test_mistakes_are_reported_in_one_line(programs: Path, tmp_path: Path) -> None:
     refused(fqvit("report", tmp_path / "none.fqvit"), "none.fqvit")
-    refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "no" / "r.html"), "no folder")
+    refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "no" / "r.html"), "no such folder")
     refused(
         fqvit("report", programs / "vit.fqvit", "--data", tmp_path / "nowhere", "-o", tmp_path / "r.html"), "no such folder"
     )

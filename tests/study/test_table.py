@@ -108,7 +108,7 @@ def test_a_failed_cell_is_named_and_the_others_are_printed(tmp_path: Path) -> No
     recipe.write_text('base = "minmax"\n[sites."no.such.site"]\nbits = 8\n')
     done = fqvit(*SMALL, "--methods", f"{recipe},minmax", "--cache", tmp_path / "cells")
     assert done.code == 2 and "| MinMax" in done.out
-    assert len(done.err.splitlines()) == 1 and "1 cell is missing" in done.err and "no.such.site" in done.err
+    assert len(done.err.splitlines()) == 1 and "1 cell failed" in done.err and "no.such.site" in done.err
 
 
 def test_an_unreadable_image_is_reported_once_for_all_cells(tmp_path: Path) -> None:
@@ -129,15 +129,15 @@ def test_mistakes_are_reported_before_any_work(tmp_path: Path, monkeypatch: pyte
     refused(fqvit("table", "--models", "fmnist_vitt", *cache), "fmnist_vitt", "Did you mean")
     refused(fqvit(*SMALL, "--methods", "fq-vitt", *cache), "fq-vitt", "no such recipe")
     refused(fqvit(*SMALL, "-o", tmp_path / "t.xlsx", *cache), "t.xlsx", ".md, .csv or .json")
-    refused(fqvit(*SMALL, "-o", tmp_path / "no" / "t.md", *cache), "there is no folder")
+    refused(fqvit(*SMALL, "-o", tmp_path / "no" / "t.md", *cache), "no such folder")
     refused(fqvit(*SMALL, "--calib", tmp_path / "none", *cache), "none: no such folder")
     refused(fqvit("table", "--models", "deit_tiny", *cache), "deit_tiny", "no weights")
     refused(fqvit("table", "--models", "fmnist_vit", "--images", 0, *cache), "--images 0")
     refused(fqvit("table", "--models", "fmnist_vit,deit_tiny", *cache), "deit_tiny", "no weights")
     refused(fqvit("table", "--models", "fmnist_vit,fmnist_swin=no.pth", *cache), "no.pth: no such file")
-    refused(fqvit("table", "--models", "fmnist_vit,other.pth", *cache), "other.pth: which model")
-    refused(fqvit("table", "--models", "fmnist_vit,fmnist_vit", *cache), "fmnist_vit twice")
-    refused(fqvit("table", "--models", "", *cache), "--models: none given")
+    refused(fqvit("table", "--models", "fmnist_vit,other.pth", *cache), "other.pth: the file name matches no known model")
+    refused(fqvit("table", "--models", "fmnist_vit,fmnist_vit", *cache), "fmnist_vit is given twice")
+    refused(fqvit("table", "--models", "", *cache), "--models: empty, expected names")
     refused(fqvit(*SMALL, "--methods", "", *cache), "--methods: no recipe given")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
     refused(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
@@ -200,7 +200,7 @@ def test_models_are_given_by_name_file_or_address() -> None:
     ]
     assert named_models(None, None, "vit_tiny.safetensors") == [Named(None, "vit_tiny.safetensors")]
     for models in (["a", "b"], ["a=b.pth"]):
-        with pytest.raises(FqvitError, match="of which model"):
+        with pytest.raises(FqvitError, match="expected one model, without a checkpoint"):
             named_models(None, models, "c.pth")
 
 

@@ -1,6 +1,7 @@
-"""How a command ends: well, or with one line on stderr and an exit code, for all workers if there are several.
+"""Turn exceptions of a command into one line on stderr and an exit code.
 
-No heavy import: `fqvit --help` passes here. Neighbours: app.py (the commands), watchdog.py (the line, of many workers).
+With several workers, distributed/watchdog.py prints the line once and ends all of them. No heavy imports: `fqvit --help`
+imports this module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fqvit.system.files import FULL, remedy
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers a command whose failures end in one line and an exit code."""
+    """Return a decorator that registers a command inside `one_line_errors`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -39,21 +40,21 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Call
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Around a whole command. Mistakes of the user have exit code 2; bugs keep their traceback."""
+    """Run a whole command inside this. User errors give exit code 2; bugs keep their traceback."""
     with signals.cleanup_on_signal():
         try:
             yield
-            if sys.stdout is not None:  # None where it was closed before the start
-                sys.stdout.flush()  # here, so that a closed pipe is noticed here
+            if sys.stdout is not None:  # None if it was closed before the start
+                sys.stdout.flush()  # so that a closed pipe raises here
             workers.leave()
         except BaseException as error:
-            progress.end_bars()  # or the cursor would stay hidden, and the bar would share its line with what is said
+            progress.end_bars()  # otherwise the cursor stays hidden and the message is appended to the bar
             _end(error)
 
 
 def _end(error: BaseException) -> NoReturn:
-    """Ends the command by SystemExit; an error that is a bug is raised again."""
-    _leave_broken_stdout()
+    """Raise SystemExit with the exit code for this error. Raise the error itself if it is a bug."""
+    _replace_broken_stdout()
     if (code := signals.exit_code()) is not None:
         raise SystemExit(code) from None
     try:
@@ -66,19 +67,19 @@ def _end(error: BaseException) -> NoReturn:
         raise SystemExit(141) from None
     except OSError as failed:
         where = f"{failed.filename}: " if failed.filename else ""
-        advice = remedy(failed) if failed.errno in FULL else ""  # of others one cannot know whether they were about writing
+        advice = remedy(failed) if failed.errno in FULL else ""  # other errors may come from reading
         fail(f"{where}{failed.strerror or failed}. {advice}")
     except Exception:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            fail("there is not enough memory. Free some, use fewer workers on a machine, or a machine with more.")
+            fail("not enough memory. Free some, use fewer workers per machine, or use a larger machine.")
         if workers.joined() is None:
             raise
         traceback.print_exc()
-        fail(f"{type(error).__name__}: {error}. This is not your mistake; please report it.")
+        fail(f"{type(error).__name__}: {error}. This is a bug in fqvit; please report it.")
 
 
-def _leave_broken_stdout() -> None:
-    """Its reader has left, or its disk is full: Python would complain of that once more when it flushes at exit."""
+def _replace_broken_stdout() -> None:
+    """Redirect a closed or full stdout to /dev/null: otherwise Python reports the error again when it flushes at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -87,8 +88,9 @@ def _leave_broken_stdout() -> None:
 
 
 def fail(message: str) -> NoReturn:
-    if (together := workers.joined()) is not None:
-        together.fail(message)
-    with contextlib.suppress(OSError):  # stderr may be a full disk, too; the exit code still tells
+    """Print the message as one line on stderr and exit with code 2, on all workers if there are several."""
+    if (group := workers.joined()) is not None:
+        group.fail(message)
+    with contextlib.suppress(OSError):  # stderr may be on a full disk as well; the exit code remains
         typer.echo(f"fqvit: {' '.join(message.split())}", err=True)
     raise SystemExit(2)

@@ -1,6 +1,7 @@
-"""What several commands ask for: class names, images with or without labels, weights, torch. Errors here come early and cheap.
+"""Load the inputs of commands: images with or without labels, class names and float models; check output paths.
 
-No torch at import. Neighbours: images.py (folders), shards.py (tar files), models/embedded.py (images inside the package).
+Wrong inputs are reported before any slow work. torch is not imported here unless a float model is loaded.
+See also: data/images.py (folders), data/shards.py (tar files), models/embedded.py (images in the package).
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 @dataclass
 class Images:
-    """Images from outside or from inside the package, which `workers` share. `skipped` is known after the pass.
+    """Images from a folder, from shards or from the package, shared between workers.
 
-    told: names of unreadable images that were told already; a command that passes over its images again and again shares it
+    skipped: number of unreadable images, known after a pass.
+    told: names of unreadable images already reported. A command with several passes shares this set between them.
     """
 
     source: Source
@@ -45,7 +47,7 @@ class Images:
     told: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
-        """This worker's part of one pass, to be taken to its end. The first worker shows a progress bar and warns."""
+        """Yield this worker's batches of one pass; must be exhausted. Worker 0 shows a progress bar and prints warnings."""
         share = self.workers.share(-(-len(self.source) // size))
         batches = self.source.batches(size, share)
         yield from track(batches, len(share), label) if self.workers.first else batches
@@ -53,7 +55,7 @@ class Images:
         self.report()
 
     def report(self) -> None:
-        """Says what the pass could not read, unless all of it was said before."""
+        """Warn about images that the pass could not read, unless all of them were reported before."""
         names = {name for name, _ in self.source.skipped}
         self.skipped = len(self.source.skipped)
         if self.workers.first and not names <= self.told:
@@ -70,17 +72,17 @@ def labelled(
     limit: int | None,
     workers: Workers = SINGLE_PROCESS,
 ) -> Images:
-    """Test images with labels: --data, or for embedded models the test images of the package."""
+    """Return labelled test images: from --data, or for embedded models from the package."""
     if place is None:
         if model not in embedded.MODELS:
-            raise FqvitError(f"{model}: no images given. Pass a folder with one sub-folder a class (--data DIR).")
+            raise FqvitError(f"{model}: no images given. Pass a folder with one sub-folder per class (--data DIR).")
         pixels, labels = embedded.test_images()
         _check_shape("--data", model, preprocess, pixels.shape[1:])
         count = classes if isinstance(classes, int) else len(classes)
         if count != len(embedded.FMNIST_CLASSES):
             raise FqvitError(
-                f"{model}: {count} classes, but the images inside the package have {len(embedded.FMNIST_CLASSES)}."
-                " Pass a folder with one sub-folder a class (--data DIR)."
+                f"{model}: {count} classes, but the embedded test images have {len(embedded.FMNIST_CLASSES)}."
+                " Pass a folder with one sub-folder per class (--data DIR)."
             )
         inside = ImageArray(pixels, labels.tolist(), preprocess)
         return Images(inside if limit is None else inside.limit(limit), "embedded test images", workers)
@@ -95,7 +97,7 @@ def labelled(
 def unlabelled(
     place: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, workers: Workers = SINGLE_PROCESS
 ) -> Images:
-    """Images without labels: a folder or shards, or for embedded models the calibration images of the package."""
+    """Return images without labels: from a folder or shards, or for embedded models from the package."""
     if place is None:
         if model not in embedded.MODELS:
             raise FqvitError(f"{model}: no images given. Pass a folder of images ({option} DIR); labels are not needed.")
@@ -110,24 +112,24 @@ def unlabelled(
 
 
 def _agree(folder: ImageFolder, place: Path, workers: Workers) -> None:
-    """Workers on machines with other files would deal each other batches that they do not have."""
+    """Raise FqvitError if workers on different machines have different image files."""
     names = "\n".join(str(path.relative_to(place)) for path in folder.paths)
     digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:8]
     workers.agree(str(place), f"{len(folder)} images (names {digest})", "Every machine needs the same files.")
 
 
 def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[int, ...]) -> None:
-    """A model may have an embedded one's name and weights of another size."""
+    """Raise FqvitError if the embedded images do not fit. Other weights of an embedded model may expect another size."""
     wanted = (preprocess.height, preprocess.width, preprocess.channels)
     if wanted != inside:
         takes, has = ("x".join(map(str, shape)) for shape in (wanted, inside))
         raise FqvitError(
-            f"{model}: takes images of {takes}, those inside the package are {has}. Pass a folder of images ({option} DIR)."
+            f"{model}: expects images of {takes}, but the embedded images are {has}. Pass a folder of images ({option} DIR)."
         )
 
 
-def warn_of_unlike_machines(workers: Workers) -> None:
-    """Integer programs run alike everywhere; torch's float results are the same for one build and kind of processor only."""
+def warn_of_different_machines(workers: Workers) -> None:
+    """Warn if workers have different torch builds or CPUs: torch's float results, used in calibration, may then differ."""
     if workers.size == 1:
         return
     import torch
@@ -136,36 +138,36 @@ def warn_of_unlike_machines(workers: Workers) -> None:
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
     if other is not None and workers.first:
         warn(
-            f"worker {other} runs {kinds[other]}, worker 0 {kinds[0]}: the program will be sound, but its fingerprint may"
-            " not be that of one machine."
+            f"worker {other} runs {kinds[other]}, worker 0 runs {kinds[0]}: the program will be correct, but its fingerprint"
+            " may differ from that of a single machine."
         )
 
 
 @dataclass(frozen=True)
 class Classes:
-    """ids: what ImageNet calls wnids, as folders are named; empty where the file has none."""
+    """Class names and ids. ids: names of class folders, such as ImageNet's wnids; empty if the file has none."""
 
     names: list[str]
     ids: list[str]
 
 
 def read_classes(path: Path | None) -> Classes | None:
-    """A JSON list of names or of (id, name) pairs, or text with a name a line."""
+    """Read class names: a JSON list of names or of [id, name] pairs, or text with one name per line."""
     if path is None:
         return None
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
     except OSError as error:
         raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a file of class names.") from None
     except UnicodeDecodeError:
-        raise FqvitError(f"{path}: not UTF-8 text. Pass a JSON list of names, or a text file with one name a line.") from None
+        raise FqvitError(f"{path}: not UTF-8 text. Pass a JSON list of names, or a text file with one name per line.") from None
     if not text.lstrip().startswith(("[", "{")):
         items: list[object] = list(text.rstrip("\n").split("\n"))
     else:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise FqvitError(f"{path}: not JSON ({error}). Expected a list of names or of [id, name] pairs.") from None
+            raise FqvitError(f"{path}: not valid JSON ({error}), expected a list of names or of [id, name] pairs.") from None
         if not isinstance(found, list):
             raise FqvitError(f"{path}: a JSON {type(found).__name__}, expected a list of names or of [id, name] pairs.")
         items = found
@@ -181,13 +183,13 @@ def read_classes(path: Path | None) -> Classes | None:
 
 
 def require_torch(command: str) -> None:
-    """Before anything slow: running a program needs no torch, the other commands do."""
+    """Raise FqvitError if torch is not installed. Commands that only run programs do not need it."""
     if importlib.util.find_spec("torch") is None:
         raise FqvitError(f'{command}: needs PyTorch, which is not installed. Run `pip install "fqvit[quantize]"`.')
 
 
 def float_model(name: str | None, weights: str | None, classes: Path | None = None) -> FloatModel:
-    """The model of a zoo name or hf: address. Without a name: the hub's, or that of the checkpoint's file name."""
+    """Load a float model by name or hf: address. Without a name, it is taken from the checkpoint's file name or the hub."""
     found = read_classes(classes)
     if name is None and weights is not None:
         name, weights = _name_from(weights)
@@ -199,7 +201,7 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
 
 
 def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
-    """ViT and DeiT have the same shapes and other preprocessing, so a file of one loads as the other. Its name may tell."""
+    """Warn if the file name suggests a model with other preprocessing: ViT and DeiT weights have the same shapes."""
     from fqvit.models.checkpoints.fold import Hints
     from fqvit.models.load import preprocess_of
     from fqvit.models.zoo import lookup
@@ -211,19 +213,19 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
         return
     if preprocess_of(row, model.module.config, Hints(), row.name) != model.preprocess:  # type: ignore[arg-type]
         warn(
-            f"{Path(weights).name} is named like {row.name}, but is loaded as {model.name}, which prepares images otherwise."
-            f" If the file is what its name says, pass {row.name} as the model."
+            f"{Path(weights).name} is named like {row.name}, but is loaded as {model.name}, whose preprocessing differs."
+            f" If the file name is right, pass {row.name} as the model."
         )
 
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
-    """A warning if a program was made from other weights than the float model has."""
+    """Return a warning if a program was quantized from other weights than those of the float model."""
     mine, own = (source.rpartition("sha256:")[2] for source in (model.source, header.source))
-    return [] if mine == own else [f"these weights ({model.source}) are not those that {file} was made from ({header.source})."]
+    return [] if mine == own else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
 def check_name(name: str | None) -> None:
-    """Refuses an unknown model before torch is imported."""
+    """Raise FqvitError for an unknown model, before torch is imported."""
     if name is not None and not name.startswith("hf:"):
         from fqvit.models.zoo import find
 
@@ -231,7 +233,7 @@ def check_name(name: str | None) -> None:
 
 
 def row_of(name: str | None, weights: str | None) -> Row | None:
-    """The row of a model that is named, or whose checkpoint is named like it; None for an hf: address."""
+    """Return the zoo's row of a model, by its name or the file name of its checkpoint; None for an hf: address."""
     from fqvit.models.zoo import find
 
     if name is None and weights is not None:
@@ -246,38 +248,38 @@ def _name_from(weights: str) -> tuple[str, str | None]:
 
     stem = Path(weights).stem.split(".")[0]
     if stem not in BY_NAME:
-        raise FqvitError(f"{weights}: which model is this? Name it first, such as deit_tiny; `fqvit models` lists the names.")
+        raise FqvitError(f"{weights}: the file name matches no known model. Pass the name too; `fqvit models` lists them.")
     return stem, weights
 
 
 def check_output(path: Path, *read: Path | str | None) -> None:
-    """Refuses a place that cannot be written before minutes of work go into what should be written there.
+    """Raise FqvitError if a file cannot be written, before minutes of work.
 
-    read: what the command reads (None: nothing), which must not be lost under what it writes
+    read: the inputs of the command, which must not be overwritten; None is ignored.
     """
     if path.is_dir():
-        raise FqvitError(f"{path}: is a folder. Choose a file name, in it or elsewhere.")
+        raise FqvitError(f"{path}: is a folder, expected a file. Choose a file name.")
     if path.exists():
         if any(source is not None and os.path.exists(source) and path.samefile(source) for source in read):
-            raise FqvitError(f"{path}: is read by this command, and would be lost. Choose another name.")
+            raise FqvitError(f"{path}: is an input of this command and would be overwritten. Choose another name.")
         if not os.access(path, os.W_OK):
-            raise FqvitError(f"{path}: is there and may not be written to. Choose another name.")
-    check_beside(path)
+            raise FqvitError(f"{path}: exists and is not writable. Choose another name.")
+    check_parent(path)
 
 
-def check_beside(path: Path) -> None:
-    """As check_output, whatever stands there now: an export may be a folder."""
+def check_parent(path: Path) -> None:
+    """Raise FqvitError if nothing can be created in the parent folder of `path`."""
     folder = path.parent
     if not folder.is_dir():
-        raise FqvitError(f"{path}: there is no folder {folder}. Create it first.")
+        raise FqvitError(f"{path}: no such folder {folder}. Create it first.")
     if not os.access(folder, os.W_OK):
-        raise FqvitError(f"{path}: the folder may not be written to. Choose another.")
+        raise FqvitError(f"{path}: the folder is not writable. Choose another folder.")
 
 
 def check_folder(path: Path, option: str) -> None:
-    """The same for a folder that files will be written to, and that is made with those above it if it is not there."""
+    """Raise FqvitError if a folder for output files cannot be written, or cannot be created with its parents."""
     there = next((folder for folder in (path, *path.parents) if folder.exists()), path)
     if not there.is_dir():
-        raise FqvitError(f"{path}: {there} is a file, expected a folder. Choose another ({option} DIR).")
+        raise FqvitError(f"{path}: {there} is a file, expected a folder. Choose another folder ({option} DIR).")
     if not os.access(there, os.W_OK):
-        raise FqvitError(f"{path}: {there} may not be written to. Choose another folder ({option} DIR).")
+        raise FqvitError(f"{path}: {there} is not writable. Choose another folder ({option} DIR).")

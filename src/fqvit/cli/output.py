@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, everything else on stderr. What they say is laid out in text.py."""
+"""Print results to stdout and warnings to stderr. See also: system/text.py, which formats tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fqvit.errors import FqvitError
 
 
 class Pass(Protocol):
-    """A pass over images: how many, and (name, reason) of those that could not be read."""
+    """A source of images after a pass. skipped: (name, reason) of each unreadable image."""
 
     skipped: list[tuple[str, str]]
 
@@ -20,26 +20,30 @@ class Pass(Protocol):
 
 
 def say(text: str = "") -> None:
+    """Print text to stdout."""
     try:
         typer.echo(text)
     except BrokenPipeError:
         raise
-    except OSError as error:  # a full disk behind `> FILE`
+    except OSError as error:  # stdout is redirected to a file on a full disk
         raise OSError(error.errno, error.strerror, "stdout") from None
 
 
 def say_json(result: Mapping[str, object]) -> None:
-    """One object, one line, the last of stdout."""
+    """Print one JSON object on one line, the last of stdout."""
     say(json.dumps(result, allow_nan=False))
 
 
 def warn(text: str) -> None:
+    """Print a warning to stderr."""
     typer.echo(f"fqvit: warning: {text}", err=True)
 
 
 class Unreadable:
-    """Images, named one by one on the command line, that could not be read: each is told when it comes, and at the end the
-    exit code tells. One image alone is told once."""
+    """Collect unreadable images that were named on the command line. The command goes on with the others and fails at the end.
+
+    Each image is reported at once. A single image is reported only by the final error.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -51,14 +55,14 @@ class Unreadable:
             warn(str(error))
 
     def refuse(self) -> None:
-        """When the others are done."""
+        """Raise FqvitError if any image was unreadable. Call this after all images."""
         if self.errors:
             many = FqvitError(f"{len(self.errors)} of {self.total} images cannot be read. Repair or remove them.")
             raise self.errors[0] if self.total == 1 else many
 
 
 def warn_of_skipped(source: Pass) -> int:
-    """Says what the last pass could not read; returns how many images that were."""
+    """Warn about the images that the last pass could not read, and return their number."""
     count = len(source.skipped)
     if count:
         path, reason = source.skipped[0]

@@ -135,9 +135,9 @@ def test_folders_that_cannot_be_written_are_refused_before_the_work(tmp_path: Pa
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK and Path(path).name in ("new", "cells")))
     (tmp_path / "new").mkdir()
     for words in (draw, report):
-        refused(fqvit(*words, tmp_path / "new" / "below"), "new may not be written to. Choose another folder")
+        refused(fqvit(*words, tmp_path / "new" / "below"), "new is not writable. Choose another folder")
     for kind in ("onnx", "c", "vectors"):
-        refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "new" / "x"), "may not be written to")
-        refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "none" / "x"), "there is no folder")
+        refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "new" / "x"), "is not writable")
+        refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "none" / "x"), "no such folder")
     assert fqvit(*TABLE, "--cache", tmp_path / "cells", "--json").json["rows"] == finished  # a read-only cache is read
     refused(fqvit(*TABLE, "--cache", tmp_path / "cells", "--fresh"), "cells: is not writable", "--cache DIR")

@@ -1,4 +1,4 @@
-"""`fqvit ablate`: the paper's Table 3 and Figure 1 for any model: what each part of the method brings, and its cost."""
+"""`fqvit ablate`: measure what each part of the method gains and costs, as in Table 3 and Figure 1 of the paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fqvit.distributed.workers import Workers
 def run(model: str | None, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.ablation import markdown, rows, settings
 
-    workers = Workers.from_environment()  # first, so that an error of one ends all
+    workers = Workers.from_environment()  # first: errors of one worker must end all workers
     models = study.named_models(model, options.models, options.weights)
     study.check_outputs(out, options, drawn=True)
     ran = study.run_cells(models, [setting.method for setting in settings()], options, workers, "ablate")

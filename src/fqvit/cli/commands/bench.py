@@ -1,4 +1,4 @@
-"""`fqvit bench`: the engine's time and memory beside those of other runtimes, and where its time goes."""
+"""`fqvit bench`: measure the engine's time and memory, next to other runtimes and per op."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fqvit.ir.program import Program
 from fqvit.system.progress import track
 
 OURS = "fqvit"
-MOST = {"--batch": 1024, "--threads": 256}  # beyond, a slip of the keyboard is likelier than a wish
+MOST = {"--batch": 1024, "--threads": 256}  # larger values are probably typing errors
 
 
 def run(
@@ -24,7 +24,7 @@ def run(
     if not 1 <= rounds <= 10_000:
         raise FqvitError(f"--rounds {rounds}: expected 1 to 10000.")
     if weights is not None and not weights.startswith("hf:") and not Path(weights).exists():
-        raise FqvitError(f"{weights}: there is no such file. Pass the checkpoint of the float model (--weights FILE).")
+        raise FqvitError(f"{weights}: no such file. Pass the checkpoint of the float model (--weights FILE).")
     header = Program.load(file).header
     found = measure({OURS: file}, libraries, weights, settings, rounds, track)
     for warning in found.warnings:
@@ -47,8 +47,8 @@ def run(
 
 
 def numbers(option: str, words: str) -> list[int]:
-    """1,8 -> [1, 8]"""
+    """Parse an option such as "1,8" to [1, 8]."""
     parts = [word.strip() for word in words.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 6 and 1 <= int(part) <= MOST[option] for part in parts):
-        raise FqvitError(f"{option} {words}: expected numbers from 1 to {MOST[option]} with commas between, such as 1,8.")
+        raise FqvitError(f"{option} {words}: expected numbers from 1 to {MOST[option]}, separated by commas, such as 1,8.")
     return list(dict.fromkeys(map(int, parts)))

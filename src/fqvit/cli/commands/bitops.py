@@ -1,4 +1,4 @@
-"""`fqvit bitops`: bit operations of a model for one image, in the paper's convention and in the usual one. No torch."""
+"""`fqvit bitops`: count the bit operations of a model per image, in the paper's and in the usual convention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
             }
         )
         return
-    say(f"{row.name}: {macs / 1e9:.3f} G multiplications for one image\n")
+    say(f"{row.name}: {macs / 1e9:.3f} G multiplications per image\n")
     say(table(("the paper's convention", "G BitOPs"), [(MEANING[key], giga(value)) for key, value in paper.items()]))
     say()
     say(table(("bits_w x bits_a", "G BitOPs"), [(key, giga(value)) for key, value in usual.items()]))
@@ -71,8 +71,8 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
         )
         rows = []
         for layer in layers:
-            figures = [paper_bitops(layer, *way) for way in PAPER_ROWS.values()]
-            figures += [usual_bitops(layer, *way) for way in chosen.values()]
+            figures = [paper_bitops(layer, *convention) for convention in PAPER_ROWS.values()]
+            figures += [usual_bitops(layer, *widths) for widths in chosen.values()]
             counts = [f"{layer.macs / 1e6:.2f}", f"{layer.elements / 1e6:.3f}"]
             rows.append((layer.name, layer.kind, *counts, *(f"{figure / 1e6:.2f}" for figure in figures)))
         say()

@@ -1,4 +1,4 @@
-"""`fqvit classify`: the five best classes of each image, by a program."""
+"""`fqvit classify`: show the five best classes of each image."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BEST = 5
 
 
 def run(file: Path, images: list[Path], as_json: bool) -> None:
-    """Images that cannot be read are named on stderr; the others are classified all the same, and the command fails."""
+    """Classify the images. Unreadable ones are reported on stderr; the command goes on with the others and fails at the end."""
     engine = Engine(file)
     output = engine.header.output
     if output.kind != "logits":
-        raise FqvitError(f"{file}: gives features ({output.kind}), not classes. Quantize without --features.")
+        raise FqvitError(f"{file}: outputs features ({output.kind}), expected logits. Quantize without --features.")
     results, unreadable = [], Unreadable(len(images))
     for path in track(images, len(images), "classifying", "images"):
         try:

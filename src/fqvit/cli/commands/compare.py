@@ -1,4 +1,4 @@
-"""`fqvit compare`: site by site, how far the integer program and its simulation are from the float model, worst first."""
+"""`fqvit compare`: list the error of the program and of its simulation per site, worst first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.system.text import table
 
-BATCH = 2  # the float values of every site of a batch are in memory at once
+BATCH = 2  # the float values of all sites are in memory at once
 
 
 def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline: Path | None, as_json: bool) -> None:
@@ -20,7 +20,7 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
     header = program.header
     other = None if baseline is None else Program.load(baseline)
     if other is not None and (other.header.model, other.header.preprocess) != (header.model, header.preprocess):
-        raise FqvitError(f"{baseline}: another model or other preprocessing than {file}. Pass two programs of one model.")
+        raise FqvitError(f"{baseline}: its model or preprocessing differs from {file}. Pass two programs of one model.")
     inputs.require_torch("compare")
     from fqvit.evaluate.compare import Comparer
     from fqvit.models.device import one_thread
@@ -28,7 +28,7 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
     pictures = inputs.unlabelled(data, "--data", header.model, header.preprocess, limit)
     with one_thread():
         model = inputs.float_model(header.model, weights)
-        # Refuses other shapes; other weights of the same are compared, with a warning.
+        # Comparer refuses other shapes. Other weights with the same shapes are compared, with a warning.
         comparers = [Comparer(each, model) for each in (program, other) if each is not None]
         for text in inputs.other_weights(model, header, file):
             warn(text)
@@ -59,15 +59,15 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
             then = known.get(row.site)
             decibels += [then, None if then is None or row.integer_db is None else row.integer_db - then]
         rows.append((row.site, row.role, str(row.bits), *("-" if value is None else f"{value:.1f}" for value in decibels)))
-    say(f"{file} against {header.model} in float, {found.images} images ({pictures.where}).")
-    say("Signal to noise in dB, worst first: the integer program, its float simulation, and this site's rounding alone.")
-    heads = ["site", "role", "bits", "integer", "simulated", "alone"]
+    say(f"{file} compared with the float model {header.model} on {found.images} images ({pictures.where}).")
+    say("Signal-to-noise ratio in dB, worst first: integer program, its float simulation, and the rounding of this site only.")
+    heads = ["site", "role", "bits", "integer", "simulated", "rounding"]
     if before is not None:
-        say(f"Then the integer program of {baseline}, and what is gained over it.")
+        say(f"Last two columns: the integer program {baseline}, and the gain over it.")
         heads += ["baseline", "gain"]
     say("\n" + table(heads, rows, left=2))
     if found.integer_agreement is not None:
         said = f"integer {found.integer_agreement:.1f} %, simulated {found.simulated_agreement:.1f} %"
         if before is not None and before.integer_agreement is not None:
             said += f", baseline {before.integer_agreement:.1f} %"
-        say(f"\nSame best class as float: {said}")
+        say(f"\nSame top-1 class as the float model: {said}")

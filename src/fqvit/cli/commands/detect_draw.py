@@ -1,4 +1,4 @@
-"""`fqvit detect draw`: pictures of what a detector finds, or of results that were written before."""
+"""`fqvit detect draw`: draw the detections of a program, or results that predict or eval wrote."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def run(
     if (file is None) == (results is None):
         raise FqvitError("detect draw: pass either FILE.fqvit and images, or results (--results FILE.json --data DIR).")
     if out is None:
-        raise FqvitError("detect draw: no folder for the pictures given (-o DIR).")
+        raise FqvitError("detect draw: no output folder given. Pass one (-o DIR).")
     inputs.check_folder(out, "-o")
     if file is not None:
         if data is not None or not images:
-            raise FqvitError("detect draw: a FILE.fqvit needs images after it, and no --data.")
+            raise FqvitError("detect draw: with FILE.fqvit, expected images after it and no --data.")
         paths = expand_folders(images)
         targets = _targets(out, paths, paths)
         unreadable = Unreadable(len(paths))
-        seen = detectors.each(detectors.program(file, None, threads), paths, least, unreadable)
+        found = detectors.detect_images(detectors.load_program(file, None, threads), paths, least, unreadable)
     else:
         assert results is not None
         if data is None:
-            raise FqvitError(f"{results}: where are its images? Pass their folder (--data DIR).")
+            raise FqvitError(f"{results}: no image folder given. Pass the folder of its images (--data DIR).")
         by_file, folder = _by_file(read_results(results)), existing_folder(data)
         places = {name: _place(folder, name) for name in by_file}
         targets = _targets(out, [Path(name) for name in by_file], list(places.values()))
         unreadable = Unreadable(len(by_file))
-        seen = _written(by_file, places, least, unreadable)
+        found = _read_images(by_file, places, least, unreadable)
     objects = 0
-    for one in seen:
+    for one in found:
         picture = draw(one.image, one.results, str(one.name))
         out.mkdir(parents=True, exist_ok=True)
         with replacing(targets[one.place]) as temporary:
@@ -60,51 +60,51 @@ def run(
     if as_json:
         say_json({"out": str(out), "pictures": count, "objects": objects, "score": least})
     elif count:
-        say(f"{out}: {'1 picture' if count == 1 else f'{count} pictures'} with {objects} objects of score {least:g} and more")
+        say(f"{out}: {'1 image' if count == 1 else f'{count} images'} with {objects} objects of score {least:g} or more")
     unreadable.refuse()
 
 
 def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
-    """The results of each image, by its name."""
+    """Group the results by the name of their image."""
     if not results:
-        raise FqvitError("no results to draw: the file is an empty list. Pass one with detections.")
+        raise FqvitError("results: an empty list, expected at least one detection. Pass a file with detections.")
     by_file: dict[str, list[NamedResult]] = {}
     for result in results:
         by_file.setdefault(result["file_name"], []).append(result)
     return by_file
 
 
-def _written(
+def _read_images(
     by_file: dict[str, list[NamedResult]], places: dict[str, Path], least: float, unreadable: Unreadable
-) -> Iterator[detectors.Seen]:
-    """The images of some results, each with its own. places: where they are"""
+) -> Iterator[detectors.ImageResults]:
+    """Read the image of each group of results. places: the path of each image."""
     for number, (name, found) in track(enumerate(by_file.items()), len(by_file), "drawing", "images"):
         try:
             image = read_rgb(places[name])
         except UnreadableImage as error:
             unreadable.add(error)
             continue
-        yield detectors.Seen(number, Path(name), image, [result for result in found if result["score"] >= least])
+        yield detectors.ImageResults(number, Path(name), image, [result for result in found if result["score"] >= least])
 
 
 def _place(folder: Path, name: str) -> Path:
-    """predict writes paths as they were given, eval those of the annotations; both may be of a folder that has moved."""
+    """Return the path of an image of the results: relative to the folder, or by its base name if the folder was moved."""
     return folder / name if (folder / name).is_file() else folder / Path(name).name
 
 
 def _targets(out: Path, names: Sequence[Path], images: Sequence[Path]) -> list[Path]:
-    """A file for the picture of each name, no two the same, none of them one of the images that are read."""
-    own = {known for path in images if (known := _known(path)) is not None}
+    """Return one distinct output path per image. Raises FqvitError if an input image would be overwritten."""
+    own = {known for path in images if (known := _file_id(path)) is not None}
     taken: set[str] = set()
     targets = [out / _free(name.stem, taken) for name in names]
     for target in targets:
-        if _known(target) in own:
-            raise FqvitError(f"{target}: would be overwritten by its picture. Choose another folder (-o DIR).")
+        if _file_id(target) in own:
+            raise FqvitError(f"{target}: is an input image and would be overwritten. Choose another folder (-o DIR).")
     return targets
 
 
-def _known(path: Path) -> tuple[int, int] | None:
-    """What tells a file from others, by whatever name or link it is reached; None if it is not there."""
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return (device, inode), which identify a file by any name or link; None if it does not exist."""
     try:
         found = path.stat()
     except (OSError, ValueError):  # ValueError: a name with a zero byte
@@ -113,9 +113,9 @@ def _known(path: Path) -> tuple[int, int] | None:
 
 
 def _free(stem: str, taken: set[str]) -> str:
-    """A file name that no other picture of this run has."""
+    """Return a file name that is not taken yet, and mark it as taken."""
     name, number = f"{stem}.png", 1
-    while name.casefold() in taken:  # a.png and A.png are one file on many disks
+    while name.casefold() in taken:  # a.png and A.png are the same file on many file systems
         number += 1
         name = f"{stem}-{number}.png"
     taken.add(name.casefold())

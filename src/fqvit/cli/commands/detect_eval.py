@@ -1,4 +1,4 @@
-"""`fqvit detect eval`: COCO's average precision of a detector, integer or float."""
+"""`fqvit detect eval`: measure the COCO average precision of an integer or float detector."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(
     as_json: bool,
 ) -> None:
     if (file is None) == (weights is None):
-        raise FqvitError("detect eval: pass either a detector's FILE.fqvit, or the float one's checkpoint (--weights FILE).")
+        raise FqvitError("detect eval: pass either a quantized detector (FILE.fqvit) or a float checkpoint (--weights FILE).")
     for option, value, needs in (("--backend", backend, file), ("--settings", settings, weights)):
         if value is not None and needs is None:
             said = "a float detector has no backends" if needs is file else "a .fqvit file has its settings inside"
@@ -53,12 +53,12 @@ def run(
     ids = ids if limit is None else [ids[place] for place in spread(len(ids), limit)]
     files = ImageFiles(image_paths(truth, data, ids))
     if file is not None:
-        ready = detectors.program(file, backend, threads)
+        detector = detectors.load_program(file, backend, threads)
     else:
         assert weights is not None
-        ready = detectors.float_detector(weights, settings, threads)
-    categories = [ready.settings.category(label) for label in range(ready.classes)]
-    for warning in check_categories(truth, categories, ready.settings.classes):
+        detector = detectors.load_float(weights, settings, threads)
+    categories = [detector.settings.category(label) for label in range(detector.classes)]
+    for warning in check_categories(truth, categories, detector.settings.classes):
         warn(warning)
 
     start = time.perf_counter()
@@ -66,20 +66,20 @@ def run(
     seen = []
     for place, image in track(files, len(files), "detecting", "images"):
         seen.append(ids[place])
-        results += ready.results(image, ids[place], truth.images[ids[place]].file_name)
+        results += detector.results(image, ids[place], truth.images[ids[place]].file_name)
     seconds = time.perf_counter() - start
     skipped = warn_of_skipped(files)
     if not seen:
-        raise FqvitError(f"{data}: no image can be read. Repair or remove them.")
+        raise FqvitError(f"{data}: none of the images can be read. Repair or remove them.")
     scores = average_precision(truth, results, seen, categories)
     if out is not None:
         write_results(out, results)
     if as_json:
         say_json(
             {
-                "target": ready.source,
-                "model": ready.model,
-                "backend": ready.backend,
+                "target": detector.source,
+                "model": detector.model,
+                "backend": detector.backend,
                 **{name: None if value is None else round(value, 4) for name, value in scores.items()},
                 "images": len(seen),
                 "skipped": skipped,
@@ -90,8 +90,8 @@ def run(
             }
         )
         return
-    each = f"{seconds:.1f} s, {seconds / len(seen):.2f} s an image"
-    say(f"{ready.source} ({ready.model}, {ready.backend}) on {len(seen)} images ({data}): {each}")
+    each = f"{seconds:.1f} s, {seconds / len(seen):.2f} s per image"
+    say(f"{detector.source} ({detector.model}, {detector.backend}) on {len(seen)} images ({data}): {each}")
     cells = {kind: [scores[f"{kind}_{name}"] for name in NAMES] for kind in ("box", "mask")}
     rows = [(kind, *("-" if value is None else f"{value:.1f}" for value in values)) for kind, values in cells.items()]
     say(table(("", *HEADS), rows))

@@ -1,4 +1,4 @@
-"""`fqvit detect predict`: what a detector finds in images, as a table or as COCO's results."""
+"""`fqvit detect predict`: detect objects in images, as a table or as a COCO results file."""
 
 from __future__ import annotations
 
@@ -25,37 +25,43 @@ def run(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Images that cannot be read are named on stderr; the others are looked at all the same, and the command fails."""
+    """Detect objects. Unreadable images are reported on stderr; the command goes on with the others and fails at the end."""
     least = detectors.check_score(score)
     paths = expand_folders(images)
     if out is not None:
         inputs.check_output(out, file, *paths)
-    ready = detectors.program(file, backend, threads)
+    detector = detectors.load_program(file, backend, threads)
     unreadable = Unreadable(len(paths))
     results: list[NamedResult] = []
-    for number, seen in enumerate(detectors.each(ready, paths, least, unreadable)):
-        results += seen.results
+    for number, found in enumerate(detectors.detect_images(detector, paths, least, unreadable)):
+        results += found.results
         if out is None and not as_json:
-            say(("\n" if number else "") + _text(seen))
+            say(("\n" if number else "") + _text(found))
     count = len(paths) - len(unreadable.errors)
     if not count:
-        unreadable.refuse()  # before an older output is lost for nothing
+        unreadable.refuse()  # before an existing output is replaced by an empty one
     if out is not None:
         write_results(out, results)
     if as_json:
-        found: dict[str, object] = {"out": str(out)} if out is not None else {"results": results}
+        place: dict[str, object] = {"out": str(out)} if out is not None else {"results": results}
         say_json(
-            {"file": str(file), "model": ready.model, "backend": ready.backend, "images": count, "detections": len(results)}
-            | found
+            {
+                "file": str(file),
+                "model": detector.model,
+                "backend": detector.backend,
+                "images": count,
+                "detections": len(results),
+            }
+            | place
         )
     elif out is not None:
         say(f"{out}: {len(results)} detections in {'1 image' if count == 1 else f'{count} images'}")
     unreadable.refuse()
 
 
-def _text(seen: detectors.Seen) -> str:
-    head = f"{seen.name} ({seen.image.width} x {seen.image.height})"
-    if not seen.results:
+def _text(found: detectors.ImageResults) -> str:
+    head = f"{found.name} ({found.image.width} x {found.image.height})"
+    if not found.results:
         return f"{head}\nnothing found"
-    rows = [(r["category"], f"{r['score']:.3f}", *(f"{side:.1f}" for side in r["bbox"])) for r in seen.results]
+    rows = [(r["category"], f"{r['score']:.3f}", *(f"{side:.1f}" for side in r["bbox"])) for r in found.results]
     return f"{head}\n{table(('class', 'score', 'x', 'y', 'width', 'height'), rows)}"

@@ -1,4 +1,4 @@
-"""`fqvit detect quantize`: a float detector's checkpoint and images without labels -> one .fqvit file."""
+"""`fqvit detect quantize`: quantize a float detector with calibration images to one .fqvit file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(
     recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, None, None)
     check_detector(recipe)
     if model is not None and model not in MODELS:
-        raise FqvitError(f"{model}: no such detector. Use {' or '.join(MODELS)}, or leave it out.")
+        raise FqvitError(f"{model}: unknown detector, expected {' or '.join(MODELS)}. Or leave it out.")
     if weights is None:
         raise FqvitError("detect quantize: no checkpoint given. Pass the weights of a detector (--weights FILE).")
     if calib is None:
@@ -53,7 +53,7 @@ def run(
     keep_freed_memory()
     detector = load_detector(weights, changes)
     if model is not None and model != detector.name:
-        raise FqvitError(f"{weights}: is a {detector.name}, not a {model}. Leave out the name, or pass other weights.")
+        raise FqvitError(f"{weights}: is a {detector.name}, expected a {model}. Leave out the name, or pass other weights.")
     config = detector.module.config
     check_settings(detector.settings, len(config.backbone.depths) + 1, config.stages)
     target = out or Path(f"{detector.name}.fqvit")

@@ -1,4 +1,4 @@
-"""Detectors made ready to run, of a .fqvit file or of a float checkpoint: what the detect commands have in common."""
+"""Load quantized and float detectors, and run them on images, for the `fqvit detect` commands."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """source: for messages   backend: native, reference or float   classes: how many"""
+class LoadedDetector:
+    """A detector that can run. source: for messages. backend: native, reference or float. classes: their number."""
 
     source: str
     model: str
@@ -36,14 +36,14 @@ class Ready:
     detect: Callable[[Input], ImageDetections]
 
     def results(self, image: Image.Image, image_id: int, file_name: str, least: float = 0.0) -> list[NamedResult]:
-        """What is found in an image with a score of at least that."""
+        """Detect objects in an image, and return those with a score of at least `least`."""
         found = coco_results(self.detect(prepare(image, self.settings)), image_id, self.settings)
         return named([result for result in found if result["score"] >= least], file_name, self.settings)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """results: of one image   place: among all that were given   name: as given"""
+class ImageResults:
+    """The results of one image. place: its position among all images. name: its path as given."""
 
     place: int
     name: Path
@@ -51,8 +51,10 @@ class Seen:
     results: list[NamedResult]
 
 
-def each(ready: Ready, paths: Sequence[Path], least: float, unreadable: Unreadable) -> Iterator[Seen]:
-    """Detects in one image after the other. What cannot be read is added to `unreadable`."""
+def detect_images(
+    detector: LoadedDetector, paths: Sequence[Path], least: float, unreadable: Unreadable
+) -> Iterator[ImageResults]:
+    """Yield the results of each image with a score of at least `least`. Unreadable images are added to `unreadable`."""
     numbered = enumerate(zip(paths, image_ids(paths), strict=True))
     for place, (path, number) in track(numbered, len(paths), "detecting", "images"):
         try:
@@ -60,27 +62,28 @@ def each(ready: Ready, paths: Sequence[Path], least: float, unreadable: Unreadab
         except UnreadableImage as error:
             unreadable.add(error)
             continue
-        yield Seen(place, path, image, ready.results(image, number, str(path), least))
+        yield ImageResults(place, path, image, detector.results(image, number, str(path), least))
 
 
 def check_score(score: float | None) -> float:
+    """Return the value of --score, 0 by default. Raises FqvitError outside 0 to 1."""
     if score is not None and not 0 <= score <= 1:
         raise FqvitError(f"--score {score:g}: expected 0 to 1.")
     return score or 0.0
 
 
-def program(path: Path, backend: Backend | None = None, threads: int | None = None) -> Ready:
-    """Of a .fqvit file."""
+def load_program(path: Path, backend: Backend | None = None, threads: int | None = None) -> LoadedDetector:
+    """Load a .fqvit file."""
     from fqvit.detect.program import DetectorProgram
 
     check_threads(threads)
     loaded = DetectorProgram.load(path)
     ready = loaded.ready(threads, backend or "native")
-    return Ready(str(path), loaded.model, ready.backend, loaded.settings, loaded.classes, ready.detect)
+    return LoadedDetector(str(path), loaded.model, ready.backend, loaded.settings, loaded.classes, ready.detect)
 
 
-def float_detector(weights: Path, settings: Path | None, threads: int | None) -> Ready:
-    """Of a checkpoint, run by torch."""
+def load_float(weights: Path, settings: Path | None, threads: int | None) -> LoadedDetector:
+    """Load a checkpoint, to run with torch."""
     check_threads(threads)
     changes = None if settings is None else read_settings(settings)
     inputs.require_torch("detect eval of a float detector")
@@ -100,9 +103,10 @@ def float_detector(weights: Path, settings: Path | None, threads: int | None) ->
     def run(image: Input) -> ImageDetections:
         return detect(networks, image, loaded.settings)
 
-    return Ready(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)
+    return LoadedDetector(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)
 
 
 def check_threads(threads: int | None) -> None:
+    """Raise FqvitError if the value of --threads is out of range."""
     if threads is not None and not 1 <= threads <= 256:
         raise FqvitError(f"--threads {threads}: expected 1 to 256.")

@@ -1,7 +1,7 @@
-"""`fqvit doctor`: the machine, the versions, what is missing, and whether the compiled kernels compute right here.
+"""`fqvit doctor`: show the machine, versions and missing packages, and test the compiled kernels.
 
-Works where other things do not: no import of it may fail, and what cannot be had is a line of the answer. Exit code 2 if
-quantized models cannot run.
+Works on a broken installation: nothing that may fail to import is imported at the top. The exit code is 2 if quantized models
+cannot run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fqvit.system.text import facts, table
 
 
 class Package(NamedTuple):
-    """extra: of pyproject.toml, or None where nothing of ours needs it."""
+    """An optional package. extra: the extra of pyproject.toml that installs it, if any."""
 
     name: str
     purpose: str
@@ -34,7 +34,7 @@ PACKAGES = (
     Package("jinja2", "reports", "report"),
     Package("pycocotools", "accuracy of detectors", "detect"),
     Package("huggingface-hub", "weights by hf:ORG/NAME", None),
-    Package("openvino", "a peer of bench", None),
+    Package("openvino", "comparison in bench", None),
 )
 NEEDED = ("numpy", "safetensors", "pillow", "msgspec", "typer")
 
@@ -56,19 +56,19 @@ def run(as_json: bool) -> None:
     else:
         _show(result, core, packages)
     if core["problems"]:
-        raise FqvitError(f"quantized models cannot be run here: {'; '.join(core['problems'])}. Install fqvit again.")
+        raise FqvitError(f"quantized models cannot run: {'; '.join(core['problems'])}. Install fqvit again.")
 
 
 def _core() -> dict[str, Any]:
-    """The compiled part: its version, what this CPU has, which kernels there are, and what is wrong."""
+    """Return the version of the compiled core, the CPU features, the available kernels, and any problems."""
     try:
         native = import_module("fqvit._native")
     except ImportError as error:
-        return {"core": None, "cpu": {}, "kernels": [], "problems": [f"the compiled part cannot be loaded ({error})"]}
+        return {"core": None, "cpu": {}, "kernels": [], "problems": [f"the compiled core cannot be loaded ({error})"]}
     problems = []
     if native.version != _version("fqvit"):
-        problems.append(f"the compiled part is of version {native.version}, the package of {_version('fqvit')}")
-    problems += [f"kernels {isa} compute wrongly" for isa in native.instruction_sets() if not computes_right(isa)]
+        problems.append(f"the compiled core has version {native.version}, the package has {_version('fqvit')}")
+    problems += [f"the {isa} kernels give wrong results" for isa in native.instruction_sets() if not matches_reference(isa)]
     return {
         "core": native.version,
         "cpu": native.cpu_features(),
@@ -77,8 +77,8 @@ def _core() -> dict[str, Any]:
     }
 
 
-def computes_right(isa: str) -> bool:
-    """Whether a layer of 96 x 200 random and extreme weights gives the same integers natively as in the reference."""
+def matches_reference(isa: str) -> bool:
+    """Return whether a linear op with 96 x 200 random and extreme weights gives the same integers as the reference."""
     from fqvit.data.preprocess import Preprocess
     from fqvit.ir.moves import Permute
     from fqvit.ir.ops import Linear
@@ -119,11 +119,11 @@ def _show(result: dict[str, object], core: dict[str, Any], packages: dict[str, s
     has = [name for name, there in core["cpu"].items() if there]
     kernels = ", ".join(core["kernels"])
     rows = [
-        ("fqvit", f"{result['fqvit']}, compiled part {core['core'] or 'missing'}"),
+        ("fqvit", f"{result['fqvit']}, compiled core {core['core'] or 'missing'}"),
         ("python", f"{result['python']} ({sys.executable})"),
         ("machine", f"{result['platform']}, {result['cores']} cores for this process"),
-        ("CPU has", ", ".join(has) or "none of the integer instruction sets that kernels are written for"),
-        ("kernels", f"{kernels}: the first is used, each gives the reference's integers" if not core["problems"] else kernels),
+        ("CPU has", ", ".join(has) or "no instruction set with special kernels"),
+        ("kernels", f"{kernels}: the first is used, all match the reference" if not core["problems"] else kernels),
     ]
     say(facts(rows))
     say()

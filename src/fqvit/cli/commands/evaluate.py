@@ -1,4 +1,4 @@
-"""`fqvit eval`: top-1 and top-5 of a program, an exported one, or a float model, on labelled images."""
+"""`fqvit eval`: measure top-1 and top-5 of a program, an exported program or a float model on labelled images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fqvit.evaluate.accuracy import Run, Scores, measure
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
 
-PROGRAM_BATCH = 8  # the reference keeps int64 intermediates, so that 8 images are plenty; the engine gains nothing from more
+PROGRAM_BATCH = 8  # the reference keeps int64 intermediates; the engine gains nothing from larger batches
 FLOAT_BATCH = 16
 
 
@@ -40,7 +40,7 @@ def run(
     path = Path(target)
     if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *inputs.CHECKPOINTS) or path.is_file()):
         if weights is not None:
-            raise FqvitError(f"{target}: a program has its weights inside. Leave out --weights, or name a float model.")
+            raise FqvitError(f"{target}: a program contains its weights. Leave out --weights, or pass a float model.")
         if device != "cpu":
             raise FqvitError(f"device {device!r}: programs run on the CPU. Use --device cpu.")
         if path.suffix == ".onnx" or backend == "onnx":
@@ -49,7 +49,7 @@ def run(
             model, backend, (preprocess, names, forward), size = *_program(path, backend or "native"), PROGRAM_BATCH
     else:
         if backend is not None:
-            raise FqvitError(f"{target}: a float model, which has no backends. Leave out --backend.")
+            raise FqvitError(f"{target}: a float model has no backends. Leave out --backend.")
         inputs.check_name(target)
         inputs.require_torch("eval of a float model")
         model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
@@ -57,10 +57,10 @@ def run(
     if given is not None:
         count = names if isinstance(names, int) else len(names)
         if len(given.names) != count:
-            raise FqvitError(f"{classes}: {len(given.names)} classes, but {target} has {count}. Give one a logit.")
+            raise FqvitError(f"{classes}: {len(given.names)} classes, but {target} has {count}. Pass one name per logit.")
         names, ids = given.names, given.ids
     if workers.size > 1:
-        workers.agree(target, _identity(path, limit), "Every machine needs the same file, and the same command.")
+        workers.agree(target, _identity(path, limit), "Every machine needs the same file and the same command.")
     pictures = inputs.labelled(data, model, preprocess, names, ids, limit, workers)
     start = time.perf_counter()
     found = measure(forward, pictures.batches(size, "evaluating"), workers)
@@ -83,14 +83,14 @@ def run(
             }
         )
         return
-    each = f"{seconds:.1f} s, {1000 * found.seconds / found.images:.1f} ms an image in the model"
+    each = f"{seconds:.1f} s, {1000 * found.seconds / found.images:.1f} ms per image in the model"
     say(f"{target} ({backend}) on {found.images} images ({pictures.where}): {each}")
     say(f"top-1 {found.top1:.2f} %")
     say(f"top-5 {found.top5:.2f} %")
 
 
 def _identity(path: Path, limit: int | None) -> str:
-    """What workers must have in common: the same file, if it is one, and the same number of images."""
+    """Return what all workers must agree on: the digest of the program file, if it is one, and the number of images."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no file"
     return f"{digest}, limit {limit}"
 
@@ -101,21 +101,21 @@ Ready = tuple[Preprocess, Sequence[str] | int, Run]
 def _program(path: Path, backend: str) -> tuple[str, str, Ready]:
     header, classes, forward = _engine(path) if backend == "native" else _reference(path)
     if header.output.kind != "logits":
-        raise FqvitError(f"{path}: gives features ({header.output.kind}), not classes. Quantize without --features.")
+        raise FqvitError(f"{path}: outputs features ({header.output.kind}), expected logits. Quantize without --features.")
     count = forward(np.zeros((0, *header.input_shape), np.uint8)).shape[-1]
     return header.model, backend, (header.preprocess, classes or count, forward)
 
 
 def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
-    """An exported file, or a program that is exported on the way."""
+    """Load an exported program, or export a .fqvit program in memory."""
     from fqvit.runtime.onnx import Session
 
     if backend not in (None, "onnx"):
-        raise FqvitError(f"{path}: an ONNX file, which runs with --backend onnx alone. Leave out --backend.")
-    threads = None if joined() is None else cores()  # a worker alone leaves it to ONNX Runtime
+        raise FqvitError(f"{path}: an ONNX file, which only runs with --backend onnx. Leave out --backend.")
+    threads = None if joined() is None else cores()  # single-process: ONNX Runtime decides
     session = Session(path if path.suffix == ".onnx" else _exported(path), threads)
     if session.output.kind != "logits":
-        raise FqvitError(f"{path}: gives features ({session.output.kind}), not classes. Quantize without --features.")
+        raise FqvitError(f"{path}: outputs features ({session.output.kind}), expected logits. Quantize without --features.")
     return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
 
 

@@ -1,4 +1,4 @@
-"""`fqvit export`: a program as a file or folder for other runtimes. Each kind is a module of export/."""
+"""`fqvit export`: write a program as a file or folder for other runtimes. Each kind is a module of export/."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fqvit.ir.program import Program
 from fqvit.runtime.onnx import INSTALL
 from fqvit.system.text import size
 
-# Module of export/, and how the default name of what it writes ends; a folder where that has no dot.
+# {kind: (module of export/, ending of the default output name)}. Without a dot, the output is a folder.
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
-OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors", "prefix": "c"}  # and the kind that each belongs to
+OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors", "prefix": "c"}  # {option: the kind that it belongs to}
 
 
 def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as_json: bool) -> None:
     for option in options:
         if OPTIONS[option] != to:
-            raise FqvitError(f"--{option}: only with --to {OPTIONS[option]}. Leave it out.")
+            raise FqvitError(f"--{option}: only valid with --to {OPTIONS[option]}. Leave it out.")
     module, ending = KINDS[to]
     target = out or Path(f"{file.stem}{ending}")
     if "." in ending:
         inputs.check_output(target, file)
     else:
-        inputs.check_beside(target)
+        inputs.check_parent(target)
     try:
         writer = importlib.import_module(f"fqvit.export.{module}")
     except ModuleNotFoundError as error:

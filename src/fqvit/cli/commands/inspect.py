@@ -1,4 +1,4 @@
-"""`fqvit inspect`: what a .fqvit file is, how large, and why it cannot overflow."""
+"""`fqvit inspect`: show the contents and size of a .fqvit file, and the proofs that it cannot overflow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None
 
 
 def say_lists(found: Inspection, sites: bool, ops: bool, proofs: bool, of: str = "") -> None:
-    """The long tables, as far as they are wanted. of: the part of a detector that they are about"""
+    """Print the tables of sites, ops and proofs that were asked for. of: the part of a detector."""
     if sites:
         say(f"\nSites{of}: {len(found.sites)}")
         say(
@@ -70,7 +70,7 @@ def _summary(program: Program, found: Inspection, file: Path) -> dict[str, Any]:
 
 
 def counts(found: Inspection) -> dict[str, Any]:
-    """What is in a program, by number and bytes."""
+    """Count the ops, sites, weights, bytes and proofs of a program, for --json."""
     return {
         "op_count": len(found.ops),
         "ops_by_kind": found.op_kinds,
@@ -98,7 +98,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         ("model", header.model),
         ("source", header.source),
         ("recipe", f"{recipe.get('name')} {bits} (weights/activations/attention), {header.images} calibration images"),
-        ("input", f"uint8 {_shape(program.input_shape)}, from short side {p.resize} {p.interpolation}, centre crop"),
+        ("input", f"uint8 {_shape(program.input_shape)}, from short side {p.resize} {p.interpolation}, center crop"),
         ("output", f"{output}, scale {header.output.scale:.6g}"),
         ("ops", f"{len(found.ops)}: {kinds}"),
         ("floats", f"{found.floats} floating-point ops, {found.floats} float buffers"),
@@ -119,7 +119,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
             "",
             table(("bytes", "count", "of weights"), sizes),
             "",
-            f"No overflow, proved from the weights ({len(found.proofs)} proofs). The tightest of each kind:",
+            f"No overflow, proved from the weights ({len(found.proofs)} proofs). The tightest proof of each kind:",
             _proofs(found.tightest()),
         )
     )
@@ -127,7 +127,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
 
 def _weights(found: Inspection) -> str:
     groups = " or ".join(map(str, found.groups))
-    kinds = {4: f"4-bit codes in groups of {groups}, each group with its power of two", 8: "8-bit codes"}
+    kinds = {4: f"4-bit codes in groups of {groups}, one power of two per group", 8: "8-bit codes"}
     return "; ".join(f"{count:,} {kinds[bits]}" for bits, count in found.weights_by_bits.items())
 
 

@@ -1,4 +1,4 @@
-"""`fqvit inspect` of a detector: its parts one by one, and what is outside the integers."""
+"""`fqvit inspect` of a detector: show its parts, and the steps that are not integer-only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fqvit.detect.program import VERSION, DetectorProgram
 from fqvit.evaluate.inspect import Inspection, bits_of, inspect_part
 from fqvit.system.text import facts, size, table
 
-OUTSIDE = "decoding of image files (Pillow), and writing integers as numbers of pixels and shares of one"
+OUTSIDE = "decoding of image files (Pillow), and conversion of integer results to pixels and scores"
 
 
 def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`fqvit models`: the zoo, without torch."""
+"""`fqvit models`: list the models of the zoo. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.zoo import ROWS, Row
 from fqvit.system.text import table
 
-# Where a series' resize, mean and std come from.
+# Where the resize, mean and std of each series come from.
 SOURCES = {"fmnist": "its training", "vit": "timm", "swin": "timm", "deit": "the FQ-ViT paper"}
 
 
@@ -44,7 +44,7 @@ def _facts(row: Row) -> dict[str, object]:
 
 
 def parameters(config: ViTConfig | SwinConfig) -> int:
-    """How many numbers the float model of this shape has."""
+    """Return the number of parameters of a float model."""
     c = config
     patches = c.channels * c.patch**2 * c.width + c.width
     if isinstance(c, ViTConfig):
@@ -55,7 +55,7 @@ def parameters(config: ViTConfig | SwinConfig) -> int:
     total, width = patches + 2 * c.width, c.width
     for stage, (depth, heads) in enumerate(zip(c.depths, c.heads, strict=True)):
         if stage:
-            total += 8 * width + 8 * width**2  # LayerNorm of four tokens side by side, then 4 C -> 2 C
+            total += 8 * width + 8 * width**2  # patch merging: LayerNorm of 4 C, then a linear map to 2 C
             width *= 2
         window = min(c.window, *c.grid(stage))
         total += depth * (_block(width, c.hidden_ratio * width) + (2 * window - 1) ** 2 * heads)

@@ -1,4 +1,4 @@
-"""`fqvit quantize`: a float checkpoint and images without labels -> one .fqvit file."""
+"""`fqvit quantize`: quantize a float checkpoint with calibration images to one .fqvit file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(
         }
         extra = next((f"--{option}" for option, value in given.items() if value is not None), None)
         if extra is not None:
-            raise FqvitError(f"{calibration_file}: says this already. Leave out {extra}, or --calibration.")
+            raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
     inputs.check_name(model_name)
     for path in (out, save_calibration):
@@ -83,7 +83,7 @@ def run(
         recipe, where, skipped = calibration.recipe, str(calibration_file), 0
     else:
         pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, workers)
-        inputs.warn_of_unlike_machines(workers)
+        inputs.warn_of_different_machines(workers)
         kind: Any = features or "logits"
         calibration = calibrate(model, pictures.source, recipe, device=device, features=kind, progress=track, workers=workers)
         pictures.report()
@@ -125,13 +125,13 @@ def run(
         say_json(result)
         return
     spent = f"calibrated in {calibrated - start:.1f} s, lowered and proved in {lowered - calibrated:.1f} s"
-    apart = f" and {size(found.names)} of class names" if found.names else ""
+    names = f", plus {size(found.names)} of class names" if found.names else ""
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
         ("images", f"{calibration.images} ({where}), {spent}"),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
-        ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % over its weights{apart})"),
+        ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % more than its weights{names})"),
         ("fingerprint", program.fingerprint()),
     ]
     if calibration.choice is not None:
@@ -143,14 +143,15 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass what --save-calibration wrote.") from None
+        raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a file written by --save-calibration.") from None
     except UnicodeDecodeError:
-        raise FqvitError(f"{path}: not UTF-8 text. Pass what --save-calibration wrote.") from None
+        raise FqvitError(f"{path}: not UTF-8 text. Pass a file written by --save-calibration.") from None
 
 
 def recipe_of(
     name: str, bits: str | None, images: int | None, k: int | None, max_loss: float | None, profile: str | None = None
 ) -> Recipe:
+    """Load a recipe and apply the options of the command to it."""
     recipe = load_recipe(name)
     if profile is not None:
         recipe = _named(with_profile(recipe, profile), profile)
@@ -166,21 +167,21 @@ def recipe_of(
         recipe = msgspec.structs.replace(recipe, k=k)
     if max_loss is not None:
         if recipe.max_loss is None:
-            raise FqvitError(f"--max-loss {max_loss:g}: recipe {recipe.name} does not look at losses. Use --recipe auto.")
+            raise FqvitError(f"--max-loss {max_loss:g}: recipe {recipe.name} has no loss limit. Use --recipe auto.")
         if not 0 <= max_loss <= 100:
-            raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100, points of top-1.")
+            raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100 points of top-1.")
         recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
     return recipe
 
 
 def _named(recipe: Recipe, profile: str) -> Recipe:
-    """Files and tables shall not call it what it was before the profile: the profile's own recipe, or NAME-PROFILE."""
+    """Rename a recipe after a profile was applied: to the profile's own recipe if it equals it, else to NAME-PROFILE."""
     own = msgspec.structs.replace(recipe, name=profile)
     return own if own == RECIPES.get(profile) else msgspec.structs.replace(recipe, name=f"{recipe.name}-{profile}")
 
 
 def account(choice: Choice) -> str:
-    """What recipe auto did: a row for each part that was raised."""
+    """Format what recipe auto chose: one row per part whose bit width was raised."""
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
     rows += [
@@ -191,10 +192,10 @@ def account(choice: Choice) -> str:
     heads = ("part", "role", "sites", "bits", "KL", "agreement", "expected loss")
     raised_parts = f"{len(choice.raised)} of {choice.units} parts raised"
     verdict = (
-        f"{raised_parts}; expected loss {end.loss:.2f} points of top-1 (asked: {choice.max_loss:g}), on {choice.images} images"
+        f"{raised_parts}; expected loss {end.loss:.2f} points of top-1 (limit: {choice.max_loss:g}), on {choice.images} images"
     )
     if not choice.reached:
-        verdict += ". This is the least that auto can do; try --bits 8/8/8 or a larger --max-loss"
+        verdict += ". The limit cannot be reached; try --bits 8/8/8 or a larger --max-loss"
     return f"{table(heads, rows, left=2)}\n{verdict}"
 
 
@@ -203,4 +204,5 @@ def _measure(m: Measure) -> tuple[str, str, str]:
 
 
 def bits_of(recipe: Recipe) -> str:
+    """Format the bit widths as W/A/ATTN."""
     return f"{recipe.weight_bits}/{recipe.activation_bits}/{recipe.attention_bits}"

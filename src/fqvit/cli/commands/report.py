@@ -1,4 +1,4 @@
-"""`fqvit report`: what a program does, as one HTML page with pictures, and what was found as numbers."""
+"""`fqvit report`: write an HTML report about a program, with figures, and print a summary."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(
         warnings=warnings,
         skipped=images.skipped,
     )
-    page = render(found, about).encode("utf-8", "replace")  # names of files need not be Unicode
+    page = render(found, about).encode("utf-8", "replace")  # file names may contain invalid Unicode
     write_atomically(target, lambda path: path.write_bytes(page))
     written = [] if pictures is None else _write_pictures(pictures, drawn(found, names))
     result = summary(found) | {"file": str(file), "report": str(target), "bytes": len(page), "pictures": written}
@@ -75,25 +75,28 @@ def run(
         say_json(result | {"skipped": images.skipped})
         return
     say(_text(found, images.where))
-    say(f"\nWritten: {target}, {size(len(page))}" + (f"; {len(written)} pictures in {pictures}" if written else ""))
+    say(f"\nWritten: {target}, {size(len(page))}" + (f"; {len(written)} figures in {pictures}" if written else ""))
 
 
 def _names(program: Program, classes: Path | None, file: Path) -> tuple[tuple[str, ...], list[str]]:
-    """Class names (empty where nobody knows them) and ids, those of --classes first."""
+    """Return class names (empty if unknown) and ids, from --classes or from the program."""
     given = inputs.read_classes(classes)
     if given is None:
         return program.classes or (), []
     output = program.header.output
     count = program.verify().buffers[output.buffer].channels
     if output.kind == "logits" and len(given.names) != count:
-        raise FqvitError(f"{classes}: {len(given.names)} classes, but {file} has {count}. Give one a logit.")
+        raise FqvitError(f"{classes}: {len(given.names)} classes, but {file} has {count}. Pass one name per logit.")
     return tuple(given.names), given.ids
 
 
 def _images(
     program: Program, data: Path | None, names: tuple[str, ...], ids: list[str], limit: int
 ) -> tuple[inputs.Images, list[str]]:
-    """With labels where the folder has them and the program gives classes; else without, and a warning if that may surprise."""
+    """Return images with labels if the folder has them and the program outputs logits, else without labels.
+
+    Also returns a warning if there are sub-folders that do not match the classes.
+    """
     header = program.header
     warnings: list[str] = []
     if header.output.kind == "logits":
@@ -103,8 +106,8 @@ def _images(
         except FqvitError as error:
             if data is None or not data.is_dir():
                 raise
-            if any(entry.is_dir() for entry in data.iterdir()):  # they may have been meant as classes
-                warnings.append(f"read without labels, because of this: {error}")
+            if any(entry.is_dir() for entry in data.iterdir()):  # probably meant as classes
+                warnings.append(f"the images are read without labels. {error}")
     return inputs.unlabelled(data, "--data", header.model, header.preprocess, limit), warnings
 
 
@@ -117,7 +120,7 @@ def _command(
     target: Path,
     pictures: Path | None,
 ) -> str:
-    """As it would be typed again."""
+    """Return the command line that reproduces this report."""
     options = (
         ("--weights", weights),
         ("--data", data),
@@ -133,7 +136,7 @@ def _command(
 
 
 def _write_pictures(folder: Path, found: list[tuple[str, str]]) -> list[str]:
-    """Every picture as an SVG file of its own; returns their paths."""
+    """Write each figure as an SVG file, and return the paths."""
     from fqvit.report.svg import standalone
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +146,7 @@ def _write_pictures(folder: Path, found: list[tuple[str, str]]) -> list[str]:
 
 
 def summary(found: Report) -> dict[str, object]:
-    """For --json."""
+    """Return the object that --json prints."""
     answers, attention, inspection = found.answers, found.attention, found.inspection
     accuracy = None if answers is None else answers.accuracy()
     result: dict[str, object] = {
@@ -185,9 +188,9 @@ def _text(found: Report, where: str) -> str:
         rows.append(("agreement", f"{found.answers.agreement:.2f} %"))
     if found.norms:
         worst = max(found.norms, key=lambda one: one.ratio)
-        rows.append(("LayerNorm", f"widest channel {worst.ratio:.1f} times the median one ({worst.norm})"))
+        rows.append(("LayerNorm", f"widest channel {worst.ratio:.1f}x the median channel ({worst.norm})"))
     if found.attention is not None:
         rows.append(("attention", f"{100 * found.attention.share_below:.1f} % of values below 1/16"))
     speed = found.speed
-    rows.append(("speed", f"{speed.ratio:.1f} times PyTorch on one thread, roughly; `fqvit bench` is the careful one"))
+    rows.append(("speed", f"about {speed.ratio:.1f}x PyTorch on one thread; `fqvit bench` measures precisely"))
     return facts(rows)

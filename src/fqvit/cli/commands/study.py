@@ -1,5 +1,6 @@
-"""What `table`, `ablate` and `sweep-k` share: models with their weights and images, cells run one after the other, results
-written. A cell that fails does not stop the others; it is named at the end.
+"""Run the cells of `table`, `ablate` and `sweep-k` one after the other, and write the results.
+
+A cell is one method on one model. A cell that fails does not stop the others; it is reported at the end.
 """
 
 from __future__ import annotations
@@ -30,22 +31,25 @@ SUFFIXES = (".md", ".csv", ".json")
 
 @dataclass(frozen=True)
 class Named:
-    """A model as it was named: a name, a checkpoint, or both."""
+    """A model of the command line: a name, a checkpoint, or both."""
 
     name: str | None
     weights: str | None
 
 
 def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[Named]:
-    """MODEL with --weights, or --models: NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME, or a FILE named like its model."""
+    """Parse MODEL with --weights, or --models with items NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME or FILE.
+
+    A FILE without a NAME must be named like its model.
+    """
     words = [word for given in models or () for word in given.split(",") if word]
     found = [_named(word) for word in (*([model] if model is not None else []), *words)]
     if models and not words:
-        raise FqvitError("--models: none given. Name models with commas between, such as deit_tiny=FILE,fmnist_vit.")
+        raise FqvitError("--models: empty, expected names separated by commas, such as deit_tiny=FILE,fmnist_vit.")
     if weights is None:
         return found
     if len(found) > 1 or (found and found[0].weights is not None):
-        raise FqvitError(f"--weights {weights}: of which model? Give each its own, such as --models deit_tiny=FILE.")
+        raise FqvitError(f"--weights {weights}: expected one model, without a checkpoint. Use --models NAME=FILE,... instead.")
     return [Named(found[0].name if found else None, weights)]
 
 
@@ -59,7 +63,7 @@ def _named(word: str) -> Named:
 
 
 def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, command: str) -> Iterator[Bench]:
-    """The models one after the other, so that one is in memory at a time."""
+    """Yield the models one after the other, so that only one is in memory at a time."""
     if options.images is not None and options.images < 1:
         raise FqvitError(f"--images {options.images}: expected at least 1.")
     _check_models(models)
@@ -70,8 +74,8 @@ def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, co
 
     device_of(options.device)
     cache = Cache(options.cache or default_cache(), options.fresh, workers)
-    inputs.warn_of_unlike_machines(workers)
-    told: set[str] = set()  # every cell passes over the images again
+    inputs.warn_of_different_machines(workers)
+    told: set[str] = set()  # unreadable images are reported once, not by every cell
     for named in models or [Named(model, None) for model in embedded.MODELS]:
         model = inputs.float_model(named.name, named.weights)
         if workers.first:
@@ -80,7 +84,7 @@ def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, co
         count: int = model.module.config.classes  # type: ignore[assignment,union-attr]
         names = given.names if given is not None else model.classes or count
         if not isinstance(names, int) and len(names) != count:
-            raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Give one a logit.")
+            raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Pass one name per logit.")
         data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, workers)
         data = replace(data, told=told)
 
@@ -88,19 +92,19 @@ def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, co
             found = inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
             return replace(found, told=told)
 
-        calib(1)  # a folder that is not there should be noticed before an hour of work
+        calib(1)  # a missing folder must be reported before an hour of work
         yield Bench(model, calib, data, cache, options.device)
 
 
 def _check_models(models: Sequence[Named]) -> None:
-    """What can be known of all models before the first has run: their names, each once, and that there are weights."""
+    """Check all models before the first one runs: known names, no duplicates, and existing weights."""
     seen: set[str] = set()
     for named in models:
         row = inputs.row_of(named.name, named.weights)
         if row is None:
-            continue  # which model an address has is known when it is read
+            continue  # the model at an hf: address is known only after download
         if row.name in seen:
-            raise FqvitError(f"--models: {row.name} twice. A table has a model once; run one table for each checkpoint.")
+            raise FqvitError(f"--models: {row.name} is given twice, expected once. Run one table per checkpoint.")
         seen.add(row.name)
         if named.weights is None and not row.embedded:
             raise FqvitError(f"{row.name}: no weights given. Pass a checkpoint file (--models {row.name}=FILE) or hf:ORG/NAME.")
@@ -109,16 +113,16 @@ def _check_models(models: Sequence[Named]) -> None:
 
 
 def default_cache() -> Path:
-    """Where other programs keep what can be made again."""
+    """Return the default folder for finished cells, in the user's cache folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fqvit" / "cells"
-    except RuntimeError:  # a user whom the system does not know, as in some containers
-        raise FqvitError("no home folder to keep finished cells in. Choose one for them (--cache DIR).") from None
+    except RuntimeError:  # a user without an entry in the system, as in some containers
+        raise FqvitError("cache: no home folder for finished cells. Choose a folder (--cache DIR).") from None
 
 
 @dataclass
 class Ran:
-    """rows: finished cells; failed: why others are missing; reused: how many were finished before; configs: of the models."""
+    """Results of all cells. rows: finished cells. failed: one message per failed cell. reused: cells from the cache."""
 
     rows: list[Row] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -127,7 +131,7 @@ class Ran:
 
 
 def run_cells(models: Sequence[Named], methods: Sequence[Method], options: StudyOptions, workers: Workers, command: str) -> Ran:
-    """The float model and every method on every model."""
+    """Run the float model and every method on every model."""
     from fqvit.study.cells import CacheError
     from fqvit.study.methods import FLOAT, with_images
     from fqvit.study.table import row
@@ -146,7 +150,7 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Study
                 found = row(bench.model.name, method, answers, exact)
             except FqvitError as error:
                 if workers.size > 1 or isinstance(error, CacheError):
-                    raise  # other workers may not have failed, and would wait for this one
+                    raise  # other workers may succeed, and would wait for this one
                 ran.failed.append(f"{bench.model.name} {method.label}: {error}")
                 continue
             ran.rows.append(found)
@@ -155,11 +159,11 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Study
 
 
 def check_outputs(paths: Sequence[Path], options: StudyOptions, drawn: bool = False) -> None:
-    """Before any work: results can be written there. drawn: as a picture, too."""
+    """Check before any work that the results can be written. drawn: whether .svg is supported."""
     for path in paths:
         kinds = (*SUFFIXES, ".svg") if drawn else SUFFIXES
         if path.suffix not in kinds:
-            raise FqvitError(f"{path}: written as {', '.join(kinds[:-1])} or {kinds[-1]}. Choose a name that ends so.")
+            raise FqvitError(f"{path}: unknown suffix, expected {', '.join(kinds[:-1])} or {kinds[-1]}. Choose another name.")
         inputs.check_output(path, options.classes)
 
 
@@ -171,7 +175,7 @@ def finish(
     as_json: bool,
     draw: Callable[[], str] | None = None,
 ) -> None:
-    """Writes and prints the results, then names the cells that failed: the last of them is the command's error."""
+    """Write and print the results, then report the failed cells. The last one is the error of the command."""
     if not Workers.from_environment().first:
         return
     from fqvit.study.table import as_csv
@@ -191,5 +195,5 @@ def finish(
     for failure in ran.failed[:-1]:
         warn(failure)
     if ran.failed:
-        count = "1 cell is" if len(ran.failed) == 1 else f"{len(ran.failed)} cells are"
-        raise FqvitError(f"{count} missing. {ran.failed[-1]}")
+        count = "1 cell" if len(ran.failed) == 1 else f"{len(ran.failed)} cells"
+        raise FqvitError(f"{count} failed. {ran.failed[-1]}")

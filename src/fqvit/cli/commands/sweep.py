@@ -1,4 +1,4 @@
-"""`fqvit sweep-k`: accuracy over the largest Power-of-Two Factor K, the figure of the paper's supplement."""
+"""`fqvit sweep-k`: measure accuracy for each largest Power-of-Two Factor K, as in the supplement of the paper."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fqvit.quant.recipe import load_recipe
 def run(model: str | None, recipe_name: str, largest: int, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.methods import sweep
 
-    workers = Workers.from_environment()  # first, so that an error of one ends all
+    workers = Workers.from_environment()  # first: errors of one worker must end all workers
     models = study.named_models(model, options.models, options.weights)
     recipe = load_recipe(recipe_name)
     if not 0 <= largest <= 8:
         raise FqvitError(f"--largest {largest}: expected 0 to 8.")
     if recipe.residual != "ptf":
-        raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so that K changes nothing there. Use fq-vit.")
+        raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so K has no effect. Use fq-vit.")
     study.check_outputs(out, options, drawn=True)
     ran = study.run_cells(models, sweep(recipe, largest), options, workers, "sweep-k")
     from fqvit.study.sweep import draw, markdown, rows

@@ -1,4 +1,4 @@
-"""`fqvit table`: the paper's Table 1 for any models, methods and bits."""
+"""`fqvit table`: compare methods by top-1 accuracy, as in Table 1 of the paper, for any models and bit widths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fqvit.distributed.workers import Workers
 def run(methods: str | None, bits: str | None, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.methods import DEFAULT, parse
 
-    workers = Workers.from_environment()  # first, so that an error of one ends all
+    workers = Workers.from_environment()  # first: errors of one worker must end all workers
     models = study.named_models(None, options.models, options.weights)
     chosen = parse(DEFAULT if methods is None else methods, bits)
     study.check_outputs(out, options)
