@@ -1,4 +1,4 @@
-"""Checks an installed fqvit on a machine without compiler and torch: doctor, then small golden programs with known bits.
+"""Check an installed fqvit on a machine without compiler and torch: `fqvit doctor`, then golden programs with known bits.
 
 python scripts/check_wheel.py
 """
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 def check_programs() -> None:
     files = sorted(GOLDEN.glob("*.fqvit"))
     if not files:
-        sys.exit(f"{GOLDEN}: no golden programs there")
+        sys.exit(f"{GOLDEN}: no .fqvit files, expected golden programs. Run the script in a checkout.")
     for file in files:
         expected = np.load(file.with_suffix(".npz"))
         outputs = {"reference": fqvit.runtime.reference.run(fqvit.Program.load(file), expected["images"])}
@@ -32,8 +32,8 @@ def check_programs() -> None:
             outputs[isa] = fqvit.Engine(file, isa=isa).run(expected["images"])
         for name, output in outputs.items():
             if not np.array_equal(output, expected["output"]):
-                sys.exit(f"{file.name}: {name} gives other integers than when the file was made")
-        print(f"{file.name}: same integers ({', '.join(outputs)})")
+                sys.exit(f"{file.name}: {name} gives different integers, expected those stored with the file.")
+        print(f"{file.name}: expected integers ({', '.join(outputs)})")
 
 
 def check_detectors() -> None:
@@ -45,8 +45,8 @@ def check_detectors() -> None:
             found = detector.detect(prepare(Image.fromarray(picture), program.settings))
             for part in ("boxes", "scores", "labels", "probabilities"):
                 if not np.array_equal(getattr(found, part), expected[f"{part}{i}"]):
-                    sys.exit(f"{file.name}: other {part} than when the file was made")
-        print(f"{file.name}: same boxes, scores, labels and masks")
+                    sys.exit(f"{file.name}: different {part}, expected those stored with the file.")
+        print(f"{file.name}: expected boxes, scores, labels and masks")
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     check_programs()
     check_detectors()
     if "torch" in sys.modules:
-        sys.exit("torch was imported to run a program")
+        sys.exit("torch: imported to run a program, expected no import.")
 
 
 if __name__ == "__main__":

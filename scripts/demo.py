@@ -1,7 +1,7 @@
-"""The embedded models, float against integer, in one table: `make demo`.
+"""Compare the embedded models, float and integer, in one table: `make demo`.
 
-Quantizes fmnist_vit and fmnist_swin from nothing but what the package contains, runs both versions of each on the 1,000
-embedded test images, and leaves the .fqvit files in build/demo.
+Quantizes fmnist_vit and fmnist_swin with the images in the package, runs float model and integer program on the 1,000 embedded
+test images, and writes the .fqvit files to build/demo.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-# Before numpy and torch, which read it when they are loaded: matrices this small only wait for each other on several threads.
+# Must be set before numpy and torch are imported. Matrices this small are slower on several threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import fqvit
@@ -38,9 +38,9 @@ def main() -> None:
     print(table(head, rows))
     print(
         f"""
-1,000 Fashion-MNIST test images each. agreement: both give the same class. Times are of one image on one core, in batches
-of {BATCH}: float by torch, integer by the native engine ({instruction_sets()[0]}). Every logit is equal to the reference's.
-The integer programs are in {FOLDER}. Look into one: fqvit inspect {FOLDER / MODELS[0]}.fqvit
+1,000 Fashion-MNIST test images each. Agreement: images with the same class. Times are per image on one core, in batches
+of {BATCH}: float with torch, integer with the native engine ({instruction_sets()[0]}). Every logit equals the reference's.
+The integer programs are in {FOLDER}. To inspect one: fqvit inspect {FOLDER / MODELS[0]}.fqvit
 Done in {time.perf_counter() - start:.0f} s."""
     )
 
@@ -78,11 +78,13 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def check_bits(engine: fqvit.Engine, program: fqvit.Program, name: str) -> None:
-    """The engine's logits of all test images are the reference's."""
+    """Raise FqvitError if the engine and the reference differ in any logit of the test images."""
     reference, batches = Reference(program), arrays(*test_images(), BATCH)
     for batch in track(batches, len(batches), f"{name} bits"):
         if (engine.run(batch.images) != reference.run(batch.images)).any():
-            raise fqvit.FqvitError(f"{name}: the engine differs from the reference at {batch.paths[0]}. Please report this.")
+            raise fqvit.FqvitError(
+                f"{name}: engine and reference differ at {batch.paths[0]}, expected the same bits. Please report this."
+            )
 
 
 def score(run: Run, label: str) -> Accuracy:

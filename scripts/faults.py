@@ -1,12 +1,12 @@
-"""`make faults`: commands that are killed (kill -9), asked to stop (SIGINT, SIGTERM), or lose a worker, at random moments.
+"""Kill commands (kill -9), stop them (SIGINT, SIGTERM), or kill one of their workers, at random moments: `make faults`.
 
     python scripts/faults.py kill --times 100
     python scripts/faults.py stop --times 8
     python scripts/faults.py lose --times 8
 
-After a kill an output is the old one or the new one, whole; what is unfinished has a name of its own; and the next run gives
-what an unbroken one gives. After a signal the exit code is 128 + signal, the terminal is clean, and nothing unfinished or
-running is left. Where a worker is lost, the others end soon with one line. See tests/robustness/faults.
+After a kill, an output is complete, either the old or the new one; unfinished files have other names; the next run gives the
+result of an undisturbed one. After a signal, the exit code is 128 + signal, the terminal is clean, and no unfinished file or
+process is left. After a worker dies, the others end soon with a one-line error. See tests/robustness/faults.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from tests.robustness.faults import jobs, lost_workers, signals
 
 
 def kill(names: list[str], times: int, seed: int) -> bool:
-    """Whether all was well."""
+    """Kill each command many times. Returns whether no fault was found."""
     from tests.robustness.faults import kills
 
     kills.warm_up()
-    well = True
+    no_faults = True
     print(f"{'':16}{'seconds':>8}{'before':>8}{'writing':>8}{'between':>8}{'after':>8}{'runs after':>12}{'faults':>8}")
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_a_process(lambda: jobs.prepare(Path(place), names))
+        _in_child_process(lambda: jobs.prepare(Path(place), names))
         for name in names or list(jobs.JOBS):
             tally = kills.campaign(name, Path(place), times, seed)
             stages = "".join(f"{tally.counts[stage]:>8}" for stage in ("before", "writing", "between", "after"))
             print(f"{name:16}{tally.seconds:>8.2f}{stages}{tally.reruns:>12}{len(tally.faults):>8}", flush=True)
             for fault in tally.faults[:5]:
                 print(f"  {fault}")
-            well = well and not tally.faults
-    return well
+            no_faults = no_faults and not tally.faults
+    return no_faults
 
 
-def _in_a_process(work: object) -> None:
-    """So that this one stays fit for forks: torch has made no threads in it."""
+def _in_child_process(work: object) -> None:
+    """Run in a child process, so that torch starts no threads in this one, which forks later."""
     child = os.fork()
     if child == 0:
         try:
@@ -58,48 +58,50 @@ def _in_a_process(work: object) -> None:
 
 
 def stop(names: list[str], times: int, seed: int) -> bool:
-    well = True
+    """Send SIGINT and SIGTERM to each command many times. Returns whether no fault was found."""
+    no_faults = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_a_process(lambda: jobs.prepare(Path(place), names))
+        _in_child_process(lambda: jobs.prepare(Path(place), names))
         for name in names or list(signals.COMMANDS):
             for signum in (signal.SIGINT, signal.SIGTERM):
                 began = time.monotonic()
                 counts, faults = signals.campaign(name, Path(place), signum, times, seed)
-                told = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
+                summary = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
                 print(
-                    f"{name:16} {signum.name:8} exit codes {told}; {len(faults)} faults; {time.monotonic() - began:.0f} s",
+                    f"{name:16} {signum.name:8} exit codes {summary}; {len(faults)} faults; {time.monotonic() - began:.0f} s",
                     flush=True,
                 )
                 for fault in faults[:5]:
                     print(f"  {fault}")
-                well = well and not faults
-    return well
+                no_faults = no_faults and not faults
+    return no_faults
 
 
 def lose(names: list[str], times: int, seed: int) -> bool:
-    well = True
+    """Kill one worker of each distributed command many times. Returns whether no fault was found."""
+    no_faults = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_a_process(lambda: jobs.prepare(Path(place), names))
+        _in_child_process(lambda: jobs.prepare(Path(place), names))
         for name in names or list(lost_workers.COMMANDS):
             counts, faults = lost_workers.campaign(name, Path(place), times, seed)
-            told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
-            print(f"{name:16} {told}; {len(faults)} faults", flush=True)
+            summary = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
+            print(f"{name:16} {summary}; {len(faults)} faults", flush=True)
             for fault in faults[:5]:
                 print(f"  {fault}")
-            well = well and not faults
-    return well
+            no_faults = no_faults and not faults
+    return no_faults
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("kill", "stop", "lose"))
-    parser.add_argument("--times", type=int, default=100, help="of each command (and signal)")
-    parser.add_argument("--only", action="append", default=[], help="a command; default all")
+    parser.add_argument("--times", type=int, default=100, help="repetitions per command (and signal)")
+    parser.add_argument("--only", action="append", default=[], help="a command, may be repeated; default: all")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    well = {"kill": kill, "stop": stop, "lose": lose}[given.what](given.only, given.times, given.seed)
-    print("no fault" if well else "FAULTS")
-    return int(not well)
+    no_faults = {"kill": kill, "stop": stop, "lose": lose}[given.what](given.only, given.times, given.seed)
+    print("no fault" if no_faults else "FAULTS")
+    return int(not no_faults)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""`make soak`: engines and detectors under many Python threads in several processes. Every answer must have the reference's
-bits, every damaged file must be refused, and memory must not grow.
+"""Run engines and detectors in many threads and several processes for a long time: `make soak`.
+
+Every result must have the bits of the reference, every damaged file must be rejected, and memory must not grow.
 
     python scripts/soak.py --seconds 600 --processes 2 --threads 8
 
-The first process makes programs and the answers of the reference; workers, which never import torch, do the rest. A folder of
-programs is like tests/golden: NAME.fqvit beside NAME.npz with `images` and `output`.
+The parent process makes programs and the results of the reference. Workers, which never import torch, do the rest. A folder of
+programs has the layout of tests/golden: NAME.fqvit, and NAME.npz with `images` and `output`.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 FOUND = ("boxes", "scores", "labels", "probabilities")
 EVERY = 0.5  # seconds between samples of memory
-WARM = 0.2  # the share of the time that growth is not measured in: caches fill, and allocators get their arenas
+WARM = 0.2  # share of the time before growth is measured, in which caches and allocators fill
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
-# The first process
+# The parent process
 
 
 def prepare(folder: Path) -> None:
-    """The two embedded models and a small random detector, with the reference's answers."""
+    """Write programs of the two embedded models and a small random detector, with the results of the reference."""
     sys.path.insert(0, str(ROOT))
     from fqvit.detect.images import prepare as prepared
     from fqvit.models import embedded
@@ -64,7 +65,7 @@ def prepare(folder: Path) -> None:
 
 
 def soak(folders: list[Path], seconds: float, processes: int, threads: int) -> list[dict[str, Any]]:
-    """What each worker found."""
+    """Run the workers and return what each one found."""
     words = [sys.executable, __file__, "--worker", *map(str, folders), "--seconds", str(seconds), "--threads", str(threads)]
     workers = [
         subprocess.Popen(
@@ -72,7 +73,7 @@ def soak(folders: list[Path], seconds: float, processes: int, threads: int) -> l
         )
         for seed in range(processes)
     ]
-    found = [json.loads(worker.communicate()[0] or '{"wrong": ["no answer"]}') for worker in workers]
+    found = [json.loads(worker.communicate()[0] or '{"wrong": ["no result"]}') for worker in workers]
     for worker, one in zip(workers, found, strict=True):
         one["code"] = worker.returncode
     return found
@@ -82,7 +83,7 @@ def soak(folders: list[Path], seconds: float, processes: int, threads: int) -> l
 
 
 class Case:
-    """A program with images and what the reference answers."""
+    """A program with images and the results of the reference."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,14 +91,14 @@ class Case:
         self.images, self.output = known["images"], known["output"]
         self.shared = Engine(path, 2)
 
-    def check(self, engine: Engine, luck: random.Random) -> bool:
-        first = luck.randrange(len(self.images))
-        count = luck.randrange(len(self.images) - first) + 1
+    def check(self, engine: Engine, rng: random.Random) -> bool:
+        first = rng.randrange(len(self.images))
+        count = rng.randrange(len(self.images) - first) + 1
         some = slice(first, first + count)
         return bool(np.array_equal(engine.run(self.images[some]), self.output[some]))
 
 
-class Detecting:
+class DetectorCase:
     """A detector that all threads share."""
 
     def __init__(self, path: Path) -> None:
@@ -112,45 +113,45 @@ class Detecting:
         self.images = [prepared(Image.fromarray(known[f"image{n}"]), program.settings) for n in numbers]
         self.found = [[known[f"{name}{n}"] for name in FOUND] for n in numbers]
 
-    def check(self, luck: random.Random) -> bool:
-        number = luck.randrange(len(self.images))
+    def check(self, rng: random.Random) -> bool:
+        number = rng.randrange(len(self.images))
         found = self.ready.detect(self.images[number])
         return all(np.array_equal(getattr(found, name), known) for name, known in zip(FOUND, self.found[number]))
 
 
 class Load:
-    """What threads do until the time is over."""
+    """The work that threads repeat until the time is over."""
 
     def __init__(self, folders: list[Path], seconds: float, scratch: Path) -> None:
         paths = sorted(path for folder in folders for path in folder.glob("*.fqvit") if path.with_suffix(".npz").exists())
         self.cases = [Case(path) for path in paths if path.stem != "detector"]
-        self.detectors = [Detecting(path) for path in paths if path.stem == "detector"]
+        self.detectors = [DetectorCase(path) for path in paths if path.stem == "detector"]
         self.scratch, self.end = scratch, time.monotonic() + seconds
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.lock = threading.Lock()
 
     def work(self, seed: int) -> None:
-        """One thread: mostly the shared engines, and engines of its own that come and go."""
-        luck = random.Random(seed)
-        case = luck.choice(self.cases)
+        """Run one thread: mostly on shared engines, sometimes on engines of its own that it creates and drops."""
+        rng = random.Random(seed)
+        case = rng.choice(self.cases)
         own = Engine(case.path, 1)
         while time.monotonic() < self.end:
-            what = luck.choices(("shared", "own", "new", "refused", "detect"), (60, 20, 4, 12, 4 * len(self.detectors)))[0]
+            what = rng.choices(("shared", "own", "new", "refused", "detect"), (60, 20, 4, 12, 4 * len(self.detectors)))[0]
             try:
                 if what == "shared":
-                    any_case = luck.choice(self.cases)
-                    right = any_case.check(any_case.shared, luck)
+                    any_case = rng.choice(self.cases)
+                    right = any_case.check(any_case.shared, rng)
                 elif what == "own":
-                    right = case.check(own, luck)
+                    right = case.check(own, rng)
                 elif what == "new":
-                    case = luck.choice(self.cases)
-                    own = Engine(case.path, luck.choice((1, 2, 3)))
-                    right = case.check(own, luck)
+                    case = rng.choice(self.cases)
+                    own = Engine(case.path, rng.choice((1, 2, 3)))
+                    right = case.check(own, rng)
                 elif what == "refused":
-                    right = self.refuses(luck.choice(self.cases), seed, luck)
+                    right = self.refuses(rng.choice(self.cases), seed, rng)
                 else:
-                    right = luck.choice(self.detectors).check(luck)
+                    right = rng.choice(self.detectors).check(rng)
             except Exception as error:
                 right, what = False, f"{what}: {type(error).__name__}: {error}"
             with self.lock:
@@ -158,13 +159,13 @@ class Load:
                 if not right:
                     self.wrong.append(what)
 
-    def refuses(self, case: Case, seed: int, luck: random.Random) -> bool:
-        """A damaged file, and an op that only the compiled side sees: the error path gives back what it took."""
+    def refuses(self, case: Case, seed: int, rng: random.Random) -> bool:
+        """Check that a damaged file and an invalid op are rejected. Memory that error paths leak shows up as growth."""
         data = bytearray(case.path.read_bytes())
-        if luck.random() < 0.5:
-            data[luck.randrange(len(data))] ^= 1 << luck.randrange(8)
+        if rng.random() < 0.5:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         else:
-            del data[luck.randrange(len(data)) :]
+            del data[rng.randrange(len(data)) :]
         bad = self.scratch / f"bad{seed}.fqvit"
         bad.write_bytes(data)
         try:
@@ -174,14 +175,14 @@ class Load:
             pass
         engine = _native.Engine([32, 32, 3], "", 2)
         try:
-            engine.add("y", "linear", [0], [0, luck.choice((8, 99))], [np.zeros((1000, 96), np.int8)])
+            engine.add("y", "linear", [0], [0, rng.choice((8, 99))], [np.zeros((1000, 96), np.int8)])
             return False
         except _native.BadProgram:
             return True
 
 
 def memory() -> int:
-    """Resident bytes of this process; 0 where the system does not say."""
+    """Return the resident bytes of this process; 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
     except OSError:
@@ -189,7 +190,7 @@ def memory() -> int:
 
 
 def handles() -> int:
-    """Open files, or 0."""
+    """Return the number of open files; 0 if the system does not report it."""
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
@@ -211,7 +212,7 @@ def worker(folders: list[Path], seconds: float, threads: int, seed: int) -> dict
 
 
 def growth(samples: list[tuple[float, int]]) -> dict[str, Any]:
-    """Memory after warming up: means of the first and of the last tenth, and the slope of a line through all samples."""
+    """Summarize memory after the warm-up: means of the first and last tenth, maximum, and slope of a fitted line."""
     late = np.array(samples[int(WARM * len(samples)) :], np.float64)
     tenth = max(1, len(late) // 10)
     slope = np.polyfit(late[:, 0], late[:, 1], 1)[0] if len(late) > 2 else 0.0
@@ -227,13 +228,16 @@ def growth(samples: list[tuple[float, int]]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--worker", nargs="+", type=Path, help="folders of programs; without it, this makes one and starts workers"
+        "--worker",
+        nargs="+",
+        type=Path,
+        help="run as a worker on these folders of programs; without it, prepare a folder and start workers",
     )
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--growth", type=float, default=5.0, help="percent of memory between first and last that is too much")
+    parser.add_argument("--growth", type=float, default=5.0, help="largest accepted growth of memory in percent")
     given = parser.parse_args()
     if given.worker:
         print(json.dumps(worker(given.worker, given.seconds, given.threads, given.seed)))
@@ -246,7 +250,7 @@ def main() -> int:
         print(f"process {number}:", json.dumps(one))
         grown = one.get("last_mb", 1) > (1 + given.growth / 100) * one.get("first_mb", 0)
         bad = bad or bool(one["wrong"]) or one["code"] != 0 or grown or one.get("files", 1) != 0
-    print("FAILED" if bad else "same bits throughout, no growth")
+    print("FAILED" if bad else "all bits equal, no growth")
     return int(bad)
 
 
