@@ -1,6 +1,6 @@
-"""The integer ops of attention: scores, three ways to encode the softmax, and attention times V.
+"""The definition of the integer ops of attention: scores, three softmaxes and attention times V.
 
-Definitions and notation as in ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is W windows.
+Notation as in ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is W windows.
 """
 
 from __future__ import annotations

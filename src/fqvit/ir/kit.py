@@ -1,4 +1,4 @@
-"""The array functions that differ between numpy and torch, behind one interface, so that every op is written once.
+"""One interface for the array functions that differ between numpy and torch, so that ops are written once.
 
 Matrix products run in float64 BLAS. They are exact: verify() proves every accumulator below 2^31, and float64 represents all
 integers up to 2^53.

@@ -1,6 +1,6 @@
-"""The integer ops that move values without changing them: take, permute and concat.
+"""The definition of the integer ops that move values unchanged: take, permute and concat.
 
-Definitions and notation as in ops.py.
+Notation as in ops.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The integer ops of a program: lookup, linear, layernorm, add and mean. Each op is defined here and nowhere else.
+"""The definition of the integer ops lookup, linear, layernorm, add and mean.
 
-A definition has four parts: the fields (the JSON of the file), the formula (the docstring), the overflow proofs (`infer`) and
+Each op is defined once. Its definition has four parts: the fields (the JSON of the file), the formula (the docstring), the overflow proofs (`infer`) and
 the reference implementation (`run`). Every other implementation gives the same bits.
 
 An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`; it has only the parts

@@ -1,4 +1,4 @@
-"""Static facts about a buffer: dtype, shape and the range of its integers; and the checks that ops use to infer them.
+"""Static facts about buffers (dtype, shape, range of integers) and the checks that infer them.
 
 Every op infers the Value of its output from the Values of its inputs and from its constants, and returns proofs that no
 intermediate result can overflow. See also: ops.py (the ops), program.py (verifies all ops of a program).

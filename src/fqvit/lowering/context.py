@@ -1,4 +1,4 @@
-"""What lowering knows before it emits the first op: the calibration, the preprocessing and facts about the whole graph."""
+"""The context of lowering: calibration, preprocessing and facts about the whole graph."""
 
 from __future__ import annotations
 

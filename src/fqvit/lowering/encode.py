@@ -1,4 +1,4 @@
-"""Encode real numbers as fixed-point integers: multipliers and shifts, LayerNorm's gamma and beta, powers of two."""
+"""Encode real numbers in fixed point: multipliers and shifts, LayerNorm's gamma and beta."""
 
 from __future__ import annotations
 

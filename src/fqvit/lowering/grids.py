@@ -1,4 +1,4 @@
-"""Row indices of Take ops on feature maps: the parts of a detector's program that depend on the image size.
+"""Row indices of Take ops on feature maps: the size-dependent parts of a detector's program.
 
 A map [h, w, C] is a list of h w rows of C channels, in raster order; index -1 is a location outside the map. Imports no
 torch: detect/resize.py rebuilds programs without it. See also: models/swin.py (the same windows for float models).

@@ -1,4 +1,4 @@
-"""Runtimes of programs: the native engine, the reference and ONNX Runtime. Each is imported on first use."""
+"""Runtimes of programs: native engine, reference and ONNX Runtime, each imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limit the memory of a program's buffers: an untrusted file of 1 kB can declare shapes of any size."""
+"""Limit the memory of buffers: an untrusted file of 1 kB can declare shapes of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference runtime: a short interpreter that defines the results of a program. Slow and readable.
+"""The reference runtime: a short, slow interpreter that defines the results of a program.
 
 It needs only numpy; `library="torch"` runs the same code on torch tensors and gives the same bits. It verifies every program
 before running it. See also: native.py (the same bits, fast).

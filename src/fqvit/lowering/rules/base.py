@@ -1,4 +1,4 @@
-"""The interface of lowering rules: a rule takes a Lowering, emits ops, and returns the lowered value of its node."""
+"""The interface of lowering rules: take a Lowering, emit ops, return the lowered value of the node."""
 
 from __future__ import annotations
 
