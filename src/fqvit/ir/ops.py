@@ -1,7 +1,7 @@
 """The definition of the integer ops lookup, linear, layernorm, add and mean.
 
-Each op is defined once. Its definition has four parts: the fields (the JSON of the file), the formula (the docstring), the overflow proofs (`infer`) and
-the reference implementation (`run`). Every other implementation gives the same bits.
+Each op is defined once: its fields (the JSON of the file), its formula (the docstring), its overflow proofs (`infer`) and its
+reference implementation (`run`). Every other implementation gives the same bits.
 
 An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`; it has only the parts
 that its fields require. Constants shared by several ops are named in fields. No field is a float.
@@ -10,7 +10,7 @@ that its fields require. Constants shared by several ops are named in fields. No
 
 Notation: shapes omit the batch axis. N images, T tokens, C channels, H heads, D head width, K reduction, O outputs.
     requantize(acc, mult, shift) = floor(acc mult / 2^shift + 1/2)      clamp(v, a, b) = min(max(v, a), b)
-    u8 if bits <= 8, else u16: the dtype of every output written by clamp(..., 0, 2^bits - 1)
+Outputs of clamp(..., 0, 2^bits - 1) are u8 if bits <= 8, otherwise u16.
 
 See also: attention.py and moves.py (the other ops), fixed.py (primitives), nibbles.py (packed weights).
 """
