@@ -22,11 +22,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const Program program = decode(data, size);
     if (program.too_large) return -1;
     const Limits limits{1 << 17, 1 << 20};
-    std::unique_ptr<Engine> kept;
+    std::unique_ptr<Engine> unfused;
     bool rejected = false;
     try {
-        kept = build(program, "scalar", 1, true, limits);
-        if (kept == nullptr) return -1;
+        unfused = build(program, "scalar", 1, true, limits);
+        if (unfused == nullptr) return -1;
     } catch (const BadProgram&) {
         rejected = true;
     }
@@ -41,10 +41,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         return 0;
     }
     const std::vector<std::uint8_t> first = image_of(program, 1), second = image_of(program, 2);
-    const Found expected = run(*kept, first, 1);
+    const Found expected = run(*unfused, first, 1);
     int number = 0;
     for (const OwnedRecord& record : program.records) {
-        if (++number, !record.tag.empty() && !inside(*kept, number)) fail("value out of its range", record.tag);
+        if (++number, !record.tag.empty() && !inside(*unfused, number)) fail("value out of its range", record.tag);
     }
     for (const std::string& isa : sets) {
         for (const bool keep : {false, true}) {

@@ -1,14 +1,13 @@
 // Decodes bytes into records, for the fuzzer and the tests under sanitizers. make_seeds.py writes the same format.
 //
 // Every sequence of bytes decodes; bytes past the end are 0.
-//   program: byte style of the image, 3 ints height, width, channels, int output; if bit 2 of the style is set, int
-//   count
-//            and further outputs; then records up to the end
-//   record:  byte tag. A constant (tag 0) has one array; an op has int count and inputs, int count and ints, int count
-//            and arrays
+//   program: byte style of the image, 3 ints height, width, channels, int output; if bit 2 of the style is set,
+//            int count and further outputs; then records up to the end
+//   record:  byte tag. A constant (tag 0) has one array; an op has int count and inputs, int count and ints,
+//            int count and arrays
 //   array:   byte dtype, int number of axes, ints of the shape, then the elements, little-endian
-//   int:     a byte below 248 is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed; 252..255: -1, 2^30, 2^31 - 1,
-//   2^62
+//   int:     a byte below 248 is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed;
+//            252..255: -1, 2^30, 2^31 - 1, 2^62
 #pragma once
 
 #include <algorithm>
@@ -102,9 +101,9 @@ public:
         too_large = too_large || count > MAX_ARRAY;
         if (count > MAX_ARRAY) count = 0;
         out.data.resize(static_cast<std::size_t>(count * size_of(out.dtype)));
-        const std::size_t taken = std::min(out.data.size(), size_ - at_);
-        if (taken > 0) std::memcpy(out.data.data(), data_ + at_, taken);
-        at_ += taken;
+        const std::size_t length = std::min(out.data.size(), size_ - at_);
+        if (length > 0) std::memcpy(out.data.data(), data_ + at_, length);
+        at_ += length;
         if constexpr (std::endian::native == std::endian::big) {
             const std::ptrdiff_t size = size_of(out.dtype);
             for (auto element = out.data.begin(); element != out.data.end(); element += size)

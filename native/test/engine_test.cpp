@@ -45,10 +45,10 @@ public:
         x = sum(linear_acc(table, HIDDEN, C), 1 << 9, 0, x, 1 << 18, 2048, 18);
         const int normed = norm(x);
         // The class token, and the mean of the other tokens.
-        const int taken = add("take", {normed}, {}, {random<std::int32_t>(DType::i32, {1}, 0, 0), list({0})});
+        const int class_token = add("take", {normed}, {}, {random<std::int32_t>(DType::i32, {1}, 0, 0), list({0})});
         const int mean = add("mean", {normed}, {1 << 28, 31, 1, 128, 8}, {list({128}), none()});
         const int row = add("permute", {mean}, {}, {list({1, C}), list({0, 1}), none(), none()});
-        const int both = add("concat", {taken, row}, {}, {});
+        const int both = add("concat", {class_token, row}, {}, {});
         const int flat = add("permute", {both}, {}, {list({2 * C}), list({0}), none(), none()});
         return linear(flat, 2 * C, CLASSES, 2, 8, 36);
     }

@@ -27,11 +27,11 @@ int check(const std::vector<std::uint8_t>& bytes) {
     }
     std::atomic<int> wrong{0};
     try {
-        const std::unique_ptr<Engine> kept = build(program, "scalar", 1, true, NO_LIMITS);
-        expected = run(*kept, images, IMAGES);
+        const std::unique_ptr<Engine> unfused = build(program, "scalar", 1, true, NO_LIMITS);
+        expected = run(*unfused, images, IMAGES);
         int number = 0;
         for (const OwnedRecord& record : program.records) {
-            if (++number, !record.tag.empty() && !inside(*kept, number)) ++wrong;
+            if (++number, !record.tag.empty() && !inside(*unfused, number)) ++wrong;
         }
     } catch (const BadProgram&) {
         return -1;

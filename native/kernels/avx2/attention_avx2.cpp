@@ -1,5 +1,5 @@
-// One head of attention with AVX2: scores = requantize(Q K^T + bias), weights = softmax(scores), y = requantize(weights
-// V). Six rows at a time, so that scores and weights stay in the L1 cache.
+// One head of attention with AVX2. Six rows at a time, so that scores and weights stay in the L1 cache.
+//     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
 //
 // Both products are i16 x i16 by vpmaddwd. Exact because codes minus their zero point need 9 bits, weights 16, and the
 // ops prove that every sum fits i32. Keys and values are packed once per head: pairs along the reduction, 16 columns.

@@ -1,8 +1,8 @@
 // acc[m, o] = sum_k x[m, k] w[o, k] with AVX2, by vpmaddubsw. Exact although that instruction saturates.
 //
 // vpmaddubsw multiplies 32 pairs of bytes and adds adjacent products in i16, saturating. Activations are at most 255,
-// so such a sum is exact if its positive weights add up to at most 128 and its negative ones to at least -128 (255 *
-// 128 < 2^15). If that holds for the four weights of a lane in two instructions together, vpaddw can add the two
+// so such a sum is exact if its positive weights add up to at most 128 and its negative ones to at least -128, because
+// 255 * 128 < 2^15. If that holds for the four weights of a lane in two instructions together, vpaddw can add the two
 // results in i16 before one vpmaddwd widens them to i32. Trained weights rarely fit in their original order, so packing
 // rearranges them for each panel of 8 outputs:
 //  - Inputs are packed in quads k..k+3. The block of activations stores each quad as 8 bytes, x0 x2 x1 x3 x0 x1 x2 x3.
