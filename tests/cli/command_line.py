@@ -1,4 +1,4 @@
-"""How tests type a command: in this process, with what it printed and its exit code as the answer."""
+"""Run fqvit commands in the test process, and return the exit code, stdout and stderr."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class Outcome:
 
     @property
     def json(self) -> dict:
-        """The last line of stdout, which --json promises to be the result."""
+        """Return the object on the last line of stdout, where --json prints it."""
         assert self.code == 0, self.err
         return json.loads(self.out.splitlines()[-1])
 
 
 def fqvit(*words: object) -> Outcome:
+    """Run `fqvit WORDS`."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["fqvit", *map(str, words)]
     try:
@@ -38,7 +39,7 @@ def fqvit(*words: object) -> Outcome:
 
 
 def refused(done: Outcome, *words: str) -> None:
-    """One line, exit code 2, no traceback, nothing on stdout."""
+    """Assert that the command failed with exit code 2 and one line on stderr, which contains all `words`."""
     assert done.code == 2
     assert done.err.startswith("fqvit: ") and len(done.err.splitlines()) == 1, done.err
     for word in words:

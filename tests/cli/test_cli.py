@@ -1,4 +1,4 @@
-"""The commands as a user types them, in this process where possible: what they print, and what they say of mistakes."""
+"""Test the commands: their output, their errors, and the behavior of the process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.command_line import fqvit, refused
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained fmnist_vit: everything but its accuracy is as in the trained one."""
+    """Return the checkpoint of an untrained fmnist_vit."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "fmnist_vit.safetensors"
     save_file(dict(build(embedded.FMNIST_VIT_CONFIG).state_dict()), path)
@@ -43,7 +43,7 @@ def program(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 of the embedded test images, a sub-folder a class."""
+    """Write 120 of the embedded test images, one sub-folder per class."""
     root = tmp_path_factory.mktemp("pictures")
     images, labels = embedded.test_images()
     for i in range(120):
@@ -58,10 +58,10 @@ def embedded_asset(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
     monkeypatch.setattr("fqvit.models.load.embedded_weights", lambda name: weights)
 
 
-# What a command gives
+# Results
 
 
-def test_the_version_is_the_packages() -> None:
+def test_version_prints_the_version_of_the_package() -> None:
     done = fqvit("--version")
     assert (done.code, done.out.split()) == (0, ["fqvit", version("fqvit")])
 
@@ -75,18 +75,22 @@ def test_models_lists_every_model_with_its_size() -> None:
     assert (tiny["input"], tiny["resize"], tiny["aliases"]) == ([224, 224, 3], 256, ["deit_tiny"])
 
 
-def test_models_counts_parameters_as_torch_does() -> None:
+def test_models_counts_the_parameters_of_the_torch_module() -> None:
     from fqvit.cli.commands.models import parameters
 
     vit = embedded.FMNIST_VIT_CONFIG
     pooled = replace(vit, prefix=0, pool="mean", norm_first=False, norm_last=True)
-    wide_window = replace(embedded.FMNIST_SWIN_CONFIG, window=9)  # larger than the second stage, which then has one of its size
+    wide_window = replace(
+        embedded.FMNIST_SWIN_CONFIG, window=9
+    )  # larger than the second stage, whose window is then the whole stage
     for config in (vit, replace(vit, prefix=2), pooled, embedded.FMNIST_SWIN_CONFIG, wide_window):
         assert parameters(config) == sum(p.numel() for p in build(config).parameters()), config
 
 
 @pytest.mark.usefixtures("embedded_asset")
-def test_quantize_alone_writes_the_embedded_default_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantize_without_arguments_writes_the_embedded_model_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = fqvit("quantize", "--images", 8, "--save-calibration", "calibration.json")
     assert done.code == 0, done.err
@@ -100,7 +104,7 @@ def test_quantize_alone_writes_the_embedded_default_here(tmp_path: Path, monkeyp
     assert compared.code == 0 and compared.err == "" and "blocks.3.attn.softmax" in compared.out
 
 
-def test_quantize_reports_one_json_object_and_is_repeatable(weights: Path, pictures: Path, tmp_path: Path) -> None:
+def test_quantize_prints_one_json_object_and_is_deterministic(weights: Path, pictures: Path, tmp_path: Path) -> None:
     words = ("quantize", "--weights", weights, "--calib", pictures, "--images", 12, "--bits", "8/8/8", "--k", 2, "--json", "-o")
     first, second = fqvit(*words, tmp_path / "a.fqvit"), fqvit(*words, tmp_path / "b.fqvit")
     result = first.json
@@ -110,7 +114,7 @@ def test_quantize_reports_one_json_object_and_is_repeatable(weights: Path, pictu
     assert result["bytes"] == (tmp_path / "a.fqvit").stat().st_size
 
 
-def test_recipe_files_and_features_are_taken(weights: Path, tmp_path: Path) -> None:
+def test_quantize_accepts_recipe_files_and_features(weights: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text('base = "fq-vit"\nimages = 4\n[sites."blocks.*.mlp.act"]\nbits = 6\n')
     out = tmp_path / "f.fqvit"
@@ -122,7 +126,7 @@ def test_recipe_files_and_features_are_taken(weights: Path, tmp_path: Path) -> N
     refused(fqvit("classify", out, "x.png"), "features (pooled)")
 
 
-def test_eval_of_program_and_float_model_on_a_folder(program: Path, weights: Path, pictures: Path) -> None:
+def test_eval_measures_programs_and_float_models_on_a_folder(program: Path, weights: Path, pictures: Path) -> None:
     integer = fqvit("eval", program, "--data", pictures, "--json").json
     exact = fqvit("eval", "fmnist_vit", "--weights", weights, "--data", pictures, "--json").json
     assert {"top1", "top5", "images", "seconds", "skipped", "model", "backend"} <= set(integer)
@@ -135,7 +139,7 @@ def test_eval_of_program_and_float_model_on_a_folder(program: Path, weights: Pat
     assert "top-1" in fqvit("eval", program, "--data", pictures, "--limit", 10).out
 
 
-def test_one_unreadable_image_is_skipped_with_a_count(program: Path, pictures: Path, tmp_path: Path) -> None:
+def test_one_unreadable_image_is_skipped_and_counted(program: Path, pictures: Path, tmp_path: Path) -> None:
     from fqvit.ir.program import Program
     from fqvit.runtime.reference import run
 
@@ -152,7 +156,7 @@ def test_one_unreadable_image_is_skipped_with_a_count(program: Path, pictures: P
     assert done.json["top1"] == pytest.approx(100 * right.mean(), abs=1e-3)
 
 
-def test_classify_names_the_five_best(program: Path, pictures: Path) -> None:
+def test_classify_lists_the_five_best_classes(program: Path, pictures: Path) -> None:
     files = sorted(pictures.rglob("*.png"))[:2]
     results = fqvit("classify", program, *files, "--json").json["results"]
     assert [row["image"] for row in results] == list(map(str, files))
@@ -163,16 +167,18 @@ def test_classify_names_the_five_best(program: Path, pictures: Path) -> None:
     assert best[0]["name"] in text and "logit" in text
 
 
-def test_classify_goes_on_after_an_unreadable_image_but_fails(program: Path, pictures: Path, tmp_path: Path) -> None:
+def test_classify_continues_after_an_unreadable_image_and_fails_at_the_end(
+    program: Path, pictures: Path, tmp_path: Path
+) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_text("not a picture")
     done = fqvit("classify", program, bad, next(pictures.rglob("*.png")))
     assert done.code == 2 and "logit" in done.out
     assert "bad.jpg: not an image" in done.err and "1 of 2 images cannot be read" in done.err
-    refused(fqvit("classify", program, bad), "bad.jpg: not an image")  # one image, one line
+    refused(fqvit("classify", program, bad), "bad.jpg: not an image")  # a single image is reported once
 
 
-def test_inspect_shows_summary_and_lists(program: Path) -> None:
+def test_inspect_shows_a_summary_and_lists(program: Path) -> None:
     done = fqvit("inspect", program)
     for words in ("0 floating-point ops, 0 float buffers", "fingerprint", "No overflow", "16 calibration images", "over"):
         assert words in done.out
@@ -196,14 +202,14 @@ def test_class_names_are_read_from_pairs_and_from_lines(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("tench\r\ngoldfish\n")
     assert read_classes(tmp_path / "pairs.json") == Classes(["tench", "goldfish"], ["n01", "n02"])
     assert read_classes(tmp_path / "lines.txt") == Classes(["tench", "goldfish"], [])
-    (tmp_path / "marked.txt").write_text("tench\ngoldfish\n", encoding="utf-8-sig")  # as some editors begin UTF-8
+    (tmp_path / "marked.txt").write_text("tench\ngoldfish\n", encoding="utf-8-sig")  # with a byte order mark
     assert read_classes(tmp_path / "marked.txt") == Classes(["tench", "goldfish"], [])
 
 
-# What it says of mistakes
+# Errors
 
 
-def test_files_that_are_no_programs_are_refused(program: Path, weights: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_programs_are_refused(program: Path, weights: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.fqvit"
     data = bytearray(program.read_bytes())
     data[-100] ^= 1
@@ -219,7 +225,7 @@ def test_files_that_are_no_programs_are_refused(program: Path, weights: Path, tm
     refused(fqvit("eval", "nowhere.safetensors"), "no such file")
 
 
-def test_wrong_names_are_refused_with_near_ones() -> None:
+def test_wrong_names_are_refused_with_suggestions() -> None:
     refused(fqvit("quantize", "deit_tinny"), "no such model", "deit_tiny")
     refused(fqvit("eval", "deit_tinny"), "no such model", "deit_tiny")
     refused(fqvit("quantize", "--recipe", "fq_vit"), "no such recipe", "fqvit", "fq-vit")
@@ -230,7 +236,7 @@ def test_wrong_names_are_refused_with_near_ones() -> None:
     refused(fqvit("quantize", "--k", 9), "0 to 8")
 
 
-def test_what_is_missing_is_named_with_the_remedy(program: Path, weights: Path, deit: Path) -> None:
+def test_missing_inputs_are_named_with_the_remedy(program: Path, weights: Path, deit: Path) -> None:
     refused(fqvit("quantize", "deit_tiny"), "no weights given", "--weights")
     refused(fqvit("eval", "deit_tiny"), "no weights given", "--weights")
     refused(fqvit("quantize", "--weights", "none.safetensors"), "matches no known model", "fqvit models")
@@ -241,7 +247,7 @@ def test_what_is_missing_is_named_with_the_remedy(program: Path, weights: Path, 
 
 @pytest.fixture(scope="module")
 def deit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a model that is not embedded: DeiT-Tiny's shapes with two classes."""
+    """Return a checkpoint of a model that is not embedded: DeiT-Tiny with two classes."""
     from fqvit.models.zoo import find
 
     path = tmp_path_factory.mktemp("deit") / "deit.safetensors"
@@ -250,7 +256,7 @@ def deit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_folders_of_images_are_checked(program: Path, weights: Path, pictures: Path, tmp_path: Path) -> None:
+def test_image_folders_are_checked(program: Path, weights: Path, pictures: Path, tmp_path: Path) -> None:
     empty, broken = tmp_path / "empty", tmp_path / "broken"
     empty.mkdir()
     (broken / "0").mkdir(parents=True)
@@ -265,7 +271,7 @@ def test_folders_of_images_are_checked(program: Path, weights: Path, pictures: P
     refused(fqvit("eval", program, "--data", pictures, "--limit", 0), "at least 1")
 
 
-def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_outputs_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(fqvit("quantize", "-o", tmp_path / "none" / "x.fqvit"), "no such folder")
     refused(fqvit("quantize", "-o", tmp_path), "is a folder")
     refused(fqvit("quantize", "--save-calibration", tmp_path / "none" / "x.json"), "no such folder")
@@ -276,7 +282,7 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path: Pat
     refused(fqvit("quantize", "-o", tmp_path / "x.fqvit"), "is not writable")
 
 
-def test_no_command_writes_over_what_it_reads(program: Path, weights: Path, tmp_path: Path) -> None:
+def test_no_command_overwrites_its_inputs(program: Path, weights: Path, tmp_path: Path) -> None:
     mine, names = tmp_path / "mine.safetensors", tmp_path / "names.json"
     mine.write_bytes(weights.read_bytes())
     names.write_text("[]")
@@ -293,7 +299,7 @@ def test_no_command_writes_over_what_it_reads(program: Path, weights: Path, tmp_
     assert program.read_bytes() == before and mine.read_bytes() == weights.read_bytes() and names.read_text() == "[]"
 
 
-def test_class_names_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) -> None:
+def test_invalid_class_names_are_refused(weights: Path, tmp_path: Path) -> None:
     words = ("quantize", "fmnist_vit", "--weights", weights, "--images", 1, "-o", tmp_path / "x.fqvit", "--classes")
     for text, said in (
         ("a\nb\n", "2 class names for 10"),
@@ -306,7 +312,7 @@ def test_class_names_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) 
     refused(fqvit(*words, tmp_path / "none.json"), "cannot be read")
 
 
-def test_backends_and_devices_that_are_not_here(program: Path, weights: Path) -> None:
+def test_unavailable_backends_and_devices_are_refused(program: Path, weights: Path) -> None:
     refused(fqvit("eval", "fmnist_vit", "--weights", weights, "--backend", "reference"), "float model")
     refused(fqvit("eval", program, "--weights", weights), "Leave out --weights")
     refused(fqvit("eval", program, "--device", "cuda"), "run on the CPU")
@@ -316,13 +322,13 @@ def test_backends_and_devices_that_are_not_here(program: Path, weights: Path) ->
     refused(fqvit("quantize", "--weights", weights, "--device", "toaster"), "not available")
 
 
-def test_without_torch_the_remedy_is_named(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_reported_with_the_install_command(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     for words in (("quantize",), ("eval", "fmnist_vit"), ("compare", program)):
         refused(fqvit(*words), 'pip install "fqvit[quantize]"')
 
 
-def test_usage_errors_exit_with_2() -> None:
+def test_usage_errors_have_exit_code_2() -> None:
     for words in (("nonsense",), ("quantize", "--nonsense"), ("classify",), ("eval", "x.fqvit", "--backend", "abacus")):
         assert fqvit(*words).code == 2
 
@@ -335,7 +341,9 @@ def test_usage_errors_exit_with_2() -> None:
         (PermissionError(13, "Permission denied", "x"), 2, "fqvit: x: Permission denied.\n"),
     ],
 )
-def test_interruptions_end_quietly(error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_errors_have_an_exit_code_and_at_most_one_line(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(as_json: bool) -> None:
         raise error
 
@@ -347,7 +355,7 @@ def test_interruptions_end_quietly(error: BaseException, code: int, said: str, m
 # The process
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_gives_exit_code_141_and_no_message() -> None:
     process = subprocess.Popen([sys.executable, "-m", "fqvit", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -356,12 +364,12 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.wait() == 141 and said == b""
 
 
-def test_a_closed_stdout_is_no_error() -> None:
+def test_a_closed_stdout_is_not_an_error() -> None:
     found = subprocess.run(f"{shlex.quote(sys.executable)} -m fqvit models >&-", shell=True, capture_output=True, check=False)
     assert (found.returncode, found.stderr) == (0, b"")
 
 
-def test_programs_are_used_without_torch(program: Path, pictures: Path) -> None:
+def test_programs_run_without_torch(program: Path, pictures: Path) -> None:
     picture = str(next(pictures.rglob("*.png")))
     commands = [
         ["models"],
@@ -383,7 +391,7 @@ for words in {commands!r}:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_help_takes_little_time() -> None:
+def test_help_takes_less_than_300_ms_of_cpu() -> None:
     spent = []
     for _ in range(5):
         before = os.times()

@@ -1,4 +1,4 @@
-"""`fqvit bench` as a user types it. Times are measured and never judged."""
+"""Test `fqvit bench`: its structure and errors, not the measured times."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_program_beside_torch(program: Path) -> None:
+def test_bench_compares_a_program_with_torch(program: Path) -> None:
     result = fqvit("bench", program, "--against", "torch", "--rounds", 2, "--json").json
     (setting,) = result["settings"]
     assert [row["name"] for row in setting["results"]] == ["fqvit", "torch fp32"]
     for row in setting["results"]:
         assert row["runs"] >= 2 and 0 < row["cpu_min"] <= row["cpu_median"] and row["peak_mb"] > 10
     assert result["model"] == "fmnist_vit" and result["recipe"] == "fqvit" and result["skipped"] == []
-    assert result["peer_weights"].startswith("fmnist_vit.safetensors")  # the embedded ones
+    assert result["peer_weights"].startswith("fmnist_vit.safetensors")  # the embedded weights
 
 
-def test_every_setting_has_its_results(program: Path) -> None:
+def test_every_combination_of_threads_and_batch_is_measured(program: Path) -> None:
     words = ("--against", "none", "--batch", "1,3", "--threads", "2,1", "--rounds", 1, "--json")
     result = fqvit("bench", program, *words).json
     settings = [(s["threads"], s["batch"], s["ratio_of"]) for s in result["settings"]]
@@ -39,7 +39,7 @@ def test_every_setting_has_its_results(program: Path) -> None:
     assert all(len(s["results"]) == 1 and s["results"][0]["ratio"] == 1.0 for s in result["settings"])
 
 
-def test_a_program_alone_with_its_ops(program: Path) -> None:
+def test_bench_without_other_runtimes_lists_ops(program: Path) -> None:
     done = fqvit("bench", program, "--against", "none", "--rounds", 1, "--ops")
     assert done.code == 0, done.err
     assert "1 thread, batch 1" in done.out and "GMAC/s" in done.out and "layernorm" in done.out
@@ -48,14 +48,14 @@ def test_a_program_alone_with_its_ops(program: Path) -> None:
     assert sum(op["macs"] for op in result["ops"]) > 20_000_000
 
 
-def test_a_peer_that_is_missing_is_named_and_the_rest_runs(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_runtime_is_reported_and_the_others_are_measured(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "installed", lambda module: module not in ("openvino", "onnxruntime"))
     done = fqvit("bench", program, "--against", "openvino", "--rounds", 1)
     assert done.code == 0 and "fqvit" in done.out
     assert "Skipped openvino fp32: openvino not installed: pip install openvino" in done.out
 
 
-def test_a_worker_that_ends_is_one_line(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_measurement_process_is_reported_in_one_line(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FQVIT_ISA", "abacus")
     refused(fqvit("bench", program, "--against", "none", "--rounds", 1), "abacus")
 
@@ -72,16 +72,16 @@ def test_a_worker_that_ends_is_one_line(program: Path, monkeypatch: pytest.Monke
         (("--weights", "nowhere.safetensors", "--rounds", "1", "--against", "torch"), "nowhere.safetensors"),
     ],
 )
-def test_mistakes_are_one_line(program: Path, words: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_reported_in_one_line(program: Path, words: tuple[str, ...], said: str) -> None:
     refused(fqvit("bench", program, *words), said)
 
 
-def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+def test_a_missing_program_is_refused(tmp_path: Path) -> None:
     refused(fqvit("bench", tmp_path / "none.fqvit"), "none.fqvit")
 
 
 @pytest.mark.parametrize("library", ["onnxruntime", "openvino"])
-def test_other_peers_run_where_they_are_installed(program: Path, library: str) -> None:
+def test_other_runtimes_are_measured_if_installed(program: Path, library: str) -> None:
     here, _ = peers.choose((library,))
     if not here:
         pytest.skip(f"needs {library}")

@@ -1,4 +1,4 @@
-"""Commands with weights, images, devices and calibrations that do not belong together: one line each, never a wrong result."""
+"""Test inputs that do not match: weights, images, devices and calibrations of different models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.command_line import fqvit, refused
 
 
 def checkpoint(folder: Path, **sizes: object) -> Path:
-    """An untrained fmnist_vit of other sizes."""
+    """Write the checkpoint of an untrained fmnist_vit with other sizes."""
     torch.manual_seed(0)
     path = folder / "fmnist_vit.safetensors"
     save_file(dict(build(replace(embedded.FMNIST_VIT_CONFIG, **sizes)).state_dict()), path)  # type: ignore[arg-type]
@@ -26,13 +26,13 @@ def checkpoint(folder: Path, **sizes: object) -> Path:
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights with 5 classes."""
+    """Return weights with 5 classes."""
     return checkpoint(tmp_path_factory.mktemp("five"), classes=5)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights for images of 32 x 32."""
+    """Return weights for images of 32 x 32."""
     return checkpoint(tmp_path_factory.mktemp("large"), image=(32, 32))
 
 
@@ -44,22 +44,22 @@ def program(five: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_only_known_devices_are_taken(five: Path, tmp_path: Path) -> None:
+def test_unknown_devices_are_refused(five: Path, tmp_path: Path) -> None:
     for words in (("eval", "fmnist_vit"), ("quantize", "-o", tmp_path / "x.fqvit")):
         refused(fqvit(*words, "--weights", five, "--device", "meta"), "'meta'", "cpu, cuda, cuda:N or mps")
 
 
-def test_embedded_images_are_not_for_models_with_other_classes(program: Path, five: Path) -> None:
+def test_embedded_images_are_refused_for_models_with_other_classes(program: Path, five: Path) -> None:
     refused(fqvit("eval", program), "5 classes", "--data")
     refused(fqvit("eval", "fmnist_vit", "--weights", five), "5 classes", "--data")
 
 
-def test_embedded_images_are_not_for_models_of_another_size(large: Path) -> None:
+def test_embedded_images_are_refused_for_models_of_another_size(large: Path) -> None:
     refused(fqvit("eval", "fmnist_vit", "--weights", large), "32x32x1", "28x28x1", "--data")
     refused(fqvit("quantize", "--weights", large), "32x32x1", "28x28x1", "--calib")
 
 
-def test_weights_named_like_a_model_with_other_preprocessing_are_warned_of(
+def test_weights_named_like_a_model_with_other_preprocessing_give_a_warning(
     five: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = zoo.find("fmnist_vit")
@@ -78,7 +78,7 @@ def test_weights_named_like_a_model_with_other_preprocessing_are_warned_of(
             assert done.err == ""
 
 
-def test_a_folder_of_some_classes_is_understood_by_ids(program: Path, five: Path, tmp_path: Path) -> None:
+def test_a_folder_of_some_classes_is_matched_by_ids(program: Path, five: Path, tmp_path: Path) -> None:
     for id in ("n03", "n08"):
         (tmp_path / "val" / id).mkdir(parents=True)
         Image.new("L", (28, 28)).save(tmp_path / "val" / id / "0.png")
@@ -96,7 +96,7 @@ def test_compare_refuses_weights_of_other_sizes(program: Path, large: Path, tmp_
     refused(fqvit("compare", program, "--weights", checkpoint(tmp_path)), "head", "[10]", "[5]", "Quantize again")
 
 
-def test_a_saved_calibration_gives_the_same_program_again(five: Path, tmp_path: Path) -> None:
+def test_a_saved_calibration_gives_the_same_program(five: Path, tmp_path: Path) -> None:
     saved, words = tmp_path / "saved.json", ("quantize", "--weights", five, "--json", "-o")
     first = fqvit(*words, tmp_path / "a.fqvit", "--images", 4, "--bits", "8/8/8", "--save-calibration", saved).json
     again = fqvit(*words, tmp_path / "b.fqvit", "--calibration", saved).json
@@ -114,7 +114,7 @@ def test_a_saved_calibration_gives_the_same_program_again(five: Path, tmp_path: 
     )
 
 
-def test_compare_warns_of_other_weights(program: Path, tmp_path: Path) -> None:
+def test_compare_warns_about_other_weights(program: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     other = tmp_path / "other.safetensors"
     save_file(dict(build(replace(embedded.FMNIST_VIT_CONFIG, classes=5)).state_dict()), other)

@@ -1,4 +1,4 @@
-"""`fqvit quantize` with the recipes that look at images a second time: auto and w4."""
+"""Test `fqvit quantize` with profiles and with the recipes that need a second pass over images: auto and w4."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.cli.command_line import fqvit, refused
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained fmnist_swin: nothing here depends on its accuracy."""
+    """Return the checkpoint of an untrained fmnist_swin; these tests do not depend on its accuracy."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "fmnist_swin.safetensors"
     save_file(dict(build(embedded.FMNIST_SWIN_CONFIG).state_dict()), path)
     return path
 
 
-def test_the_default_recipe_is_ours(weights: Path, tmp_path: Path) -> None:
+def test_the_default_recipe_is_fqvit(weights: Path, tmp_path: Path) -> None:
     words = ("quantize", "fmnist_swin", "--weights", weights, "--images", 2, "--json", "-o")
     plain, named = fqvit(*words, tmp_path / "a.fqvit").json, fqvit(*words, tmp_path / "b.fqvit", "--recipe", "fqvit").json
     assert plain["fingerprint"] == named["fingerprint"] and (plain["recipe"], plain["bits"]) == ("fqvit", "8/8/4")
@@ -42,18 +42,18 @@ def test_a_profile_is_applied_to_the_recipe(weights: Path, tmp_path: Path) -> No
     refused(fqvit(*words, "--profile", "tpu"), "profile 'tpu': expected npu")
 
 
-def test_auto_prints_one_table_of_what_it_raised(tmp_path: Path) -> None:
-    """On the embedded model, as a user would; its start is good enough for a loss of 100 points."""
+def test_auto_prints_one_table_of_raised_parts(tmp_path: Path) -> None:
+    """A limit of 100 points is always met, so no part of the embedded model is raised."""
     out = tmp_path / "auto.fqvit"
     done = fqvit("quantize", "--recipe", "auto", "--max-loss", 100, "--images", 8, "-o", out)
     assert done.code == 0 and done.err == ""
-    assert done.out.count("expected loss  ") + done.out.count("expected loss\n") == 1  # the head of one table
+    assert done.out.count("expected loss  ") + done.out.count("expected loss\n") == 1  # the header of one table
     assert "0 of 17 parts raised" in done.out and "(limit: 100), on 8 images" in done.out and "fingerprint" in done.out
     recipe = Program.load(out).header.recipe
     assert recipe["name"] == "auto" and recipe["max_loss"] is None
 
 
-def test_auto_has_its_choice_in_json(weights: Path, tmp_path: Path) -> None:
+def test_auto_has_its_choice_in_the_json_output(weights: Path, tmp_path: Path) -> None:
     out, saved = tmp_path / "auto.fqvit", tmp_path / "auto.json"
     words = ("quantize", "fmnist_swin", "--weights", weights, "--json", "-o")
     done = fqvit(*words, out, "--recipe", "auto", "--max-loss", 0, "--images", 4, "--save-calibration", saved)
@@ -63,12 +63,12 @@ def test_auto_has_its_choice_in_json(weights: Path, tmp_path: Path) -> None:
     assert set(choice["start"]) == {"kl", "agreement", "loss"} and choice["end"]["loss"] <= choice["start"]["loss"]
     raised = Program.load(out).header.recipe["sites"]
     assert len(raised) == sum(part["sites"] for part in choice["raised"])
-    # What was chosen is in the calibration, the account of it is not.
+    # The saved calibration contains the chosen bit widths, but not the record of the choice.
     again = fqvit(*words, tmp_path / "again.fqvit", "--calibration", saved).json
     assert again["choice"] is None and (tmp_path / "again.fqvit").read_bytes() == out.read_bytes()
 
 
-def test_losses_are_for_auto_only(weights: Path, tmp_path: Path) -> None:
+def test_max_loss_is_only_valid_with_recipe_auto(weights: Path, tmp_path: Path) -> None:
     for recipe in ("fqvit", "w4", "minmax"):
         refused(fqvit("quantize", "--recipe", recipe, "--max-loss", 1), "has no loss limit", "--recipe auto")
     refused(fqvit("quantize", "--max-loss", 1), "recipe fqvit has no loss limit")
@@ -116,7 +116,7 @@ def test_compare_shows_the_gain_over_another_program(weights: Path, tmp_path: Pa
     refused(fqvit(*words, "--baseline", other), "vit.fqvit", "Pass two programs of one model")
 
 
-def test_the_account_shows_signs_and_says_when_it_failed() -> None:
+def test_the_table_of_auto_shows_signs_and_an_unreachable_limit() -> None:
     good, bad = Measure(0.01, 99.0, 0.1), Measure(0.5, 70.0, 9.0)
     parts = [Raised("blocks.0", "residual", 2, 8, 16, 0.25), Raised("embed", "residual", 1, 8, 16, -0.001)]
     text = account(Choice(0.5, 128, bad, good, True, 9, parts))

@@ -1,4 +1,4 @@
-"""`fqvit doctor`: what it finds, and what it says of a broken installation."""
+"""Test `fqvit doctor` on a complete and on a broken installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cli.command_line import fqvit
 ROOT = Path(__file__).parents[2]
 
 
-def test_doctor_names_the_core_the_cpu_and_every_package() -> None:
+def test_doctor_lists_the_core_the_cpu_and_every_package() -> None:
     done = fqvit("doctor", "--json")
     assert done.code == 0, done.err
     assert done.json["core"] == done.json["fqvit"] == _native.version
@@ -27,7 +27,7 @@ def test_doctor_names_the_core_the_cpu_and_every_package() -> None:
     assert shown.code == 0 and all(package.name in shown.out for package in doctor.PACKAGES)
 
 
-def test_what_is_missing_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_have_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     here = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("torch", "openvino") else here(name))
     done = fqvit("doctor")
@@ -37,20 +37,20 @@ def test_what_is_missing_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines["openvino"].endswith("pip install openvino")
 
 
-def test_every_extra_is_known() -> None:
+def test_every_extra_exists_in_pyproject() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for package in doctor.PACKAGES:
         if package.extra is not None:
             assert any(line.startswith(package.name) for line in extras[package.extra]), package
 
 
-def test_a_core_that_does_not_load_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_cannot_be_loaded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fqvit._native", None)
     done = fqvit("doctor", "--json")
     assert done.code == 2 and "compiled core cannot be loaded" in done.err and len(done.err.splitlines()) == 1
 
 
-def test_kernels_that_compute_wrongly_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_with_wrong_results_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "matches_reference", lambda isa: isa != "scalar")
     done = fqvit("doctor")
     assert done.code == 2 and "the scalar kernels give wrong results" in done.err and "Install fqvit again" in done.err
