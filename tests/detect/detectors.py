@@ -1,4 +1,4 @@
-"""Small random detectors for tests: weights in a release's layout, loaded as users load them."""
+"""Small random detectors for tests, loaded from weights in a release's layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIGS = {
     "cascade": replace(MASK_RCNN, stages=3, agnostic=True),
     "cascade of 4conv1fc": replace(MASK_RCNN, stages=3, box_convs=4, box_fcs=1, box_channels=20),
 }
-# Low thresholds, so that random weights find something.
+# Low thresholds, so that random weights give detections.
 SETTINGS = DetectSettings(short=96, long=160, anchor_scale=4.0, finest=14.0, score=0.15, proposals_a_level=60, proposals=50)
 
 

@@ -1,4 +1,4 @@
-"""Small detectors in files, and drawn images in COCO's form, for tests of the file and of the commands."""
+"""Small detectors in files and synthetic images in COCO's format, for tests of files and commands."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def shapes() -> ModuleType:
 
 @cache
 def program(name: str) -> DetectorProgram:
-    """Of a random detector of five classes without names."""
+    """A random detector of five classes without names."""
     return DetectorProgram.of(detector_of(name), lowered(name, "fqvit"))
 
 
 @cache
 def shape_detector() -> FloatDetector:
-    """Random, of the classes of the drawn shapes."""
+    """A random detector with the classes of the synthetic shapes."""
     settings = msgspec.structs.replace(SETTINGS, classes=shapes().CLASSES)
     return load_detector(random_release(replace(CONFIGS["mask r-cnn"], classes=8), "mmdetection"), settings)
 
@@ -58,7 +58,7 @@ def shape_program() -> DetectorProgram:
 
 
 def write_all(folder: Path) -> None:
-    """FOLDER/shapes.fqvit and shapes.safetensors; train, val and instances_val.json, 3 and 4 images."""
+    """Write shapes.fqvit, shapes.safetensors, train (3 images), val (4 images) and their annotations into the folder."""
     shape_program().save(folder / "shapes.fqvit")
     detector = shape_detector()
     save_detector(folder / "shapes.safetensors", detector.module, detector.settings)

@@ -1,4 +1,4 @@
-"""A part of a detector, site by site: the codes of its program beside those of the float simulation from the same inputs."""
+"""Compare a network of a detector with its float simulation, site by site from the same inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fqvit.quant.simulate import Simulation
 
 @dataclass(frozen=True)
 class Compared:
-    """codes: the simulation's   found: the program's   real: what the simulation encoded   q: None of accumulators"""
+    """codes: of the simulation   found: of the program   real: values that the simulation encoded   q: None for accumulators"""
 
     node: Node
     q: QParams | None
@@ -38,9 +38,9 @@ def compared_sites(
     buffers: Mapping[str, NDArray[Any]],
     x: NDArray[np.uint8],
 ) -> Iterator[Compared]:
-    """Every quantized site, and every output that is numbers rather than codes.
+    """Yield every quantized site and every output of accumulators.
 
-    buffers: all that a run of the program on x writes, with the batch axis.
+    buffers: all buffers of a run of the program on x, with the batch axis
     """
     simulation = Simulation(model, calibration)
     written_by = {relu: producer for producer, relu in simulation.relus.items()}
@@ -56,7 +56,7 @@ def compared_sites(
             continue
         codes = q.encode(real if producer is node else simulation.call(node, [real])).numpy()
         found = buffers[values[node.name].buffer]
-        if node.leaf.role == "logits":  # in steps of the site, but without its zero point and clip
+        if node.leaf.role == "logits":  # in the scale of the site, but without its zero point and clamp
             found = (found + q.zero).clip(0, q.last)
         yield Compared(node, q, codes, found, real)
 
@@ -65,7 +65,7 @@ def _decoded(value: LoweredValue, codes: NDArray[Any]) -> Tensor:
     x = torch.from_numpy(codes.astype(np.float64))
     if value.q is None:
         return x * torch.from_numpy(value.unit)
-    if len(value.q.scale) > x.shape[-1]:  # V in heads with a step for each channel
+    if len(value.q.scale) > x.shape[-1]:  # V split into heads, with one scale per channel
         return value.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
     return value.q.decode(x)
 
@@ -77,7 +77,7 @@ def _value(
     x: NDArray[np.uint8],
     site: str,
 ) -> Tensor:
-    """What the program's integers mean there; moves are done in float, since heads have a part of V's channels each."""
+    """The real values of a site. Moves run in float, because each head has only some of V's channels."""
     if site == IMAGES:
         return simulation.values(x)
     node = simulation.graph.node(site)

@@ -1,4 +1,4 @@
-"""Annotation files made by hand: scores by definition, and what would cost memory or a wrong score refused."""
+"""Hand-made annotation files: expected scores, and refusal of what would need memory or give wrong scores."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def read(folder: Path, *annotations: dict[str, Any], categories: int = 1) -> Gro
 
 
 def found(*annotations: dict[str, Any]) -> list[Any]:
-    """Results that are the annotated objects."""
+    """Results equal to the annotated objects."""
     return [{key: a[key] for key in a if key != "id"} | {"score": 0.9} for a in annotations]
 
 
 @pytest.mark.parametrize("ids", [(0,), (0, 1, 2), (-1, 0, 7), (10**400, 1, -(10**400)), (2**53, 2**53 + 1, 2**63)])
-def test_ids_of_annotations_change_no_score(ids: tuple[int, ...], tmp_path: Path) -> None:
+def test_annotation_ids_do_not_change_scores(ids: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     squares = [square(place, id=id) for place, id in enumerate(ids)]
     scores = average_precision(read(tmp_path, *squares), found(*squares), [1])
@@ -50,14 +50,14 @@ def test_ids_of_annotations_change_no_score(ids: tuple[int, ...], tmp_path: Path
 
 
 @pytest.mark.parametrize("counts", ["o" * 4000 + "0", [10**4000, 1], [-(10**4000), 1], [SIDE * SIDE + 1], [1] * 3])
-def test_run_lengths_of_no_image_are_refused(counts: object, tmp_path: Path) -> None:
+def test_run_lengths_that_do_not_cover_the_image_are_refused(counts: object, tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="annotation 3: run lengths") as refusal:
         read(tmp_path, square(3, segmentation={"size": [SIDE, SIDE], "counts": counts}))
     assert len(str(refusal.value)) < 300
 
 
 FAR = 1e6
-# Outlines of 4e6; 1.2e6, half of it the closing edge; 1.2e6 in two polygons; 1.6e6 in a zigzag of near points.
+# Outlines of 4e6; of 1.2e6, half of it the closing edge; of 1.2e6 in two polygons; of 1.6e6 in a zigzag of close points.
 LONG = {
     "far corners": [[-FAR, 0, FAR, 0, FAR, 1]],
     "a closing edge": [[0, 0, 300_000, 0, 600_000, 1]],
@@ -67,19 +67,19 @@ LONG = {
 
 
 @pytest.mark.parametrize("case", LONG)
-def test_outlines_that_would_take_memory_are_refused(case: str, tmp_path: Path) -> None:
+def test_outlines_that_would_need_too_much_memory_are_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="annotation 5: the outlines of the polygons are .* pixels long"):
         read(tmp_path, square(5, segmentation=LONG[case]))
 
 
-def test_far_points_have_their_own_message(tmp_path: Path) -> None:
+def test_distant_points_are_refused_with_their_coordinate(tmp_path: Path) -> None:
     for far in (1.1e6, -1e300):
         with pytest.raises(FqvitError, match="annotation 5: a polygon has a coordinate of ") as refusal:
             read(tmp_path, square(5, segmentation=[[0, 0, 9, 0, 9, far]]))
         assert f"{far:g}" in str(refusal.value)
 
 
-def test_the_longest_outline_is_still_measured(tmp_path: Path) -> None:
+def test_the_longest_allowed_outline_is_evaluated(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     largest = square(5, segmentation=[[0, 0, 499_990, 0, 499_990, 10, 0, 10]])
     truth = read(tmp_path, largest)
@@ -95,14 +95,18 @@ def test_only_the_categories_of_the_detector_are_scored(tmp_path: Path) -> None:
     assert average_precision(truth, rows, [1])["box_ap"] == pytest.approx(100 / 3)
     for ids in ([1], [1, 4]):
         scores = average_precision(truth, rows, [1], ids)
-        assert (scores["box_ap"], scores["mask_ap"]) == pytest.approx((100, 100)), "a category without objects is no zero"
+        assert (scores["box_ap"], scores["mask_ap"]) == pytest.approx((100, 100)), (
+            "a category without objects does not count as 0"
+        )
     (warning,) = check_categories(truth, [1, 4], ["c1", "c4"])
     assert "left out of the scores: 3 (2 'c2', 3 'c3')." in warning
     assert check_categories(truth, [1, 2, 3], []) == []
-    assert len(check_categories(truth, [1, 2], ["d1", "d2"])) == 2, "unknown ones, and the first other name"
+    assert len(check_categories(truth, [1, 2], ["d1", "d2"])) == 2, (
+        "one about unknown categories, one about the first different name"
+    )
 
 
-def test_annotations_of_other_categories_alone_are_refused(tmp_path: Path) -> None:
+def test_annotations_without_the_detectors_categories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no annotated object belongs to a category of the detector"):
         check_categories(read(tmp_path, square(0), square(1), categories=2), [2], [])
     with pytest.raises(FqvitError, match="has no category 7"):
@@ -110,7 +114,7 @@ def test_annotations_of_other_categories_alone_are_refused(tmp_path: Path) -> No
     assert check_categories(read(tmp_path, categories=3), [2], []) == []
 
 
-def test_many_unknown_categories_make_a_short_warning(tmp_path: Path) -> None:
+def test_the_warning_about_many_unknown_categories_is_short(tmp_path: Path) -> None:
     truth = read(tmp_path, *(square(number, category_id=number) for number in range(1, 60)), categories=60)
     (warning,) = check_categories(truth, [1], [])
     assert ": 58 (2 'c2', " in warning and "6 'c6' and 53 more)." in warning

@@ -1,4 +1,7 @@
-"""A head for several squares at once, made by hand: what repeats, what is refused. Detectors' own heads: tests/detect."""
+"""Batching a hand-made head: what is repeated and what is refused.
+
+See also: test_head_runner.py, the heads of detectors.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,11 @@ def parts(name: str, outputs: int, inputs: int, seed: int) -> dict[str, np.ndarr
 
 
 def head(*more: Any) -> Program:
-    """2 x 2 codes of 3 channels -> rows of them, twice by the same index -> a map of scores, a vector of logits and one of
-    deltas."""
+    """2 x 2 codes of 3 channels -> rows, taken twice by the same index -> a map of scores, vectors of logits and deltas."""
     ops = (
-        Take(y="rows", x="pixels", index="rows.0", fill=5),  # [2, 3, 3] of four rows
+        Take(y="rows", x="pixels", index="rows.0", fill=5),  # [2, 3, 3] from four rows
         Linear(y="map", x="rows"),  # [2, 3, 4]
-        Take(y="again", x="map", index="rows.0"),  # [2, 3, 4] of six rows
+        Take(y="again", x="map", index="rows.0"),  # [2, 3, 4] from six rows
         Permute(y="turned", x="again", view=(2, 3, 2, 2), perm=(0, 2, 1, 3), shape=(4, 3, 2)),
         Linear(y="scores", x="turned", out="i32"),  # [4, 3, 2]
         Permute(y="flat", x="again", view=(24,), perm=(0,)),
@@ -62,7 +64,7 @@ def head(*more: Any) -> Program:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_squares_at_once_give_the_bits_of_one_by_one(count: int) -> None:
+def test_a_batch_gives_the_same_bits_as_one_roi_at_a_time(count: int) -> None:
     codes = np.random.default_rng(count).integers(0, 256, (count, 2, 2, 3)).astype(np.uint8)
     made = batched(head(), count)
     assert made.input_shape == (2 * count, 2, 3)
@@ -73,7 +75,7 @@ def test_squares_at_once_give_the_bits_of_one_by_one(count: int) -> None:
     assert [output.kind for output in made.header.outputs] == ["scores", "deltas", "scores"]
 
 
-def test_an_index_is_stored_once_for_all_that_read_maps_of_one_size() -> None:
+def test_an_index_is_stored_once_per_map_size() -> None:
     program = head(Take(y="third", x="map", index="rows.0"))
     made = batched(program, 3)
     assert {name for name in made.constants if name.startswith("rows")} == {"rows.0.of4", "rows.0.of6"}
@@ -81,7 +83,7 @@ def test_an_index_is_stored_once_for_all_that_read_maps_of_one_size() -> None:
     assert [op for op in made.ops if isinstance(op, Linear)] == [op for op in program.ops if isinstance(op, Linear)]
 
 
-def test_rows_of_each_square_are_its_own() -> None:
+def test_each_roi_reads_its_own_rows() -> None:
     found = _repeated(INDEX, 4, 3)
     assert found.dtype == np.int32
     assert found.tolist() == [[0, -1, 3], [2, 1, 0], [4, -1, 7], [6, 5, 4], [8, -1, 11], [10, 9, 8]]
@@ -92,13 +94,13 @@ def test_rows_of_each_square_are_its_own() -> None:
     "size, rows, count",
     [(1, MAX_ELEMENTS, 1), (1, MAX_ELEMENTS // 2, 2), (MAX_ELEMENTS // 2, 1, 2), (MAX_ELEMENTS, 1, 1)],
 )
-def test_more_squares_than_a_buffer_holds_are_refused(size: int, rows: int, count: int) -> None:
-    index = np.broadcast_to(np.zeros(1, np.int32), size)  # takes no memory
+def test_batches_whose_indices_exceed_a_buffer_are_refused(size: int, rows: int, count: int) -> None:
+    index = np.broadcast_to(np.zeros(1, np.int32), size)  # uses no memory
     with pytest.raises(FqvitError, match=f"^a batch of {count} RoIs: too many elements"):
         _repeated(index, rows, count)
 
 
-def test_more_squares_than_a_buffer_holds_are_refused_where_no_rows_are_counted() -> None:
+def test_batches_whose_input_exceeds_a_buffer_are_refused() -> None:
     whole = head()
     kept = (Permute(y="flat", x="pixels", view=(12,), perm=(0,)), Linear(y="logits", x="flat", out="i32"))
     header = msgspec.structs.replace(whole.header, ops=kept, others=())
@@ -108,7 +110,7 @@ def test_more_squares_than_a_buffer_holds_are_refused_where_no_rows_are_counted(
         batched(program, MAX_ELEMENTS // 12 + 1)
 
 
-def test_as_many_squares_as_a_buffer_holds_are_taken() -> None:
+def test_the_largest_batch_of_a_buffer_is_accepted() -> None:
     assert _repeated(np.zeros(1, np.int32), MAX_ELEMENTS - 1, 1).tolist() == [0]
 
 
@@ -121,12 +123,12 @@ def test_as_many_squares_as_a_buffer_holds_are_taken() -> None:
         (((6,), (0,), ()), ((1, 3, 6), (0, 1, 2), ())),
     ],
 )
-def test_squares_are_the_outermost_axis(before: Any, after: Any) -> None:
+def test_permutations_keep_rois_as_the_outermost_axis(before: Any, after: Any) -> None:
     made = _permute(Permute(y="y", x="x", view=before[0], perm=before[1], shape=before[2]), 3)
     assert (made.view, made.perm, made.shape) == after
 
 
-def test_a_choice_within_each_square_stays() -> None:
+def test_a_selection_within_each_roi_is_kept() -> None:
     for select in ((1, 2), (1, 0)):
         made = _permute(Permute(y="y", x="x", view=(2, 3, 4), perm=(0, 1), select=select), 3)
         assert (made.view, made.perm, made.select) == ((6, 3, 4), (0, 1), select)
@@ -136,18 +138,18 @@ def test_a_choice_within_each_square_stays() -> None:
     "fields",
     [
         {"view": (2, 3), "perm": (1, 0)},
-        {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 0)},  # of the first square only
+        {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 0)},  # of the first RoI only
         {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 1)},
         {"view": (6,), "perm": (0,), "shape": (2, 3)},
         {"view": (2, 3), "perm": (0, 1), "shape": (6,)},
     ],
 )
-def test_moves_that_would_mix_squares_are_refused(fields: dict[str, Any]) -> None:
+def test_permutations_that_would_mix_rois_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(FqvitError, match="^y: this op cannot run on a batch of RoIs"):
         _permute(Permute(y="y", x="x", **fields), 3)
 
 
-def test_other_ops_and_programs_and_counts_are_refused() -> None:
+def test_other_ops_programs_and_batch_sizes_are_refused() -> None:
     norm = LayerNorm(y="norm", x="map", epsilon=1, shift=30, b_shift=10)
     program = head(norm)
     with_norm = Program(program.header, {**program.constants, "norm.affine": np.ones((2, 4), np.int32)})

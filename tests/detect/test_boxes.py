@@ -1,4 +1,4 @@
-"""Boxes, anchors and suppression against slow definitions, one number at a time."""
+"""Boxes, anchors and NMS compared with slow definitions, one number at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def slow_overlap(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(width * height / union) if union > 0 else 0.0
 
 
-def test_overlaps_are_those_of_pairs() -> None:
+def test_pairwise_iou_equals_that_of_each_pair() -> None:
     a, b = some_boxes(7), some_boxes(5, seed=1)
     assert pairwise_iou(a, b) == pytest.approx(np.array([[slow_overlap(x, y) for y in b] for x in a]))
 
@@ -39,10 +39,10 @@ def test_boxes_without_area_overlap_nothing() -> None:
     empty = np.array([[3.0, 3.0, 3.0, 8.0]])
     assert areas(empty)[0] == 0
     assert pairwise_iou(empty, empty)[0, 0] == 0
-    assert areas(np.array([5.0, 5.0, 1.0, 1.0])) == 0, "turned inside out"
+    assert areas(np.array([5.0, 5.0, 1.0, 1.0])) == 0, "x2 < x1"
 
 
-def test_decoding_what_was_encoded_gives_the_target() -> None:
+def test_decoding_inverts_encoding() -> None:
     boxes, targets = some_boxes(20), some_boxes(20, seed=2)
     assert decode(boxes, encode(boxes, targets, STDS), STDS, 1000, 1000) == pytest.approx(targets)
 
@@ -54,17 +54,17 @@ def test_decoding_follows_its_formula() -> None:
     assert decode(box, delta, STDS, 500, 500) == pytest.approx([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
 
 
-def test_sizes_grow_and_shrink_by_no_more_than_1000_sixteenths() -> None:
+def test_decoding_limits_the_ratio_of_sizes() -> None:
     grown = decode(np.array([500.0, 500.0, 510.0, 510.0]), np.array([0, 0, 99.0, -99.0]), (1, 1, 1, 1), 2000, 2000)
     assert grown[2] - grown[0] == pytest.approx(10 * 1000 / 16)
     assert grown[3] - grown[1] == pytest.approx(10 * 16 / 1000)
 
 
-def test_clipping_keeps_edges_inside_width_and_height() -> None:
+def test_clipping_limits_edges_to_width_and_height() -> None:
     assert clip(np.array([[-5.0, -6.0, 700.0, 500.0]]), 480, 640).tolist() == [[0, 0, 640, 480]]
 
 
-def test_anchors_are_listed_by_place_and_ratio() -> None:
+def test_anchors_are_ordered_by_cell_and_ratio() -> None:
     found = anchors((2, 3), 8, 4.0, (0.5, 1.0, 2.0))
     assert found.shape == (2 * 3 * 3, 4)
     place = (1 * 3 + 2) * 3  # row 1, column 2
@@ -85,13 +85,13 @@ def slow_suppress(boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: 
 
 @pytest.mark.parametrize("count", [0, 1, 30, 2 * BLOCK + 17])
 @pytest.mark.parametrize("iou", [0.2, 0.5, 0.7])
-def test_suppression_is_the_greedy_one(count: int, iou: float) -> None:
+def test_nms_equals_the_greedy_definition(count: int, iou: float) -> None:
     boxes = some_boxes(count, side=250.0)
     scores = np.random.default_rng(3).integers(0, 40, count) / 40.0  # with ties
     assert nms(boxes, scores, iou_above(iou)).tolist() == slow_suppress(boxes, scores, iou)
 
 
-def test_suppression_equals_that_of_torchvision(torchvision_ops: ModuleType) -> None:
+def test_nms_equals_that_of_torchvision(torchvision_ops: ModuleType) -> None:
     import torch
 
     boxes, scores = some_boxes(400, side=250.0), np.random.default_rng(5).permutation(400) / 400
@@ -99,13 +99,13 @@ def test_suppression_equals_that_of_torchvision(torchvision_ops: ModuleType) -> 
     assert nms(boxes, scores, iou_above(0.5)).tolist() == expected.tolist()
 
 
-def test_an_overlap_of_exactly_the_threshold_stays() -> None:
+def test_a_box_with_an_iou_of_exactly_the_threshold_is_kept() -> None:
     boxes = np.array([[0.0, 0, 10, 10], [0, 0, 10, 5]])
     assert nms(boxes, np.array([0.9, 0.8]), iou_above(0.5)).tolist() == [0, 1]
     assert nms(boxes, np.array([0.9, 0.8]), iou_above(0.49)).tolist() == [0]
 
 
-def test_groups_do_not_suppress_each_other_and_come_out_by_score() -> None:
+def test_groups_do_not_suppress_each_other_and_are_sorted_by_score() -> None:
     boxes, scores = some_boxes(60), np.random.default_rng(4).uniform(size=60)
     groups = np.arange(60) % 3
     kept = grouped_nms(boxes, scores, groups, iou_above(0.3))

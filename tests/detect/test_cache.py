@@ -1,4 +1,4 @@
-"""The cache by image size: which values are kept, which are dropped, and under threads."""
+"""The cache by image size: which values are kept and dropped, and use by several threads."""
 
 from __future__ import annotations
 

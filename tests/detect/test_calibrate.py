@@ -1,4 +1,4 @@
-"""Calibration of a detector: in which order images come, what is special about the last, and what masks are observed on."""
+"""Calibration of a detector: the order of images, the last image, and the boxes that mask heads are observed on."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.detect.detectors import SETTINGS, random_detector
 from tests.factories import one_thread as one_thread
 
 DETECTOR = random_detector("mask r-cnn")
-PICTURES = [
+IMAGES = [
     Image.fromarray(np.random.default_rng(seed).integers(0, 100 * seed + 50, (40, 60, 3)).astype(np.uint8)) for seed in range(4)
 ]
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What these functions were given and gave, call by call."""
+    """Arguments and results of these functions, call by call."""
     calls: dict[str, list[Any]] = {}
 
     def spy(name: str, real: Any) -> Any:
@@ -40,42 +40,42 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("shuffle", [None, 0, 3])
-def test_the_seed_of_a_shuffle_decides_the_order(shuffle: int | None, seen: dict[str, list[Any]]) -> None:
+def test_the_shuffle_seed_determines_the_order_of_images(shuffle: int | None, seen: dict[str, list[Any]]) -> None:
     counts: list[int] = []
     recipe = msgspec.structs.replace(RECIPES["fq-vit"], shuffle=shuffle, images=3)
-    found = calibrate_detector(DETECTOR, PICTURES, recipe, seen=counts.append)
+    found = calibrate_detector(DETECTOR, IMAGES, recipe, seen=counts.append)
     order = [0, 1, 2] if shuffle is None else np.random.default_rng(shuffle).permutation(3).tolist()
-    assert [PICTURES.index(given[0]) for given, _ in seen["prepare"]] == order
+    assert [IMAGES.index(given[0]) for given, _ in seen["prepare"]] == order
     assert counts == [1, 2, 3] and found.pyramid.images == found.boxes[0].images == found.masks[0].images == 3
 
 
 @pytest.mark.parametrize("name", ["fq-vit-original", "fq-vit"])
-def test_only_the_originals_last_image_has_attention_in_codes(name: str, seen: dict[str, list[Any]]) -> None:
+def test_only_the_last_image_of_the_original_method_uses_coded_attention(name: str, seen: dict[str, list[Any]]) -> None:
     when: list[int] = []
     recipe = msgspec.structs.replace(RECIPES[name], shuffle=None)
-    calibrate_detector(DETECTOR, PICTURES[:3], recipe, seen=lambda _: when.append(len(seen.get("coded_attention", []))))
+    calibrate_detector(DETECTOR, IMAGES[:3], recipe, seen=lambda _: when.append(len(seen.get("coded_attention", []))))
     assert when == ([0, 0, 1] if name == "fq-vit-original" else [0, 0, 0])
 
 
-def test_an_image_without_proposals_adds_nothing_to_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [calibrate_detector(DETECTOR, PICTURES[:1], RECIPES["minmax"])]
+def test_an_image_without_proposals_does_not_affect_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [calibrate_detector(DETECTOR, IMAGES[:1], RECIPES["minmax"])]
     propose, calls = module.propose, iter(range(2))
     monkeypatch.setattr(module, "propose", lambda *given: propose(*given)[: 0 if next(calls) else None])
-    found.append(calibrate_detector(DETECTOR, PICTURES[:2], RECIPES["minmax"]))
+    found.append(calibrate_detector(DETECTOR, IMAGES[:2], RECIPES["minmax"]))
     one, two = ([q.scale.tolist() for part in (*each.boxes, *each.masks) for q in part.sites.values()] for each in found)
     assert one == two and found[1].pyramid.images == 2
 
 
-def test_masks_are_observed_on_the_boxes_that_were_found(seen: dict[str, list[Any]]) -> None:
-    calibrate_detector(DETECTOR, PICTURES[:1], RECIPES["fq-vit"])
+def test_mask_heads_are_observed_on_detected_boxes(seen: dict[str, list[Any]]) -> None:
+    calibrate_detector(DETECTOR, IMAGES[:1], RECIPES["fq-vit"])
     (_, found), *_ = seen["classify"]
     assert len(found.boxes)
     np.testing.assert_array_equal(seen["multiscale_roi_align"][-1][0][1], found.boxes)
 
 
-def test_masks_are_observed_on_proposals_where_nothing_is_found(seen: dict[str, list[Any]]) -> None:
+def test_mask_heads_are_observed_on_proposals_if_nothing_is_detected(seen: dict[str, list[Any]]) -> None:
     settings = msgspec.structs.replace(SETTINGS, score=1.0, detections=7)
-    found = calibrate_detector(random_detector("mask r-cnn", settings), PICTURES[:1], RECIPES["fq-vit"])
+    found = calibrate_detector(random_detector("mask r-cnn", settings), IMAGES[:1], RECIPES["fq-vit"])
     (given, classified), *_ = seen["classify"]
     assert len(classified.boxes) == 0 and found.masks[0].sites
     np.testing.assert_array_equal(seen["multiscale_roi_align"][-1][0][1], given[2][:7])

@@ -1,4 +1,4 @@
-"""`fqvit detect ...` as users type it, on small random detectors and drawn shapes; and what it says to bad input."""
+"""`fqvit detect quantize`, `eval` and `inspect` on small random detectors and synthetic shapes, with good and bad input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def evaluated(*words: object, annotations: object = "instances_val.json") -> Any
     return fqvit("detect", "eval", *words, "--data", "val", "--annotations", annotations)
 
 
-def test_quantize_writes_a_detector_and_says_what_it_is(tmp_path: Path) -> None:
+def test_quantize_writes_a_detector_and_describes_it(tmp_path: Path) -> None:
     out = tmp_path / "made.fqvit"
     words = ("detect", "quantize", "mask_rcnn", "--weights", "shapes.safetensors", "--calib", "train", "-o", out)
     done = fqvit(*words, "--json").json
@@ -39,12 +39,12 @@ def test_quantize_writes_a_detector_and_says_what_it_is(tmp_path: Path) -> None:
     assert said.code == 0 and "fast 6/8/8" in said.out and "1 (train)" in said.out and "float32:" in said.out
 
 
-def test_quantize_takes_other_settings(tmp_path: Path) -> None:
+def test_quantize_accepts_settings_files(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         "short = 64\nlong = 64\nscore = 0.25\nclasses = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']\n"
     )
     changes = json.dumps({"short": 64, "long": 64, "score": 0.25, "classes": list("abcdefgh")})
-    (tmp_path / "s.json").write_text(changes, encoding="utf-8-sig")  # as some editors begin UTF-8
+    (tmp_path / "s.json").write_text(changes, encoding="utf-8-sig")  # with a byte order mark, as some editors write
     prints = set()
     for kind in ("toml", "json"):
         words = ("--weights", "shapes.safetensors", "--calib", "train", "--images", 1, "--settings", tmp_path / f"s.{kind}")
@@ -52,7 +52,7 @@ def test_quantize_takes_other_settings(tmp_path: Path) -> None:
         prints.add(done["fingerprint"])
     settings = fqvit("inspect", tmp_path / "made.fqvit", "--json").json["settings"]
     assert len(prints) == 1 and settings["short"] == 64 and settings["classes"][0] == "a"
-    assert settings["anchor_scale"] == 4, "what is not named stays as the weights' own settings have it"
+    assert settings["anchor_scale"] == 4, "other settings are those of the weights"
 
 
 BAD_SETTINGS = {
@@ -76,14 +76,14 @@ BAD_SETTINGS = {
 
 
 @pytest.mark.parametrize("name, text, said", [(name, *pair) for name, pairs in BAD_SETTINGS.items() for pair in pairs])
-def test_bad_settings_are_named(name: str, text: str, said: str, tmp_path: Path) -> None:
+def test_bad_settings_are_named_in_the_error(name: str, text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     words = ("--weights", "shapes.safetensors", "--calib", "train", "--settings", tmp_path / name, "-o", tmp_path / "x.fqvit")
     refused(fqvit("detect", "quantize", *words), said)
     assert not (tmp_path / "x.fqvit").exists()
 
 
-def test_quantize_refuses_in_one_line(tmp_path: Path) -> None:
+def test_quantize_errors_are_one_line(tmp_path: Path) -> None:
     weights, calib = ("--weights", "shapes.safetensors"), ("--calib", "train")
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.safetensors").write_text("hello")
@@ -104,11 +104,11 @@ def test_quantize_refuses_in_one_line(tmp_path: Path) -> None:
     refused(quantize(*weights, *calib, "--recipe", "auto"), "auto", "max_loss")
     refused(quantize(*weights, *calib, "--recipe", "partial"), "partial", "float")
     refused(quantize(*weights, *calib, "--images", 0), "--images 0")
-    refused(quantize(*weights, *calib, "-o", tmp_path / "no" / "x.fqvit"), "no folder")
+    refused(quantize(*weights, *calib, "-o", tmp_path / "no" / "x.fqvit"), "no such folder")
     assert not list(Path().glob("*rcnn*"))
 
 
-def test_a_classifier_is_no_detector(tmp_path: Path) -> None:
+def test_classifier_weights_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(Swin(SwinConfig((32, 32), 4, 3, 5, 8, (1, 1), (1, 2), 4)).state_dict(), tmp_path / "swin.safetensors")
@@ -120,7 +120,7 @@ def test_a_classifier_is_no_detector(tmp_path: Path) -> None:
     assert not (tmp_path / "x.fqvit").exists()
 
 
-def test_corrupt_calibration_images_are_named(tmp_path: Path) -> None:
+def test_unreadable_calibration_images_are_named(tmp_path: Path) -> None:
     shutil.copytree("train", tmp_path / "train")
     (tmp_path / "train" / "bad.jpg").write_bytes(b"no image")
     words = ("--weights", "shapes.safetensors", "--calib", tmp_path / "train", "-o", tmp_path / "x.fqvit")
@@ -128,7 +128,7 @@ def test_corrupt_calibration_images_are_named(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
     for number in range(120):
         shutil.copy("train/000001.jpg", tmp_path / "train" / f"{number}.jpg")
-    # Spread evenly over 124 names, of which bad.jpg is one: it is met when all are taken.
+    # 124 names, of which bad.jpg is one: it is skipped when all of them are read.
     from fqvit.detect.image_files import ImageFiles
 
     files = ImageFiles.in_folder(tmp_path / "train")
@@ -148,15 +148,15 @@ def test_eval_measures_boxes_and_masks(backend: str, tmp_path: Path) -> None:
     assert {r["file_name"] for r in results} <= {path.name for path in Path("val").iterdir()}
 
 
-def test_eval_of_the_float_detector_and_of_some_images() -> None:
+def test_eval_accepts_float_detectors_and_a_limit() -> None:
     done = evaluated("--weights", "shapes.safetensors", "--limit", 2, "--json").json
     assert done["backend"] == "float" and done["images"] == 2
     table = evaluated("shapes.fqvit", "--limit", 1)
     assert table.code == 0 and "AP50" in table.out and "mask" in table.out
 
 
-def test_perfect_results_have_a_precision_of_100() -> None:
-    """And pycocotools prints nothing."""
+def test_perfect_results_have_an_average_precision_of_100() -> None:
+    """pycocotools prints nothing."""
     pytest.importorskip("pycocotools")
     from fqvit.detect.annotations import read_annotations
     from fqvit.evaluate.coco import average_precision
@@ -188,36 +188,36 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "an annotation without a box": (lambda c: c["annotations"][3].pop("bbox"), "annotations[3]"),
     "an annotation without an image": (lambda c: c["annotations"][0].pop("image_id"), "image_id"),
     "an image without a name": (lambda c: c["images"][0].pop("file_name"), "file_name"),
-    "a box of a negative width": (
+    "a negative width": (
         lambda c: c["annotations"][2].update(bbox=[1, 2, -3, 4]),
         "annotation 3: bbox is 1, 2, -3, 4",
     ),
     "a box of three numbers": (lambda c: c["annotations"][2].update(bbox=[1, 2, 3]), "bbox"),
-    "a box in words": (lambda c: c["annotations"][2].update(bbox="large"), "bbox"),
-    "a category of no list": (lambda c: c["annotations"][1].update(category_id=99), "annotation 2: category 99"),
-    "an image of no list": (lambda c: c["annotations"][1].update(image_id=99), "annotation 2: image 99"),
-    "an annotation twice": (lambda c: c["annotations"].append(c["annotations"][0]), "annotation id 1 occurs twice"),
-    "an image twice": (lambda c: c["images"].append(c["images"][0]), "image id 1 occurs twice"),
-    "a category twice": (lambda c: c["categories"].append(c["categories"][0]), "category id 1 occurs twice"),
+    "a box that is a string": (lambda c: c["annotations"][2].update(bbox="large"), "bbox"),
+    "an unknown category": (lambda c: c["annotations"][1].update(category_id=99), "annotation 2: category 99"),
+    "an unknown image": (lambda c: c["annotations"][1].update(image_id=99), "annotation 2: image 99"),
+    "a duplicate annotation": (lambda c: c["annotations"].append(c["annotations"][0]), "annotation id 1 occurs twice"),
+    "a duplicate image": (lambda c: c["images"].append(c["images"][0]), "image id 1 occurs twice"),
+    "a duplicate category": (lambda c: c["categories"].append(c["categories"][0]), "category id 1 occurs twice"),
     "other categories": (
         lambda c: [d.update(id=d["id"] + 1) for d in c["categories"]] and c["annotations"].clear(),
         "category 1",
     ),
-    "an image that is not there": (lambda c: c["images"][1].update(file_name="none.jpg"), "none.jpg"),
-    "another size": (lambda c: (c["images"][0].update(height=64), c["annotations"].clear()), "annotated as 64 x 128"),
-    "a mask of another size": (
+    "a missing image file": (lambda c: c["images"][1].update(file_name="none.jpg"), "none.jpg"),
+    "a different image size": (lambda c: (c["images"][0].update(height=64), c["annotations"].clear()), "annotated as 64 x 128"),
+    "a different mask size": (
         lambda c: c["annotations"][0]["segmentation"].update(size=[9, 9]),
         "annotation 1: the mask is 9 x 9",
     ),
-    "a mask cut short": (lambda c: c["annotations"][0]["segmentation"].update(counts="02"), "annotation 1: run lengths"),
+    "a truncated mask": (lambda c: c["annotations"][0]["segmentation"].update(counts="02"), "annotation 1: run lengths"),
     "a polygon of two points": (lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "a polygon has 4 numbers"),
-    "a mask missing": (lambda c: c["annotations"][0].pop("segmentation"), "annotation 1: no segmentation"),
+    "a missing mask": (lambda c: c["annotations"][0].pop("segmentation"), "annotation 1: no segmentation"),
     "a negative area": (lambda c: c["annotations"][0].update(area=-1), "area is -1"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_annotations_are_named(case: str, tmp_path: Path) -> None:
+def test_faults_in_annotations_are_named(case: str, tmp_path: Path) -> None:
     change, said = BROKEN[case]
     content = json.loads(Path("instances_val.json").read_text())
     change(content)
@@ -234,7 +234,7 @@ def test_annotations_that_are_not_json_are_named(text: str, tmp_path: Path) -> N
     refused(evaluated("shapes.fqvit", annotations=tmp_path / "none.json"), "none.json", "cannot be read")
 
 
-def test_polygons_boxes_alone_and_crowds_are_taken(tmp_path: Path) -> None:
+def test_polygons_crowds_and_boxes_without_masks_are_accepted(tmp_path: Path) -> None:
     content = json.loads(Path("instances_val.json").read_text())
     for number, annotation in enumerate(content["annotations"]):
         x, y, w, h = annotation["bbox"]
@@ -256,7 +256,7 @@ def test_polygons_boxes_alone_and_crowds_are_taken(tmp_path: Path) -> None:
     assert evaluated("shapes.fqvit", "--json", annotations=tmp_path / "a.json").json["box_ap"] is None
 
 
-def test_names_that_differ_are_named(tmp_path: Path) -> None:
+def test_different_category_names_are_reported(tmp_path: Path) -> None:
     content = json.loads(Path("instances_val.json").read_text())
     content["categories"][0]["name"] = "Disk"
     (tmp_path / "a.json").write_text(json.dumps(content))
@@ -264,7 +264,7 @@ def test_names_that_differ_are_named(tmp_path: Path) -> None:
     assert done.code == 0 and "category 1 is 'disc' in the detector and 'Disk'" in done.err
 
 
-def test_categories_that_the_detector_does_not_know_are_left_out(tmp_path: Path) -> None:
+def test_unknown_categories_do_not_count(tmp_path: Path) -> None:
     content = json.loads(Path("instances_val.json").read_text())
     before = evaluated("shapes.fqvit", "--json").json
     content["categories"].append({"id": 99, "name": "kite"})
@@ -279,7 +279,7 @@ def test_categories_that_the_detector_does_not_know_are_left_out(tmp_path: Path)
     refused(evaluated("shapes.fqvit", annotations=tmp_path / "a.json"), "a.json", "no annotated object")
 
 
-def test_an_unreadable_image_is_named_by_eval(tmp_path: Path) -> None:
+def test_eval_names_unreadable_images(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     shutil.copytree("val", tmp_path / "val")
     (tmp_path / "val" / "000002.jpg").write_bytes(b"no image")
@@ -288,7 +288,7 @@ def test_an_unreadable_image_is_named_by_eval(tmp_path: Path) -> None:
     assert not (tmp_path / "r.json").exists()
 
 
-def test_eval_refuses_in_one_line(tmp_path: Path) -> None:
+def test_eval_errors_are_one_line(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     refused(evaluated(), "FILE.fqvit")
     refused(evaluated("shapes.fqvit", "--weights", "shapes.safetensors"), "either")
@@ -304,7 +304,7 @@ def test_eval_refuses_in_one_line(tmp_path: Path) -> None:
     refused(fqvit("detect", "eval", "shapes.fqvit", *words), "4 of 4 images")
 
 
-def test_programs_in_the_wrong_place_are_named(tmp_path: Path) -> None:
+def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
     assert fqvit("quantize", "fmnist_vit", "--images", 4, "-o", tmp_path / "vit.fqvit").code == 0
     for words in (
         ("detect", "predict", tmp_path / "vit.fqvit", "val/000001.jpg"),
@@ -328,7 +328,7 @@ def test_programs_in_the_wrong_place_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_inspect_shows_the_parts_and_what_is_outside() -> None:
+def test_inspect_shows_parts_proofs_and_steps_outside_the_integers() -> None:
     done = fqvit("inspect", "shapes.fqvit", "--json").json
     assert done["kind"] == "detector" and done["float_ops"] == 0 and "decoding" in done["outside"]
     assert list(done["parts"]) == ["pyramid", "boxes.0", "masks.0"] and done["fingerprint"] == shape_program().fingerprint()

@@ -1,4 +1,4 @@
-"""Detectors in one file: the same bits after loading, and one line for whatever is damaged or malicious."""
+"""Detector files: the same bits after loading, and a one-line error for damaged or malicious files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .test_programs import sample_images
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_loaded_detector_is_the_saved_one(name: str, tmp_path: Path) -> None:
+def test_a_loaded_detector_equals_the_saved_one(name: str, tmp_path: Path) -> None:
     saved = program(name)
     saved.save(tmp_path / "d.fqvit")
     loaded = DetectorProgram.load(tmp_path / "d.fqvit")
@@ -42,7 +42,7 @@ def test_a_loaded_detector_is_the_saved_one(name: str, tmp_path: Path) -> None:
         assert_same(loaded.constants()[constant], array, constant)
 
 
-def test_a_loaded_detector_finds_the_same(tmp_path: Path) -> None:
+def test_a_loaded_detector_gives_the_same_detections(tmp_path: Path) -> None:
     saved = program("cascade")
     saved.save(tmp_path / "d.fqvit")
     image = prepare(sample_images()[0], saved.settings)
@@ -58,7 +58,7 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.fqvit").read_bytes() == (tmp_path / "b.fqvit").read_bytes()
 
 
-def test_every_part_is_in_the_fingerprint() -> None:
+def test_the_fingerprint_covers_every_part() -> None:
     whole = program("cascade")
     seen = {whole.fingerprint()}
     settings = msgspec.structs.replace(whole.settings, score=0.5)
@@ -81,7 +81,7 @@ def test_a_detector_that_does_not_verify_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_detector_is_no_program_and_a_program_no_detector(tmp_path: Path) -> None:
+def test_programs_and_detectors_are_not_confused(tmp_path: Path) -> None:
     path = tmp_path / "d.fqvit"
     program("mask r-cnn").save(path)
     for load in (Program.load, Engine):
@@ -97,7 +97,7 @@ def test_a_detector_is_no_program_and_a_program_no_detector(tmp_path: Path) -> N
         DetectorProgram.load(tmp_path / "none.fqvit")
 
 
-# Hostile files, with right fingerprints: anybody can compute them.
+# Hostile files with correct fingerprints, which anybody can compute.
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def without(*keys: Any) -> Change:
 
 
 def swap(one: str, other: str) -> Change:
-    """Two parts in each other's place, with all that is theirs."""
+    """Swap two parts and their constants."""
 
     def change(header: Json, tensors: Tensors) -> None:
         def slot(part: str) -> tuple[Any, Any]:
@@ -161,7 +161,7 @@ def swap(one: str, other: str) -> Change:
 
 
 def drop(part: str) -> Change:
-    """The constants of a part."""
+    """Remove the constants of a part."""
 
     def change(_: Json, tensors: Tensors) -> None:
         for name in [name for name in tensors if name.startswith(f"{part}/")]:
@@ -192,66 +192,66 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "no version": (without("version"), "format version None"),
     "an unknown field": (set_field("command", value="rm"), "unknown field command"),
     "an unknown setting": (set_field("settings", "more", value=1), "settings: .*unknown field more"),
-    "an unknown number between": (set_field("between", "more", value=1), "between: .*unknown field more"),
+    "an unknown constant": (set_field("between", "more", value=1), "between: .*unknown field more"),
     "an unknown field of a part": (set_field("boxes", 1, "more", value=1), r"boxes\[\S+\]: .*unknown field more"),
     "no settings": (without("settings"), "missing required field settings"),
-    "nothing between": (without("between"), "missing required field between"),
+    "no constants": (without("between"), "missing required field between"),
     "no pyramid": (without("pyramid"), "missing required field pyramid"),
     "no mask heads": (set_field("masks", value=[]), "belongs to no part"),
-    "a float between": (set_field("between", "score", value=0.5), "between.score: expected int, got float"),
+    "a float constant": (set_field("between", "score", value=0.5), "between.score: expected int, got float"),
     "a stride of 5": (set_field("between", "strides", value=[5, 8, 16, 32, 64]), "stride of 5"),
-    "strides of other levels": (set_field("between", "strides", value=[8, 16, 32, 64, 128]), "at stride 8"),
+    "strides that do not fit the levels": (set_field("between", "strides", value=[8, 16, 32, 64, 128]), "at stride 8"),
     "an anchor of 10^9 pixels": (set_field("between", "anchors", 0, 0, 0, value=10**9), "between.anchors"),
     "a shift of 63": (set_field("between", "classes", 0, value=[1, 63]), "between.classes"),
     "fewer anchors": (lambda header, _: [level.pop() for level in header["between"]["anchors"]], "for 2 anchors"),
     "logits that overflow": (set_field("between", "classes", value=[[2**31 - 1, 1]] * 3), "sum of class logits|does not fit"),
-    "images of a million": (set_field("settings", "long", value=100_000), "images of 96 x 100000"),
+    "images of 100,000 pixels per side": (set_field("settings", "long", value=100_000), "images of 96 x 100000"),
     "a short side of 0": (set_field("settings", "short", value=0), "settings.short"),
-    "another mean": (set_field("settings", "mean", value=[0.1, 0.1, 0.1]), "mean or std"),
-    "names of other classes": (set_field("settings", "classes", value=["a", "b"]), "2 class names for 5 classes"),
-    "a category twice": (set_field("settings", "categories", value=[1, 2, 3, 4, 4]), "a category occurs twice"),
+    "a different mean": (set_field("settings", "mean", value=[0.1, 0.1, 0.1]), "mean or std"),
+    "too few class names": (set_field("settings", "classes", value=["a", "b"]), "2 class names for 5 classes"),
+    "a duplicate category": (set_field("settings", "categories", value=[1, 2, 3, 4, 4]), "a category occurs twice"),
     "a box head in place of a mask head": (swap("boxes.0", "masks.0"), "heads take RoIs of different sizes"),
     "the pyramid in place of a head": (swap("pyramid", "boxes.0"), "."),
-    "constants of a head missing": (drop("boxes.2"), r"boxes\.2: .*is missing"),
-    "constants of the pyramid missing": (drop("pyramid"), "pyramid: .*is missing"),
-    "a constant of no part": (stray("boxes.3/x"), "'boxes.3/x' belongs to no part"),
+    "missing constants of a head": (drop("boxes.2"), r"boxes\.2: .*is missing"),
+    "missing constants of the pyramid": (drop("pyramid"), "pyramid: .*is missing"),
+    "a constant of an unknown part": (stray("boxes.3/x"), "'boxes.3/x' belongs to no part"),
     "a constant without a part": (stray("x"), "'x' belongs to no part"),
-    "a constant like a buffer": (stray("boxes.0/pixels"), r"boxes\.0: constant 'pixels' has the name of a buffer"),
+    "a constant with the name of a buffer": (stray("boxes.0/pixels"), r"boxes\.0: constant 'pixels' has the name of a buffer"),
     "float weights": (retype, "is F32: only integers"),
     "no moves": (without("pyramid", "moves"), "has a fixed image size"),
-    "moves of another window": (move_of("windows", window=4), "."),
+    "a different window in a move": (move_of("windows", window=4), "."),
     "a window of 0": (move_of("windows", window=0), "."),
-    "moves of another kind": (move_of("merge", kind="second"), "."),
+    "a different kind of move": (move_of("merge", kind="second"), "."),
     "a head that takes pixels": (without("boxes", 0, "input"), "."),
-    "squares of another size": (set_field("boxes", 0, "input", "shape", value=[6, 6, 16]), "."),
+    "a different RoI size": (set_field("boxes", 0, "input", "shape", value=[6, 6, 16]), "."),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_detector_is_refused_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+def test_a_hostile_detector_is_refused_with_one_line(case: str, original: bytes, tmp_path: Path) -> None:
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     with at_most(50e6):
         refused(raw, tmp_path, match)
 
 
-def test_the_helper_itself_makes_files_that_load(original: bytes, tmp_path: Path) -> None:
+def test_the_rewriting_helper_makes_loadable_files(original: bytes, tmp_path: Path) -> None:
     (tmp_path / "d.fqvit").write_bytes(rewritten(original, set_field("source", value="elsewhere")))
     assert DetectorProgram.load(tmp_path / "d.fqvit").source == "elsewhere"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"version": 1', '{"version": 1}', "[" * 100_000])
-def test_a_text_that_is_no_detector_is_refused(text: str, original: bytes, tmp_path: Path) -> None:
+def test_json_that_is_not_a_detector_is_refused(text: str, original: bytes, tmp_path: Path) -> None:
     _, _, tensors = unpacked(original, DETECTOR)
     refused(packed(text, fingerprint_of(text, tensors), tensors, DETECTOR), tmp_path)
 
 
-def test_a_cut_file_is_refused_wherever_it_was_cut(original: bytes, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(original: bytes, tmp_path: Path) -> None:
     for place in sorted({*range(0, 64, 7), *range(64, len(original), len(original) // 25), len(original) - 1}):
         refused(original[:place], tmp_path)
 
 
-def test_a_flipped_bit_is_refused_wherever_it_is(original: bytes, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_refused(original: bytes, tmp_path: Path) -> None:
     for place in [*range(16), *np.random.default_rng(0).integers(16, len(original), 30).tolist(), len(original) - 1]:
         changed = bytearray(original)
         changed[place] ^= 1 << (place % 8)

@@ -1,4 +1,4 @@
-"""Boxes in integers: decoding within 1/128 pixel of real arithmetic, anchors, suppression, proposals, the way back."""
+"""Integer boxes: decoding within 1/128 pixel of real arithmetic, anchors, NMS, and rescaling to the image."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ratios_of(scale: float, stds: tuple[float, ...] = STDS) -> DeltaRatios:
 
 
 def error(boxes: NDArray[np.int64], deltas: NDArray[np.int32], scale: float, size: tuple[int, int]) -> float:
-    """The largest difference to float decoding, in pixels."""
+    """The largest difference from float decoding, in pixels."""
     found = decode(boxes, deltas, ratios_of(scale), LIMIT, size)
     assert found.dtype == np.int64
     exact = float_decode(boxes / 256, deltas * scale, STDS, *size)
@@ -44,15 +44,15 @@ def error(boxes: NDArray[np.int64], deltas: NDArray[np.int32], scale: float, siz
 
 @settings(max_examples=400)
 @given(st.tuples(SIDES, SIDES), st.data(), st.floats(1e-6, 20.0))
-def test_decoding_is_near_real_arithmetic(size: tuple[int, int], data: st.DataObject, scale: float) -> None:
+def test_decoding_is_within_the_bound_of_real_arithmetic(size: tuple[int, int], data: st.DataObject, scale: float) -> None:
     edges = [data.draw(st.integers(0, 256 * side)) for side in (size[1], size[0], size[1], size[0])]
     box = np.array([min(edges[::2]), min(edges[1::2]), max(edges[::2]), max(edges[1::2])], np.int64)
     deltas = np.array([data.draw(DELTAS) for _ in range(4)], np.int32)
     assert error(box, deltas, scale, size) <= BOUND
 
 
-def test_decoding_is_near_real_arithmetic_where_edges_of_huge_boxes_meet_the_image() -> None:
-    """Boxes of 8192 pixels, grown 62.5 times, moved so far that an edge comes back inside: all errors at their largest."""
+def test_decoding_large_boxes_is_within_the_bound_at_the_image_border() -> None:
+    """Boxes of 8192 pixels, enlarged 62.5 times and moved until an edge is inside the image: the worst case of every error."""
     rng = np.random.default_rng(0)
     count, scale = 200_000, 2.0**-14
     side = rng.integers(7000 * 256, 8192 * 256 + 1, (count, 1)) >> rng.integers(0, 12, (count, 1))
@@ -60,7 +60,7 @@ def test_decoding_is_near_real_arithmetic_where_edges_of_huge_boxes_meet_the_ima
     box = np.concatenate([low, low, low + side, low + side], 1)
     log = rng.uniform(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO, (count, 1)) + rng.choice([0, 99], (count, 1))
     grown = np.exp(np.minimum(log, LARGEST_LOG_RATIO))
-    # An edge at `wanted`: centre + move side -+ grown side / 2 = wanted
+    # The edge is at `wanted`: centre + move side -+ grown side / 2 = wanted
     wanted = rng.random((count, 1)) * 2**21
     move = (wanted - low) / side - 0.5 + rng.choice([-1, 1], (count, 1)) * grown / 2
     deltas = np.concatenate([move / 0.1, move / 0.1, log / 0.2, log / 0.2], 1) / scale
@@ -69,7 +69,7 @@ def test_decoding_is_near_real_arithmetic_where_edges_of_huge_boxes_meet_the_ima
     assert 1 / 1024 < largest <= BOUND  # 0.0028
 
 
-def test_decoding_anchors_outside_of_the_image_is_near_real_arithmetic() -> None:
+def test_decoding_anchors_outside_the_image_is_within_the_bound() -> None:
     start = anchors((4, 5), 64, ((181 * 256, 90 * 256), (3, 2**21)))
     deltas = np.random.default_rng(1).integers(-300, 300, start.shape).astype(np.int32)
     assert error(start, deltas, 0.05, (250, 300)) <= BOUND
@@ -79,7 +79,7 @@ RATIOS = st.builds(Ratio, st.sampled_from([0, 1, 2**30, 2**31 - 1]), st.integers
 
 
 def long_decode(low: int, high: int, move: int, log: int, ratios: tuple[Ratio, Ratio], limit: int) -> tuple[int, int]:
-    """One axis with Python's integers, which do not overflow, and without the limit of moves."""
+    """One axis with Python integers, which do not overflow, and without the limit of moves."""
     moved, grown = (requantize(code, ratio.mult, ratio.shift) for code, ratio in zip((move, log), ratios, strict=True))
     mantissa, exponent = (int(x) for x in power_of_two(np.array(min(max(grown, -limit), limit), np.int64)))
     half = round_shift((high - low) * mantissa, 23 - exponent)
@@ -90,7 +90,7 @@ def long_decode(low: int, high: int, move: int, log: int, ratios: tuple[Ratio, R
 
 @settings(max_examples=300)
 @given(st.tuples(RATIOS, RATIOS), st.sampled_from([0, LIMIT, 8 << LOG_FRACTION]), st.data())
-def test_decoding_overflows_with_no_ratio(ratios: tuple[Ratio, Ratio], limit: int, data: st.DataObject) -> None:
+def test_decoding_does_not_overflow_for_any_ratio(ratios: tuple[Ratio, Ratio], limit: int, data: st.DataObject) -> None:
     edges = st.sampled_from([0, 1, 2**21]) | st.integers(-(2**21), 2**22)
     low, high = sorted((data.draw(edges), data.draw(edges)))
     move, log = data.draw(DELTAS), data.draw(DELTAS)
@@ -99,7 +99,7 @@ def test_decoding_overflows_with_no_ratio(ratios: tuple[Ratio, Ratio], limit: in
     assert tuple(found[::2]) == tuple(found[1::2]) == long_decode(low, high, move, log, ratios, limit)
 
 
-def test_anchors_are_the_float_ones() -> None:
+def test_anchors_equal_float_anchors_up_to_rounding() -> None:
     s = DetectSettings()
     for stride in s.strides:
         exact = float_anchors((3, 5), stride, s.anchor_scale, s.anchor_ratios)
@@ -113,7 +113,7 @@ def some_boxes(count: int, seed: int = 0) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("iou", [0.0, 0.25, 0.5, 0.75, 1.0])
-def test_suppression_is_the_float_one(iou: float) -> None:
+def test_nms_equals_float_nms(iou: float) -> None:
     boxes, scores = some_boxes(700), np.random.default_rng(1).integers(0, 50, 700)
     assert (
         nms(boxes, scores, iou_above(round(iou * 2**16))).tolist()
@@ -124,21 +124,21 @@ def test_suppression_is_the_float_one(iou: float) -> None:
     assert kept.tolist() == grouped_nms(boxes / 256, scores.astype(np.float64), groups, float_iou_above(iou)).tolist()
 
 
-def test_overlaps_of_the_largest_boxes_do_not_overflow() -> None:
+def test_iou_of_the_largest_boxes_does_not_overflow() -> None:
     whole = np.array([[0, 0, 2**21, 2**21]], np.int64)
     almost = whole - [[0, 0, 0, 1]]
     assert iou_above(2**16 - 1)(whole, almost)[0, 0] and not iou_above(2**16)(whole, almost)[0, 0]
-    assert not iou_above(0)(whole, whole[:, [2, 3, 2, 3]])[0, 0], "no area, no overlap"
+    assert not iou_above(0)(whole, whole[:, [2, 3, 2, 3]])[0, 0], "a box without area overlaps nothing"
 
 
-def test_boxes_go_back_to_the_image_rounded() -> None:
+def test_rescaled_boxes_are_rounded() -> None:
     boxes = np.array([[0, 0, 1200 * 256, 800 * 256], [1, 3, 255, 2**17]], np.int64)
     found = rescaled(boxes, (800, 1200), (200, 301))
     assert found[0].tolist() == [0, 0, 301 * 256, 200 * 256]
     assert np.abs(found - boxes * np.array([301 / 1200, 1 / 4] * 2)).max() <= 0.5
 
 
-def test_scaling_takes_the_largest_codes() -> None:
+def test_scaling_accepts_the_largest_codes() -> None:
     codes = np.array([-(2**31), 2**31 - 1, 0], np.int32)
     largest = Ratio(2**31 - 1, 1)
     assert scaled(codes, largest).tolist() == [(int(c) * (2**31 - 1) + 1) >> 1 for c in codes]

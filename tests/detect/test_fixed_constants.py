@@ -1,4 +1,4 @@
-"""What is between the networks: made from settings and headers, and proved not to overflow whatever a file says."""
+"""Constants of integer detectors: computed from settings and headers, and proved not to overflow for any file."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def constants(s: DetectSettings = S, scale: float = 0.1, stages: int = 2) -> Det
     return make_constants(s, pyramid(), [head("logits", scale)] * stages, [head("scores", scale)] * stages)
 
 
-def test_ratios_are_those_of_the_scales() -> None:
+def test_ratios_follow_from_the_scales() -> None:
     c = constants()
     value = lambda r: r.mult / 2**r.shift  # noqa: E731
     assert (c.stages, c.maps, len(c.strides)) == (2, 2, 3)
     assert [value(r) for r in c.objectness] == pytest.approx([256 * 3, 256 * 1.5, 256])
     assert [value(r) for r in c.deltas[0]] == pytest.approx([0.05 * 2**24] * 2 + [0.05 * 2**27 / np.log(2)] * 2)
     assert value(c.box_deltas[1][3]) == pytest.approx(0.03 * 0.1 * 2**27 / np.log(2))
-    assert value(c.classes[0]) == pytest.approx(0.1 / np.log(2) / 2 * 2**27), "half of each of two stages"
+    assert value(c.classes[0]) == pytest.approx(0.1 / np.log(2) / 2 * 2**27), "two stages are averaged"
     assert value(c.mask_logits[0]) == pytest.approx(0.1 / np.log(2) * 2**27)
     assert value(c.box_squares[0][1]) == pytest.approx(0.04 / 0.03 / 2**22)
     assert c.anchors[1][1] == (8 * 8 * 128, 8 * 8 * 128) and c.padding == (124, 116, 104)
     assert (c.iou, c.score, c.mask) == (2**15, int(0.05 * 2**24), 2**29)
 
 
-def test_it_is_the_same_after_json() -> None:
+def test_constants_survive_json() -> None:
     c = constants()
     assert msgspec.json.decode(msgspec.json.encode(c), type=DetectorConstants) == c
     assert all(proof.holds for proof in c.check())
@@ -76,7 +76,7 @@ def test_it_is_the_same_after_json() -> None:
         ({"anchor_scale": 1e6}, "settings: anchors of"),
     ],
 )
-def test_settings_that_integers_cannot_have_are_refused(change: dict[str, Any], said: str) -> None:
+def test_settings_unsupported_by_integer_detectors_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(FqvitError, match=said):
         constants(msgspec.structs.replace(S, **change))
 
@@ -110,7 +110,7 @@ R = Ratio(2**30, 10)
         {"proposals": 10.0}, {"padding": "no"},
     ],
 )  # fmt: skip
-def test_hostile_numbers_are_refused(change: dict[str, Any]) -> None:
+def test_constants_out_of_range_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(FqvitError, match="between: .* damaged"):
         msgspec.structs.replace(constants(), **change).check()
 
@@ -121,7 +121,7 @@ INT32 = st.sampled_from([-(2**31), 2**31 - 1, 0, 1, -1, 77])
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_whatever_is_accepted_does_not_overflow(data: st.DataObject) -> None:
+def test_accepted_constants_do_not_overflow(data: st.DataObject) -> None:
     four = st.tuples(RATIOS, RATIOS, RATIOS, RATIOS)
     half = st.sampled_from([1, 2**21])
     level = data.draw(st.tuples(half, half))
@@ -138,7 +138,7 @@ def test_whatever_is_accepted_does_not_overflow(data: st.DataObject) -> None:
         c.check()
     except FqvitError:
         return
-    # numpy warns of no overflow in arrays, so the same numbers are computed with Python's, where it matters most.
+    # numpy arrays overflow silently, so the critical sums are compared with Python integers.
     codes = np.array(data.draw(st.lists(INT32, min_size=12, max_size=12)), np.int32)
     size = (8192, 8192)
     moves = np.tile(codes, 2).reshape(1, 1, -1)[:, :, :4]

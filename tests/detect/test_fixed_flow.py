@@ -1,4 +1,4 @@
-"""The integer flow: no float anywhere on its way, and the same choices as the float flow on the same numbers."""
+"""The integer pipeline uses no floats, and selects the same boxes as the float pipeline from the same numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fqvit.detect.images import prepare
 from .test_fixed_constants import S, constants
 
 HERE = Path(fqvit.detect.__file__).parent
-# Files whose every function is on the way from pixels to masks.
+# Modules that run between pixels and masks with every function.
 FILES = ("fixed/boxes", "fixed/exp", "fixed/masks", "fixed/proposals", "fixed/roialign", "nms")
 FLOATS = (float, np.floating, complex)
 
@@ -39,7 +39,7 @@ def floats_in(value: Any, depth: int = 3) -> Iterator[str]:
 
 
 class Watch:
-    """Looks at the variables of every function of the detection package as it returns."""
+    """Profiler that inspects the variables of every function of the detection package when it returns."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -83,7 +83,7 @@ def test_no_variable_is_a_float_from_pixels_to_masks() -> None:
         )
 
 
-def test_the_watch_finds_floats() -> None:
+def test_the_watcher_detects_floats() -> None:
     watch = Watch()
     sys.setprofile(watch)
     try:
@@ -94,7 +94,7 @@ def test_the_watch_finds_floats() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_text_has_no_float_and_no_true_division(name: str) -> None:
+def test_the_source_has_no_floats_and_no_true_division(name: str) -> None:
     tree = ast.parse((HERE / f"{name}.py").read_text())
     for node in ast.walk(tree):
         assert not isinstance(node, ast.Constant) or not isinstance(node.value, float)
@@ -103,7 +103,7 @@ def test_the_text_has_no_float_and_no_true_division(name: str) -> None:
         assert named not in ("float", "float32", "float64", "mean", "sqrt", "exp", "log", "log2", "divide", "true_divide")
 
 
-def test_proposals_are_the_float_ones() -> None:
+def test_proposals_equal_float_proposals() -> None:
     rng, c = np.random.default_rng(0), constants()
     s = msgspec.structs.replace(S, proposals_a_level=80, proposals=40)
     c = msgspec.structs.replace(c, proposals_a_level=80, proposals=40)
@@ -113,12 +113,12 @@ def test_proposals_are_the_float_ones() -> None:
     found = propose(objectness, deltas, (47, 40), c)
     exact = float_propose([x * 0.05 / (i + 1) for i, x in enumerate(objectness)], [x * 0.05 for x in deltas], (47, 40), s)
     assert len(found) == len(exact) == 40
-    # Anchors are rounded to 1/256 pixel and grow up to e^1.5 times.
+    # Anchors are rounded to 1/256 pixel and enlarged by up to e^1.5.
     assert np.abs(found / 256 - exact).max() < 5 / 256
 
 
 @pytest.mark.parametrize("deltas_of", [4, 12])
-def test_refining_and_choosing_are_the_float_ones(deltas_of: int) -> None:
+def test_refinement_and_selection_equal_the_float_ones(deltas_of: int) -> None:
     rng, c = np.random.default_rng(1), constants()
     corner = rng.integers(0, 200 * 256, (80, 2))
     boxes = np.concatenate([corner, corner + rng.integers(256, 90 * 256, (80, 2))], 1)

@@ -1,4 +1,4 @@
-"""Masks pasted with integers: the float ones but for pixels at the threshold."""
+"""Integer pasting equals float pasting except for pixels at the threshold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def some_square(seed: int = 0, side: int = 28) -> NDArray[np.int32]:
 
 
 def values(square: NDArray[np.int32], box: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What float pasting compares with the threshold, everywhere."""
+    """The values that float pasting compares with the threshold, for all pixels."""
     x1, y1, x2, y2 = (box / 256).tolist()
     rows, columns = float_axis(y1, y2, 0, HEIGHT, len(square)), float_axis(x1, x2, 0, WIDTH, len(square))
     return np.asarray(rows @ (square / 2**15) @ columns.T)
@@ -30,7 +30,7 @@ def values(square: NDArray[np.int32], box: NDArray[np.int64]) -> NDArray[np.floa
 def assert_alike(box: NDArray[np.int64], threshold: float, square: NDArray[np.int32]) -> None:
     found = paste(square, box, HEIGHT, WIDTH, math.ceil(threshold * 2**30))
     exact = float_paste(square / 2**15, box / 256, HEIGHT, WIDTH, threshold)
-    # A place of the mask is off by 2^-16 on each axis, strips are rounded to 2^-15.
+    # Positions in the mask are off by 2^-16 per axis, strips are rounded to 2^-15.
     sure = np.abs(values(square, box) - threshold) > 2.0**-14
     assert found.shape == exact.shape and (found == exact)[sure].all()
 
@@ -42,18 +42,20 @@ def assert_alike(box: NDArray[np.int64], threshold: float, square: NDArray[np.in
     st.sampled_from([0.25, 0.5, 0.7]),
     st.sampled_from([2, 28]),
 )
-def test_masks_are_the_float_ones(low: tuple[int, int], sides: tuple[int, int], threshold: float, side: int) -> None:
+def test_masks_equal_float_masks_away_from_the_threshold(
+    low: tuple[int, int], sides: tuple[int, int], threshold: float, side: int
+) -> None:
     box = np.array([*low, low[0] + sides[0], low[1] + sides[1]], np.int64)
     assert_alike(box, threshold, some_square(side=side))
 
 
-def test_boxes_at_extremes() -> None:
+def test_masks_of_extreme_boxes_equal_float_masks() -> None:
     whole = [0, 0, 40 * 256, 30 * 256]
     for box in (whole, [5, 5, 6, 6], [2560] * 4, [-(2**21), -(2**21), 2**21, 2**21], [2**30] * 4):
         assert_alike(np.array(box, np.int64), 0.5, some_square(1))
 
 
-def test_a_full_square_fills_its_box_and_an_empty_one_nothing() -> None:
+def test_probability_one_fills_the_box_and_zero_nothing() -> None:
     box = np.array([4 * 256, 3 * 256, 20 * 256, 10 * 256], np.int64)
     ones = np.full((28, 28), 2**15, np.int32)
     mask = paste(ones, box, HEIGHT, WIDTH, 2**29)

@@ -1,4 +1,4 @@
-"""Integer RoIAlign: exact weights, compiled bits equal to numpy's, and how near both are to the float one."""
+"""Integer RoIAlign: exact weights, compiled code equal to numpy, and the distance from float RoIAlign."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STRIDE = 4
 CELL = 256 * STRIDE
 EDGES = st.one_of(
     st.integers(-60 * 256, 120 * 256),
-    st.integers(-20, 40).map(lambda i: i * CELL // 2),  # on cells, and between them
+    st.integers(-20, 40).map(lambda i: i * CELL // 2),  # on cell borders and centres
     st.sampled_from([0, 1, -1, 2**21, -(2**21), 2**21 - 1]),
 )
 
@@ -67,7 +67,7 @@ EXTREME = np.array(
         [0, 0, 2**21, 2**21],
         [-(2**21), -(2**21), 2**21, 2**21],
         [2**21 - 1, 2**21 - 1, 2**21, 2**21],
-        [900, 900, 100, 100],  # turned inside out
+        [900, 900, 100, 100],  # x2 < x1
         [0, 0, 2**21, 1],
         [CELL, CELL, 2 * CELL, 2 * CELL],
         [-3 * CELL // 2, -CELL, CELL // 2, 0],
@@ -77,7 +77,7 @@ EXTREME = np.array(
 
 
 def slow_weights(low: int, high: int, bins: int, size: int) -> NDArray[np.int64]:
-    """Sample by sample with fractions, rounded once."""
+    """Weights sample by sample with fractions, rounded once."""
     weights = [[Fraction(0)] * size for _ in range(bins)]
     length = Fraction(high - low, CELL)
     samples = ceil(length / bins)
@@ -94,13 +94,13 @@ def slow_weights(low: int, high: int, bins: int, size: int) -> NDArray[np.int64]
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(-30 * CELL, 60 * CELL), st.integers(0, 50 * CELL), st.sampled_from([1, 2, 7]), st.integers(1, 20))
-def test_weights_are_the_exact_ones_rounded_once(low: int, length: int, bins: int, size: int) -> None:
+def test_weights_are_exact_and_rounded_once(low: int, length: int, bins: int, size: int) -> None:
     assert (axis_weights(low, low + length, CELL, bins, size) == slow_weights(low, low + length, bins, size)).all()
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
 @pytest.mark.parametrize("side", [1, 7, 14])
-def test_compiled_bits_are_numpys(isa: str, side: int) -> None:
+def test_compiled_roi_align_equals_numpy(isa: str, side: int) -> None:
     boxes = np.concatenate([EXTREME, some_boxes(60, 100 * 256), some_boxes(40, 12 * 256, 1)])
     for shape in ((23, 31, 5), (1, 1, 1), (3, 40, 33), (50, 2, 16)):
         for params in (
@@ -119,32 +119,32 @@ def test_compiled_bits_are_numpys(isa: str, side: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(EDGES, EDGES, EDGES, EDGES), max_size=6), st.sampled_from([1, 4, 64, 1024]), st.integers(0, 99))
-def test_compiled_bits_are_numpys_on_any_boxes(boxes: list[tuple[int, ...]], stride: int, seed: int) -> None:
+def test_compiled_roi_align_equals_numpy_on_any_boxes(boxes: list[tuple[int, ...]], stride: int, seed: int) -> None:
     some, map_, params = np.array(boxes, np.int64).reshape(-1, 4), some_map(9, 12, 3, seed), align_params(stride=stride)
     assert (native_roi_align(1)(map_, some, 7, params) == roi_align(map_, some, 7, params)).all()
 
 
 @pytest.mark.parametrize("side", [7, 14])
-def test_sums_are_near_the_float_ones(side: int) -> None:
+def test_sums_are_close_to_float_roi_align(side: int) -> None:
     boxes = np.concatenate([some_boxes(100, 100 * 256), some_boxes(60, 12 * 256, 1), EXTREME])
     for map_ in (some_map(), np.full((23, 31, 5), 255, np.uint8), np.zeros((23, 31, 5), np.uint8)):
         exact = float_roi_align(map_.astype(np.float32) - 100, boxes / 256, STRIDE, side)
         found = align_sums(map_, boxes, side, align_params(zero=100))
         assert np.abs(found).max() < 2**31
-        # Half a unit of 2^-15 for each cell of a bin and axis, half a unit of 2^-7 between the passes.
+        # Half a unit of 2^-15 per cell of a bin and axis, half a unit of 2^-7 between the passes.
         cells = np.minimum((boxes[:, 2:] - boxes[:, :2]).max(1) // CELL // side + 3, 31)
         bound = 2 * 155 * cells / 2**16 + 2.0**-8 * 1.01 + 1e-4
         assert (np.abs(found / 2**22 - exact).reshape(len(boxes), -1).max(1) <= bound).all()
 
 
-def test_a_flat_map_gives_its_value_inside() -> None:
+def test_a_constant_map_gives_its_value_inside_and_0_outside() -> None:
     map_ = np.full((20, 20, 2), 77, np.uint8)
     inside = np.array([[8 * 256, 8 * 256, 40 * 256, 33 * 256]], np.int64)
     assert (roi_align(map_, inside, 7, align_params(zero=0, head_zero=0)) == 77).all()
     assert (roi_align(map_, inside + 2**20, 7, align_params(zero=9, head_zero=33)) == 33).all(), "outside: value 0"
 
 
-def test_levels_are_the_float_ones() -> None:
+def test_levels_equal_float_levels() -> None:
     rng = np.random.default_rng(0)
     side = np.concatenate([rng.integers(0, 2**21, 500), [0, 1], *([256 * 56 * 2**k + d for d in (-1, 0, 1)] for k in range(5))])
     boxes = np.stack([side * 0, side * 0, side, side], 1).astype(np.int64)
@@ -153,7 +153,7 @@ def test_levels_are_the_float_ones() -> None:
 
 
 @pytest.mark.parametrize("align", [roi_align, native_roi_align(1)], ids=["numpy", "native"])
-def test_each_box_is_cut_from_its_own_level(align: object) -> None:
+def test_each_box_uses_the_level_for_its_size(align: object) -> None:
     levels, params = [some_map(seed=1), some_map(12, 16, seed=2)], [align_params(), align_params(0.5, 30, stride=8)]
     boxes = np.array([[0, 0, 20, 20], [0, 0, 40, 40], [3, 3, 9, 9]], np.int64) * 256
     rois = multiscale_roi_align(levels, boxes, 7, [(32 * 256) ** 2], params, align)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_each_box_is_cut_from_its_own_level(align: object) -> None:
         {"map": np.zeros((0, 3, 1), np.uint8)}, {"map": np.zeros((2, 3, 0), np.uint8)},
     ],
 )  # fmt: skip
-def test_what_could_overflow_is_refused(change: dict[str, object]) -> None:
+def test_arguments_that_could_overflow_are_refused(change: dict[str, object]) -> None:
     good: dict[str, object] = {
         "map": some_map(), "boxes": EXTREME, "side": 7, "cell": CELL, "zero": 0, "mult": 1, "shift": 1, "head_zero": 0,
         "last": 255, "threads": 1,

@@ -1,4 +1,7 @@
-"""Heads of detectors on several squares at once: the bits of one by one."""
+"""Heads of detectors in batches give the same bits as one RoI at a time.
+
+See also: test_batch.py, batching of a hand-made head.
+"""
 
 from __future__ import annotations
 
@@ -32,35 +35,35 @@ def heads(name: str) -> list[Program]:
     return [*low.boxes, *low.masks]
 
 
-def squares(program: Program, count: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Random codes; the first two squares are all the least and all the greatest."""
+def random_rois(program: Program, count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Random RoI features; the first RoI is all 0, the second all 255."""
     codes = np.random.default_rng(seed).integers(0, 256, (count, *program.input_shape)).astype(np.uint8)
     codes[:1], codes[1:2] = 0, 255
     return codes
 
 
 @every_detector
-def test_batches_give_the_bits_of_one_by_one(name: str) -> None:
+def test_batches_give_the_same_bits_as_one_roi_at_a_time(name: str) -> None:
     for program in heads(name):
-        codes = squares(program, 7)
-        one_by_one = Reference(program).run_all(codes)
-        # Fewer than a batch, batches that are whole, and one that is not.
+        codes = random_rois(program, 7)
+        one_at_a_time = Reference(program).run_all(codes)
+        # Less than a batch, whole batches, and a partial last batch.
         for batch in (1, 3, 7, 10):
             for head in (HeadRunner(program, 1, batch=batch), HeadRunner(program, 2, "native", batch)):
-                for output, a, b in zip(program.header.outputs, head.run_all(codes), one_by_one, strict=True):
+                for output, a, b in zip(program.header.outputs, head.run_all(codes), one_at_a_time, strict=True):
                     assert_same(a, b, f"{program.header.model}, batches of {batch}, {output.buffer}")
-        for a, b in zip(HeadRunner(program, backend="reference", batch=4).run_all(codes), one_by_one, strict=True):
+        for a, b in zip(HeadRunner(program, backend="reference", batch=4).run_all(codes), one_at_a_time, strict=True):
             assert_same(a, b, f"{program.header.model}, reference")
 
 
-def test_packed_weights_have_batches_too() -> None:
+def test_heads_with_packed_weights_can_be_batched() -> None:
     for program in (*packed().boxes, *packed().masks):
-        codes = squares(program, 5)
+        codes = random_rois(program, 5)
         for a, b in zip(HeadRunner(program, 1, batch=3).run_all(codes), Engine(program, 1).run_all(codes), strict=True):
             assert_same(a, b, program.header.model)
 
 
-def test_a_layer_of_all_squares_is_one_product() -> None:
+def test_a_layer_is_one_product_over_all_rois() -> None:
     program = heads("mask r-cnn")[0]
     buffers = batched(program, 50).verify().buffers
     assert [buffers[op.y].shape[:-1] for op in program.ops if isinstance(op, Linear)] == [(1, 50)] * 4
@@ -69,12 +72,12 @@ def test_a_layer_of_all_squares_is_one_product() -> None:
     assert batched(mask, 5).verify().buffers[mask.header.output.buffer].shape == (5 * 28, 28, 5)
 
 
-def test_convolutions_have_enough_rows_in_one_square() -> None:
+def test_convolutions_need_only_one_roi_per_batch() -> None:
     assert [rois_per_batch(program) for program in heads("mask r-cnn")] == [64, 1]
     assert rois_per_batch(heads("cascade of 4conv1fc")[0]) == 64
 
 
-def test_only_what_repeats_is_other_than_in_the_head() -> None:
+def test_batching_changes_only_row_indices_and_shapes() -> None:
     for program in heads("cascade of 4conv1fc"):
         made = batched(program, 3)
         assert [(op.y, type(op)) for op in made.ops] == [(op.y, type(op)) for op in program.ops]
@@ -83,14 +86,14 @@ def test_only_what_repeats_is_other_than_in_the_head() -> None:
         assert_same(weights[0], weights[1], program.header.model)
 
 
-def test_no_squares_give_no_outputs() -> None:
+def test_no_rois_give_empty_outputs() -> None:
     for program in heads("mask r-cnn"):
         for head in (HeadRunner(program, 1), HeadRunner(program, backend="reference")):
-            found = head.run_all(squares(program, 0))
+            found = head.run_all(random_rois(program, 0))
             assert [x.shape for x in found] == [(0, *shape) for shape in head.shapes]
 
 
-def test_what_is_no_head_is_refused() -> None:
+def test_programs_that_are_not_heads_are_refused() -> None:
     low = lowered("mask r-cnn", "fqvit")
     for refuse in (lambda: batched(low.template, 2), lambda: HeadRunner(low.template)):
         with pytest.raises(FqvitError, match="takes pixels"):
@@ -103,7 +106,7 @@ def test_what_is_no_head_is_refused() -> None:
         HeadRunner(low.boxes[0], 1).run_all(np.zeros((2, 7, 8, 16), np.uint8))
 
 
-def test_moves_that_would_mix_squares_are_refused() -> None:
+def test_permutations_that_would_mix_rois_are_refused() -> None:
     program = heads("mask r-cnn")[1]
     ops = [
         msgspec.structs.replace(op, perm=(2, 0, 1, 3, 4)) if isinstance(op, Permute) and len(op.view) == 5 else op

@@ -1,4 +1,4 @@
-"""Images on their way to a detector: sizes, interpolation, padding."""
+"""Preparing images for a detector: sizes, interpolation and padding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ S = DetectSettings()
         ((1, 1), (800, 800)),
     ],
 )
-def test_one_side_meets_its_limit_and_none_vanishes(old: tuple[int, int], new: tuple[int, int]) -> None:
+def test_one_side_reaches_its_limit_and_no_side_becomes_0(old: tuple[int, int], new: tuple[int, int]) -> None:
     assert resized_size(*old, S.short, S.long) == new
 
 
@@ -37,7 +37,7 @@ def test_resizing_is_bilinear_between_pixel_centres(new: tuple[int, int]) -> Non
     expected = torch.nn.functional.interpolate(x, new, mode="bilinear")[0].permute(1, 2, 0).numpy()
     found = resize(pixels, *new)
     assert found.shape == (*new, 3)
-    # A half for rounding, and on each axis half a unit of the weights' 2^-11 of a difference of 255 at most.
+    # 1/2 for the rounding, plus half a unit of the weights (2^-11) per axis times a difference of at most 255.
     assert abs(found - expected).max() <= 0.5 + 2 * 255 / 2**12
 
 
@@ -50,26 +50,26 @@ def test_padding_is_zero_after_normalising() -> None:
     assert not x[:, :, 40:].any()
 
 
-def test_boxes_go_back_to_the_image() -> None:
+def test_boxes_are_mapped_back_to_the_image() -> None:
     made = prepare(Image.new("L", (300, 200)), S)
     assert (made.height, made.width, made.size, made.padded) == (200, 300, (800, 1200), (800, 1216))
     assert made.back(np.array([[0.0, 0, 1200, 800], [4, 8, 12, 16]])).tolist() == [[0, 0, 300, 200], [1, 2, 3, 4]]
 
 
-def test_extreme_images_have_a_size() -> None:
+def test_images_of_extreme_sizes_are_prepared_or_refused() -> None:
     assert prepare(Image.new("RGB", (5000, 1)), S).padded == (32, 1344)
     assert Input(np.zeros((1, 1, 3), np.uint8), 1, 1).padded == (32, 32)
     with pytest.raises(FqvitError, match="no pixels"):
         prepare(Image.new("RGB", (0, 5)), S)
 
 
-def test_resizing_what_is_flat_changes_nothing_at_extremes() -> None:
+def test_resizing_keeps_constant_images_constant() -> None:
     for value in (0, 255):
         assert (resize(np.full((5, 7, 3), value, np.uint8), 33, 2) == value).all()
     assert resize(np.full((1, 1, 3), 9, np.uint8), 4, 900).tolist() == [[[9] * 3] * 900] * 4
 
 
-def test_sizes_are_those_of_real_arithmetic() -> None:
+def test_resized_sizes_equal_real_arithmetic() -> None:
     for height, width in np.random.default_rng(0).integers(1, 9000, (300, 2)).tolist():
         scale = min(S.long / max(height, width), S.short / min(height, width))
         for found, side in zip(resized_size(height, width, S.short, S.long), (height, width), strict=True):

@@ -1,4 +1,4 @@
-"""Whole detectors in integers: the same bits on every backend, beside the float detector, and refusals."""
+"""Integer detectors: the same bits on every backend, comparison with the float detector, and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def integer(name: str, backend: Backend = "native", threads: int = 1) -> Integer
     return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, constants_of(name), threads, backend)
 
 
-def test_boxes_by_the_slice_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_boxes_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     image = prepare(sample_images()[1], SETTINGS)
     whole = integer("cascade").detect(image)
     monkeypatch.setattr("fqvit.detect.fixed.detector.BOXES_AT_ONCE", 7)
@@ -54,7 +54,7 @@ def test_boxes_by_the_slice_are_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_equal(integer("cascade").detect(image), whole)
 
 
-def test_threads_may_share_a_detector() -> None:
+def test_threads_can_share_a_detector() -> None:
     detector = integer("mask r-cnn")
     images = [prepare(sample_images()[0].resize(size), SETTINGS) for size in ((96, 40), (96, 64), (96, 130), (96, 170))]
     expected = [detector.detect(image) for image in images]
@@ -69,9 +69,9 @@ def test_threads_may_share_a_detector() -> None:
     assert len(detector._pyramids) <= KEPT_SIZES
 
 
-def test_a_pyramid_that_is_one_at_a_single_size_only_is_refused_at_others() -> None:
+def test_a_pyramid_that_is_valid_at_one_size_only_is_refused_at_others() -> None:
     low = lowered("mask r-cnn", "fqvit")
-    small = resized(low.template, 32, 32)  # where the last two levels have one place each
+    small = resized(low.template, 32, 32)  # where the last two levels have one position each
     ops = (msgspec.structs.replace(op, x="rpn_head.relu@3") if op.y == "rpn_head.objectness@4" else op for op in small.ops)
     bad = Program(msgspec.structs.replace(small.header, ops=tuple(ops)), small.constants)
     detector = IntegerDetector(bad, low.boxes, low.masks, SETTINGS, constants_of("mask r-cnn"), 1)
@@ -79,7 +79,7 @@ def test_a_pyramid_that_is_one_at_a_single_size_only_is_refused_at_others() -> N
         detector.detect(prepare(sample_images()[1], SETTINGS))
 
 
-def test_thousands_of_proposals_and_none_at_all() -> None:
+def test_thousands_of_proposals_and_no_proposals_work() -> None:
     low = lowered("mask r-cnn", "fqvit")
     heads = ([program.header for program in part] for part in (low.boxes, low.masks))
     many = msgspec.structs.replace(
@@ -103,7 +103,7 @@ def alike(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
 
 
 @every_detector
-def test_maps_follow_the_float_ones(name: str) -> None:
+def test_maps_correlate_with_float_maps(name: str) -> None:
     ours, exact = integer(name), FloatNetworks(detector_of(name))
     image = prepare(sample_images()[1], SETTINGS)
     found, wanted = ours.maps(image.pixels), exact.maps(image.pixels)
@@ -117,7 +117,7 @@ def assert_equal(a: IntegerFound, b: IntegerFound) -> None:
 
 
 @every_detector
-def test_native_and_reference_find_the_same(name: str) -> None:
+def test_native_and_reference_give_the_same_detections(name: str) -> None:
     native, threaded, reference = integer(name), integer(name, threads=2), integer(name, "reference")
     count = 0
     for picture in (*sample_images()[:2], sample_images()[0].resize((3, 1))):
@@ -130,7 +130,7 @@ def test_native_and_reference_find_the_same(name: str) -> None:
 
 
 @every_detector
-def test_images_of_every_size_are_detected_on(name: str) -> None:
+def test_images_of_every_size_are_accepted(name: str) -> None:
     detector = integer(name)
     for picture in (*sample_images(), sample_images()[0].resize((1, 90)), sample_images()[0].resize((3, 1))):
         found = detector.detect(prepare(picture, SETTINGS))
@@ -143,8 +143,8 @@ def test_images_of_every_size_are_detected_on(name: str) -> None:
         assert len(coco_results(found, 1, SETTINGS)) == len(d.boxes)
 
 
-class RealNumbers:
-    """The same programs, but what lies between them in float: Networks of pipeline.py."""
+class FloatBetweenPrograms:
+    """The Networks of float/pipeline.py with integer programs: only the arithmetic between the networks is float."""
 
     def __init__(self, name: str) -> None:
         low = lowered(name, "fqvit")
@@ -178,26 +178,26 @@ def values(program: Program, x: NDArray[np.uint8]) -> list[Floats32]:
 
 
 @every_detector
-def test_the_integers_between_programs_find_what_floats_between_them_find(name: str) -> None:
-    detector, real = integer(name), RealNumbers(name)
+def test_integer_and_float_arithmetic_between_programs_agree(name: str) -> None:
+    detector, float_between = integer(name), FloatBetweenPrograms(name)
     for picture in sample_images():
         image = prepare(picture, SETTINGS)
-        found, exact = detector.detect(image), detect(real, image, SETTINGS)
+        found, exact = detector.detect(image), detect(float_between, image, SETTINGS)
         a, b = found.detections, exact.detections
         overlap = pairwise_iou(a.boxes, b.boxes) * (a.labels[:, None] == b.labels)
         same, best = overlap.max(1) > 0.9, overlap.argmax(1)
-        # Random weights give near ties, and a box that is suppressed by a hair changes which others stay.
+        # Random weights give near ties: a box that NMS narrowly drops changes which others are kept.
         assert abs(len(a.scores) - len(b.scores)) <= 3 and same.mean() > 0.9
         assert np.abs(a.scores - b.scores[best])[same].max() < 0.01
         assert np.abs(found.probabilities / 2**15 - exact.probabilities[best])[same].mean() < 0.003
 
 
-def test_images_that_are_too_large_are_refused() -> None:
+def test_too_large_images_are_refused() -> None:
     with pytest.raises(FqvitError, match="expected sides of at most 8192"):
         integer("mask r-cnn").detect(Input(np.zeros((1, 8193, 3), np.uint8), 1, 8193))
 
 
-def test_parts_that_do_not_belong_together_are_refused() -> None:
+def test_parts_that_do_not_fit_together_are_refused() -> None:
     low, constants = lowered("mask r-cnn", "fqvit"), constants_of("mask r-cnn")
     other = lowered("cascade", "fqvit")
     for pyramid, boxes, masks, said in (

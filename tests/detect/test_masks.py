@@ -1,4 +1,4 @@
-"""Masks: pasting against torch's grid_sample, run lengths against pycocotools and against themselves."""
+"""Masks: pasting compared with torch's grid_sample, run lengths with pycocotools and by round trips."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ def test_pasting_interpolates_as_grid_sample_does(box: tuple[float, ...]) -> Non
     assert (paste(probabilities, np.array(box), 30, 40, 0.5) == (expected >= 0.5))[sure].all()
 
 
-def test_a_box_without_width_shows_its_middle_and_one_outside_nothing() -> None:
+def test_a_box_of_width_0_shows_the_middle_and_one_outside_nothing() -> None:
     ones = np.ones((28, 28))
     assert paste(ones, np.array([5.0, 5, 5, 9]), 20, 20, 0.5).sum() == 2 * 4
     assert not paste(ones, np.array([50.0, 50, 60, 60]), 20, 20, 0.5).any()
 
 
-def test_run_lengths_go_down_the_columns_and_begin_with_false() -> None:
+def test_run_lengths_are_column_major_and_start_with_false() -> None:
     assert run_lengths(np.array([[1, 0], [1, 1]], bool)) == [0, 2, 1, 1]
     assert run_lengths(np.zeros((3, 2), bool)) == [6]
 
 
 @given(MASKS)
-def test_run_lengths_give_the_mask_back(mask: NDArray[np.bool_]) -> None:
+def test_decoding_run_lengths_gives_the_mask(mask: NDArray[np.bool_]) -> None:
     assert (from_runs(to_runs(mask)) == mask).all()
 
 
 @given(MASKS)
-def test_the_letters_are_those_of_pycocotools(mask: NDArray[np.bool_]) -> None:
+def test_encoded_run_lengths_equal_those_of_pycocotools(mask: NDArray[np.bool_]) -> None:
     tools = pytest.importorskip("pycocotools.mask")
     expected = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
     assert to_runs(mask) == {"size": list(mask.shape), "counts": expected["counts"].decode()}
 
 
-def test_long_runs_have_several_letters() -> None:
+def test_long_runs_survive_encoding() -> None:
     mask = np.zeros((300, 400), bool)
     mask[100:250, 30:380] = True
     assert (from_runs(to_runs(mask)) == mask).all()
 
 
 @given(st.text(alphabet=[chr(i) for i in range(40, 120)], max_size=12))
-def test_damaged_runs_are_refused_or_are_a_mask_of_that_size(counts: str) -> None:
+def test_damaged_runs_are_refused_or_give_a_mask_of_the_size(counts: str) -> None:
     try:
         assert from_runs(Runs(size=[4, 5], counts=counts)).shape == (4, 5)
     except FqvitError as error:
@@ -70,18 +70,18 @@ def test_damaged_runs_are_refused_or_are_a_mask_of_that_size(counts: str) -> Non
 
 
 @pytest.mark.parametrize("counts", ["o" * 4000 + "0", "o" * 1_000_000, "_" * 20_000 + "0", "o" * 13 + "0", "o" * 12 + "/"])
-def test_lengths_without_end_are_refused_at_once(counts: str) -> None:
+def test_endless_lengths_are_refused_quickly(counts: str) -> None:
     with pytest.raises(FqvitError, match=r"^run lengths: .{1,60} damaged\.$"):
         from_runs(Runs(size=[4, 5], counts=counts))
 
 
 @pytest.mark.parametrize("lengths", [[10**4000, 3], [-(10**4000), 10**4000, 20], [9 * 10**4299] * 20, [21], [-1, 21]])
-def test_lengths_beyond_the_image_are_refused_without_their_digits(lengths: list[int]) -> None:
+def test_lengths_beyond_the_image_are_refused_without_printing_them(lengths: list[int]) -> None:
     with pytest.raises(FqvitError, match=r"^run lengths: .{1,80} damaged\.$"):
         check_lengths(lengths, (4, 5))
 
 
-def test_lengths_that_miss_the_size_name_their_sum() -> None:
+def test_lengths_with_a_wrong_sum_are_refused_with_the_sum() -> None:
     with pytest.raises(FqvitError, match="19 pixels in total, expected 4 x 5"):
         check_lengths([10, 9], (4, 5))
     check_lengths([0, 20], (4, 5))

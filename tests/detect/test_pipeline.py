@@ -1,4 +1,4 @@
-"""From networks' numbers to detections: small cases worked out by hand, and whole float detectors on real images."""
+"""From network outputs to detections: small cases computed by hand, and float detectors on images."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from .detectors import CONFIGS, SETTINGS, random_detector
 ONE_RATIO = DetectSettings(anchor_ratios=(1.0,), strides=(4, 8), proposals_a_level=3, proposals=4)
 
 
-def test_proposals_are_the_best_of_each_level_without_near_copies() -> None:
+def test_proposals_are_the_best_of_each_level_after_nms() -> None:
     objectness = [np.full((2, 3, 1), -5.0), np.full((1, 2, 1), -6.0)]
     objectness[0][1, 2] = 3.0
     objectness[1][0, 0] = 4.0
     boxes = propose(objectness, [np.zeros((2, 3, 4)), np.zeros((1, 2, 4))], (8, 12), ONE_RATIO)
-    # Anchors of 32 and 64 pixels, clipped to 8 x 12, are all alike within a level: one of each stays, the best first.
+    # Anchors of 32 and 64 pixels, clipped to 8 x 12, are equal within a level: one of each level is kept, the best first.
     assert boxes.tolist() == [[0, 0, 12, 8], [0, 0, 12, 8]]
 
 
-def test_emptied_and_undefined_proposals_are_dropped() -> None:
+def test_empty_and_nan_proposals_are_dropped() -> None:
     deltas = [np.zeros((1, 2, 4)), np.zeros((1, 1, 4))]
     deltas[0][0, 0] = [100.0, 0, 0, 0]  # far to the right
     deltas[0][0, 1] = np.nan
@@ -48,11 +48,11 @@ def test_emptied_and_undefined_proposals_are_dropped() -> None:
     assert boxes.tolist() == [[0, 0, 16, 16]]
 
 
-def test_refining_moves_a_box_by_its_likeliest_class() -> None:
+def test_refinement_uses_the_deltas_of_the_most_probable_class() -> None:
     boxes, target = np.array([[10.0, 10, 20, 30]]), np.array([[12.0, 11, 25, 28]])
     delta = encode(boxes, target, (0.1, 0.1, 0.2, 0.2))
     both = np.concatenate([np.zeros((1, 4)), delta], 1)
-    logits = np.array([[0.0, 1.0, 9.0]])  # background last, and not a class
+    logits = np.array([[0.0, 1.0, 9.0]])  # the background, which is last, is not a class
     assert refine(boxes, logits, both, (0.1, 0.1, 0.2, 0.2), (100, 100)) == pytest.approx(target)
     assert refine(boxes, logits, delta, (0.1, 0.1, 0.2, 0.2), (100, 100)) == pytest.approx(target)
 
@@ -68,7 +68,7 @@ def test_a_box_can_be_detected_as_two_classes_but_not_twice_as_one(agnostic: boo
     assert found.boxes == pytest.approx(boxes[[1, 0]])
 
 
-def test_no_more_than_so_many_detections() -> None:
+def test_the_number_of_detections_is_limited() -> None:
     boxes = np.stack([np.arange(30) * 20.0, np.zeros(30), np.arange(30) * 20.0 + 10, np.full(30, 10.0)], 1)
     logits = np.stack([np.linspace(1, 2, 30), np.zeros(30)], 1)
     found = select_detections(
@@ -77,13 +77,13 @@ def test_no_more_than_so_many_detections() -> None:
     assert found.boxes == pytest.approx(boxes[:-6:-1])
 
 
-def test_probabilities_are_safe_for_any_logits() -> None:
+def test_softmax_and_sigmoid_accept_any_logits() -> None:
     assert softmax(np.array([[1e4, 0.0], [-1e4, -1e4]])).tolist() == [[1, 0], [0.5, 0.5]]
     assert sigmoid(np.array([-1e4, 0.0, 1e4])) == pytest.approx([0, 0.5, 1])
 
 
-class PerfectNetworks:
-    """Finds one square of bright pixels: proposals beside it, a first stage that half corrects, a second that is right."""
+class FixedNetworks:
+    """Two-stage networks with fixed outputs: one proposal, constant deltas, different logits per stage."""
 
     stages, box_side, mask_side = 2, 7, 14
 
@@ -108,7 +108,7 @@ class PerfectNetworks:
 
 
 def test_a_cascade_averages_logits_and_mask_probabilities() -> None:
-    networks = PerfectNetworks([0, 0, 8, 8])
+    networks = FixedNetworks([0, 0, 8, 8])
     settings = msgspec.structs.replace(ONE_RATIO, proposals_a_level=1, proposals=1)
     found = detect(networks, Input(np.zeros((32, 32, 3), np.uint8), 64, 64), settings)
     assert networks.calls == ["boxes 0", "boxes 1", "masks 0", "masks 1"]
@@ -116,11 +116,13 @@ def test_a_cascade_averages_logits_and_mask_probabilities() -> None:
     assert found.probabilities[0] == pytest.approx(np.full((28, 28), (sigmoid(np.array(-1.0)) + sigmoid(np.array(2.0))) / 2))
     first = refine(np.array([[0.0, 0, 24, 24]]), np.zeros((1, 3)), np.full((1, 4), 0.1), settings.stds[0], (32, 32))
     second = refine(first, np.zeros((1, 3)), np.full((1, 4), 0.1), settings.stds[1], (32, 32))
-    assert found.detections.boxes == pytest.approx(2 * second, abs=1e-5), "in pixels of the image, twice the network's"
+    assert found.detections.boxes == pytest.approx(2 * second, abs=1e-5), (
+        "in pixels of the image, which is twice as large as the network's input"
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_float_detectors_find_the_same_every_time(name: str) -> None:
+def test_float_detectors_are_deterministic(name: str) -> None:
     detector = random_detector(name)
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)) for size in ((50, 70), (90, 40), (1, 300))]
@@ -141,13 +143,13 @@ def test_float_detectors_find_the_same_every_time(name: str) -> None:
             assert from_runs(result["segmentation"]).shape == (image.height, image.width)
 
 
-def test_nothing_found_is_no_error() -> None:
+def test_no_detections_are_valid() -> None:
     detector = random_detector("mask r-cnn", msgspec.structs.replace(SETTINGS, score=1.0))
     (found,) = detect_float(detector, [Image.new("RGB", (64, 64))])
     assert coco_results(found, 1, SETTINGS) == []
 
 
-def test_pyramids_are_kept_by_size() -> None:
+def test_pyramids_are_cached_by_size() -> None:
     networks = FloatNetworks(random_detector("mask r-cnn"))
     assert networks.pyramid((64, 96)) is networks.pyramid((64, 96))
     for i in range(20):
@@ -155,10 +157,10 @@ def test_pyramids_are_kept_by_size() -> None:
     assert len(networks._pyramids) == 16
 
 
-def test_swin_tiny_at_full_size(shared_data: Path) -> None:
+def test_swin_tiny_runs_at_full_size(shared_data: Path) -> None:
     swin = SwinConfig((64, 64), 4, 3, 0, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, fixed_window=True)
     release = random_release(DetectorConfig(swin, 80), "swin")
-    assert round(sum(v.numel() for v in release.values()) / 1e6) == 48, "million parameters, as published"
+    assert round(sum(v.numel() for v in release.values()) / 1e6) == 48, "48 million parameters, as published"
     detector = load_detector(release)
     settings = msgspec.structs.replace(detector.settings, score=0.013, detections=10)
     file = sorted((shared_data / "coco128" / "images").iterdir())[0]

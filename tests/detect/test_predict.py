@@ -1,4 +1,4 @@
-"""`fqvit detect predict` and `draw` as users type them, on a small random detector and drawn shapes; and bad input."""
+"""`fqvit detect predict` and `draw` on a small random detector and synthetic shapes, with good and bad input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_predict_shows_a_table_or_writes_results(tmp_path: Path) -> None:
     results = results_of(tmp_path / "r.json")
     assert done["images"] == 4 and done["detections"] == len(results) > 0
     for r in results:
-        assert r["file_name"] == f"val/{r['image_id']:06}.jpg", "numbers of files are the images' ids"
+        assert r["file_name"] == f"val/{r['image_id']:06}.jpg", "image ids are the numbers in the file names"
         assert r["category"] == shapes().CLASSES[r["category_id"] - 1] and 0.15 <= r["score"] <= 1
         mask, (x, y, w, h) = from_runs(r["segmentation"]), r["bbox"]
         assert mask.shape == (128, 128) and 0 <= x <= x + w <= 128.001 and 0 <= y <= y + h <= 128.001
@@ -43,7 +43,7 @@ def test_predict_shows_a_table_or_writes_results(tmp_path: Path) -> None:
     assert empty.code == 0 and results_of(tmp_path / "none.json") == []
 
 
-def test_images_of_every_kind_are_looked_at(tmp_path: Path) -> None:
+def test_images_of_every_format_and_size_are_accepted(tmp_path: Path) -> None:
     sizes = {"dot": (1, 1), "line": (600, 1), "column": (2, 400), "large": (6000, 4000)}
     for name, size in sizes.items():
         Image.effect_noise((16, 16), 90).resize(size).save(tmp_path / f"{name}.png")
@@ -60,7 +60,7 @@ def test_images_of_every_kind_are_looked_at(tmp_path: Path) -> None:
     assert drawn.code == 0 and len(list((tmp_path / "pictures").iterdir())) == 5
 
 
-def test_unreadable_images_are_named_and_the_others_done(tmp_path: Path) -> None:
+def test_unreadable_images_are_named_and_the_others_processed(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(Path("val/000001.jpg").read_bytes()[:100])
     words = ("shapes.fqvit", "val/000001.jpg", tmp_path / "bad.png", tmp_path / "none.jpg")
     done = fqvit("detect", "predict", *words, "-o", tmp_path / "r.json")
@@ -72,7 +72,7 @@ def test_unreadable_images_are_named_and_the_others_done(tmp_path: Path) -> None
         refused(fqvit("detect", *command, "shapes.fqvit", tmp_path / "none.jpg"), "none.jpg: no such file")
 
 
-def test_results_of_no_image_at_all_are_not_written(tmp_path: Path) -> None:
+def test_no_results_are_written_if_no_image_is_readable(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"not an image")
     out = tmp_path / "results.json"
     out.write_text("older")
@@ -82,7 +82,7 @@ def test_results_of_no_image_at_all_are_not_written(tmp_path: Path) -> None:
     assert out.read_text() == "older"
 
 
-def test_draw_shows_what_was_found(tmp_path: Path) -> None:
+def test_draw_marks_detections(tmp_path: Path) -> None:
     done = fqvit("detect", "draw", "shapes.fqvit", "val/000001.jpg", "-o", tmp_path / "a" / "b", "--score", 0.15, "--json").json
     assert done["pictures"] == 1 and done["objects"] > 0
     fqvit("detect", "predict", "shapes.fqvit", "val", "-o", tmp_path / "r.json")
@@ -98,7 +98,7 @@ def test_draw_shows_what_was_found(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["000001-2.png", "000001.png"]
 
 
-def test_draw_refuses_in_one_line(tmp_path: Path) -> None:
+def test_draw_errors_are_one_line(tmp_path: Path) -> None:
     def draw(*words: object) -> Any:
         return fqvit("detect", "draw", *words)
 
@@ -123,7 +123,7 @@ def test_draw_refuses_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_results_of_a_file_name_that_is_not_utf8_can_be_read(tmp_path: Path) -> None:
+def test_results_for_file_names_that_are_not_utf8_can_be_read(tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jpg")
     try:
         shutil.copy("val/000001.jpg", name)
@@ -133,14 +133,14 @@ def test_results_of_a_file_name_that_is_not_utf8_can_be_read(tmp_path: Path) -> 
         done = fqvit("detect", "predict", "shapes.fqvit", *words, "-o", tmp_path / "r.json")
         assert done.code == 0, done.err
         assert {Path(r["file_name"]).name for r in read_results(tmp_path / "r.json")} == {"caf?.jpg"}
-    # It is the name that is not found, not the results that are damaged.
+    # The error is about the missing file, not about damaged results.
     done = fqvit("detect", "draw", "--results", tmp_path / "r.json", "--data", tmp_path, "-o", tmp_path / "x")
     assert done.code == 2 and "caf?.jpg" in done.err and "not results" not in done.err
     assert fqvit("detect", "draw", "shapes.fqvit", name, "-o", tmp_path / "x").code == 0
 
 
 @pytest.mark.parametrize("field, value", [("category_id", 10**400), ("category_id", -(2**40)), ("bbox", [-1e308, 0, 1e308, 1])])
-def test_results_of_impossible_numbers_are_refused(field: str, value: object, tmp_path: Path) -> None:
+def test_results_with_numbers_out_of_range_are_refused(field: str, value: object, tmp_path: Path) -> None:
     segmentation = {"size": [128, 128], "counts": to_runs(np.ones((128, 128), bool))["counts"]}
     row = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.9, "segmentation": segmentation}
     words = ("--results", tmp_path / "r.json", "--data", "val", "-o", tmp_path / "x")
@@ -174,7 +174,7 @@ def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
     ):
         refused(fqvit("detect", "draw", *words), said, "would be overwritten", "-o DIR")
     assert {path.name: path.read_bytes() for path in photos.iterdir()} == before
-    # Beside its image a picture may be, as long as no image has its name; and pictures of before are made anew.
+    # An output may be in the folder of its image unless an image has its name; earlier outputs are replaced.
     for _ in range(2):
         assert fqvit("detect", "draw", "shapes.fqvit", photos / "z.jpg", "-o", photos).code == 0
         assert fqvit("detect", "draw", "shapes.fqvit", photos / "a.png", photos / "a.png", "-o", tmp_path / "out").code == 0
@@ -182,7 +182,7 @@ def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.png", "a-2.png"}
 
 
-def test_names_that_differ_in_case_alone_are_two_pictures_on_every_disk(tmp_path: Path) -> None:
+def test_names_that_differ_only_in_case_give_two_files(tmp_path: Path) -> None:
     for name in ("a", "A"):
         shutil.copy("val/000001.jpg", tmp_path / f"{name}.jpg")
     done = fqvit("detect", "draw", "shapes.fqvit", tmp_path / "a.jpg", tmp_path / "A.jpg", "-o", tmp_path / "out")

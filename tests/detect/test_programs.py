@@ -74,7 +74,7 @@ def lowered(name: str, recipe: str) -> LoweredDetector:
 
 @cache
 def packed() -> LoweredDetector:
-    """With weights of 4 bits, two a byte."""
+    """With 4-bit weights, two per byte."""
     detector, recipe = detector_of("mask r-cnn"), msgspec.structs.replace(RECIPES["fqvit"], weight_bits=4, weight_group=16)
     return LoweredDetector(detector, calibrate_detector(detector, sample_images()[:1], recipe))
 
@@ -88,7 +88,7 @@ def some_codes(program: Program, count: int = 3) -> NDArray[np.uint8]:
 
 
 def parts(name: str, recipe: str) -> list[tuple[FloatModel, Calibration, NDArray[np.uint8]]]:
-    """Every part with its calibration and something to run it on."""
+    """Every network with its calibration and an input."""
     detector, found = detector_of(name), calibrated(name, recipe)
     pixels = padded_pixels()
     made = [(pyramid_model(detector, *pixels.shape[:2]), found.pyramid, pixels[None])]
@@ -106,7 +106,7 @@ def programs(name: str, recipe: str) -> list[tuple[Program, NDArray[np.uint8]]]:
 
 
 @every_pair
-def test_the_engine_gives_the_references_bits_in_every_output(name: str, recipe: str) -> None:
+def test_engine_equals_reference_in_every_output(name: str, recipe: str) -> None:
     for program, x in programs(name, recipe):
         exact = Reference(program).run_all(x)
         assert len(exact) == len(program.header.outputs)
@@ -118,13 +118,13 @@ def test_the_engine_gives_the_references_bits_in_every_output(name: str, recipe:
             assert_same(engine.run(x), exact[0], "the first output alone")
 
 
-def test_the_engine_gives_the_references_bits_in_every_buffer() -> None:
+def test_engine_equals_reference_in_every_buffer() -> None:
     for program, x in programs("mask r-cnn", "fqvit"):
         engine = Engine(program, 1, keep=True)
         assert_same(engine.buffers(x[0]), {key: y[0] for key, y in buffers_of(program, x[:1]).items()}, program.header.model)
 
 
-def test_convolutions_read_their_neighbours_without_writing_them_down() -> None:
+def test_convolutions_gather_neighbours_without_a_buffer() -> None:
     for program, x in programs("mask r-cnn", "fqvit"):
         ran = {time.buffer: time.op for time in Engine(program, 1).profile(x[0], 1)}
         assert not [name for name in ran if name.partition("@")[0].endswith((".rows", ".squares")) and "conv" in name]
@@ -132,7 +132,7 @@ def test_convolutions_read_their_neighbours_without_writing_them_down() -> None:
             assert ran["rpn_head.relu"] == ran["neck.output.2"] == "take + linear"
 
 
-def test_outputs_that_ops_would_be_joined_over_are_given_too() -> None:
+def test_outputs_inside_fused_ops_are_still_returned() -> None:
     program, x = programs("mask r-cnn", "fqvit")[0]
     kinds: dict[str, Any] = {"neck.lateral.0": "scores", "neck.lateral.3": "map", "neck.add.1": "map", "rpn_head.relu": "map"}
     others = tuple(Output(name, kind, 1.0) for name, kind in kinds.items())
@@ -143,7 +143,7 @@ def test_outputs_that_ops_would_be_joined_over_are_given_too() -> None:
 
 
 @every_pair
-def test_buffers_stay_in_what_was_proved_and_torch_gives_the_same_bits(name: str, recipe: str) -> None:
+def test_buffers_stay_in_proved_ranges_and_torch_gives_the_same_bits(name: str, recipe: str) -> None:
     for program, x in programs(name, recipe):
         verified, buffers = program.verify(), buffers_of(program, x)
         assert all(proof.holds for proof in verified.proofs) and verified.proofs
@@ -154,15 +154,15 @@ def test_buffers_stay_in_what_was_proved_and_torch_gives_the_same_bits(name: str
 
 
 @every_pair
-def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(name: str, recipe: str) -> None:
+def test_simulation_and_program_have_equal_codes_at_every_site(name: str, recipe: str) -> None:
     for model, calibration, x in parts(name, recipe):
         program, values = lower_with_values(model, calibration)
         for site in compared_sites(model, calibration, values, buffers_of(program, x), x):
             if site.q is None and calibration.recipe.mult == "short":
-                continue  # numbers have more bits than those multipliers
+                continue  # outputs have more bits than 16-bit multipliers
             wrong = site.codes != site.found
             if site.q is not None and calibration.recipe.mult == "short" and site.node.leaf.role == "context":
-                # Few tokens with equal weights make many ties, and 16-bit multipliers decide them otherwise.
+                # A few tokens with equal weights make many ties, which 16-bit multipliers break differently.
                 place = (site.real / torch.from_numpy(site.q.channel_scales(site.real.shape[-1]))).numpy() % 1
                 wrong &= np.abs(place - 0.5) > 1e-3
             assert wrong.sum() <= max(1, 0.01 * wrong.size), f"{model.name} {site.node.name}: {wrong.sum()} of {wrong.size}"
@@ -170,7 +170,7 @@ def test_simulation_gives_the_programs_codes_at_every_site_from_the_same_inputs(
 
 
 @pytest.mark.parametrize("recipe", TAKEN)
-def test_programs_of_every_recipe_follow_the_float_networks(recipe: str) -> None:
+def test_programs_of_every_recipe_correlate_with_the_float_networks(recipe: str) -> None:
     detector, low = detector_of("mask r-cnn"), lowered("mask r-cnn", recipe)
     pixels = prepare(sample_images()[0], SETTINGS).pixels
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_programs_of_every_recipe_follow_the_float_networks(recipe: str) -> None
         assert np.corrcoef(real.ravel(), b.numpy().ravel())[0, 1] > (0.97 if recipe == "fqvit" else 0.8), output.buffer
 
 
-def test_outputs_are_those_of_the_modules_in_their_order() -> None:
+def test_outputs_have_the_order_of_the_modules() -> None:
     low = lowered("mask r-cnn", "fqvit")
     pyramid = low.pyramid(64, 96).header
     assert [output.kind for output in pyramid.outputs] == ["map"] * 4 + ["scores"] * 5 + ["deltas"] * 5
@@ -195,7 +195,7 @@ def test_outputs_are_those_of_the_modules_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fqvit", "npu"])
-def test_a_relu_is_the_clamp_of_the_map_before_it(recipe: str) -> None:
+def test_a_relu_is_the_clamp_of_the_preceding_linear_op(recipe: str) -> None:
     for program, _ in programs("mask r-cnn", recipe):
         relus = [name for name, site in program.header.sites.items() if site.role == "relu"]
         assert relus and all(program.header.sites[name].zero == (0,) for name in relus)
@@ -205,7 +205,7 @@ def test_a_relu_is_the_clamp_of_the_map_before_it(recipe: str) -> None:
         assert not any(site.role == "inner" for site in program.header.sites.values())
 
 
-def test_padding_is_what_normalises_to_nearly_zero() -> None:
+def test_padding_normalises_to_nearly_zero() -> None:
     pixels = np.full((40, 33, 3), 7, np.uint8)
     padded = pad_pixels(pixels, SETTINGS)
     assert padded.shape == (64, 64, 3) and (padded[:40, :33] == 7).all()
@@ -213,7 +213,7 @@ def test_padding_is_what_normalises_to_nearly_zero() -> None:
     assert np.abs(normalise_and_pad(padded, SETTINGS)[:, 40:]).max() < 0.01
 
 
-def test_programs_are_the_same_after_saving(tmp_path: Path) -> None:
+def test_programs_survive_saving(tmp_path: Path) -> None:
     for i, (program, x) in enumerate(programs("cascade", "fqvit")):
         program.save(tmp_path / f"{i}.fqvit")
         again = Program.load(tmp_path / f"{i}.fqvit")
@@ -222,7 +222,7 @@ def test_programs_are_the_same_after_saving(tmp_path: Path) -> None:
             assert_same(a, b, again.header.model)
 
 
-def test_a_calibration_is_the_same_after_saving() -> None:
+def test_calibrations_survive_saving() -> None:
     found = calibrated("mask r-cnn", "fqvit")
     for one in (found.pyramid, *found.boxes, *found.masks):
         assert Calibration.from_json(one.to_json()).to_json() == one.to_json()
@@ -238,7 +238,7 @@ def with_outputs(*outputs: Any) -> Program:
     return Program(msgspec.structs.replace(program.header, others=outputs), program.constants)
 
 
-def test_outputs_that_are_wrong_are_refused() -> None:
+def test_invalid_outputs_are_refused() -> None:
     program = head()
     (deltas,) = program.header.others
     with pytest.raises(FqvitError, match="'deltas' is listed as an output twice"):
@@ -258,11 +258,11 @@ def test_inputs_of_another_shape_are_refused() -> None:
         with pytest.raises(FqvitError, match=r"expected uint8 \[N, 7, 7, 16\]"):
             run(np.zeros((1, 7, 8, 16), np.uint8))
     impossible = msgspec.structs.replace(head().header.input, shape=(7, 0, 16))  # type: ignore[type-var]
-    with pytest.raises(FqvitError, match="impossible"):
+    with pytest.raises(FqvitError, match="empty or too large"):
         Program(msgspec.structs.replace(head().header, input=impossible), head().constants).verify()
 
 
-def test_no_boxes_give_no_outputs() -> None:
+def test_no_boxes_give_empty_outputs() -> None:
     empty = np.zeros((0, 7, 7, 16), np.uint8)
     for outputs in (Reference(head()).run_all(empty), Engine(head(), 2).run_all(empty)):
         assert [x.shape for x in outputs] == [(0, 6), (0, 20)]
@@ -293,27 +293,29 @@ def test_exporters_refuse_parts_of_detectors(tmp_path: Path) -> None:
         (Recipe(name="mine", sites={"pyramid": SiteRule(bits=10)}), "expected at most 8"),
     ],
 )
-def test_recipes_that_detectors_cannot_have_are_refused(recipe: Recipe, found: str) -> None:
+def test_unsupported_recipes_are_refused(recipe: Recipe, found: str) -> None:
     with pytest.raises(FqvitError, match=found):
         calibrate_detector(detector_of("mask r-cnn"), sample_images(), recipe)
 
 
-def test_rules_go_to_the_parts_that_have_such_sites() -> None:
+def test_rules_apply_to_the_parts_that_have_such_sites() -> None:
     recipe = Recipe(name="mine", sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7), "upsample*": SiteRule(bits=8)})
     with pytest.raises(FqvitError, match="'upsample"):
-        calibrate_detector(detector_of("mask r-cnn"), sample_images(), recipe)  # it writes the codes of the ReLU after it
+        calibrate_detector(
+            detector_of("mask r-cnn"), sample_images(), recipe
+        )  # upsample writes the codes of the following ReLU, so it has no site
     recipe = msgspec.structs.replace(recipe, sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7)})
     found = calibrate_detector(detector_of("mask r-cnn"), sample_images()[:1], recipe)
     assert list(found.pyramid.recipe.sites) == ["residual", "relu"] and list(found.boxes[0].recipe.sites) == ["relu"]
     assert all(q.bits == 7 for q in found.masks[0].sites.values())
 
 
-def test_no_images_are_refused() -> None:
+def test_calibration_without_images_is_refused() -> None:
     with pytest.raises(FqvitError, match="no calibration images"):
         calibrate_detector(detector_of("mask r-cnn"), [], load_recipe("fqvit"))
 
 
-def test_a_heads_calibration_does_not_fit_a_pyramid() -> None:
+def test_the_calibration_of_a_head_does_not_fit_a_pyramid() -> None:
     found = calibrated("mask r-cnn", "fqvit")
     with pytest.raises(FqvitError, match="calibrated for RoI features, expected images"):
         LoweredDetector(detector_of("mask r-cnn"), DetectorCalibration(found.boxes[0], found.boxes, found.masks))

@@ -1,4 +1,7 @@
-"""A program made by hand for images of another size; moves that make no sense. Detectors' own: tests/detect/test_sizes.py."""
+"""Resizing a hand-made program, and invalid moves.
+
+See also: test_sizes.py, the pyramids of detectors.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,13 @@ def program_of(ops: tuple[Any, ...], moves: dict[str, Move], output: Output, con
 
 
 def pyramid(*more: Any, **moves: Move | None) -> Program:
-    """32 x 32 pixels -> 8 x 8 patches -> windows of 16 that look at themselves; every second patch, and those enlarged again.
-    moves: others than the right ones; None leaves one out"""
+    """32 x 32 pixels -> 8 x 8 patches -> self-attention in windows of 16; also every second patch, enlarged again.
+
+    moves: replace the correct ones; None removes a move
+    """
     ops = (
         PATCHES,
-        Take(y="cut", x="patches", index="rows.0"),  # [4, 16, 48]: nothing is lost of 0..255
+        Take(y="cut", x="patches", index="rows.0"),  # [4, 16, 48], full range 0..255
         Permute(y="heads", x="cut", view=(4, 16, 2, 24), perm=(0, 2, 1, 3)),
         MatMul(y="scores", a="heads", b="heads", mult=2**30, shift=44),
         LogSoftmax(y="attention", x="scores", region="region.0"),
@@ -69,14 +74,14 @@ def pyramid(*more: Any, **moves: Move | None) -> Program:
     return program_of(ops, known, Output("whole", "map", 1.0), constants)
 
 
-def test_a_program_of_its_own_size_is_itself() -> None:
+def test_resizing_to_the_own_size_gives_the_same_program() -> None:
     program = pyramid()
     program.verify()
     for made in (resized(program, 32, 32), resized(resized(program, 96, 64), 32, 32)):
         assert made.header == program.header and made.fingerprint() == program.fingerprint()
 
 
-def test_rows_and_regions_are_those_of_the_new_size() -> None:
+def test_indices_and_regions_follow_the_new_size() -> None:
     made = resized(pyramid(), 96, 64)
     assert made.input_shape == (96, 64, 3)
     shapes = {name: value.shape for name, value in made.verify().buffers.items()}
@@ -84,19 +89,21 @@ def test_rows_and_regions_are_those_of_the_new_size() -> None:
     assert shapes["half"] == (12, 8, 48) and shapes["whole"] == (24, 16, 48)
     assert made.constants["rows.0"].tolist() == grids.windows((24, 16), 4, 2).tolist()
     assert made.constants["region.0"].tolist() == grids.regions((24, 16), 4, 2).tolist()
-    assert made.constants.keys() == pyramid().constants.keys()  # none of the old size is left
+    assert made.constants.keys() == pyramid().constants.keys()  # no constant of the old size is left
 
 
 @pytest.mark.parametrize("name", ["rows.0", "region.0", "rows.1", "rows.2"])
-def test_rows_of_the_programs_own_size_are_what_its_moves_say(name: str) -> None:
+def test_stored_indices_must_equal_those_of_the_moves(name: str) -> None:
     program = pyramid()
     program.constants[name] = program.constants[name][::-1].copy()
     with pytest.raises(FqvitError, match="its stored indices differ from those that its move gives"):
         resized(program, 32, 32)
-    assert resized(program, 64, 64).fingerprint() == resized(pyramid(), 64, 64).fingerprint()  # all of them are made anew
+    assert (
+        resized(program, 64, 64).fingerprint() == resized(pyramid(), 64, 64).fingerprint()
+    )  # new indices do not depend on the stored ones
 
 
-def test_all_that_is_made_for_a_size_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_size_of_new_constants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = resized(pyramid(), 64, 64)
     total = sum(x.size for name, x in made.constants.items() if name.startswith(("rows.", "region.")))
     monkeypatch.setattr("fqvit.detect.resize.MAX_ELEMENTS", total)
@@ -107,7 +114,7 @@ def test_all_that_is_made_for_a_size_is_bounded_together(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("grid", "window", "shift"), [((8, 8), 4, 2), ((6, 9), 4, 1), ((7, 3), 3, 2), ((4, 4), 4, 3)])
-def test_places_of_a_window_see_each_other_where_no_edge_of_the_image_was_between(
+def test_positions_attend_to_each_other_unless_the_image_border_is_between(
     grid: tuple[int, int], window: int, shift: int
 ) -> None:
     height, width = (-(-side // window) * window for side in grid)
@@ -117,7 +124,7 @@ def test_places_of_a_window_see_each_other_where_no_edge_of_the_image_was_betwee
         for top in range(0, height, window)
         for left in range(0, width, window)
     ]
-    before = [[((y + shift) % height, (x + shift) % width) for y, x in square] for square in places]  # the shift undone
+    before = [[((y + shift) % height, (x + shift) % width) for y, x in square] for square in places]  # before the shift
     for numbers, now, then in zip(found, places, before, strict=True):
         assert numbers[0] == 0 and set(numbers) == set(range(max(numbers) + 1))
         for a in range(window**2):
@@ -152,22 +159,22 @@ BAD: list[tuple[str, Move | None, str]] = [
 
 
 @pytest.mark.parametrize("name, move, said", BAD)
-def test_moves_that_make_no_sense_are_refused(name: str, move: Move | None, said: str) -> None:
+def test_invalid_moves_are_refused(name: str, move: Move | None, said: str) -> None:
     with pytest.raises(FqvitError, match=f"^{name}: .*{said}"):
         resized(pyramid(**{name: move}), 64, 64)
 
 
-def test_only_an_enlarged_map_has_the_size_of_another() -> None:
+def test_only_enlarged_maps_take_the_size_of_another_buffer() -> None:
     assert resized(pyramid(half=Move("second", of="patches")), 64, 64).constants["rows.1"].shape == (8, 8)
 
 
-def test_rows_of_what_is_not_written_are_refused() -> None:
+def test_reading_an_unwritten_buffer_is_refused() -> None:
     program = pyramid(Take(y="lost", x="nothing", index="rows.0"), lost=Move("windows", 4, 2))
     with pytest.raises(FqvitError, match="^lost: reads 'nothing' before any op writes it"):
         resized(program, 64, 64)
 
 
-def test_sides_end_at_8192_or_where_a_buffer_is_too_large() -> None:
+def test_sides_are_limited_by_8192_and_the_size_of_buffers() -> None:
     parts = {
         "y.w": np.ones((64, 48), np.int8),
         "y.bias": np.zeros(64, np.int32),
@@ -183,7 +190,7 @@ def test_sides_end_at_8192_or_where_a_buffer_is_too_large() -> None:
         resized(program, 8224, 32)
 
 
-def test_a_program_without_moves_has_one_size() -> None:
+def test_a_program_without_moves_cannot_be_resized() -> None:
     program = pyramid()
     with pytest.raises(FqvitError, match="^test: has a fixed image size"):
         resized(Program(msgspec.structs.replace(program.header, moves={}), program.constants), 64, 64)

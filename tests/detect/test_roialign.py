@@ -1,4 +1,4 @@
-"""RoIAlign against its definition, sample by sample."""
+"""Float RoIAlign compared with its definition, sample by sample."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def some_map(seed: int = 0) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("side", [2, 7])
 @pytest.mark.parametrize("name", BOXES)
-def test_a_square_is_the_mean_of_its_samples(name: str, side: int) -> None:
+def test_roi_features_are_means_of_samples(name: str, side: int) -> None:
     found = roi_align(some_map(), np.array([BOXES[name]]), 4, side)
     assert found.dtype == np.float32
     assert found[0] == pytest.approx(slow_roi_align(some_map(), BOXES[name], 4, side), abs=2e-6)
@@ -81,20 +81,20 @@ def test_roi_align_equals_that_of_torchvision(torchvision_ops: ModuleType) -> No
     assert found == pytest.approx(expected.permute(0, 2, 3, 1).numpy(), abs=2e-6)
 
 
-def test_weights_of_a_bin_inside_sum_to_one() -> None:
+def test_weights_of_a_bin_inside_the_map_sum_to_one() -> None:
     weights = axis_weights(np.array([1.2, 3.0]), np.array([7.9, 3.4]), 5, 10)
     assert weights.sum(2) == pytest.approx(np.ones((2, 5)))
     assert axis_weights(np.zeros(0), np.zeros(0), 7, 10).shape == (0, 7, 10)
 
 
-def test_levels_change_where_a_side_doubles() -> None:
+def test_each_doubling_of_the_side_is_one_level_up() -> None:
     side = np.array([1.0, 55, 111.9, 112, 223.9, 224, 448, 5000])
     boxes = np.stack([np.zeros(8), np.zeros(8), side, side], 1)
     assert level_of(boxes, 56, 4).tolist() == [0, 0, 0, 1, 1, 2, 3, 3]
     assert level_of(np.array([[5.0, 5, 5, 5]]), 56, 4).tolist() == [0], "without area"
 
 
-def test_each_box_is_cut_from_its_own_level() -> None:
+def test_each_box_uses_the_level_for_its_size() -> None:
     levels = [some_map(1), some_map(2)]
     boxes = np.array([[0.0, 0, 20, 20], [0, 0, 40, 40], [3, 3, 9, 9]])
     rois = multiscale_roi_align(levels, boxes, 7, 16.0, (4, 8))

@@ -1,4 +1,4 @@
-"""A layer that runs on several maps has its weights in the program once: the proposal head, on five levels."""
+"""A layer that runs on several maps stores its weights once: the proposal head, on five levels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pyramid(recipe: str) -> Program:
 
 
 @pytest.mark.parametrize("recipe", ["fqvit", "npu", "fq-vit", "fq-vit-original", "packed"])
-def test_every_level_has_the_weights_of_the_first(recipe: str) -> None:
+def test_every_level_uses_the_weights_of_the_first(recipe: str) -> None:
     program = pyramid(recipe)
     owners = {op.y: op.weights_of for op in program.ops if isinstance(op, Linear) and op.y.startswith("rpn_head.")}
     assert owners == {f"{y}@{i}" if i else y: y if i else None for i in range(5) for y in LAYERS}
@@ -43,7 +43,7 @@ def test_every_level_has_the_weights_of_the_first(recipe: str) -> None:
     assert others and all(op.weights_of is None for op in others)
 
 
-def test_packed_weights_that_are_shared_run_everywhere(tmp_path: Path) -> None:
+def test_shared_packed_weights_run_on_every_backend(tmp_path: Path) -> None:
     program, pixels = pyramid("packed"), padded_pixels()[None]
     program.save(tmp_path / "packed.fqvit")
     exact = Reference(program).run_all(pixels)
@@ -53,7 +53,7 @@ def test_packed_weights_that_are_shared_run_everywhere(tmp_path: Path) -> None:
     assert not any(name.endswith(".exponent") for name in program.unpacked().constants)
 
 
-def test_a_shared_layer_is_the_slow_definition_of_it() -> None:
+def test_a_shared_layer_equals_the_slow_definition() -> None:
     program = packed().template
     pixels = np.random.default_rng(0).integers(0, 256, (1, *program.input_shape)).astype(np.uint8)
     buffers = buffers_of(program, pixels)
@@ -76,19 +76,19 @@ def altered(program: Program, y: str, **fields: Any) -> Program:
         ({"weights_of": "rpn_head.relu@1"}, "weights_of is 'rpn_head.relu@1', expected an earlier linear op"),  # itself
         ({"weights_of": "rpn_head.relu@2"}, "weights_of is 'rpn_head.relu@2', expected an earlier linear op"),  # a later one
         ({"weights_of": "rpn_head.relu.squares@1"}, "expected an earlier linear op"),
-        ({"weights_of": "rpn_head.objectness"}, "constant .rpn_head.objectness.w. is missing"),  # which has whole bytes
+        ({"weights_of": "rpn_head.objectness"}, "constant .rpn_head.objectness.w. is missing"),  # whose weights are not packed
         ({"weights_of": "neck.lateral.0"}, "reads a different number of channels than 'neck.lateral.0'"),
         ({"weights_of": None}, "constant 'rpn_head.relu@1.w' is missing"),
         ({"group": 8}, r"group is 8, but 'rpn_head.relu' \(weights_of\) has"),
         ({"group": 0}, r"group is 0, but 'rpn_head.relu' \(weights_of\) has"),
     ],
 )
-def test_weights_of_what_does_not_have_them_are_refused(fields: dict[str, Any], problem: str) -> None:
+def test_invalid_references_to_weights_are_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(FqvitError, match=problem):
         altered(packed().template, "rpn_head.relu@1", **fields).verify()
 
 
-def test_weights_of_one_that_shares_itself_are_refused() -> None:
+def test_sharing_the_weights_of_a_sharing_op_is_refused() -> None:
     with pytest.raises(
         FqvitError, match="weights_of is 'rpn_head.relu@1', expected an earlier linear op that has its own weights"
     ):

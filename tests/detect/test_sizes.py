@@ -1,4 +1,4 @@
-"""One pyramid at several image sizes: programs made from one another are those that lowering gives."""
+"""One pyramid at several image sizes: resized programs equal those that lowering gives."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def template(recipe: str = "fqvit") -> Program:
 
 @pytest.mark.parametrize("recipe", ["fqvit", "fq-vit", "fq-vit-8", "npu"])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_resized_program_is_the_one_that_lowering_gives(size: tuple[int, int], recipe: str) -> None:
+def test_a_resized_program_equals_the_lowered_one(size: tuple[int, int], recipe: str) -> None:
     direct = lower(pyramid_model(detector_of("mask r-cnn"), *size), calibrated("mask r-cnn", recipe).pyramid)
     made = resized(template(recipe), *size)
     assert made.ops == direct.ops
     assert_same(dict(sorted(made.constants.items())), dict(sorted(direct.constants.items())), f"{size}")
     assert made.fingerprint() == direct.fingerprint()
-    # And back: a template of any size will do.
+    # And back: a template of any size gives the same programs.
     assert resized(made, 64, 64).fingerprint() == template(recipe).fingerprint()
 
 
@@ -53,7 +53,7 @@ def test_only_moves_and_regions_depend_on_the_size() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_resized_programs_run(size: tuple[int, int]) -> None:
+def test_resized_programs_run_on_engine_and_reference(size: tuple[int, int]) -> None:
     program = lowered("mask r-cnn", "fqvit").pyramid(*size)
     pixels = np.random.default_rng(0).integers(0, 256, (1, *size, 3)).astype(np.uint8)
     for output, a, b in zip(
@@ -64,7 +64,7 @@ def test_resized_programs_run(size: tuple[int, int]) -> None:
             assert a.shape[1:3] == tuple(side // 2 ** (2 + int(output.buffer[-1])) for side in size)
 
 
-def test_a_program_of_a_size_is_the_same_whatever_was_asked_before() -> None:
+def test_the_cache_does_not_change_programs() -> None:
     low = lowered("mask r-cnn", "fqvit")
     before = low.pyramid(32, 64).fingerprint()
     for side in range(32, 32 * (KEPT_SIZES + 2), 32):
@@ -74,7 +74,7 @@ def test_a_program_of_a_size_is_the_same_whatever_was_asked_before() -> None:
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 3), (7, 7), (8, 13), (16, 5)])
 @pytest.mark.parametrize("window, shift", [(3, 0), (3, 1), (7, 3), (4, 2)])
-def test_row_numbers_are_those_of_the_float_model(grid: tuple[int, int], window: int, shift: int) -> None:
+def test_indices_equal_those_of_the_float_model(grid: tuple[int, int], window: int, shift: int) -> None:
     index = window_index(grid, window, shift)
     assert_same(grids.windows(grid, window, shift), index.numpy(), "windows")
     assert_same(grids.tokens(grid, window, shift), inverse_index(index, grid[0] * grid[1]).numpy(), "tokens")
@@ -85,7 +85,7 @@ def test_row_numbers_are_those_of_the_float_model(grid: tuple[int, int], window:
         assert_same(found[:, :, None] == found[:, None, :], mask.numpy(), "regions")
 
 
-def test_rows_of_a_small_map_by_hand() -> None:
+def test_indices_of_a_small_map_are_those_computed_by_hand() -> None:
     assert grids.neighbours(2, 2).tolist()[0] == [-1, -1, -1, -1, 0, 1, -1, 2, 3]
     assert grids.neighbours(2, 2).tolist()[3] == [0, 1, -1, 2, 3, -1, -1, -1, -1]
     assert grids.enlarged((1, 2), (2, 4)).tolist() == [[0, 0, 1, 1], [0, 0, 1, 1]]
@@ -93,12 +93,12 @@ def test_rows_of_a_small_map_by_hand() -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 64), (0, 32), (64, 31), (-32, 32), (8224, 32)])
-def test_sizes_that_are_not_padded_are_refused(size: tuple[int, int]) -> None:
+def test_unpadded_sizes_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(FqvitError, match="multiples of 32"):
         lowered("mask r-cnn", "fqvit").pyramid(*size)
 
 
-def test_programs_of_one_size_are_refused() -> None:
+def test_programs_without_moves_are_refused() -> None:
     with pytest.raises(FqvitError, match="has a fixed image size"):
         resized(lowered("mask r-cnn", "fqvit").boxes[0], 64, 64)
 
@@ -106,11 +106,11 @@ def test_programs_of_one_size_are_refused() -> None:
 @pytest.mark.parametrize(
     "move", [None, *(Move(kind) for kind in ("patches", "grid", "windows", "enlarged")), Move("tokens", 3, 5)]
 )
-def test_moves_that_make_no_sense_are_refused(move: Move | None) -> None:
+def test_invalid_moves_are_refused(move: Move | None) -> None:
     program = template()
     for name, right in program.header.moves.items():
         if move is None and right.kind == "grid":
-            continue  # without its move a shape changes in its first axis, which verifies wherever nothing else reads it
+            continue  # without a move only the first axis is resized, which verifies if nothing else reads the buffer
         moves = {key: value for key, value in program.header.moves.items() if key != name}
         if move is not None and move.kind != right.kind:
             moves[name] = move

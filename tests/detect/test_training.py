@@ -1,4 +1,4 @@
-"""The drawn data set and the trainer of the small detectors."""
+"""The synthetic data set and the training of the small detectors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def losses(shapes: ModuleType) -> ModuleType:
 
 @pytest.fixture
 def trainer(shapes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Drawing in this process, saving every second step."""
+    """The trainer, drawing images in this process and saving every second step."""
     import train_detector
 
     def here(seed: int, steps: range, count: int) -> Iterator[tuple[int, Any]]:
@@ -55,7 +55,7 @@ def tiny_plan(trainer: ModuleType, name: str) -> Any:
     return replace(plan, config=config, steps=4, batch=2, boxes_per_image=16, masks_per_image=3, warm_up=1)
 
 
-def test_a_seed_gives_the_same_bytes(shapes: ModuleType, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(shapes: ModuleType, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shapes.write_split(tmp_path / name, "val", 4, (shapes.VAL_SPLIT, 0))
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
@@ -65,7 +65,7 @@ def test_a_seed_gives_the_same_bytes(shapes: ModuleType, tmp_path: Path) -> None
     assert (tmp_path / "c" / files[0]).read_bytes() != (tmp_path / "a" / files[0]).read_bytes()
 
 
-def test_annotations_are_what_is_seen_of_each_shape(shapes: ModuleType, tmp_path: Path) -> None:
+def test_annotations_describe_the_visible_part_of_each_shape(shapes: ModuleType, tmp_path: Path) -> None:
     shapes.write_split(tmp_path, "val", 6, (shapes.VAL_SPLIT, 0))
     content = json.loads((tmp_path / "instances_val.json").read_text())
     assert [c["name"] for c in content["categories"]] == list(shapes.CLASSES)
@@ -78,7 +78,7 @@ def test_annotations_are_what_is_seen_of_each_shape(shapes: ModuleType, tmp_path
         assert mask[y].any()
         assert mask[:, x + w - 1].any()
         seen[annotation["image_id"]] += mask
-    assert max(count.max() for count in seen.values()) == 1, "no pixel belongs to two"
+    assert max(count.max() for count in seen.values()) == 1, "no pixel belongs to two shapes"
     with Image.open(tmp_path / "val" / content["images"][0]["file_name"]) as image:
         assert image.size == (shapes.SIDE, shapes.SIDE)
 
@@ -89,7 +89,7 @@ def test_flipping_moves_boxes_with_masks(shapes: ModuleType) -> None:
     assert (one.flipped().boxes == np.stack([shapes.SIDE - x2, y1, shapes.SIDE - x1, y2], 1)).all()
 
 
-def test_every_shape_has_an_anchor_and_background_is_background(losses: ModuleType) -> None:
+def test_every_shape_has_an_anchor_and_other_anchors_are_background(losses: ModuleType) -> None:
     start = np.array([[0.0, 0, 10, 10], [0, 0, 11, 10], [40, 40, 50, 50], [70, 70, 90, 90]])
     truth = np.array([[0.0, 0, 10, 10], [74, 74, 90, 90]])
     chosen, matched = losses.match_anchors(start, truth, np.random.default_rng(0))
@@ -98,7 +98,7 @@ def test_every_shape_has_an_anchor_and_background_is_background(losses: ModuleTy
     assert (matched == -1).all()
 
 
-def test_squares_with_gradients_are_those_without(losses: ModuleType, trainer: ModuleType) -> None:
+def test_roi_features_with_gradients_equal_those_without(losses: ModuleType, trainer: ModuleType) -> None:
     levels = tuple(torch.randn(2, 32 // 2**i, 32 // 2**i, 3) for i in range(4))
     rng = np.random.default_rng(0)
     start = rng.uniform(0, 60, (20, 2))
@@ -112,7 +112,7 @@ def test_squares_with_gradients_are_those_without(losses: ModuleType, trainer: M
         assert found[torch.from_numpy(image == n)].numpy() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_mask_seen_through_its_own_box_fills_it(losses: ModuleType, shapes: ModuleType) -> None:
+def test_a_mask_fills_its_own_box(losses: ModuleType, shapes: ModuleType) -> None:
     mask = np.zeros((1, shapes.SIDE, shapes.SIDE), bool)
     mask[0, 20:50, 30:70] = True
     one = shapes.Scene(np.zeros((shapes.SIDE, shapes.SIDE, 3), np.uint8), np.zeros(1, np.int64), mask)
@@ -125,7 +125,7 @@ def test_a_mask_seen_through_its_own_box_fills_it(losses: ModuleType, shapes: Mo
 
 
 @pytest.mark.parametrize("name", ["mask_rcnn", "cascade"])
-def test_losses_fall(trainer: ModuleType, name: str) -> None:
+def test_training_reduces_the_losses(trainer: ModuleType, name: str) -> None:
     plan = tiny_plan(trainer, name)
     detector, averaged = trainer.build(plan.config, 0), trainer.build(plan.config, 0)
     parts, scenes = trainer.optimisers(detector, plan), trainer.draw_batch(0, 0, 2)
@@ -139,7 +139,7 @@ def test_losses_fall(trainer: ModuleType, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mask_rcnn", "cascade"])
-def test_a_training_that_was_stopped_ends_with_the_same_weights(
+def test_a_resumed_training_ends_with_the_same_weights(
     trainer: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pycocotools")
@@ -164,4 +164,4 @@ def test_a_training_that_was_stopped_ends_with_the_same_weights(
 def test_trained_weights_are_small(trainer: ModuleType) -> None:
     for plan in trainer.PLANS.values():
         detector = trainer.build(plan.config, 0)
-        assert 2 * sum(p.numel() for p in detector.parameters()) < 8e6, "bytes, as float16"
+        assert 2 * sum(p.numel() for p in detector.parameters()) < 8e6, "bytes as float16"

@@ -1,4 +1,4 @@
-"""The modules of detectors against torch's own, in channels-first order and with windows cut as released code cuts them."""
+"""The modules of detectors compared with torch's own functions and with windows partitioned as in released code."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _seeded() -> None:
 
 
 def shake(module: torch.nn.Module) -> None:
-    """Biases and tables away from 0, where mistakes would not show."""
+    """Move parameters away from 0, where errors would not show."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
 
 
-def test_convolutions_are_torchs() -> None:
+def test_convolutions_equal_those_of_torch() -> None:
     x, conv, deconv = torch.randn(2, 5, 7, 4), Conv2d(4, 6, "inner"), Deconv(4, 3, "inner")
     shake(conv)
     shake(deconv)
@@ -47,7 +47,7 @@ def test_convolutions_are_torchs() -> None:
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 7), (3, 11)])
-def test_a_level_is_enlarged_to_the_other_ones_size(size: tuple[int, int]) -> None:
+def test_upsampling_gives_the_size_of_the_other_level(size: tuple[int, int]) -> None:
     small, large = torch.randn(1, 2, 3, 4), torch.zeros(1, *size, 4)
     rows = [i * 2 // size[0] for i in range(size[0])]
     columns = [i * 3 // size[1] for i in range(size[1])]
@@ -55,13 +55,13 @@ def test_a_level_is_enlarged_to_the_other_ones_size(size: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 7), (1, 1)])
-def test_the_extra_level_is_max_pooling_of_single_places(size: tuple[int, int]) -> None:
+def test_the_extra_level_equals_max_pooling_of_single_positions(size: tuple[int, int]) -> None:
     x = torch.randn(1, *size, 4)
     assert torch.equal(nchw(Subsample()(x)), F.max_pool2d(nchw(x), 1, stride=2))
 
 
 def released_attention(block: SwinBlock, x: Tensor, grid: tuple[int, int], window: int, shift: int) -> Tensor:
-    """norm1 to proj as released detectors compute them: zeros around the grid, a cyclic shift, -100 where regions differ."""
+    """norm1 to proj as in released detectors: zero padding, a cyclic shift, -100 added between different regions."""
     attn, (height, width) = block.attn, grid
     heads = attn.q.heads
     x = block.norm1(x).view(len(x), height, width, -1)
@@ -91,7 +91,7 @@ def released_attention(block: SwinBlock, x: Tensor, grid: tuple[int, int], windo
 @pytest.mark.parametrize("image", [(64, 96), (32, 32), (32, 160)])
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_windows_are_padded_and_shifted_on_grids_of_any_size(image: tuple[int, int], stage: int, shifted: bool) -> None:
+def test_window_attention_equals_released_code_on_grids_of_any_size(image: tuple[int, int], stage: int, shifted: bool) -> None:
     config = replace(SWIN, image=image)
     block, grid = SwinBlock(config, stage, shifted), config.grid(stage)
     shake(block)
@@ -101,7 +101,7 @@ def test_windows_are_padded_and_shifted_on_grids_of_any_size(image: tuple[int, i
         assert torch.allclose(block.attn(block.norm1(x)), expected, atol=1e-5)
 
 
-def test_only_outputs_are_normalised() -> None:
+def test_norms_apply_to_the_outputs_only() -> None:
     backbone = SwinBackbone(SWIN)
     shake(backbone)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_only_outputs_are_normalised() -> None:
         assert torch.equal(backbone(images)[3], bias.expand(1, 2, 3, 64)), "nothing else reads norm3"
 
 
-def test_the_pyramid_adds_from_the_top_down() -> None:
+def test_the_feature_pyramid_adds_from_the_top_down() -> None:
     neck, maps = FeaturePyramid([3, 5, 7], 4), [torch.randn(1, 8, 12, 3), torch.randn(1, 4, 6, 5), torch.randn(1, 2, 3, 7)]
     shake(neck)
     levels = neck(maps)
@@ -128,7 +128,7 @@ def test_the_pyramid_adds_from_the_top_down() -> None:
     assert all(torch.allclose(nchw(a), b, atol=1e-5) for a, b in zip(levels, expected, strict=True))
 
 
-def test_heads_give_numbers_for_every_anchor_class_and_pixel() -> None:
+def test_heads_have_outputs_per_anchor_class_and_pixel() -> None:
     objectness, deltas = ProposalHead(16, 3)(torch.randn(2, 4, 6, 16))
     assert (objectness.shape, deltas.shape) == ((2, 4, 6, 3), (2, 4, 6, 12))
     classes, deltas = BoxHead(CONFIG)(torch.randn(9, 7, 7, 16))
@@ -137,7 +137,7 @@ def test_heads_give_numbers_for_every_anchor_class_and_pixel() -> None:
     assert MaskHead(CONFIG)(torch.randn(9, 14, 14, 16)).shape == (9, 28, 28, 5)
 
 
-def test_graphs_compute_what_modules_compute_with_a_site_for_each_call() -> None:
+def test_graphs_equal_modules_and_have_one_site_per_call() -> None:
     detector, images = build_detector(CONFIG).eval(), torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         graph, expected = trace(detector.pyramid), detector.pyramid(images)
@@ -155,7 +155,7 @@ def test_graphs_compute_what_modules_compute_with_a_site_for_each_call() -> None
             assert all(torch.equal(a, b) for a, b in zip(found, want if isinstance(want, tuple) else (want,), strict=True))
 
 
-def test_another_size_has_the_very_same_parameters() -> None:
+def test_another_size_shares_the_parameters() -> None:
     detector = build_detector(CONFIG)
     other = at_size(detector.pyramid, CONFIG, 32, 160)
     assert {id(p) for p in other.parameters()} == {id(p) for p in detector.pyramid.parameters()}

@@ -1,4 +1,4 @@
-"""Detector checkpoints of every layout: the same model, sizes from shapes, and errors in the file's own names."""
+"""Detector checkpoints of every layout: the same model, sizes from shapes, errors that name the file's own keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_layouts_hold_the_same_model_and_their_shapes_tell_its_sizes(name: str) -> None:
+def test_layouts_give_the_same_model_with_sizes_from_shapes(name: str) -> None:
     config = CONFIGS[name]
     a, b = (load_detector(random_release(config, layout)) for layout in ("mmdetection", "swin"))
     assert a.module.config == config
@@ -37,7 +37,7 @@ def test_layouts_hold_the_same_model_and_their_shapes_tell_its_sizes(name: str) 
     assert all(torch.equal(value, other[key]) for key, value in a.module.state_dict().items())
 
 
-def test_names_are_those_of_the_releases() -> None:
+def test_key_names_are_those_of_the_releases() -> None:
     new, old = random_release(CONFIGS["cascade of 4conv1fc"], "mmdetection"), random_release(ONE, "swin")
     assert {
         "backbone.patch_embed.projection.weight",
@@ -70,7 +70,7 @@ def test_names_are_those_of_the_releases() -> None:
     assert new["neck.lateral_convs.3.conv.weight"].shape == (16, 64, 1, 1)
 
 
-def test_patch_merging_reads_an_unfolded_map_as_mmdetection_does() -> None:
+def test_patch_merging_equals_that_of_mmdetection() -> None:
     release = random_release(ONE, "mmdetection")
     module = load_detector(release).module.pyramid.backbone.layers[1].downsample
     x = torch.randn(2, 16, 16, 8)
@@ -81,9 +81,9 @@ def test_patch_merging_reads_an_unfolded_map_as_mmdetection_does() -> None:
         assert torch.allclose(module(x.flatten(1, 2)), expected, atol=1e-5)
 
 
-def test_box_heads_read_squares_channels_first_in_the_file_and_last_here() -> None:
+def test_box_head_weights_are_converted_from_channels_first() -> None:
     release = random_release(CONFIGS["cascade of 4conv1fc"], "mmdetection")
-    for i in range(4):  # as with batch norm: no bias in the convolution
+    for i in range(4):  # batch norm instead of a bias in the convolution
         stem = f"roi_head.bbox_head.1.shared_convs.{i}"
         norm = nn.BatchNorm2d(20)
         del release[f"{stem}.conv.bias"]
@@ -111,7 +111,7 @@ def test_box_heads_read_squares_channels_first_in_the_file_and_last_here() -> No
 
 
 @pytest.mark.parametrize("layout", ["mmdetection", "swin"])
-def test_what_training_saved_is_read_without_what_can_be_computed_again(tmp_path: Path, layout: DetectorLayout) -> None:
+def test_training_checkpoints_load_without_derived_tensors(tmp_path: Path, layout: DetectorLayout) -> None:
     release = random_release(ONE, layout)
     table = next(key for key in release if key.endswith("relative_position_bias_table"))
     release[table.replace("bias_table", "index")] = torch.zeros(9, 9, dtype=torch.long)
@@ -136,7 +136,7 @@ def test_saved_detectors_keep_their_settings(tmp_path: Path) -> None:
     assert load_detector(tmp_path / "half.safetensors").module.config == ONE
 
 
-def test_eighty_classes_are_cocos() -> None:
+def test_80_classes_get_the_names_of_coco() -> None:
     settings = load_detector(random_release(replace(ONE, classes=80), "swin")).settings
     assert (settings.classes[79], settings.category(79), settings.category(0)) == ("toothbrush", 90, 1)
 
@@ -170,7 +170,7 @@ def broken(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"roi_head__bbox_head__0__fc_cls__bias": torch.zeros(6)}, "under two names"),
     ],
 )
-def test_wrong_checkpoints_are_refused_by_name(changes: dict[str, Tensor | None], said: str) -> None:
+def test_faulty_checkpoints_are_refused_naming_the_tensor(changes: dict[str, Tensor | None], said: str) -> None:
     with pytest.raises(FqvitError, match=said):
         load_detector(broken(**changes))
 
@@ -194,7 +194,7 @@ def test_settings_must_fit_the_weights(settings: DetectSettings, said: str) -> N
         load_detector(random_release(ONE, "swin"), settings)
 
 
-def test_damaged_settings_are_named(tmp_path: Path) -> None:
+def test_damaged_settings_in_metadata_are_named(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     text = msgspec.json.encode(DetectSettings()).decode().replace("800", '"wide"')
