@@ -18,9 +18,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "core/aligned.h"
+#include "kernels/quads.h"
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #define FQVIT_TARGET
@@ -84,21 +86,14 @@ constexpr std::array<MicroKernel, ROWS> BY_ROWS = by_rows(std::make_integer_sequ
 
 class PackedNeon final : public PackedWeights {
 public:
-    // Each panel stores quads k..k+3 of every column next to each other, padded with zeros past K and O.
     PackedNeon(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs)
-        : quads_((inputs + 3) / 4), panel_(quads_ * 4 * COLUMNS) {
-        const std::int64_t panels = (outputs + COLUMNS - 1) / COLUMNS;
-        weights_.resize(static_cast<std::size_t>(panels * panel_));
-        start_.resize(static_cast<std::size_t>(panels * COLUMNS));
+        : quads_((inputs + 3) / 4),
+          panel_(quads_ * 4 * COLUMNS),
+          weights_(pack_quads(w, outputs, inputs, COLUMNS)),
+          start_(static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS * COLUMNS)) {
         for (std::int64_t o = 0; o < outputs; ++o) {
-            std::int8_t* to = weights_.data() + o / COLUMNS * panel_ + o % COLUMNS * 4;
-            const std::int8_t* from = w + o * inputs;
-            std::int64_t sum = 0;
-            for (std::int64_t k = 0; k < inputs; ++k) sum += from[k];
+            const std::int64_t sum = std::accumulate(w + o * inputs, w + (o + 1) * inputs, std::int64_t{0});
             start_[static_cast<std::size_t>(o)] = static_cast<std::int32_t>(128 * sum);  // modulo 2^32
-            for (std::int64_t k = 0; k < inputs; k += 4, to += 4 * COLUMNS) {
-                std::memcpy(to, from + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
-            }
         }
     }
 

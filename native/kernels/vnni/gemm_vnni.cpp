@@ -28,6 +28,7 @@
 #include <utility>
 
 #include "core/aligned.h"
+#include "kernels/quads.h"
 
 #define FQVIT_INLINE __attribute__((always_inline)) inline
 
@@ -102,16 +103,10 @@ FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) { _mm512_storeu
 class PackedVnni final : public PackedWeights {
 public:
     PackedVnni(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs, int columns, const MicroKernel* by_rows)
-        : quads_((inputs + 3) / 4), panel_(quads_ * 4 * columns), by_rows_(by_rows) {
-        weights_.resize(static_cast<std::size_t>((outputs + columns - 1) / columns * panel_));
-        for (std::int64_t o = 0; o < outputs; ++o) {
-            std::int8_t* to = weights_.data() + o / columns * panel_ + o % columns * 4;
-            const std::int8_t* from = w + o * inputs;
-            for (std::int64_t k = 0; k < inputs; k += 4, to += 4 * columns) {
-                std::memcpy(to, from + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
-            }
-        }
-    }
+        : quads_((inputs + 3) / 4),
+          panel_(quads_ * 4 * columns),
+          by_rows_(by_rows),
+          weights_(pack_quads(w, outputs, inputs, columns)) {}
 
     void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
         by_rows_[rows - 1](weights_.data() + panel * panel_, block, quads_, acc);

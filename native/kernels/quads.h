@@ -1,0 +1,28 @@
+// Packing for dot-product instructions, which multiply four adjacent bytes (a quad) per lane.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "core/aligned.h"
+
+namespace fqvit {
+
+// Packs w [O, K] into panels of `columns` outputs: quads k..k+3 of every column next to each other, padded with zeros
+// past K and O.
+inline AlignedVector<std::int8_t> pack_quads(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,
+                                             std::int64_t columns) {
+    const std::int64_t panel = (inputs + 3) / 4 * 4 * columns;  // bytes
+    AlignedVector<std::int8_t> packed(static_cast<std::size_t>((outputs + columns - 1) / columns * panel));
+    for (std::int64_t o = 0; o < outputs; ++o) {
+        std::int8_t* to = packed.data() + o / columns * panel + o % columns * 4;
+        const std::int8_t* from = w + o * inputs;
+        for (std::int64_t k = 0; k < inputs; k += 4, to += 4 * columns) {
+            std::memcpy(to, from + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
+        }
+    }
+    return packed;
+}
+
+}  // namespace fqvit
