@@ -1,4 +1,4 @@
-"""Who can run here, and what is said of those who cannot."""
+"""Tests of peers: which are available, how missing ones are reported, and how their models are prepared."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fqvit.bench import peers
 from fqvit.errors import FqvitError
 
 
-def test_names_are_taken_once_and_in_order() -> None:
+def test_libraries_are_parsed_once_each_and_in_order() -> None:
     assert peers.parse("openvino, torch,openvino") == ("openvino", "torch")
     assert peers.parse("none") == ()
 
 
 @pytest.mark.parametrize("words", ["tensorrt", "torch,", "", "torch,none"])
-def test_unknown_peers_are_refused(words: str) -> None:
+def test_unknown_peers_are_rejected(words: str) -> None:
     with pytest.raises(FqvitError, match=r"expected some of torch,onnxruntime,openvino, or none"):
         peers.parse(words)
 
 
-def test_peers_that_are_not_installed_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peers_are_skipped_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "installed", lambda module: module in ("torch", "onnx", "openvino"))
     chosen, skipped = peers.choose(("onnxruntime", "openvino", "torch"))
     assert [peer.name for peer in chosen] == ["torch fp32", "openvino fp32"]
@@ -35,7 +35,7 @@ def test_peers_that_are_not_installed_are_named_with_the_command_that_installs_t
 
 
 @pytest.mark.parametrize("kind", ["vit", "distilled", "mean", "swin", "padded swin"])
-def test_the_quick_form_of_a_float_model_gives_its_values(kind: str, tmp_path: Path) -> None:
+def test_quickened_float_models_give_the_same_values(kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from fqvit.bench.eager import quicken, read
     from fqvit.bench.measure import normalised
@@ -55,7 +55,7 @@ def test_the_quick_form_of_a_float_model_gives_its_values(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("weights", ["s8", "u8"])
-def test_saturation_is_found_by_trying(weights: str) -> None:
+def test_saturation_is_detected_by_running_a_probe(weights: str) -> None:
     pytest.importorskip("onnx")
     from fqvit.bench.prepare import EXPECTED_PRODUCT, exactness
 

@@ -1,4 +1,4 @@
-"""Tables and rows from timings that nobody measured."""
+"""Tests of tables, rows and summaries, on made-up timings."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def found() -> Measured:
     return Measured([one, two], notes, [Skipped("openvino fp32", "pip install openvino")], [], "random weights")
 
 
-def test_times_are_of_an_image_and_ratios_by_the_clock_of_the_setting(found: Measured) -> None:
+def test_times_are_per_image_and_ratios_use_the_clock_of_the_setting(found: Measured) -> None:
     one, two = (report.rows(timings) for timings in found.timings)
     assert (one[0].cpu_median, one[0].cpu_min, one[0].wall_median, one[0].wall_min) == (2.0, 1.0, 1.0, 0.5)
-    assert [row.ratio for row in one] == [1.0, 2.0]  # CPU time with one thread
-    assert [row.ratio for row in two] == [1.0, 10.0]  # wall time with more
+    assert [row.ratio for row in one] == [1.0, 2.0]  # CPU time for one thread
+    assert [row.ratio for row in two] == [1.0, 10.0]  # wall time for several
     assert one[0].peak_mb == 50.0 and one[0].runs == 3
 
 
-def test_what_a_system_does_not_tell_is_left_out(found: Measured) -> None:
-    """Windows: no peak of memory, and CPU time in steps that are longer than a run."""
+def test_values_that_the_system_does_not_report_are_left_out(found: Measured) -> None:
+    """Windows reports no peak memory, and counts CPU time in units longer than a run."""
     found.timings[0][0].memory = None
     assert report.rows(found.timings[0])[0].peak_mb is None and json.loads(json.dumps(report.summary(found), allow_nan=False))
     assert " - " in report.text(found)
     assert [report.clock(threads, coarse) for threads, coarse in ((1, False), (1, True), (2, False))] == ["cpu", "wall", "wall"]
 
 
-def test_the_peak_of_memory_needs_no_module_of_unix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_works_without_unix_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (worker.peak_memory() or 0) > 10_000_000
     monkeypatch.setattr("builtins.open", _no_file)
     assert (worker.peak_memory() or 0) > 10_000_000
@@ -58,7 +58,7 @@ def _no_file(*_: object) -> None:
     raise FileNotFoundError
 
 
-def test_the_text_has_a_table_a_setting_and_says_what_was_skipped(found: Measured) -> None:
+def test_the_text_has_one_table_per_setting_and_the_skipped_peers(found: Measured) -> None:
     text = report.text(found)
     assert "1 thread, batch 2\n" in text and "2 threads, batch 2\n" in text
     assert "CPU ratio" in text and "wall ratio" in text
@@ -66,7 +66,7 @@ def test_the_text_has_a_table_a_setting_and_says_what_was_skipped(found: Measure
     assert "random weights" in text
 
 
-def test_the_summary_is_json_with_the_same_figures(found: Measured) -> None:
+def test_the_summary_is_json_with_the_same_values(found: Measured) -> None:
     result = json.loads(json.dumps(report.summary(found), allow_nan=False))
     assert [(s["threads"], s["batch"], s["ratio_of"]) for s in result["settings"]] == [(1, 2, "cpu"), (2, 2, "wall")]
     ours, peer = result["settings"][0]["results"]
@@ -75,7 +75,7 @@ def test_the_summary_is_json_with_the_same_figures(found: Measured) -> None:
     assert isinstance(result["machine"]["cpu"], str)
 
 
-def test_float_peers_with_other_logits_are_found() -> None:
+def test_float_peers_with_different_logits_are_found() -> None:
     timings = [timing(name) for name in "abcd"]
     for each, first in zip(timings, ([1.0, -2.0], [1.001, -2.0], [1.5, -2.0], [9.0, 9.0])):
         each.first = first
@@ -92,7 +92,7 @@ TIMES = [
 ]
 
 
-def test_ops_are_summed_by_kind_slowest_first() -> None:
+def test_op_times_are_summed_by_kind_slowest_first() -> None:
     assert [(op.tag, op.name, op.macs) for op in ops.by_tag(TIMES)] == [
         ("linear", "2", 50_000_000),
         ("layernorm", "1", 0),
@@ -100,7 +100,7 @@ def test_ops_are_summed_by_kind_slowest_first() -> None:
     ]
 
 
-def test_the_fastest_large_op_is_the_yardstick() -> None:
+def test_speeds_are_compared_with_the_fastest_large_op() -> None:
     fastest = ops.fastest_large_op(TIMES)
     assert fastest is not None and fastest.name == "fc1" and fastest.gmacs == pytest.approx(30.0)
     assert ops.fastest_large_op([TIMES[1]]) is None
@@ -121,7 +121,7 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_results_are_appended_under_one_heading(
+def test_results_are_appended_below_one_header(
     speed: ModuleType, found: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speed, "RESULTS", tmp_path / "speed.csv")
@@ -134,7 +134,7 @@ def test_results_are_appended_under_one_heading(
     assert lines[1]["ratio"] == "2.000" and lines[3]["ratio"] == "10.000" and lines[0]["model"] == "deit_tiny_patch16_224"
 
 
-def test_random_checkpoints_are_the_same_each_time_and_within_three_sigma(speed: ModuleType) -> None:
+def test_random_checkpoints_are_reproducible_and_within_three_sigma(speed: ModuleType) -> None:
     first, second = (speed.clipped_weights("fmnist_swin") for _ in range(2))
     assert all((first[key] == second[key]).all() for key in first)
     weight = first["layers.0.blocks.0.mlp.fc1.weight"]

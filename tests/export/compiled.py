@@ -1,4 +1,4 @@
-"""Compiles C exports for tests, and runs them on many images at once."""
+"""Compile C exports for tests and run them on several images."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MODEL = ("model.c", "fqvit_ops.c")
 
 
 def sources(folder: Path) -> list[Path]:
-    """What a firmware links: everything but main.c."""
+    """Return the files that firmware links: all except main.c."""
     return [*(folder / name for name in MODEL), *sorted(folder.glob("weights*.c"))]
 
 
 class Builder:
-    """Exports and compiles programs. The ops are the same in all exports and compiled once for each set of flags."""
+    """Exports and compiles programs. fqvit_ops.c is the same in all exports and is compiled once per set of flags."""
 
     def __init__(self, command: str, folder: Path) -> None:
         self.command, self.folder, self.count = command, folder, 0
@@ -32,7 +32,7 @@ class Builder:
 
     @property
     def sanitizers(self) -> tuple[str, ...]:
-        """Flags that stop a program at undefined behaviour and outside of arrays, where this compiler has them."""
+        """Flags that stop a program at undefined behaviour and out-of-bounds accesses, or () if the compiler lacks them."""
         if self._sanitizers is None:
             flags = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
             (self.folder / "nothing.c").write_text("int main(void) { return 0; }\n")
@@ -42,7 +42,7 @@ class Builder:
         return self._sanitizers
 
     def built(self, program: Program, *flags: str) -> Path:
-        """A program that reads images from stdin, one after the other, and prints their outputs."""
+        """Return an executable that reads images from stdin and prints their outputs."""
         self.count += 1
         folder = self.folder / str(self.count)
         export(program, folder)
@@ -58,7 +58,7 @@ class Builder:
         return to
 
     def outputs(self, program: Program, images: NDArray[np.uint8], *flags: str) -> NDArray[np.int64]:
-        """[N, outputs] of the compiled program."""
+        """Return the outputs [N, outputs] of the compiled program."""
         return outputs_of([self.built(program, *flags)], images)
 
 

@@ -1,4 +1,4 @@
-"""The embedded ViT as a program, and compilers, for all tests of a session."""
+"""Fixtures for all tests of a session: the embedded ViT as a program, its C export, and a compiler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fmnist_vit() -> Program:
 
 @pytest.fixture(scope="session")
 def exported_vit(fmnist_vit: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its C export, not built. Tests build elsewhere."""
+    """The C export of the embedded ViT. Tests must not build in this folder."""
     folder = tmp_path_factory.mktemp("vit") / "c"
     export(fmnist_vit, folder)
     return folder

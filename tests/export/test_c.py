@@ -1,4 +1,4 @@
-"""Exports to C: compiled with every warning an error, they give the reference's bits. Other processors: test_c_targets.py."""
+"""Tests of C exports: they compile without warnings and match the reference. See also: test_c_targets.py (other processors)."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from tests.runtime.test_networks import lowered
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
 @pytest.mark.parametrize("recipe", ["fq-vit", "fqvit", "minmax", "w4"])
-def test_small_networks_give_the_references_bits(kind: str, recipe: str, builder: Builder) -> None:
+def test_small_networks_match_the_reference(kind: str, recipe: str, builder: Builder) -> None:
     model, _, program, _ = lowered(kind, recipe)
     images = images_for(model.preprocess, 4, 1)
     assert_same(builder.outputs(program, images), reference(program, images), f"{kind}, {recipe}")
 
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
-def test_features_give_the_references_bits(features: str, builder: Builder) -> None:
+def test_features_match_the_reference(features: str, builder: Builder) -> None:
     model, _, program, _ = lowered("distilled", "fqvit", features)
     images = images_for(model.preprocess, 2, 1)
     assert_same(builder.outputs(program, images), reference(program, images).reshape(2, -1), features)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_golden_files_give_their_bits(path: Path, builder: Builder) -> None:
+def test_golden_programs_give_their_recorded_outputs(path: Path, builder: Builder) -> None:
     expected = np.load(path.with_suffix(".npz"))
     images = expected["images"]
     output = builder.outputs(Program.load(path), images, *builder.sanitizers)
@@ -54,7 +54,7 @@ def test_golden_files_give_their_bits(path: Path, builder: Builder) -> None:
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
-def test_an_op_gives_the_references_bits_without_undefined_behaviour(kind: type, builder: Builder) -> None:
+def test_every_op_matches_the_reference_without_undefined_behaviour(kind: type, builder: Builder) -> None:
     done = 0
     for seed in range(20):
         draw = Draw(np.random.default_rng(seed), STYLES[seed % len(STYLES)])
@@ -88,7 +88,7 @@ def test_make_builds_a_program_that_classifies_the_embedded_images(
     for content in (b"", bytes(783), bytes(785)):
         (tmp_path / "image.rgb").write_bytes(content)
         assert run(folder / "classify", tmp_path / "image.rgb", code=2) == ""
-    c.export(fmnist_vit, folder)  # over what make left there
+    c.export(fmnist_vit, folder)  # replaces the build products of make, too
     assert not (folder / "classify").exists()
 
 
@@ -105,7 +105,7 @@ def test_the_model_compiles_without_warnings_and_without_float_registers(flags: 
             run(command, *STRICT, *more, "-O1", "-c", source, "-o", tmp_path / "out.o")
 
 
-def test_the_code_has_no_float_and_no_libc(exported_vit: Path) -> None:
+def test_the_code_uses_no_floats_and_no_libc(exported_vit: Path) -> None:
     for path in sources(exported_vit):
         text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
         assert set(re.findall(r"#include <(\w+)\.h>", text)) <= {"stdint", "stddef"}
@@ -118,7 +118,7 @@ def test_the_code_names_its_sites_and_is_short_enough_to_read(exported_vit: Path
     assert len(text.splitlines()) < 1200 and max(map(len, text.splitlines())) < 250
 
 
-def test_no_buffer_of_all_scores_or_of_the_hidden_layer_is_kept(fmnist_vit: Program) -> None:
+def test_scores_and_hidden_layer_never_exist_as_whole_buffers(fmnist_vit: Program) -> None:
     planned = plan(fmnist_vit, fmnist_vit.verify())
     kinds = {name: place.kind for name, place in planned.places.items()}
     assert kinds["blocks.0.attn.scores"] == kinds["blocks.0.attn.softmax"] == kinds["blocks.0.mlp.fc1"] == "row"
@@ -127,7 +127,9 @@ def test_no_buffer_of_all_scores_or_of_the_hidden_layer_is_kept(fmnist_vit: Prog
     assert planned.arena_bytes < 33000
 
 
-def test_large_constants_go_to_several_files(builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_constants_are_split_into_several_files(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(c_text, "NUMBERS_PER_FILE", 1000)
     model, _, program, _ = lowered("vit", "fqvit")
     c.export(program, tmp_path / "c")
@@ -137,7 +139,7 @@ def test_large_constants_go_to_several_files(builder: Builder, monkeypatch: pyte
 
 
 def renamed(program: Program, names: dict[str, str]) -> Program:
-    """The same program with other names for buffers, and for the constants that are parts of theirs."""
+    """Return the same program with other names for buffers and for the constants that belong to them."""
 
     def new(text: str) -> str:
         old = max((name for name in names if text == name or text.startswith(f"{name}.")), key=len, default=None)
@@ -156,7 +158,7 @@ def renamed(program: Program, names: dict[str, str]) -> Program:
     return Program(msgspec.convert(header, Header), constants)
 
 
-def test_names_cannot_break_out_of_comments_or_meet(builder: Builder) -> None:
+def test_names_cannot_end_comments_or_collide(builder: Builder) -> None:
     model, _, program, _ = lowered("vit", "fqvit")
     names = {"norm": "*/ #error x /*", "pool": "??/\n#error", "head": "int", "embed": "", "blocks.0.norm1": "a.b"}
     names |= {"blocks.0.norm2": "a_b", "blocks.1.norm1": "A_B", "blocks.1.norm2": "é" * 300, "blocks.1.add1": "\\"}
@@ -183,7 +185,7 @@ int main(void)
 """
 
 
-def test_two_models_with_prefixes_fit_into_one_program(builder: Builder, tmp_path: Path) -> None:
+def test_two_models_with_prefixes_link_into_one_program(builder: Builder, tmp_path: Path) -> None:
     files, images, expected = [], b"", []
     for name, kind in (("shoes", "vit"), ("birds", "padded swin")):
         model, _, program, _ = lowered(kind, "fqvit")
@@ -200,7 +202,7 @@ def test_two_models_with_prefixes_fit_into_one_program(builder: Builder, tmp_pat
 
 
 @pytest.mark.parametrize("prefix", ["", "Shoes", "1st", "a-b", "fqvit", "fqvit_x", "é", "a" * 32, "a;b"])
-def test_prefixes_that_are_no_names_are_refused(prefix: str, tmp_path: Path) -> None:
+def test_invalid_prefixes_are_rejected(prefix: str, tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="prefix .*expected up to 31 lower-case letters"):
         c.export(lowered("vit", "fqvit")[2], tmp_path / "c", prefix=prefix)
     assert list(tmp_path.iterdir()) == []
@@ -217,7 +219,7 @@ def test_two_exports_of_a_program_are_equal(fmnist_vit: Program, exported_vit: P
     assert {*MODEL, "model.h", "main.c", "Makefile", "README.txt"} <= {path.name for path in exported_vit.iterdir()}
 
 
-def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_folders_that_fqvit_did_not_write_are_rejected_and_unchanged(tmp_path: Path) -> None:
     program = lowered("vit", "fqvit")[2]
     for name in ("notes.txt", "manifest.json"):
         folder = tmp_path / name.replace(".", "_")
@@ -237,7 +239,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> 
         c.export(program, tmp_path / "nowhere" / "c")
 
 
-def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lowered("vit", "fqvit")[2]
     monkeypatch.setattr("fqvit.export.c.writer.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""C exports on every case of a small domain, against exact integers. Other runners: tests/runtime/test_exhaustive.py."""
+"""Exhaustive tests of C exports on small domains, compared with exact integers. See also: tests/runtime/test_exhaustive.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fqvit export --to onnx`, and `fqvit eval` of what it wrote."""
+"""Tests of `fqvit export` and of `fqvit eval` on exported ONNX files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten images in the folders of the classes that the program gives them, but for one."""
+    """Ten images in folders by the class that the program predicts, except the first one."""
     folder = tmp_path_factory.mktemp("data")
     program = Program.load(file)
     images = images_for(program.header.preprocess, 10)
@@ -53,7 +53,7 @@ def exported(file: Path, tmp_path: Path) -> Path:
     return out
 
 
-def test_an_exported_file_is_evaluated_by_itself(exported: Path, file: Path, data: Path) -> None:
+def test_an_exported_file_can_be_evaluated_on_its_own(exported: Path, file: Path, data: Path) -> None:
     found = fqvit("eval", exported, "--data", data, "--json").json
     assert (found["top1"], found["images"], found["backend"], found["model"]) == (90.0, 10, "onnx", "vit")
     assert fqvit("eval", exported, "--data", data, "--backend", "onnx", "--json").json["top1"] == 90.0
@@ -61,7 +61,7 @@ def test_an_exported_file_is_evaluated_by_itself(exported: Path, file: Path, dat
     assert fqvit("eval", file, "--data", data, "--json").json["top1"] == 90.0
 
 
-def test_a_session_gives_the_references_logits_and_knows_the_program(exported: Path, file: Path) -> None:
+def test_a_session_matches_the_reference_and_knows_the_program(exported: Path, file: Path) -> None:
     from fqvit.errors import FqvitError
     from fqvit.runtime.onnx import Session
 
@@ -75,7 +75,9 @@ def test_a_session_gives_the_references_logits_and_knows_the_program(exported: P
         session.run(images[:, :3])
 
 
-def test_what_export_says(exported: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_reports_the_file_its_size_and_the_fingerprint(
+    exported: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     said = fqvit("export", file, "--to", "onnx", "--json").json
     assert said["out"] == "small.onnx" and said["bytes"] == exported.stat().st_size and said["files"] == 1
@@ -97,7 +99,7 @@ def test_mistakes_are_one_line(exported: Path, file: Path, tmp_path: Path) -> No
     refused(fqvit("eval", broken), "broken.onnx", "cannot load it")
 
 
-def test_other_files_of_onnx_are_refused(exported: Path, tmp_path: Path) -> None:
+def test_onnx_files_without_fqvit_metadata_are_rejected(exported: Path, tmp_path: Path) -> None:
     import onnx
 
     proto = onnx.load(exported)
@@ -107,7 +109,7 @@ def test_other_files_of_onnx_are_refused(exported: Path, tmp_path: Path) -> None
     refused(fqvit("eval", other), "has no fqvit metadata")
 
 
-def test_without_the_packages_the_command_to_install_them_is_said(
+def test_a_missing_package_is_reported_with_the_command_to_install_it(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("fqvit.export")]:

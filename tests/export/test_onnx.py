@@ -1,4 +1,4 @@
-"""The exported ONNX graph: no float anywhere, and the reference's bits in ONNX Runtime, op by op and network by network."""
+"""Tests of the exported ONNX graph: it has no floats and matches the reference in ONNX Runtime, per op and per network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def session(proto: Any) -> Any:
 
 
 def compare(program: Program, images: NDArray[np.uint8], name: str) -> None:
-    """Every buffer, with its type."""
+    """Compare all buffers and their types in ONNX Runtime with the reference."""
     expected = buffers_of(program, images)
     found = dict(zip(expected, session(model(program, buffers=True)).run(None, {"pixels": images}), strict=True))
     assert_same(found, expected, f"{name}: ONNX Runtime,")
@@ -58,14 +58,14 @@ def programs() -> dict[tuple[str, str], Program]:
 
 def test_every_op_has_an_emitter() -> None:
     missing = [op.__name__ for op in get_args(AnyOp) if op not in EMITTERS]
-    assert missing == [], f"no ONNX emitter for {missing}: add them to EMITTERS of export/onnx/writer.py"
+    assert missing == [], f"no ONNX emitter for {missing}. Add them to EMITTERS in export/onnx/writer.py."
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
-@example(seed=162433, style="random")  # of Linear: every accumulator far below 0, raised by more than an int32
-def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> None:
+@example(seed=162433, style="random")  # Linear with large negative accumulators: the offset exceeds int32
+def test_every_op_matches_the_reference(kind: type, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
     op = CASES[kind](draw)
     if all(proof.holds for proof in op.infer(Scope(draw.values, draw.constants, op.y))[1]):
@@ -75,7 +75,7 @@ def test_an_op_gives_the_references_bits(kind: type, seed: int, style: str) -> N
 @pytest.mark.parametrize("kind", WIDE)
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
-def test_wide_ops_give_the_references_bits(kind: str, seed: int, style: str) -> None:
+def test_wide_ops_match_the_reference(kind: str, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
     ops = WIDE[kind](draw)
     if accepted(draw, ops):
@@ -83,7 +83,7 @@ def test_wide_ops_give_the_references_bits(kind: str, seed: int, style: str) -> 
 
 
 @pytest.mark.parametrize(("kind", "recipe"), NETWORKS)
-def test_networks_give_the_references_bits_in_every_buffer_for_any_batch(
+def test_networks_match_the_reference_in_every_buffer_for_any_batch(
     programs: dict[tuple[str, str], Program], kind: str, recipe: str
 ) -> None:
     program = programs[kind, recipe]
@@ -97,7 +97,7 @@ def test_networks_give_the_references_bits_in_every_buffer_for_any_batch(
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @pytest.mark.parametrize("recipe", ["fq-vit", "fqvit"])
-def test_features_come_out_as_codes_under_their_kind(features: str, recipe: str) -> None:
+def test_features_are_codes_in_an_output_named_by_their_kind(features: str, recipe: str) -> None:
     source = float_model("vit")
     program = lower(source, calibration_of(source, recipe, features=features))
     images = images_for(program.header.preprocess, 2)
@@ -108,8 +108,8 @@ def test_features_come_out_as_codes_under_their_kind(features: str, recipe: str)
 
 
 def element_types(proto: Any) -> list[tuple[str, str]]:
-    """Every place of a graph that has an element type: values, initializers, attributes, functions."""
-    assert not proto.functions, "functions would have to be looked into"
+    """Return the name and element type of every tensor, initializer and Cast attribute."""
+    assert not proto.functions, "functions are not checked"
     name_of = onnx.TensorProto.DataType.Name
     found = []
     graph = proto.graph
@@ -129,7 +129,7 @@ def element_types(proto: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("kind", "recipe"), NETWORKS)
-def test_no_float_is_anywhere_in_the_graph(programs: dict[tuple[str, str], Program], kind: str, recipe: str) -> None:
+def test_the_graph_contains_no_floats(programs: dict[tuple[str, str], Program], kind: str, recipe: str) -> None:
     proto = onnx.shape_inference.infer_shapes(model(programs[kind, recipe]), check_type=True, strict_mode=True, data_prop=True)
     types = element_types(proto)
     assert [(name, dtype) for name, dtype in types if dtype not in INTEGERS] == []
@@ -138,7 +138,7 @@ def test_no_float_is_anywhere_in_the_graph(programs: dict[tuple[str, str], Progr
     assert unknown == [], f"no type was inferred for {unknown[:5]}"
 
 
-def test_the_walk_sees_a_float_where_there_is_one() -> None:
+def test_the_float_check_finds_floats() -> None:
     helper = onnx.helper
     node = helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT)
     ends = [helper.make_tensor_value_info("x", onnx.TensorProto.INT32, [1])], [helper.make_empty_tensor_value_info("y")]
@@ -147,7 +147,9 @@ def test_the_walk_sees_a_float_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize(("kind", "recipe"), [("vit", "fq-vit"), ("padded swin", "fqvit")])
-def test_the_evaluator_of_onnx_gives_the_same_bits(programs: dict[tuple[str, str], Program], kind: str, recipe: str) -> None:
+def test_the_evaluator_of_the_onnx_package_gives_the_same_bits(
+    programs: dict[tuple[str, str], Program], kind: str, recipe: str
+) -> None:
     from onnx.reference import ReferenceEvaluator
 
     program = programs[kind, recipe]
@@ -167,7 +169,9 @@ def test_buffers_keep_their_names_and_shapes(programs: dict[tuple[str, str], Pro
     assert {op.y for op in program.ops} <= {info.name for info in graph.value_info}
 
 
-def test_a_file_is_written_whole_and_small_beside_its_weights(programs: dict[tuple[str, str], Program], tmp_path: Path) -> None:
+def test_a_file_has_the_documented_versions_and_write_errors_are_reported(
+    programs: dict[tuple[str, str], Program], tmp_path: Path
+) -> None:
     path = tmp_path / "m.onnx"
     export(programs["vit", "fqvit"], path)
     proto = onnx.load(path)
@@ -176,7 +180,7 @@ def test_a_file_is_written_whole_and_small_beside_its_weights(programs: dict[tup
         export(programs["vit", "fqvit"], tmp_path / "none" / "m.onnx")
 
 
-def test_the_widest_layernorm_that_is_proved_has_room() -> None:
+def test_the_widest_layernorm_that_verifies_does_not_overflow() -> None:
     channels = 127 * 127 - 1
     op = LayerNorm(y="y", x="x", epsilon=1, shift=30, b_shift=0, zero=15)
     draw = Draw(np.random.default_rng(0), "random")

@@ -1,4 +1,4 @@
-"""QDQ ONNX says what the program says: the same codes at its sites, up to float rounding."""
+"""Tests of QDQ ONNX: its codes equal those of the program, up to float rounding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recipe(name: str) -> Recipe:
 
 
 def made(kind: str, name: str | Recipe, **options: Any) -> tuple[Program, NDArray[np.uint8], NDArray[np.float64]]:
-    """A program, images, and the program's logits as real numbers."""
+    """Return a program, images and the program's dequantized logits."""
     model = float_model(kind)
     program = lower(model, calibration_of(model, recipe(name) if isinstance(name, str) else name, **options))
     images = images_for(model.preprocess, 16, 3)
@@ -46,7 +46,7 @@ def made(kind: str, name: str | Recipe, **options: Any) -> tuple[Program, NDArra
 
 
 def logits(model: Any, images: NDArray[np.uint8], plain: bool = True) -> NDArray[np.float32]:
-    """plain: as ONNX defines the ops; else with ONNX Runtime's own integer kernels."""
+    """Run the model. plain: ops as ONNX defines them; else with the integer kernels of ONNX Runtime"""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     if plain:
@@ -56,44 +56,44 @@ def logits(model: Any, images: NDArray[np.uint8], plain: bool = True) -> NDArray
     return found
 
 
-def likeness(a: NDArray[Any], b: NDArray[Any]) -> float:
+def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", ["fqvit@8/8/8", "fq-vit-8", "minmax"])
-def test_an_8_bit_program_and_its_export_have_the_same_logits(kind: str, name: str) -> None:
+def test_the_export_of_an_8_bit_program_has_its_logits(kind: str, name: str) -> None:
     program, images, expected = made(kind, name)
     model, notes = build(program)
     onnx.checker.check_model(model, full_check=True)
     found = logits(model, images)
-    assert likeness(found, expected) > 0.9995 and len(notes) == 1
-    # A code that falls to the other side of a tie moves a few logits; most are the program's own, to rounding.
+    assert correlation(found, expected) > 0.9995 and len(notes) == 1
+    # Codes that round differently at a tie change a few logits; most are equal up to rounding.
     assert np.median(np.abs(found - expected)) < 0.005 * expected.std()
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
 @pytest.mark.parametrize("name", ["fqvit", "fq-vit", "fq-vit-original", "w4"])
-def test_log2_attention_gives_the_codes_of_a_4_bit_program(kind: str, name: str) -> None:
+def test_log2_attention_reproduces_the_codes_of_a_4_bit_program(kind: str, name: str) -> None:
     program, images, expected = made(kind, name)
     model, notes = build(program, "ort", "log2")
     found = logits(model, images)
-    assert likeness(found, expected) > 0.999 and any("table" in note for note in notes)
+    assert correlation(found, expected) > 0.999 and any("table" in note for note in notes)
 
 
 @pytest.mark.parametrize("kind", ["vit", "swin"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_target_is_near_the_program(kind: str, target: Any) -> None:
+def test_every_target_approximates_the_program(kind: str, target: Any) -> None:
     program, images, expected = made(kind, "fqvit")
     model, _ = build(program, target)
     onnx.checker.check_model(model, full_check=True)
-    assert likeness(logits(model, images), expected) > 0.97
+    assert correlation(logits(model, images), expected) > 0.97
 
 
 @pytest.mark.parametrize("name", ["fqvit@8/8/8", "minmax"])
-def test_onnx_runtimes_integer_kernels_are_near_the_program(name: str) -> None:
+def test_integer_kernels_of_onnx_runtime_approximate_the_program(name: str) -> None:
     program, images, expected = made("distilled", name)
-    assert likeness(logits(build(program)[0], images, plain=False), expected) > 0.99
+    assert correlation(logits(build(program)[0], images, plain=False), expected) > 0.99
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -105,7 +105,7 @@ def test_only_standard_ops_of_the_opset_are_used(target: Any) -> None:
         assert [(one.domain, one.version) for one in model.opset_import] == [("", 21 if target == "ort" else 20)]
 
 
-def test_tensorrt_has_int8_with_zero_point_0_and_one_scale_an_activation() -> None:
+def test_tensorrt_has_symmetric_int8_with_one_scale_per_activation() -> None:
     model, _ = build(made("vit", "fqvit")[0], "tensorrt")
     constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
     quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
@@ -114,11 +114,11 @@ def test_tensorrt_has_int8_with_zero_point_0_and_one_scale_an_activation() -> No
     assert all(zero.dtype == np.int8 and not zero.any() for zero in zeros)
 
 
-def test_a_program_of_the_npu_profile_loses_no_code_to_tensorrt() -> None:
+def test_a_program_of_the_npu_profile_needs_no_coarser_scales_for_tensorrt() -> None:
     program, images, expected = made("vit", with_bits(with_profile(load_recipe("fqvit"), "npu"), "8/8/8"))
     model, notes = build(program, "tensorrt")
     assert not any("coarser" in note for note in notes)
-    assert likeness(logits(model, images), expected) > 0.995
+    assert correlation(logits(model, images), expected) > 0.995
 
 
 def test_weights_are_the_programs_own() -> None:
@@ -131,7 +131,7 @@ def test_weights_are_the_programs_own() -> None:
         assert constants["blocks.0.mlp.fc1.w.scale"].shape == (40,)
 
 
-def test_features_come_out_in_their_own_unit() -> None:
+def test_features_are_dequantized() -> None:
     model = float_model("vit")
     for kind in ("pooled", "tokens"):
         program = lower(model, calibration_of(model, "fqvit", features=kind))
@@ -142,7 +142,7 @@ def test_features_come_out_in_their_own_unit() -> None:
         assert np.median(np.abs(logits(exported, images) - expected)) < output.scale / 100
 
 
-def test_a_file_is_written_and_any_number_of_images_goes_in(tmp_path: Path) -> None:
+def test_a_written_file_takes_any_batch_size(tmp_path: Path) -> None:
     program, images, _ = made("swin", "fqvit@8/8/8")
     notes = export(program, tmp_path / "model.onnx")
     assert "sites" in notes[0]
@@ -152,7 +152,7 @@ def test_a_file_is_written_and_any_number_of_images_goes_in(tmp_path: Path) -> N
     assert {one.key: one.value for one in model.metadata_props}["fqvit.fingerprint"] == program.fingerprint()
 
 
-def test_what_is_unknown_is_refused() -> None:
+def test_unknown_targets_attention_and_tables_are_rejected() -> None:
     program = made("mean", "fqvit")[0]
     with pytest.raises(FqvitError, match="expected one of ort, openvino, tensorrt"):
         build(program, "qnn")  # type: ignore[arg-type]

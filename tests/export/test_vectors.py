@@ -1,4 +1,4 @@
-"""Golden vectors: complete, equal to the reference's buffers, and enough to compute every op again."""
+"""Tests of golden vectors: complete, equal to the reference's buffers, and sufficient to recompute every op."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.runtime.test_networks import lowered
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The manifest, the buffers and the constants, each file checked."""
+    """Return the manifest, the buffers and the constants. Checks every file against the manifest."""
     manifest = json.loads((folder / "manifest.json").read_text())
     arrays: list[dict[str, Any]] = []
-    for room in ("buffers", "constants"):
+    for kind in ("buffers", "constants"):
         arrays.append({})
-        for name, entry in manifest[room].items():
+        for name, entry in manifest[kind].items():
             path = folder / entry["file"]
             assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
             array = np.load(path, allow_pickle=False)
@@ -40,7 +40,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind, recipe", [("vit", "fqvit"), ("padded swin", "fq-vit"), ("vit", "w4")])
-def test_every_buffer_and_constant_is_there(kind: str, recipe: str, tmp_path: Path) -> None:
+def test_every_buffer_and_constant_is_exported(kind: str, recipe: str, tmp_path: Path) -> None:
     model, _, program, _ = lowered(kind, recipe)
     image = images_for(model.preprocess, 1, 1)[0]
     vectors.export(program, tmp_path / "v", image)
@@ -57,7 +57,7 @@ def test_every_buffer_and_constant_is_there(kind: str, recipe: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["fqvit_swin_v1", "uniform_v1", "original_v1", "tiny_v1"])
-def test_an_op_can_be_computed_again_from_what_its_entry_names(name: str, tmp_path: Path) -> None:
+def test_every_op_can_be_recomputed_from_its_manifest_entry(name: str, tmp_path: Path) -> None:
     program = Program.load(HERE / f"{name}.fqvit")
     vectors.export(program, tmp_path / "v")
     manifest, buffers, constants = read(tmp_path / "v")
@@ -69,7 +69,7 @@ def test_an_op_can_be_computed_again_from_what_its_entry_names(name: str, tmp_pa
         assert_same(op.run(kit("numpy"), known.__getitem__)[0], buffers[op.y], f"{name} {op.y}")
 
 
-def test_the_test_picture_is_always_the_same() -> None:
+def test_the_test_picture_has_fixed_pixels() -> None:
     preprocess = lowered("vit", "fqvit")[0].preprocess
     picture = vectors.test_picture(preprocess)
     assert picture.shape == (12, 12, 3) and picture.dtype == np.uint8
@@ -77,7 +77,7 @@ def test_the_test_picture_is_always_the_same() -> None:
     assert len(np.unique(picture)) > 60
 
 
-def test_an_image_file_is_resized_as_the_program_wants(tmp_path: Path) -> None:
+def test_an_image_file_gets_the_preprocessing_of_the_program(tmp_path: Path) -> None:
     model, _, program, _ = lowered("vit", "fqvit")
     Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(tmp_path / "cat.png")
     vectors.export(program, tmp_path / "v", tmp_path / "cat.png")
@@ -87,7 +87,7 @@ def test_an_image_file_is_resized_as_the_program_wants(tmp_path: Path) -> None:
     assert manifest["image"] == "cat.png"
 
 
-def test_what_is_wrong_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_invalid_images_and_folders_are_rejected_and_leave_no_files(tmp_path: Path) -> None:
     program = lowered("vit", "fqvit")[2]
     with pytest.raises(FqvitError, match=r"expected uint8 \[12, 12, 3\]"):
         vectors.export(program, tmp_path / "v", np.zeros((12, 12, 1), np.uint8))
@@ -99,12 +99,12 @@ def test_what_is_wrong_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path)
     with pytest.raises(FqvitError, match="not an export of fqvit"):
         vectors.export(program, tmp_path / "v")
     (tmp_path / "v" / "thesis.tex").unlink()
-    for _ in range(2):  # into the empty folder, then over the first
+    for _ in range(2):  # into the empty folder, then over the first export
         vectors.export(program, tmp_path / "v")
     assert [path.name for path in tmp_path.iterdir()] == ["v"]
 
 
-def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lowered("vit", "fqvit")[2]
     (tmp_path / "v" / "below").mkdir(parents=True)
     for place in (tmp_path / "v", tmp_path / "v" / "below"):
@@ -117,7 +117,7 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     "manifest", ['{"format": "mine 1", "files": []}', '{"format": 1}', "[]", '{"format": "fqvit 1", "files": [[]]}']
 )
-def test_a_manifest_of_somebody_else_makes_no_export(manifest: str, tmp_path: Path) -> None:
+def test_a_folder_with_a_foreign_manifest_is_not_an_export(manifest: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(FqvitError, match="not an export of fqvit"):
         check_free(tmp_path)

@@ -1,4 +1,4 @@
-/* Runs images from stdin, one after the other, in one arena that held other data before. Prints one line per output. */
+/* Runs images from stdin in one arena, which is filled with other data first. Prints one output per line. */
 #include <stdio.h>
 #include <string.h>
 

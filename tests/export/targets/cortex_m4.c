@@ -1,4 +1,4 @@
-/* Bare metal on QEMU's mps2-an386: the image is where -device loader put it, outputs go out by semihosting. No libc. */
+/* Bare metal on QEMU's mps2-an386, without libc. -device loader loads the image; semihosting prints the outputs. */
 #include "model.h"
 
 #define IMAGE ((const uint8_t *)0x21000000)
@@ -32,7 +32,7 @@ void reset(void)
 {
     model_run(IMAGE, arena, output);
     for (uint32_t i = 0; i < FQVIT_OUTPUTS; ++i) print(output[i]);
-    semihost(0x18, (const void *)0x20026); /* SYS_EXIT, the program ended as it should */
+    semihost(0x18, (const void *)0x20026); /* SYS_EXIT, ADP_Stopped_ApplicationExit */
     for (;;) {}
 }
 

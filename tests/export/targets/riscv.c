@@ -1,4 +1,4 @@
-/* RISC-V without floats and without libc, as a Linux program for QEMU: pixels from stdin, outputs to stdout as text. */
+/* A Linux program for RISC-V under QEMU, without floats and libc: reads pixels from stdin, prints outputs as text. */
 #include "model.h"
 
 static uint8_t pixels[FQVIT_PIXELS];
