@@ -1,12 +1,12 @@
-"""Draw docs/assets/figure2.svg: channel ranges before the last normalization of several models, the paper's Figure 2.
+"""Draw docs/assets/figure2.svg: channel ranges before the last normalization of several models.
 
     .venv/bin/python benchmarks/figure2.py --calib DIR --model DeiT-Tiny=deit_tiny=FILE --model ViT-Tiny=vit_tiny=FILE \\
         [--resnet FILE.safetensors] [--limit 100] [-o FILE.svg]
 
-A channel's range is its max - min over all tokens (or pixels) of all images in the float model, at the input of the last
-LayerNorm. A ResNet with bottleneck blocks (50, 101 or 152 layers; key names of torchvision and timm) is run by the few lines
-below, and shown at the input of its last BatchNorm. A checkpoint without a classifier gets a head of zeros, which comes after
-the last LayerNorm.
+This is the paper's Figure 2. A channel's range is its max - min over all tokens (or pixels) of all images in the float model,
+at the input of the last LayerNorm. A ResNet with bottleneck blocks (50, 101 or 152 layers; key names of torchvision and timm)
+is run by the functions below and shown at the input of its last BatchNorm. A checkpoint without a classifier gets a head of
+zeros, which comes after the last LayerNorm.
 """
 
 from __future__ import annotations

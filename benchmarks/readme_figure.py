@@ -1,9 +1,9 @@
-"""Draw docs/assets/results.svg, the picture of the README: accuracy and speed of float, the paper's method and fqvit.
+"""Draw docs/assets/results.svg: accuracy and speed of float, the paper's method and fqvit.
 
     .venv/bin/python benchmarks/readme_figure.py [--check]
 
-Reads results/table.csv (benchmarks/paper.py) and results/speed.csv (benchmarks/speed.py). --check writes nothing and fails if
-the committed picture is out of date.
+This is the picture of the README. It is drawn from results/table.csv (benchmarks/paper.py) and results/speed.csv
+(benchmarks/speed.py). --check writes nothing and fails if the committed picture is out of date.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Summarize a .fqvit file without running it: ops, sites, bytes, and the headroom of every accumulator. Needs no torch.
+"""Summarize a .fqvit file without running it: ops, sites, bytes, headroom of accumulators.
 
-See also: ir/program.py (`verify` proves the bounds), cli/commands/inspect.py (prints the summary).
+Needs no torch. See also: ir/program.py (`verify` proves the bounds), cli/commands/inspect.py (prints the summary).
 """
 
 from __future__ import annotations

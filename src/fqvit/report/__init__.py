@@ -1,4 +1,4 @@
-"""Reports about one program: collect the data, draw the figures, render the page. Nothing here changes a program.
+"""Reports about one program: collect the data, draw the figures, render the page.
 
 Data: data.py, answers.py. Collecting: collect.py, gather.py, speed.py. Figures: plots.py, maps.py, svg.py. Page: page.py.
 """

@@ -1,4 +1,4 @@
-"""Collect channel ranges of LayerNorm inputs, counts of attention values and attention maps from a float model.
+"""Collect channel ranges before norms, counts of attention values and attention maps of a float model.
 
 Each collector is called for every node while the graph runs (the `visit` argument of Graph.run) and keeps sums, not
 activations. Needs torch. See also: data.py (the results), gather.py (runs the graph), models/graph.py.

@@ -1,5 +1,6 @@
-"""Draw attention maps over their images, and thumbnails. Images are embedded as data: URIs, so that a page needs no files.
+"""Draw attention maps over their images, and thumbnails.
 
+Images are embedded as data: URIs, so that a page needs no other files.
 See also: plots.py (charts), data.py (AttentionMaps).
 """
 

@@ -1,1 +1,1 @@
-"""The paper's evaluation: tables of models and methods, the ablation, the sweep over K, and counts of bit operations."""
+"""The paper's evaluation: tables of methods, the ablation, the sweep over K, and bit operations."""

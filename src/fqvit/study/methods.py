@@ -1,4 +1,7 @@
-"""Parse the methods of a table: recipes by name and bits, or one recipe with every K. Needs no torch. See also: ablation.py."""
+"""Parse the methods of a table: recipes by name and bits, or one recipe with every K.
+
+Needs no torch. See also: ablation.py.
+"""
 
 from __future__ import annotations
 

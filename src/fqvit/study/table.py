@@ -1,4 +1,7 @@
-"""Make rows of a table from cells, and format them as Markdown and CSV. See also: cells.py (runs the cells)."""
+"""Make rows of a table from cells, and format them as Markdown and CSV.
+
+See also: cells.py (runs the cells).
+"""
 
 from __future__ import annotations
 
