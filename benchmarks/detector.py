@@ -1,4 +1,4 @@
-"""Measure a Mask R-CNN on Swin-T at full size: agreement with the simulation, memory, and time compared with PyTorch fp32.
+"""Measure a Mask R-CNN on Swin-T at full size: agreement with the simulation, memory, and time.
 
     .venv/bin/python benchmarks/detector.py --images DIR [--quick] [--out benchmarks/results/detector.json]
 

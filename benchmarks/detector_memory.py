@@ -1,4 +1,4 @@
-"""Print the peak memory of a process that only runs an integer detector, as JSON in MiB. Used by benchmarks/detector.py.
+"""Print the peak memory of a process that only runs an integer detector, as JSON in MiB.
 
     .venv/bin/python benchmarks/detector_memory.py FILE.fqvit PHOTOGRAPH
 

@@ -1,4 +1,4 @@
-"""Measure what each part of recipe `fqvit` contributes: change one setting at a time, in simulation, without labels.
+"""Measure what each part of recipe `fqvit` contributes: change one setting at a time, in simulation.
 
 Calibrates on half of the calibration images and compares with the float model on the other half: agreement of the top class,
 Kullback-Leibler divergence, and the expected loss of top-1 (quant/methods/auto.py). Settings are chosen here, so that the test

@@ -1,4 +1,4 @@
-"""Time integer-only ONNX in ONNX Runtime, and compare with ONNX Runtime's fp32 of the same model and with the engine.
+"""Time integer-only ONNX in ONNX Runtime, ONNX Runtime's fp32 of the same model, and the engine.
 
     .venv/bin/python benchmarks/onnx_export.py deit_tiny.fqvit [--rounds 40]
 

@@ -1,9 +1,9 @@
-"""Measure the throughput of one core: decoding, reading headers, calibration, evaluation. See docs/measurements/distributed.md.
+"""Measure the throughput of one core: decoding, reading headers, calibration, evaluation.
 
     .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
 
 DIR has weights/deit_tiny_patch16_224.safetensors and imagenet/{calib,val}/WNID/*.jpg. All times are CPU time of one thread,
-which other processes disturb least.
+which other processes disturb least. docs/measurements/distributed.md has the results.
 """
 
 from __future__ import annotations

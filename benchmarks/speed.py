@@ -1,4 +1,4 @@
-"""Compare time and memory of the engine with other runtimes for several models: `fqvit bench` for a whole table, as CSV.
+"""Compare time and memory of the engine with other runtimes for several models, as CSV.
 
 A model has its real weights if --data-root has them. Otherwise weights are normally distributed, clipped at 3 sigma like real
 checkpoints: the engine chooses kernels by the weights. Programs of recipes fqvit and fq-vit run in the same rounds; ratios are

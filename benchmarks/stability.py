@@ -1,4 +1,4 @@
-"""Measure how much the choice of calibration images matters: quantize on several random subsets and compare the programs.
+"""Measure how much the choice of calibration images matters: compare programs of random subsets.
 
 Prints top-1 and agreement with float of each program, the standard deviation of top-1, and the lowest agreement of a pair.
 

@@ -1,4 +1,4 @@
-"""Check an installed fqvit on a machine without compiler and torch: `fqvit doctor`, then golden programs with known bits.
+"""Check an installed fqvit without compiler and torch: `fqvit doctor`, then golden programs.
 
 python scripts/check_wheel.py
 """

@@ -1,8 +1,8 @@
-"""Kill commands (kill -9), stop them (SIGINT, SIGTERM), or kill one of their workers, at random moments: `make faults`.
+"""Kill or stop commands, or kill one of their workers, at random moments: `make faults`.
 
-    python scripts/faults.py kill --times 100
-    python scripts/faults.py stop --times 8
-    python scripts/faults.py lose --times 8
+    python scripts/faults.py kill --times 100      # SIGKILL
+    python scripts/faults.py stop --times 8        # SIGINT and SIGTERM
+    python scripts/faults.py lose --times 8        # SIGKILL to one worker
 
 After a kill, an output is complete, either the old or the new one; unfinished files have other names; the next run gives the
 result of an undisturbed one. After a signal, the exit code is 128 + signal, the terminal is clean, and no unfinished file or

@@ -149,7 +149,7 @@ class Load:
                     own = Engine(case.path, rng.choice((1, 2, 3)))
                     right = case.check(own, rng)
                 elif what == "refused":
-                    right = self.refuses(rng.choice(self.cases), seed, rng)
+                    right = self.rejects_bad_input(rng.choice(self.cases), seed, rng)
                 else:
                     right = rng.choice(self.detectors).check(rng)
             except Exception as error:
@@ -159,7 +159,7 @@ class Load:
                 if not right:
                     self.wrong.append(what)
 
-    def refuses(self, case: Case, seed: int, rng: random.Random) -> bool:
+    def rejects_bad_input(self, case: Case, seed: int, rng: random.Random) -> bool:
         """Check that a damaged file and an invalid op are rejected. Memory that error paths leak shows up as growth."""
         data = bytearray(case.path.read_bytes())
         if rng.random() < 0.5:

@@ -1,4 +1,7 @@
-"""Tests of C exports: they compile without warnings and match the reference. See also: test_c_targets.py (other processors)."""
+"""Tests of C exports: they compile without warnings and match the reference.
+
+See also: test_c_targets.py (other processors).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exhaustive tests of C exports on small domains, compared with exact integers. See also: tests/runtime/test_exhaustive.py."""
+"""Exhaustive tests of C exports on small domains, compared with exact integers.
+
+See also: tests/runtime/test_exhaustive.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tests of C exports on other processors under QEMU: a Cortex-M4 with 2 MB of flash and 512 kB of RAM, RISC-V, Arm, s390x.
+"""Tests of C exports on other processors under QEMU: Cortex-M4, RISC-V, Arm without FPU, s390x.
 
-Tests are skipped without these Debian packages: gcc-arm-none-eabi, gcc-riscv64-unknown-elf, gcc-arm-linux-gnueabi,
-gcc-s390x-linux-gnu, qemu-user and qemu-system-arm.
+The Cortex-M4 has 2 MB of flash and 512 kB of RAM. Tests are skipped without these Debian packages: gcc-arm-none-eabi,
+gcc-riscv64-unknown-elf, gcc-arm-linux-gnueabi, gcc-s390x-linux-gnu, qemu-user and qemu-system-arm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of the exported ONNX graph: it has no floats and matches the reference in ONNX Runtime, per op and per network."""
+"""Tests of exported ONNX graphs: no floats, and the bits of the reference, per op and per network."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Compare the speed and memory of programs with other runtimes, one process per candidate, in interleaved rounds."""
+"""Compare speed and memory of programs with other runtimes, in interleaved rounds of separate processes."""

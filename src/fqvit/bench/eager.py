@@ -1,6 +1,7 @@
-"""Run a float model as fast as PyTorch can: fused attention, and index_select for gathers. Values are equal up to rounding.
+"""Run a float model as fast as PyTorch can: fused attention, and index_select for gathers.
 
-The leaf modules of fqvit.models are written for tracing. Comparing with them would flatter the engine.
+Values equal those of the plain model up to rounding. The leaf modules of fqvit.models are written for tracing; comparing with
+them would flatter the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure programs of one model and the peers: prepare the files of the peers, then time all candidates in every setting.
+"""Measure programs of one model and the peers: prepare files, then time all candidates in every setting.
 
 See also: peers.py (list of peers), prepare.py (their files), rounds.py (timing), report.py (tables).
 """

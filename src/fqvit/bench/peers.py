@@ -1,6 +1,6 @@
-"""List the peers: other runtimes to compare with, the modules that each needs, and which are installed. Imports none of them.
+"""List the peers: other runtimes to compare with, the modules that each needs, and which are installed.
 
-See also: prepare.py (makes their files), worker.py (runs them).
+Imports none of them. See also: prepare.py (makes their files), worker.py (runs them).
 """
 
 from __future__ import annotations

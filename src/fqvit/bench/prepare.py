@@ -1,5 +1,6 @@
-"""Make the files that the peers run from one float model. Run as `python -m fqvit.bench.prepare`: JSON in, JSON out.
+"""Make the files that the peers run from one float model.
 
+Run as `python -m fqvit.bench.prepare`: one line of JSON in, one line out.
 This is a separate process because it loads torch and all peers, which must not count as memory of a worker. If one peer fails,
 the others are prepared nevertheless.
 """

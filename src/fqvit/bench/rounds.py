@@ -1,4 +1,4 @@
-"""Time candidates in interleaved rounds: each is loaded in its own process, then they take turns, one at a time.
+"""Time candidates in interleaved rounds: one process per candidate, which take turns.
 
 A busy moment of the machine then affects all candidates alike, and none warms or fills the memory of another.
 """

@@ -1,5 +1,6 @@
-"""Run one candidate in its own process. Run as `python -m fqvit.bench.worker`: one line of JSON in, one line out.
+"""Run one candidate in its own process.
 
+Run as `python -m fqvit.bench.worker`: one line of JSON in, one line out.
 The first line says what to run. Every further line {"runs": n} runs the batch once untimed and n times timed. A worker imports
 only what its candidate needs, so that peak memory is that of a process that runs nothing else.
 """

@@ -1,4 +1,4 @@
-"""Write golden vectors: every buffer of one run as .npy with a manifest, to test other implementations of the arithmetic.
+"""Write golden vectors: every buffer of one run as .npy with a manifest, to test other implementations.
 
 The reference interpreter computes them. docs/reference/vectors.md describes the files.
 """

@@ -6,10 +6,10 @@
 static uint8_t arena[FQVIT_ARENA_BYTES];
 static int32_t output[FQVIT_OUTPUTS];
 
-static void semihost(uint32_t what, const void *with)
+static void semihost(uint32_t operation, const void *argument)
 {
-    register uint32_t r0 __asm__("r0") = what;
-    register const void *r1 __asm__("r1") = with;
+    register uint32_t r0 __asm__("r0") = operation;
+    register const void *r1 __asm__("r1") = argument;
     __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
 }
 

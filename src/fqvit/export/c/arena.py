@@ -1,4 +1,4 @@
-"""Arena planner: gives every buffer a byte offset in one block of memory, so that buffers in use together do not overlap.
+"""Plan the arena: give every buffer a byte offset, so that buffers in use together do not overlap.
 
 See also: native/core/arena.cpp, the planner of the native engine.
 """

@@ -1,4 +1,4 @@
-"""Write the text of model.h and model.c: one struct per op, one function per stage, in the order that plan.py chose."""
+"""Write the text of model.h and model.c: one struct per op and one function per stage of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Write every op as an initializer of its C struct in templates/fqvit_ops.h. See also: emit.py, which writes the calls."""
+"""Write every op as an initializer of its C struct in templates/fqvit_ops.h.
+
+See also: emit.py, which writes the calls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan a C export: run ops row by row, so that most buffers hold a single row, and place all buffers in one arena.
+"""Plan a C export: run ops row by row, so that most buffers hold one row, and place buffers in an arena.
 
 Ops that compute row r of their output from row r of their inputs (linear, layernorm, add, softmax ...) share a stage: one loop
 over rows, in which a buffer that no other stage reads is a single row. An op that needs all rows of an input, or has another

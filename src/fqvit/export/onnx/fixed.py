@@ -1,4 +1,4 @@
-"""Emit fixed-point primitives as ONNX nodes: shifts, requantization, clamping, table lookups, row sums, square roots.
+"""Emit fixed-point primitives as ONNX nodes: shifts, requantization, lookups, row sums, square roots.
 
 Every function computes exactly what its counterpart in ir/fixed.py defines, given bounds that Program.verify has proved. Bounds
 are Python integers, so they cannot overflow. Ops that are inexact in ONNX Runtime are avoided: Max, Min, Clip and ReduceSum on

@@ -1,4 +1,4 @@
-"""Write a program as QDQ ONNX, for runtimes that fuse QuantizeLinear and DequantizeLinear into integer kernels.
+"""Write a program as QDQ ONNX, for runtimes that fuse QuantizeLinear and DequantizeLinear.
 
 Codes equal the program's up to float rounding: weights are the same int8 values, the scale of each output follows from its
 multiplier, and zero points are folded into biases. The graph uses standard ops only and has a dynamic batch axis:
