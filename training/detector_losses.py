@@ -1,7 +1,7 @@
-"""What a detector is trained on: boxes matched with the truth, sampled, and the losses of proposals, boxes and masks.
+"""Losses of a detector: match anchors and boxes with the ground truth, sample them, compute all losses of a batch.
 
-After mmdetection's settings for Swin: proposals learn from 0.7 / 0.3 overlaps, box heads from 0.5 (0.6 and 0.7 in the later
-stages of a cascade), cross entropy for classes, L1 for deltas. Matching and coding are numpy's work, from fqvit.detect.
+The values follow mmdetection's configurations for Swin: anchors are matched at IoU 0.7 / 0.3, boxes at 0.5 (0.6 and 0.7 in the
+later stages of a cascade); cross entropy for classes, L1 for deltas. Matching and encoding run in numpy, with fqvit.detect.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ ANCHOR_SAMPLES, ANCHOR_POSITIVES = 256, 0.5
 
 @dataclass(frozen=True)
 class Samples:
-    """Boxes that a stage learns from, of all images. image: [n]   label: [n], the number of classes for background
-    truth: [n], which shape of its image a positive box is; -1 for background"""
+    """Sampled boxes of a stage, of all images.
+
+    boxes: [n, 4]   image: [n]   label: [n], the number of classes for background
+    truth: [n], index of the matched shape in its image; -1 for background
+    """
 
     boxes: Floats
     image: NDArray[np.int64]
@@ -41,11 +44,15 @@ class Samples:
 
 
 def sample_at_most(rng: np.random.Generator, candidates: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """A random sample of at most `most` candidates."""
     return candidates if len(candidates) <= most else rng.choice(candidates, most, replace=False)
 
 
 def match_anchors(start: Floats, truth: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sampled anchors, and the number of each one's shape, -1 for background. Every shape has at least its best anchor."""
+    """Indices of sampled anchors, and the index of the shape that each matches, -1 for background.
+
+    Every shape matches at least its best anchor, if their IoU is 0.3 or more.
+    """
     if len(truth) == 0:
         chosen = sample_at_most(rng, np.arange(len(start)), ANCHOR_SAMPLES)
         return chosen, np.full(len(chosen), -1)
@@ -65,7 +72,7 @@ def match_anchors(start: Floats, truth: Floats, rng: np.random.Generator) -> tup
 def proposal_losses(
     outputs: PyramidOutputs, scenes: list[Scene], s: DetectSettings, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of objectness and L1 of the deltas, both over the number of sampled anchors."""
+    """Cross entropy of objectness and L1 of the deltas, both divided by the number of sampled anchors."""
     start = np.concatenate(
         [
             anchors((x.shape[1], x.shape[2]), stride, s.anchor_scale, s.anchor_ratios)
@@ -95,7 +102,7 @@ def proposal_losses(
 def sample_boxes(
     proposals: list[Floats], scenes: list[Scene], iou: float, count: int, classes: int, rng: np.random.Generator
 ) -> Samples:
-    """`count` boxes an image, at most a quarter of them on shapes; the true boxes are among the proposals."""
+    """Sample `count` boxes per image, at most a quarter of them positive. Ground truth boxes are added to the proposals."""
     parts = []
     for n, (boxes, scene) in enumerate(zip(proposals, scenes, strict=True)):
         boxes = np.concatenate([scene.boxes, boxes])
@@ -111,7 +118,7 @@ def sample_boxes(
 
 
 def roi_features(levels: tuple[Tensor, ...], samples: Samples, side: int, s: DetectSettings) -> Tensor:
-    """RoIAlign with gradients, [n, side, side, C]: the matrices of fqvit.detect.float.roialign, each image's boxes at once."""
+    """RoIAlign with gradients, [n, side, side, C], with the matrices of fqvit.detect.float.roialign."""
     level = level_of(samples.boxes, s.finest, len(levels))
     parts, order = [], []
     for number, map_ in enumerate(levels):
@@ -131,7 +138,7 @@ def roi_features(levels: tuple[Tensor, ...], samples: Samples, side: int, s: Det
 
 
 def mask_targets(samples: Samples, scenes: list[Scene], side: int) -> Tensor:
-    """[n, side, side]: the shapes as seen through the boxes, 1 where half of a cell is theirs."""
+    """Target masks [n, side, side]: 1 where a shape covers at least half of a cell of its box."""
     targets = np.zeros((len(samples.boxes), side, side), np.float32)
     height, width = scenes[0].pixels.shape[:2]
     rows = axis_weights(samples.boxes[:, 1], samples.boxes[:, 3], side, height)
@@ -142,7 +149,7 @@ def mask_targets(samples: Samples, scenes: list[Scene], side: int) -> Tensor:
 
 
 def positives_of(samples: Samples, most: int) -> Samples:
-    """The positive boxes, at most `most`."""
+    """The first positive samples, at most `most`."""
     chosen = np.flatnonzero(samples.truth >= 0)[:most]
     return Samples(samples.boxes[chosen], samples.image[chosen], samples.label[chosen], samples.truth[chosen])
 
@@ -156,7 +163,7 @@ def detector_losses(
     boxes_per_image: int,
     masks_per_image: int,
 ) -> dict[str, Tensor]:
-    """All losses of a batch. images: normalised [N, 3, h, w], and what is on them."""
+    """All losses of a batch. images: normalised [N, 3, h, w]   scenes: their ground truth"""
     outputs = split_outputs(detector.pyramid(images))
     objectness, deltas = proposal_losses(outputs, scenes, s, rng)
     losses = {"objectness": objectness, "proposals": deltas}

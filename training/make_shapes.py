@@ -1,8 +1,8 @@
-"""Writes a small detection data set in COCO's form: `make_shapes.py -o FOLDER`. Shapes of eight classes, of many sizes and
-textures, over each other, on noisy grounds among scribbles that are none of them.
+"""Write a small synthetic detection data set in COCO's format: `make_shapes.py -o FOLDER`.
 
-A seed gives the same bytes every time. train_detector.py draws its training images here as it goes, from other seeds than
-those of the written splits. Masks are what is seen of a shape, not what is behind others.
+Images show overlapping shapes of eight classes in many sizes and textures, on noisy backgrounds with strokes as distractors.
+Masks are the visible parts of shapes. A seed always gives the same bytes. train_detector.py generates its training images with
+`scene`, from seeds that differ from those of the written splits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fqvit.detect.masks import to_runs
 
 CLASSES = ("disc", "square", "triangle", "star", "ring", "cross", "crescent", "bar")
 SIDE = 128
-SMALLEST, LARGEST = 16.0, 72.0  # sizes of shapes in pixels, logarithms evenly spread
-MOST_SHAPES = 7
-LEAST_SEEN = 0.5  # of a shape; a new one that would hide more of another is not drawn
-FEWEST_PIXELS = 24
-# First number of a seed: what the random numbers are for.
+SMALLEST, LARGEST = 16.0, 72.0  # sizes of shapes in pixels, uniform in their logarithm
+MAX_SHAPES = 7
+MIN_VISIBLE = 0.5  # visible part of a shape; a new shape that would hide more of another one is not drawn
+MIN_PIXELS = 24
+# First number of a seed: the purpose of the random numbers.
 TRAIN_SPLIT, VAL_SPLIT, ON_THE_FLY = 1, 2, 3
 
 Mask = NDArray[np.bool_]
@@ -34,7 +34,7 @@ Colour = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Scene:
-    """pixels: u8 [SIDE, SIDE, 3]   labels: [n]   masks: [n, SIDE, SIDE], no two of them True at a pixel"""
+    """An image and its shapes. pixels: u8 [SIDE, SIDE, 3]   labels: [n]   masks: [n, SIDE, SIDE], disjoint"""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -42,7 +42,7 @@ class Scene:
 
     @cached_property
     def boxes(self) -> NDArray[np.float64]:
-        """x1, y1, x2, y2 around each mask."""
+        """Bounding box of each mask, [n, 4]: x1, y1, x2, y2."""
         found = np.zeros((len(self.masks), 4))
         for box, mask in zip(found, self.masks, strict=True):
             rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -50,11 +50,12 @@ class Scene:
         return found
 
     def flipped(self) -> Scene:
+        """The scene mirrored left-right."""
         return Scene(self.pixels[:, ::-1], self.labels, self.masks[:, :, ::-1])
 
 
 def polygon(u: Colour, v: Colour, corners: list[tuple[float, float]]) -> Mask:
-    """Inside by the even-odd rule."""
+    """Points inside a polygon, by the even-odd rule."""
     inside = np.zeros(u.shape, bool)
     for (x1, y1), (x2, y2) in zip(corners, corners[1:] + corners[:1], strict=True):
         if y1 != y2:
@@ -63,7 +64,7 @@ def polygon(u: Colour, v: Colour, corners: list[tuple[float, float]]) -> Mask:
 
 
 def around(count: int, *radii: float) -> list[tuple[float, float]]:
-    """Corners on circles of the radii in turn."""
+    """`count` corners at equal angles, on circles of the given radii in turn."""
     return [
         (float(r * np.sin(a)), float(-r * np.cos(a)))
         for i in range(count)
@@ -72,7 +73,7 @@ def around(count: int, *radii: float) -> list[tuple[float, float]]:
 
 
 def inside(label: int, u: Colour, v: Colour) -> Mask:
-    """Where a shape of size 2 is, in its own upright coordinates."""
+    """Points inside a shape of size 2, in its own upright coordinates."""
     distance = u * u + v * v
     match CLASSES[label]:
         case "disc":
@@ -94,7 +95,7 @@ def inside(label: int, u: Colour, v: Colour) -> Mask:
 
 
 def texture(rng: np.random.Generator, u: Colour, v: Colour, colour: Colour) -> Colour:
-    """[h, w, 3], around a colour: plain, shaded, striped, chequered or rough."""
+    """A texture [h, w, 3] around a colour: plain, gradient, stripes, checkerboard or noise."""
     other = np.clip(colour + rng.uniform(-60, 60, 3), 0, 255)
     kind = rng.integers(5)
     if kind == 0:
@@ -111,8 +112,8 @@ def texture(rng: np.random.Generator, u: Colour, v: Colour, colour: Colour) -> C
     return (colour + share[..., None] * (other - colour)).astype(np.float32)
 
 
-def ground(rng: np.random.Generator) -> Colour:
-    """[SIDE, SIDE, 3]: two colours that change into each other, soft blotches, and scribbles."""
+def background(rng: np.random.Generator) -> Colour:
+    """A background [SIDE, SIDE, 3]: a gradient of two colours, soft blotches and thin strokes."""
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) / SIDE
     angle = rng.uniform(0, 2 * np.pi)
     share = np.clip(0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle), 0, 1)[..., None]
@@ -126,7 +127,7 @@ def ground(rng: np.random.Generator) -> Colour:
     )
     canvas = canvas + (grown - 0.5) * rng.uniform(10, 80)
     for _ in range(rng.integers(0, 6)):
-        # Thin strokes, too thin for a bar: something to tell from shapes.
+        # Strokes thinner than a bar, as distractors.
         (x1, y1), (x2, y2) = rng.uniform(0, 1, (2, 2))
         length = max(float(np.hypot(x2 - x1, y2 - y1)), 1e-3)
         away = abs((x - x1) * (y2 - y1) - (y - y1) * (x2 - x1)) / length
@@ -137,13 +138,13 @@ def ground(rng: np.random.Generator) -> Colour:
 
 
 def scene(seed: tuple[int, ...]) -> Scene:
-    """A picture with 1 to MOST_SHAPES shapes, all of it decided by the seed."""
+    """An image with 1 to MAX_SHAPES shapes, determined by the seed."""
     rng = np.random.default_rng(seed)
-    canvas = ground(rng)
+    canvas = background(rng)
     labels: list[int] = []
     masks: list[Mask] = []
     whole: list[int] = []
-    wanted = int(rng.integers(2, MOST_SHAPES + 1))
+    wanted = int(rng.integers(2, MAX_SHAPES + 1))
     for _ in range(3 * wanted):
         if len(labels) == wanted:
             break
@@ -159,14 +160,14 @@ def scene(seed: tuple[int, ...]) -> Scene:
         u, v = (dx * np.cos(angle) + dy * np.sin(angle)) / stretch, (dy * np.cos(angle) - dx * np.sin(angle)) * stretch
         shape = inside(label, u, v)
         area = int(shape.sum())
-        if area < max(FEWEST_PIXELS, 0.1 * size * size):  # too much of it is beyond the edge
+        if area < max(MIN_PIXELS, 0.1 * size * size):  # too much of it is outside the image
             continue
         here = (slice(top, bottom), slice(left, right))
-        if any((mask[here] & shape).sum() > mask.sum() - LEAST_SEEN * n for mask, n in zip(masks, whole, strict=True)):
+        if any((mask[here] & shape).sum() > mask.sum() - MIN_VISIBLE * n for mask, n in zip(masks, whole, strict=True)):
             continue
         behind = canvas[here][shape].mean(0)
         colour = rng.uniform(0, 255, 3)
-        if np.abs(colour - behind).max() < 55:  # nobody could see it
+        if np.abs(colour - behind).max() < 55:  # too little contrast
             colour = np.where(behind > 127, behind - 75, behind + 75)
         canvas[here] = np.where(shape[..., None], texture(rng, u, v, colour.astype(np.float32)), canvas[here])
         for mask in masks:
@@ -182,15 +183,15 @@ def scene(seed: tuple[int, ...]) -> Scene:
 
 
 def write_split(folder: Path, name: str, count: int, seed: tuple[int, ...]) -> None:
-    """FOLDER/NAME/000001.jpg, ... and FOLDER/instances_NAME.json."""
+    """Write FOLDER/NAME/000001.jpg, ... and FOLDER/instances_NAME.json."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     images, annotations = [], []
     for number in range(1, count + 1):
-        picture = scene((*seed, number))
+        drawn = scene((*seed, number))
         file = f"{number:06}.jpg"
-        Image.fromarray(picture.pixels).save(folder / name / file, quality=92)
+        Image.fromarray(drawn.pixels).save(folder / name / file, quality=92)
         images.append({"id": number, "file_name": file, "height": SIDE, "width": SIDE})
-        for label, box, mask in zip(picture.labels, picture.boxes, picture.masks, strict=True):
+        for label, box, mask in zip(drawn.labels, drawn.boxes, drawn.masks, strict=True):
             x1, y1, x2, y2 = (float(edge) for edge in box)
             annotations.append(
                 {
@@ -209,10 +210,10 @@ def write_split(folder: Path, name: str, count: int, seed: tuple[int, ...]) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes a small detection data set in COCO's form.")
+    parser = argparse.ArgumentParser(description="Write a small synthetic detection data set in COCO's format.")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--train", type=int, default=1000, help="images to calibrate with")
-    parser.add_argument("--val", type=int, default=500, help="images to report on")
+    parser.add_argument("--train", type=int, default=1000, help="number of calibration images")
+    parser.add_argument("--val", type=int, default=500, help="number of validation images")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     write_split(arguments.output, "train", arguments.train, (TRAIN_SPLIT, arguments.seed))

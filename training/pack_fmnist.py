@@ -1,6 +1,6 @@
-"""Makes src/fqvit/assets/fmnist.npz: 512 training images to calibrate with and 1,000 test images, 100 of each class.
+"""Write src/fqvit/assets/fmnist.npz: 512 training images for calibration and 1,000 test images, 100 per class.
 
-Both are seeded random choices; the same data gives the same bytes. README.md has the command.
+Both are seeded random samples; the same data gives the same bytes. README.md has the command.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SEED = 0
 
 
 def choose_stratified(labels: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
-    """TEST_PER_CLASS numbers of each class, in mixed order."""
+    """Indices of TEST_PER_CLASS images per class, in random order."""
     chosen = [random.choice(np.flatnonzero(labels == c), TEST_PER_CLASS, replace=False) for c in np.unique(labels)]
     return random.permutation(np.concatenate(chosen))
 
 
 def write_npz(path: Path, arrays: dict[str, NDArray[np.uint8]]) -> None:
-    """Like np.savez_compressed, which np.load reads, but by LZMA (a fifth smaller here) and with a fixed date."""
+    """Like np.savez_compressed, but with LZMA (a fifth smaller here) and a fixed date. np.load reads it."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             buffer = io.BytesIO()
@@ -35,8 +35,8 @@ def write_npz(path: Path, arrays: dict[str, NDArray[np.uint8]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Packs the embedded Fashion-MNIST images.")
-    parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder of the four idx .gz files")
+    parser = argparse.ArgumentParser(description="Pack the embedded Fashion-MNIST images.")
+    parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder with the four idx .gz files")
     parser.add_argument("-o", "--output", type=Path, required=True, help=".npz file to write")
     arguments = parser.parse_args()
 

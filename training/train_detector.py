@@ -1,7 +1,7 @@
-"""Trains the small detectors on drawn shapes: `train_detector.py mask_rcnn -o FILE`, and the same for `cascade`.
+"""Train the small detectors on synthetic shapes: `train_detector.py mask_rcnn -o FILE`, and the same for `cascade`.
 
-Training images are drawn as they are needed, the written validation split (make_shapes.py) is for reporting alone. All random
-numbers come from (seed, step), so a run that is stopped goes on from its state file as if nothing had happened.
+Training images are generated on the fly; the validation split of make_shapes.py is used for reporting only. All random numbers
+are derived from (seed, step), so a run that was stopped resumes from its state file and ends with the same weights.
 README.md has the commands, times and results.
 """
 
@@ -43,13 +43,13 @@ from fqvit.models.maps import Conv2d, Deconv
 from fqvit.models.swin import WindowAttention
 from fqvit.system.files import replacing
 
-# Shapes are of 16 to 72 pixels: anchors of 16, 32, 64, ... and boxes from 28 pixels on are cut from the second level.
+# Shapes have 16 to 72 pixels: anchors have 16, 32, 64, ... pixels, and boxes from 28 pixels on use the second level.
 SETTINGS = DetectSettings(
     short=SIDE, long=SIDE, anchor_scale=4.0, finest=14.0, proposals_a_level=200, proposals=200, classes=CLASSES
 )
 SAVE_EVERY = 200  # steps
-AHEAD = 3  # batches
-BRANCH_GAIN = 1 / 3  # of what blocks add at the start, so that the residual stream keeps its size
+AHEAD = 3  # batches drawn in advance
+BRANCH_GAIN = 1 / 3  # initial scale of residual branches, so that the residual stream keeps its magnitude
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Plan:
     config: DetectorConfig
     steps: int
     batch: int = 8
-    matrix_rate: float = 0.01  # of Muon
-    other_rate: float = 1.5e-3  # of AdamW
+    matrix_rate: float = 0.01  # learning rate of Muon
+    other_rate: float = 1.5e-3  # learning rate of AdamW
     warm_up: int = 100  # steps
-    average: float = 0.998  # of the weights that are kept, a step
+    average: float = 0.998  # decay per step of the moving average of the weights
     boxes_per_image: int = 64
     masks_per_image: int = 8
     evaluate_every: int = 1500
@@ -75,7 +75,10 @@ PLANS = {
 
 
 def build(config: DetectorConfig, seed: int) -> Detector:
-    """The untrained detector, started so that little training suffices: spread by inputs, neighbours near, outputs small."""
+    """The untrained detector, initialized for a short training.
+
+    Weights are scaled by the number of inputs, attention prefers close positions, outputs are small.
+    """
     torch.manual_seed(seed)
     detector = build_detector(config)
     with torch.no_grad():
@@ -89,7 +92,7 @@ def build(config: DetectorConfig, seed: int) -> Detector:
             elif isinstance(module, WindowAttention):
                 module.relative_position_bias_table.copy_(distance_bias(config.backbone.window, module.q.heads))
             if name.endswith("objectness"):
-                nn.init.constant_(module.bias, -2.0)  # few anchors are on a shape
+                nn.init.constant_(module.bias, -2.0)  # few anchors match a shape
     return detector
 
 
@@ -100,7 +103,7 @@ def draw_batch(seed: int, step: int, count: int) -> list[Scene]:
 
 
 def batches(seed: int, steps: range, count: int) -> Iterator[tuple[int, list[Scene]]]:
-    """The training images of each step; a process of its own draws them ahead."""
+    """Yield each step and its training images, which another process draws in advance."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         ahead = deque(pool.submit(draw_batch, seed, step, count) for step in steps[:AHEAD])
         for step in steps:
@@ -111,7 +114,7 @@ def batches(seed: int, steps: range, count: int) -> Iterator[tuple[int, list[Sce
 
 
 def optimisers(detector: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside; AdamW, without decay, for the rest: first and last layers, biases, norms, tables."""
+    """Muon for the inner matrices; AdamW without decay for the rest: first and last layers, biases, norms, tables."""
     inside = [m for m in detector.modules() if isinstance(m, Linear | Conv2d) and m.role not in ("logits", "deltas")]
     matrices = [m.weight for m in inside]
     chosen = {id(p) for p in matrices}
@@ -123,7 +126,7 @@ def optimisers(detector: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(step: int, plan: Plan) -> float:
-    """Of the full rates: up in a line, then half a wave down to 0."""
+    """Factor of the learning rates at a step: a linear warm-up, then a cosine to 0."""
     done = max(step - plan.warm_up, 0) / max(plan.steps - plan.warm_up, 1)
     return min((step + 1) / plan.warm_up, 0.5 + 0.5 * math.cos(math.pi * done))
 
@@ -142,7 +145,7 @@ def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
         for part, saved in zip(parts, state["optimisers"], strict=True):
             part.load_state_dict(saved)
         first, seconds = state["step"], state["seconds"]
-        print(f"{name}: goes on from step {first}, {seconds / 60:.1f} min", flush=True)
+        print(f"{name}: resumes at step {first}, {seconds / 60:.1f} min", flush=True)
 
     totals: dict[str, float] = {}
     start, since = time.monotonic() - seconds, first
@@ -194,7 +197,7 @@ def train_step(
     for part, rate in zip(parts, (plan.matrix_rate, plan.other_rate), strict=True):
         part.param_groups[0]["lr"] = rate * rate_factor(step, plan)
         part.step()
-    # Young averages must forget the start sooner.
+    # At the start, the average forgets the initial weights faster.
     keep = min(plan.average, (step + 1) / (step + 10))
     with torch.no_grad():
         torch._foreach_lerp_(list(averaged.parameters()), list(detector.parameters()), 1 - keep)
@@ -202,7 +205,7 @@ def train_step(
 
 
 def evaluate(detector: Detector, data: Path, count: int | None = None) -> dict[str, float]:
-    """COCO's average precision over overlaps 0.5 to 0.95, and at 0.5, of boxes and masks, on the written validation split."""
+    """COCO's average precision of boxes and masks on the validation split, on the first `count` images."""
     truth = read_annotations(data / "instances_val.json")
     numbers = sorted(truth.images)[:count]
     files = [data / "val" / truth.images[number].file_name for number in numbers]
@@ -218,18 +221,20 @@ def shown_ap(precision: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains the small detectors on drawn shapes.")
+    parser = argparse.ArgumentParser(description="Train the small detectors on synthetic shapes.")
     parser.add_argument("name", choices=list(PLANS))
     parser.add_argument(
-        "--data", type=Path, default=Path("shapes"), help="folder of make_shapes.py; its val split is drawn if missing"
+        "--data", type=Path, default=Path("shapes"), help="folder of make_shapes.py; the val split is written if missing"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help=".safetensors file to write")
-    parser.add_argument("--steps", type=int, help="in place of the plan's; the rates fall to 0 at the last one")
+    parser.add_argument(
+        "--steps", type=int, help="number of steps instead of the default; the learning rates fall to 0 at the last one"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    # As an exception, so that the drawing process ends with this one.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again to go on"))
+    # Raised as an exception, so that the drawing process is stopped, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped. Run the same command again to resume."))
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     plan = PLANS[arguments.name]

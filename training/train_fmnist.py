@@ -1,7 +1,7 @@
-"""Trains the embedded models on Fashion-MNIST: `train_fmnist.py fmnist_vit -o FILE`, and the same for `fmnist_swin`.
+"""Train the embedded models on Fashion-MNIST: `train_fmnist.py fmnist_vit -o FILE`, and the same for `fmnist_swin`.
 
-5,000 training images are held out for choices; the test images are looked at once, at the end. A run writes its state
-after every epoch and goes on from there when started again. README.md has the commands, times and results.
+5,000 training images are held out for model selection; the test images are used once, at the end. A run saves its state after
+every epoch and resumes from it when started again. README.md has the commands, times and results.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ MAX_SHIFT = 1  # pixels
 class Plan:
     epochs: int
     cooldown: int  # epochs at the end in which the learning rates fall to 0
-    matrix_rate: float = 0.004  # of Muon; 0.02 drowns in the noise of small batches
-    other_rate: float = 1e-3  # of Adam
+    matrix_rate: float = 0.004  # learning rate of Muon; 0.02 is too noisy with small batches
+    other_rate: float = 1e-3  # learning rate of Adam
     batch: int = 64
     smoothing: float = 0.1  # of the labels
-    attention_dropout: float = 0.0  # also steadies what coarse attention codes disturb
+    attention_dropout: float = 0.0  # also makes the model robust against coarse attention codes
 
 
 PLANS = {"fmnist_vit": Plan(epochs=13, cooldown=10, attention_dropout=0.2), "fmnist_swin": Plan(epochs=14, cooldown=10)}
 
 
 def build(name: str) -> nn.Module:
-    """The untrained model, started so that little training suffices.
+    """The untrained model, initialized for a short training.
 
-    The modules' own start (std 0.02) suits wide models; narrow ones learn sooner from 1 / sqrt(inputs), and from places
-    that already mean something: waves as ViT's positions, a bias for near neighbours in Swin's tables.
+    The default std of 0.02 suits wide models; narrow ones learn faster from 1 / sqrt(inputs) and from meaningful positions:
+    sines and cosines in the ViT, a bias towards close positions in the Swin.
     """
     model = ViT(FMNIST_VIT_CONFIG) if name == "fmnist_vit" else Swin(FMNIST_SWIN_CONFIG)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Linear | Patches):
-                # Branches start at a third, so that the residual stream keeps its size through the blocks.
+                # Residual branches start at a third, so that the residual stream keeps its magnitude through the blocks.
                 gain = 1 / 3 if module.role == "branch" else 1.0
                 nn.init.trunc_normal_(module.weight, std=gain * module.weight[0].numel() ** -0.5)
         for module in model.modules():
             if isinstance(module, Attention):
                 q, k, _ = module.qkv.weight.chunk(3)
-                k.copy_(q)  # a token attends to its like, places included
+                k.copy_(q)  # a token attends to similar tokens at similar positions
             elif isinstance(module, WindowAttention):
                 module.relative_position_bias_table.copy_(distance_bias(FMNIST_SWIN_CONFIG.window, module.q.heads))
         if isinstance(model, ViT):
@@ -69,7 +69,7 @@ def build(name: str) -> nn.Module:
 
 
 def position_waves(side: int, width: int) -> Tensor:
-    """[side^2, width]: sines and cosines of row and column, wavelengths from 28 patches to 2.8, amplitude 0.5."""
+    """Position embeddings [side^2, width]: sines and cosines of row and column, with wavelengths of 28 to 2.8 patches."""
     frequency = torch.logspace(0, 1, width // 4) * math.pi / 14
     place = torch.arange(side * side)
     row, column = (place // side)[:, None] * frequency, (place % side)[:, None] * frequency
@@ -77,16 +77,16 @@ def position_waves(side: int, width: int) -> Tensor:
 
 
 def distance_bias(window: int, heads: int) -> Tensor:
-    """[(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
+    """Relative position bias [(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
     offset = torch.arange(1.0 - window, window)
     distance = torch.hypot(offset[:, None], offset[None, :]).flatten()
     return -distance[:, None] * 0.5 ** torch.arange(heads)
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices: momentum, then the step of the same singular vectors with all singular values near 1 (Jordan, 2024).
+    """Muon (Jordan, 2024): momentum, then an update with the same singular vectors and all singular values close to 1.
 
-    Convolutions are matrices from all their inputs to their outputs.
+    Convolutions are flattened to matrices [outputs, inputs].
     """
 
     def __init__(self, matrices: list[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.01) -> None:
@@ -104,7 +104,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Five Newton-Schulz steps towards U V^T of the singular value decomposition."""
+    """Five Newton-Schulz iterations towards U V^T of the singular value decomposition."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
     x = x / (x.norm() + 1e-7)
@@ -131,7 +131,7 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def augment(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image, half of the time, moved by up to MAX_SHIFT pixels (black comes in); half of the time, flipped left-right."""
+    """Shift half of the images by up to MAX_SHIFT pixels (filling with black) and flip half of them left-right, at random."""
     n, side = images.shape[0], images.shape[-1]
     move, flip = torch.rand(2, n, 1, generator=random) < 0.5
     shift = MAX_SHIFT + move * torch.randint(-MAX_SHIFT, MAX_SHIFT + 1, (2, n, 1), generator=random)
@@ -142,7 +142,7 @@ def augment(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 def optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside; Adam for the rest: first and last layer, biases, norms, positions, tables."""
+    """Muon for the inner matrices; Adam for the rest: first and last layer, biases, norms, positions, tables."""
     matrices = [m.weight for m in model.modules() if isinstance(m, Linear) and m.role != "logits"]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
@@ -150,12 +150,13 @@ def optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(progress: float, plan: Plan) -> float:
-    """The part of the full rates at a time in epochs: up, level, down in a line."""
+    """Factor of the learning rates after `progress` epochs: warm-up, constant, linear decay."""
     return min(10 * progress, 1.0, (plan.epochs - progress) / plan.cooldown)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Top-1 in percent."""
     model.eval()
     right = sum(
         int((model(normalise(x)).argmax(1) == y).sum()) for x, y in zip(images.split(250), labels.split(250), strict=True)
@@ -216,13 +217,13 @@ def save_state(
     path: Path, model: nn.Module, parts: list[torch.optim.Optimizer], random: torch.Generator, epoch: int, seconds: float
 ) -> None:
     state = {"model": model.state_dict(), "optimisers": [part.state_dict() for part in parts], "random": random.get_state()}
-    new = path.with_suffix(".new")  # a run stopped while writing keeps the state before
+    new = path.with_suffix(".new")  # a run that is stopped while writing keeps the previous state
     torch.save({**state, "epoch": epoch, "seconds": seconds}, new)
     new.replace(path)
 
 
 def finish(name: str, model: nn.Module, data: Path, output: Path) -> None:
-    """Writes the float16 file and reports what it reaches on the test images."""
+    """Write the float16 file and print the accuracy on the test images."""
     images, labels = read_split(data, "t10k")
     full = accuracy(model, images, labels)
     save_file({key: value.half().contiguous() for key, value in model.state_dict().items()}, output)
@@ -233,11 +234,15 @@ def finish(name: str, model: nn.Module, data: Path, output: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains the embedded models on Fashion-MNIST.")
+    parser = argparse.ArgumentParser(description="Train the embedded models on Fashion-MNIST.")
     parser.add_argument("name", choices=list(PLANS))
-    parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder of the four idx .gz files")
+    parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder with the four idx .gz files")
     parser.add_argument("-o", "--output", type=Path, required=True, help=".safetensors file to write")
-    parser.add_argument("--epochs", type=int, help="in place of the plan's; a run may be lengthened or cut until it cools down")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        help="number of epochs instead of the default; can be changed until the learning rates start to fall",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

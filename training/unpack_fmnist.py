@@ -1,4 +1,4 @@
-"""Writes the 10,000 test images as a folder that `fqvit eval --data` reads: OUT/<class number>/<image number>.png."""
+"""Write the 10,000 test images as a folder for `fqvit eval --data`: OUT/<class index>/<image index>.png."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from train_fmnist import DEBIAN_FOLDER, read_split
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Unpacks the Fashion-MNIST test images.")
-    parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder of the four idx .gz files")
+    parser = argparse.ArgumentParser(description="Unpack the Fashion-MNIST test images.")
+    parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder with the four idx .gz files")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     images, labels = (part.numpy() for part in read_split(arguments.data, "t10k"))
