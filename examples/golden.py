@@ -1,7 +1,7 @@
-"""Checks a model of hardware against golden vectors, op by op: python examples/golden.py FOLDER
+"""Check a hardware model against golden vectors, op by op: python examples/golden.py FOLDER
 
-FOLDER is written by `fqvit export FILE.fqvit --to vectors -o FOLDER`. Here the "hardware" is a few lines of Python that know
-`linear` alone; put your simulator in its place. Equal means every value: there is no tolerance.
+FOLDER is written by `fqvit export FILE.fqvit --to vectors -o FOLDER`. Here the "hardware" is a few lines of Python that only
+implement `linear`; replace them by your simulator. All values must be equal: there is no tolerance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ manifest = json.loads((folder / "manifest.json").read_text())
 
 
 def array(name: str) -> np.ndarray[Any, Any]:
-    """A buffer, or else a constant."""
+    """Load a buffer or a constant."""
     entry = manifest["buffers"].get(name) or manifest["constants"][name]
     return np.load(folder / entry["file"])
 
@@ -44,4 +44,4 @@ for op in manifest["ops"]:
         if not np.array_equal(hardware_linear(op), array(op["output"])):
             sys.exit(f"op {op['number']}, {op['output']}: differs")
         checked += 1
-print(f"{checked} of {len(manifest['ops'])} ops are linear, and equal in every value")
+print(f"{checked} of {len(manifest['ops'])} ops are linear, and all their values are equal")

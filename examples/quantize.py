@@ -1,7 +1,7 @@
-"""From a float model to a .fqvit file, and what that cost: python examples/quantize.py [OUT.fqvit]
+"""Quantize a float model to a .fqvit file and measure its accuracy: python examples/quantize.py [OUT.fqvit]
 
-With a checkpoint and images of your own: load_model("deit_tiny", "deit_tiny.safetensors"), and
-ImageFolder.unlabelled("photos", model.preprocess), which calibrate takes as it is.
+With your own checkpoint and images, use load_model("deit_tiny", "deit_tiny.safetensors") and pass
+ImageFolder.unlabelled("photos", model.preprocess) to calibrate.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ program.save(out)
 
 pixels, labels = test_images()
 logits = fqvit.Engine(program).run(pixels)  # int32 [N, classes]
-assert np.array_equal(logits[:8], fqvit.runtime.reference.run(program, pixels[:8])), "the engine has the reference's bits"
+assert np.array_equal(logits[:8], fqvit.runtime.reference.run(program, pixels[:8])), (
+    "the engine and the reference must give the same bits"
+)
 right = 100 * np.mean(logits.argmax(-1) == labels)
-print(f"{out}: {right:.1f} % of {len(labels)} test images right, fingerprint {program.fingerprint()[:16]}")
+print(f"{out}: top-1 {right:.1f} % on {len(labels)} test images, fingerprint {program.fingerprint()[:16]}")

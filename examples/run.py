@@ -1,4 +1,4 @@
-"""Runs a .fqvit file on images; needs no torch: python examples/run.py FILE.fqvit IMAGE..."""
+"""Run a .fqvit file on images, without torch: python examples/run.py FILE.fqvit IMAGE..."""
 
 from __future__ import annotations
 

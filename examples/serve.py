@@ -1,7 +1,7 @@
-"""A classifier behind HTTP: python examples/serve.py FILE.fqvit [PORT]; then curl --data-binary @cat.jpg localhost:8000
+"""Serve a classifier over HTTP: python examples/serve.py FILE.fqvit [PORT]; then curl --data-binary @cat.jpg localhost:8000
 
-One engine serves all threads; runs wait for each other and use every core. For runs side by side, make an engine a worker with
-threads=1. The bits are the same either way.
+All threads share one engine: requests run one after the other, each on all cores. For concurrent requests, create one engine
+per thread with threads=1. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from PIL import Image, UnidentifiedImageError
 
 import fqvit
 
-LARGEST = 20_000_000  # bytes of a picture
+LARGEST = 20_000_000  # bytes of an image
 
 
 def answer(engine: fqvit.Engine, body: bytes) -> dict[str, object]:
+    """Classify an encoded image."""
     pixels = engine.header.preprocess.apply(Image.open(io.BytesIO(body)))
     scores = engine.run(pixels[None])[0]
     best = int(scores.argmax())
@@ -26,13 +27,14 @@ def answer(engine: fqvit.Engine, body: bytes) -> dict[str, object]:
 
 
 def server(file: str, port: int) -> ThreadingHTTPServer:
+    """Load a program, and return a server that classifies POSTed images."""
     engine = fqvit.Engine(file)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             length = int(self.headers.get("Content-Length", 0))
             if not 0 <= length <= LARGEST:
-                return self.reply(413, {"error": f"at most {LARGEST} bytes"})
+                return self.reply(413, {"error": f"Content-Length is {length}, expected 0 to {LARGEST}"})
             try:
                 return self.reply(200, answer(engine, self.rfile.read(length)))
             except (fqvit.FqvitError, UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:

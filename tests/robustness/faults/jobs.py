@@ -1,4 +1,4 @@
-"""Commands whose outputs must survive anything: what they write, and how to tell a whole output from any other."""
+"""List the commands whose outputs must stay intact after any fault, and check whether an output is complete."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")  # what fqvit.system.files.temporary_beside makes
+LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")  # names made by fqvit.system.files.temporary_beside
 
 
 @dataclass(frozen=True)
 class Job:
-    """words: after `fqvit`, typed in a folder where `prepare` has put old.fqvit, new.fqvit and a detector
-    out: what is written   load: raises unless that is whole   before: words that write another output to the same path
-    cells: a folder of finished steps, which the next run goes on from
+    """A command and its output.
+
+    words: the arguments of `fqvit`, run in a folder that `prepare` has filled.
+    out: the output. load: raises unless the output is complete.
+    before: the arguments of a command that writes another output to the same path.
+    cells: a folder of finished steps, from which the next run continues.
     """
 
     name: str
@@ -47,7 +50,7 @@ def _onnx(path: Path) -> None:
 
 
 def _folder(path: Path) -> None:
-    """Everything that the manifest lists is there, with the digests that it says."""
+    """Check that every file of the manifest exists, with its digest."""
     manifest = json.loads((path / "manifest.json").read_text())
     for name in manifest["files"]:
         assert (path / name).stat().st_size > 0, name
@@ -56,7 +59,7 @@ def _folder(path: Path) -> None:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """Of a table as JSON, without times."""
+    """Return the rows of a table in JSON, without times."""
     return [
         {key: value for key, value in row.items() if not key.endswith("seconds")}
         for row in json.loads(path.read_text())["rows"]
@@ -117,7 +120,7 @@ JOBS = {
 
 
 def prepare(folder: Path, names: Iterable[str] = ()) -> None:
-    """What jobs of these names read; all, if there are none."""
+    """Write the input files of these jobs, or of all jobs if no names are given."""
     import fqvit
     from fqvit.models import embedded
     from tests.detect.saved import write_all
@@ -131,7 +134,7 @@ def prepare(folder: Path, names: Iterable[str] = ()) -> None:
 
 
 def digest(path: Path) -> str | None:
-    """Of a file, of all files of a folder, or of a table's rows; None if it is not there."""
+    """Return the digest of a file, of all files of a folder, or of the rows of a table; None if it does not exist."""
     if not path.exists():
         return None
     if path.suffix == ".json" and path.is_file():
@@ -144,5 +147,5 @@ def digest(path: Path) -> str | None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Unfinished files and folders, by their names."""
+    """Return the temporary files and folders, recognized by their names."""
     return [path for path in folder.iterdir() if LEFT.fullmatch(path.name)]

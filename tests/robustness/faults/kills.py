@@ -1,7 +1,8 @@
-"""kill -9 at a random moment of a command, and what it leaves: the old output or the new one, whole, and nothing else by that
-name. Commands run in forks of this process, which has imported everything, so that moments fall on work and not on imports;
-hence only for a process of its own (scripts/faults.py). Of four kills two come at any moment, one soon after something
-unfinished appears on the disk, and one at a random line of the code that writes.
+"""Kill a command (kill -9) at a random moment, and check that its output is the complete old one or the complete new one.
+
+Commands run in forks of this process, which has imported everything, so that kills happen during work and not during imports.
+Hence this needs a process of its own (scripts/faults.py). Of four kills, two happen at any moment, one shortly after a
+temporary file appears, and one at a random line of the code that writes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ READ = ("old.fqvit", "new.fqvit", "shapes.safetensors", "train")
 
 
 def warm_up() -> None:
-    """Imports what commands import when they run."""
+    """Import the modules that commands import when they run."""
     import importlib
 
     for name in (
@@ -53,8 +54,10 @@ def warm_up() -> None:
 
 
 def start(words: tuple[object, ...], folder: Path, steps: int | None = None) -> int:
-    """The process of a command; what it says is in folder/.said. steps: it kills itself after so many lines of the code that
-    writes; 0 counts them, to folder/.steps"""
+    """Start a command in a fork and return its process id. Its output goes to folder/.said.
+
+    steps: kill the process after this many lines of the writing code; 0: count the lines and write the number to folder/.steps.
+    """
     child = os.fork()
     if child:
         return child
@@ -82,7 +85,7 @@ def start(words: tuple[object, ...], folder: Path, steps: int | None = None) -> 
 
 
 def count_lines(last: int) -> list[int]:
-    """The lines of the code that writes, as they are run; the process is killed when there are `last` of them."""
+    """Return a list that grows by one for each executed line of the writing code. Kill this process at line `last`."""
     lines: list[int] = []
 
     def inside(frame: FrameType, event: str, _: object) -> TraceFunction:
@@ -97,7 +100,7 @@ def count_lines(last: int) -> list[int]:
 
 
 def finish(words: tuple[object, ...], folder: Path) -> float:
-    """Runs to the end -> seconds."""
+    """Run a command to the end and return the seconds that it took."""
     began = time.monotonic()
     status = os.waitstatus_to_exitcode(os.waitpid(start(words, folder), 0)[1])
     assert status == 0, (words, status, (folder / ".said").read_text())
@@ -106,7 +109,10 @@ def finish(words: tuple[object, ...], folder: Path) -> float:
 
 @dataclass
 class Tally:
-    """before, writing, after: at what stage kills came   between: a folder's old output was moved, the new one not yet there"""
+    """Results of a campaign. counts: number of kills per stage (before, writing, between, after).
+
+    between: the old output folder has been moved away, and the new one is not yet in place.
+    """
 
     job: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -116,7 +122,7 @@ class Tally:
 
 
 class Campaign:
-    """One job in a folder of its own inside `home`, which has what jobs read."""
+    """Kill one job many times, in its own folder inside `home`, which has the input files."""
 
     def __init__(self, job: Job, home: Path, seed: int = 0) -> None:
         self.job, self.luck, self.tally = job, random.Random(f"{job.name} {seed}"), Tally(job.name)
@@ -147,7 +153,7 @@ class Campaign:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def trial(self, number: int) -> None:
-        """Every other eight over an old output."""
+        """Run and kill the job once. Every second group of eight trials starts with an old output."""
         self._reset()
         older = number // 8 % 2 == 1
         if older and self.kept.is_dir():
@@ -156,7 +162,7 @@ class Campaign:
             shutil.copyfile(self.kept, self.out)
         kind, step = number % 4, self.luck.randrange(self.steps) + 1
         if number % 8 < 4:
-            step = max(1, self.steps - step % 30)  # where the new takes the place of the old
+            step = max(1, self.steps - step % 30)  # where the new output replaces the old one
         process = start(self.job.words, self.folder, step if kind == 3 else None)
         if kind < 2:
             moment = f"after {(wait := self.luck.random() * 1.05 * self.tally.seconds):.3f} s"
@@ -174,12 +180,14 @@ class Campaign:
             finish(self.job.words, self.folder)
             self.tally.reruns += 1
             if digest(self.out) != self.new:
-                self.tally.faults.append(f"trial {number}: the next run's output is not that of an unbroken one")
+                self.tally.faults.append(
+                    f"trial {number}: the output of the next run differs from that of an uninterrupted run"
+                )
             for path in leftovers(self.folder):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _window(self) -> float:
-        """Seconds from the moment when something unfinished appears to that when it is finished: the median of a run."""
+        """Return the median lifetime of temporary files during one run, in seconds."""
         self._reset()
         process = start(self.job.words, self.folder)
         began: dict[Path, float] = {}
@@ -196,7 +204,7 @@ class Campaign:
         return {path for place in places if place.is_dir() for path in leftovers(place)}
 
     def _wait_for_writing(self, process: int, appearances: int) -> str:
-        """Until the so many-th unfinished file or folder appears, and for a random part of a write more."""
+        """Wait until this many temporary files have appeared, and then for a random part of a write."""
         known = self._unfinished()
         while appearances > 0 and os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             appearances -= len(self._unfinished() - known)
@@ -205,7 +213,7 @@ class Campaign:
         return f"{1000 * wait:.1f} ms after a write began"
 
     def _look(self, older: bool, when: str) -> str:
-        """What is there after a kill -> its stage."""
+        """Check the files after a kill, and return the stage at which it happened."""
         expected = {"after": self.new, "before": self.old if older else None}
         try:
             found = digest(self.out)
@@ -215,7 +223,7 @@ class Campaign:
         aside = [path for path in left if path.suffix == ".old" and digest(path) == self.old]
         between = older and found is None and bool(aside)
         if found not in expected.values() and not between:
-            self.tally.faults.append(f"{when}: the output is neither the old one nor the new one")
+            self.tally.faults.append(f"{when}: the output is neither the old nor the new one")
         others = {self.out.name, "out.csv", ".said", ".steps", self.job.cells, *READ}
         strange = [path.name for path in self.folder.iterdir() if path.name not in others and path not in left]
         if strange:
@@ -224,7 +232,7 @@ class Campaign:
             try:
                 json.loads(cell.read_bytes())
             except ValueError:
-                self.tally.faults.append(f"{when}: {cell.name} is not whole")
+                self.tally.faults.append(f"{when}: {cell.name} is incomplete")
         unfinished = bool(left) or any(path.name.startswith(".") for path in self._cells(unfinished=True))
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -237,6 +245,7 @@ class Campaign:
 
 
 def campaign(name: str, home: Path, kills: int, seed: int = 0) -> Tally:
+    """Kill a job `kills` times."""
     one = Campaign(JOBS[name], home, seed)
     for number in range(kills):
         one.trial(number)

@@ -1,4 +1,4 @@
-"""A worker of torchrun killed (kill -9) at a random moment: all end soon, with one line of ours, and nothing half-written."""
+"""Kill a worker of torchrun (kill -9) at a random moment: all workers must end soon, with one line and no partial file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PATIENCE = 45.0  # seconds; torchrun itself allows 30 between its SIGTERM and SI
 
 
 def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """Returns how often all was done, all ended with one line, or workers had not met, and faults.
+    """Kill a random worker `times` times. Return the number of each outcome, and the faults.
 
-    Until workers have met, the first seconds of imports, only torchrun can say who was lost. From then on one of them
-    must, until the answer is out: what is lost afterwards is a process on its way out.
+    Before the workers are connected, in the first seconds of imports, only torchrun can report the lost worker. From then on
+    one of the workers must report it, until the result is printed.
     """
     luck = random.Random(f"{name} {seed}")
     began = time.monotonic()
@@ -43,7 +43,7 @@ def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[
         lost, after = luck.randrange(len(workers)), seconds * (number + luck.random()) / times
         time.sleep(after)
         over = process.poll() is not None
-        met = all(map(has_sockets, workers))
+        connected = all(map(has_sockets, workers))
         try:
             os.kill(workers[lost], signal.SIGKILL)
         except ProcessLookupError:
@@ -53,12 +53,12 @@ def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[
         spent = time.monotonic() - killed
         ours = [line for line in said.splitlines() if line.startswith("fqvit: ")]
         over = over or bool(answer) or (home / "out.fqvit").exists()
-        counts["all was done" if over else "one line" if ours else "had met, no line" if met else "had not met"] += 1
+        counts["finished" if over else "one line" if ours else "connected, no line" if connected else "not connected"] += 1
         found = [] if over else unfinished(home)
-        if not over and (len(ours) > 1 or (met and not ours) or "src/fqvit" in said or spent > PATIENCE):
+        if not over and (len(ours) > 1 or (connected and not ours) or "src/fqvit" in said or spent > PATIENCE):
             found.append(f"{spent:.0f} s, {ours}, {said[-1500:]}")
         found += [f"left running: {left}"] if (left := alive(process.pid)) else []
-        # A worker that is killed cannot tidy up.
+        # A killed worker cannot remove its temporary files.
         faults += [
             f"worker {lost}, {after:.1f} s of {seconds:.1f}: {each}" for each in found if lost or not each.startswith("left .")
         ]
@@ -67,7 +67,7 @@ def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[
 
 
 def started(name: str, home: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """torchrun and its workers, the first one first."""
+    """Start torchrun, and return its process and the process ids of its workers by rank."""
     process = subprocess.Popen(
         [sys.executable, *TORCHRUN, *map(str, COMMANDS[name])],
         cwd=home,
@@ -105,7 +105,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def has_sockets(pid: int) -> bool:
-    """Whether a worker has begun to speak with others: it has no socket before."""
+    """Return whether a worker has begun to connect to others. Before that it has no socket."""
     try:
         return any(os.readlink(file).startswith("socket:") for file in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at random moments of real commands on a terminal: from the first import to the last word."""
+"""Send SIGINT and SIGTERM to commands on a terminal at random moments, from the first import to the last output."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ OUT = ("out.fqvit", "out", "out.json", "out.csv", "out.html", "cells")
 
 
 def campaign(name: str, home: Path, signum: int, times: int, seed: int = 0) -> tuple[Counter[int], list[str]]:
-    """Moments are spread over the time that the command takes. Returns how often each exit code came, and faults.
+    """Interrupt a command `times` times, at moments spread over its run time. Return the number of each exit code, and faults.
 
-    Exit codes: 128 + signum; 0 where the signal came when all was done; that of the signal itself, which shells show as
-    128 + signum too, while Python itself starts or ends and nobody else can take it.
+    Allowed exit codes: 128 + signum; 0 if the command had finished; -signum (killed by the signal, which shells show as
+    128 + signum) while Python itself starts or exits and no handler is installed.
     """
     words, luck = ["-m", "fqvit", *COMMANDS[name]], random.Random(f"{name} {signum} {seed}")
     counts: Counter[int] = Counter()
@@ -47,8 +47,8 @@ def campaign(name: str, home: Path, signum: int, times: int, seed: int = 0) -> t
     for number in range(times):
         clean(home)
         after = whole.seconds * (number + luck.random()) / times
-        # A terminal sends Ctrl-C to all processes of the command, `kill` and supervisors send SIGTERM to the first.
-        ended = terminal.run(words, home, signum, after, alone=signum != signal.SIGINT)
+        # A terminal sends Ctrl-C to all processes of the command; `kill` and supervisors send SIGTERM to the first one only.
+        ended = terminal.run(words, home, signum, after, group=signum == signal.SIGINT)
         counts[ended.code] += 1
         found = ended.faults((128 + signum, -signum, 0)) + unfinished(home)
         faults += [f"{after:.2f} s of {whole.seconds:.2f}: {fault}" for fault in found]
@@ -57,15 +57,15 @@ def campaign(name: str, home: Path, signum: int, times: int, seed: int = 0) -> t
 
 
 def unfinished(home: Path) -> list[str]:
-    """Outputs that cannot be read to their end, and whatever is by its name not finished."""
+    """List incomplete outputs and temporary files."""
     cells = home / "cells"
     left = [f"left {path.name}" for path in (*leftovers(home), *(leftovers(cells) if cells.is_dir() else []))]
-    return left + [f"{name} is not whole" for name in OUT if not _whole(home / name)]
+    return left + [f"{name} is incomplete" for name in OUT if not _complete(home / name)]
 
 
-def _whole(path: Path) -> bool:
+def _complete(path: Path) -> bool:
     if path.is_dir():
-        return all(_whole(file) for file in path.iterdir())
+        return all(_complete(file) for file in path.iterdir())
     if not path.exists():
         return True
     try:

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, and a signal to it at some moment, as Ctrl-C and `kill` send them."""
+"""Run a command on a pseudo terminal, and send it a signal at some moment, as Ctrl-C and `kill` do."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import fqvit
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 PYTHONS_START = ("Failed to import the site module", "Could not import runpy module", "<frozen runpy>")
-OURS = str(Path(fqvit.__file__).with_name("__main__.py"))  # from its first line on it is ours to stop
+OURS = str(Path(fqvit.__file__).with_name("__main__.py"))  # from its first line on, fqvit handles signals
 QUIET = {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """code: as Popen has it, negative for a signal that killed   screen: all that was written   left: processes still there"""
+    """The end of a command. code: as in Popen, negative for a signal. screen: all output. left: processes still running."""
 
     code: int
     screen: str
@@ -31,20 +31,20 @@ class Ended:
     left: list[int] = field(default_factory=list)
 
     def faults(self, codes: Sequence[int]) -> list[str]:
-        """What is not as it should be after a signal."""
+        """List the violations after a signal. codes: the allowed exit codes."""
         if any(words in self.screen for words in PYTHONS_START) and OURS not in self.screen:
-            return []  # the first tenth of a second, before any line of ours
+            return []  # the first 0.1 s, before any line of fqvit
         found = []
         if self.code not in codes:
             found.append(f"exit code {self.code}")
         if "Traceback" in self.screen or "Error" in self.screen or "Exception ignored" in self.screen:
-            found.append(f"words about a bug: {self.screen[-2000:]!r}")
+            found.append(f"a traceback: {self.screen[-2000:]!r}")
         if self.screen.rfind(HIDE) > self.screen.rfind(SHOW):
             found.append("the cursor is hidden")
         if self.screen and not self.screen.endswith("\n") and not self.screen.endswith(SHOW):
-            found.append(f"the line is not ended: {self.screen[-200:]!r}")
+            found.append(f"the last line has no end: {self.screen[-200:]!r}")
         if self.left:
-            found.append(f"processes left: {self.left}")
+            found.append(f"processes left running: {self.left}")
         return found
 
 
@@ -54,14 +54,16 @@ def run(
     signum: int | None = None,
     after: float = 0.0,
     *,
-    alone: bool = False,
+    group: bool = True,
     limit: float = 120.0,
     **environment: str,
 ) -> Ended:
-    """`python WORDS` in `folder`. signum: sent so many seconds `after` the start, to the process `alone` or to its whole group,
-    as a terminal does."""
+    """Run `python WORDS` in `folder`. signum: a signal to send, `after` seconds.
+
+    group: send it to the whole process group, as a terminal does, or to the process only.
+    """
     master, slave = pty.openpty()
-    # A child inherits what is ignored, as SIGINT is behind a shell's `&` and SIGHUP under nohup, but not handlers.
+    # A child inherits ignored signals (SIGINT after a shell's `&`, SIGHUP under nohup), but not handlers.
     before = {number: signal.signal(number, _nothing) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     began = time.monotonic()
     process = subprocess.Popen(
@@ -81,7 +83,7 @@ def run(
         while process.poll() is None:
             now = time.monotonic() - began
             if not sent and now >= after:
-                (os.kill if alone else os.killpg)(process.pid, signum)  # type: ignore[arg-type]
+                (os.killpg if group else os.kill)(process.pid, signum)  # type: ignore[arg-type]
                 sent = True
             if now > limit:
                 process.kill()
@@ -106,12 +108,12 @@ def _nothing(number: int, frame: object) -> None:
 def _read(master: int) -> bytes:
     try:
         return os.read(master, 65536)
-    except OSError:  # nobody holds the other end any more
+    except OSError:  # the other end is closed
         return b""
 
 
 def alive(session: int, patience: float = 5.0) -> list[int]:
-    """Processes of a session that are still there after some seconds; none where /proc does not tell."""
+    """Return the processes of a session that still run after `patience` seconds. Empty on systems without /proc."""
     end = time.monotonic() + patience
     while (found := members(session)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -119,7 +121,7 @@ def alive(session: int, patience: float = 5.0) -> list[int]:
 
 
 def members(session: int) -> list[int]:
-    """Processes of a session, oldest first."""
+    """Return the processes of a session, oldest first."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

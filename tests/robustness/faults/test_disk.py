@@ -1,4 +1,4 @@
-"""Full disks and places that cannot be written: one line with the path and the remedy, exit code 2, the old output intact."""
+"""Test full disks and unwritable paths: exit code 2, one line with the path and the remedy, and an intact old output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 if sys.platform == "win32":
-    pytest.skip("needs limits of processes", allow_module_level=True)
+    pytest.skip("needs resource limits", allow_module_level=True)
 
 import resource
 
@@ -30,7 +30,7 @@ TABLE = ("table", "--models", "fmnist_vit", "--methods", "minmax", "--images", 4
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """The nearest thing to a full disk that needs no rights: longer files are refused (EFBIG)."""
+    """Limit the size of files (EFBIG), which is the closest to a full disk without special permissions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -53,7 +53,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_disk_that_takes_no_more_leaves_the_old_output_and_nothing_else(case: str, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_output_and_nothing_else(case: str, tmp_path: Path) -> None:
     words, name, size = CASES[case]
     out = tmp_path / name
     for older in (False, True):
@@ -69,14 +69,14 @@ def test_a_disk_that_takes_no_more_leaves_the_old_output_and_nothing_else(case: 
         assert sorted(path.name for path in tmp_path.iterdir()) == ([name] if older else [])
 
 
-def test_pictures_and_cells_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_images_and_cells_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     with files_of_at_most(100):
         refused(fqvit("detect", "draw", "shapes.fqvit", "val", "-o", tmp_path), ".png: cannot be written (File too large)")
         refused(fqvit(*TABLE, "--cache", tmp_path), "answers-", ".json: cannot be written (File too large)")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_that_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert fqvit("quantize", "--images", 4, "-o", tmp_path / "a.fqvit").code == 0
     with files_of_at_most(4096):
         done = fqvit("report", tmp_path / "a.fqvit", "--limit", 4, "-o", tmp_path / "a.html", "--pictures", tmp_path / "p")
@@ -84,8 +84,8 @@ def test_a_report_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.fqvit"]
 
 
-def test_a_table_writes_nothing_but_its_outputs_and_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of a program is told without a file of it, which a full temporary folder would refuse."""
+def test_a_table_writes_only_its_outputs_and_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a program must be computed without a temporary file."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     found = fqvit(*TABLE, "--cache", tmp_path / "cells", "--json").json
@@ -94,14 +94,14 @@ def test_a_table_writes_nothing_but_its_outputs_and_cells(tmp_path: Path, monkey
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 @pytest.mark.parametrize("kind", ["onnx", "vectors"])
-def test_a_disk_that_is_really_full(kind: str, tmp_path: Path) -> None:
-    """In a mount namespace of its own, so that nothing stays mounted."""
+def test_export_to_a_full_disk_leaves_nothing(kind: str, tmp_path: Path) -> None:
+    """Uses a separate mount namespace, so that nothing stays mounted."""
     command = shlex.join([sys.executable, "-m", "fqvit", "export", str(PROGRAM), "--to", kind, "-o", "out"])
     mounted = f"mount -t tmpfs -o size=8k none . && cd {shlex.quote(str(tmp_path))} && echo mounted"
     script = f"{mounted} && {command}; code=$?; ls -A; exit $code"
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     if not done.stdout.startswith("mounted"):
-        pytest.skip("may not mount")
+        pytest.skip("needs permission to mount")
     assert (done.returncode, done.stdout) == (2, "mounted\n"), done.stdout
     said = "fqvit: out: cannot be written (No space left on device). Free disk space or choose another disk.\n"
     assert done.stderr.endswith(said) and "Traceback" not in done.stderr
@@ -109,7 +109,7 @@ def test_a_disk_that_is_really_full(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("words", ["models --json", "--help"])
-def test_a_full_disk_behind_stdout_is_told_on_stderr(words: str) -> None:
+def test_a_full_disk_behind_stdout_is_reported_on_stderr(words: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m fqvit {words} > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("fqvit: ") and len(done.stderr.splitlines()) == 1, done.stderr
@@ -118,7 +118,7 @@ def test_a_full_disk_behind_stdout_is_told_on_stderr(words: str) -> None:
     assert both.returncode == 2
 
 
-def test_folders_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folders_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fqvit("quantize", "--images", 4, "-o", tmp_path / "a.fqvit").code == 0
     finished = fqvit(*TABLE, "--cache", tmp_path / "cells", "--json").json["rows"]
 

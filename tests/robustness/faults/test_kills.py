@@ -1,4 +1,4 @@
-"""kill -9 while something is written. `make faults` has the long version, and the commands."""
+"""Test kill -9 during writes. `make faults` runs the long version, with all commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-# In a process without threads: it forks, and a child kills itself after the n-th line of the code that writes, for every n.
+# Runs in a process without threads. It forks, and each child kills itself after the n-th line of the writing code, for every n.
 EVERY_LINE = """
 import json, os, shutil, sys
 from pathlib import Path
@@ -62,26 +62,26 @@ for older in (False, True):
             stage = "new"
         elif found == (whole["old"] if older else None):
             stage = "old"
-        else:  # a folder's two renames: the old one has gone, the new one has not come
+        else:  # between the two renames of a folder: the old one is moved away, the new one is not yet in place
             assert found is None and aside, (older, line)
             stage = "aside"
         assert {target, *left} >= set(home.iterdir()), (older, line)
         stages[stage] = stages.get(stage, 0) + 1
-        write("new")  # the next run is not hindered by what is left
+        write("new")  # leftovers do not hinder the next run
         assert digest(target) == whole["new"]
 print(json.dumps(stages))
 """
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_killed_at_any_line_an_output_is_the_old_one_or_the_new_one(what: str, tmp_path: Path) -> None:
+def test_an_output_is_the_old_or_the_new_one_after_a_kill_at_any_line(what: str, tmp_path: Path) -> None:
     words = [sys.executable, "-c", EVERY_LINE, str(tmp_path), what]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert '"old"' in done.stdout and '"new"' in done.stdout
 
 
-def test_a_killed_export_can_be_done_again() -> None:
+def test_a_killed_export_can_be_repeated() -> None:
     words = [sys.executable, "scripts/faults.py", "kill", "--times", "8", "--only", "c"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "no fault" in done.stdout, done.stdout + done.stderr

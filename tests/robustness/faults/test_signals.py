@@ -1,4 +1,4 @@
-"""A command that is asked to stop: its exit code, the terminal, and nothing left behind. `make faults` has the long version."""
+"""Test termination signals: exit code, terminal and cleanup. `make faults` runs the long version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if sys.platform == "win32":
 
 from tests.robustness.faults import terminal
 
-# A command with a bar on the screen and a file half-written, which sends itself a signal.
+# A command with a visible progress bar and a partially written file, which sends itself a signal.
 WORK = """
 import os, sys
 from fqvit.cli.commands import models
@@ -34,7 +34,7 @@ from fqvit.__main__ import main
 main()
 """
 
-# The signal comes when a module is looked for: imports are most of a short command's time.
+# Sends the signal when a certain module is imported: short commands spend most of their time in imports.
 IMPORT = """
 import os, signal, sys
 
@@ -56,15 +56,15 @@ def work(number: int, end: str = "pass") -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_command_shows_the_cursor_and_leaves_nothing(number: int, tmp_path: Path) -> None:
+def test_a_terminated_command_shows_the_cursor_and_leaves_no_file(number: int, tmp_path: Path) -> None:
     ended = terminal.run(work(number), tmp_path)
     assert ended.faults([128 + number]) == []
     assert "working" in ended.screen and terminal.HIDE in ended.screen
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whatever_an_interruption_becomes_the_exit_code_tells(tmp_path: Path) -> None:
-    """Extension modules turn it into errors of their own while they are imported."""
+def test_the_exit_code_is_right_even_if_the_interruption_becomes_another_exception(tmp_path: Path) -> None:
+    """Extension modules turn an interruption during their import into other exceptions."""
     code = work(signal.SIGINT)[1].replace("os.kill(os.getpid(), 2)", "try: os.kill(os.getpid(), 2)")
     code = code.replace(
         "                pass", "                except KeyboardInterrupt: raise ImportError('torch') from None"
@@ -73,8 +73,8 @@ def test_whatever_an_interruption_becomes_the_exit_code_tells(tmp_path: Path) ->
     assert ended.faults([130]) == [] and list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_that_python_drops_comes_again(tmp_path: Path) -> None:
-    """Whatever is raised in a callback, of which an import has many, is only written down and forgotten."""
+def test_a_signal_that_python_drops_is_sent_again(tmp_path: Path) -> None:
+    """Python only logs exceptions raised in callbacks of weak references, which are frequent during imports."""
     code = work(signal.SIGINT)[1].replace("os.kill(os.getpid(), 2)", "callback()").replace("                pass", WAIT)
     ended = terminal.run(["-c", code], tmp_path)
     assert ended.faults([130]) == [] and "Exception" not in ended.screen and "too late" not in ended.screen
@@ -98,7 +98,7 @@ def callback():
 
 
 @pytest.mark.parametrize("show", [False, True])
-def test_a_signal_while_the_bar_begins_or_ends_leaves_no_hidden_cursor(show: bool, tmp_path: Path) -> None:
+def test_a_signal_while_the_bar_starts_or_stops_leaves_the_cursor_visible(show: bool, tmp_path: Path) -> None:
     code = CURSOR.replace("WHEN", str(show)) + work(0)[1]
     ended = terminal.run(["-c", code], tmp_path)
     assert ended.faults([130]) == [] and terminal.HIDE in ended.screen and list(tmp_path.iterdir()) == []
@@ -119,21 +119,21 @@ rich.console.Console.show_cursor = with_signal
 """
 
 
-def test_an_error_ends_the_bar_before_it_is_said(tmp_path: Path) -> None:
+def test_an_error_is_printed_after_the_bar_has_ended(tmp_path: Path) -> None:
     ended = terminal.run(work(0, "raise OSError(28, 'Disk full', 'x')"), tmp_path)
     assert ended.code == 2 and ended.screen.rfind(terminal.SHOW) > ended.screen.rfind(terminal.HIDE)
     assert ended.screen.splitlines()[-1].removeprefix(terminal.SHOW).startswith("fqvit: out: cannot be written (Disk full)")
 
 
 @pytest.mark.parametrize("module", ["typer", "fqvit.cli.commands.quantize", "numpy", "torch", "torch.nn"])
-def test_an_interrupted_import_says_nothing(module: str, tmp_path: Path) -> None:
+def test_an_interrupted_import_prints_nothing(module: str, tmp_path: Path) -> None:
     ended = terminal.run(["-c", IMPORT.replace("MODULE", module)], tmp_path)
     assert (ended.code, ended.screen) == (130, "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
-    """As under nohup."""
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+    """This is the situation under nohup."""
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + work(signal.SIGHUP)[1]
     assert terminal.run(["-c", code], tmp_path).code == 0
     assert (tmp_path / "out").read_text() == "half"
