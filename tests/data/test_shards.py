@@ -148,11 +148,11 @@ def test_workers_share_the_headers_and_all_get_the_whole_index(tmp_path: Path) -
         name = "cat" if n % 2 else "dog"
         members = {f"{name}/{n}{i}.png": png(10 * n + i) for i in range(n)}
         pack(tmp_path / f"{n}.tar", members | {f"{n}.jpg": png(n), f"{n}.cls": b"0"})
-    alone = TarShards.labelled(tmp_path, GREY, ["cat", "dog"], [], SINGLE_PROCESS)
+    single = TarShards.labelled(tmp_path, GREY, ["cat", "dog"], [], SINGLE_PROCESS)
     for size in (2, 3, 7):
         for each in together(size, lambda worker: TarShards.labelled(tmp_path, GREY, ["cat", "dog"], [], worker)):
-            np.testing.assert_array_equal(each.at, alone.at)
-            assert each.labels == alone.labels and each.paths == alone.paths
+            np.testing.assert_array_equal(each.at, single.at)
+            assert each.labels == single.labels and each.paths == single.paths
 
 
 def test_commands_accept_shards_and_give_the_fingerprint_of_the_folder(tmp_path: Path) -> None:

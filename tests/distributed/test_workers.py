@@ -81,24 +81,24 @@ def test_arrays_keep_their_types_and_floats_all_their_bits_between_workers() -> 
 @pytest.mark.parametrize("name", RECIPES)
 def test_calibration_gives_the_same_program_for_every_number_of_workers(name: str) -> None:
     recipe = msgspec.structs.replace(RECIPES[name], batch=6, **({"max_loss": 5.0} if name == "auto" else {}))
-    alone = calibrate(MODEL, SOURCE, recipe)
-    assert alone.images == 53
+    single = calibrate(MODEL, SOURCE, recipe)
+    assert single.images == 53
     # A plain iterable of the same images gives the same calibration.
-    assert calibrate(MODEL, [PICTURES], recipe).to_json() == alone.to_json()
+    assert calibrate(MODEL, [PICTURES], recipe).to_json() == single.to_json()
     for size in (2, 3):
         found = together(size, lambda worker: calibrate(MODEL, SOURCE, recipe, workers=worker))
         for each in found:
-            assert each.to_json() == alone.to_json()
-            assert each.choice == alone.choice
+            assert each.to_json() == single.to_json()
+            assert each.choice == single.choice
             if recipe.integer:
-                assert lower(MODEL, each).fingerprint() == lower(MODEL, alone).fingerprint()
+                assert lower(MODEL, each).fingerprint() == lower(MODEL, single).fingerprint()
 
 
 def test_workers_without_batches_do_not_change_the_result() -> None:
     recipe = msgspec.structs.replace(RECIPES["fq-vit"], batch=16)
     source = SOURCE.take(range(20))
-    alone = calibrate(MODEL, source, recipe).to_json()
-    assert {each.to_json() for each in together(5, lambda worker: calibrate(MODEL, source, recipe, workers=worker))} == {alone}
+    single = calibrate(MODEL, source, recipe).to_json()
+    assert {each.to_json() for each in together(5, lambda worker: calibrate(MODEL, source, recipe, workers=worker))} == {single}
 
 
 def test_sampled_positions_are_those_of_the_reservoir() -> None:
@@ -113,11 +113,11 @@ def test_accuracy_is_the_same_for_every_number_of_workers() -> None:
     def run(images: np.ndarray) -> np.ndarray:
         return images.reshape(len(images), -1)[:, :5].astype(np.int32)
 
-    alone = measure(run, SOURCE.batches(4))
+    single = measure(run, SOURCE.batches(4))
     for size in (2, 3, 20):
         for each in together(size, lambda w: measure(run, SOURCE.batches(4, w.share(14)), w)):
-            assert (each.images, each.top1, each.top5) == (53, alone.top1, alone.top5)
-            np.testing.assert_array_equal(each.predictions, alone.predictions)
+            assert (each.images, each.top1, each.top5) == (53, single.top1, single.top5)
+            np.testing.assert_array_equal(each.predictions, single.predictions)
     with pytest.raises(FqvitError, match="no images were read"):
         together(2, lambda worker: measure(run, [], worker))
 
@@ -136,14 +136,14 @@ def unreadable(folder: Path, count: int, bad: list[int]) -> ImageFolder:
 def test_unreadable_images_are_counted_over_all_workers(name: str, tmp_path: Path) -> None:
     recipe = msgspec.structs.replace(RECIPES[name], batch=4, shuffle=None)
     folder = unreadable(tmp_path, 200, [10, 199])
-    alone = calibrate(MODEL, folder, recipe)
-    assert alone.images == 198 and len(folder.skipped) == 2
+    single = calibrate(MODEL, folder, recipe)
+    assert single.images == 198 and len(folder.skipped) == 2
 
     def work(worker: Workers) -> tuple[str, list[str]]:
         own = ImageFolder(folder.paths, None, MODEL.preprocess)
         return calibrate(MODEL, own, recipe, workers=worker).to_json(), [Path(name).name for name, _ in own.skipped]
 
-    assert together(3, work) == [(alone.to_json(), ["010.png", "199.png"])] * 3
+    assert together(3, work) == [(single.to_json(), ["010.png", "199.png"])] * 3
     (tmp_path / "100.png").write_bytes(b"")
     with pytest.raises(FqvitError, match=r"010.png: not an image. 3 of 200 images cannot be read"):
         together(3, work)
@@ -215,14 +215,14 @@ def test_workers_on_one_machine_use_its_gpus_in_turn() -> None:
 
 
 def test_torchrun_gives_the_fingerprint_of_a_single_process(tmp_path: Path) -> None:
-    alone = fqvit("quantize", "--recipe", "fq-vit", "--images", 100, "-o", tmp_path / "one.fqvit", "--json").json
+    single = fqvit("quantize", "--recipe", "fq-vit", "--images", 100, "-o", tmp_path / "one.fqvit", "--json").json
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fqvit", "quantize"]
     words += ["--recipe", "fq-vit", "--images", "100", "-o", str(tmp_path / "two.fqvit"), "--json"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=quiet(), check=False)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
-    assert found["workers"] == 2 and found["fingerprint"] == alone["fingerprint"]
+    assert found["workers"] == 2 and found["fingerprint"] == single["fingerprint"]
     assert (tmp_path / "one.fqvit").read_bytes() == (tmp_path / "two.fqvit").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.fqvit", "two.fqvit"]
 
@@ -235,13 +235,13 @@ def test_three_processes_give_the_top1_of_one_and_only_the_first_prints(tmp_path
     program = tmp_path / "one.fqvit"
     fqvit("quantize", "--images", 64, "-o", program)
     words = ["eval", program, "--limit", "333", "--json"]
-    alone = fqvit(*words).json
+    single = fqvit(*words).json
     found = ends(start([["-m", "fqvit", *words]] * 3))
     assert [code for code, _, _ in found] == [0, 0, 0], found
     result = json.loads(found[0][1])
     assert result["workers"] == 3
     for key in ("top1", "top5", "images", "skipped"):
-        assert result[key] == alone[key]
+        assert result[key] == single[key]
     assert [out for _, out, _ in found[1:]] == ["", ""] and [err for _, _, err in found] == [""] * 3
 
 

@@ -37,14 +37,14 @@ class Images:
     """Images from a folder, from shards or from the package, shared between workers.
 
     skipped: number of unreadable images, known after a pass.
-    told: names of unreadable images already reported. A command with several passes shares this set between them.
+    reported: names of unreadable images already reported. A command with several passes shares this set between them.
     """
 
     source: Source
     where: str
     workers: Workers = SINGLE_PROCESS
     skipped: int = 0
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
         """Yield this worker's batches of one pass; must be exhausted. Worker 0 shows a progress bar and prints warnings."""
@@ -58,9 +58,9 @@ class Images:
         """Warn about images that the pass could not read, unless all of them were reported before."""
         names = {name for name, _ in self.source.skipped}
         self.skipped = len(self.source.skipped)
-        if self.workers.first and not names <= self.told:
+        if self.workers.first and not names <= self.reported:
             warn_of_skipped(self.source)
-        self.told |= names
+        self.reported |= names
 
 
 def labelled(

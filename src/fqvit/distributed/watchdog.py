@@ -61,11 +61,11 @@ class Watchdog:
         me = f"{socket.gethostname()}, process {os.getpid()}"
         self._beat()
         self._store.set(f"who/{self.rank}", me)
-        everybody = [f"who/{rank}" for rank in range(self.size)]
+        keys = [f"who/{rank}" for rank in range(self.size)]
         end = time.monotonic() + RENDEZVOUS
-        while not self._store.check(everybody):  # not Store.wait, inside which Python handles no signals
+        while not self._store.check(keys):  # not Store.wait, inside which Python handles no signals
             if time.monotonic() > end:
-                here = sum(self._store.check([each]) for each in everybody)
+                here = sum(self._store.check([key]) for key in keys)
                 raise FqvitError(
                     f"workers: {here} of {self.size} started within {RENDEZVOUS:.0f} seconds."
                     " Start all of them, with the same address."

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fqvit.errors import FqvitError
-from fqvit.system.files import flush_to_disk, remedy, temporary_beside
+from fqvit.system.files import flush_to_disk, remedy, temporary_path
 
 MANIFEST = "manifest.json"  # in every export folder: "format" starts with "fqvit ", "files" lists all other files
 BUILT = (".o", ".su", ".d", ".elf", ".a")  # files that compilers write next to sources
@@ -26,7 +26,7 @@ def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[P
     try:
         target = target.resolve()
         check_free(Path(path), also)
-        temporary = temporary_beside(target)
+        temporary = temporary_path(target)
         try:
             temporary.mkdir()
             yield temporary
@@ -43,7 +43,7 @@ def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[P
 
 def _put(temporary: Path, target: Path) -> None:
     if target.exists():  # also if it is empty: not every system can rename over a folder
-        old = temporary_beside(target, ".old")
+        old = temporary_path(target, ".old")
         os.replace(target, old)
         try:
             os.replace(temporary, target)

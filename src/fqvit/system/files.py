@@ -54,7 +54,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         # Follow a symbolic link, so that its target is replaced and not the link.
         target = target.resolve()
-        temporary = temporary_beside(target)
+        temporary = temporary_path(target)
         try:
             with _lock:
                 _unfinished.add(temporary)
@@ -73,7 +73,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise FqvitError(f"{path}: cannot be written ({error.strerror or error}). {remedy(error)}") from error
 
 
-def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
+def temporary_path(target: Path, ending: str = ".tmp") -> Path:
     """Return a new hidden name in the same folder, such as .NAME.0a1b2c3d.tmp."""
     # 50 characters have at most 200 bytes in UTF-8, and a file name may have 255.
     return target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}{ending}")

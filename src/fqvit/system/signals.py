@@ -1,4 +1,4 @@
-"""Termination signals of a command: Ctrl-C (SIGINT), `kill` (SIGTERM) and a closed terminal (SIGHUP).
+"""Handle termination signals of a command: Ctrl-C (SIGINT), `kill` (SIGTERM) and a closed terminal (SIGHUP).
 
 Inside `cleanup_on_signal` a signal raises Terminated, so that temporary files and the terminal are cleaned up first. Outside
 it there is nothing to clean up, and a signal ends the process at once without a message. Exit codes are 128 + signal, as in

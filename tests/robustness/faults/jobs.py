@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")  # names made by fqvit.system.files.temporary_beside
+LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")  # names made by fqvit.system.files.temporary_path
 
 
 @dataclass(frozen=True)

@@ -19,5 +19,5 @@ def run(model: str | None, options: StudyOptions, out: Sequence[Path], as_json: 
     ran = study.run_cells(models, [setting.method for setting in settings()], options, workers, "ablate")
     from fqvit.study.figure1 import draw
 
-    told = rows(ran.rows, ran.configs)
-    study.finish(ran, told, markdown(ran.rows, told), out, as_json, lambda: draw(ran.rows))
+    result = rows(ran.rows, ran.configs)
+    study.finish(ran, result, markdown(ran.rows, result), out, as_json, lambda: draw(ran.rows))

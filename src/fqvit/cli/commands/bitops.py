@@ -49,7 +49,7 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
                 "attention_bytes": {
                     str(m.bits): {"every_layer": m.every_layer, "largest_layer": m.largest_layer} for m in memory
                 },
-                "layers": [_told(layer, chosen) for layer in layers],
+                "layers": [_layer_json(layer, chosen) for layer in layers],
             }
         )
         return
@@ -87,7 +87,7 @@ def _parsed(bits: str) -> tuple[int, int, int]:
     return found
 
 
-def _told(layer: Layer, chosen: dict[str, tuple[int, int, int]]) -> dict[str, object]:
+def _layer_json(layer: Layer, chosen: dict[str, tuple[int, int, int]]) -> dict[str, object]:
     return {
         "name": layer.name,
         "kind": layer.kind,

@@ -75,7 +75,7 @@ def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, co
     device_of(options.device)
     cache = Cache(options.cache or default_cache(), options.fresh, workers)
     inputs.warn_of_different_machines(workers)
-    told: set[str] = set()  # unreadable images are reported once, not by every cell
+    reported: set[str] = set()  # unreadable images are reported once, not by every cell
     for named in models or [Named(model, None) for model in embedded.MODELS]:
         model = inputs.float_model(named.name, named.weights)
         if workers.first:
@@ -86,11 +86,11 @@ def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, co
         if not isinstance(names, int) and len(names) != count:
             raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Pass one name per logit.")
         data = inputs.labelled(options.data, model.name, model.preprocess, names, ids, options.limit, workers)
-        data = replace(data, told=told)
+        data = replace(data, reported=reported)
 
         def calib(limit: int, model: FloatModel = model) -> inputs.Images:
             found = inputs.unlabelled(options.calib, "--calib", model.name, model.preprocess, limit, workers)
-            return replace(found, told=told)
+            return replace(found, reported=reported)
 
         calib(1)  # a missing folder must be reported before an hour of work
         yield Bench(model, calib, data, cache, options.device)
@@ -181,15 +181,15 @@ def finish(
     from fqvit.study.table import as_csv
     from fqvit.system.files import write_atomically
 
-    told = {"rows": rows, "reused": ran.reused, "failed": ran.failed}
-    texts = {".md": lambda: markdown, ".csv": lambda: as_csv(rows), ".json": lambda: json.dumps(told, indent=1) + "\n"}
+    result = {"rows": rows, "reused": ran.reused, "failed": ran.failed}
+    texts = {".md": lambda: markdown, ".csv": lambda: as_csv(rows), ".json": lambda: json.dumps(result, indent=1) + "\n"}
     if draw is not None:
         texts[".svg"] = draw
     for path in out:
         text = texts[path.suffix]()
         write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     if as_json:
-        say_json(told)
+        say_json(result)
     else:
         say(markdown.rstrip())
     for failure in ran.failed[:-1]:
