@@ -123,9 +123,8 @@ def _checked(where: str, file: AnnotationFile) -> GroundTruth:
         if a.category_id not in categories:
             raise FqvitError(f"annotation {a.id}: category {a.category_id} is not listed under categories.")
         if min(a.bbox[2:]) < 0 or max(map(abs, a.bbox)) > MAX_COORDINATE:
-            raise FqvitError(
-                f"annotation {a.id}: bbox is {_numbers(a.bbox)}, expected x, y, width >= 0, height >= 0, all within 1e6."
-            )
+            expected = f"x, y, width >= 0, height >= 0, at most {MAX_COORDINATE:g} pixels each"
+            raise FqvitError(f"annotation {a.id}: bbox is {_numbers(a.bbox)}, expected {expected}.")
         if a.area is not None and a.area < 0:
             raise FqvitError(f"annotation {a.id}: area is {a.area:g}, expected 0 or more.")
         _check_mask(a, images[a.image_id])

@@ -19,7 +19,7 @@ from fqvit.errors import FqvitError
 Colour = tuple[int, int, int]
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
-LEAST_SIDE = 480  # pixels; smaller images are enlarged by an integer factor so that labels fit
+MIN_SIDE = 480  # pixels; smaller images are enlarged by an integer factor so that labels fit
 MASK_OPACITY = 0.45
 GOLDEN = 0.618033988749895  # golden ratio: multiples of this hue stay apart, however many there are
 
@@ -32,7 +32,7 @@ def colour_of(category: int) -> Colour:
 
 def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image.Image:
     """A copy of the image, enlarged if it is small, with its results, the best on top. name: of the image, for messages"""
-    factor = max(1, -(-LEAST_SIDE // max(image.size)))
+    factor = max(1, -(-MIN_SIDE // max(image.size)))
     width, height = image.width * factor, image.height * factor
     canvas = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     ascending = sorted(results, key=lambda result: result["score"])

@@ -57,7 +57,9 @@ Few = msgspec.Meta(min_length=1, max_length=16)
 
 
 class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """padding: colour at the right and the bottom of padded images
+    """Integer constants of the arithmetic between the networks. Lengths are in 1/256 pixel, areas in its square.
+
+    padding: colour at the right and the bottom of padded images
     strides: one per level with proposals; trailing levels have no map for RoIAlign
     anchors: [level][ratio], half the width and half the height   areas: smallest box area for maps 1, 2, ...
     objectness: [level], to a unit that all levels share
@@ -66,7 +68,6 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     classes: [stage], mask_logits: [stage], to 2^-27 of log2; class ratios include 1 / stages for the mean over stages
     box_squares, mask_squares: [stage][map], from sums of RoIAlign to the codes of the head's input
     score: scores are above this, in 2^-24   proposal_iou, iou: NMS thresholds in 2^-16   mask: threshold of pixels in 2^-30
-    Lengths are in 1/256 pixel, areas in its square.
     """
 
     padding: tuple[Byte, Byte, Byte]
@@ -91,6 +92,7 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def stages(self) -> int:
+        """Number of box heads."""
         return len(self.classes)
 
     @property
@@ -146,7 +148,7 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def _weight_numerator(widest: int, finest: int) -> int:
-    """Bound of 2^15 U D w, where w is the weight of a cell before rounding: see fixed/roialign.py, axis_weights."""
+    """Bound of the numerator 2^15 U D samples w of a cell's weight w: see axis_weights in fixed/roialign.py."""
     length, cell = MAX_SIDE << BOX_FRACTION, widest << BOX_FRACTION
     samples = length // (finest << BOX_FRACTION) + 1
     # U D = 2 U samples bins <= 2 (length + U bins)
@@ -172,8 +174,8 @@ def make_constants(
         anchors=tuple(anchor_halves(stride, s) for stride in s.strides),
         areas=tuple(least_area(s.finest, level) for level in range(1, len(maps))),
         objectness=tuple(_ratio(output.buffer, output.scale / finest * OBJECTNESS_UNITS) for output in scores),
-        deltas=tuple(_four(output, (1.0, 1.0, 1.0, 1.0)) for output in deltas),
-        box_deltas=tuple(_four(outputs(head, "deltas")[0], stds) for head, stds in zip(boxes, s.stds, strict=False)),
+        deltas=tuple(_delta_ratios(output, (1.0, 1.0, 1.0, 1.0)) for output in deltas),
+        box_deltas=tuple(_delta_ratios(outputs(head, "deltas")[0], stds) for head, stds in zip(boxes, s.stds, strict=False)),
         log_limit=round(LARGEST_LOG_RATIO / math.log(2) * 2**LOG_FRACTION),
         classes=tuple(_log2_ratio(outputs(head, "logits")[0], len(boxes)) for head in boxes),
         mask_logits=tuple(_log2_ratio(outputs(head, "scores")[0], 1) for head in masks),
@@ -250,7 +252,7 @@ def _log2_ratio(output: Output, parts: int) -> Ratio:
     return _ratio(output.buffer, output.scale / math.log(2) / parts * 2**LOG_FRACTION)
 
 
-def _four(output: Output, stds: tuple[float, ...]) -> DeltaRatios:
+def _delta_ratios(output: Output, stds: tuple[float, ...]) -> DeltaRatios:
     x, y, width, height = (output.scale * std for std in stds)
     move, log = 2.0**MOVE_FRACTION, 2.0**LOG_FRACTION / math.log(2)
     name = output.buffer
