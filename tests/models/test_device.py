@@ -7,25 +7,25 @@ from fqvit.errors import FqvitError
 from fqvit.models.device import device_of, one_thread
 
 
-def test_the_cpu_is_always_there() -> None:
+def test_the_cpu_is_always_available() -> None:
     assert device_of("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["meta", "abacus", "", "cpu:0", "cuda:", "cuda:-1", "CUDA", "xpu", "cuda:99999", "cpu\n"])
-def test_other_names_are_refused_even_where_torch_knows_them(name: str) -> None:
+def test_other_device_names_are_rejected_even_if_torch_knows_them(name: str) -> None:
     with pytest.raises(FqvitError, match="expected cpu, cuda, cuda:N or mps"):
         device_of(name)
 
 
 @pytest.mark.parametrize("name", ["cuda:4321", "mps"])
-def test_a_device_that_is_not_here_is_refused(name: str) -> None:
+def test_an_unavailable_device_is_rejected(name: str) -> None:
     if name == "mps" and torch.backends.mps.is_available():
         pytest.skip("this machine has it")
-    with pytest.raises(FqvitError, match="not available here"):
+    with pytest.raises(FqvitError, match="not available on this machine"):
         device_of(name)
 
 
-def test_one_thread_is_for_a_while_only() -> None:
+def test_one_thread_restores_the_number_of_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

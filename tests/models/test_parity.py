@@ -1,4 +1,4 @@
-"""Our float models against their oracles: timm, and transformers where it is installed. Same weights, same logits."""
+"""Float models give the same logits as timm and transformers (if installed) with the same weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fqvit.models import zoo
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.load import load_model
 
-ROUNDING = 1e-5  # of the largest logit
+ROUNDING = 1e-5  # relative to the largest logit
 
 
 def small_row(name: str, config: ViTConfig | SwinConfig) -> zoo.Row:
@@ -39,8 +39,8 @@ def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(zoo.BY_NAME, row.name, row)
 
 
-def shaken(model: nn.Module) -> nn.Module:
-    """Weights large enough that every part of the network moves the logits; initial ones leave biases and tokens at zero."""
+def randomized(model: nn.Module) -> nn.Module:
+    """Randomize the weights so that every part affects the logits; initially biases and tokens are zero."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -57,7 +57,7 @@ def assert_equal_to_rounding(oracle: nn.Module, ours: nn.Module, images: Tensor)
         want, got = oracle(images), ours(images)
     want = getattr(want, "logits", want)
     assert want.shape == got.shape
-    assert float((want[0] - want[1]).abs().max()) > 0.01, "the oracle must depend on the image for this to mean anything"
+    assert float((want[0] - want[1]).abs().max()) > 0.01, "the oracle must depend on the image"
     assert float((want - got).abs().max() / want.abs().max()) < ROUNDING
 
 
@@ -76,22 +76,22 @@ def assert_equal_to_rounding(oracle: nn.Module, ours: nn.Module, images: Tensor)
     ],
     ids=str,
 )
-def test_a_vit_of_any_supported_shape_equals_timms(timm: ModuleType, name: str, options: dict[str, Any]) -> None:
-    oracle = shaken(timm.models.VisionTransformer(**{**TIMM_VIT, **options}))
+def test_vits_of_any_supported_shape_match_timm(timm: ModuleType, name: str, options: dict[str, Any]) -> None:
+    oracle = randomized(timm.models.VisionTransformer(**{**TIMM_VIT, **options}))
     ours = load_model(name, oracle.state_dict())
     images = torch.randn(2, 3, ours.preprocess.height, ours.preprocess.width, generator=torch.Generator().manual_seed(1))
     assert_equal_to_rounding(oracle, ours.module, images)
 
 
-def test_a_distilled_deit_equals_timms(timm: ModuleType) -> None:
-    oracle = shaken(timm.models.VisionTransformerDistilled(**TIMM_VIT))
+def test_a_distilled_deit_matches_timm(timm: ModuleType) -> None:
+    oracle = randomized(timm.models.VisionTransformerDistilled(**TIMM_VIT))
     ours = load_model("small_distilled", oracle.state_dict())
     assert_equal_to_rounding(oracle, ours.module, torch.randn(2, 3, 32, 32))
 
 
 @pytest.mark.parametrize("options", [{}, {"img_size": 64, "window_size": 8}, {"img_size": 40, "window_size": 5}], ids=str)
-def test_a_swin_with_shifts_and_merging_equals_timms(timm: ModuleType, options: dict[str, Any]) -> None:
-    oracle = shaken(timm.models.SwinTransformer(**{**TIMM_SWIN, **options}))
+def test_a_swin_with_shifts_and_merging_matches_timm(timm: ModuleType, options: dict[str, Any]) -> None:
+    oracle = randomized(timm.models.SwinTransformer(**{**TIMM_SWIN, **options}))
     ours = load_model("small_swin", oracle.state_dict())
     side = options.get("img_size", 56)
     assert (ours.preprocess.height, ours.preprocess.width) == (side, side)
@@ -99,13 +99,13 @@ def test_a_swin_with_shifts_and_merging_equals_timms(timm: ModuleType, options: 
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "swin_tiny_patch4_window7_224"])
-def test_zoo_models_equal_timms_with_random_weights(timm: ModuleType, name: str) -> None:
-    oracle = shaken(timm.create_model(name))
+def test_known_models_match_timm_with_random_weights(timm: ModuleType, name: str) -> None:
+    oracle = randomized(timm.create_model(name))
     assert_equal_to_rounding(oracle, load_model(name, oracle.state_dict()).module, torch.randn(2, 3, 224, 224))
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
-def test_zoo_models_equal_timms_with_real_weights(timm: ModuleType, shared_data: Path, name: str) -> None:
+def test_known_models_match_timm_with_real_weights(timm: ModuleType, shared_data: Path, name: str) -> None:
     from safetensors.torch import load_file
 
     path = shared_data / "weights" / f"{name}.safetensors"
@@ -134,24 +134,24 @@ HF_SWIN = {"image_size": 56, "patch_size": 2, "embed_dim": 12, "depths": [2, 2],
         ("small_distilled", "DeiTForImageClassification", "DeiTConfig", HF_VIT),
         ("small_distilled", "DeiTForImageClassificationWithTeacher", "DeiTConfig", HF_VIT),
         ("small_swin", "SwinForImageClassification", "SwinConfig", HF_SWIN),
-        # 25 x 25 tokens in windows of 7: padded, then shifted. timm shifts before it pads, so it is no oracle for this.
+        # 25 x 25 tokens in windows of 7: padded, then shifted. timm shifts before padding, so it is no oracle here.
         ("small_swin", "SwinForImageClassification", "SwinConfig", {**HF_SWIN, "image_size": 50}),
     ],
 )
 @pytest.mark.parametrize("live", [True, False], ids=["live", "saved"])
-def test_hugging_face_models_equal_transformers(
+def test_hugging_face_models_match_transformers(
     timm: ModuleType, tmp_path: Path, name: str, kind: str, config: str, options: dict[str, Any], live: bool
 ) -> None:
-    """`timm` is asked for because transformers, too, imports torchvision."""
+    """The fixture `timm` also provides torchvision, which transformers imports."""
     if live and options["image_size"] == 50:
-        pytest.skip("a Swin's state dict alone does not tell its image size")
+        pytest.skip("the state dict of a Swin does not contain its image size")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
-        oracle = shaken(getattr(transformers, kind)(getattr(transformers, config)(**options)))
+        oracle = randomized(getattr(transformers, kind)(getattr(transformers, config)(**options)))
         if not live:
             oracle.save_pretrained(tmp_path)
-        # A live state dict does not carry its epsilon: it is transformers' default.
+        # A state dict does not contain the epsilon; the default of transformers is used.
         ours = load_model(name, oracle.state_dict() if live else tmp_path)
         assert_equal_to_rounding(oracle, ours.module, torch.randn(2, 3, options["image_size"], options["image_size"]))
     if not live:

@@ -1,4 +1,4 @@
-"""The table of models: names, sizes, preprocessing."""
+"""The known models: names, sizes and preprocessing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_names_and_aliases_are_unique() -> None:
         ("fmnist_vit", "fmnist_vit"),
     ],
 )
-def test_short_names_and_timm_tags_find_their_row(typed: str, name: str) -> None:
+def test_aliases_and_timm_tags_are_resolved(typed: str, name: str) -> None:
     assert zoo.find(typed).name == name
 
 
@@ -46,7 +46,7 @@ def test_short_names_and_timm_tags_find_their_row(typed: str, name: str) -> None
         ("deit_small_patch16_384", 384, 16, 384, 384),
     ],
 )
-def test_other_patch_and_image_sizes_of_a_listed_size_have_a_row(
+def test_other_patch_and_image_sizes_of_a_known_model_are_resolved(
     name: str, width: int, patch: int, side: int, resize: int
 ) -> None:
     row = zoo.find(name)
@@ -59,12 +59,12 @@ def test_other_patch_and_image_sizes_of_a_listed_size_have_a_row(
 @pytest.mark.parametrize(
     "name", ["vit_giant_patch14_224", "deit3_medium_patch16_224", "vit_base_patch0_224", "vit_base_patch16_clip_224"]
 )
-def test_other_sizes_and_kinds_stay_unknown(name: str) -> None:
+def test_other_widths_and_variants_are_unknown(name: str) -> None:
     with pytest.raises(FqvitError, match="no such model"):
         zoo.find(name)
 
 
-def test_an_unknown_name_is_answered_with_near_ones() -> None:
+def test_the_error_for_an_unknown_name_suggests_similar_ones() -> None:
     with pytest.raises(FqvitError, match="no such model.*deit_tiny"):
         zoo.find("diet_tiny")
     with pytest.raises(FqvitError, match="fqvit models"):
@@ -82,19 +82,19 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
         ("swin_base_384", 384, 0.485),
     ],
 )
-def test_preprocessing_belongs_to_the_row(name: str, resize: int, mean: float) -> None:
+def test_rows_have_the_preprocessing_of_their_family(name: str, resize: int, mean: float) -> None:
     p = zoo.find(name).preprocess
     assert (p.resize, p.mean[0], p.interpolation) == (resize, mean, "bicubic")
 
 
-def test_every_row_sees_images_of_its_configs_size_and_epsilon_is_the_familys() -> None:
+def test_preprocessing_matches_the_config_and_epsilon_the_family() -> None:
     for row in zoo.ROWS:
         assert row.config.image == (row.preprocess.height, row.preprocess.width)
         assert row.config.channels == row.preprocess.channels
         assert row.config.eps == (1e-5 if isinstance(row.config, SwinConfig) else 1e-6)
 
 
-def test_sizes_are_timms(timm: object) -> None:
+def test_sizes_match_timm(timm: object) -> None:
     for row in zoo.ROWS:
         if row.embedded:
             continue
@@ -113,6 +113,6 @@ def test_sizes_are_timms(timm: object) -> None:
         assert tuple(model.patch_embed.img_size) == c.image
 
 
-def test_the_zoo_is_listed_without_torch() -> None:
+def test_the_zoo_does_not_import_torch() -> None:
     code = "import sys; from fqvit.models import zoo; assert zoo.ROWS; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,6 +1,6 @@
-"""The numbers that decide a float model's shapes. No torch here, so that the zoo can be listed without it.
+"""Configurations of float models: everything that determines their shapes. Imports no torch.
 
-Neighbours: vit.py and swin.py build modules from these, zoo.py holds one of them a model.
+See also: vit.py and swin.py (build modules from them), zoo.py (one per known model).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Everything that decides the shapes of a ViT.
+    """Everything that determines the shapes of a ViT.
 
     prefix: number of tokens before the patches (1: class token; 2: class and distillation token; 0: none)
-    pool: "token" takes the prefix tokens to the head (two of them side by side: DeiT distilled), "mean" the mean of the patches
-    norm_first: LayerNorm before pooling (timm's `norm`);  norm_last: LayerNorm after it (timm's `fc_norm`)
+    pool: input of the head. "token": the prefix tokens, concatenated if there are two; "mean": the mean of the patch tokens
+    norm_first: LayerNorm before pooling (timm's `norm`)   norm_last: LayerNorm after pooling (timm's `fc_norm`)
     """
 
     image: tuple[int, int]
@@ -39,9 +39,10 @@ class ViTConfig:
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Everything that decides the shapes of a Swin. depths and heads: one number a stage; width doubles at each stage.
+    """Everything that determines the shapes of a Swin. depths, heads: one number per stage; the width doubles at each stage.
 
-    fixed_window: classifiers shrink windows to small grids and do not shift them there; detectors pad the grid and shift.
+    fixed_window: if the grid is smaller than a window, pad the grid and shift as usual (detectors), instead of shrinking the
+    window and not shifting (classifiers)
     """
 
     image: tuple[int, int]
@@ -57,7 +58,7 @@ class SwinConfig:
     fixed_window: bool = False
 
     def grid(self, stage: int) -> tuple[int, int]:
-        """Rows and columns of tokens in a stage."""
+        """Number of token rows and columns in a stage."""
         height, width = (-(-side // self.patch) for side in self.image)
         for _ in range(stage):
             height, width = -(-height // 2), -(-width // 2)
@@ -66,11 +67,11 @@ class SwinConfig:
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """Everything that decides the shapes of a Mask R-CNN (stages = 1) or a Cascade Mask R-CNN (stages = 3) on Swin.
+    """Everything that determines the shapes of a Mask R-CNN (stages = 1) or Cascade Mask R-CNN (stages = 3) on Swin.
 
-    backbone: its `image` is the padded size, its `classes` are of no use   classes: without the background
-    channels: of the pyramid   anchors: a place   box_convs, box_fcs: shared layers of a box head, before its two outputs
-    agnostic: one box regression for all classes   box_side, mask_side: of what RoIAlign cuts out for the two heads
+    backbone: its `image` is the padded size, its `classes` is unused   classes: without the background
+    channels: of the pyramid   anchors: per position   box_convs, box_fcs: shared layers of a box head, before its two outputs
+    agnostic: one box regression for all classes   box_side, mask_side: side of the RoI features that the two heads read
     """
 
     backbone: SwinConfig

@@ -1,4 +1,4 @@
-"""Where a float model runs: the one check of a device's name, the CPU's allocator and threads. Programs need no device."""
+"""The device of a float model: check its name, and tune the CPU's allocator and threads. Integer programs need none of this."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from fqvit.errors import FqvitError
 
 
 def device_of(name: str) -> torch.device:
-    """cpu, mps, cuda or cuda:N, if this machine has it. Torch knows more (meta, xpu, ...), on which nothing here is tested."""
+    """Return the torch device of a name: cpu, mps, cuda or cuda:N. Other devices of torch (meta, xpu, ...) are not tested."""
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,4})?", name):
         raise FqvitError(f"device {name!r} is not available, expected cpu, cuda, cuda:N or mps. Use --device cpu.")
     try:
         device = torch.device(own_gpu(os.environ, torch.cuda.device_count()) if name == "cuda" else name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        raise FqvitError(f"device {name!r} is not available here. Use --device cpu.") from None
+        raise FqvitError(f"device {name!r} is not available on this machine. Use --device cpu.") from None
     return device
 
 
 def own_gpu(environment: Mapping[str, str], count: int) -> str:
-    """Which of `count` GPUs is meant by plain `cuda`: workers that torchrun started on one machine take them in turn."""
+    """The GPU that plain `cuda` means, of `count` GPUs: workers started by torchrun on one machine use them in turn."""
     rank = number_in(environment, "LOCAL_RANK")
     return "cuda" if rank is None or count == 0 else f"cuda:{rank % count}"
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep what is freed for the next layer. For a process of our own: it is a setting of the whole process.
+    """Tell glibc to keep freed memory for the next layer. This affects the whole process, so only the command line calls it.
 
-    Otherwise arrays that come and go beside a float pass make it return memory and fault it in again, at every layer: measured,
-    a calibration of 1.8 times the time of the float pass in place of 1.2.
+    Otherwise glibc returns and page-faults memory again at every layer when arrays are allocated during a float pass. Measured:
+    a calibration took 1.8x the time of the float pass without this, and 1.2x with it.
     """
     if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
         if mallopt is not None:
             mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD of malloc.h
-            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, at its largest
+            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, its largest value
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch without threads, for many small steps: its threads spin while they wait for each other after every one.
+    """Run torch with one thread, for many small operations: its threads spin while they wait for each other after each one.
 
-    Measured, comparing two images of DeiT-Tiny on two cores that other processes use, too: 50 s of CPU with two threads of
-    torch and of numpy, 4 s with one.
+    Measured for comparing two images of DeiT-Tiny on two cores shared with other processes: 50 s of CPU time with two threads
+    in torch and NumPy, 4 s with one.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,7 +1,6 @@
-"""The embedded models: two float models and the Fashion-MNIST images that they are shown with, inside the package.
+"""The embedded models: two small float models and Fashion-MNIST images, shipped inside the package. Imports no torch.
 
-Needs no torch: it hands out sizes, paths and arrays. zoo.py has the models' rows, load.py builds them, training/ made
-the files.
+See also: zoo.py (their rows), load.py (builds the models), training/ (trained them).
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ FMNIST_CLASSES = (
     "Ankle boot",
 )
 
-# Mean and standard deviation of the 60,000 training images' pixels / 255.
+# Mean and standard deviation of pixel / 255 over the 60,000 training images.
 FMNIST_PREPROCESS = Preprocess(height=28, width=28, channels=1, resize=28, interpolation="bicubic", mean=(0.286,), std=(0.353,))
 
 FMNIST_VIT_CONFIG = ViTConfig(image=(28, 28), patch=4, channels=1, classes=10, width=96, depth=4, heads=3, hidden=384)
 
-# Stage 1 has 14 x 14 tokens: two windows a side, the second block shifted. After the merging one window sees all.
+# The first stage has 14 x 14 tokens: two windows per side, the second block shifted. After patch merging one window sees all.
 FMNIST_SWIN_CONFIG = SwinConfig(
     image=(28, 28), patch=2, channels=1, classes=10, width=32, depths=(2, 2), heads=(2, 4), window=7
 )
 
 
 def embedded_weights(name: str) -> Path:
-    """The float16 safetensors file of an embedded model, keys as in its module's state_dict."""
+    """The path of an embedded model's weights: float16 safetensors with the keys of its module's state_dict."""
     if name not in MODELS:
         raise FqvitError(f"{name}: no such embedded model, expected {' or '.join(MODELS)}. Pass weights for other models.")
     return _asset(f"{name}.safetensors")
 
 
 def calibration_images() -> NDArray[np.uint8]:
-    """u8 [512, 28, 28, 1], from the training images."""
+    """512 training images: u8 [512, 28, 28, 1]."""
     with np.load(_asset("fmnist.npz")) as arrays:
         images: NDArray[np.uint8] = arrays["calibration_images"]
     return images[..., None]
 
 
 def test_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """u8 [1000, 28, 28, 1] and labels i64 [1000]: 100 images of each class, from the test images."""
+    """1000 test images, 100 per class: u8 [1000, 28, 28, 1] and labels i64 [1000]."""
     with np.load(_asset("fmnist.npz")) as arrays:
         images: NDArray[np.uint8] = arrays["test_images"]
         labels: NDArray[np.uint8] = arrays["test_labels"]

@@ -1,6 +1,6 @@
-"""A float model as a flat list of leaf calls, each output a named site; and one interpreter that walks it.
+"""Trace a float model into a flat list of leaf calls, whose outputs are named sites, and run it.
 
-Calibration and simulation are the same walk with another `visit`. Refuses models with anything but leaf modules inside.
+Calibration and simulation run the same graph with different `visit` functions. Models must consist of leaf modules only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Features = Literal["logits", "tokens", "pooled"]
 
 @dataclass(frozen=True)
 class Node:
-    """One leaf call. `name` is the leaf's path in the model and the name of its output site.
+    """One call of a leaf. `name` is the leaf's path in the model and the name of its output site.
 
-    inputs: names of earlier nodes, or "images"   params: tensors of the model that the leaf takes after its inputs
+    inputs: names of earlier nodes, or "images"   params: tensors of the model, passed to the leaf after its inputs
     """
 
     name: str
@@ -36,7 +36,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """output: the last site   others: further sites that are outputs, in the order that the model returns them before it"""
+    """Nodes in execution order. output: the last output   others: the outputs that the model returns before it, in order"""
 
     nodes: tuple[Node, ...]
     output: str
@@ -50,7 +50,7 @@ class Graph:
         return next(node for node in self.nodes if node.name == name)
 
     def ending_at(self, output: str) -> Graph:
-        """The part of the graph that `output` depends on."""
+        """Return the part of the graph that `output` depends on."""
         needed, kept = {output}, []
         for node in reversed(self.nodes):
             if node.name in needed:
@@ -64,9 +64,11 @@ class Graph:
         visit: Callable[[Node, Tensor], Tensor] | None = None,
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> Tensor:
-        """Walk the nodes in order; what `visit` returns is what the later nodes see.
+        """Run the nodes in order and return the last output.
 
-        images: float [N, channels, height, width], normalised. `call` replaces a node's own computation.
+        images: float [N, channels, height, width], normalised
+        visit(node, y): returns the value that later nodes read instead of y
+        call(node, inputs): replaces the computation of the node
         """
         return self.run_all(images, visit, call)[-1]
 
@@ -76,7 +78,7 @@ class Graph:
         visit: Callable[[Node, Tensor], Tensor] | None = None,
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
-        """As run; the values of all outputs."""
+        """As `run`, returning all outputs."""
         last_use = last_uses((node.inputs for node in self.nodes), self.outputs)
         values: dict[str, Tensor] = {IMAGES: images}
         for i, node in enumerate(self.nodes):
@@ -95,9 +97,9 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module, features: Features = "logits") -> Graph:
-    """The graph of `model`, ending at its logits, its normalised tokens or its pooled feature vector.
+    """Trace `model` up to its logits, its normalised tokens or its pooled feature vector.
 
-    A leaf that is called again (a head shared by the levels of a pyramid) has a site each time: path, path@1, path@2, ...
+    A leaf that is called several times (a head shared by the levels of a pyramid) has one site per call: path, path@1, ...
     """
     traced = _Tracer().trace(model)
     names: dict[fx.Node, str] = {}
@@ -114,7 +116,7 @@ def trace(model: nn.Module, features: Features = "logits") -> Graph:
             leaf = model.get_submodule(str(n.target))
             if not isinstance(leaf, Leaf):
                 raise FqvitError(
-                    f"{n.target}: {type(leaf).__name__} is not a leaf module. Build the model from fqvit.models.layers."
+                    f"{n.target}: is a {type(leaf).__name__}, expected a leaf module. Build the model from fqvit.models.layers."
                 )
             path = str(n.target)
             names[n] = f"{path}@{calls[path]}" if calls[path] else path
@@ -130,7 +132,7 @@ def trace(model: nn.Module, features: Features = "logits") -> Graph:
         elif n.op == "output":
             fx.node.map_arg(n.args[0], lambda end: outputs.append(names[end]))
         else:
-            raise FqvitError(f"{n.name}: a call outside the leaf modules. Build the model from fqvit.models.layers.")
+            raise FqvitError(f"{n.name}: called outside a leaf module. Build the model from fqvit.models.layers.")
     graph = Graph(tuple(nodes), outputs[-1], tuple(outputs[:-1]))
     return graph if features == "logits" else graph.ending_at(_feature_site(graph, features))
 

@@ -1,11 +1,11 @@
-"""The closed set of leaf modules every float model is written from.
+"""The leaf modules that every float model is built from.
 
-A model is traced down to these and no further, so each one is a node of the graph, its output a named *site*,
-and each has exactly one lowering rule (lowering/lower.py). A leaf computes in float and knows nothing of quantization;
-its `role` only says what part its output plays, which is what recipes speak of.
+Tracing stops at a leaf, so each leaf is a node of the graph, its output is a named *site*, and it has exactly one lowering rule
+(lowering/rules/). A leaf computes in float, without quantization. Its `role` names the purpose of its output; recipes
+refer to roles.
 
 Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` is N for ViT and N, W inside Swin's
-attention. Leaves of detectors, on maps of rows and columns, are in maps.py.
+attention. See also: maps.py (leaves of detectors, on feature maps).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Role = Literal[
     "inner",  # convolutions and linear maps before a ReLU
     "relu",
     "deltas",  # box regressions
-    "route",  # moves values without changing them; has no site of its own
+    "route",  # data movement; not a site of its own
 ]
 
 
 class Leaf(nn.Module):
-    """A node of the graph. `role` names the part that its output plays."""
+    """A node of the graph. `role` names the purpose of its output."""
 
     role: Role
 
@@ -62,7 +62,7 @@ class Linear(Leaf):
 
 
 class Patches(Leaf):
-    """Images [N, channels, height, width] -> patches [N, T, C], row by row: a linear map of each square of pixels.
+    """Patch embedding: images [N, channels, height, width] -> patches [N, T, C] in row-major order.
 
     weight: [C, channels, patch, patch]   bias: [C]
     """
@@ -79,7 +79,7 @@ class Patches(Leaf):
 
 
 class Embed(Leaf):
-    """Prefix tokens are put before the patches, then positions are added: [N, T, C] -> [N, P + T, C].
+    """Prepend prefix tokens to the patches, then add positions: [N, T, C] -> [N, P + T, C].
 
     prefix: [1, P, C] (P = 0, 1 or 2)   positions: [1, P + T, C]
     """
@@ -92,7 +92,7 @@ class Embed(Leaf):
 
 
 class LayerNorm(Leaf):
-    """Over the last axis, with affine parameters: weight, bias [C]."""
+    """LayerNorm over the last axis, with affine parameters: weight, bias [C]."""
 
     def __init__(self, channels: int, eps: float, role: Role = "norm") -> None:
         super().__init__(role)
@@ -105,7 +105,7 @@ class LayerNorm(Leaf):
 
 
 def gelu(x: float) -> float:
-    """x Phi(x) of one number."""
+    """x Phi(x) for one number."""
     return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
 
 
@@ -120,7 +120,7 @@ class Gelu(Leaf):
 
 
 class Heads(Leaf):
-    """One third of qkv, split in heads: [..., T, 3 H D] -> [..., H, T, D]; part 0 is Q, 1 is K, 2 is V."""
+    """Select Q, K or V (part 0, 1 or 2) and split it into heads: [..., T, 3 H D] -> [..., H, T, D]."""
 
     def __init__(self, heads: int, part: int) -> None:
         super().__init__("route")
@@ -147,7 +147,7 @@ class Scores(Leaf):
 class BiasedScores(Leaf):
     """Q K^T * scale + table[index]: Swin's scores with its relative position bias.
 
-    table: [R, H], a row a relative position   index: [T, T], values below R
+    table: [R, H], one row per relative position   index: [T, T], values below R
     """
 
     index: Tensor
@@ -162,12 +162,12 @@ class BiasedScores(Leaf):
 
 
 class Softmax(Leaf):
-    """Over the last axis of [..., H, T, T]; positions where `mask` [W, T, T] is False take no part and come out 0."""
+    """Softmax over the last axis of [..., H, T, T]; where `mask` [W, T, T] is False, the result is 0."""
 
     mask: Tensor | None
 
     def __init__(self, mask: Tensor | None = None, cut: tuple[int, int] = (0, 0)) -> None:
-        """cut: the window and the shift that the mask follows from"""
+        """cut: window size and shift, which determine the mask"""
         super().__init__("attention")
         self.cut = cut
         self.register_buffer("mask", mask, persistent=False)
@@ -179,7 +179,7 @@ class Softmax(Leaf):
 
 
 class Context(Leaf):
-    """Attention times V, heads side by side again: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]"""
+    """Attention times V, heads concatenated: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]"""
 
     def __init__(self) -> None:
         super().__init__("context")
@@ -189,7 +189,7 @@ class Context(Leaf):
 
 
 class Add(Leaf):
-    """The residual sum: stream + branch."""
+    """Residual sum: stream + branch."""
 
     def __init__(self, role: Role = "residual") -> None:
         super().__init__(role)
@@ -199,11 +199,11 @@ class Add(Leaf):
 
 
 class Take(Leaf):
-    """Rows by number: x [N, ..., C] seen as [N, R, C] -> [N, *index.shape, C]; row -1 is zeros.
+    """Gather rows: x [N, ..., C], viewed as [N, R, C] -> [N, *index.shape, C]; index -1 gives zeros.
 
-    With `join` the last index axis is joined to the channels: index [..., 4] -> [N, ..., 4 C] (patch merging).
-    move: how the index follows from rows and columns of tokens, for maps that have other sizes (lowering/grids.py)
-    cut: the window and the shift that it follows from
+    join: concatenate the last index axis into the channels: index [..., 4] -> [N, ..., 4 C] (patch merging)
+    move: the kind of index, so that it can be computed for feature maps of other sizes (lowering/grids.py)
+    cut: window size and shift, which determine the index
     """
 
     index: Tensor
@@ -228,7 +228,7 @@ class Take(Leaf):
 
 
 class Mean(Leaf):
-    """The mean over the tokens from number `skip` on: [N, T, C] -> [N, C]"""
+    """Mean over all tokens except the first `skip`: [N, T, C] -> [N, C]"""
 
     def __init__(self, skip: int = 0) -> None:
         super().__init__("pooled")

@@ -1,6 +1,7 @@
-"""load_model: a name and a checkpoint -> a float model in eval mode, with its preprocessing, classes and source.
+"""Load a float model by name from a checkpoint, with its preprocessing, class names and source.
 
-Neighbours: zoo.py (rows), checkpoint.py (files), hub.py (downloads), keymaps.py (names), fold.py (what changes a row).
+See also: zoo.py (rows), checkpoints/checkpoint.py (files), checkpoints/hub.py (downloads), checkpoints/keymaps.py (key names),
+checkpoints/fold.py (checkpoints that change a row).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from fqvit.models.vit import ViT
 
 @dataclass(frozen=True)
 class FloatModel:
-    """module: in eval mode, normalised images [N, C, H, W] -> logits   source: checkpoint's name and sha256
+    """module: in eval mode, normalised images [N, C, H, W] -> logits   source: name and sha256 of the checkpoint
 
-    square: a detector's head takes maps [N, *square] instead of images; preprocess is then that of the images they come from
+    square: for a detector's head, which reads RoI features [N, *square]; preprocess is then that of the original images
     """
 
     name: str
@@ -46,14 +47,15 @@ def load_model(
     weights: str | Path | Mapping[str, Tensor] | None = None,
     classes: Sequence[str] | None = None,
 ) -> FloatModel:
-    """The float model `name` with the weights of a file, a folder with config.json, hf:ORG/NAME, or a live state dict.
+    """Load the float model `name`.
 
-    `name` may itself be hf:ORG/NAME: the row is then the one of these sizes. The embedded models need no weights.
-    `classes` names the logits in order; without it they come from config.json, where there is one.
+    weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. The embedded models need none. If `name` itself is
+    hf:ORG/NAME, the model is identified by the sizes in the checkpoint.
+    classes: the names of the logits, in order; by default those of config.json, if there are any.
     """
     if hub.is_address(name):
         if weights is not None:
-            raise FqvitError(f"{name}: names its own weights, but others were given. Give one of them.")
+            raise FqvitError(f"{name}: the name already selects weights, but others were given. Pass only one of them.")
         weights = name
     row = None if hub.is_address(name) else zoo.find(name)
     found, hints = _read(row, weights)
@@ -69,13 +71,13 @@ def load_model(
     if classes is None and row.embedded and weights is None:
         names = FMNIST_CLASSES
     if names is not None and len(names) != config.classes:
-        said = f"{len(names)} class names for {config.classes} logits in {found.label}"
-        raise FqvitError(f"{row.name}: {said}. Give one name a logit.")
+        problem = f"{len(names)} class names for {config.classes} logits in {found.label}"
+        raise FqvitError(f"{row.name}: {problem}. Pass one name per logit.")
     return FloatModel(row.name, module.eval(), preprocess_of(row, config, hints, found.label), names, found.source)
 
 
 def build(config: ViTConfig | SwinConfig) -> ViT | Swin:
-    """A module with random weights; torch's own random numbers are left as they were."""
+    """Build a module with random weights, without changing torch's random state."""
     with torch.random.fork_rng(devices=[]):
         return Swin(config) if isinstance(config, SwinConfig) else ViT(config)
 
@@ -94,13 +96,13 @@ def _read(row: zoo.Row | None, weights: str | Path | Mapping[str, Tensor] | None
         files = hub.in_folder(Path(weights))
     if files is None:
         return checkpoint.read_checkpoint(Path(weights)), Hints()
-    hints = hub.read_hints(files)  # before the weights: a refusal should not cost reading them
+    hints = hub.read_hints(files)  # before the weights, so that an unsupported config fails early
     found = checkpoint.read_checkpoint(files.weights)
     return replace(found, label=files.label, source=f"{files.label} {found.source}"), hints
 
 
 def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
-    """The row for weights that came without a name."""
+    """The row for weights that were given without a model name."""
     named = zoo.lookup(hints.architecture) if hints.architecture is not None else None
     if named is not None:
         return named
@@ -111,25 +113,25 @@ def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
     row = zoo.likely(series, width, depths, prefix, hints.image)
     if row is None:
         shown = "-".join(map(str, depths))
-        raise FqvitError(f"{label}: width {width} and depth {shown} are of no model in the zoo; `fqvit models` lists them.")
+        raise FqvitError(f"{label}: width {width} and depth {shown} match no known model. `fqvit models` lists them.")
     return row
 
 
 def preprocess_of(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, label: str) -> Preprocess:
-    """The row's preprocessing at the checkpoint's image size and channels, with what the files beside the weights change."""
+    """The row's preprocessing, adapted to the image size and channels of the checkpoint and to its config files."""
     p = row.preprocess
     height, width = config.image
     short = min(height, width)
     if hints.crop is not None:
         resize = math.floor(short / hints.crop)
-    elif hints.resize is not None and hints.resize >= short:  # smaller ones are of another image size than the weights
+    elif hints.resize is not None and hints.resize >= short:  # a smaller one belongs to another image size than the weights
         resize = hints.resize
     elif config.image == row.config.image:
         resize = p.resize
-    else:  # as timm: at 384 and more nothing is cropped away; below, the same fraction as in the row
+    else:  # as in timm: no crop at 384 and above; below, the same fraction as in the row
         resize = short if short >= 384 else short * p.resize // min(p.height, p.width)
     mean, std = hints.mean or p.mean, hints.std or p.std
-    if config.channels == 1 and len(mean) == 3:  # a grey model of a colour row
+    if config.channels == 1 and len(mean) == 3:  # a greyscale checkpoint of an RGB row
         mean, std = (sum(mean) / 3,), (sum(std) / 3,)
     elif config.channels == 3 and len(mean) == 1:
         mean, std = mean * 3, std * 3

@@ -1,7 +1,7 @@
-"""Leaf modules of detectors, on maps [N, height, width, C]: the rules of layers.py hold here.
+"""Leaf modules of detectors, on feature maps [N, height, width, C]. The conventions of layers.py apply.
 
-Channels come last, as in tokens, so that a 1x1 convolution is a Linear and a map is a list of tokens with its shape. None
-of these knows its size beforehand but Grid: the same weights serve maps of every size.
+Channels come last, as in tokens, so that a 1x1 convolution is a Linear and a map is a list of tokens with a shape. Only Grid
+has a fixed size: all other leaves accept maps of any size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fqvit.models.layers import Leaf, Role
 
 
 class Grid(Leaf):
-    """Tokens row by row as a map: [N, height width, C] -> [N, height, width, C]"""
+    """Reshape tokens to a feature map: [N, height width, C] -> [N, height, width, C]"""
 
     def __init__(self, grid: tuple[int, int]) -> None:
         super().__init__("route")
@@ -25,9 +25,9 @@ class Grid(Leaf):
 
 
 class Conv2d(Leaf):
-    """y[n, i, j, o] = sum_{a, b, c} x[n, i + a - 1, j + b - 1, c] weight[o, c, a, b] + bias[o], x = 0 beyond the edges.
+    """y[n, i, j, o] = sum_{a, b, c} x[n, i + a - 1, j + b - 1, c] weight[o, c, a, b] + bias[o], x = 0 outside the map.
 
-    A 3x3 convolution with a step of 1: [N, height, width, C] -> [N, height, width, O].
+    3x3 convolution, stride 1, zero padding: [N, height, width, C] -> [N, height, width, O].
     """
 
     def __init__(self, inputs: int, outputs: int, role: Role) -> None:
@@ -43,7 +43,7 @@ class Conv2d(Leaf):
 class Deconv(Leaf):
     """y[n, 2i + a, 2j + b, o] = sum_c x[n, i, j, c] weight[c, o, a, b] + bias[o]: [N, h, w, C] -> [N, 2h, 2w, O].
 
-    A transposed 2x2 convolution with a step of 2: no two inputs meet in an output, so each place is a linear map to four.
+    Transposed 2x2 convolution, stride 2: outputs do not overlap, so each input position is mapped linearly to four outputs.
     """
 
     def __init__(self, inputs: int, outputs: int, role: Role) -> None:
@@ -58,7 +58,7 @@ class Deconv(Leaf):
 
 
 def depth_to_space(four: Tensor) -> Tensor:
-    """The four places that each place became, row by row: [N, h, w, 2 2 O] -> [N, 2h, 2w, O]"""
+    """Distribute four groups of channels over 2x2 positions: [N, h, w, 2 2 O] -> [N, 2h, 2w, O]"""
     n, height, width = four.shape[:3]
     return four.view(n, height, width, 2, 2, -1).transpose(2, 3).reshape(n, 2 * height, 2 * width, -1)
 
@@ -74,9 +74,9 @@ class Relu(Leaf):
 
 
 class Upsample(Leaf):
-    """The smaller map enlarged to the size of the other one: place i of an axis shows place floor(i small / large).
+    """Nearest-neighbour resize of the smaller map to the size of the larger one: y[i] = x[floor(i * small / large)] per axis.
 
-    Sizes that are multiples of 32 make every level exactly twice the next, and each place is shown four times.
+    If image sizes are multiples of 32, every level has exactly twice the size of the next.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Upsample(Leaf):
 
 
 class Subsample(Leaf):
-    """Every second place of every second row: [N, h, w, C] -> [N, ceil(h / 2), ceil(w / 2), C] (max pooling of 1x1)."""
+    """Every second column of every second row (1x1 max pooling, stride 2): [N, h, w, C] -> [N, ceil(h/2), ceil(w/2), C]"""
 
     def __init__(self) -> None:
         super().__init__("route")

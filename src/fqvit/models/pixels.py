@@ -1,4 +1,4 @@
-"""uint8 pixels to what a float model sees. The integer program needs none of this: lowering folds it into the first op."""
+"""Normalise uint8 pixels for a float model. Integer programs do not need this: lowering folds it into the first op."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def normalise(images: NDArray[np.uint8], preprocess: Preprocess) -> Tensor:
     p = preprocess
     if images.dtype != np.uint8 or images.shape[1:] != (p.height, p.width, p.channels):
         raise FqvitError(
-            f"images of {images.dtype} {list(images.shape)}: expected uint8 [N, {p.height}, {p.width}, {p.channels}]."
-            " Use preprocess.apply on each."
+            f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {p.height}, {p.width}, {p.channels}]."
+            " Use preprocess.apply on each image."
         )
     x = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
     mean, std = torch.tensor(p.mean)[:, None, None], torch.tensor(p.std)[:, None, None]

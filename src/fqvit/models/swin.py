@@ -1,7 +1,7 @@
-"""Swin Transformer (version 1), with timm's parameter names, from leaf modules only.
+"""Swin Transformer (version 1) with timm's parameter names, built from leaf modules only.
 
-Tokens stay one row-major list [N, T, C]; cutting them into windows, shifting, and merging patches are row gathers whose
-indices are made here once, as numbers. Neighbours: vit.py has the MLP, zoo.py the sizes.
+Tokens are one row-major list [N, T, C]. Window partitioning, cyclic shifts and patch merging are row gathers with indices
+computed once, here. See also: vit.py (the MLP), zoo.py (sizes).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fqvit.models.vit import Mlp
 
 
 def window_index(grid: tuple[int, int], window: int, shift: int) -> Tensor:
-    """[W, window^2]: the token at each place of each window after a cyclic shift; -1 where the grid was padded."""
+    """The token at each position of each window after a cyclic shift, -1 for padding: [W, window^2]"""
     height, width = grid
     padded_height, padded_width = -(-height // window) * window, -(-width // window) * window
     numbers = torch.full((padded_height, padded_width), -1)
@@ -35,12 +35,15 @@ def window_index(grid: tuple[int, int], window: int, shift: int) -> Tensor:
 
 
 def inverse_index(index: Tensor, tokens: int) -> Tensor:
-    """[T]: where window_index put each token, so that Take(inverse) undoes Take(index)."""
-    return index.flatten().argsort()[index.numel() - tokens :]  # behind the padding's -1
+    """The position of each token in window_index, so that Take(inverse) undoes Take(index): [T]"""
+    return index.flatten().argsort()[index.numel() - tokens :]  # after the -1 of the padding
 
 
 def shift_mask(grid: tuple[int, int], window: int, shift: int) -> Tensor | None:
-    """[W, window^2, window^2]: True where two places of a shifted window were neighbours in the image; None unshifted."""
+    """True where two positions of a shifted window come from the same region of the image: [W, window^2, window^2]
+
+    None without a shift.
+    """
     if shift == 0:
         return None
     height, width = (-(-side // window) * window for side in grid)
@@ -54,16 +57,16 @@ def shift_mask(grid: tuple[int, int], window: int, shift: int) -> Tensor | None:
 
 
 def relative_position_index(window: int) -> Tensor:
-    """[window^2, window^2]: the row of the bias table for each pair of places."""
-    place = torch.arange(window * window)
-    row, column = place // window, place % window
+    """The row of the bias table for each pair of positions: [window^2, window^2]"""
+    position = torch.arange(window * window)
+    row, column = position // window, position % window
     d_row = row[:, None] - row[None, :] + window - 1
     d_column = column[:, None] - column[None, :] + window - 1
     return d_row * (2 * window - 1) + d_column
 
 
 def merge_index(grid: tuple[int, int]) -> Tensor:
-    """[T / 4, 4]: the four tokens that become one, in the order (0, 0), (1, 0), (0, 1), (1, 1); -1 beyond an odd edge."""
+    """The four tokens that are merged into one, in the order (0, 0), (1, 0), (0, 1), (1, 1), -1 for padding: [T / 4, 4]"""
     height, width = grid
     numbers = torch.full((height + height % 2, width + width % 2), -1)
     numbers[:height, :width] = torch.arange(height * width).view(height, width)
@@ -95,7 +98,7 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(self.windows(x))
         attention = self.softmax(self.scores(self.q(qkv), self.k(qkv), self.relative_position_bias_table))
-        # Projecting acts on each token alone, so the tokens may go home first, while they are still 8 bits wide.
+        # The projection acts on each token separately, so tokens leave their windows before it, while they have 8 bits.
         return self.proj(self.tokens(self.context(attention, self.v(qkv))))  # type: ignore[no-any-return]
 
 
@@ -118,7 +121,7 @@ class SwinBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Patch merging: four neighbouring tokens side by side, normalised, then reduced to twice the width."""
+    """Patch merging: concatenate 2x2 neighbouring tokens, normalise, and reduce to twice the width."""
 
     def __init__(self, width: int, grid: tuple[int, int], eps: float) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""ViT and DeiT, with timm's parameter names, from leaf modules only.
+"""ViT and DeiT with timm's parameter names, built from leaf modules only.
 
-Neighbours: config.py and zoo.py hold the sizes; load.py reads checkpoints of every layout into these names.
+See also: config.py and zoo.py (sizes), load.py (loads checkpoints of every layout into these names).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One row a model: its timm name, its sizes, and what happens to an image before it. No torch here.
+"""The known models, one row each: timm name, sizes and image preprocessing. Imports no torch.
 
 A checkpoint may change a row's patch, image size, channels and class count (fold.py), never its width, depth or heads.
-Neighbours: config.py says what the sizes mean, load.py builds the model of a row.
+See also: config.py (the sizes), load.py (builds the model of a row).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class Row:
-    """`name` as in timm; `aliases` are what people type."""
+    """`name` is timm's; `aliases` are shorter names."""
 
     name: str
     config: ViTConfig | SwinConfig
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def series(self) -> str:
-        """vit, deit, swin or fmnist: the first word of the name, DeiT III under deit."""
+        """vit, deit (including DeiT III), swin or fmnist: the first word of the name."""
         return self.name.split("_")[0].rstrip("3")
 
 
@@ -84,12 +84,12 @@ ROWS: tuple[Row, ...] = (
 BY_NAME: dict[str, Row] = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 
 
-# Names of a listed family and size at another patch or image size. DeiT III is DeiT with LayerScale, which fold.py folds.
+# Names of a listed family and size with another patch or image size. DeiT III is DeiT with LayerScale, which fold.py folds.
 OTHER_SIZES = re.compile(r"(vit|deit3?)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-9]\d{1,3})")
 
 
 def lookup(name: str) -> Row | None:
-    """The row of a timm name or an alias; a timm tag after a dot (vit_tiny_patch16_224.augreg_in21k_ft_in1k) is accepted."""
+    """The row of a timm name or an alias, or None. A timm tag after a dot is ignored (vit_tiny_patch16_224.augreg_in21k)."""
     stem = name.split(".")[0]
     match = OTHER_SIZES.fullmatch(stem)
     if stem in BY_NAME or match is None:
@@ -99,13 +99,13 @@ def lookup(name: str) -> Row | None:
     if known is None or isinstance(known.config, SwinConfig) or (family == "deit3" and distilled):
         return None
     config = replace(known.config, image=(side, side), patch=patch)
-    # As timm: DeiT III and sides from 384 on are not cropped, smaller ones by the same fraction as the row.
+    # As in timm: DeiT III and sides of at least 384 are not cropped, smaller ones by the same fraction as the row.
     resize = side if family == "deit3" or side >= 384 else side * known.preprocess.resize // known.preprocess.height
     return Row(stem, config, _preprocess(side, resize, known.preprocess.mean, known.preprocess.std))
 
 
 def find(name: str) -> Row:
-    """As lookup, but a name without a row is an error with the near ones."""
+    """As `lookup`, but raise FqvitError with similar names if there is no such row."""
     row = lookup(name)
     if row is None:
         near = difflib.get_close_matches(name, BY_NAME, 3, 0.5)
@@ -121,7 +121,7 @@ def likely(
     prefix: int = 1,
     image: tuple[int, int] | None = None,
 ) -> Row | None:
-    """The row that a checkpoint of these sizes belongs to, preferring the given series: ViT and DeiT share their shapes."""
+    """The row with these sizes, or None. ViT and DeiT have the same shapes; the given series is preferred."""
 
     def fits(row: Row) -> bool:
         c = row.config

@@ -1,4 +1,4 @@
-"""Checkpoints of every container and layout, the folding, and every refusal. Inverse maps are written here independently."""
+"""Checkpoints of every container and layout, folding, and errors. Inverse key maps are written here independently."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def logits(name: str, weights: Any) -> Tensor:
 
 
 def to_google(state: State) -> dict[str, np.ndarray]:
-    """timm's ViT names -> augreg's, kernels with inputs first."""
+    """Convert timm's ViT names to those of Google's augreg files; kernels have inputs first."""
     width, heads, out = VIT.width, VIT.heads, {}
     flat = {k: v.numpy() for k, v in state.items()}
     out["cls"], out["Transformer/posembed_input/pos_embedding"] = flat["cls_token"], flat["pos_embed"]
@@ -82,7 +82,7 @@ def to_google(state: State) -> dict[str, np.ndarray]:
 
 
 def to_hugging_face(state: State, kind: str) -> State:
-    """timm's names -> those in files written by transformers."""
+    """Convert timm's names to those of files written by transformers."""
     inner = "self" if kind == "swin" else "attention"
     steps = [
         (r"^patch_embed\.proj", f"{kind}.embeddings.patch_embeddings.projection"),
@@ -116,7 +116,7 @@ def to_hugging_face(state: State, kind: str) -> State:
 
 
 def to_original_swin(state: State) -> State:
-    """Microsoft's release: merging at the end of a stage, head without .fc, buffers saved too."""
+    """Convert to Microsoft's release: merging at the end of a stage, head without .fc, buffers included."""
     out = {k.replace("layers.1.downsample", "layers.0.downsample").replace("head.fc.", "head."): v for k, v in state.items()}
     out["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49, dtype=torch.long)
     out["layers.0.blocks.1.attn_mask"] = torch.zeros(4, 49, 49)
@@ -124,7 +124,7 @@ def to_original_swin(state: State) -> State:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin"])
-def test_containers_give_the_same_model_and_its_source_names_the_file(tmp_path: Path, suffix: str) -> None:
+def test_every_container_gives_the_same_model_and_names_its_file(tmp_path: Path, suffix: str) -> None:
     state, path = random_state(VIT), tmp_path / f"w{suffix}"
     if suffix == ".safetensors":
         save_file(state, path)
@@ -136,19 +136,19 @@ def test_containers_give_the_same_model_and_its_source_names_the_file(tmp_path: 
 
 
 @pytest.mark.parametrize("nest", ["model", "state_dict", "model_ema"])
-def test_what_training_scripts_wrap_around_weights_is_taken_off(tmp_path: Path, nest: str) -> None:
+def test_nesting_and_prefixes_of_training_scripts_are_removed(tmp_path: Path, nest: str) -> None:
     state = random_state(VIT)
     torch.save({nest: {f"module.{k}": v for k, v in state.items()}, "epoch": 3, "optimizer": {}}, tmp_path / "w.pth")
     assert torch.equal(logits("vit_one", tmp_path / "w.pth"), logits("vit_one", state))
 
 
-def test_googles_npz_is_read(tmp_path: Path) -> None:
+def test_google_npz_files_load(tmp_path: Path) -> None:
     state = random_state(VIT)
     np.savez(tmp_path / "w.npz", **to_google(state))  # type: ignore[arg-type]
     assert torch.equal(logits("vit_one", tmp_path / "w.npz"), logits("vit_one", state))
 
 
-def test_heads_shown_by_an_npz_must_be_the_rows(tmp_path: Path) -> None:
+def test_an_npz_with_another_number_of_heads_is_rejected(tmp_path: Path) -> None:
     arrays = to_google(random_state(VIT))
     arrays = {k: v.reshape(12, 2, 6) if k.endswith(("query/kernel",)) else v for k, v in arrays.items()}
     np.savez(tmp_path / "w.npz", **arrays)  # type: ignore[arg-type]
@@ -160,18 +160,18 @@ def test_heads_shown_by_an_npz_must_be_the_rows(tmp_path: Path) -> None:
     ("name", "config", "kind"),
     [("vit_one", VIT, "vit"), ("vit_one", VIT, "deit"), ("swin_one", SWIN, "swin")],
 )
-def test_hugging_faces_layout_is_read(name: str, config: ViTConfig | SwinConfig, kind: str) -> None:
+def test_hugging_face_layouts_load(name: str, config: ViTConfig | SwinConfig, kind: str) -> None:
     state = random_state(config)
-    # Close and not equal: transformers' epsilon is another than timm's.
+    # Close but not equal: transformers and timm have different epsilons.
     torch.testing.assert_close(logits(name, to_hugging_face(state, kind)), logits(name, state), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "config", "kind", "eps"), [("vit_one", VIT, "vit", 1e-12), ("swin_one", SWIN, "swin", 1e-5)])
-def test_hugging_faces_layout_has_transformers_epsilon(name: str, config: Any, kind: str, eps: float) -> None:
+def test_hugging_face_layouts_get_the_epsilon_of_transformers(name: str, config: Any, kind: str, eps: float) -> None:
     assert load_model(name, to_hugging_face(random_state(config), kind)).module.config.eps == eps
 
 
-def test_the_original_swin_layout_is_read() -> None:
+def test_the_original_swin_layout_loads() -> None:
     state = random_state(SWIN)
     assert torch.equal(logits("swin_one", to_original_swin(state)), logits("swin_one", state))
 
@@ -183,13 +183,13 @@ def distilled_state() -> State:
     return state
 
 
-def test_both_layouts_of_the_distilled_model_agree() -> None:
+def test_both_layouts_of_the_distilled_model_give_the_same_logits() -> None:
     state = distilled_state()
     theirs = logits("vit_one_distilled", to_hugging_face(state, "deit"))
     torch.testing.assert_close(theirs, logits("vit_one_distilled", state), rtol=1e-4, atol=1e-4)
 
 
-def test_the_given_tensors_are_not_changed_and_not_shared() -> None:
+def test_load_model_neither_modifies_nor_shares_the_given_tensors() -> None:
     state = random_state(VIT)
     state["blocks.0.ls1.gamma"] = torch.full((12,), 0.5)
     before = {k: v.clone() for k, v in state.items()}
@@ -201,7 +201,7 @@ def test_the_given_tensors_are_not_changed_and_not_shared() -> None:
     assert not model.module.training
 
 
-def test_the_same_tensors_have_the_same_source_and_others_do_not() -> None:
+def test_the_source_identifies_the_tensors() -> None:
     state = random_state(VIT)
     source = load_model("vit_one", state).source
     assert load_model("vit_one", dict(reversed(state.items()))).source == source
@@ -209,7 +209,7 @@ def test_the_same_tensors_have_the_same_source_and_others_do_not() -> None:
     assert load_model("vit_one", state).source != source
 
 
-def test_sizes_found_in_the_checkpoint_override_the_row() -> None:
+def test_sizes_in_the_checkpoint_override_the_row() -> None:
     config = ViTConfig(**{**vars(VIT), "image": (24, 24), "patch": 8, "channels": 1, "classes": 3})
     model = load_model("vit_one", random_state(config), classes=["a", "b", "c"])
     assert model.module.config == config
@@ -218,7 +218,7 @@ def test_sizes_found_in_the_checkpoint_override_the_row() -> None:
     assert model.classes == ("a", "b", "c")
 
 
-def test_a_model_is_loaded_without_disturbing_random_numbers() -> None:
+def test_load_model_does_not_change_the_random_state() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
@@ -226,7 +226,7 @@ def test_a_model_is_loaded_without_disturbing_random_numbers() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_classes_must_be_as_many_as_logits() -> None:
+def test_a_wrong_number_of_class_names_is_rejected() -> None:
     with pytest.raises(FqvitError, match="2 class names for 5 logits"):
         load_model("vit_one", random_state(VIT), classes=["a", "b"])
 
@@ -246,7 +246,7 @@ def test_classes_must_be_as_many_as_logits() -> None:
         ("blocks_token_only.0.norm1.weight", "CaiT"),
     ],
 )
-def test_what_a_vit_cannot_have_is_refused_by_name(key: str, word: str) -> None:
+def test_unsupported_vit_variants_are_rejected_by_name(key: str, word: str) -> None:
     with pytest.raises(FqvitError, match=f"'{re.escape(key)}' means .*{word}"):
         load_model("vit_one", {**random_state(VIT), key: torch.zeros(3)})
 
@@ -259,7 +259,7 @@ def test_what_a_vit_cannot_have_is_refused_by_name(key: str, word: str) -> None:
         ("absolute_pos_embed", "absolute positions"),
     ],
 )
-def test_what_a_swin_cannot_have_is_refused_by_name(key: str, word: str) -> None:
+def test_unsupported_swin_variants_are_rejected_by_name(key: str, word: str) -> None:
     with pytest.raises(FqvitError, match=word):
         load_model("swin_one", {**random_state(SWIN), key: torch.zeros(3)})
 
@@ -281,21 +281,21 @@ def changed(state: State, *gone: str, **new: Tensor) -> State:
         ("vit_one", lambda: changed(random_state(VIT), "pos_embed"), "missing key 'pos_embed'"),
         ("vit_one", lambda: changed(random_state(VIT), surprise=torch.zeros(1)), "unexpected 1 key: 'surprise'"),
         ("vit_one", lambda: {**random_state(VIT), "norm.bias": torch.zeros(7)}, r"'norm.bias' is \[7\], expected \[12\]"),
-        ("vit_one", lambda: {**random_state(VIT), "norm.bias": torch.full((12,), torch.nan)}, "'norm.bias' holds NaN"),
+        ("vit_one", lambda: {**random_state(VIT), "norm.bias": torch.full((12,), torch.nan)}, "'norm.bias' contains NaN"),
         ("vit_one", lambda: {**random_state(VIT), "pos_embed": torch.zeros(1, 8, 12)}, "8 positions.*square grid"),
         ("vit_one", lambda: {"conv1.weight": torch.zeros(3)}, "not a ViT, DeiT or Swin"),
-        ("vit_one", dict, "holds no weights"),
+        ("vit_one", dict, "contains no weights"),
         ("vit_one", lambda: changed(distilled_state(), "head_dist.bias"), "unexpected key 'dist_token'"),
         ("vit_one_distilled", lambda: changed(distilled_state(), "head_dist.bias"), "lacks 1 key: 'head_dist.bias'"),
     ],
 )
-def test_a_wrong_checkpoint_is_named_with_its_remedy(name: str, state: Any, message: str) -> None:
+def test_errors_of_checkpoints_name_the_key_and_the_remedy(name: str, state: Any, message: str) -> None:
     with pytest.raises(FqvitError, match=message) as caught:
         load_model(name, state())
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_that_lost_its_last_blocks_is_named_key_by_key() -> None:
+def test_missing_blocks_are_reported_by_their_keys() -> None:
     state = {k: v for k, v in random_state(VIT).items() if not k.startswith("blocks.1.")}
     with pytest.raises(FqvitError, match=r"lacks 12 keys: 'blocks\.1\.norm1\.weight', .*\.\.\.\. The checkpoint is incomplete"):
         load_model("vit_one", state)
@@ -306,7 +306,7 @@ class Attack:
         return os.mkdir, ("run-by-the-checkpoint",)
 
 
-def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_with_code_is_rejected_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Attack()}, "new.pth")
     Path("old.pth").write_bytes(pickle.dumps({"model": Attack()}, protocol=2))
@@ -326,7 +326,7 @@ def written(folder: Path) -> list[Path]:
     return [folder / "w.safetensors", folder / "w.pth", folder / "w.npz"]
 
 
-def test_truncated_and_garbage_files_are_one_line(tmp_path: Path) -> None:
+def test_truncated_and_random_files_give_a_one_line_error(tmp_path: Path) -> None:
     for path in written(tmp_path):
         whole = path.read_bytes()
         for damaged in (b"", whole[:5], whole[:100], whole[: len(whole) // 2], whole[:-1], b"garbage" * 100):
@@ -336,18 +336,18 @@ def test_truncated_and_garbage_files_are_one_line(tmp_path: Path) -> None:
             assert "\n" not in str(caught.value)
 
 
-def test_a_file_under_a_wrong_extension_is_told_its_right_one(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_extension_names_the_right_one(tmp_path: Path) -> None:
     for path in written(tmp_path):
         wrong = tmp_path / ("wrong.pth" if path.suffix != ".pth" else "wrong.npz")
         wrong.write_bytes(path.read_bytes())
         with pytest.raises(FqvitError, match=rf"Rename it to wrong\{path.suffix}"):
             load_model("vit_one", wrong)
     (tmp_path / "w.onnx").write_bytes(b"x")
-    with pytest.raises(FqvitError, match="unknown kind of checkpoint '.onnx'"):
+    with pytest.raises(FqvitError, match="unknown checkpoint type '.onnx'"):
         load_model("vit_one", tmp_path / "w.onnx")
 
 
-def test_missing_files_and_missing_weights_are_told() -> None:
+def test_missing_files_and_missing_weights_are_reported() -> None:
     with pytest.raises(FqvitError, match="no such file"):
         load_model("vit_one", "nowhere.pth")
     with pytest.raises(FqvitError, match="no weights given"):
@@ -356,7 +356,7 @@ def test_missing_files_and_missing_weights_are_told() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_tensor_of_any_other_shape_never_escapes_as_another_error(data: st.DataObject) -> None:
+def test_a_tensor_of_any_shape_raises_at_most_an_fqvit_error(data: st.DataObject) -> None:
     name, config = data.draw(st.sampled_from([("vit_one", VIT), ("swin_one", SWIN)]))
     rows = {name: zoo.Row(name, config, Preprocess(*config.image, 3, 28, "bicubic", (0.5,) * 3, (0.5,) * 3))}
     state = random_state(config)

@@ -1,4 +1,4 @@
-"""Checkpoints that are well-formed files with impossible tensors: each ends in one line, soon."""
+"""Well-formed checkpoint files with invalid tensors: each gives a one-line error quickly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(zoo.BY_NAME, name, row)
 
 
-def refusal(name: str, state: State) -> str:
+def rejection(name: str, state: State) -> str:
     start = time.monotonic()
     with pytest.raises(FqvitError) as caught:
         load_model(name, state)
@@ -49,37 +49,37 @@ NUMBER = torch.tensor(1.0)
         ({"blocks.0.mlp.fc1.weight": torch.zeros(1 << 40, 0)}, "", "'blocks.0.mlp.fc1.weight' is empty"),
         ({"blocks.0.attn.qkv.weight": NUMBER}, "attn.qkv.bias", "lacks 1 key: 'blocks.0.attn.qkv.bias'"),
         ({"blocks.0.ls1.gamma": torch.ones(12), "blocks.0.attn.proj.bias": NUMBER}, "", "'blocks.0.attn.proj.bias' is []"),
-        ({"blocks.99999999.norm1.weight": NUMBER}, "", "'blocks.99999999.norm1.weight' numbers a block"),
-        ({f"blocks.{'9' * 5000}.norm1.weight": NUMBER}, "", "numbers a block or stage above 99"),
+        ({"blocks.99999999.norm1.weight": NUMBER}, "", "'blocks.99999999.norm1.weight' has a block"),
+        ({f"blocks.{'9' * 5000}.norm1.weight": NUMBER}, "", "has a block or stage number above 99"),
     ],
 )
-def test_a_vit_with_impossible_tensors_is_refused_in_one_line(changes: State, without: str, message: str) -> None:
+def test_a_vit_with_invalid_tensors_is_rejected_in_one_line(changes: State, without: str, message: str) -> None:
     state = {k: v for k, v in build(CONFIGS["vit_one"]).state_dict().items() if not without or not k.endswith(without)}
-    assert message in refusal("vit_one", {**state, **changes})
+    assert message in rejection("vit_one", {**state, **changes})
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("layers.99999999.blocks.0.y", NUMBER, "'layers.99999999.blocks.0.y' numbers a block"),
-        ("layers.0.blocks.99999999.y", NUMBER, "'layers.0.blocks.99999999.y' numbers a block"),
+        ("layers.99999999.blocks.0.y", NUMBER, "'layers.99999999.blocks.0.y' has a block"),
+        ("layers.0.blocks.99999999.y", NUMBER, "'layers.0.blocks.99999999.y' has a block"),
         ("layers.98.blocks.0.y", NUMBER, "unexpected 1 key: 'layers.98.blocks.0.y'"),
         ("layers.0.blocks.1.attn_mask", torch.zeros(1 << 40, 0, 0), "images of 14680064 x 14680064 pixels"),
         ("layers.0.blocks.0.mlp.fc1.weight", torch.zeros(3, 8), "'layers.0.blocks.0.mlp.fc1.weight' is [3, 8]"),
     ],
 )
-def test_a_swin_with_impossible_tensors_is_refused_in_one_line(key: str, value: Tensor, message: str) -> None:
-    assert message in refusal("swin_one", {**build(CONFIGS["swin_one"]).state_dict(), key: value})
+def test_a_swin_with_invalid_tensors_is_rejected_in_one_line(key: str, value: Tensor, message: str) -> None:
+    assert message in rejection("swin_one", {**build(CONFIGS["swin_one"]).state_dict(), key: value})
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_single_number_in_any_tensors_place_is_refused(name: str) -> None:
+def test_a_scalar_in_place_of_any_tensor_is_rejected(name: str) -> None:
     state = build(CONFIGS[name]).state_dict()
     for key in [key for key in state if not key.endswith(("relative_position_index", "attn_mask"))]:
-        refusal(name, {**state, key: NUMBER})
+        rejection(name, {**state, key: NUMBER})
 
 
-def test_queries_keys_and_values_that_are_single_numbers_are_refused() -> None:
+def test_scalar_query_key_and_value_weights_are_rejected() -> None:
     state = {"embeddings.patch_embeddings.projection.weight": torch.zeros(12, 3, 4, 4)}
     state |= {f"encoder.layer.0.attention.attention.{part}.weight": NUMBER for part in ("query", "key", "value")}
-    assert "is a single number" in refusal("vit_one", state)
+    assert "is a single number" in rejection("vit_one", state)

@@ -1,4 +1,4 @@
-"""Checkpoint files that cannot be read: the error says why, and sends nobody to download a good file again."""
+"""Checkpoint files that cannot be read: the error distinguishes damage from lack of memory, I/O errors and versions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fqvit.errors import FqvitError
 from fqvit.models.checkpoints.checkpoint import read_checkpoint
 
 
-def test_torchscript_is_named_and_not_run(tmp_path: Path) -> None:
+def test_torchscript_is_rejected_and_not_run(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would rather have torch.export
+        warnings.simplefilter("ignore")  # torch recommends torch.export
         torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(tmp_path / "w.pt")
     with pytest.raises(FqvitError, match=r"w\.pt: a TorchScript program.*Save model\.state_dict\(\) instead"):
         read_checkpoint(tmp_path / "w.pt")
@@ -25,22 +25,20 @@ def test_torchscript_is_named_and_not_run(tmp_path: Path) -> None:
     [
         (
             RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you"),
-            "more memory than",
+            "not enough memory",
         ),
-        (MemoryError(), "more memory than"),
-        (OSError(12, "Cannot allocate memory"), "more memory than"),
+        (MemoryError(), "not enough memory"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory"),
         (OSError(5, "Input/output error"), r"cannot be read \(Input/output error\)"),
         (RuntimeError("file with version 99, but the maximum supported version for reading is 10."), "newer torch than"),
         (
             RuntimeError("PytorchStreamReader failed:\n" + 99 * "x"),
-            r"damaged or cut short \(PytorchStreamReader failed: x+\.\.\.\)",
+            r"damaged or truncated \(PytorchStreamReader failed: x+\.\.\.\)",
         ),
-        (EOFError(), r"damaged or cut short \(EOFError\)"),
+        (EOFError(), r"damaged or truncated \(EOFError\)"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_not_always_damaged(
-    error: Exception, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_errors_are_classified(error: Exception, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         raise error
 

@@ -96,7 +96,7 @@ def test_a_detector_block_with_a_huge_index_is_refused(name: str, tmp_path: Path
     (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
     tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
     save_file({**tensors, name: torch.zeros(1)}, tmp_path / "d.safetensors")
-    with pytest.raises(FqvitError, match=r"d\.safetensors: .*numbers a block or stage above 99"):
+    with pytest.raises(FqvitError, match=r"d\.safetensors: .*has a block or stage number above 99"):
         load_detector(tmp_path / "d.safetensors")
 
 

@@ -1,7 +1,7 @@
-"""Checkpoint files -> named tensors, whatever their container: .safetensors, .pth/.pt/.bin, .npz.
+"""Read the named tensors of a checkpoint file: .safetensors, .pth/.pt/.bin or .npz.
 
-Executes nothing from a file (torch.load with weights_only, numpy without pickle). Knows containers, not key names:
-keymaps.py translates those.
+Files are untrusted input: no code from a file is executed (torch.load with weights_only, NumPy without pickle).
+See also: keymaps.py (translates key names).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ CONTAINERS: dict[str, Container] = {
 }
 SUFFIX: dict[Container, str] = {"safetensors": ".safetensors", "torch": ".pth", "npz": ".npz"}
 
-# Where training scripts put the weights inside what they save, in order of preference, and what wrappers put before names.
+# Keys under which training scripts save the state dict, in order of preference, and prefixes that module wrappers add to names.
 NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
-MOST_NESTS = 8  # a pickle can hold itself
-# Bytes that an archive may unpack to: so many times its own, and some more. Weights hardly shrink.
-MOST_TIMES, MORE = 20, 1 << 26
+MAX_NESTING = 8  # a pickled mapping can contain itself
+# An archive may unpack to at most MAX_RATIO times its size plus ALLOWANCE bytes. Weights hardly compress.
+MAX_RATIO, ALLOWANCE = 20, 1 << 26
 MEMORY = re.compile(r"(allocate|out of) memory|not enough memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`label` is what errors call it; `source` adds the sha256 of the file, or of the tensors where there is no file."""
+    """label: its name in error messages   source: the label and the sha256 of the file, or of the tensors without a file"""
 
     label: str
     source: str
@@ -55,34 +55,34 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The tensors of one file, on the CPU, in the file's own dtypes."""
+    """Read the tensors of one file, on the CPU, in the dtypes of the file."""
     if not path.is_file():
-        what = "is a folder without config.json" if path.is_dir() else "no such file"
-        raise FqvitError(f"{path}: {what}. Pass a checkpoint file ({', '.join(CONTAINERS)}) or hf:ORG/NAME.")
+        problem = "is a folder without config.json" if path.is_dir() else "no such file"
+        raise FqvitError(f"{path}: {problem}. Pass a checkpoint file ({', '.join(CONTAINERS)}) or hf:ORG/NAME.")
     expected = CONTAINERS.get(path.suffix.lower())
     if expected is None:
-        raise FqvitError(f"{path.name}: unknown kind of checkpoint '{path.suffix}', expected {', '.join(CONTAINERS)}.")
+        raise FqvitError(f"{path.name}: unknown checkpoint type '{path.suffix}', expected {', '.join(CONTAINERS)}.")
     found = _sniff(path)
     if found is None:
-        raise FqvitError(f"{path.name}: not a {expected} file, or cut short. Download it again.")
+        raise FqvitError(f"{path.name}: not a {expected} file, or truncated. Download it again.")
     if found == "torch script":
         raise FqvitError(f"{path.name}: a TorchScript program, which is code and is not run. Save model.state_dict() instead.")
     if found != expected:
-        raise FqvitError(f"{path.name}: is a {found} file, not a {expected} one. Rename it to {path.stem}{SUFFIX[found]}.")
+        raise FqvitError(f"{path.name}: is a {found} file, expected {expected}. Rename it to {path.stem}{SUFFIX[found]}.")
     tensors = flatten(_read(path, found), path.name)
     _check_views(path, tensors)
     return Checkpoint(path.name, f"{path.name} sha256:{file_hash(path)}", tensors)
 
 
 def from_mapping(state: Mapping[str, object]) -> Checkpoint:
-    """The tensors of a live state dict; they are not copied."""
+    """Take the tensors of a state dict in memory, without copying them."""
     tensors = flatten(state, "state dict")
     return Checkpoint("state dict", f"state dict sha256:{tensors_hash(tensors)}", tensors)
 
 
 def flatten(content: object, label: str) -> dict[str, Tensor]:
-    """The state dict inside what a training script saved, without its wrappers' prefixes."""
-    for _ in range(MOST_NESTS):
+    """Extract the state dict from what a training script saved, and remove the prefixes of module wrappers."""
+    for _ in range(MAX_NESTING):
         if not isinstance(content, Mapping):
             break
         nest = next((key for key in NESTS if isinstance(content.get(key), Mapping)), None)
@@ -92,7 +92,7 @@ def flatten(content: object, label: str) -> dict[str, Tensor]:
     tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
     if not tensors:
         found = type(content).__name__ if not isinstance(content, Mapping) else f"keys {_few(content)}"
-        raise FqvitError(f"{label}: holds no weights (found {found}), expected a state dict. Save model.state_dict().")
+        raise FqvitError(f"{label}: contains no weights (found {found}), expected a state dict. Save model.state_dict().")
     wrapper: str | None = ""
     while wrapper is not None:
         tensors = {key[len(wrapper) :]: value for key, value in tensors.items()}
@@ -115,14 +115,14 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sniff(path: Path) -> Container | Literal["torch script"] | None:
-    """The container by its first bytes; None if it is none of them or its directory is cut off."""
+    """Detect the container by its first bytes; None if it is unknown or its archive directory is truncated."""
     with path.open("rb") as file:
         start = file.read(9)
     if start[:2] == b"PK":
         try:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
-        except Exception:  # zipfile, too
+        except Exception:  # zipfile raises almost anything for damaged files
             return None
         if all(name.endswith(".npy") for name in names):
             return "npz"
@@ -141,38 +141,40 @@ def _read(path: Path, container: Container) -> object:
             _check_archive(path)
             return _read_npz(path)
         _check_archive(path)
-        # Training scripts keep their arguments beside the weights; a Namespace is plain data.
+        # Training scripts save their arguments with the weights; a Namespace is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "global" in str(error).lower() or "Unsupported" in str(error):
-            said = f"{path.name}: holds code or foreign objects beside its tensors, which are not run"
-            raise FqvitError(f"{said}. Save model.state_dict() alone.") from error
+            problem = f"{path.name}: contains code or objects other than tensors, which are not loaded"
+            raise FqvitError(f"{problem}. Save only model.state_dict().") from error
         raise _unreadable(path, error) from error
     except FqvitError:
         raise
-    except Exception as error:  # the three readers raise almost anything on damaged files
+    except Exception as error:  # the three readers raise almost anything for damaged files
         raise _unreadable(path, error) from error
 
 
 def _check_archive(path: Path) -> None:
-    """Refuses what would unpack to far more than the file has. Files that are no archives pass."""
+    """Raise FqvitError if an archive would unpack to far more than its size. Other files pass."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
         claimed = sum(member.file_size for member in archive.infolist())
     size = path.stat().st_size
-    if claimed > MOST_TIMES * size + MORE:
-        raise FqvitError(f"{path.name}: {size:,} bytes claim to unpack to {claimed:,}. It is no checkpoint; download it again.")
+    if claimed > MAX_RATIO * size + ALLOWANCE:
+        raise FqvitError(
+            f"{path.name}: {size:,} bytes claim to unpack to {claimed:,}. The file is not a checkpoint; download it again."
+        )
 
 
 def _check_views(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors of more elements than are stored: one number can be shown as any shape."""
+    """Raise FqvitError for tensors with more elements than are stored: a single value can be expanded to any shape."""
     for name, x in tensors.items():
         plain = x.layout is torch.strided and x.device.type == "cpu" and not x.is_quantized
         if not plain or x.numel() * x.element_size() > x.untyped_storage().nbytes():
-            said = f"'{name}' of shape {list(x.shape)} is no plain tensor with all its elements"
-            raise FqvitError(f"{path.name}: {said}. Save model.state_dict() of contiguous tensors.")
+            problem = f"'{name}' of shape {list(x.shape)} is not a dense tensor that stores all its elements"
+            raise FqvitError(f"{path.name}: {problem}. Save model.state_dict() of contiguous tensors.")
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
@@ -188,34 +190,35 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _check_npz(path: Path) -> None:
-    """Refuses arrays that claim another size than they have: numpy would make room for them first."""
+    """Raise FqvitError for arrays whose header claims another size than is stored: NumPy would allocate it first."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
                 if version not in ((1, 0), (2, 0)):
-                    continue  # numpy refuses it, or it has fields, which are refused later
+                    continue  # NumPy rejects it, or it has fields, which are rejected later
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(file)
-                claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
-            if claimed != there and not dtype.hasobject:
-                said = f"{member.filename} claims {claimed:,} bytes and has {there:,}"
-                raise FqvitError(f"{path.name}: {said}. The file is damaged; download it again.")
+                claimed, stored = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+            if claimed != stored and not dtype.hasobject:
+                problem = f"{member.filename} claims {claimed:,} bytes and has {stored:,}"
+                raise FqvitError(f"{path.name}: {problem}. The file is damaged; download it again.")
 
 
 def _unreadable(path: Path, error: Exception) -> FqvitError:
-    """The readers raise their errors of memory, of versions and of damage as the same types: their words tell which."""
-    said = " ".join(str(error).split()).rstrip(".")
-    if isinstance(error, MemoryError) or MEMORY.search(said):
-        said = f"{path.name}: reading this file of {path.stat().st_size / 1e6:,.1f} MB takes more memory than there is"
-        return FqvitError(f"{said}. Free some, or, if the model is small, download it again.")
-    if "maximum supported version" in said:
+    """Turn an error of a reader into a FqvitError. The readers use the same types for errors of memory, version and damage,
+    so their messages decide."""
+    text = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, MemoryError) or MEMORY.search(text):
+        problem = f"{path.name}: not enough memory to read this file of {path.stat().st_size / 1e6:,.1f} MB"
+        return FqvitError(f"{problem}. Free some memory, or download the file again if the model is small.")
+    if "maximum supported version" in text:
         remedy = "Install a newer torch, or save it as .safetensors"
         return FqvitError(f"{path.name}: written by a newer torch than {torch.__version__}. {remedy}.")
-    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a seek beyond where it was cut
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a seek beyond the truncated end
         return FqvitError(f"{path.name}: cannot be read ({error.strerror}). Check the disk and the file's permissions.")
-    words = said if len(said) <= 100 else f"{said[:97]}..."
-    return FqvitError(f"{path.name}: damaged or cut short ({words or type(error).__name__}). Download it again.")
+    short = text if len(text) <= 100 else f"{text[:97]}..."
+    return FqvitError(f"{path.name}: damaged or truncated ({short or type(error).__name__}). Download it again.")
 
 
 def _few(keys: Mapping[str, object]) -> str:

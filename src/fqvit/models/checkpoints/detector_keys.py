@@ -1,8 +1,8 @@
-"""Detector checkpoints of mmdetection 2.x and 3.x and of the first Swin detection release: their names and ours, both ways.
+"""Map key names of released detector checkpoints to those of our modules, and back.
 
-The layouts differ in the backbone: the first release has the original Swin's names ("swin"), mmdetection its own, with the
-four parts of a patch merging in another order ("mmdetection"). Everything after the backbone has the same names. Here names
-and orders change, and batch norms are folded; detector_load.py builds the model, keymaps.py has the classifiers' layouts.
+Supported are mmdetection 2.x and 3.x ("mmdetection") and the first Swin detection release ("swin"). They differ in the key
+names of the backbone and in the channel order of patch merging. Batch norms are folded into the convolutions.
+See also: detect/model/load.py (builds the model), keymaps.py (layouts of classifiers).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fqvit.errors import FqvitError
 
 DetectorLayout = Literal["mmdetection", "swin"]
 
-# Buffers that can be computed again, and what training keeps beside weights.
+# Buffers that can be recomputed, and training state.
 IGNORED = re.compile(r"relative_position_index$|attn_mask$|num_batches_tracked$|^data_preprocessor\.|^ema_")
 ABSURD = re.compile(r"\.\d{3,}\.")
 BATCH_NORM = re.compile(r"(.+)\.bn\.(weight|bias|running_mean|running_var)")
 BATCH_NORM_EPS = 1e-5
 
-# Their name, our name. {0}, {1}, {2}: numbers; {p}: weight or bias. Heads of one stage are written without a stage number.
+# (released name, our name). {0}, {1}, {2}: numbers; {p}: weight or bias. With a single stage the released name has no {0}.
 HEADS = (
     ("neck.lateral_convs.{0}.conv.{p}", "pyramid.neck.lateral.{0}.{p}"),
     ("neck.fpn_convs.{0}.conv.{p}", "pyramid.neck.output.{0}.{p}"),
@@ -71,7 +71,7 @@ BACKBONES: dict[DetectorLayout, tuple[tuple[str, str], ...]] = {
     ),
 }
 OUR_MERGING = re.compile(r"pyramid\.backbone\.layers\.(\d+)\.downsample\.(norm|reduction)\.(?:weight|bias)")
-# 1x1 convolutions there, linear maps here.
+# 1x1 convolutions in a release are linear layers here.
 ONE_BY_ONE = re.compile(
     r"pyramid\.neck\.lateral\.\d+\.weight|pyramid\.rpn_head\.(objectness|deltas)\.weight|mask_heads\.\d+\.logits\.weight"
 )
@@ -80,9 +80,9 @@ FIRST_FC = re.compile(r"box_heads\.(\d+)\.fcs\.0\.linear\.weight")
 
 @dataclass(frozen=True)
 class Released:
-    """tensors: a checkpoint's own names, batch norms folded   state: the same under our names and in our order
+    """tensors: by released name, batch norms folded   state: the same tensors by our names, in our channel order
 
-    cascade: box heads are numbered. Names no map knows are kept in both, for the errors that follow.
+    cascade: whether box heads are numbered. Unknown names are kept in both, so that later errors can name them.
     """
 
     layout: DetectorLayout
@@ -92,11 +92,11 @@ class Released:
 
 
 def from_release(tensors: dict[str, Tensor], label: str) -> Released:
-    """The weights of a checkpoint as our modules take them."""
+    """Convert the weights of a released checkpoint for our modules."""
     kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
     absurd = next((key for key in kept if ABSURD.search(key)), None)
     if absurd is not None:
-        raise FqvitError(f"{label}: '{absurd[:80]}' numbers a layer above 99. The checkpoint is damaged.")
+        raise FqvitError(f"{label}: '{absurd[:80]}' has a layer number above 99. The checkpoint is damaged.")
     layout = layout_of(kept, label)
     kept = _fold_batch_norms(kept, label)
     renames = [_rename(theirs, ours) for theirs, ours in (*BACKBONES[layout], *HEADS)]
@@ -105,13 +105,13 @@ def from_release(tensors: dict[str, Tensor], label: str) -> Released:
         name = re.sub(r"^(roi_head\.(?:bbox|mask)_head)\.(?!\d)", r"\1.0.", key)
         ours = next((match.expand(new) for old, new in renames if (match := old.fullmatch(name))), key)
         if merging := OUR_MERGING.fullmatch(ours):
-            # At the end of a stage there, at the start of the next one here.
+            # In a release it belongs to the end of a stage, here to the start of the next one.
             ours = ours.replace(f"layers.{merging[1]}.", f"layers.{int(merging[1]) + 1}.", 1)
             value = _merging_order(value, layout, key, label)
         elif ONE_BY_ONE.fullmatch(ours) and value.ndim == 4:
             value = value.flatten(1) if value.shape[2:] == (1, 1) else value
         if ours in state:
-            raise FqvitError(f"{label}: '{key}' is there under two names. Remove one of them.")
+            raise FqvitError(f"{label}: '{key}' is present under two names. Remove one of them.")
         state[ours] = value.float()
     for key in [key for key in state if FIRST_FC.fullmatch(key)]:
         state[key] = _channels_last(state[key], _channels_before(state, key))
@@ -120,12 +120,12 @@ def from_release(tensors: dict[str, Tensor], label: str) -> Released:
 
 
 def to_release(state: dict[str, Tensor], layout: DetectorLayout) -> dict[str, Tensor]:
-    """Weights of a Detector under a release's names and in its order; the inverse of from_release."""
+    """Convert the weights of a Detector to a released layout: the inverse of from_release."""
     cascade = "box_heads.1.classes.weight" in state
     released = {}
     for key, value in state.items():
         if OUR_MERGING.fullmatch(key) and layout == "mmdetection":
-            value = _their_merging_order(value)
+            value = _released_merging_order(value)
         elif ONE_BY_ONE.fullmatch(key):
             value = value[:, :, None, None]
         elif FIRST_FC.fullmatch(key):
@@ -136,7 +136,7 @@ def to_release(state: dict[str, Tensor], layout: DetectorLayout) -> dict[str, Te
 
 
 def released_name(key: str, layout: DetectorLayout, cascade: bool) -> str:
-    """What a release calls a parameter of ours."""
+    """The name of one of our parameters in a released layout."""
     if merging := OUR_MERGING.fullmatch(key):
         key = key.replace(f"layers.{merging[1]}.", f"layers.{int(merging[1]) - 1}.", 1)
     renames = (_rename(ours, theirs) for theirs, ours in (*BACKBONES[layout], *HEADS))
@@ -150,26 +150,26 @@ def layout_of(tensors: dict[str, Tensor], label: str) -> DetectorLayout:
     if any(key.startswith("backbone.layers.") for key in tensors):
         return "swin"
     if any(re.match(r"(layers\.\d+\.)?blocks\.0\.attn\.", key) for key in tensors):
-        raise FqvitError(f"{label}: not a detector on Swin, but the weights of a classifier. Use `fqvit quantize` for it.")
+        raise FqvitError(f"{label}: weights of a classifier, expected a detector on Swin. Use `fqvit quantize` for it.")
     few = ", ".join(list(tensors)[:3])
-    raise FqvitError(f"{label}: not a detector on Swin (found {few}, ...), expected backbone.stages.0.blocks.0 and so on.")
+    raise FqvitError(f"{label}: not a detector on Swin (found {few}, ...), expected keys like backbone.stages.0.blocks.0.")
 
 
 @cache
 def _rename(old: str, new: str) -> tuple[re.Pattern[str], str]:
-    """A pattern for names like `old`, and what its match expands to."""
+    """A pattern that matches names like `old`, and the template of the new name."""
     pattern = re.sub(r"\\\{(\d)\\\}", r"(?P<n\1>\\d+)", re.escape(old)).replace(r"\{p\}", "(?P<p>weight|bias)")
     return re.compile(pattern), re.sub(r"\{(\d)\}", r"\\g<n\1>", new).replace("{p}", r"\g<p>")
 
 
 def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tensor]:
-    """y = gamma (conv(x) - mean) / sqrt(var + eps) + beta is a convolution: weight gamma / sqrt(...), and a bias."""
+    """Fold y = gamma (conv(x) - mean) / sqrt(var + eps) + beta into the weight and bias of the convolution."""
     out = {key: value for key, value in tensors.items() if not BATCH_NORM.fullmatch(key)}
     for stem in {match[1] for key in tensors if (match := BATCH_NORM.fullmatch(key))}:
         names = [f"{stem}.bn.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
         missing = next((name for name in [f"{stem}.conv.weight", *names] if name not in tensors), None)
         if missing is not None:
-            raise FqvitError(f"{label}: lacks '{missing}' beside '{stem}.bn'. The checkpoint is incomplete.")
+            raise FqvitError(f"{label}: lacks '{missing}', needed for '{stem}.bn'. The checkpoint is incomplete.")
         weight, (gamma, beta, mean, var) = tensors[f"{stem}.conv.weight"].double(), (tensors[name].double() for name in names)
         if weight.ndim != 4 or any(part.shape != weight.shape[:1] for part in (gamma, beta, mean, var)):
             raise FqvitError(f"{label}: '{stem}.bn' does not fit '{stem}.conv.weight'. The checkpoint is damaged.")
@@ -181,25 +181,29 @@ def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tenso
 
 
 def _merging_order(value: Tensor, layout: DetectorLayout, key: str, label: str) -> Tensor:
-    """mmdetection counts channels first, then the places (0, 0), (0, 1), (1, 0), (1, 1); Swin places first, rows before
-    columns swapped. Columns of the reduction and values of the norm, [..., 4 C]."""
+    """Reorder the 4 C inputs of a patch merging, [..., 4 C], as our modules expect them.
+
+    mmdetection orders them by channel, then position (0, 0), (0, 1), (1, 0), (1, 1); Swin by position (0, 0), (1, 0), (0, 1),
+    (1, 1), then channel.
+    """
     if layout == "swin":
         return value
     if value.ndim == 0 or value.shape[-1] % 4:
         raise FqvitError(
-            f"{label}: '{key}' is {list(value.shape)}, expected a multiple of four at the end. The file is damaged."
+            f"{label}: '{key}' has shape {list(value.shape)}, expected a last axis divisible by 4. The file is damaged."
         )
-    places = value.unflatten(-1, (value.shape[-1] // 4, 4)).transpose(-1, -2)  # type: ignore[no-untyped-call]
-    return places[..., [0, 2, 1, 3], :].flatten(-2)  # type: ignore[no-any-return]
+    positions = value.unflatten(-1, (value.shape[-1] // 4, 4)).transpose(-1, -2)  # type: ignore[no-untyped-call]
+    return positions[..., [0, 2, 1, 3], :].flatten(-2)  # type: ignore[no-any-return]
 
 
-def _their_merging_order(value: Tensor) -> Tensor:
-    places = value.unflatten(-1, (4, value.shape[-1] // 4))[..., [0, 2, 1, 3], :]  # type: ignore[no-untyped-call]
-    return places.transpose(-1, -2).flatten(-2)  # type: ignore[no-any-return]
+def _released_merging_order(value: Tensor) -> Tensor:
+    """The inverse of _merging_order for mmdetection."""
+    positions = value.unflatten(-1, (4, value.shape[-1] // 4))[..., [0, 2, 1, 3], :]  # type: ignore[no-untyped-call]
+    return positions.transpose(-1, -2).flatten(-2)  # type: ignore[no-any-return]
 
 
 def _channels_before(state: dict[str, Tensor], fc: str) -> int:
-    """The width of the map that a head's first linear layer reads; 0 where the state does not tell."""
+    """The number of channels that a head's first linear layer reads; 0 if the state does not show it."""
     match = FIRST_FC.fullmatch(fc)
     assert match is not None
     convs = [key for key in state if re.fullmatch(rf"box_heads\.{match[1]}\.convs\.\d+\.conv\.weight", key)]
@@ -208,7 +212,7 @@ def _channels_before(state: dict[str, Tensor], fc: str) -> int:
 
 
 def _channels_last(weight: Tensor, channels: int) -> Tensor:
-    """Columns [C side side] -> [side side C]; left alone if they do not fit, for the errors that follow."""
+    """Reorder columns [C side side] to [side side C]. A weight that does not fit is kept as it is; a later check names it."""
     if weight.ndim != 2 or channels == 0 or weight.shape[1] % channels:
         return weight
     return weight.view(len(weight), channels, -1).transpose(1, 2).flatten(1)

@@ -1,7 +1,7 @@
-"""A checkpoint under timm's names -> the config and the state dict of our own modules.
+"""Convert a checkpoint with timm's names to a config and a state dict of our modules.
 
-Folds what is only a way of writing the same function (LayerScale, the distilled head, positions without a class row, a
-missing qkv bias) and refuses by name what our modules cannot compute. Neighbours: keymaps.py before it, load.py after.
+Equivalent forms are folded (LayerScale, the distilled head, positions without a class token, a missing qkv bias); variants that
+our modules cannot compute are rejected by name. See also: keymaps.py (the step before), load.py (the step after).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fqvit.models.zoo import Row, likely
 
 @dataclass(frozen=True)
 class Hints:
-    """What a config.json says beside the weights; None where it is silent."""
+    """What the config files of a checkpoint say; None for what they do not mention."""
 
     heads: tuple[int, ...] | None = None
     eps: float | None = None
@@ -32,7 +32,7 @@ class Hints:
     std: tuple[float, ...] | None = None
     pool: str | None = None  # timm's global_pool
     resize: int | None = None  # short side before the crop
-    crop: float | None = None  # timm's crop_pct: the crop's side over `resize`
+    crop: float | None = None  # timm's crop_pct: side of the crop divided by `resize`
     interpolation: Literal["bicubic", "bilinear"] | None = None
     architecture: str | None = None
     model_type: str | None = None
@@ -40,7 +40,7 @@ class Hints:
 
 MAX_SIDE = 8192  # of images, as in Preprocess
 
-# Key pattern -> what it means. The first match is what the error names, so the more telling ones come first.
+# (key pattern, meaning). The error names the first match, so more specific patterns come first.
 REFUSED = [
     (r"(logit_scale|cpb_mlp\.|continuous_position_bias_mlp\.)", "SwinV2 (cosine attention)"),
     (r"(\.q_bias|\.v_bias)$", "BEiT or EVA (separate q and v biases)"),
@@ -63,20 +63,20 @@ REFUSED = [
 
 
 def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig | SwinConfig, dict[str, Tensor]]:
-    """The row's config with what the checkpoint changes in it, and the state dict for its module."""
+    """Return the row's config, adapted to the checkpoint, and the state dict for its module."""
     refuse(found, label)
     swin = is_swin(found)
     if swin != isinstance(row.config, SwinConfig):
         series, sizes = sizes_of(found)
         raise FqvitError(f"{row.name}: {label} is a {'Swin' if swin else 'ViT'}. {_advice(likely(series, *sizes))}")
     for name, tensor in found.tensors.items():
-        # Nothing empty passes: a shape such as [10^12, 0] costs no bytes, but a model of such sizes would.
+        # Empty tensors are rejected: a shape such as [10^12, 0] takes no memory, but a model of that size would.
         if tensor.numel() == 0:
             key = found.origin.get(name, name)
             raise FqvitError(f"{label}: '{key}' is empty: {list(tensor.shape)}. The checkpoint is damaged.")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             key = found.origin.get(name, name)
-            raise FqvitError(f"{label}: '{key}' holds NaN or infinity, expected finite weights. Use another checkpoint.")
+            raise FqvitError(f"{label}: '{key}' contains NaN or infinity, expected finite weights. Use another checkpoint.")
     state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in found.tensors.items()}
     config: ViTConfig | SwinConfig
     if isinstance(row.config, SwinConfig):
@@ -90,6 +90,7 @@ def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig
 
 
 def refuse(found: Canonical, label: str) -> None:
+    """Raise FqvitError if a key belongs to a variant that is not supported."""
     for pattern, meaning in REFUSED:
         for name in found.tensors:
             if re.search(pattern, name):
@@ -102,7 +103,7 @@ def is_swin(found: Canonical) -> bool:
 
 
 def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
-    """Series, and (width, depths, prefix tokens), as far as names and shapes show them."""
+    """The series and (width, depths, number of prefix tokens), from names and shapes."""
     patch = found.tensors.get("patch_embed.proj.weight")
     width = patch.shape[0] if patch is not None and patch.ndim > 0 else 0
     if is_swin(found):
@@ -119,11 +120,11 @@ def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
 def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hints: Hints, label: str) -> ViTConfig:
     _, (width, depths, prefix) = sizes_of(found)
     distilled = prefix == 2
-    # Names before sizes: the distilled and the plain model of a size share every other shape.
+    # Check names before sizes: the distilled and the plain model of one size have otherwise equal shapes.
     if distilled != (c.prefix == 2):
-        odd = "dist_token" if distilled else "head_dist.weight"
-        said = f"unexpected key '{found.origin.get(odd, odd)}'" if distilled else f"missing key '{odd}'"
-        raise FqvitError(f"{row.name}: {said} in {label}. {_advice(likely('deit', width, depths, prefix))}")
+        key = "dist_token" if distilled else "head_dist.weight"
+        problem = f"unexpected key '{found.origin.get(key, key)}'" if distilled else f"missing key '{key}'"
+        raise FqvitError(f"{row.name}: {problem} in {label}. {_advice(likely('deit', width, depths, prefix))}")
     _same_sizes(row, (c.width, (c.depth,)), (width, depths), prefix, label)
     _same_heads(row, (c.heads,), hints.heads or ((found.heads,) if found.heads else None), label)
 
@@ -133,7 +134,7 @@ def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hin
     patch, channels = _patch_shape(state, label)
     mean = "fc_norm.weight" in state or prefix == 0
     if hints.pool not in (None, "avg" if mean else "token"):
-        # "avg" over a model with a class token and no fc_norm shows in no key; anything else has no module here.
+        # "avg" with a class token and without fc_norm is visible in no key; other kinds of pooling are not supported.
         if hints.pool != "avg" or distilled:
             raise FqvitError(f"{label}: global_pool '{hints.pool}', expected '{'avg' if mean else 'token'}' for these weights.")
         mean = True
@@ -158,7 +159,7 @@ def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hin
 
 
 def _default_eps(found: Canonical, c: ViTConfig) -> float:
-    """transformers builds ViT and DeiT with 1e-12 where config.json does not say otherwise, all others with the row's."""
+    """eps without a config.json: 1e-12 for ViT and DeiT of transformers, otherwise that of the row."""
     return 1e-12 if found.layout == "hugging face vit" else c.eps
 
 
@@ -169,7 +170,7 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
     if all(table is not None and table.ndim == 2 for table in tables):
         _same_heads(row, c.heads, tuple(table.shape[1] for table in tables if table is not None), label)
     if hints.eps is not None and hints.eps != c.eps:
-        raise FqvitError(f"{label}: layer_norm_eps {hints.eps}, expected {c.eps}, which Swin has in all its norms.")
+        raise FqvitError(f"{label}: layer_norm_eps {hints.eps}, expected {c.eps} for a Swin. Choose another model.")
     if hints.pool not in (None, "avg"):
         raise FqvitError(f"{label}: global_pool '{hints.pool}', expected 'avg' for a Swin. Choose another model.")
     patch, channels = _patch_shape(state, label)
@@ -178,7 +179,7 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
         side = math.isqrt(tables[0].shape[0])
         if side * side != tables[0].shape[0] or side % 2 == 0:
             rows = tables[0].shape[0]
-            raise FqvitError(f"{label}: bias tables of {rows} rows, expected (2 window - 1)^2: a square window.")
+            raise FqvitError(f"{label}: bias tables have {rows} rows, expected (2 window - 1)^2 for a square window.")
         window = (side + 1) // 2
     _fill_qkv_bias(state)
     return replace(
@@ -193,18 +194,18 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
 
 
 def _vit_image(state: dict[str, Tensor], patch: int, prefix: int, width: int, hints: Hints, label: str) -> tuple[int, int]:
-    """Image size by the number of positions: a square grid, unless config.json gives another. Pads positions for `prefix`."""
+    """Image size from the number of positions: a square grid, unless config.json gives another. Pads positions for `prefix`."""
     positions = state.get("pos_embed")
     if positions is None or positions.ndim != 3:
-        what = "missing key 'pos_embed'" if positions is None else f"'pos_embed' has shape {list(positions.shape)}"
-        raise FqvitError(f"{label}: {what}, expected [1, tokens, {width}]. Only learned positions are supported.")
+        problem = "missing key 'pos_embed'" if positions is None else f"'pos_embed' has shape {list(positions.shape)}"
+        raise FqvitError(f"{label}: {problem}, expected [1, tokens, {width}]. Only learned positions are supported.")
     tokens = positions.shape[1]
     if hints.image is not None and (hints.image[0] // patch) * (hints.image[1] // patch) == tokens - prefix:
         return hints.image
     for rows_before in (prefix, 0):
         side = math.isqrt(max(tokens - rows_before, 0))
         if side > 0 and side * side == tokens - rows_before:
-            if rows_before < prefix:  # positions are added to the patches only: the prefix gets zeros
+            if rows_before < prefix:  # positions exist for patches only: the prefix tokens get zeros
                 zeros = positions.new_zeros(positions.shape[0], prefix, positions.shape[2])
                 state["pos_embed"] = torch.cat([zeros, positions], 1)
             return side * patch, side * patch
@@ -212,13 +213,13 @@ def _vit_image(state: dict[str, Tensor], patch: int, prefix: int, width: int, hi
 
 
 def _swin_image(found: Canonical, c: SwinConfig, patch: int, window: int, hints: Hints) -> tuple[int, int]:
-    """config.json, or the number of windows, or the row; nothing else in a Swin depends on its image size."""
+    """Image size from config.json, the number of windows, or the row. No parameter of a Swin depends on it."""
     if hints.image is not None:
         return hints.image
     if found.windows is not None and math.isqrt(found.windows) ** 2 == found.windows:
         side = math.isqrt(found.windows) * window * patch
         return side, side
-    # Another window or patch in the same zoo row: as many windows a side as the row has, like timm's 224 / 7 and 384 / 12.
+    # Another window or patch size: keep the number of windows per side, like timm's 224 / 7 and 384 / 12.
     height, width = (side * window * patch // (c.window * c.patch) for side in c.image)
     return height, width
 
@@ -227,16 +228,16 @@ def _same_sizes(row: Row, want: tuple[int, tuple[int, ...]], got: tuple[int, tup
     if want == got:
         return
     other = likely(row.series, *got, prefix)
-    # One width and some blocks lost is a cut checkpoint, whose missing keys are named later.
+    # Same width but fewer blocks is an incomplete checkpoint, whose missing keys are named later.
     if other is None and want[0] == got[0] and all(g <= w for g, w in zip(got[1], want[1], strict=False)):
         return
-    said = f"width {got[0]} and depth {_shown(got[1])} in {label}, expected {want[0]} and {_shown(want[1])}"
-    raise FqvitError(f"{row.name}: {said}. {_advice(other)}")
+    problem = f"width {got[0]} and depth {_shown(got[1])} in {label}, expected {want[0]} and {_shown(want[1])}"
+    raise FqvitError(f"{row.name}: {problem}. {_advice(other)}")
 
 
 def _same_heads(row: Row, want: tuple[int, ...], got: tuple[int, ...] | None, label: str) -> None:
     if got is not None and want != got:
-        raise FqvitError(f"{row.name}: {_shown(got)} heads in {label}, expected {_shown(want)}. No model of the zoo has these.")
+        raise FqvitError(f"{row.name}: {_shown(got)} heads in {label}, expected {_shown(want)}. No known model has these.")
 
 
 def _patch_shape(state: dict[str, Tensor], label: str) -> tuple[int, int]:
@@ -260,7 +261,7 @@ def _head(state: dict[str, Tensor], name: str, label: str) -> Tensor:
 
 
 def _fill_qkv_bias(state: dict[str, Tensor]) -> None:
-    """qkv_bias=False is a bias of zeros; one that only some blocks lack is damage, and stays missing."""
+    """Add zero biases for qkv_bias=False. If only some blocks have no bias, the file is damaged, and they stay missing."""
     if any(name.endswith("attn.qkv.bias") for name in state):
         return
     for name in [name for name, value in state.items() if name.endswith("attn.qkv.weight") and value.ndim == 2]:
@@ -274,7 +275,7 @@ def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
         target = f"{block}.attn.proj" if ".ls1." in name else f"{block}.mlp.fc2"
         for part in ("weight", "bias"):
             value = state.get(f"{target}.{part}")
-            if value is not None and value.ndim > 0:  # a 0-d one is named by mismatch()
+            if value is not None and value.ndim > 0:  # a 0-d tensor is reported by mismatch()
                 if value.shape[0] != gamma.numel():
                     raise FqvitError(f"{label}: '{name}' has {gamma.numel()} values, expected {value.shape[0]}.")
                 state[f"{target}.{part}"] = value * gamma.flatten().view(-1, *[1] * (value.ndim - 1))
@@ -283,11 +284,11 @@ def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
 def _fold_distilled(found: Canonical, state: dict[str, Tensor], width: int, label: str) -> None:
     """(W c + b + W' d + b') / 2 = [W/2, W'/2] [c, d] + (b + b')/2
 
-    Hugging Face's DeiTForImageClassification has no second head: its logits are W c + b, and d only takes part in attention.
+    Hugging Face's DeiTForImageClassification has one head only: its logits are W c + b, and d is used in attention only.
     """
     parts = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
-    alone = found.origin["head.weight"] == "classifier.weight"
-    absent = [key for key in (*parts[: 2 if alone else 4], "cls_token") if key not in state]
+    one_head = found.origin["head.weight"] == "classifier.weight"
+    absent = [key for key in (*parts[: 2 if one_head else 4], "cls_token") if key not in state]
     if absent:
         raise FqvitError(f"{label}: lacks {_named(absent)}. The checkpoint is incomplete or of another model.")
     tokens = (state["cls_token"], state.pop("dist_token"))
@@ -296,7 +297,7 @@ def _fold_distilled(found: Canonical, state: dict[str, Tensor], width: int, labe
         raise FqvitError(f"{label}: class and distillation tokens of shapes {shapes}, expected [1, 1, {width}].")
     state["cls_token"] = torch.cat([token.reshape(1, 1, width) for token in tokens], 1)
     weight, bias = state["head.weight"], state["head.bias"]
-    if alone:
+    if one_head:
         state["head.weight"] = torch.cat([weight, torch.zeros_like(weight)], 1)
         return
     other, other_bias = state.pop("head_dist.weight"), state.pop("head_dist.bias")
@@ -309,19 +310,19 @@ def _fold_distilled(found: Canonical, state: dict[str, Tensor], width: int, labe
 def mismatch(
     name: str, label: str, want: dict[str, Tensor], state: dict[str, Tensor], origin: dict[str, str]
 ) -> FqvitError | None:
-    """The error that names what a state dict lacks, has too much, or has in another shape; None where it fits."""
+    """An error that names missing keys, unexpected keys or wrong shapes of a state dict; None if it fits."""
     missing = [key for key in want if key not in state]
     unexpected = [origin.get(key, key) for key in state if key not in want]
     shapes = [key for key in want if key in state and want[key].shape != state[key].shape]
     if missing:
         return FqvitError(f"{name}: {label} lacks {_named(missing)}. The checkpoint is incomplete or of another model.")
     if unexpected:
-        return FqvitError(f"{name}: {label} has unexpected {_named(unexpected)}. It is of another model.")
+        return FqvitError(f"{name}: {label} has unexpected {_named(unexpected)}. The checkpoint is of another model.")
     if shapes:
         key = shapes[0]
         more = f" ({len(shapes)} tensors differ)" if len(shapes) > 1 else ""
-        said = f"'{origin.get(key, key)}' is {list(state[key].shape)}, expected {list(want[key].shape)}{more}"
-        return FqvitError(f"{name}: in {label} {said}. The checkpoint is of another model.")
+        problem = f"'{origin.get(key, key)}' is {list(state[key].shape)}, expected {list(want[key].shape)}{more}"
+        return FqvitError(f"{name}: in {label} {problem}. The checkpoint is of another model.")
     return None
 
 
@@ -332,7 +333,7 @@ def _named(keys: list[str]) -> str:
 
 def _advice(row: Row | None) -> str:
     if row is None:
-        return "No model of the zoo has these sizes; `fqvit models` lists them."
+        return "No known model has these sizes; `fqvit models` lists them."
     short = row.aliases[0] if row.aliases else row.name
     return f"This looks like {short}: width {row.config.width}. Use that name."
 

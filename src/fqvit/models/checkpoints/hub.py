@@ -1,7 +1,7 @@
-"""hf:ORG/NAME[@REVISION] and folders of Hugging Face files: config.json beside the weights.
+"""Download hf:ORG/NAME[@REVISION] and read folders of Hugging Face files, with their config.json.
 
-Needs huggingface_hub for downloads only, imports it late, and reads config.json itself: transformers is never needed.
-Refuses configurations our modules do not compute. Neighbours: checkpoint.py reads the weights, fold.py takes the hints.
+huggingface_hub is imported for downloads only; transformers is never needed. Configurations that our modules cannot compute are
+rejected. See also: checkpoint.py (reads the weights), fold.py (uses the hints).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fqvit.models.checkpoints.fold import Hints
 ADDRESS = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SUPPORTED = ("vit", "deit", "swin")
-# Architectures of timm whose activation or order of norms is another, which no key shows.
+# Architectures of timm with another activation or order of norms, which no key shows.
 UNLIKE = re.compile(r"quickgelu|clip|siglip|gelu|_rpn_|_pe_")
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 Side = Annotated[int, msgspec.Meta(ge=1, le=8192)]
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Files:
-    """`label` is what errors call the model."""
+    """label: the model's name in error messages"""
 
     label: str
     config: Path
@@ -45,7 +45,7 @@ class _Pretrained(msgspec.Struct):
 
 
 class _Arguments(msgspec.Struct):
-    """timm's model_args: what a model was built with beside its architecture's own."""
+    """timm's model_args: arguments that override those of the architecture."""
 
     act_layer: str | None = None
     norm_layer: str | None = None
@@ -54,7 +54,7 @@ class _Arguments(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
-    """The fields of a config.json that matter, of transformers models and of timm's on the hub."""
+    """The relevant fields of a config.json, of transformers and of timm."""
 
     model_type: str | None = None
     hidden_act: str | None = None
@@ -83,7 +83,7 @@ def is_address(weights: object) -> bool:
 
 
 def download(address: str) -> Files:
-    """Fetches a model's files into huggingface_hub's cache; HF_ENDPOINT chooses another hub."""
+    """Download a model's files into huggingface_hub's cache; HF_ENDPOINT selects another hub."""
     match = ADDRESS.fullmatch(address)
     if match is None:
         raise FqvitError(f"{address}: not an address on the hub, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
@@ -97,7 +97,7 @@ def download(address: str) -> Files:
 
 
 def in_folder(folder: Path) -> Files | None:
-    """The files of a folder written by save_pretrained; None where it is no such folder."""
+    """The files of a folder written by save_pretrained; None if the folder has no config.json."""
     if not (folder / "config.json").is_file():
         return None
     weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
@@ -108,6 +108,7 @@ def in_folder(folder: Path) -> Files | None:
 
 
 def read_hints(files: Files) -> Hints:
+    """Read config.json and preprocessor_config.json; raises FqvitError for unsupported configurations."""
     config = _decode(files.config, _Config, files.label)
     if config.architecture is None and config.model_type not in SUPPORTED:
         expected = ", ".join(SUPPORTED)
@@ -119,7 +120,7 @@ def read_hints(files: Files) -> Hints:
     labels = config.label_names
     if config.id2label:
         if sorted(config.id2label) != list(range(len(config.id2label))):
-            raise FqvitError(f"{files.label}: id2label does not number its classes 0, 1, 2, ... The config.json is damaged.")
+            raise FqvitError(f"{files.label}: the keys of id2label are not 0, 1, 2, ... The config.json is damaged.")
         labels = tuple(config.id2label[i] for i in range(len(config.id2label)))
     size = config.image_size
     heads = config.num_heads or ((config.num_attention_heads,) if config.num_attention_heads else None)
@@ -139,10 +140,10 @@ def read_hints(files: Files) -> Hints:
 
 
 def _refuse_unlike(architecture: str | None, arguments: _Arguments, label: str) -> None:
-    """What changes a timm model's function without changing its keys. Asked for a named row, too."""
+    """Raise FqvitError for settings that change the function of a timm model without changing its keys."""
     if architecture is not None and UNLIKE.search(architecture):
         raise FqvitError(
-            f"{label}: architecture '{architecture}' has no exact GELU or other norms. Use a plain ViT, DeiT or Swin."
+            f"{label}: architecture '{architecture}' has another activation or norm. Use a plain ViT, DeiT or Swin."
         )
     for name, value, usual in [
         ("act_layer", arguments.act_layer, ("gelu",)),
@@ -161,7 +162,8 @@ def _timm_transform(found: _Pretrained, label: str) -> Hints:
 
 
 def _transform(found: _Preprocessor, label: str) -> Hints:
-    """A size of height and width squashes images there; here the short side becomes the smaller one, the rest is cropped."""
+    """Hints of a preprocessor config. A size with height and width would distort images; here the short side is resized to the
+    smaller of the two, and the rest is cropped."""
     size = found.size
     if isinstance(size, dict):
         sides = [size[key] for key in ("shortest_edge", "height", "width") if key in size]
@@ -190,14 +192,14 @@ def _decode(path: Path, kind: type[T], label: str) -> T:
 
 
 def _fetch(address: str, repository: str, name: str, revision: str | None) -> Path | None:
-    """The local copy of one file; None where the repository has no such file."""
+    """Download one file and return its local path; None if the repository has no such file."""
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
     except ImportError as error:
         raise FqvitError(f"{address}: huggingface_hub is not installed. Run `pip install huggingface_hub`.") from error
     try:
-        # The package reads HF_ENDPOINT once, when it is imported; given here, it may be set later.
+        # huggingface_hub reads HF_ENDPOINT only when it is imported; passing it here allows setting it later.
         return Path(hub.hf_hub_download(repository, name, revision=revision, endpoint=os.environ.get("HF_ENDPOINT")))
     except errors.GatedRepoError as error:
         raise FqvitError(f"{address}: needs permission. Accept its terms on the hub, then `hf auth login`.") from error
@@ -206,10 +208,10 @@ def _fetch(address: str, repository: str, name: str, revision: str | None) -> Pa
     except errors.RevisionNotFoundError as error:
         raise FqvitError(f"{address}: no revision '{revision}'. Leave it out for the newest.") from error
     except errors.LocalEntryNotFoundError as error:
-        said = f"{address}: the hub cannot be reached. Check the network"
-        raise FqvitError(f"{said}, or download the file elsewhere and pass its path.") from error
+        advice = "Check the network, or download the file elsewhere and pass its path."
+        raise FqvitError(f"{address}: the hub cannot be reached. {advice}") from error
     except errors.EntryNotFoundError:
         return None
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FqvitError(f"{address}: the hub refused ({first}). Try again, or download the file and pass its path.") from error
+        raise FqvitError(f"{address}: download failed ({first}). Try again, or download the file and pass its path.") from error

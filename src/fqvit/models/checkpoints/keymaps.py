@@ -1,8 +1,8 @@
-"""Every checkpoint layout in the names of timm: the one place for key maps.
+"""Rename the keys of every supported checkpoint layout to timm's names.
 
-Layouts: timm (and the original DeiT, whose names are the same), the original Swin, Hugging Face (files, and the other
-names its live models have since version 5), Google's npz. Renames, transposes and joins q, k, v; changes no value.
-Neighbours: checkpoint.py reads the files, fold.py makes the values fit our modules.
+Layouts: timm (and the original DeiT, which has the same names), the original Swin, Hugging Face (files, and the different names
+in memory since version 5), and Google's npz. Tensors are renamed, transposed, and q, k, v concatenated; values do not change.
+See also: checkpoint.py (reads files), fold.py (adapts values to our modules).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Layout = Literal["timm", "original swin", "hugging face vit", "hugging face swin
 
 @dataclass(frozen=True)
 class Canonical:
-    """tensors: timm name -> value   origin: timm name -> the checkpoint's own name
+    """tensors: timm name -> value   origin: timm name -> name in the checkpoint
 
-    heads: where the layout shows them   windows: of a Swin's first stage, where a mask buffer shows their number
+    heads: number of heads, if the layout shows it   windows: number of windows in a Swin's first stage, if a mask shows it
     """
 
     layout: Layout
@@ -34,12 +34,12 @@ class Canonical:
     windows: int | None = None
 
 
-# Buffers and parts that take no part in classification.
+# Buffers, and parts that classification does not use.
 IGNORED = re.compile(
     r"relative_position_index$|attn_mask$|mask_token$|^(vit|deit|swin)\.pooler\.|num_batches_tracked$|position_ids$"
 )
 
-# Deeper than any model here; without a bound one hostile name would make a loop over millions of blocks.
+# Deeper than any known model; without a bound, one name in an untrusted file could cause a loop over millions of blocks.
 ABSURD = re.compile(r"(?:^|[._])(\d{3,})(?=[./])")
 
 GOOGLE_ROOT = re.compile(r"^(opt/target/|params/)")
@@ -98,14 +98,14 @@ HF_SWIN = [
 
 
 def refuse_absurd(names: Iterable[str], label: str) -> None:
-    """Blocks are counted by their names."""
+    """Raise FqvitError for block or stage numbers above 99: blocks are counted by their names."""
     absurd = next((key for key in names if ABSURD.search(key)), None)
     if absurd is not None:
-        raise FqvitError(f"{label}: '{absurd[:80]}' numbers a block or stage above 99. The checkpoint is damaged.")
+        raise FqvitError(f"{label}: '{absurd[:80]}' has a block or stage number above 99. The checkpoint is damaged.")
 
 
 def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
-    """The same weights under timm's names; names no map knows are kept, for the errors that follow."""
+    """Rename the weights to timm's names. Unknown names are kept, so that later errors can name them."""
     kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
     refuse_absurd(kept, label)
     layout = _layout(kept, label)
@@ -113,7 +113,7 @@ def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
     origin = {rename(key): key for key in kept}
     if len(origin) < len(kept):
         lost = next(key for key in kept if key not in origin.values())
-        raise FqvitError(f"{label}: '{lost}' is there under two names. Remove one of them.")
+        raise FqvitError(f"{label}: '{lost}' is present under two names. Remove one of them.")
     renamed = {new: kept[old] for new, old in origin.items()}
     heads = None
     if layout == "google npz":
@@ -132,18 +132,18 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
     if any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in tensors):
         return "hugging face swin" if any(HF_SWIN_BLOCK.fullmatch(key) for key in tensors) else "hugging face vit"
     if "patch_embed.proj.weight" in tensors:
-        # timm puts patch merging at the start of stage i + 1, everybody else (and timm before 0.9) at the end of stage i.
+        # timm has patch merging at the start of stage i + 1, all others (and timm before 0.9) at the end of stage i.
         return "original swin" if any(key.startswith("layers.0.downsample.") for key in tensors) else "timm"
     if any(key.startswith("roi_head.") for key in tensors):
         raise FqvitError(
-            f"{label}: the weights of a detector, not of a classifier. Use `fqvit detect quantize --weights {label}`."
+            f"{label}: weights of a detector, expected a classifier. Use `fqvit detect quantize --weights {label}`."
         )
     few = ", ".join(list(tensors)[:3])
     raise FqvitError(f"{label}: not a ViT, DeiT or Swin classifier (found {few}, ...), expected a patch embedding.")
 
 
 def _same(key: str) -> str:
-    return re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key)  # DeiT III's own name for LayerScale
+    return re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key)  # the name of LayerScale in DeiT III
 
 
 def _original_swin(key: str) -> str:
@@ -190,7 +190,7 @@ def _torch_name(key: str) -> str:
 
 
 def _torch_order(key: str, value: Tensor) -> Tensor:
-    """Flax keeps inputs first: kernels [in, out], convolutions [h, w, in, out], attention [in, H, D] and [H, D, out]."""
+    """Transpose Flax's layouts: kernels [in, out], convolutions [h, w, in, out], attention [in, H, D] and [H, D, out]."""
     if key.endswith("attn.proj.kernel"):
         value = value.flatten(0, -2) if value.ndim > 2 else value
     elif re.search(r"attn\.[qkv]\.(kernel|bias)$", key):
@@ -201,7 +201,7 @@ def _torch_order(key: str, value: Tensor) -> Tensor:
 
 
 def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) -> dict[str, Tensor]:
-    """attn.{q,k,v}.x -> attn.qkv.x, rows of q first."""
+    """Concatenate attn.{q,k,v}.x to attn.qkv.x, rows of q first."""
     out = dict(tensors)
     for key in tensors:
         if not (match := re.fullmatch(r"(.+\.attn)\.q\.(weight|bias)", key)):
@@ -209,14 +209,14 @@ def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) ->
         parts = [f"{match[1]}.{part}.{match[2]}" for part in "qkv"]
         missing = [part for part in parts if part not in tensors]
         if missing:
-            raise FqvitError(f"{label}: lacks '{missing[0]}' beside '{origin[key]}'. The checkpoint is incomplete.")
+            raise FqvitError(f"{label}: lacks '{missing[0]}', needed with '{origin[key]}'. The checkpoint is incomplete.")
         thirds = [out.pop(part) for part in parts]
         if thirds[0].ndim == 0:
             raise FqvitError(
                 f"{label}: '{origin[key]}' is a single number, expected a matrix or a vector. The file is damaged."
             )
         if len({third.shape for third in thirds}) > 1:
-            raise FqvitError(f"{label}: '{origin[key]}' and its key and value differ in shape. Download the checkpoint again.")
+            raise FqvitError(f"{label}: '{origin[key]}' and its k and v differ in shape. Download the checkpoint again.")
         joined = f"{match[1]}.qkv.{match[2]}"
         out[joined] = torch.cat(thirds)
         origin[joined] = origin[key]
