@@ -80,9 +80,7 @@ def test_models_counts_the_parameters_of_the_torch_module() -> None:
 
     vit = embedded.FMNIST_VIT_CONFIG
     pooled = replace(vit, prefix=0, pool="mean", norm_first=False, norm_last=True)
-    wide_window = replace(
-        embedded.FMNIST_SWIN_CONFIG, window=9
-    )  # larger than the second stage, whose window is then the whole stage
+    wide_window = replace(embedded.FMNIST_SWIN_CONFIG, window=9)  # larger than the second stage, which is then one window
     for config in (vit, replace(vit, prefix=2), pooled, embedded.FMNIST_SWIN_CONFIG, wide_window):
         assert parameters(config) == sum(p.numel() for p in build(config).parameters()), config
 
