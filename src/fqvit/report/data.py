@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-BINS = 16  # of 4 bits, uniform and log2
+BINS = 16  # number of 4-bit codes, both uniform and log2
 FINE = 4  # bars per octave in the histogram of attention values
 OCTAVES = 24  # values below 2^-24 are counted in the last bar
 
@@ -63,7 +63,7 @@ def box(values: Floats) -> Box:
 class AttentionCounts:
     """Histograms of attention values p (softmax outputs without masked positions).
 
-    fine: [FINE OCTAVES + 1], bar i counts 2^(-(i+1) / FINE) < p <= 2^(-i / FINE), the last bar all smaller values
+    fine: [FINE * OCTAVES + 1], bar i counts 2^(-(i+1) / FINE) < p <= 2^(-i / FINE), the last bar counts all smaller values
     uniform: [16], bin floor(16 p), with p = 1 in the last bin   log2: [16], code of the paper's 4-bit Log-Int-Softmax
     below: [16], log2 codes of the values below 1/16 only
     """
@@ -80,7 +80,7 @@ class AttentionCounts:
 
     @property
     def share_below(self) -> float:
-        """The share of values below 1/16, which is the first uniform bin."""
+        """The share of values below 1/16, that is, in the first uniform bin."""
         return float(self.uniform[0]) / max(self.total, 1)
 
     def __add__(self, other: AttentionCounts) -> AttentionCounts:
@@ -105,20 +105,23 @@ def entropy(counts: Counts) -> float:
 
 
 def fine_bins(p: NDArray[np.float32]) -> Counts:
-    """Return the histogram AttentionCounts.fine of values in 0..1, any shape."""
+    """Count values in 0..1, of any shape, in the bars of AttentionCounts.fine."""
     last = FINE * OCTAVES
     place = np.floor(-FINE * np.log2(np.maximum(p, 2.0**-40, dtype=np.float32))).astype(np.int64)
     return np.bincount(np.clip(place, 0, last).ravel(), minlength=last + 1)
 
 
 def uniform_bins(p: NDArray[np.float32]) -> Counts:
-    """Return the histogram AttentionCounts.uniform of values in 0..1, any shape."""
+    """Count values in 0..1, of any shape, in the bins of AttentionCounts.uniform."""
     return np.bincount(np.clip((p * BINS).astype(np.int64), 0, BINS - 1).ravel(), minlength=BINS)
 
 
 @dataclass(frozen=True)
 class QuantizedMap:
-    """Attention in one format. map: float32 [rows, columns]; decibels: signal to noise of the whole layer against float."""
+    """An attention map in one integer format, decoded to float32 [rows, columns].
+
+    decibels: signal-to-noise ratio of the whole layer against float
+    """
 
     method: str
     bits: int
@@ -128,8 +131,9 @@ class QuantizedMap:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention of one image in float and in several integer formats. exact: float32 [rows, columns] of patches.
+    """Attention of one image in float and in several integer formats.
 
+    pixels: u8 [H, W, C]   exact: the float map, float32 [rows, columns] of patches   stored: the same map in integer formats
     kind: "class token" (attention of the class token, averaged over heads) or "received" (attention that each patch receives,
     averaged over heads and the queries of its window; for models without a class token).
     """
@@ -162,7 +166,7 @@ class ExpCurves:
     """I-Exp next to exp. x: float64 [P], increasing to 0; curves: {polynomial: I-Exp(x) [P]}.
 
     gaps: {polynomial: largest |I-Exp - exp| over all x <= 0}
-    tables: {kind: largest |table - exp|} of the integer tables in quant/exptable.py; step: the scale of the scores.
+    tables: {kind: largest |table - exp|} of the integer tables in quant/exptable.py; step: the scale of the scores
     """
 
     x: Floats
@@ -175,14 +179,14 @@ class ExpCurves:
 def exp_curves(step: float, codes: int = 256, tokens: int = 197) -> ExpCurves:
     """Evaluate the curves. step: scale of the scores; codes: entries per table; tokens: length of a softmax row."""
     x = np.linspace(-4, 0, 401)
-    dense = np.linspace(-math.log(2), 0, 200_001)  # all further pieces are this one times a power of two
+    dense = np.linspace(-math.log(2), 0, 200_001)  # for smaller x, errors repeat with factors 1/2, 1/4, ...
     gaps = {kind: float(np.abs(i_exp(dense, kind) - np.exp(dense)).max()) for kind in POLYNOMIALS}
     tables = {kind: table_gap(kind, step, codes, tokens) for kind in ("table", "polynomial", "coarse")}
     return ExpCurves(x, {kind: i_exp(x, kind) for kind in POLYNOMIALS}, gaps, step, tables)
 
 
 def table_gap(kind: str, step: float, codes: int, tokens: int) -> float:
-    """Return the largest |entry / 2^one - exp(-step d)| over d = 0 .. codes - 1."""
+    """Return the largest |table[d] / 2^one_bits(tokens) - exp(-step d)| over d = 0 .. codes - 1."""
     from fqvit.quant.exptable import EXP_TABLES, one_bits  # imports torch
 
     table = EXP_TABLES[kind](step, codes, tokens)

@@ -1,4 +1,4 @@
-"""Draw attention maps over their images, and thumbnails.
+"""Draw attention maps over their images, and encode thumbnails.
 
 Images are embedded as data: URIs, so that a page needs no other files.
 See also: plots.py (charts), data.py (AttentionMaps).
@@ -23,7 +23,10 @@ HEAT = np.array(  # eight colours of the inferno colour map: brightness increase
 
 
 def jpeg(pixels: NDArray[np.uint8], size: int, quality: int = 82) -> str:
-    """Encode u8 [H, W, 1 or 3] as a data: URI, with its long side resized to `size`. Much smaller images keep square pixels."""
+    """Encode u8 [H, W, 1 or 3] as a JPEG in a data: URI, with its long side resized to `size`.
+
+    Images that are enlarged more than twice keep sharp pixels (nearest neighbour).
+    """
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     scale = size / max(image.size)
     target = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
@@ -62,7 +65,7 @@ def _fitted(height: int, width: int) -> tuple[int, int]:
 def attention_maps(found: AttentionMaps) -> str:
     """Draw the image and its float map at the left, then one row per format and one column per bit width.
 
-    All maps share the brightness scale of float.
+    All maps share one brightness scale, whose maximum is the 98th percentile of the float map.
     """
     size, gap, left, head = 150, 14, 196, 30
     canvas = Canvas(760, head + 3 * (size + 34) - 6)
@@ -81,7 +84,7 @@ def attention_maps(found: AttentionMaps) -> str:
         (0, head + 2 * step + 8),
         (size, 10),
         jpeg(strip, CELL),
-        "colour scale, from 0 to the brightest float value",
+        "colour scale, from 0 to the 98th percentile of the float map",
     )
     canvas.text("tick", (0, head + 2 * step + 34), "0")
     canvas.text("tick", (size, head + 2 * step + 34), f"{largest:.2g}", "end")
@@ -97,7 +100,7 @@ def attention_maps(found: AttentionMaps) -> str:
                 best = "blue" if method == "relative" else "word"
                 cell(x, head + row * step, overlay(found.pixels, stored.map, largest), words, best, words)
     said = "; ".join(f"{one.method} {one.bits} bits {decibels(one.decibels)}" for one in found.stored)
-    return canvas.finish(f"Attention of {found.site} in float and in few bits", f"Signal to noise: {said}")
+    return canvas.finish(f"Attention of {found.site} in float and in integer formats", f"Signal-to-noise ratios: {said}")
 
 
 def _stored(found: AttentionMaps, method: str, bits: int) -> QuantizedMap | None:

@@ -9,13 +9,13 @@
   button.hidden = false;
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    try { localStorage.setItem("fqvit-theme", root.dataset.theme); } catch { /* the choice lasts for this visit */ }
+    try { localStorage.setItem("fqvit-theme", root.dataset.theme); } catch { /* without storage, the choice lasts only for this visit */ }
     label();
   });
   system.addEventListener("change", label);
   label();
 
-  // Mark the section being read in the navigation.
+  // Highlight the link of the section in view in the navigation bar.
   const links = new Map([...document.querySelectorAll(".nav a")].map(a => [a.hash.slice(1), a]));
   const sections = [...links.keys()].map(id => document.getElementById(id));
   const mark = () => {
@@ -57,7 +57,7 @@
     });
   }
 
-  // Filter the site table: a row stays if its site, role and codes contain every word.
+  // Filter the site table: a row stays visible if its site, role or codes contain each word of the filter.
   const filter = document.getElementById("filter"), count = document.getElementById("count");
   if (filter) {
     filter.closest(".tools").hidden = false;

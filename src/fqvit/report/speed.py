@@ -1,6 +1,6 @@
-"""Measure the engine and PyTorch roughly: in turns, one image, one thread, one process.
+"""Estimate the speed of the engine and of PyTorch: alternating runs, one image, one thread, one process.
 
-`fqvit bench` measures carefully. See also: bench/ (one process per runtime, more runtimes, memory), gather.py.
+For careful measurements use `fqvit bench`. See also: bench/ (one process per runtime, more runtimes, memory), gather.py.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.runtime.native import Engine
 
+# Stop after this many seconds or rounds, whichever comes first.
 SECONDS = 3.0
 ROUNDS = 15
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Median CPU time per image in milliseconds (wall time where CPU time is coarse). isa: the engine's instruction set."""
+    """Median CPU time per image in milliseconds (wall time where the CPU clock is coarse).
+
+    integer: the engine   exact: the float model in PyTorch   isa: the instruction set of the engine
+    """
 
     integer: float
     exact: float
@@ -43,7 +47,10 @@ class Speed:
 
 
 def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) -> Speed:
-    """Time both on one image u8 [H, W, C]. The float model uses fused attention and gets pixels that are normalised already."""
+    """Time the engine and PyTorch on one image u8 [H, W, C].
+
+    The float model uses fused attention, and its pixels are normalised before the clock starts.
+    """
     engine = Engine(program, threads=1)
     module = quicken(copy.deepcopy(model.module))  # quicken modifies its argument
     pixels = image[None]
