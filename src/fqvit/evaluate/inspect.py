@@ -19,7 +19,7 @@ from fqvit.ir.program import CLASSES, AnyOp, Program, encode_header
 from fqvit.ir.value import Proof, Value
 
 OTHER, PROGRAM, NAMES = "indices", "program text", "class names"
-# {last part of a constant's name: kind of constant}. Shared constants are named kind.0, kind.1, ...
+# {last part of a constant's name: kind of constant}. The names of shared constants end in a number: alpha.0, alpha.1, ...
 KINDS = {
     "w": "weights",
     "exponent": "weight exponents",
@@ -63,7 +63,9 @@ class ProofRow(msgspec.Struct, frozen=True):
 class SiteRow(msgspec.Struct, frozen=True):
     """One quantized site. codes: "affine", "by channel", "power-of-two", "log2" or "relative".
 
-    scale, zero: of the site; with "by channel" the smallest and the largest. lowest, highest: the range of real values.
+    scale, zero: as Site.scales_and_zeros returns them; for "by channel" the smallest and the largest; empty for "log2" and
+        "relative"
+    alpha_max: exponent of the largest Power-of-Two Factor   lowest, highest: the range of real values
     """
 
     site: str
@@ -79,9 +81,11 @@ class SiteRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Inspection:
-    """Summary of a program. floats: number of float constants, float buffers and floats in fields of ops; must be 0.
+    """Summary of a program.
 
-    weights_by_bits: {8 or 4: number of weights stored in that many bits}; groups: group sizes of 4-bit weights.
+    bytes: {kind of constant: bytes in the file}
+    floats: number of float constants, float buffers and floats in fields of ops; must be 0
+    weights_by_bits: {8 or 4: number of weights stored in that many bits}   groups: group sizes of 4-bit weights
     """
 
     ops: list[OpRow]
@@ -121,7 +125,7 @@ class Inspection:
         return 100 * self.extra / max(self.weights, 1)
 
     def tightest(self) -> list[ProofRow]:
-        """Return the proof with the least headroom for every kind of accumulator (op and what), tightest first."""
+        """Return the proof with the least headroom for each pair of op and value (`op`, `what`), tightest first."""
         worst: dict[tuple[str, str], ProofRow] = {}
         for proof in self.proofs:
             key = (proof.op, proof.what)
@@ -141,6 +145,7 @@ def inspect_part(program: Program) -> Inspection:
 
 
 def _inspect(program: Program, text: int) -> Inspection:
+    """Summarize a program. text: number of bytes of the file that hold no constants."""
     verified = program.verify()
     buffers = verified.buffers
     sizes: Counter[str] = Counter()
@@ -218,6 +223,6 @@ def _floats_in(value: object) -> int:
 
 
 def bits_of(recipe: Mapping[str, object]) -> str:
-    """Return W/A/ATTN of a recipe in a file, which lists only the fields that differ from the defaults."""
+    """Return the bits of weights/activations/attention, such as "8/8/4". A field that the file omits has its default."""
     bits = (("weight_bits", 8), ("activation_bits", 8), ("attention_bits", 4))
     return "/".join(str(recipe.get(key, default)) for key, default in bits)

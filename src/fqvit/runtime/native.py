@@ -28,7 +28,7 @@ from fqvit.runtime.memory import MOST_BYTES, check_bytes
 
 Integers = np.ndarray[Any, Any]
 NOTHING = np.zeros(0, np.uint8)  # stands for an absent constant
-OUTS = {"codes": 0, "acc": 1, "i32": 2}
+OUTS = {"codes": 0, "acc": 1, "i32": 2}  # {Linear.out: its number in the C++ engine}
 ISA = "FQVIT_ISA"  # environment variable that selects the instruction set, for tests and comparisons
 # The engine expands parameters per op and channel, even if the file stores one number or several ops share a constant. They may
 # take this many bytes, or this many times the bytes stored in the file, whichever is more.
@@ -40,7 +40,7 @@ class Engine:
     """A program, from a file or from memory, that is ready to run natively.
 
     threads: None uses every core available to this process. The bits are the same for every number of threads.
-    Several Python threads may call the same engine; their runs wait for each other. For parallel runs create one engine each.
+    Several Python threads may share an engine; their runs wait for each other. For parallel runs create one engine per thread.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Engine:
         """Load a program. Raises FqvitError if it does not verify or needs too much memory.
 
         isa: one of `instruction_sets()`; None uses $FQVIT_ISA, or else the best one
-        keep: keep every buffer for `buffers`; slower, and needs up to eight times the memory
-        most_bytes: limit of the buffers per image
+        keep: keep every buffer, as `buffers` needs; slower, and raises the memory limit to 8 * most_bytes
+        most_bytes: limit on the memory that the buffers of one image need, in bytes
         """
         if threads is not None and threads < 1:
             raise FqvitError(f"threads: {threads}, expected 1 or more.")
@@ -72,7 +72,7 @@ class Engine:
 
     def _load(self, program: Program, verified: Verified, threads: int, isa: str, keep: bool, most_bytes: int) -> None:
         loader = _Loader(program, verified, threads, isa, keep)
-        check_bytes(program.header.model, loader.engine.run_bytes, most_bytes)  # nothing has been allocated yet
+        check_bytes(program.header.model, loader.engine.run_bytes, most_bytes)  # allocated by the first run only
         self._engine, self._numbers = loader.engine, loader.numbers
         self.header = program.header
         self.classes = program.classes
@@ -122,7 +122,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class OpTime:
-    """The time of one op. buffer: the buffer that it writes; macs: multiply-accumulates of its matrix products"""
+    """The time of one op. buffer: the buffer that it writes; macs: multiply-accumulates of its matrix products."""
 
     buffer: str
     op: str
@@ -145,7 +145,7 @@ def _instruction_set(isa: str | None) -> str:
 
 
 def _contiguous(array: Constant) -> Constant:
-    """Return a contiguous, aligned array. np.ascontiguousarray would add an axis to an array without axes."""
+    """Return a contiguous, aligned array. np.ascontiguousarray would turn a 0-d array into a 1-d one."""
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
