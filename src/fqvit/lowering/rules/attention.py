@@ -19,7 +19,7 @@ from fqvit.lowering.rules.layers import double
 from fqvit.models import layers
 from fqvit.quant.exptable import EXP_TABLES, level_table
 
-SOFTMAX_BITS = 52  # of Softmax's mult, which stays below 2^53, exact in every JSON reader
+SOFTMAX_BITS = 52  # bits of Softmax's mult, which stays below 2^53 because JSON readers may use float64
 
 
 def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
@@ -42,17 +42,17 @@ def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
 
 
 def lower_scores(leaf: layers.Scores, low: Lowering) -> LoweredValue:
-    """Q K^T * scale: [..., H, T, D] x 2 -> [..., H, T, T]"""
+    """Emit Q K^T * scale: Q and K [..., H, T, D] -> [..., H, T, T]."""
     return _emit_scores(low, leaf.scale, None)
 
 
 def lower_biased_scores(leaf: layers.BiasedScores, low: Lowering) -> LoweredValue:
-    """Q K^T * scale plus the relative position bias."""
+    """Emit Q K^T * scale plus the relative position bias."""
     return _emit_scores(low, leaf.scale, leaf.index)
 
 
 def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredValue:
-    """Emit a matmul of Q and K. index: [T, T], rows of the table of relative position biases"""
+    """Emit a matmul of Q and K. index: [T, T], row numbers in the table of relative position biases."""
     emit, (a, b), q = low.emit, low.inputs, low.codes()
     q_a, q_b = a.codes(), b.codes()
     unit = float(q_a.scale[0] * q_b.scale[0]) * scale
@@ -82,7 +82,7 @@ def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredVa
 
 
 def lower_softmax(leaf: layers.Softmax, low: Lowering) -> LoweredValue:
-    """Softmax as relative, log2 or uniform codes, whichever the site's parameters describe."""
+    """Emit a softmax with relative, log2 or uniform codes, whichever the site's parameters describe."""
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, tokens = x.codes(), x.shape[-1]
     region = None if leaf.mask is None else emit.shared("region", _regions(leaf.mask))
@@ -106,7 +106,7 @@ def lower_softmax(leaf: layers.Softmax, low: Lowering) -> LoweredValue:
 
 
 def _regions(mask: Tensor) -> np.ndarray:
-    """Return region numbers u8 [W, T]: equal for two tokens of a window exactly if mask [W, T, T] is True for them.
+    """Return region numbers u8 [W, T]: equal for two tokens of a window if and only if mask [W, T, T] is True for them.
 
     A window has at most nine regions, because it is cut at most twice in each direction.
     """
@@ -118,7 +118,7 @@ def _regions(mask: Tensor) -> np.ndarray:
 
 
 def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
-    """Attention times V, then heads merged: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]."""
+    """Emit attention times V, then merge the heads: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]."""
     emit, (a, v), q = low.emit, low.inputs, low.codes()
     q_a, q_v = a.codes(), v.codes()
     heads = f"{low.name}.heads"
@@ -126,7 +126,7 @@ def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
     ratio = float(q_v.scale[0]) / float(q.scale[0])
     v_zero, y_zero = int(q_v.zero[0]), int(q.zero[0])
     if q_a.levels:
-        # Attend multiplies mult by the largest level, so the ratio is divided by it, and mult has two bits less than elsewhere.
+        # Attend multiplies mult by the largest level, so the ratio is divided by it; mult has two bits fewer than in other ops.
         mult, shift = low.encode_ratio(4 * ratio / max(q_a.levels))
         mult = mult if low.context.short else min((mult + 2) >> 2, 2**29 - 1)
         shift = shift + 2 if low.context.short else shift
