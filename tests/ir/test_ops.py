@@ -196,7 +196,7 @@ def scores(draw: Draw) -> tuple[str | None, int]:
     else:
         draw.buffer("x", (windows, heads, tokens, tokens), bits)
         region = draw.one(None, draw.constant("region", 0, 2, (windows, tokens), "u8"))
-    small = np.array([6, 3, 2, 1, 1, 0], np.int32)  # an exponential of 1 is not far below the others
+    small = np.array([6, 3, 2, 1, 1, 0], np.int32)  # so small that e = 1 is a large part of the sum
     draw.constants["y.table"] = draw.one(exp_table(draw.one(1e-4, 0.02, 0.1, 1.0, 30.0), 2**bits, tokens), small)
     return region, 2**bits
 
@@ -236,7 +236,7 @@ def shift_matmul(draw: Draw) -> AnyOp:
 
 def row_codes(draw: Draw) -> AnyOp:
     region, codes = scores(draw)
-    # Most distances read the last entry, only the largest distance does, or none does.
+    # Table lengths for which most distances, only the largest distance or no distance reads the last entry.
     draw.constant("y.table", 0, draw.one(15, 255), (draw.one(1, 3, codes, codes + 1),), "u8")
     return RowCodes(y="y", x="x", region=region)
 
@@ -308,7 +308,7 @@ def run_with(library: str, op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
 
 
 def slowly(op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
-    """The result of the slow definition for all images."""
+    """Return the result of the slow definition for all images."""
 
     def image(n: int) -> np.ndarray[Any, Any]:
         return SLOW[type(op)](op, lambda name: draw.buffers[name][n] if name in draw.buffers else draw.constants[name])
@@ -324,7 +324,7 @@ def test_numpy_torch_and_the_slow_definition_agree(kind: type, seed: int, style:
     op = CASES[kind](draw)
     value, proofs = op.infer(Scope(draw.values, draw.constants, op.y))
     if not all(proof.holds for proof in proofs):
-        return  # verify() rejects it, so its result is undefined
+        return  # verify() rejects this op, so its result is undefined
     expected = slowly(op, draw)
     got = run_with("numpy", op, draw)
     assert_same(got, expected, f"{op}: numpy and the slow definition")

@@ -1,4 +1,4 @@
-"""Tests of the size of a file: at most 7 % (tiny) or 3.5 % (small) above its int8 weights, without class names."""
+"""Tests of the file size: at most 7 % (tiny) or 3.5 % (small) above that of the int8 weights, without class names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.factories import model_of
 
 
 def overhead(width: int, heads: int, folder: Path) -> float:
-    """Size of the file over the size of its int8 weights, minus 1."""
+    """Return (size of the file) / (size of its int8 weights) - 1."""
     config = ViTConfig((224, 224), 16, 3, 1000, width, 12, heads, 4 * width)
     model = model_of(config, "vit", gain=0.5)
     images = np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3), dtype=np.uint8)
@@ -28,6 +28,6 @@ def overhead(width: int, heads: int, folder: Path) -> float:
 
 
 @pytest.mark.parametrize("name, width, heads, limit", [("tiny", 192, 3, 0.07), ("small", 384, 6, 0.035)])
-def test_a_file_is_little_larger_than_its_weights(name: str, width: int, heads: int, limit: float, tmp_path: Path) -> None:
+def test_a_file_is_barely_larger_than_its_weights(name: str, width: int, heads: int, limit: float, tmp_path: Path) -> None:
     found = overhead(width, heads, tmp_path)
     assert found <= limit, f"{name}: {found:.2%}"

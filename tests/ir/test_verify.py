@@ -22,7 +22,7 @@ T, C = 4, 6  # the test programs read 4 tokens of 6 channels: 4 x 2 pixels of 3 
 
 
 def program_of(ops: list[Any], constants: Constants, output: str | None = None, kind: Any = "tokens") -> Program:
-    """A program that reads the pixels as buffer x, u8 [T, C]."""
+    """Make a program whose first op writes the pixels to buffer x, u8 [T, C]; `ops` follow."""
     preprocess = Preprocess(4, 2, 3, 4, "bicubic", (0.5,) * 3, (0.5,) * 3)
     tokens = Permute(y="x", x="pixels", view=(T, C), perm=(0, 1))
     whole = (tokens, *ops)
@@ -51,7 +51,7 @@ def linear_parts(name: str, outputs: int = 5, inputs: int = C) -> Constants:
 
 
 def with_linear(**changes: Any) -> Program:
-    """A program with one Linear; changes replace its constants, None removes one."""
+    """Make a program with one Linear. changes: replacements of its constants; None removes a constant."""
     parts = linear_parts("y")
     for key, value in changes.items():
         if value is None:
@@ -83,7 +83,7 @@ def x_term(**fields: Any) -> Term:
 
 
 def shifted_table(**fields: Any) -> Program:
-    """A program with one Lookup that has alpha."""
+    """Make a program with one Lookup that has alpha."""
     constants = {"y.table": np.zeros(256, np.int16), "al": np.full(C, 2, np.uint8)}
     return program_of([Lookup(**{"y": "y", "x": "x", "alpha": "al", "y_zero": (0, 0, 0), **fields})], constants)
 
@@ -100,10 +100,10 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
     "shift 0": (lambda: with_linear(shift=np.zeros(5, np.uint8)), "y: shift must be in 1..62"),
     "shift 63": (lambda: with_linear(shift=np.full(5, 63, np.uint8)), "y: shift must be in 1..62"),
     "a float constant": (lambda: with_linear(extra=np.ones(1, np.float32)), "'y.extra' is float32: only integers"),
-    "a float64 weight": (lambda: with_linear(w=np.ones((5, C))), "'y.w' is float64: only integers"),
+    "float64 weights": (lambda: with_linear(w=np.ones((5, C))), "'y.w' is float64: only integers"),
     "a boolean constant": (lambda: with_linear(extra=np.ones(1, bool)), "'y.extra' is bool: only integers"),
     "an unsigned 32-bit constant": (lambda: with_linear(extra=np.ones(1, np.uint32)), "'y.extra' is uint32"),
-    "big-endian weights": (lambda: with_linear(bias=np.ones(5, ">i4")), "'y.bias' is >i4"),
+    "a big-endian bias": (lambda: with_linear(bias=np.ones(5, ">i4")), "'y.bias' is >i4"),
     "an accumulator that overflows": (
         lambda: program_of(
             [Linear(y="blocks.0.fc", x="x")],
@@ -119,7 +119,7 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Lookup(y="x", x="x")], {"x.table": np.zeros(256, np.uint8)}),
         "written twice",
     ),
-    "pixels written": (lambda: program_of([Mean(y="pixels", x="x", mult=1, shift=1)], {}), "pixels: written twice"),
+    "an op writing the pixels": (lambda: program_of([Mean(y="pixels", x="x", mult=1, shift=1)], {}), "pixels: written twice"),
     "a buffer read before it is written": (
         lambda: program_of([Mean(y="a", x="b", mult=1, shift=1), Mean(y="b", x="x", mult=1, shift=1)], {}),
         "a: reads 'b' before",
@@ -144,11 +144,11 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "a missing index": (lambda: program_of([Take(y="y", x="x", index="i")], {}), "y: constant 'i' is missing"),
     "an int64 index": (lambda: program_of([Take(y="y", x="x", index="i")], {"i": np.array([0])}), "'i' is int64"),
-    "a fill that is not a code": (
+    "a fill value that is not a code": (
         lambda: program_of([Take(y="y", x="x", index="i", fill=256)], {"i": np.array([-1], np.int32)}),
         "fill is outside",
     ),
-    "a table too short": (
+    "a table that is too short": (
         lambda: program_of([Lookup(y="y", x="x")], {"y.table": np.zeros(255, np.uint8)}),
         "'y.table' has shape",
     ),
@@ -160,7 +160,7 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0, 1), shape=(25,))], {}),
         "shape",
     ),
-    "a selection outside": (
+    "a selection outside its axis": (
         lambda: program_of([Permute(y="y", x="x", view=(T, C), perm=(0,), select=(0, T))], {}),
         "select",
     ),
@@ -250,7 +250,7 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([Mean(y="m", x="x", mult=1, shift=1), plus(x_term(), Term(x="m", mult=1))], {}),
         "y: ",
     ),
-    "a sum of a pooled row and a constant of several tokens": (
+    "a sum of a pooled row and a constant with several tokens": (
         lambda: program_of(
             [Mean(y="m", x="x", mult=1, shift=1), plus(Term(x="m", mult=1), Term(x="b", mult=1))],
             {"b": np.zeros((T, C), np.int16)},
@@ -264,7 +264,7 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         ),
         "y: sum can reach",
     ),
-    "products of different widths": (
+    "a matrix product of different widths": (
         lambda: program_of([Permute(y="h", x="x", view=(C, T), perm=(0, 1)), MatMul(y="y", a="x", b="h", mult=1, shift=1)], {}),
         r"shapes \[4, 6\] and \[6, 4\] do not match",
     ),
@@ -288,11 +288,11 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: program_of([HEADS, SCORES, SOFTMAX], {"a.table": TABLE, "region": np.zeros((2, 3), np.uint8)}),
         "'region' has shape",
     ),
-    "attention times V that ignores a region": (
+    "attention times V that ignores the mask": (
         lambda: program_of([HEADS, SCORES, SOFTMAX, ShiftMatMul(y="y", a="a", v="h", mult=1, shift=1)], MASKED),
         "y: 'a' is masked",
     ),
-    "attention times V that ignores a region, after a permutation": (
+    "attention times V that ignores the mask, after a permutation": (
         lambda: program_of(
             [
                 HEADS,
