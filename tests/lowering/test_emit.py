@@ -1,4 +1,4 @@
-"""Tests of lowering/emit.py: names and dtypes of constants, each stored once."""
+"""Tests of lowering/emit.py: names and dtypes of constants, and that equal ones are stored once."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SETTINGS = [
 
 
 def exact_gelu(x: Decimal) -> Decimal:
-    """x Phi(x), with Phi(x) = 1/2 + phi(x) (x + x^3 / 3 + x^5 / 15 + ...), whose terms all have the same sign."""
+    """Return x Phi(x), with Phi(x) = 1/2 + phi(x) (x + x^3 / 3 + x^5 / 15 + ...), whose terms all have the same sign."""
     if abs(x) > 14:  # phi is below 1e-42 there
         return x if x > 0 else Decimal(0)
     term = total = x
@@ -59,7 +59,7 @@ def table_of(q_x: QParams, q: QParams) -> tuple[dict[str, Any], Any]:
 
 
 def codes_of(value: Decimal, scale: float, zero: int, last: int) -> set[int]:
-    """clip(floor(value / scale + 1/2) + zero, 0, last); both neighbours if the value is too close to a half."""
+    """Return clip(floor(value / scale + 1/2) + zero, 0, last); both neighbours if float64 may round either way."""
     place = value / Decimal(scale) + Decimal("0.5")
     floors = {int((place + d).to_integral_value(ROUND_FLOOR)) for d in (-NEAR, NEAR)}
     return {min(max(floor + zero, 0), last) for floor in floors}

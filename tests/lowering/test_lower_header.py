@@ -1,4 +1,4 @@
-"""Tests of a lowered program's header: recipe, input and outputs; and of the cache of pyramid sizes."""
+"""Tests of a lowered program's header (recipe, input, outputs, sites) and of a lowered detector's cache of pyramids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def calibration(features: Any = "logits", square: QParams | None = None) -> Cali
     return Calibration(Recipe(name="test"), features, 1, {}, square=square)
 
 
-def test_a_recipe_is_stored_with_its_defaults_except_for_later_fields() -> None:
+def test_a_recipe_is_stored_with_its_defaults_except_in_fields_added_later() -> None:
     plain = recorded(Recipe(name="test"))
     names = {field.name for field in msgspec.structs.fields(Recipe)}
     assert set(plain) == names - set(LATER_FIELDS) and plain["weight_bits"] == 8
@@ -71,7 +71,7 @@ def test_shape_and_role_decide_the_kind_of_an_output(role: Any, value: LoweredVa
     assert _outputs(graph, calibration(features), {"y": value}, Emitter()) == [expected]
 
 
-def test_outputs_have_the_order_of_the_model() -> None:
+def test_outputs_are_in_the_order_in_which_the_model_returns_them() -> None:
     values = {name: LoweredValue(name, (5,), unit=np.array([0.5])) for name in "abc"}
     graph = Graph(tuple(Node(name, Leaf("logits"), ()) for name in "abc"), "a", ("c", "b"))
     assert [output.buffer for output in _outputs(graph, calibration(), values, Emitter())] == ["c", "b", "a"]
@@ -92,7 +92,7 @@ def test_the_last_log2_code_means_0_if_any_window_is_masked(kind: str, masked: b
 
 
 @pytest.mark.parametrize("kind, added", [("vit", 5), ("swin", 6)])
-def test_with_short_multipliers_branches_are_requantized_instead_of_accumulators(kind: str, added: int) -> None:
+def test_short_multipliers_replace_accumulator_outputs_by_requantized_i32(kind: str, added: int) -> None:
     model = float_model(kind)
     full, short = (
         [op.out for op in lower(model, calibration_of(model, recipe, 4)).ops if isinstance(op, Linear)]
@@ -105,7 +105,7 @@ def test_class_names_with_line_breaks_are_rejected() -> None:
     model = float_model("distilled", classes=("a", "b", "c\nd", "e", "f"))
     with pytest.raises(FqvitError, match=r"^class name 'c\\nd': contains a line break"):
         lower(model, calibration_of(model, count=4))
-    # Programs with features have no class names.
+    # Programs that output features have no class names.
     assert lower(model, calibration_of(model, count=4, features="pooled")).classes is None
 
 
@@ -115,19 +115,19 @@ def test_lowering_verifies_its_program() -> None:
         lower(model, calibration_of(model, count=4))
 
 
-def test_the_sizes_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pyramids_of_the_most_recently_used_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(lower_detector, "resized", lambda template, height, width: made.append(height) or (height, width))
     low = LoweredDetector.__new__(LoweredDetector)
     low.template, low._pyramids = None, SizeCache(KEPT_SIZES)  # type: ignore[assignment]
 
-    def asked(height: int) -> list[int]:
-        """Which sizes that makes anew."""
+    def made_for(height: int) -> list[int]:
+        """Request the pyramid of a height; return the heights that were made for it: none if it was cached."""
         made.clear()
         assert low.pyramid(height, 9) == (height, 9)  # type: ignore[comparison-overlap]
         return list(made)
 
-    assert [asked(height) for height in range(KEPT_SIZES)] == [[height] for height in range(KEPT_SIZES)]
-    assert asked(0) == []
-    assert asked(99) == [99]  # in the place of 1, which is the longest ago
-    assert asked(0) == asked(2) == [] and asked(1) == [1] and len(low._pyramids) == KEPT_SIZES
+    assert [made_for(height) for height in range(KEPT_SIZES)] == [[height] for height in range(KEPT_SIZES)]
+    assert made_for(0) == []
+    assert made_for(99) == [99]  # evicts 1, the least recently used
+    assert made_for(0) == made_for(2) == [] and made_for(1) == [1] and len(low._pyramids) == KEPT_SIZES

@@ -37,8 +37,8 @@ def test_a_leaf_without_a_rule_is_rejected() -> None:
         emitted(layers.Leaf("norm"), codes((3, 4))[0], params(0.5, 3))
 
 
-def test_with_short_multipliers_positions_are_in_fractions_of_the_sums_scale() -> None:
-    # In units of 2^-15, that of 16-bit positions. The fraction is 64 units.
+def test_with_short_multipliers_positions_use_a_fraction_of_the_sums_scale_as_unit() -> None:
+    # Positions of 16 bits have the unit 2^-15. Short multipliers need the unit 0.5 / 2^8, which is 64 times as large.
     units = [32767, 31, 32, 33, 95, 96, -31, -32, -33, -95, -97, 0]
     positions = torch.tensor(units).double().reshape(1, 3, 4) / 2**15
     nothing = torch.zeros(1, 0, 4).double()
@@ -81,7 +81,7 @@ def test_a_sum_uses_the_unit_of_each_channel() -> None:
     [(0.1, 4, 0.5, 6), (0.1, 4, 0.45, 8), (0.1, 3, 0.05, 360), (1e-6, 4, 0.5, 1), (1e-6, 4, 0.0025, 3)],
 )
 def test_epsilon_is_scaled_to_the_integer_variance(eps: float, channels: int, scale: float, epsilon: int) -> None:
-    """epsilon = max(1, eps (C / s)^2), because the op's D is C^2 times the variance of codes with scale s."""
+    """epsilon = max(1, round(eps (C / s)^2)), because the op's D is C^2 times the variance of codes with scale s."""
     made = Made(layers.LayerNorm(channels, eps), [codes((5, channels), params(scale, 100))], params(0.02, 128))
     (op,) = made.emit.ops
     assert isinstance(op, LayerNorm) and op.epsilon == epsilon
@@ -103,7 +103,7 @@ def test_the_bias_of_scores_is_rounded_to_the_accumulators_unit() -> None:
 
 @pytest.mark.parametrize("exp", ["table", "polynomial"])
 def test_the_sum_of_exponentials_of_a_row_fits_31_bits(exp: str) -> None:
-    """The number of windows and heads does not matter."""
+    """The bound depends on the length of a row, not on the number of windows and heads."""
     emit = emitted(
         layers.Softmax(), LoweredValue("x", (3, 2, 4096, 4096), params(0.04, 128)), params(1.0, 0, 4, log2=True), exp=exp
     )
@@ -117,7 +117,7 @@ def test_the_table_of_exponentials_has_one_entry_per_distance(bits: int) -> None
 
 
 @pytest.mark.parametrize("first, table", [(255, [0] * 255 + [1]), (256, [0])])
-def test_every_distance_has_the_nearest_level(first: int, table: list[int]) -> None:
+def test_every_distance_maps_to_the_nearest_level(first: int, table: list[int]) -> None:
     """first: the smallest distance for which the lower level, half of the upper one, is nearer."""
     q = params(-math.log(0.75) / (first - 0.5), 128)
     emit = emitted(layers.Softmax(), LoweredValue("x", (2, 9, 9), q), params(1.0, 0, 1, levels=(100, 50)))
