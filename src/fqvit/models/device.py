@@ -1,4 +1,7 @@
-"""The device of a float model: check its name, and tune the CPU's allocator and threads. Integer programs need none of this."""
+"""Check the device of a float model, and tune the CPU's allocator and threads.
+
+Integer programs need none of this.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The embedded models: two small float models and Fashion-MNIST images, shipped inside the package. Imports no torch.
+"""The embedded models: two small float models and Fashion-MNIST images inside the package.
 
-See also: zoo.py (their rows), load.py (builds the models), training/ (trained them).
+Imports no torch. See also: zoo.py (their rows), load.py (builds the models), training/ (trained them).
 """
 
 from __future__ import annotations

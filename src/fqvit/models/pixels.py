@@ -1,4 +1,7 @@
-"""Normalise uint8 pixels for a float model. Integer programs do not need this: lowering folds it into the first op."""
+"""Normalise uint8 pixels for a float model.
+
+Integer programs do not need this: lowering folds it into the first op.
+"""
 
 from __future__ import annotations
 

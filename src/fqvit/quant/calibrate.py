@@ -1,8 +1,9 @@
-"""Calibrate a model: one float pass over images without labels, one observer per site, giving {site: QParams}.
+"""Calibrate a model: one float pass over unlabelled images, with one observer per site.
 
-Batches have recipe.batch images, in the given order or shuffled with the seed recipe.shuffle. The result depends neither on how
-the images are cut into arrays nor on the number of workers. Memory holds the observers and one batch; shuffling an iterable
-holds all its uint8 images. See also: observers.py (statistics), plan.py (what to observe), distribute.py (several workers).
+The result is {site: QParams}. Batches have recipe.batch images, in the given order or shuffled with the seed recipe.shuffle.
+The result depends neither on how the images are cut into arrays nor on the number of workers. Memory holds the observers and
+one batch; shuffling an iterable holds all its uint8 images.
+See also: observers.py (statistics), plan.py (what to observe), distribute.py (several workers).
 """
 
 from __future__ import annotations

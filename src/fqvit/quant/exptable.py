@@ -1,5 +1,6 @@
-"""Tables of the exponential for softmax: 8-bit scores have 256 distances max - x, so exp is 256 integers.
+"""Tables of the exponential for softmax.
 
+8-bit scores have 256 distances max - x, so exp is a table of 256 integers.
 The variants run as the same op: "table" rounds the exact exponential, "polynomial" evaluates the paper's I-Exp in integers at
 these 256 points, and "coarse" evaluates I-Exp as the paper's code does.
 """

@@ -1,5 +1,6 @@
-"""Check that a calibration fits a model: site names, kinds of codes and numbers of channels. Weights are not compared.
+"""Check that a calibration fits a model: site names, kinds of codes and numbers of channels.
 
+The weights of the model are not compared.
 See also: plan.py (the sites of a model), lowering/lower.py and evaluate/compare.py (the callers).
 """
 

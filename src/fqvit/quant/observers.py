@@ -1,4 +1,4 @@
-"""Observers: bounded statistics of a site over all batches, from which its range or PTF shifts are computed.
+"""Observers: bounded statistics of a site, from which its range or PTF shifts are computed.
 
 Merging the observers of consecutive batches gives exactly the state of one observer of all batches. States are plain values
 that workers can exchange (state, from_state). A site without data, or with NaN or infinity, is reported by name when the result

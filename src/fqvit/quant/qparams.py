@@ -1,5 +1,6 @@
-"""Quantization parameters of one site: a frozen value, created by calibration, used by simulation and lowering.
+"""Quantization parameters of one site, and the codes that they define.
 
+Calibration creates them; simulation and lowering use them.
 Affine codes: q = clip(floor(x / (scale 2^alpha) + 1/2) + zero, 0, 2^bits - 1). Attention has two more kinds of codes: log2 (see
 log2_encode) and relative (see relative_encode).
 """

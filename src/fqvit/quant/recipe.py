@@ -1,7 +1,8 @@
-"""Recipes: which sites are quantized, with which method and how many bits. Frozen values, or TOML files with the same fields.
+"""Recipes: which sites are quantized, with which method and how many bits.
 
-A file may start from a named recipe (`base = "fq-vit"`) and change fields; `[sites."blocks.*.mlp.act"]` tables override
-single sites by name or role. See also: plan.py (turns a recipe into one plan per site of a graph).
+A recipe is a frozen value, or a TOML file with the same fields. A file may start from a named recipe (`base = "fq-vit"`) and
+change fields; `[sites."blocks.*.mlp.act"]` tables override single sites by name or role.
+See also: plan.py (turns a recipe into one plan per site of a graph).
 """
 
 from __future__ import annotations

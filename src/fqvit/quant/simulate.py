@@ -1,4 +1,4 @@
-"""Simulate quantization in float: run the graph with decode(encode(x)) at every site and rounded weights.
+"""Simulate quantization in float: decode(encode(x)) at every site, and rounded weights.
 
 Used to evaluate methods quickly and to find where accuracy is lost; the integer program is the product. Given the same inputs,
 a node's codes equal those of the program almost everywhere (tests require 99.9 %, and 99.2 % for 16-bit codes).

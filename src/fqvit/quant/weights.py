@@ -1,4 +1,7 @@
-"""Quantize weights, biases and position embeddings. Shared by lowering and simulation, so that both use the same integers."""
+"""Quantize weights, biases and position embeddings.
+
+Shared by lowering and simulation, so that both use the same integers.
+"""
 
 from __future__ import annotations
 

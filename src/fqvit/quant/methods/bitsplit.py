@@ -1,4 +1,6 @@
-"""Round weights bit by bit (Bit-Split, Wang 2020): each bit is a ternary matrix, chosen with the other bits fixed.
+"""Round weights bit by bit (Bit-Split, Wang 2020).
+
+Each bit is a ternary matrix, chosen with the other bits fixed.
 
 W ~ a 2^-(b-2) q, q = sum_k 2^(b-2-k) B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one a > 0 per output channel:
   1. initialise: alternate between a and q to minimise ||W - a q||; the binary digits of |q| times its sign are the B_k;

@@ -1,4 +1,4 @@
-"""Round weights so that later columns and biases compensate rounding errors, layer by layer, without labels.
+"""Round weights so that later columns and biases compensate earlier rounding errors.
 
 The float model and the simulation run in lockstep; all layers before the current one are already quantized. For each linear
 layer, with x its inputs in the float model and x' those in the simulation:
