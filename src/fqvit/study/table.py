@@ -33,9 +33,10 @@ NAMES = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One cell: accuracies in percent, and the difference in top-1 to float on the same images with a 95 % interval.
+    """One cell: accuracies in percent, and the top-1 difference from float on the same images with a 95 % interval.
 
-    runs: integer, simulation (LayerNorm and Softmax in float) or float. published: top-1 on 50,000 images.
+    runs: "integer", "simulation" (LayerNorm and Softmax in float) or "float". agreement: percent of images with the float
+    model's best class. published: the paper's top-1 on 50,000 images; None if the paper has none.
     """
 
     model: str
@@ -56,12 +57,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
-    """Make a row. exact: the cell of the float model. Raises FqvitError if both could not read the same images."""
+    """Make a row. exact: the cell of the float model. Raises FqvitError if the two cells skipped different images."""
     ranks = answers.ranked()
     if answers.skipped != exact.skipped:
         raise FqvitError(
-            f"the unreadable images ({len(answers.skipped)}) differ from those of the float model ({len(exact.skipped)})."
-            " Measure both again (--fresh)."
+            f"skipped images: {len(answers.skipped)} here and {len(exact.skipped)} with the float model, expected the same"
+            " images. Measure both again (--fresh)."
         )
     return Row(
         model,
@@ -83,7 +84,7 @@ def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
 
 
 def name_of(row: Row) -> str:
-    """Return the display name, without bits (`fq-vit@8/8/8`), which have a column of their own."""
+    """Return the display name, without the bits of a label such as `fq-vit@8/8/8`: they have a column of their own."""
     stem = row.method.removesuffix(f"@{row.bits}")
     name = NAMES.get(stem, stem)
     return f"{name} *" if row.runs == "simulation" else name
@@ -100,8 +101,8 @@ def markdown(rows: Sequence[Row]) -> str:
     parts = [_overview(rows, models)] if len(models) > 1 else []
     parts += [_model(model, [row for row in rows if row.model == model]) for model in models]
     notes = [
-        "top-1 in percent; difference to float in points with a 95 % interval, paired by image; agreement: same best class as"
-        " float."
+        "top-1 in percent; against float: difference in percentage points on the same images, with a 95 % interval;"
+        " agreement: percent of images with the float model's best class."
     ]
     if any(row.published is not None for row in rows):
         notes.append("Published: on 50,000 images.")
@@ -111,7 +112,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _overview(rows: Sequence[Row], models: list[str]) -> str:
-    methods = {row.method: row for row in rows}  # any row will do: name and bits are the same in all
+    methods = {row.method: row for row in rows}  # any row of a method will do: all have the same name and bits
     cells = {(row.method, row.model): row for row in rows}
     body = []
     for label, any_row in methods.items():
@@ -140,7 +141,7 @@ def _model(model: str, rows: Sequence[Row]) -> str:
 
 
 def title_of(rows: Sequence[Row]) -> str:
-    """Return the title of one model's table: its name and the numbers of images."""
+    """Return the title of one model's table: its name and the numbers of test and calibration images."""
     calibrated = max(row.calibration_images for row in rows)
     return f"**{rows[0].model}**, {rows[0].images:,} images" + (f", calibrated on {calibrated:,}" if calibrated else "")
 
@@ -160,7 +161,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def flat(row: Row) -> dict[str, object]:
-    """Flatten a row to one level of names and values, as in CSV."""
+    """Return a row as one flat dict, for CSV: the fields of `against_float` become columns of their own."""
     fields: dict[str, object] = msgspec.to_builtins(row)
     pair = fields.pop("against_float")
     assert isinstance(pair, dict)
@@ -169,7 +170,7 @@ def flat(row: Row) -> dict[str, object]:
 
 
 def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """Format rows, which all have the same names, as CSV; floats are rounded to three decimals."""
+    """Format rows that all have the same keys as CSV; floats are rounded to three decimals."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -180,7 +181,7 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def read_csv(text: str) -> list[Row]:
-    """Read the rows that as_csv wrote. Further columns, as `ablate`, `sweep-k` and benchmarks/ add them, are ignored."""
+    """Read rows that as_csv wrote. Additional columns, such as those of `ablate`, `sweep-k` and benchmarks/, are ignored."""
     names = {field.name for field in msgspec.structs.fields(Row)} - {"against_float"}
     pair_names = [field.name for field in msgspec.structs.fields(Pair)]
     found = []
