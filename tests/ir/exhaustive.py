@@ -69,7 +69,7 @@ ROW = Permute(y="row", x="b", view=(256, 256), perm=(0,), select=(0, 0), shape=(
 
 
 def case(ops: list[AnyOp], constants: dict[str, Any], expected: dict[str, list[int]]) -> Case:
-    """A case with these ops, preceded by those of A, B, COLUMN and ROW that they read."""
+    """Return a case with these ops, preceded by those of A, B, COLUMN and ROW that they read."""
     kept, wanted = list(ops), {name for op in ops for name in op.inputs()}
     for op in (ROW, COLUMN, B, A):
         if op.y in wanted:
@@ -192,7 +192,7 @@ def tables() -> Case:
 
 
 def log2_code(total: int, part: int, bits: int) -> int:
-    """The code of part / total by Find_First_One: log2 rounded up from 1.5 times a power of two on."""
+    """Return the log2 code of part / total: log2(total / part), rounded up from 1.5 times a power of two on."""
     last = 2**bits - 1
     if part == 0:
         return last
@@ -238,10 +238,10 @@ def shifts() -> Case:
     expected = {}
     for bits in (2, 3, 4):
         last = 2**bits - 1
-        constants[f"{bits}.four.table"] = np.array([min(x, last) for x in BYTES], np.uint8)
+        constants[f"{bits}.codes.table"] = np.array([min(x, last) for x in BYTES], np.uint8)
         ops += [
-            Lookup(y=f"{bits}.four", x="column"),
-            Permute(y=f"{bits}.a", x=f"{bits}.four", view=(256, 1), perm=(0, 1), shape=(1, 256, 1)),
+            Lookup(y=f"{bits}.codes", x="column"),
+            Permute(y=f"{bits}.a", x=f"{bits}.codes", view=(256, 1), perm=(0, 1), shape=(1, 256, 1)),
         ]
         for i, (mult, shift) in enumerate(REQUANTIZERS):
             zero, means_0, y = (0, 128, 255)[i % 3], i % 2 == 1, f"{bits}.y{i}"
@@ -259,7 +259,7 @@ def shifts() -> Case:
 
 
 def attends() -> Case:
-    """Rows of two tokens: one with the largest weight, one with every code and every value."""
+    """Attention rows of two tokens: one has the largest weight, the other every pair of a code and a value."""
     levels = tuple(2**15 - 128 * x for x in BYTES)
     constants: dict[str, Any] = {"codes.table": np.arange(256, dtype=np.uint8)}
     constants |= {"pair.w": np.array([[0], [-1]], np.int8), "pair.bias": np.array([255, 255], np.int32)}
@@ -296,9 +296,9 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def joined(case: Case) -> list[tuple[Program, list[int]]]:
-    """Programs whose output is about eight buffers of one dtype, concatenated, with their expected integers.
+    """Return one program per dtype, with its expected output: at most eight of the case's buffers, concatenated.
 
-    For runtimes that return only the output. One program per dtype.
+    For runtimes that return only the output of a program.
     """
     values = {op.y: op for op in case.program.ops}
     made = []
@@ -307,7 +307,7 @@ def joined(case: Case) -> list[tuple[Program, list[int]]]:
         names = names[:: -(-len(names) // 8) or 1]
         if names:
             ops = [op for op in case.program.ops if op.y not in case.expected or op.y in names]
-            ops = ops[:-1]  # program_of has added the last one
+            ops = ops[:-1]  # program_of appended the last op, and does so again below
             flat = [
                 Permute(y=f"{y} flat", x=y, view=(len(case.expected[y]),), perm=(0,), shape=(len(case.expected[y]) // 256, 256))
                 for y in names

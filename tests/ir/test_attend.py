@@ -1,4 +1,4 @@
-"""Tests of RowCodes, Attend, Lookup with alpha and their sites: what verify() rejects, and that its proofs hold."""
+"""Tests of RowCodes, Attend, Lookup with alpha and their sites: faults that verify() rejects, and its overflow proofs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEVELS = (8, 4, 2, 0)
 
 
 def attention(table: Any = None, region: str | None = None, between: tuple[Any, ...] = (), **fields: Any) -> Program:
-    """Scores, RowCodes and Attend on 2 windows of 2 heads, 2 tokens of 3 channels."""
+    """Return a program of scores, RowCodes, the ops `between` and Attend on 2 windows, 2 heads, 2 tokens and 3 channels."""
     attend = Attend(**{"y": "y", "a": "a", "v": "h", "mult": 2**28, "shift": 31, "levels": LEVELS, **fields})
     table = np.array(table, np.uint8) if isinstance(table, list) else table
     constants = CODES if table is None else CODES | {"a.table": table}
@@ -56,7 +56,7 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         "y: a row of 'a' may lack the largest weight",
     ),
     "a largest level that no code reaches": (lambda: attention(levels=(8, 4, 2, 0, 9)), "y: a row of 'a' may lack"),
-    "a table that starts with another code": (
+    "a table whose first code does not have the largest weight": (
         lambda: attention([1, 0, 2, 3]),
         "y: a row of 'a' may lack the largest weight",
     ),
@@ -191,7 +191,7 @@ def test_a_site_survives_json() -> None:
 def test_every_row_has_the_code_of_distance_0_and_other_regions_are_masked(
     seed: int, entries: int, last: int, masked: bool
 ) -> None:
-    """Attend relies on this for any scores and any table."""
+    """Attend relies on both, for any scores and any table."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, rng.choice([1, 30, last + 1]), (2, 3, 2, 7, 7)).astype(np.uint8 if last == 255 else np.uint16)
     table, region = rng.integers(0, 256, entries).astype(np.uint8), rng.integers(0, 3, (3, 7)).astype(np.uint8)
@@ -208,6 +208,7 @@ def test_every_row_has_the_code_of_distance_0_and_other_regions_are_masked(
 
 
 def proved(op: Attend, tokens: int, **known: Any) -> list[Proof]:
+    """Return the proofs of an Attend with rows of `tokens` tokens. known: further facts about its codes."""
     values = {"a": Value("u8", (1, 1, tokens), 0, 255, **known), "v": Value("u8", (1, tokens, 1), 0, 255)}
     return op.infer(Scope(values, {}, "y"))[1]
 

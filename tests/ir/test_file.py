@@ -92,7 +92,7 @@ def test_a_loaded_program_does_not_depend_on_its_file(tiny: Program, tmp_path: P
 def test_an_opened_file_reads_constants_on_access(tiny: Program, tmp_path: Path) -> None:
     tiny.save(tmp_path / "p.fqvit")
     with opened(tmp_path / "p.fqvit") as (program, verified):
-        (tmp_path / "p.fqvit").unlink()  # it stays open
+        (tmp_path / "p.fqvit").unlink()  # the open file remains readable
         assert verified.buffers == tiny.verify().buffers and program.header == tiny.header
         assert set(program.constants) == set(tiny.constants) and len(program.constants) == len(tiny.constants)
         for name, array in tiny.constants.items():
@@ -123,7 +123,7 @@ def test_the_fingerprint_covers_every_constant(tiny: Program) -> None:
 
 
 def changed_fields(value: Any) -> list[Any]:
-    """Copies of a struct, each with one integer or string field changed."""
+    """Return copies of a struct, each with one number, flag or string changed."""
     copies = []
     for name in value.__struct_fields__:
         old = getattr(value, name)
@@ -144,8 +144,8 @@ def test_the_fingerprint_covers_every_field(tiny: Program) -> None:
     for i, op in enumerate(header.ops):
         for other in changed_fields(op):
             headers.append(msgspec.structs.replace(header, ops=(*header.ops[:i], other, *header.ops[i + 1 :])))
-    prints = {Program(h, tiny.constants).fingerprint() for h in (header, *headers)}
-    assert len(headers) > 50 and len(prints) == len(headers) + 1
+    fingerprints = {Program(h, tiny.constants).fingerprint() for h in (header, *headers)}
+    assert len(headers) > 50 and len(fingerprints) == len(headers) + 1
 
 
 def test_the_file_is_safetensors_with_the_program_in_its_metadata(tiny: Program, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ C = 6
 CONSTANTS = {
     "alpha": np.array([0, 1, 2, 0, 1, 2], np.uint8),
     "steps": np.array([1, 2, 3, 4, 5, 6], np.uint16),
-    "no steps": np.array([1, 2, 0, 4, 5, 6], np.uint16),
+    "zero step": np.array([1, 2, 0, 4, 5, 6], np.uint16),
     "two": np.array([3, 5], np.uint16),
 }
 BUFFERS = {
@@ -61,7 +61,7 @@ BAD_SITES = {
     "two scales with alpha": ("codes", Site("norm", 8, (0.5, 0.5), (3, 4, 5), "alpha"), "2 scales and 3 zero points"),
     "one zero point per alpha without alpha": ("codes", Site("norm", 8, (0.5,), (3, 4, 5)), "1 scales and 3 zero points"),
     "neither scale nor zero": ("codes", Site("norm", 8), "0 scales for 6 channels"),
-    "a step of 0": ("codes", Site("norm", 8, (0.5,), (3,), steps="no steps"), "constant 'no steps' has a step of 0"),
+    "a step of 0": ("codes", Site("norm", 8, (0.5,), (3,), steps="zero step"), "constant 'zero step' has a step of 0"),
     "four scales for six channels": ("codes", Site("norm", 8, (0.5,) * 4, (3,) * 4), "4 scales for 6 channels"),
 }
 
@@ -110,9 +110,9 @@ GOOD_OUTPUTS = [
     Output("numbers", "deltas", 0.5),
 ]
 BAD_OUTPUTS = [
-    (Output("numbers", "logits", 0.5, 1), "logits have neither zero point nor alpha"),
-    (Output("numbers", "logits", 0.5, 0, "alpha"), "logits have neither zero point nor alpha"),
-    (Output("scores", "scores", 0.5, 1, "alpha"), "scores have neither zero point nor alpha"),
+    (Output("numbers", "logits", 0.5, 1), "logits with a zero point or alpha, expected neither"),
+    (Output("numbers", "logits", 0.5, 0, "alpha"), "logits with a zero point or alpha, expected neither"),
+    (Output("scores", "scores", 0.5, 1, "alpha"), "scores with a zero point or alpha, expected neither"),
     (Output("scores", "logits", 0.5), "logits of shape .* expected 1 axes"),
     (Output("pooled", "tokens", 0.5), "tokens of shape .* expected 2 axes"),
     (Output("codes", "pooled", 0.5), "pooled of shape .* expected 1 axes"),
@@ -219,7 +219,7 @@ def test_numbers_of_a_site_are_rejected_beyond_their_limits(fields: dict[str, An
         msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(SITE, **fields)), type=Site)
 
 
-def test_default_fields_are_not_written() -> None:
+def test_fields_with_default_values_are_not_written() -> None:
     """A program must keep its fingerprint when the format gets new fields."""
     written = [msgspec.json.encode(example) for example in EXAMPLES[:3]]
     assert written == [

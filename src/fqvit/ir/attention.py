@@ -21,8 +21,8 @@ class MatMul(Op, frozen=True, tag="matmul"):
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
     a: u8 or u16 [..., M, K]   b: u8 or u16 [..., N, K], or [..., K, N] if b_rows   y: u8 or u16 [..., M, N]
-    b_rows: attention times V, for uniform attention codes
-    index: u16 [M, N], optional; then bias: i32 [R, H], Swin's relative position bias in units of the accumulator
+    b_rows: for attention times V with uniform attention codes, where b is V
+    index: u16 [M, N], optional. With it, bias: i32 [R, H], Swin's relative position bias of head h in units of the accumulator
     """
 
     a: str
@@ -70,19 +70,19 @@ class MatMul(Op, frozen=True, tag="matmul"):
         return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)
 
 
-def _by_distance(kit: Kit, get: Get, x: str, table: str, region: str | None, elsewhere: int | None = None) -> Array:
+def _by_distance(kit: Kit, get: Get, x: str, table: str, region: str | None, masked: int | None = None) -> Array:
     """Return table[row maximum - x]; distances beyond the table read its last entry.
 
-    Pairs of tokens in different regions take no part in the maximum and get `elsewhere` (None: the last entry).
+    Pairs of tokens in different regions do not count for the maximum and get the value `masked` (None: the last entry).
     """
     codes, values = kit.wide(get(x)), kit.wide(get(table))
     last = values.shape[0] - 1
     if region is None:
         return values[(kit.row_max(codes) - codes).clip(0, last)]
-    places = get(region)
-    same = (places[:, :, None] == places[:, None, :])[:, None]
+    regions = get(region)
+    same = (regions[:, :, None] == regions[:, None, :])[:, None]
     top = kit.row_max(kit.where(same, codes, 0))
-    return kit.where(same, values[(top - codes).clip(0, last)], values[last] if elsewhere is None else elsewhere)
+    return kit.where(same, values[(top - codes).clip(0, last)], values[last] if masked is None else masked)
 
 
 def _check_rows(scope: Scope, x: Value, region: str | None) -> None:
@@ -131,7 +131,7 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
         _check_rows(scope, x, self.region)
         proofs = _check_sum(scope, self, x, self.part("table"))
         last = 2**self.bits - 1
-        # In units of 2^-last: 2^-a <= 1.5 e / S for every code that was not clamped, and 2^-last = 1 for every clamped one.
+        # Bounds sum 2^(last - a) over a row: 2^-a <= 1.5 e / S for a code that was not clamped; a clamped code adds 1.
         row_sum = 3 * 2 ** (last - 1) + x.shape[-1]
         return Value("u8", x.shape, 0, last, row_sum, self.region is not None), proofs
 
@@ -238,8 +238,8 @@ class RowCodes(Op, frozen=True, tag="row_codes"):
         x = scope.buffer(self.x, min_rank=3)
         _check_rows(scope, x, self.region)
         table = scope.constant(self.part("table"), ("u8",), (None,))
-        elsewhere = None if self.region is None else int(table[-1])
-        return Value("u8", x.shape, 0, int(table.max()), row_code=int(table[0]), mask_code=elsewhere), []
+        mask_code = None if self.region is None else int(table[-1])
+        return Value("u8", x.shape, 0, int(table.max()), row_code=int(table[0]), mask_code=mask_code), []
 
     def run(self, kit: Kit, get: Get) -> Array:
         return kit.narrow(_by_distance(kit, get, self.x, self.part("table"), self.region), "u8")

@@ -2,7 +2,7 @@
 
     w[o, k] = code[o, k] 2^exponent[o, k // group],   code in -8..7 (two's complement), exponent in 0..4
 
-Every such weight is an int8. Kernels never see packed weights: they are unpacked once, before a program runs
+Every such weight fits int8. Kernels never see packed weights: they are unpacked once, before a program runs
 (Program.unpacked). O outputs, K inputs, G = ceil(K / group) groups per row.
 """
 
@@ -38,16 +38,16 @@ def unpack(codes: NDArray[np.uint8], exponents: NDArray[np.uint8], inputs: int, 
 
 
 def packed_weights(scope: Scope, codes: str, exponents: str, inputs: int, group: int) -> NDArray[np.int8]:
-    """Return the weights of two packed constants as i8 [O, K]. Rejects constants that `pack` cannot produce."""
+    """Unpack the constants `codes` and `exponents` to weights i8 [O, K]. Rejects constants that `pack` cannot produce."""
     scope.check(2 <= group <= MAX_GROUP, f"group is {group}, expected 0 or 2 to {MAX_GROUP}")
     groups = -(-inputs // group)
-    low = scope.constant(codes, ("u8",), (None, -(-inputs // 2)))
-    high = scope.constant(exponents, ("u8",), (len(low), -(-groups // 2)))
-    for name, array, count in ((codes, low, inputs), (exponents, high, groups)):
+    packed_codes = scope.constant(codes, ("u8",), (None, -(-inputs // 2)))
+    packed_exponents = scope.constant(exponents, ("u8",), (len(packed_codes), -(-groups // 2)))
+    for name, array, count in ((codes, packed_codes, inputs), (exponents, packed_exponents, groups)):
         scope.check(count % 2 == 0 or int(array[:, -1].max()) < 16, f"constant {name!r} has a padding nibble that is not 0")
-    largest = int(_split(high, groups).max())
+    largest = int(_split(packed_exponents, groups).max())
     scope.check(largest <= MAX_EXPONENT, f"constant {exponents!r} has exponent {largest}, expected 0 to {MAX_EXPONENT}")
-    return unpack(low, high, inputs, group)
+    return unpack(packed_codes, packed_exponents, inputs, group)
 
 
 def _groups(inputs: int, group: int) -> NDArray[np.intp]:
@@ -57,8 +57,8 @@ def _groups(inputs: int, group: int) -> NDArray[np.intp]:
 
 def _join(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack values below 16, [O, n] -> [O, ceil(n / 2)]: even columns in low nibbles; an odd n leaves the last nibble 0."""
-    even = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
-    joined: NDArray[np.uint8] = even[:, ::2] | even[:, 1::2] << np.uint8(4)
+    padded = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
+    joined: NDArray[np.uint8] = padded[:, ::2] | padded[:, 1::2] << np.uint8(4)
     return joined
 
 

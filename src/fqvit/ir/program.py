@@ -1,7 +1,8 @@
-"""The integer program: a flat list of ops on named buffers, their constants, and metadata for readers.
+"""The integer program: a flat list of ops on named buffers, their constants, and metadata.
 
 Program.verify() checks a program completely: a program that it accepts runs without float arithmetic, without overflow and
-without reading outside a buffer. See also: file.py (saves and loads), runtime/ (runs), docs/reference/format.md (the format).
+without reading outside a buffer. See also: file.py (reads and writes files), runtime/ (runs programs),
+docs/reference/format.md (the format).
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """How to decode the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]
 
     With log2: value = 2^-code. With levels: value = levels[code] / (sum of levels[code] over the row).
-    Information for readers and for `compare`; running a program does not use it.
+    `inspect`, `compare` and exporters use sites; running a program does not.
 
     scale: one number, or one per group of channels of equal size (three for Q, K and V)
     zero: one number, one per group, one per value of alpha, or, with steps, the name of a u8 or u16 [C] constant
-    alpha: the name of a u8 [C] constant
-    steps: the name of a u16 [C] constant, the factors of per-channel scales; with three scales it has C / 3 entries, for V
+    alpha: the name of a u8 [C] constant, the Power-of-Two Factor per channel
+    steps: the name of a u16 [C] constant, the scale of each channel in units of `scale`; with three scales it has C / 3
+        entries and applies to V only
     zero_code: the last log2 code means 0
     """
 
@@ -61,7 +63,10 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     levels: tuple[Code, ...] = ()
 
     def scales_and_zeros(self, constants: Mapping[str, Constant]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return scales and zero points: one per group of channels; per channel with steps or with one zero per alpha."""
+        """Return scales and zero points: one per group of channels, without alpha.
+
+        With steps, or with one zero point per value of alpha: one per channel, the scales including steps or 2^alpha.
+        """
         zero = (constants[self.zero] if isinstance(self.zero, str) else np.array(self.zero)).astype(np.int64)
         scale = np.array(self.scale, np.float64)
         if self.alpha is not None and len(zero) > 1:
@@ -90,21 +95,21 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
             scope.check(int(steps.min()) > 0, f"constant {self.steps!r} has a step of 0")
             scope.zero(self.zero, codes.channels)
         elif not self.log2:
-            several = self.alpha is not None and groups == 1 and len(self.zero) == alpha + 1
-            scope.check(several or groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
+            one_per_alpha = self.alpha is not None and groups == 1 and len(self.zero) == alpha + 1
+            scope.check(one_per_alpha or groups == len(self.zero), f"{groups} scales and {len(self.zero)} zero points")
             scope.check(groups > 0 and codes.channels % groups == 0, f"{groups} scales for {codes.channels} channels")
 
 
 # The dtypes and the numbers of axes that each kind of output may have.
-CODES, NUMBERS = ("u8", "u16"), ("i32",)
+CODES, INT32 = ("u8", "u16"), ("i32",)
 Kind = Literal["logits", "tokens", "pooled", "map", "scores", "deltas"]
 KINDS: dict[Kind, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "logits": (NUMBERS, (1,)),  # [classes]
+    "logits": (INT32, (1,)),  # [classes]
     "tokens": (CODES, (2,)),  # [T, C]
     "pooled": (CODES, (1,)),  # [C]
     "map": (("u8",), (3,)),  # [h, w, C]
-    "scores": (NUMBERS, (3,)),  # [h, w, O], logits per location
-    "deltas": (NUMBERS, (1, 3)),  # [O] or [h, w, O], box regressions
+    "scores": (INT32, (3,)),  # [h, w, O], logits per location
+    "deltas": (INT32, (1, 3)),  # [O] or [h, w, O], box regressions
 }
 
 
@@ -118,17 +123,17 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     alpha: str | None = None
 
     def features(self) -> Literal["logits", "tokens", "pooled"]:
-        """Return the kind if this is the output of a classifier."""
+        """Return the kind of a classifier's output. Raises FqvitError for the output of a detector's part."""
         if self.kind == "logits" or self.kind == "tokens" or self.kind == "pooled":
             return self.kind
         raise FqvitError(f"{self.buffer}: output of kind {self.kind} (part of a detector), expected logits, tokens or pooled.")
 
     def check(self, scope: Scope) -> Value:
-        """Reject an output whose buffer does not match its kind."""
+        """Return the value of the output's buffer. Rejects a buffer that does not match the kind."""
         dtypes, axes = KINDS[self.kind]
         value = scope.buffer(self.buffer, dtypes)
-        if dtypes == NUMBERS:
-            scope.check(self.zero == 0 and self.alpha is None, f"{self.kind} have neither zero point nor alpha")
+        if dtypes == INT32:
+            scope.check(self.zero == 0 and self.alpha is None, f"{self.kind} with a zero point or alpha, expected neither")
         expected = " or ".join(map(str, axes))
         scope.check(len(value.shape) in axes, f"{self.kind} of shape {list(value.shape)}, expected {expected} axes")
         scope.alpha(self.alpha, value.channels)
@@ -136,7 +141,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The input of a program that reads codes instead of pixels: u8 [N, *shape], value = (code - zero) scale, N boxes.
+    """The input of a program that reads codes instead of pixels: u8 [N, *shape] for N boxes, value = (code - zero) scale.
 
     bits: codes were calibrated in 0..2^bits - 1; the program accepts all u8 codes.
     """
@@ -153,8 +158,10 @@ MoveKind = Literal["patches", "grid", "windows", "tokens", "merge", "neighbours"
 class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How an op depends on the image size, for rebuilding the program at another size (detect/resize.py).
 
-    Running a program does not use it. window, shift: of the kinds windows and tokens   of: for the kind enlarged, the buffer
-    whose size the map is enlarged to
+    Running a program does not use it.
+
+    window, shift: side and cyclic shift of the windows, for the kinds `windows` and `tokens`
+    of: the buffer whose height and width the map is enlarged to, for the kind `enlarged`
     """
 
     kind: MoveKind
@@ -169,16 +176,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: int
     model: str
     preprocess: Preprocess
-    ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # native/core/engine.cpp compares each with all others
+    ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # native/core/arena.cpp compares all pairs
     output: Output
     sites: dict[str, Site]
     recipe: dict[str, object]
     source: str
-    images: int  # calibration images seen
+    images: int  # number of calibration images
     # Only in parts of detectors: further outputs, and codes instead of pixels as input.
     others: tuple[Output, ...] = ()
     input: CodeInput | None = None
-    # By the buffer that an op writes. A program with moves can be rebuilt for other image sizes.
+    # Keyed by the buffer that the op writes. A program with moves can be rebuilt for other image sizes.
     moves: dict[str, Move] = {}
 
     @property
@@ -187,7 +194,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the input, be it pixels or codes."""
+        """Height, width and channels of the input, which is pixels or codes."""
         if self.input is not None:
             return self.input.shape
         return self.preprocess.height, self.preprocess.width, self.preprocess.channels
@@ -215,7 +222,7 @@ class Program:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of an image."""
+        """Height, width and channels of the input, which is pixels or codes."""
         return self.header.input_shape
 
     @property
@@ -226,7 +233,7 @@ class Program:
         return tuple(self.constants[CLASSES].tobytes().decode("utf-8", "replace").split("\n"))
 
     def verify(self) -> Verified:
-        """Infer every buffer and prove that nothing overflows. Raises FqvitError with the name of the faulty op."""
+        """Infer the value of every buffer and prove that nothing overflows. Raises FqvitError that names the faulty op."""
         written = {INPUT, *(op.y for op in self.ops)}
         for name, array in self.constants.items():
             if name in written:
@@ -341,7 +348,8 @@ def plain_header(header: Header) -> dict[str, Any]:
     """Return the header as dicts and lists for JSON, with sorted dict keys."""
     plain: dict[str, Any] = msgspec.to_builtins(header, order="deterministic")
     for site in plain["sites"].values():
-        # The first files had seven fields per site. Omitting empty later ones keeps the fingerprints of those files.
+        # Sites had seven fields before `steps` and `levels` were added. Omitting these two while they are empty keeps the
+        # fingerprints of older files.
         while len(site) > 7 and not site[-1]:
             site.pop()
     return plain
