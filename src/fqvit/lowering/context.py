@@ -13,7 +13,7 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.qparams import QParams
 
-SUM_BITS = 16  # with 16-bit multipliers, a term of a residual sum has the bits of the sum's codes plus a fraction: 16 in all
+SUM_BITS = 16  # of a residual sum's terms with 16-bit multipliers: the bits of the sum's codes plus fraction bits
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LoweringContext:
     """Everything that a lowering rule may read besides its own node and inputs.
 
     sums: for every input of a residual sum or embedding, the quantization parameters of that sum
-    fused_relus: {map: the ReLU that is fused into it}
+    fused_relus: {linear map or convolution: the ReLU that is fused into it}
     masked: some attention window is masked, so the last log2 code of every attention site means 0
     resizable: the program can be rebuilt for other image sizes, so it records how its ops depend on the size
     """
@@ -35,7 +35,7 @@ class LoweringContext:
 
     @staticmethod
     def of(graph: Graph, preprocess: Preprocess, calibration: Calibration) -> LoweringContext:
-        """Collect the facts about a graph whose calibration is known to fit it."""
+        """Collect the facts about a graph. The calibration must fit it (quant/fit.py)."""
         sums: dict[str, QParams] = {}
         for node in graph.nodes:
             if isinstance(node.leaf, layers.Add | layers.Embed):
@@ -46,7 +46,7 @@ class LoweringContext:
             sums,
             fuse_relus(graph),
             masked=any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in graph.nodes),
-            # The feature maps of a detector keep their weights at every image size; heads and classifiers have one size.
+            # Only a detector's feature maps, which have Grid leaves, run at every image size with the same weights.
             resizable=any(isinstance(node.leaf, Grid) for node in graph.nodes),
         )
 
@@ -56,8 +56,10 @@ class LoweringContext:
         return self.calibration.recipe.mult == "short"
 
     def sum_unit(self, name: str) -> float | None:
-        """With 16-bit multipliers, the unit of a term of a residual sum: a fraction of the sum's scale, so that one shift
-        serves both terms. None otherwise."""
+        """Return the unit of term `name` of a residual sum if multipliers have 16 bits, otherwise None.
+
+        It is the sum's scale divided by a power of two, so that one shift serves both terms.
+        """
         if not self.short or name not in self.sums:
             return None
         q = self.sums[name]

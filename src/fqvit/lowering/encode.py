@@ -12,9 +12,9 @@ from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
 from fqvit.quant.qparams import QParams
 
-G_BITS = 22  # of LayerNorm's gamma: a relative error of 2^-22 is far below one code, and t * g stays below 2^53
-B_FRACTION = 20  # most fraction bits of LayerNorm's beta
-SHORT = 15  # bits that a 16-bit multiplier has less than a full one
+G_BITS = 22  # bits of LayerNorm's g: a relative error of 2^-22 is far below one code, and t * g stays below 2^53
+B_FRACTION = 20  # fraction bits of LayerNorm's b, or fewer if beta is very large
+DROPPED_BITS = 15  # a 31-bit multiplier without its lowest 15 bits has 16 bits
 
 
 def encode_ratio(name: str, ratio: float, short: bool) -> tuple[int, int]:
@@ -29,9 +29,9 @@ def encode_ratio(name: str, ratio: float, short: bool) -> tuple[int, int]:
 
 def _shortened(mult: int, shift: int) -> tuple[int, int]:
     """Round a 31-bit multiplier to 16 bits; return it unchanged if it is 0 or its shift is too small."""
-    if shift <= SHORT or mult == 0:
+    if shift <= DROPPED_BITS or mult == 0:
         return mult, shift
-    short, shift = (mult + (1 << (SHORT - 1))) >> SHORT, shift - SHORT
+    short, shift = (mult + (1 << (DROPPED_BITS - 1))) >> DROPPED_BITS, shift - DROPPED_BITS
     if short < 1 << 16:
         return short, shift
     return (short >> 1, shift - 1) if shift > 1 else (short - 1, shift)
@@ -52,7 +52,7 @@ def shared_shift(name: str, ratios: Sequence[NDArray[np.float64]], short: bool) 
 
 
 def encode_affine(name: str, gain: NDArray[np.float64], offset: NDArray[np.float64]) -> tuple[NDArray[np.int32], int, int]:
-    """Return LayerNorm's constant i32 [2, C] of g and b, shift and b_shift.
+    """Encode gain and offset float64 [C] of a LayerNorm; return (affine, shift, b_shift). affine: i32 [2, C], the rows g and b.
 
     gain = g / 2^(shift - 24),   offset = b / 2^(shift - b_shift)
     """

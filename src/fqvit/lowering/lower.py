@@ -25,7 +25,7 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
 from fqvit.quant.recipe import Recipe, check_integer
 
-# Recipe fields that the first files did not have.
+# Recipe fields that did not exist when the first files were written.
 LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
 
 
@@ -76,8 +76,8 @@ def recorded(recipe: Recipe) -> dict[str, object]:
     LATER_FIELDS with their default values are omitted, so that lowering reproduces the fingerprints of the first files.
     """
     fields = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(recipe).items()}
-    plain = {field.name: field.default for field in msgspec.structs.fields(Recipe)}
-    return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != plain[name]}
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Recipe)}
+    return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != defaults[name]}
 
 
 def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:

@@ -1,7 +1,7 @@
 """Lowering rules of detectors' leaf modules (models/maps.py).
 
-They need no ops of their own: a convolution gathers nine rows and applies a linear op, resizing a map gathers rows, and a ReLU
-is the clamp of the codes that the map before it writes. See also: ../grids.py (indices of the rows).
+Detectors need no further ops: a convolution gathers nine rows per location and applies a linear op, resizing a map gathers
+rows, and a ReLU is the clamp of the codes that the preceding layer writes. See also: ../grids.py (row indices).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fqvit.quant.weights import weight_rows
 
 
 def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
-    """Gather the 3x3 neighbourhood of each location, then a linear op: [h, w, C] -> [h, w, 9 C] -> [h, w, O]."""
+    """Gather the 3x3 neighbourhood of each location, then apply a linear op: [h, w, C] -> [h, w, 9 C] -> [h, w, O]."""
     (x,), emit = low.inputs, low.emit
     height, width, channels = x.shape
     q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
@@ -34,10 +34,10 @@ def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
 
 
 def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
-    """A linear op to four locations, then a permutation: [h, w, C] -> [h, w, 4 O] -> [2h, 2w, O]."""
+    """Compute 2x2 locations by one linear op, then permute: [h, w, C] -> [h, w, 4 O] -> [2h, 2w, O]."""
     (x,) = low.inputs
     height, width, _ = x.shape
-    low.codes()  # required: an accumulator would have different units at the four places
+    low.codes()  # required: accumulators would have different units at the four locations
     four = emit_linear(low, x, *weight_rows(leaf), name=f"{low.site}.four")
     outputs = four.shape[-1] // 4
     shape = (2 * height, 2 * width, outputs)
@@ -47,22 +47,24 @@ def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
 
 
 def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
-    """Nothing to emit: the map before it writes the codes of this ReLU (quant/fuse_relu.py)."""
+    """Emit nothing: the preceding layer writes the codes of this ReLU (quant/fuse_relu.py)."""
     (x,) = low.inputs
     if x.buffer != low.name:
-        raise FqvitError(f"{low.name}: cannot fuse this ReLU, expected one that alone reads a convolution or linear map.")
+        raise FqvitError(
+            f"{low.name}: cannot fuse this ReLU, expected it to be the only reader of a convolution or linear map."
+        )
     return x
 
 
 def lower_grid(leaf: maps.Grid, low: Lowering) -> LoweredValue:
-    """[h w, C] -> [h, w, C]"""
+    """Reshape [h w, C] -> [h, w, C]."""
     (x,) = low.inputs
     low.move(low.name, "grid")
     return _reshape(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
 def lower_flatten(leaf: maps.Flatten, low: Lowering) -> LoweredValue:
-    """[h, w, C] -> [h w C]"""
+    """Reshape [h, w, C] -> [h w C]."""
     (x,) = low.inputs
     return _reshape(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
 
@@ -74,7 +76,7 @@ def _reshape(low: Lowering, x: LoweredValue, shape: tuple[int, ...], times: int)
 
 
 def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
-    """Nearest-neighbour upsampling to the size of the second input."""
+    """Upsample the first input to the size of the second, nearest neighbour."""
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
     low.move(low.name, "enlarged", of=large.buffer)
@@ -82,7 +84,7 @@ def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
 
 
 def lower_subsample(leaf: maps.Subsample, low: Lowering) -> LoweredValue:
-    """Every second location of every second row."""
+    """Keep every second location of every second row."""
     (x,) = low.inputs
     height, width, _ = x.shape
     low.move(low.name, "second")
