@@ -1,4 +1,4 @@
-"""Comparison by site: the rebuilt simulation, the ratios of all sites, and float models that do not match."""
+"""Tests of the comparison by site: the rebuilt simulation, signal-to-noise ratios, and float models that do not match."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fqvit.models.load import build
 from fqvit.quant.simulate import Simulation
 
 
-def test_the_rebuilt_simulation_equals_the_one_of_the_calibration(made: Any) -> None:
+def test_the_simulation_rebuilt_from_a_program_matches_that_of_its_calibration(made: Any) -> None:
     rebuilt = calibration_of(made.program)
     assert rebuilt.recipe == made.calibration.recipe
     assert set(rebuilt.sites) == set(made.calibration.sites)
@@ -48,12 +48,12 @@ def test_all_sites_and_the_logits_are_compared_lowest_ratio_first(made: Any) -> 
     found = compare(made.program, made.model, [made.images[:2], made.images[2:8]])
     assert found.images == 8
     assert {row.site for row in found.sites} == {*made.program.header.sites, made.program.header.output.buffer}
-    noise = [row.integer_db for row in found.sites]
-    assert noise == sorted(noise)
+    ratios = [row.integer_db for row in found.sites]
+    assert ratios == sorted(ratios)
     assert found.integer_agreement is not None and 0 <= found.integer_agreement <= 100
 
 
-def test_integer_and_simulated_noise_are_close_and_not_below_the_rounding_of_the_site(made: Any) -> None:
+def test_integer_and_simulated_ratios_are_close_and_not_above_that_of_the_site_alone(made: Any) -> None:
     for row in compare(made.program, made.model, [made.images[:12]]).sites:
         assert row.integer_db is not None and row.simulated_db is not None
         assert math.isclose(row.integer_db, row.simulated_db, abs_tol=2.5), row
@@ -68,7 +68,7 @@ def test_features_are_compared_without_logits(features: Any) -> None:
     assert "head" not in {row.site for row in found.sites}
 
 
-def test_a_float_model_of_another_program_is_refused(made: Any) -> None:
+def test_a_float_model_without_the_sites_of_the_program_is_refused(made: Any) -> None:
     shallow = ViTConfig(image=(16, 16), patch=4, channels=3, classes=7, width=24, depth=1, heads=3, hidden=48)
     other = dataclasses.replace(made.model, module=build(shallow).eval())
     with pytest.raises(FqvitError, match="does not have"):

@@ -1,4 +1,4 @@
-"""Paired differences: counts, and an interval confirmed by a direct search of the likelihood."""
+"""Tests of paired differences: counts, and a score interval checked against a grid search for the maximum likelihood."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_lost_and_gained_images_are_counted() -> None:
 
 
 def direct_score(images: int, gained: int, lost: int, d: float) -> float:
-    """Return the score at d; the most likely share q of `lost` images is found by a fine grid over the likelihood."""
+    """Return the score of the difference d, with q, the most likely share of `lost` images, found on a fine grid."""
     q = np.linspace(max(0.0, -d), (1 - d) / 2, 200_001)
     with np.errstate(divide="ignore"):
         log_likelihood = (images - gained - lost) * np.log(np.maximum(1 - 2 * q - d, 0))
@@ -30,14 +30,14 @@ def direct_score(images: int, gained: int, lost: int, d: float) -> float:
 
 
 @pytest.mark.parametrize(("images", "gained", "lost"), [(1000, 30, 40), (44, 0, 1), (50, 12, 3), (1000, 5, 5), (200, 0, 20)])
-def test_at_both_ends_of_the_interval_the_score_is_critical(images: int, gained: int, lost: int) -> None:
+def test_the_score_is_the_critical_value_at_both_ends_of_the_interval(images: int, gained: int, lost: int) -> None:
     low, high = score_interval(images, gained, lost)
     assert low < (gained - lost) / images < high
     assert direct_score(images, gained, lost, low) == pytest.approx(NORMAL_95, abs=2e-3)
     assert direct_score(images, gained, lost, high) == pytest.approx(-NORMAL_95, abs=2e-3)
 
 
-def test_the_interval_is_normal_for_many_images() -> None:
+def test_the_interval_approaches_the_normal_one_for_many_images() -> None:
     images, gained, lost = 50_000, 1200, 1500
     error = NORMAL_95 * math.sqrt(gained + lost - (gained - lost) ** 2 / images) / images
     low, high = score_interval(images, gained, lost)
@@ -51,7 +51,7 @@ def test_swapping_the_classifiers_mirrors_the_interval() -> None:
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (10, 0), (0, 10), (5, 5)])
-def test_the_interval_stays_within_minus_1_and_1(gained: int, lost: int) -> None:
+def test_the_interval_stays_between_minus_1_and_1(gained: int, lost: int) -> None:
     low, high = score_interval(10, gained, lost)
     assert -1 <= low <= (gained - lost) / 10 <= high <= 1
     assert high > low
