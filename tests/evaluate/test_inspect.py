@@ -10,8 +10,10 @@ import numpy as np
 
 from fqvit.evaluate.inspect import inspect, kind_of
 from fqvit.ir.ops import Linear
-from fqvit.ir.program import CLASSES
+from fqvit.ir.program import CLASSES, Program
 from tests.cli.command_line import fqvit
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_the_bytes_add_up_to_the_size_of_the_file(made: Any, tmp_path: Path) -> None:
@@ -96,3 +98,28 @@ def test_the_kind_of_a_constant_follows_from_its_name() -> None:
     assert kind_of("alpha.3") == "power-of-two factors"
     assert kind_of("rows.0") == kind_of("relative_position_index.1") == "indices"
     assert kind_of("classes") == "class names"
+    assert kind_of("zero.0") == "zero points" and kind_of("steps.12") == "channel scales"
+
+
+def test_the_range_of_a_site_covers_its_decoded_codes() -> None:
+    """It is exact for sites with one zero point per Power-of-Two Factor, whose scales already include the factor."""
+    kinds = set()
+    for path in sorted(GOLDEN.glob("*_v1.fqvit")):
+        program = Program.load(path)
+        for row in inspect(program, path).sites:
+            site = program.header.sites[row.site]
+            if site.log2 or site.levels:
+                continue
+            scale, zero = site.scales_and_zeros(program.constants)
+            per_alpha = site.alpha is not None and len(site.scale) == 1 and len(site.zero) > 1
+            if site.alpha is not None and not per_alpha:
+                alpha = program.constants[site.alpha].astype(np.float64)
+                scale, zero = np.repeat(scale, len(alpha) // len(scale)), np.repeat(zero, len(alpha) // len(zero))
+                scale = scale * np.exp2(alpha)
+            last = 2**site.bits - 1
+            assert row.lowest <= (-zero * scale).min() and ((last - zero) * scale).max() <= row.highest, row.site
+            if per_alpha:
+                assert (row.lowest, row.highest) == ((-zero * scale).min(), ((last - zero) * scale).max()), row.site
+                assert row.zero == site.zero and row.scale == site.scale
+            kinds.add((row.codes, per_alpha))
+    assert kinds == {("affine", False), ("power-of-two", False), ("power-of-two", True), ("by channel", False)}

@@ -33,6 +33,8 @@ KINDS = {
     "positions": "embeddings",
     "prefix": "embeddings",
     "alpha": "power-of-two factors",
+    "steps": "channel scales",
+    "zero": "zero points",
     CLASSES: NAMES,
 }
 
@@ -63,8 +65,8 @@ class ProofRow(msgspec.Struct, frozen=True):
 class SiteRow(msgspec.Struct, frozen=True):
     """One quantized site. codes: "affine", "by channel", "power-of-two", "log2" or "relative".
 
-    scale, zero: as Site.scales_and_zeros returns them; for "by channel" the smallest and the largest; empty for "log2" and
-        "relative"
+    scale, zero: one per group of channels, without alpha (zero: or one per value of alpha); for "by channel" the smallest and
+        the largest; empty for "log2" and "relative"
     alpha_max: exponent of the largest Power-of-Two Factor   lowest, highest: the range of real values
     """
 
@@ -200,9 +202,14 @@ def _site_row(program: Program, name: str) -> SiteRow:
     if site.levels:
         return SiteRow(name, site.role, site.bits, "relative", (), (), 0, 0.0, 1.0)
     scale, zero = site.scales_and_zeros(program.constants)
-    alpha = 0 if site.alpha is None else int(program.constants[site.alpha].max())
-    lowest, highest = float((-zero * scale).min()) * 2**alpha, float(((last - zero) * scale).max()) * 2**alpha
-    codes = "affine" if site.alpha is None else "power-of-two"
+    lowest, highest = float((-zero * scale).min()), float(((last - zero) * scale).max())
+    codes, alpha = "affine", 0
+    if site.alpha is not None:
+        codes, alpha = "power-of-two", int(program.constants[site.alpha].max())
+        if len(site.zero) > 1 and len(site.scale) == 1:  # one zero point per value of alpha: the scales include 2^alpha
+            scale, zero = np.array(site.scale), np.array(site.zero)
+        else:
+            lowest, highest = lowest * 2**alpha, highest * 2**alpha
     if site.steps is not None:
         codes, scale, zero = "by channel", np.array([scale.min(), scale.max()]), np.array([zero.min(), zero.max()])
     return SiteRow(name, site.role, site.bits, codes, tuple(scale.tolist()), tuple(zero.tolist()), alpha, lowest, highest)
