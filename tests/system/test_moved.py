@@ -43,6 +43,14 @@ def test_the_warning_points_at_the_import_statement() -> None:
     assert "<string>:1: DeprecationWarning: fqvit.images has moved" in done.stderr
 
 
+def test_renamed_methods_of_public_classes_keep_their_old_names() -> None:
+    workers = fqvit.Workers.alone()
+    with pytest.warns(DeprecationWarning, match=r"Workers\.fold is now called Workers\.merge"):
+        workers.fold(object())  # type: ignore[arg-type]  # a single process merges nothing
+    for owner, old in ((fqvit.ImageFolder, "settle"), (fqvit.TarShards, "settle"), (fqvit.Simulation, "input_steps")):
+        assert "Deprecated" in (getattr(owner, old).__doc__ or "")
+
+
 def test_unknown_modules_are_still_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("fqvit.nonsense")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +112,11 @@ class Source(ABC):
         parts = workers.gather(self.skipped)
         self.skipped = [(name, reason) for part in parts for name, reason in part]
         self._refuse_too_many_skipped()
+
+    def settle(self, workers: Workers) -> None:
+        """Deprecated: the name of `merge_skipped` in version 0.1.0."""
+        warnings.warn("settle is now called merge_skipped", DeprecationWarning, stacklevel=2)
+        self.merge_skipped(workers)
 
     def _collect(self, places: range, decoded: list[Future[NDArray[np.uint8]]]) -> Batch:
         images, kept = [], []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
@@ -90,6 +91,11 @@ class Workers:
         """Merge the results of all workers into worker 0's. The results of other workers must not be used afterwards."""
         if self._group is not None:
             self._group.merge(found.state, found.merge)
+
+    def fold(self, found: Mergeable) -> None:
+        """Deprecated: the name of `merge` in version 0.1.0."""
+        warnings.warn("Workers.fold is now called Workers.merge", DeprecationWarning, stacklevel=2)
+        self.merge(found)
 
     def agree(self, what: str, value: str, remedy: str) -> None:
         """Raise FqvitError unless all workers pass the same value."""

@@ -7,6 +7,7 @@ a node's codes equal those of the program almost everywhere (tests require 99.9 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import numpy as np
 import torch
@@ -128,6 +129,11 @@ class Simulation:
         if q is not None and isinstance(node.leaf, maps.Conv2d):
             q = q.tiled(9)
         return None if q is None else q.channel_scales(weight_rows(node.leaf)[0].shape[1])
+
+    def input_steps(self, node: Node) -> NDArray[np.float64] | None:
+        """Deprecated: the name of `input_scales` in version 0.1.0."""
+        warnings.warn("Simulation.input_steps is now called input_scales", DeprecationWarning, stacklevel=2)
+        return self.input_scales(node)
 
     def call(self, node: Node, inputs: list[Tensor]) -> Tensor:
         """Compute a node in float with quantized weights; the result is not encoded yet."""
