@@ -27,6 +27,7 @@ def overhead(width: int, heads: int, folder: Path) -> float:
     return (folder / "p.fqvit").stat().st_size / weights - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, width, heads, limit", [("tiny", 192, 3, 0.07), ("small", 384, 6, 0.035)])
 def test_a_file_is_barely_larger_than_its_weights(name: str, width: int, heads: int, limit: float, tmp_path: Path) -> None:
     found = overhead(width, heads, tmp_path)

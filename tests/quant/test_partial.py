@@ -136,6 +136,7 @@ def test_features_stay_float(recipe: str, features: str, kind: str) -> None:
     assert (ours - exact).square().mean() < 0.05 * exact.var()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", FLOATING)
 @pytest.mark.parametrize("name", embedded.MODELS)
 def test_embedded_models_stay_close_to_float_at_8_bits(recipe: str, name: str) -> None:

@@ -275,6 +275,7 @@ def test_the_patch_embedding_is_a_linear_map_of_pixel_rows(kind: str) -> None:
     torch.testing.assert_close(rows.float(), node.leaf(images), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", embedded.MODELS)
 def test_bit_split_beats_rounding_to_nearest_at_3_bits(name: str) -> None:
     model = load_model(name)

@@ -369,6 +369,7 @@ def test_ranges_fixed_by_the_recipe_are_kept() -> None:
     assert found.sites["blocks.0.attn.qkv"].scale.tolist() == [3 / 127] * len(found.sites["blocks.0.attn.qkv"].scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", embedded.MODELS)
 def test_search_beats_observed_scales_at_5_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarity, "IMAGES", 6)
