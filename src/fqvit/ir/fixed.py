@@ -1,6 +1,6 @@
 """Fixed-point primitives: the only arithmetic that integer programs use.
 
-Written with operators that numpy arrays and torch tensors share, so that the same code runs on both. Arrays are int64.
+The code uses only operators that numpy arrays and torch tensors share, so it runs on both. Arrays are int64.
 `multiplier` encodes a real ratio as integers at lowering time; no other function here takes a float.
 """
 
@@ -19,7 +19,7 @@ MAX_SHIFT = 62
 def requantize(acc: Array, mult: Array, shift: Array) -> Array:
     """floor(acc * mult / 2^shift + 1/2): one rounding, ties up.
 
-    |acc| < 2^31, 0 <= mult < 2^31 and 1 <= shift <= 62, so the product plus the half, 2^(shift - 1), fits int64.
+    |acc| < 2^31, 0 <= mult < 2^31 and 1 <= shift <= 62, so the product plus 2^(shift - 1), the rounding term, fits in int64.
     """
     return round_shift(acc * mult, shift)
 

@@ -1,4 +1,4 @@
-"""Accuracy, agreement, changes per class and disagreements of a float model and its integer program.
+"""Compare a float model with its integer program: accuracy, agreement, changes per class, disagreements.
 
 Scores arrive in batches and are not kept; memory grows by a few integers per image, plus the disagreements that are shown.
 Needs no torch. See also: evaluate/accuracy.py (ranks), gather.py (runs the models), page.py (shows the results).
@@ -29,7 +29,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An image whose best class differs. pixels: u8 [H, W, C], as the model sees them; label: None without labels."""
+    """An image that the two models classify differently.
+
+    pixels: u8 [H, W, C], as the model sees them; label: None without labels
+    """
 
     path: str
     pixels: NDArray[np.uint8]
@@ -49,21 +52,24 @@ class ClassChange:
 
     @property
     def change(self) -> float:
-        """Integer minus float, in percent points of top-1."""
+        """Integer minus float, in percentage points of top-1."""
         return 100 * (self.integer - self.exact) / self.images
 
 
 @dataclass
 class Answers:
-    """Accumulates batches of scores. scale: of integer scores; shown: number of disagreements to keep, by float confidence."""
+    """Accumulates batches of scores.
+
+    scale: the scale of integer scores; shown: number of disagreements to keep, those with the highest float confidence
+    """
 
     scale: float
     shown: int = 24
     images: int = 0
     agree: int = 0
     labelled: bool = True
-    exact_places: list[NDArray[np.int64]] = field(default_factory=list)
-    integer_places: list[NDArray[np.int64]] = field(default_factory=list)
+    exact_ranks: list[NDArray[np.int64]] = field(default_factory=list)
+    integer_ranks: list[NDArray[np.int64]] = field(default_factory=list)
     labels: list[NDArray[np.int64]] = field(default_factory=list)
     kept: list[tuple[float, int, Disagreement]] = field(default_factory=list)
 
@@ -80,8 +86,8 @@ class Answers:
             self.labelled = False
         else:
             self.labels.append(labels)
-            self.exact_places.append(rank(exact, labels))
-            self.integer_places.append(rank(integer, labels))
+            self.exact_ranks.append(rank(exact, labels))
+            self.integer_ranks.append(rank(integer, labels))
         same = exact.argmax(-1) == integer.argmax(-1)
         self.agree += int(same.sum())
         for i in np.flatnonzero(~same).tolist():
@@ -108,7 +114,7 @@ class Answers:
         """Return top-1 and top-5 of both models; None without labels."""
         if not self.labelled or not self.labels:
             return None
-        exact, integer = np.concatenate(self.exact_places), np.concatenate(self.integer_places)
+        exact, integer = np.concatenate(self.exact_ranks), np.concatenate(self.integer_ranks)
         right, kept = exact == 0, integer == 0
         return Accuracies(
             exact_top1=100 * float(right.mean()),
@@ -122,7 +128,7 @@ class Answers:
         """Return every class that has images, in order of its index; empty without labels."""
         if self.accuracy() is None:
             return []
-        labels, exact, integer = (np.concatenate(part) for part in (self.labels, self.exact_places, self.integer_places))
+        labels, exact, integer = (np.concatenate(part) for part in (self.labels, self.exact_ranks, self.integer_ranks))
         count = int(labels.max()) + 1
         every, right, kept = (np.bincount(part, minlength=count) for part in (labels, labels[exact == 0], labels[integer == 0]))
         return [ClassChange(int(c), int(every[c]), int(right[c]), int(kept[c])) for c in np.flatnonzero(every)]

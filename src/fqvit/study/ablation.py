@@ -1,6 +1,6 @@
-"""Settings and rows of the paper's Table 3 and Figure 1: each part of the method on and off. Needs no torch.
+"""Build the settings and rows of the paper's Table 3 and Figure 1: each part of the method on and off.
 
-See also: figure1.py (the bar chart), bitops.py, published.py.
+Needs no torch. See also: figure1.py (the bar chart), bitops.py, published.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """Return `partial` (Figure 1), then PTF off and on, times uniform and Log-Int-Softmax attention, at 8 and at 4 bits."""
+    """Return `partial` (Figure 1), then each combination of 8 or 4 attention bits, PTF off or on, and LIS off or on."""
     found = [Setting(Method("partial", load_recipe("partial")), False, False, 8, partial=True)]
     for bits in (8, 4):
         for ptf in (False, True):
@@ -42,7 +42,7 @@ def settings() -> list[Setting]:
                 recipe = Recipe(
                     name=label,
                     residual="ptf" if ptf else "tensor",
-                    # Integer programs have no 8-bit log2 codes: codes below 2^-15 would not change any sum.
+                    # Integer programs have no 8-bit log2 codes: attention below 2^-15 would not change any sum.
                     attention="uniform" if not lis else "log2" if bits == 4 else "log2-wide",
                     attention_bits=bits,
                 )

@@ -1,7 +1,7 @@
 """Draw the ablation as a bar chart of top-1, after the paper's Figure 1.
 
-One panel per model, one bar per setting; the dashed line is the float model. Under the bars a small table says which parts
-of the method each setting has. See also: ablation.py (the settings), sweep.py (the figure over K).
+One panel per model, one bar per setting; the dashed line is the float model. Under the bars a small table shows which parts
+of the method each setting uses. See also: ablation.py (the settings), sweep.py (the figure over K).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _legend(canvas: Canvas) -> None:
 def _panel(
     canvas: Canvas, model: str, cells: dict[str, Row], known: Sequence[Setting], centres: Sequence[float], top: int
 ) -> str:
-    """Draw one model's bars with the 95 % interval of their difference to float, and describe them in one sentence."""
+    """Draw one model's bars with the 95 % interval of their difference from float, and describe them in one sentence."""
     exact = next(cell.top1 for cell in cells.values() if cell.runs == "float")
     highs = [exact + cell.against_float.high for cell in cells.values() if cell.runs != "float"]
     y = Axis(0, max([exact, *highs]) or 1.0, top + PANEL - 10, top + 54)

@@ -1,4 +1,4 @@
-"""Parse the methods of a table: recipes by name and bits, or one recipe with every K.
+"""Build the methods of a table: recipes by name and bits, or one recipe with each value of K.
 
 Needs no torch. See also: ablation.py.
 """
@@ -47,8 +47,8 @@ FLOAT = Method("float", None)
 def parse(text: str, bits: str | None) -> list[Method]:
     """Parse a comma-separated list of NAME|FILE.toml[@W/A/ATTN].
 
-    bits: a comma-separated list of W/A/ATTN; every method without bits of its own runs at each of them. None: the bits of
-    its recipe.
+    bits: a comma-separated list of W/A/ATTN; every method without @W/A/ATTN runs at each of them. None: such a method uses the
+    bits of its recipe.
     """
     found: list[Method] = []
     widths = [width.strip() for width in (bits or "").split(",") if width.strip()]
