@@ -76,7 +76,7 @@ def test_the_fingerprint_covers_every_part() -> None:
 
 def test_a_detector_that_does_not_verify_is_not_saved(tmp_path: Path) -> None:
     whole = program("cascade")
-    with pytest.raises(FqvitError, match="heads for 3 stages"):
+    with pytest.raises(FqvitError, match="2 box heads, expected 3, one per stage"):
         dataclasses.replace(whole, boxes=whole.boxes[:2]).save(tmp_path / "d.fqvit")
     assert not list(tmp_path.iterdir())
 
@@ -210,7 +210,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a different mean": (set_field("settings", "mean", value=[0.1, 0.1, 0.1]), "mean or std"),
     "too few class names": (set_field("settings", "classes", value=["a", "b"]), "2 class names for 5 classes"),
     "a duplicate category": (set_field("settings", "categories", value=[1, 2, 3, 4, 4]), "a category occurs twice"),
-    "a box head in place of a mask head": (swap("boxes.0", "masks.0"), "heads take RoIs of different sizes"),
+    "a box head in place of a mask head": (swap("boxes.0", "masks.0"), "box heads take RoIs of different sizes"),
     "the pyramid in place of a head": (swap("pyramid", "boxes.0"), "."),
     "missing constants of a head": (drop("boxes.2"), r"boxes\.2: .*is missing"),
     "missing constants of the pyramid": (drop("pyramid"), "pyramid: .*is missing"),

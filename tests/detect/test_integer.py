@@ -202,7 +202,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     other = lowered("cascade", "fqvit")
     for pyramid, boxes, masks, said in (
         (low.template, [low.template], low.masks, "takes pixels"),
-        (low.template, other.boxes, other.masks, "3 heads for 1 stages"),
+        (low.template, other.boxes, other.masks, "3 box heads, expected 1, one per stage"),
         (low.template, low.masks, low.masks, "gives .*expected"),
         (low.boxes[0], low.boxes, low.masks, "no output of kind map"),
     ):

@@ -2,7 +2,7 @@
 
 RoIs are concatenated along the first axis, and so is everything computed from them; a vector per RoI becomes a row of a map
 [1, count, O]. A fully connected layer is then one matrix product instead of one matrix-vector product per RoI. The batched
-program has the same ops and needs no torch. Programs that take pixels are refused.
+program has the same ops and needs no torch. Programs that take pixels are rejected.
 See also: fixed/head_runner.py, which runs batched programs.
 """
 
@@ -23,7 +23,7 @@ from fqvit.ir.value import MAX_ELEMENTS, Constant, Value
 
 
 def batched(program: Program, count: int) -> Program:
-    """The head's program for `count` RoIs, verified. Its input is codes [count side, side, C].
+    """Return the verified program of the head for `count` RoIs. Its input is u8 codes [count side, side, C].
 
     An output [h, w, O] becomes [count h, w, O]; an output [O] becomes [1, count, O], of kind `scores` instead of `logits`. In
     memory, both are the outputs of the RoIs one after the other.
@@ -40,7 +40,7 @@ def batched(program: Program, count: int) -> Program:
     for op in program.ops:
         if isinstance(op, Take):
             rows = math.prod(buffers[op.x].shape[:-1])
-            name = f"{op.index}.of{rows}"  # maps of different sizes may be read by the same index
+            name = f"{op.index}.of{rows}"  # the same index may read maps of different sizes
             if name not in constants:
                 constants[name] = _repeated(program.constants[op.index], rows, count)
             ops.append(msgspec.structs.replace(op, index=name))
@@ -49,7 +49,7 @@ def batched(program: Program, count: int) -> Program:
         elif isinstance(op, Linear):  # acts on each row
             ops.append(op)
         else:
-            _refuse(op)
+            _reject(op)
     height, width, channels = header.input.shape
     changed = msgspec.structs.replace(
         header,
@@ -64,7 +64,7 @@ def batched(program: Program, count: int) -> Program:
 
 
 def _repeated(index: Constant, rows: int, count: int) -> Constant:
-    """The index repeated once per RoI, each time offset to the rows of that RoI; -1 stays."""
+    """Repeat the index once per RoI, offset by the first row of that RoI; -1 stays -1."""
     if rows * count >= MAX_ELEMENTS or index.size * count >= MAX_ELEMENTS:
         raise FqvitError(f"a batch of {count} RoIs: too many elements for one buffer. Use a smaller batch.")
     starts = np.arange(count, dtype=np.int64).reshape(-1, *(1,) * index.ndim) * rows
@@ -73,18 +73,18 @@ def _repeated(index: Constant, rows: int, count: int) -> Constant:
 
 
 def _permute(op: Permute, count: int) -> Permute:
-    """The op on all RoIs. They stay outermost, so the op must keep the first axis of each RoI in its place."""
+    """Extend the op to all RoIs. RoIs are concatenated along the first axis, so the op must keep that axis first."""
     if op.perm[0] != 0 or (op.select is not None and op.select[0] == 0):
-        _refuse(op)
+        _reject(op)
     if len(op.view) == 1 and not op.shape:
         return msgspec.structs.replace(op, view=(1, count, *op.view), perm=(0, 1, 2))
     if len(op.view) == 1 or len(op.shape) == 1:
-        _refuse(op)
+        _reject(op)
     shape = (count * op.shape[0], *op.shape[1:]) if op.shape else ()
     return msgspec.structs.replace(op, view=(count * op.view[0], *op.view[1:]), shape=shape)
 
 
-def _refuse(op: AnyOp) -> NoReturn:
+def _reject(op: AnyOp) -> NoReturn:
     raise FqvitError(f"{op.y}: this op cannot run on a batch of RoIs, expected an op of a detector's head.")
 
 

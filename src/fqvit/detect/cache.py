@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SizeCache(Generic[T]):
-    """At most `capacity` values by image size (height, width). Thread-safe: one value is made at a time.
+    """Hold at most `capacity` values, one per image size (height, width). Thread-safe: values are made one at a time.
 
     The least recently used value is dropped before a new one is made, so that memory never holds more than `capacity` of them.
     """
@@ -25,7 +25,7 @@ class SizeCache(Generic[T]):
         return len(self._values)
 
     def get(self, size: tuple[int, int], make: Callable[[int, int], T]) -> T:
-        """The value for `size`, made by make(height, width) if there is none."""
+        """Return the value for `size`; if it is not cached, make it with make(height, width)."""
         with self._lock:
             if size not in self._values:
                 while len(self._values) >= self._capacity:

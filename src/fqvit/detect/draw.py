@@ -19,19 +19,22 @@ from fqvit.errors import FqvitError
 Colour = tuple[int, int, int]
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
-MIN_SIDE = 480  # pixels; smaller images are enlarged by an integer factor so that labels fit
+MIN_SIDE = 480  # pixels; an image whose longer side is shorter is enlarged by an integer factor so that labels fit
 MASK_OPACITY = 0.45
-GOLDEN = 0.618033988749895  # golden ratio: multiples of this hue stay apart, however many there are
+GOLDEN = 0.618033988749895  # golden ratio - 1: its multiples, modulo 1, are well separated hues for any number of categories
 
 
 def colour_of(category: int) -> Colour:
-    """The colour of a category, the same in every image."""
+    """Return the colour of a category, the same in every image."""
     red, green, blue = colorsys.hsv_to_rgb((category * GOLDEN) % 1, (0.9, 0.65, 0.8)[category % 3], 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image.Image:
-    """A copy of the image, enlarged if it is small, with its results, the best on top. name: of the image, for messages"""
+    """Return a copy of the image, enlarged if it is small, with the results drawn on it, the best on top.
+
+    name: of the image, for error messages
+    """
     factor = max(1, -(-MIN_SIDE // max(image.size)))
     width, height = image.width * factor, image.height * factor
     canvas = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
@@ -58,10 +61,10 @@ def _tint(canvas: Image.Image, result: NamedResult, factor: int) -> None:
     if len(rows) == 0:
         return
     top, bottom, left, right = (int(edge) for edge in (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1))
-    shares = Image.fromarray(mask[top:bottom, left:right] * np.uint8(255 * MASK_OPACITY))
+    alpha = Image.fromarray(mask[top:bottom, left:right] * np.uint8(255 * MASK_OPACITY))
     if factor > 1:
-        shares = shares.resize((shares.width * factor, shares.height * factor), Image.Resampling.NEAREST)
-    canvas.paste(colour_of(result["category_id"]), (left * factor, top * factor), shares)
+        alpha = alpha.resize((alpha.width * factor, alpha.height * factor), Image.Resampling.NEAREST)
+    canvas.paste(colour_of(result["category_id"]), (left * factor, top * factor), alpha)
 
 
 def _edges(result: NamedResult, factor: int, width: int, height: int) -> tuple[float, float, float, float]:
@@ -88,12 +91,12 @@ def _label(pen: ImageDraw.ImageDraw, font: Font, letters: int, result: NamedResu
     text = f"{' '.join(result['category'].split())} {result['score']:.2f}"
     if not isinstance(font, ImageFont.FreeTypeFont):
         text = text.encode("ascii", "replace").decode()
-    edge = max(2, letters // 5)
-    wide, high = math.ceil(pen.textlength(text, font)) + 2 * edge, letters + 2 * edge
+    margin = max(2, letters // 5)
+    wide, high = math.ceil(pen.textlength(text, font)) + 2 * margin, letters + 2 * margin
     x, y, _, _ = _edges(result, factor, *size)
     y = y - high if y >= high else y
     x, y = max(min(x, size[0] - wide), 0), max(min(y, size[1] - high), 0)
     colour = colour_of(result["category_id"])
     pen.rectangle((x, y, x + wide - 1, y + high - 1), fill=colour)
     bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 120
-    pen.text((x + edge, y + edge), text, fill=(0, 0, 0) if bright else (255, 255, 255), font=font)
+    pen.text((x + margin, y + margin), text, fill=(0, 0, 0) if bright else (255, 255, 255), font=font)

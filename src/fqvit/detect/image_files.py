@@ -18,10 +18,10 @@ from fqvit.data.preprocess import to_eight_bit, upright
 
 def read_rgb(path: str | Path) -> Image.Image:
     """Decode an image to 8-bit RGB, upright and in memory; raises UnreadableImage."""
-    return decode_as(_whole, path, str(path))
+    return decode_as(_to_rgb, path, str(path))
 
 
-def _whole(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     return to_eight_bit(upright(image), "RGB").copy()
 
 
@@ -34,7 +34,7 @@ class ImageFiles:
 
     @staticmethod
     def in_folder(folder: str | Path) -> ImageFiles:
-        """Every image in the folder and its subfolders, sorted by name."""
+        """List every image in the folder and its subfolders, sorted by name."""
         root = existing_folder(folder)
         return ImageFiles([root / name for name in image_names(root)])
 
@@ -42,20 +42,20 @@ class ImageFiles:
         return len(self.paths)
 
     def limit(self, count: int) -> ImageFiles:
-        """At most `count` files, evenly spaced."""
+        """Return at most `count` of the files, evenly spaced."""
         return ImageFiles([self.paths[i] for i in spread(len(self), count)])
 
     def __iter__(self) -> Iterator[tuple[int, Image.Image]]:
         """Yield the index and the image of each readable file."""
         self.skipped.clear()
-        for place, path in enumerate(self.paths):
+        for index, path in enumerate(self.paths):
             try:
                 image = read_rgb(path)
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
                 refuse_too_many(self.skipped, len(self))
                 continue
-            yield place, image
+            yield index, image
 
 
 def expand_folders(given: Sequence[Path]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Lower a detector to integer programs: one per head and stage, plus one of the pyramid per image size.
+"""Lower a detector to integer programs: one per head and stage, plus one per image size for the pyramid.
 
 Programs of the pyramid at two sizes have the same weights, multipliers and tables; they differ in row indices, regions and
 shapes. The pyramid is lowered once, for a small size; programs for other sizes are derived from that one (resize.py).
@@ -22,7 +22,10 @@ KEPT_SIZES = 16  # programs share their weights; at a photograph's size each has
 
 
 class LoweredDetector:
-    """template: the pyramid's program for images of size TEMPLATE   boxes, masks: programs of the heads, one per stage"""
+    """The integer programs of a detector.
+
+    template: the pyramid's program for images of size TEMPLATE   boxes, masks: programs of the heads, one per stage
+    """
 
     def __init__(self, detector: FloatDetector, calibration: DetectorCalibration) -> None:
         self.template = lower(pyramid_model(detector, *TEMPLATE), calibration.pyramid)
@@ -31,5 +34,5 @@ class LoweredDetector:
         self._pyramids: SizeCache[Program] = SizeCache(KEPT_SIZES)
 
     def pyramid(self, height: int, width: int) -> Program:
-        """The pyramid's program for images padded (images.pad_pixels) to this size, multiples of 32."""
+        """Return the pyramid's program for images padded (images.pad_pixels) to this size; sides are multiples of 32."""
         return self._pyramids.get((height, width), partial(resized, self.template))

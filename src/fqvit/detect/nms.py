@@ -16,12 +16,12 @@ Overlapping = Callable[[Numbers, Numbers], NDArray[np.bool_]]
 
 
 def by_score(scores: Numbers) -> Indices:
-    """Indices by descending score; equal scores keep their order."""
+    """Return indices by descending score; equal scores keep their order."""
     return np.argsort(-scores, kind="stable")
 
 
 def nms(boxes: Numbers, scores: Numbers, overlapping: Overlapping[Numbers]) -> Indices:
-    """Indices of the boxes that are kept, best first. A box is dropped if it overlaps a box that was kept before it."""
+    """Return the indices of the boxes to keep, best first. A box is dropped if it overlaps a better box that is kept."""
     order = by_score(scores)
     kept = np.zeros(0, np.intp)
     # In blocks: thousands of boxes would make a large matrix of pairs.
@@ -38,7 +38,7 @@ def nms(boxes: Numbers, scores: Numbers, overlapping: Overlapping[Numbers]) -> I
 
 
 def grouped_nms(boxes: Numbers, scores: Numbers, groups: NDArray[np.int64], overlapping: Overlapping[Numbers]) -> Indices:
-    """As nms, but only boxes of the same group (a class or a pyramid level) suppress each other."""
+    """Like nms, but only boxes of the same group (a class or a pyramid level) suppress each other."""
     kept = [np.zeros(0, np.intp)]
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)

@@ -1,7 +1,7 @@
 """Derive a pyramid's program for another image size: the same ops and weights with new row indices, regions and shapes.
 
-Needs no torch and no floats: Header.moves says how the indices of each op follow from the image size. The result equals what
-lowering for that size gives. Programs without moves are refused.
+Needs no torch and no floats: Header.moves says how the indices of each op follow from the image size. The result equals the
+program that lowering for that size gives. Programs without moves are rejected.
 See also: lowering/grids.py (the indices), lower.py.
 """
 
@@ -21,11 +21,11 @@ from fqvit.ir.program import INPUT, AnyOp, Move, Program
 from fqvit.ir.value import DAMAGED, MAX_ELEMENTS, Constant, Scope, Value
 from fqvit.lowering import grids
 
-STRIDE = 32  # of the last level: sides of images are multiples of this
+STRIDE = 32  # of the last backbone stage: sides of images are multiples of this
 
 
 def resized(program: Program, height: int, width: int) -> Program:
-    """The program for images of height x width (multiples of 32), verified."""
+    """Return the verified program for images of height x width, both multiples of 32."""
     header = program.header
     if not header.moves:
         raise FqvitError(f"{header.model}: has a fixed image size. Only the pyramid of a detector can be resized.")
@@ -42,7 +42,7 @@ def resized(program: Program, height: int, width: int) -> Program:
 
 
 class _Resizer:
-    """Resizes the ops in order. grid: rows and columns of each buffer's positions   values: type and shape of each buffer"""
+    """Resize the ops in order. grid: rows and columns of each buffer's positions   values: type and shape of each buffer"""
 
     def __init__(self, program: Program, height: int, width: int) -> None:
         self.moves = program.header.moves
@@ -51,13 +51,13 @@ class _Resizer:
         self.constants: dict[str, Constant] = {name: x for name, x in program.constants.items() if name not in sized}
         # At the program's own size, new indices are compared with the stored ones.
         self.stored = program.constants if (height, width) == program.input_shape[:2] else {}
-        self.elements = 0  # in all constants made so far
+        self.elements = 0  # sum over all constants made so far
         self.shared: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
         self.grid = {INPUT: (height, width)}
         self.values = {INPUT: Value("u8", (height, width, program.input_shape[2]), 0, 255)}
 
     def resize_op(self, op: AnyOp) -> AnyOp:
-        """The op at the new size."""
+        """Return the op at the new size."""
         x = op.inputs()[0]
         grid = self.grid.get(x)
         if grid is None:
@@ -86,16 +86,16 @@ class _Resizer:
         return op
 
     def _shape(self, y: str, grid: tuple[int, int], move: Move) -> tuple[int, ...]:
-        """The shape of a move's row indices, before they are computed."""
-        places, half = math.prod(grid), (-(-grid[0] // 2), -(-grid[1] // 2))
+        """Return the shape of a move's row indices before they are computed, to bound their size."""
+        positions, half = math.prod(grid), (-(-grid[0] // 2), -(-grid[1] // 2))
         if move.kind in ("windows", "tokens") and move.shift >= move.window:
             raise FqvitError(f"{y}: windows of {move.window} shifted by {move.shift}, expected a smaller shift. {DAMAGED}")
         if move.kind == "windows":
             return _windows(grid, move.window)
         if move.kind == "tokens":
-            return (places,)
+            return (positions,)
         if move.kind == "neighbours":
-            return places, 9
+            return positions, 9
         if move.kind == "enlarged" and move.of in self.grid:
             return self.grid[move.of]
         if move.kind == "merge":
@@ -134,7 +134,7 @@ class _Resizer:
             raise FqvitError(f"{y}: its stored indices differ from those that its move gives. {DAMAGED}")
 
     def _permute(self, op: Permute, grid: tuple[int, int], move: Move | None) -> Permute:
-        """Without a move, only the first axis (windows or tokens) depends on the image size."""
+        """Return the op at the new size. Without a move, only its first axis (windows or tokens) depends on the image size."""
         shape: tuple[int, ...] = ()
         if move is not None and move.kind == "patches" and len(op.view) == 5:
             patch, channels = op.view[1], op.view[4]
@@ -162,5 +162,5 @@ class _Resizer:
 
 
 def _windows(grid: tuple[int, int], window: int) -> tuple[int, int]:
-    """Number of windows, and of positions per window."""
+    """Return the number of windows and the number of positions per window."""
     return math.prod(-(-side // window) for side in grid), window * window

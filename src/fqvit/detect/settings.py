@@ -16,7 +16,7 @@ import msgspec
 
 from fqvit.errors import FqvitError
 
-# Bounds keep derived numbers finite, and the work that an untrusted file can ask for small.
+# These bounds keep derived numbers finite and limit the work that an untrusted file can cause.
 Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 Mean = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
@@ -28,13 +28,15 @@ LISTED = "docs/reference/detection.md lists the settings."
 
 
 class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """short, long: largest short side and long side; images are resized to reach one of them, keeping their aspect ratio
+    """Settings of a detector. Lengths are in pixels.
+
+    short, long: largest short side and long side; images are resized to reach one of them, keeping their aspect ratio
     mean, std: of pixels / 255, one per colour (red, green, blue)
     anchor_scale: side of a square anchor / stride of its level   anchor_ratios: height / width   strides: one per level
     finest: boxes smaller than twice this side (square root of the area) take RoI features from the first level
     proposals_a_level, proposals: proposals kept per level before NMS, and per image after NMS   proposal_iou: threshold of NMS
-    score: detections score above this   iou: threshold of the NMS within a class   detections: at most this many per image
-    mask: smallest probability of a pixel in a mask
+    score: scores of detections are above this   iou: threshold of the NMS within a class
+    detections: at most this many per image   mask: smallest probability of a pixel in a mask
     stds: standard deviations of box deltas, one set per stage; those of proposals are 1
     classes: names in the order of the logits   categories: their COCO ids; 1, 2, 3, ... if empty
     """
@@ -76,12 +78,12 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a class name is not valid Unicode")
 
     def category(self, label: int) -> int:
-        """The COCO category id of a class index."""
+        """Return the COCO category id of a class index."""
         return self.categories[label] if self.categories else label + 1
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """Read a TOML or JSON file of some fields, to change the settings with, and check it."""
+    """Read and validate a TOML or JSON file with new values for some fields; see `changed`."""
     where = Path(path)
     try:
         text = where.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
@@ -101,7 +103,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def changed(settings: DetectSettings, fields: Mapping[str, Any]) -> DetectSettings:
-    """A copy of `settings` with new values for some fields, validated."""
+    """Return a validated copy of `settings` with new values for some fields."""
     try:
         return msgspec.convert({**msgspec.to_builtins(settings), **fields}, DetectSettings)
     except msgspec.ValidationError as error:

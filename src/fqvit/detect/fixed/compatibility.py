@@ -1,4 +1,4 @@
-"""Check that the programs of a detector fit each other and the detector's constants."""
+"""Check that the programs of a detector match each other and the detector's constants."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ PYRAMID_KINDS: tuple[Kind, ...] = ("map", "scores", "deltas")
 def check_compatibility(
     constants: DetectorConstants, pyramid: Program, boxes: Sequence[Program], masks: Sequence[Program]
 ) -> None:
-    """Check the numbers of levels, stages, anchors, channels and classes. The programs and constants must be verified."""
+    """Check the numbers of levels, stages, anchors, channels and classes. Programs and constants must already be verified."""
     channels = _check_pyramid(constants, pyramid)
-    for part in (boxes, masks):
-        _need(len(part) == constants.stages, f"{len(part)} heads for {constants.stages} stages")
-        _need(len({head.input_shape for head in part}) == 1, "heads take RoIs of different sizes")
-    classes = {_classes_of_boxes(head, channels) for head in boxes} | {_classes_of_masks(head, channels) for head in masks}
+    for kind, heads in (("box", boxes), ("mask", masks)):
+        _need(len(heads) == constants.stages, f"{len(heads)} {kind} heads, expected {constants.stages}, one per stage")
+        _need(len({head.input_shape for head in heads}) == 1, f"{kind} heads take RoIs of different sizes")
+    classes = {_check_box_head(head, channels) for head in boxes} | {_check_mask_head(head, channels) for head in masks}
     _need(len(classes) == 1, "heads have different numbers of classes")
     scores = constants.proposals * (classes.pop() + 1)
     _need(scores <= MAX_SCORES, f"{scores:,} scores per image, expected at most {MAX_SCORES:,}")
 
 
 def _check_pyramid(constants: DetectorConstants, pyramid: Program) -> int:
-    """Returns the number of channels of its maps."""
+    """Check the pyramid's outputs; return the number of channels of its maps."""
     header, buffers = pyramid.header, pyramid.verify().buffers
     maps, scores, deltas = (outputs(header, kind) for kind in ("map", "scores", "deltas"))
     levels = len(constants.strides)
-    found = (len(maps), len(scores), len(deltas))
-    _need(found == (constants.maps, levels, levels), f"{found} maps, scores and deltas for {levels} levels")
+    found, expected = [len(maps), len(scores), len(deltas)], [constants.maps, levels, levels]
+    _need(found == expected, f"the pyramid has {found} maps, scores and deltas, expected {expected}")
     _need(all(output.zero <= 255 for output in maps), "the zero point of a map is above 255")
     anchors = len(constants.anchors[0])
     for output, each in [(one, 1) for one in scores] + [(one, 4) for one in deltas]:
         shape = buffers[output.buffer].shape
-        _need(len(shape) == 3 and shape[2] == each * anchors, f"{output.buffer} of shape {list(shape)} for {anchors} anchors")
+        problem = f"{output.buffer} has shape {list(shape)}, expected {each * anchors} channels for {anchors} anchors"
+        _need(len(shape) == 3 and shape[2] == each * anchors, problem)
     channels = {buffers[output.buffer].channels for output in maps}
     _need(len(channels) == 1, "maps have different numbers of channels")
     return channels.pop()
 
 
 def check_grids(header: Header, buffers: Mapping[str, Value], strides: Sequence[int]) -> None:
-    """Check that every level has the rows and columns of its stride, at this pyramid's image size."""
+    """Check that the maps of every level have the pyramid's image size divided by the level's stride, rounded up."""
     height, width, _ = header.input_shape
     for kind in PYRAMID_KINDS:
         for output, stride in zip(outputs(header, kind), strides, strict=False):  # trailing levels have no map
@@ -54,15 +55,18 @@ def check_grids(header: Header, buffers: Mapping[str, Value], strides: Sequence[
             _need(shape == grid, f"pyramid: {output.buffer} is {list(shape)}, expected {list(grid)} at stride {stride}")
 
 
-def _classes_of_boxes(head: Program, channels: int) -> int:
+def _check_box_head(head: Program, channels: int) -> int:
+    """Check a box head; return its number of classes."""
     buffers = _check_roi_head(head, channels, ["logits", "deltas"])
     (logits,), (deltas,) = (buffers[outputs(head.header, kind)[0].buffer].shape for kind in ("logits", "deltas"))
     classes = logits - 1  # the last logit is the background
-    _need(classes >= 1 and deltas in (4, 4 * classes), f"{head.header.model}: {logits} logits and {deltas} deltas")
+    expected = "expected C + 1 logits and 4 or 4 C deltas for C classes"
+    _need(classes >= 1 and deltas in (4, 4 * classes), f"{head.header.model}: {logits} logits and {deltas} deltas, {expected}")
     return classes
 
 
-def _classes_of_masks(head: Program, channels: int) -> int:
+def _check_mask_head(head: Program, channels: int) -> int:
+    """Check a mask head; return its number of classes."""
     buffers = _check_roi_head(head, channels, ["scores"])
     shape = buffers[outputs(head.header, "scores")[0].buffer].shape
     side = 2 * head.input_shape[0]

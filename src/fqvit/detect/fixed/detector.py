@@ -38,8 +38,8 @@ from fqvit.runtime.reference import Reference
 KEPT_SIZES = 2  # each pyramid has its own packed weights and arena: about 100 MB at a photograph's size
 # Boxes whose RoI features and head outputs are in memory at once: about 50 kB of features and 250 kB of masks each.
 BOXES_AT_ONCE = 256
-BYTES_AT_ONCE = 256 << 20  # of head outputs; a head from an untrusted file can have large ones, then fewer boxes run at once
-MOST_BYTES = 8 << 30  # limit of the pyramid's buffers: 58 MB at 800 x 1344, 3.6 GB at the largest sides
+BYTES_AT_ONCE = 256 << 20  # limit of head outputs: if a head of an untrusted file has large ones, fewer boxes run at once
+MOST_BYTES = 8 << 30  # limit of the pyramid's buffers, which take 58 MB at 800 x 1344 and 3.6 GB at 8192 x 8192
 Backend = Literal["native", "reference"]
 
 
@@ -59,7 +59,7 @@ class IntegerFound:
     """The detections of one image as integers, best first.
 
     boxes: i64 [n, 4] in 1/256 pixel of the original image   scores: i64 [n] in 2^-24   labels: i64 [n], class indices from 0
-    probabilities: i32 [n, side, side] in 2^-15, one mask per box   threshold: of mask pixels, in 2^-30
+    probabilities: i32 [n, side, side] in 2^-15, one mask per box   threshold: smallest probability of a mask pixel, in 2^-30
     """
 
     boxes: Integers
@@ -87,7 +87,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class _Head:
-    """side: of the RoI features that it takes   align_params: of RoIAlign, one per map   at_once: boxes per call"""
+    """One head. side: of its RoI features   align_params: RoIAlign parameters, one per map   at_once: most boxes per call"""
 
     runner: Runner
     side: int
@@ -95,15 +95,16 @@ class _Head:
     at_once: int
 
     def run(self, rois: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
-        """RoI features u8 [n, side, side, C] -> every output, i32 [n, ...]."""
+        """Run RoI features u8 [n, side, side, C]; return every output, i32 [n, ...]."""
         return self.runner.run_all(rois)
 
 
 class IntegerDetector:
     """A detector ready to run. Several threads may share it.
 
-    pyramid: program for any image size   boxes, masks: programs of the heads, one per stage   between: integer constants
-    threads: None uses every core   backend: both give the same bits; reference is slow
+    pyramid: program of the pyramid at one image size, from which those for other sizes are derived (resize.py)
+    boxes, masks: programs of the heads, one per stage   between: constants of the arithmetic between the networks
+    threads: None uses every core   backend: results are bit-identical; reference is slow
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class IntegerDetector:
         self._pyramids: SizeCache[Runner] = SizeCache(KEPT_SIZES)
 
     def detect(self, image: Input) -> IntegerFound:
-        """All detections of one image, best first. Its sides must be at most 8192 pixels after resizing."""
+        """Return all detections of one image, best first. Its sides must be at most 8192 pixels after resizing."""
         if max(image.size) > MAX_SIDE:
             raise FqvitError(f"image of {image.size[0]} x {image.size[1]}: expected sides of at most {MAX_SIDE}. Resize it.")
         maps = self.maps(image.pixels)
@@ -149,7 +150,7 @@ class IntegerDetector:
         )
 
     def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> IntegerDetections:
-        """Run the box heads on proposals i64 [n, 4]; returns detections in the network's input."""
+        """Run the box heads on proposals i64 [n, 4]; return detections in coordinates of the network's input."""
         if len(boxes) == 0:
             return IntegerDetections(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
         c = self.between
@@ -163,7 +164,7 @@ class IntegerDetector:
         return select_detections(boxes, total, deltas, size, c)
 
     def mask_probabilities(self, levels: Sequence[Bytes], chosen: IntegerDetections) -> NDArray[np.int32]:
-        """Mask probabilities of each detection's class, the mean of all stages: i32 [n, side, side] in 2^-15."""
+        """Return mask probabilities of each detection's class, the mean over stages: i32 [n, side, side] in 2^-15."""
         count, side = len(chosen.boxes), 2 * self._masks[0].side
         total = np.zeros((count, side, side), np.int64)
         for stage, head in enumerate(self._masks if count else ()):

@@ -1,4 +1,4 @@
-"""Run a detector's head on any number of RoIs, in batches that give the same bits as one RoI at a time.
+"""Run a detector's head on any number of RoIs in batches; the result does not depend on the batch size.
 
 The batched program (batch.py) runs on the engine or on the slow reference, which defines the result. Needs no torch.
 """
@@ -19,18 +19,21 @@ from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import Reference
 
 Integers = NDArray[Any]
-MIN_ROWS = 64  # per matrix product: weights are read once per block of about ten rows, and few blocks should be partial
+MIN_ROWS = 64  # per matrix product: weights are read once per tile of 4 to 12 rows, and few tiles should be partial
 
 
 def rois_per_batch(program: Program) -> int:
-    """The smallest batch with MIN_ROWS rows in every product: many RoIs for fully connected layers, one for convolutions."""
+    """Return the smallest batch with MIN_ROWS rows per product: many RoIs for fully connected layers, one for convolutions."""
     buffers = program.verify().buffers
     rows = (math.prod(buffers[op.y].shape[:-1]) for op in program.ops if isinstance(op, Linear))
     return -(-MIN_ROWS // min(rows, default=MIN_ROWS))
 
 
 class HeadRunner:
-    """Runs a head in batches. input, outputs: of the head   shapes: of the outputs for one RoI   batch: RoIs per run"""
+    """Run a head in batches.
+
+    input, outputs: as in the head's header   shapes: of the outputs for one RoI   batch: RoIs per run
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class HeadRunner:
         self._runner = Engine(made, threads) if backend == "native" else Reference(made)
 
     def run_all(self, codes: NDArray[np.uint8]) -> tuple[Integers, ...]:
-        """uint8 [n, side, side, C] -> every output [n, ...], in the order of the header, as Engine.run_all."""
+        """Run RoI features u8 [n, side, side, C]; return every output [n, ...] in the order of the header."""
         height, width, channels = self.input.shape
         if codes.dtype != np.uint8 or codes.ndim != 4 or codes.shape[1:] != self.input.shape:
             takes = f"uint8 [n, {height}, {width}, {channels}]"

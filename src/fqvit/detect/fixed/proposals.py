@@ -1,4 +1,4 @@
-"""From the networks' integers to boxes: proposals, refinement from stage to stage, detections.
+"""Turn integer network outputs into boxes: proposals, refinement from stage to stage, detections.
 
 See also: float/proposals.py, the same in float.
 """
@@ -41,16 +41,16 @@ def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[in
         boxes = decode(start[best], moves.reshape(-1, 4)[best], c.deltas[level], c.log_limit, size)
         found.append((boxes, scores[best], np.full(len(best), level, np.int64)))
     boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))  # clipping may have left no area
+    solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))  # drops boxes that clipping left without area
     boxes, scores, levels = boxes[solid], scores[solid], levels[solid]
     kept = grouped_nms(boxes, scores, levels, iou_above(c.proposal_iou))
     return boxes[kept[: c.proposals]]
 
 
 def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tuple[int, int], c: DetectorConstants) -> Integers:
-    """Boxes for the next stage, i64 [n, 4]: each box is moved by the deltas of its most probable class, without the background.
+    """Refine boxes for the next stage, i64 [n, 4]: apply the deltas of each box's most probable class, not counting background.
 
-    logits: i32 [n, classes + 1]   deltas: i32 [n, 4] if class-agnostic, else [n, classes 4]
+    logits: i32 [n, classes + 1]   deltas: i32 [n, 4] if class-agnostic, else [n, 4 classes]
     """
     moves = deltas.reshape(len(boxes), -1, 4)
     label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)

@@ -21,14 +21,14 @@ def pairwise_iou(a: Floats, b: Floats) -> Floats:
 
 
 def iou_above(iou: float) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
-    """For nms.py: whether the IoU of boxes exceeds `iou`, [A, 4] x [B, 4] -> [A, B]."""
+    """Return the function for nms.py that compares the IoU of all pairs with `iou`, [A, 4] x [B, 4] -> [A, B]."""
     return lambda a, b: pairwise_iou(a, b) > iou
 
 
 def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:
-    """Deltas [..., 4] that decode turns into `targets`.
+    """Return the deltas [..., 4] that decode turns into `targets`.
 
-    (move / size) / std for the centre;  log(target size / size) / std for the size
+    xy: (target centre - centre) / size / std;  wh: log(target size / size) / std
     """
     size, centre = boxes[..., 2:] - boxes[..., :2], (boxes[..., :2] + boxes[..., 2:]) / 2
     target_size, target_centre = targets[..., 2:] - targets[..., :2], (targets[..., :2] + targets[..., 2:]) / 2
@@ -40,7 +40,7 @@ def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:
 def decode(boxes: Floats, deltas: Floats, stds: tuple[float, ...], height: float, width: float) -> Floats:
     """Apply deltas to boxes and clip them to an image: [..., 4] x [..., 4] -> [..., 4].
 
-    centre + delta_xy std size;  size exp(clip(delta_wh std, +-log(1000 / 16)))
+    centre' = centre + delta_xy std size;  size' = size exp(clip(delta_wh std, +-log(1000 / 16)))
     """
     scaled = deltas * np.asarray(stds)
     size, centre = boxes[..., 2:] - boxes[..., :2], (boxes[..., :2] + boxes[..., 2:]) / 2

@@ -20,12 +20,12 @@ from fqvit.detect.model.pyramid import Pyramid, split_outputs
 
 # Pyramids share their weights, but indices and masks take about 10 MB at a photograph's size.
 KEPT_SIZES = 16
-# Boxes per run of a head: features and activations take about 0.3 MB per box at full width.
+# Boxes per run of a head: activations in the mask head of the released detectors take about 2.5 MB per box.
 BOXES_AT_ONCE = 256
 
 
 class FloatNetworks:
-    """The Networks of float/pipeline.py, run by torch. Pyramids are made per image size when first needed, and cached."""
+    """Implement Networks of float/pipeline.py with torch. Pyramids are made when an image size first occurs, and cached."""
 
     def __init__(self, detector: FloatDetector) -> None:
         self.module, self.settings = detector.module, detector.settings
@@ -34,7 +34,7 @@ class FloatNetworks:
         self._pyramids: SizeCache[Pyramid] = SizeCache(KEPT_SIZES)
 
     def pyramid(self, size: tuple[int, int]) -> Pyramid:
-        """The pyramid for images of this padded size."""
+        """Return the pyramid for images of this padded size."""
         return self._pyramids.get(size, partial(at_size, self.module.pyramid, self.module.config))
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""From the networks' outputs to boxes: proposals, refinement from stage to stage, detections.
+"""Turn float network outputs into boxes: proposals, refinement from stage to stage, detections.
 
 See also: fixed/proposals.py, the same in integers.
 """
@@ -42,9 +42,9 @@ def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[
 
 
 def refine(boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int]) -> Floats:
-    """Boxes for the next stage, [n, 4]: each box is moved by the deltas of its most probable class, without the background.
+    """Refine boxes for the next stage, [n, 4]: apply the deltas of each box's most probable class, not counting background.
 
-    logits: [n, classes + 1]   deltas: [n, 4] if class-agnostic, else [n, classes 4]
+    logits: [n, classes + 1]   deltas: [n, 4] if class-agnostic, else [n, 4 classes]
     """
     moves = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
     label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)

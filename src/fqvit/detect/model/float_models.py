@@ -16,26 +16,26 @@ MAX_SIDE = 8192  # the limit of Preprocess
 
 
 def pyramid_model(detector: FloatDetector, height: int, width: int) -> FloatModel:
-    """The pyramid for images padded to height x width, multiples of 32."""
+    """Wrap the pyramid for images padded to height x width, both multiples of 32."""
     module = at_size(detector.module.pyramid, detector.module.config, height, width)
     return FloatModel(f"{detector.name} pyramid", module, _preprocess(detector, height, width), None, detector.source)
 
 
 def box_model(detector: FloatDetector, stage: int) -> FloatModel:
-    """The box head of a stage."""
+    """Wrap the box head of a stage."""
     return _head(detector, f"box head {stage}", detector.module.box_heads[stage], detector.module.config.box_side)
 
 
 def mask_model(detector: FloatDetector, stage: int) -> FloatModel:
-    """The mask head of a stage."""
+    """Wrap the mask head of a stage."""
     return _head(detector, f"mask head {stage}", detector.module.mask_heads[stage], detector.module.config.mask_side)
 
 
 def _head(detector: FloatDetector, name: str, module: nn.Module, side: int) -> FloatModel:
     config = detector.module.config
     preprocess = _preprocess(detector, *config.backbone.image)
-    square = (side, side, config.channels)
-    return FloatModel(f"{detector.name} {name}", module, preprocess, None, detector.source, square)
+    roi_shape = (side, side, config.channels)
+    return FloatModel(f"{detector.name} {name}", module, preprocess, None, detector.source, roi_shape)
 
 
 def _preprocess(detector: FloatDetector, height: int, width: int) -> Preprocess:

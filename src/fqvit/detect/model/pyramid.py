@@ -41,10 +41,10 @@ class SwinBackbone(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """FPN: maps of decreasing size -> as many levels with `channels` channels, plus one of half the last level's size.
+    """FPN: maps of decreasing size -> one level per map with `channels` channels, plus one level of half the last one's size.
 
-    inner_i = lateral_i(x_i) + upsampled inner_{i+1};  P_i = output_i(inner_i), a 3x3 convolution;  the extra level is every
-    second position of the last P. There are no activation functions.
+    inner_i = lateral_i(x_i) + upsampled inner_{i+1};  P_i = output_i(inner_i), a 3x3 convolution;  the extra level has
+    every second row and column of the last P. There are no activation functions.
     """
 
     def __init__(self, widths: list[int], channels: int) -> None:
@@ -79,7 +79,7 @@ class ProposalHead(nn.Module):
 
 
 class PyramidOutputs(NamedTuple):
-    """levels: P2..P5, for RoIAlign   objectness, deltas: of P2..P6"""
+    """levels: P2..P5, for RoIAlign   objectness, deltas: one tensor per level, P2..P6"""
 
     levels: tuple[Tensor, ...]
     objectness: tuple[Tensor, ...]
