@@ -20,6 +20,8 @@ from tests.export.compiled import STRICT, TARGETS, outputs_of, sources
 from tests.factories import assert_same
 from tests.native.compilers import run, tool
 
+pytestmark = pytest.mark.nightly
+
 CORTEX_M4 = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=soft")
 BARE = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-ffreestanding", "-nostdlib")
 FLASH, RAM = 2 * 2**20, 512 * 2**10
