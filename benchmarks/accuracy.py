@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/accuracy.py deit_tiny --weights FILE --calib DIR --data DIR --recipes fq-vit,minmax
 
-Appends one row per recipe to results/accuracy.csv. Does what `fqvit quantize` and `fqvit eval` do, and adds the agreement.
+Appends one row per recipe to results/accuracy.csv. It does the work of `fqvit quantize` and `fqvit eval`, and also measures the
+agreement of the integer program with the float model.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main() -> None:
         calib = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess).limit(recipe.images)
         seen = track((batch.images for batch in calib.batches()), len(calib) // 16, f"{name}: calibration")
         calibration = fqvit.calibrate(model, seen, recipe)
-        runner = Engine(fqvit.lower(model, calibration))  # the bits of the reference, but faster
+        runner = Engine(fqvit.lower(model, calibration))  # bit-exact with the reference, but faster
         folder = fqvit.ImageFolder.labelled(arguments.data, model.preprocess, model.module.config.classes)
         folder = folder.limit(arguments.limit) if arguments.limit else folder
         exact, integer, labels = [], [], []

@@ -1,10 +1,11 @@
 """Reproduce the paper's Table 2 on the small detectors of training/ and write results/detection.csv.
 
-    make detector                       # or use the weights and shapes of an earlier run in build/detect
+    make detector                       # trains the detectors; skip this if build/detect has them already
     .venv/bin/python benchmarks/detection.py [--folder build/detect] [--methods NAME[@W/A/ATTN],...] [--jobs 2]
 
 Runs `fqvit detect quantize` and `fqvit detect eval` for every detector and method, one thread each. Finished rows are kept in
-FOLDER/table, so an interrupted run continues. Published figures are box AP of Swin-S on COCO: compare only their order.
+FOLDER/table, so an interrupted run continues. The published numbers are box AP of Swin-S on COCO, so compare only the ranking
+of the methods.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
     cells = [(name, method) for name in given.detectors.split(",") for method in given.methods.split(",")]
     with ThreadPoolExecutor(given.jobs) as pool:
         rows = list(pool.map(lambda cell: row(given.folder, *cell, given.limit), cells))
-    # A run with some of the methods or images does not replace the full table.
+    # A run on only some of the detectors, methods or images does not replace the full table.
     whole = given.limit is None and (given.detectors, given.methods) == (",".join(DETECTORS), METHODS)
     with (RESULTS if whole else given.folder / "table" / "part.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -77,6 +78,7 @@ def row(folder: Path, name: str, method: str, limit: int | None) -> dict[str, ob
 
 
 def measured(folder: Path, name: str, method: str, file: Path, limit: int | None) -> dict[str, object]:
+    """Quantize a detector to `file`, unless the method is "float", and evaluate it."""
     weights, shapes = folder / f"{name}.safetensors", folder / "shapes"
     recipe, _, bits = method.partition("@")
     target: list[object] = ["--weights", weights]
@@ -95,6 +97,7 @@ def measured(folder: Path, name: str, method: str, file: Path, limit: int | None
 
 
 def fqvit(*words: object) -> dict[str, object]:
+    """Run an fqvit command with --json and return its result."""
     command = [sys.executable, "-m", "fqvit", *map(str, words), "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
@@ -103,6 +106,7 @@ def fqvit(*words: object) -> dict[str, object]:
 
 
 def parameters(weights: Path) -> int:
+    """Return the number of weights in a safetensors file."""
     from safetensors import safe_open
 
     with safe_open(weights, framework="numpy") as file:

@@ -1,8 +1,8 @@
 """Print the peak memory of a process that only runs an integer detector, as JSON in MiB.
 
-    .venv/bin/python benchmarks/detector_memory.py FILE.fqvit PHOTOGRAPH
+    .venv/bin/python benchmarks/detector_memory.py FILE.fqvit IMAGE
 
-Torch is never imported.
+The process never imports torch. `start`, `loaded` and `detected` are the peaks so far after each of these steps.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def variants() -> dict[str, Recipe]:
         "fqvit": ours,
         "residual stream: 8 bits with PTF": replace(ours, residual="ptf", sites=without_residual),
         "attention: 4-bit LIS as in the paper": replace(ours, attention="log2"),
-        "attention: 8 bits, relative to the row's largest": replace(ours, attention_bits=8),
+        "attention: 8 bits, relative to the row maximum": replace(ours, attention_bits=8),
         "attention: 8 bits, uniform": replace(ours, attention="uniform", attention_bits=8),
         "one scale for all channels of norms": with_site(ours, "norm", observer="minmax"),
         "one scale for all channels of GELU": with_site(ours, "gelu", observer="minmax"),

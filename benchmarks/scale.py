@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
 
-DIR has weights/deit_tiny_patch16_224.safetensors and imagenet/{calib,val}/WNID/*.jpg. All times are CPU time of one thread,
-which other processes disturb least. docs/measurements/distributed.md has the results.
+DIR has weights/deit_tiny_patch16_224.safetensors and imagenet/{calib,val}/WNID/*.jpg. Times are CPU times of one thread,
+which vary less than wall time when the machine is busy. docs/measurements/distributed.md has the results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRAIN, VAL, CALIBRATION = 1_281_167, 50_000, 1_000  # images of ImageNet-1k; cal
 
 
 def cpu(work: Callable[[], object], count: int) -> float:
-    """Return CPU milliseconds per image."""
+    """Run `work` and return its CPU milliseconds per image."""
     start = time.process_time()
     work()
     return 1000 * (time.process_time() - start) / count
@@ -56,31 +56,31 @@ def main() -> None:
     val = fqvit.ImageFolder.unlabelled(arguments.data_root / "imagenet" / "val", model.preprocess).limit(arguments.images)
 
     def read(source: fqvit.ImageFolder | fqvit.TarShards) -> float:
-        return cpu(lambda: [source.read(place) for place in range(len(source))], len(source))
+        return cpu(lambda: [source.read(i) for i in range(len(source))], len(source))
 
     fqvit.calibrate(model, calib.limit(16), recipe)  # the first pass of a process is slower
     found = {}
     calibrate = cpu(lambda: found.update(c=fqvit.calibrate(model, calib, recipe)), len(calib))
     engine = fqvit.Engine(fqvit.lower(model, found["c"]), threads=1)
-    pictures = [batch.images for batch in val.batches(8)]
-    evaluate = cpu(lambda: [engine.run(batch) for batch in pictures], sum(map(len, pictures)))
+    batches = [batch.images for batch in val.batches(8)]
+    evaluate = cpu(lambda: [engine.run(batch) for batch in batches], sum(map(len, batches)))
     with tempfile.TemporaryDirectory() as folder:
         packed(val, Path(folder, "x.tar"))
-        look = cpu(lambda: fqvit.TarShards.labelled(Path(folder, "x.tar"), model.preprocess, 1000), len(val))
+        headers = cpu(lambda: fqvit.TarShards.labelled(Path(folder, "x.tar"), model.preprocess, 1000), len(val))
         tar = read(fqvit.TarShards.unlabelled(Path(folder, "x.tar"), model.preprocess))
     decode = read(val)
     for name, value in (
         ("read, decode and resize a file", decode),
         ("the same from a tar shard", tar),
-        ("read the headers of a sample", look),
+        ("read the headers of a sample", headers),
         ("calibrate, reading included", calibrate),
         ("evaluate, in the engine", evaluate),
     ):
-        print(f"{name:34} {value:8.3f} ms CPU per image, {1000 / value:8.1f} images per second and core")
+        print(f"{name:34} {value:8.3f} ms CPU per image, {1000 / value:8.1f} images per second per core")
     for label, seconds in (
         (f"calibrate {CALIBRATION:,} images", CALIBRATION * calibrate / 1000),
         (f"evaluate {VAL:,} images", VAL * (evaluate + decode) / 1000),
-        (f"read {TRAIN:,} headers", TRAIN * look / 1000),
+        (f"read {TRAIN:,} headers", TRAIN * headers / 1000),
     ):
         print(f"{label:34} {seconds:8.0f} s on one core, {seconds / arguments.cores:8.1f} s on {arguments.cores}")
 

@@ -1,6 +1,7 @@
-"""Measure how much the choice of calibration images matters: compare programs of random subsets.
+"""Measure how much the choice of calibration images matters: compare programs calibrated on random subsets.
 
-Prints top-1 and agreement with float of each program, the standard deviation of top-1, and the lowest agreement of a pair.
+Prints the top-1 accuracy of each program and its agreement with the float model, the standard deviation of top-1, and the
+lowest agreement between any two programs.
 
     .venv/bin/python benchmarks/stability.py deit_tiny --weights F.safetensors --calib DIR --data DIR
 """
@@ -61,7 +62,7 @@ def main() -> None:
     print(
         f"{model.name} {recipe.name}, {arguments.subsets} subsets of {arguments.size} images, {len(truth)} test images: "
         f"float {100 * np.mean(exact == truth):.1f}, top-1 {np.mean(top1):.2f}, standard deviation {np.std(top1, ddof=1):.2f}, "
-        f"lowest agreement of two {least:.1f} %"
+        f"lowest agreement of any two programs {least:.1f} %"
     )
 
 

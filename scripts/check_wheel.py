@@ -1,4 +1,4 @@
-"""Check an installed fqvit without compiler and torch: `fqvit doctor`, then golden programs.
+"""Check an installed wheel, without a compiler or torch: run `fqvit doctor`, golden programs and golden detectors.
 
 python scripts/check_wheel.py
 """
@@ -32,8 +32,8 @@ def check_programs() -> None:
             outputs[isa] = fqvit.Engine(file, isa=isa).run(expected["images"])
         for name, output in outputs.items():
             if not np.array_equal(output, expected["output"]):
-                sys.exit(f"{file.name}: {name} gives different integers, expected those stored with the file.")
-        print(f"{file.name}: expected integers ({', '.join(outputs)})")
+                sys.exit(f"{file.name}: {name} returned other integers, expected those in {file.stem}.npz.")
+        print(f"{file.name}: integers match ({', '.join(outputs)})")
 
 
 def check_detectors() -> None:
@@ -41,12 +41,12 @@ def check_detectors() -> None:
         expected = np.load(file.with_suffix(".npz"))
         program = DetectorProgram.load(file)
         detector = program.ready()
-        for i, picture in enumerate(expected["pictures"]):
-            found = detector.detect(prepare(Image.fromarray(picture), program.settings))
+        for i, image in enumerate(expected["pictures"]):
+            found = detector.detect(prepare(Image.fromarray(image), program.settings))
             for part in ("boxes", "scores", "labels", "probabilities"):
                 if not np.array_equal(getattr(found, part), expected[f"{part}{i}"]):
-                    sys.exit(f"{file.name}: different {part}, expected those stored with the file.")
-        print(f"{file.name}: expected boxes, scores, labels and masks")
+                    sys.exit(f"{file.name}: the detector returned other {part}, expected those in {file.stem}.npz.")
+        print(f"{file.name}: boxes, scores, labels and masks match")
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     check_programs()
     check_detectors()
     if "torch" in sys.modules:
-        sys.exit("torch: imported to run a program, expected no import.")
+        sys.exit("torch: running a program imported it, expected no import of torch.")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
     python scripts/faults.py stop --times 8        # SIGINT and SIGTERM
     python scripts/faults.py lose --times 8        # SIGKILL to one worker
 
-After a kill, an output is complete, either the old or the new one; unfinished files have other names; the next run gives the
-result of an undisturbed one. After a signal, the exit code is 128 + signal, the terminal is clean, and no unfinished file or
-process is left. After a worker dies, the others end soon with a one-line error. See tests/robustness/faults.
+After a kill, the output is either the complete old one or the complete new one, unfinished files have other names, and the
+next run gives the same result as an undisturbed run. After a signal, the exit code is 128 + signal, the terminal is clean, and
+no unfinished file or process is left. After a worker dies, the others end soon with a one-line error. See
+tests/robustness/faults.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def kill(names: list[str], times: int, seed: int) -> bool:
 
     kills.warm_up()
     no_faults = True
-    print(f"{'':16}{'seconds':>8}{'before':>8}{'writing':>8}{'between':>8}{'after':>8}{'runs after':>12}{'faults':>8}")
-    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_child_process(lambda: jobs.prepare(Path(place), names))
+    print(f"{'':16}{'seconds':>8}{'before':>8}{'writing':>8}{'between':>8}{'after':>8}{'reruns':>12}{'faults':>8}")
+    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as folder:
+        _in_child_process(lambda: jobs.prepare(Path(folder), names))
         for name in names or list(jobs.JOBS):
-            tally = kills.campaign(name, Path(place), times, seed)
+            tally = kills.campaign(name, Path(folder), times, seed)
             stages = "".join(f"{tally.counts[stage]:>8}" for stage in ("before", "writing", "between", "after"))
             print(f"{name:16}{tally.seconds:>8.2f}{stages}{tally.reruns:>12}{len(tally.faults):>8}", flush=True)
             for fault in tally.faults[:5]:
@@ -45,7 +46,7 @@ def kill(names: list[str], times: int, seed: int) -> bool:
 
 
 def _in_child_process(work: object) -> None:
-    """Run in a child process, so that torch starts no threads in this one, which forks later."""
+    """Run `work` in a child process, so that torch starts no threads in this process, which forks later."""
     child = os.fork()
     if child == 0:
         try:
@@ -60,12 +61,12 @@ def _in_child_process(work: object) -> None:
 def stop(names: list[str], times: int, seed: int) -> bool:
     """Send SIGINT and SIGTERM to each command many times. Returns whether no fault was found."""
     no_faults = True
-    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_child_process(lambda: jobs.prepare(Path(place), names))
+    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as folder:
+        _in_child_process(lambda: jobs.prepare(Path(folder), names))
         for name in names or list(signals.COMMANDS):
             for signum in (signal.SIGINT, signal.SIGTERM):
                 began = time.monotonic()
-                counts, faults = signals.campaign(name, Path(place), signum, times, seed)
+                counts, faults = signals.campaign(name, Path(folder), signum, times, seed)
                 summary = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
                 print(
                     f"{name:16} {signum.name:8} exit codes {summary}; {len(faults)} faults; {time.monotonic() - began:.0f} s",
@@ -80,11 +81,11 @@ def stop(names: list[str], times: int, seed: int) -> bool:
 def lose(names: list[str], times: int, seed: int) -> bool:
     """Kill one worker of each distributed command many times. Returns whether no fault was found."""
     no_faults = True
-    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as place:
-        _in_child_process(lambda: jobs.prepare(Path(place), names))
+    with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as folder:
+        _in_child_process(lambda: jobs.prepare(Path(folder), names))
         for name in names or list(lost_workers.COMMANDS):
-            counts, faults = lost_workers.campaign(name, Path(place), times, seed)
-            summary = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
+            counts, faults = lost_workers.campaign(name, Path(folder), times, seed)
+            summary = ", ".join(f"{count} x {outcome}" for outcome, count in sorted(counts.items()))
             print(f"{name:16} {summary}; {len(faults)} faults", flush=True)
             for fault in faults[:5]:
                 print(f"  {fault}")

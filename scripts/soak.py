@@ -1,11 +1,11 @@
 """Run engines and detectors in many threads and several processes for a long time: `make soak`.
 
-Every result must have the bits of the reference, every damaged file must be rejected, and memory must not grow.
+Every result must match the reference bit for bit, every damaged file must be rejected, and memory must not grow.
 
     python scripts/soak.py --seconds 600 --processes 2 --threads 8
 
-The parent process makes programs and the results of the reference. Workers, which never import torch, do the rest. A folder of
-programs has the layout of tests/golden: NAME.fqvit, and NAME.npz with `images` and `output`.
+The parent process creates programs and computes their results with the reference. Workers, which never import torch, run them.
+A folder of programs has the layout of tests/golden: NAME.fqvit, and NAME.npz with `images` and `output`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fqvit import Engine, FqvitError, _native
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 FOUND = ("boxes", "scores", "labels", "probabilities")
-EVERY = 0.5  # seconds between samples of memory
-WARM = 0.2  # share of the time before growth is measured, in which caches and allocators fill
+EVERY = 0.5  # seconds between samples of memory use
+WARM = 0.2  # share of the run that does not count towards growth, because caches and allocators still fill
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -57,15 +57,15 @@ def prepare(folder: Path) -> None:
     detector = detector_program("mask r-cnn")
     detector.save(folder / "detector.fqvit")
     slow, arrays = detector.ready(backend="reference"), {}
-    for number, picture in enumerate(sample_images()):
-        arrays[f"image{number}"] = np.asarray(picture)
-        found = slow.detect(prepared(picture, detector.settings))
+    for number, image in enumerate(sample_images()):
+        arrays[f"image{number}"] = np.asarray(image)
+        found = slow.detect(prepared(image, detector.settings))
         arrays |= {f"{name}{number}": getattr(found, name) for name in FOUND}
     np.savez(folder / "detector.npz", **arrays)
 
 
 def soak(folders: list[Path], seconds: float, processes: int, threads: int) -> list[dict[str, Any]]:
-    """Run the workers and return what each one found."""
+    """Run the workers and return the result of each one."""
     words = [sys.executable, __file__, "--worker", *map(str, folders), "--seconds", str(seconds), "--threads", str(threads)]
     workers = [
         subprocess.Popen(
@@ -99,7 +99,7 @@ class Case:
 
 
 class DetectorCase:
-    """A detector that all threads share."""
+    """A detector that all threads share, with images and the results of the reference."""
 
     def __init__(self, path: Path) -> None:
         from PIL import Image
@@ -137,7 +137,7 @@ class Load:
         case = rng.choice(self.cases)
         own = Engine(case.path, 1)
         while time.monotonic() < self.end:
-            what = rng.choices(("shared", "own", "new", "refused", "detect"), (60, 20, 4, 12, 4 * len(self.detectors)))[0]
+            what = rng.choices(("shared", "own", "new", "rejected", "detect"), (60, 20, 4, 12, 4 * len(self.detectors)))[0]
             try:
                 if what == "shared":
                     any_case = rng.choice(self.cases)
@@ -148,7 +148,7 @@ class Load:
                     case = rng.choice(self.cases)
                     own = Engine(case.path, rng.choice((1, 2, 3)))
                     right = case.check(own, rng)
-                elif what == "refused":
+                elif what == "rejected":
                     right = self.rejects_bad_input(rng.choice(self.cases), seed, rng)
                 else:
                     right = rng.choice(self.detectors).check(rng)
@@ -160,7 +160,7 @@ class Load:
                     self.wrong.append(what)
 
     def rejects_bad_input(self, case: Case, seed: int, rng: random.Random) -> bool:
-        """Check that a damaged file and an invalid op are rejected. Memory that error paths leak shows up as growth."""
+        """Return whether a damaged file and an invalid op are rejected. Leaks in these error paths show up as memory growth."""
         data = bytearray(case.path.read_bytes())
         if rng.random() < 0.5:
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -237,20 +237,20 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--growth", type=float, default=5.0, help="largest accepted growth of memory in percent")
+    parser.add_argument("--growth", type=float, default=5.0, help="largest accepted memory growth in percent")
     given = parser.parse_args()
     if given.worker:
         print(json.dumps(worker(given.worker, given.seconds, given.threads, given.seed)))
         return 0
-    with tempfile.TemporaryDirectory(prefix="fqvit-soak-") as place:
-        prepare(Path(place))
-        found = soak([Path(place), GOLDEN], given.seconds, given.processes, given.threads)
+    with tempfile.TemporaryDirectory(prefix="fqvit-soak-") as folder:
+        prepare(Path(folder))
+        found = soak([Path(folder), GOLDEN], given.seconds, given.processes, given.threads)
     bad = False
     for number, one in enumerate(found):
         print(f"process {number}:", json.dumps(one))
         grown = one.get("last_mb", 1) > (1 + given.growth / 100) * one.get("first_mb", 0)
         bad = bad or bool(one["wrong"]) or one["code"] != 0 or grown or one.get("files", 1) != 0
-    print("FAILED" if bad else "all bits equal, no growth")
+    print("FAILED" if bad else "all results bit-exact, no memory growth")
     return int(bad)
 
 

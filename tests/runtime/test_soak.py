@@ -23,7 +23,7 @@ def test_eight_threads_use_shared_and_own_engines() -> None:
     assert done.returncode == 0 and done.stderr == "", done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == [] and found["files"] == 0
-    assert all(found["counts"].get(what, 0) > 0 for what in ("shared", "own", "new", "refused")), found["counts"]
+    assert all(found["counts"].get(what, 0) > 0 for what in ("shared", "own", "new", "rejected")), found["counts"]
 
 
 def test_memory_growth_is_distinguished_from_noise() -> None:
