@@ -1,4 +1,4 @@
-"""Tests of tables, rows and summaries, on made-up timings."""
+"""Tests of benchmark reports (tables, CSV rows, JSON summaries) on made-up timings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_values_that_the_system_does_not_report_are_left_out(found: Measured) ->
     assert [report.clock(threads, coarse) for threads, coarse in ((1, False), (1, True), (2, False))] == ["cpu", "wall", "wall"]
 
 
-def test_peak_memory_works_without_unix_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_is_none_if_neither_proc_nor_the_resource_module_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (worker.peak_memory() or 0) > 10_000_000
     monkeypatch.setattr("builtins.open", _no_file)
     assert (worker.peak_memory() or 0) > 10_000_000

@@ -53,7 +53,7 @@ def quicken(module: nn.Module) -> nn.Module:
 
 
 def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """[..., T, 3 H D] -> Q, K and V [..., H, T, D]"""
+    """Split [..., T, 3 H D] into Q, K and V, each [..., H, T, D]."""
     return qkv.reshape(*qkv.shape[:-1], 3, heads, -1).movedim(-3, 0).transpose(-2, -3).unbind(0)
 
 
@@ -72,7 +72,7 @@ def _window_attention(part: WindowAttention) -> Callable[[Tensor], Tensor]:
         if part.softmax.mask is not None:
             bias = bias.masked_fill(~part.softmax.mask[:, None], float("-inf"))
     bias = bias.expand(len(part.windows.index), -1, -1, -1).contiguous()  # [W, H, T, T]
-    repeated: dict[int, Tensor] = {}  # by batch size; made in the first run, which is not timed
+    repeated: dict[int, Tensor] = {}  # batch size -> bias; filled in the first run, which is not timed
 
     def forward(x: Tensor) -> Tensor:
         images = len(x)

@@ -16,7 +16,7 @@ from fqvit.system.text import table
 
 PROFILE_ROUNDS = 20
 TOP = 12
-LARGE = 0.01  # share of all MACs; the speed of smaller ops is not used for comparison
+LARGE = 0.01  # an op with at least this share of all MACs is large; speeds are not compared with those of smaller ops
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def by_tag(times: Sequence[OpTime]) -> list[OpTime]:
 
 
 def fastest_large_op(times: Sequence[OpTime]) -> OpTime | None:
-    """Return the op with the most MACs per second among those with at least LARGE of all MACs."""
+    """Return the op with the most MACs per second among the large ops, or None if no op is large."""
     total = sum(time.macs for time in times)
     return max((time for time in times if total and time.macs >= LARGE * total), key=lambda op: op.gmacs, default=None)
 
@@ -84,7 +84,7 @@ def text(times: Sequence[OpTime]) -> str:
 
 
 def summary(times: Sequence[OpTime]) -> dict[str, object]:
-    """Return the content of --json."""
+    """Return the fields of --json."""
     fastest = fastest_large_op(times)
 
     def plain(time: OpTime) -> dict[str, object]:

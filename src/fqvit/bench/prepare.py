@@ -1,8 +1,8 @@
-"""Make the files that the peers run from one float model.
+"""Convert one float model into the files that the peers run: PyTorch, ONNX Runtime and OpenVINO.
 
 Run as `python -m fqvit.bench.prepare`: one line of JSON in, one line out.
 This is a separate process because it loads torch and all peers, which must not count as memory of a worker. If one peer fails,
-the others are prepared nevertheless.
+the others are still prepared.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def export(model: FloatModel, folder: Path) -> Path:
 
 
 def quantize(onnx_file: Path, out: Path, images: Floats, weights: str) -> Path:
-    """Quantize with ONNX Runtime's static quantization and its defaults: per-channel weights, u8 activations."""
+    """Quantize with quantize_static of ONNX Runtime: QDQ, per-channel weights (s8 or u8), u8 activations, min-max ranges."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -119,9 +119,9 @@ def quantize_openvino(onnx_file: Path, out: Path, images: Floats) -> Path:
 
 
 def probe(weights: str) -> bytes:
-    """Return a QDQ model with scale 1 that multiplies 255 by the largest weight and sums 64 products.
+    """Return a QDQ model with all scales 1 that sums 64 products of its input and the largest weight code.
 
-    An exact runtime returns EXPECTED_PRODUCT; one with a 16-bit intermediate saturates.
+    On inputs of 255 an exact runtime returns EXPECTED_PRODUCT; one with a 16-bit intermediate saturates.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -166,7 +166,7 @@ def run_openvino(model: bytes, x: Floats) -> Floats:
 
 
 def exactness(run: Callable[[bytes, Floats], Floats], weights: str) -> tuple[bool, str]:
-    """Run probe() to find out whether a runtime's product of u8 codes with such weights is exact on this CPU."""
+    """Run probe() to find out whether a runtime multiplies u8 activations by these weights exactly on this CPU."""
     got = int(run(probe(weights), np.full((PROBE, PROBE), 255, np.float32))[0, 0])
     if got == EXPECTED_PRODUCT[weights]:
         return True, f"its u8 x {weights} product is exact on this CPU"

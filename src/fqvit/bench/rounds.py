@@ -1,6 +1,6 @@
-"""Time candidates in interleaved rounds: one process per candidate, which take turns.
+"""Time candidates in interleaved rounds: each runs in its own process, and the processes take turns.
 
-A busy moment of the machine then affects all candidates alike, and none warms or fills the memory of another.
+Other load on the machine then affects all candidates alike, and allocations of one do not affect the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO, Any
 from fqvit.errors import FqvitError
 from fqvit.system.progress import Progress
 
-TURN = 0.2  # seconds; a turn has as many runs as fit into it, at least one
+TURN = 0.2  # target duration of a turn in seconds; a turn has at least one run
 MAX_RUNS = 50  # per turn
 PAUSE = 0.25  # seconds after a turn with several threads, which spin before they sleep
 MILLI = 1000
@@ -43,7 +43,7 @@ class Candidate:
 class Timing:
     """Times of one candidate in one setting.
 
-    cpu, wall: seconds per batch, one for each timed run   memory: peak in bytes, None if the system does not report it
+    cpu, wall: seconds per batch, one number per timed run   memory: peak in bytes, None if the system does not report it
     load: seconds from opening the file to the first result   first: the first logits   failure: why it failed, or None
     """
 
@@ -62,6 +62,7 @@ class Timing:
         return MILLI * statistics.median(self.seconds(clock)) / self.batch
 
     def least(self, clock: str) -> float:
+        """Return the minimum of all timed runs in milliseconds per image."""
         return MILLI * min(self.seconds(clock)) / self.batch
 
     def seconds(self, clock: str) -> list[float]:
@@ -118,7 +119,7 @@ class Worker:
         self.errors.close()
 
 
-# Some libraries start their threads on import, before the number can be set.
+# Set in the environment, because some libraries start their threads on import.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -172,7 +173,7 @@ def _rotated(items: Sequence[Any], by: int) -> Iterable[Any]:
 
 
 def differing_logits(timings: Sequence[Timing], names: Iterable[str], tolerance: float = 1e-2) -> dict[str, float]:
-    """Return the candidates in `names` whose logits differ from those of the first one, with their relative difference."""
+    """Return the candidates in `names` whose logits differ from those of the first one, and their relative difference."""
     same = [timing for timing in timings if timing.name in set(names) and timing.first and timing.failure is None]
     found: dict[str, float] = {}
     for timing in same[1:]:
