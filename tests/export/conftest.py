@@ -1,4 +1,4 @@
-"""Fixtures for all tests of a session: the embedded ViT as a program, its C export, and a compiler."""
+"""Session-scoped fixtures: the embedded ViT as a program, its C export, and a C compiler."""
 
 from __future__ import annotations
 

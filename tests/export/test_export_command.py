@@ -28,7 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten images in folders by the class that the program predicts, except the first one."""
+    """Ten images in folders by predicted class; the first one is in the folder of another class."""
     folder = tmp_path_factory.mktemp("data")
     program = Program.load(file)
     images = images_for(program.header.preprocess, 10)
@@ -53,7 +53,7 @@ def exported(file: Path, tmp_path: Path) -> Path:
     return out
 
 
-def test_an_exported_file_can_be_evaluated_on_its_own(exported: Path, file: Path, data: Path) -> None:
+def test_an_exported_file_can_be_evaluated_without_the_program(exported: Path, file: Path, data: Path) -> None:
     found = fqvit("eval", exported, "--data", data, "--json").json
     assert (found["top1"], found["images"], found["backend"], found["model"]) == (90.0, 10, "onnx", "vit")
     assert fqvit("eval", exported, "--data", data, "--backend", "onnx", "--json").json["top1"] == 90.0
@@ -61,7 +61,7 @@ def test_an_exported_file_can_be_evaluated_on_its_own(exported: Path, file: Path
     assert fqvit("eval", file, "--data", data, "--json").json["top1"] == 90.0
 
 
-def test_a_session_matches_the_reference_and_knows_the_program(exported: Path, file: Path) -> None:
+def test_a_session_matches_the_reference_and_has_the_header_fields_of_the_program(exported: Path, file: Path) -> None:
     from fqvit.errors import FqvitError
     from fqvit.runtime.onnx import Session
 
@@ -87,7 +87,7 @@ def test_export_reports_the_file_its_size_and_the_fingerprint(
     assert "void shoes_run(" in (tmp_path / "small_c" / "model.h").read_text()
 
 
-def test_mistakes_are_one_line(exported: Path, file: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(exported: Path, file: Path, tmp_path: Path) -> None:
     refused(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "none" / "x.onnx"), "no such folder")
     refused(fqvit("export", tmp_path / "none.fqvit", "--to", "onnx", "-o", tmp_path / "x.onnx"), "none.fqvit")
     refused(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only valid with --to c")

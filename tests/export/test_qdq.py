@@ -46,7 +46,7 @@ def made(kind: str, name: str | Recipe, **options: Any) -> tuple[Program, NDArra
 
 
 def logits(model: Any, images: NDArray[np.uint8], plain: bool = True) -> NDArray[np.float32]:
-    """Run the model. plain: ops as ONNX defines them; else with the integer kernels of ONNX Runtime"""
+    """Run the model. plain: run every op as ONNX defines it; else ONNX Runtime fuses ops into its integer kernels"""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     if plain:
@@ -62,7 +62,7 @@ def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", ["fqvit@8/8/8", "fq-vit-8", "minmax"])
-def test_the_export_of_an_8_bit_program_has_its_logits(kind: str, name: str) -> None:
+def test_exports_of_8_bit_programs_reproduce_their_logits(kind: str, name: str) -> None:
     program, images, expected = made(kind, name)
     model, notes = build(program)
     onnx.checker.check_model(model, full_check=True)
@@ -121,7 +121,7 @@ def test_a_program_of_the_npu_profile_needs_no_coarser_scales_for_tensorrt() -> 
     assert correlation(logits(model, images), expected) > 0.995
 
 
-def test_weights_are_the_programs_own() -> None:
+def test_weight_codes_equal_those_of_the_program() -> None:
     program = made("vit", "fqvit")[0]
     for target, middle in (("ort", 128), ("openvino", 0)):
         model, _ = build(program, target)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_weights_are_the_programs_own() -> None:
         assert constants["blocks.0.mlp.fc1.w.scale"].shape == (40,)
 
 
-def test_features_are_dequantized() -> None:
+def test_feature_outputs_are_dequantized() -> None:
     model = float_model("vit")
     for kind in ("pooled", "tokens"):
         program = lower(model, calibration_of(model, "fqvit", features=kind))
@@ -142,17 +142,17 @@ def test_features_are_dequantized() -> None:
         assert np.median(np.abs(logits(exported, images) - expected)) < output.scale / 100
 
 
-def test_a_written_file_takes_any_batch_size(tmp_path: Path) -> None:
+def test_an_exported_file_accepts_any_batch_size(tmp_path: Path) -> None:
     program, images, _ = made("swin", "fqvit@8/8/8")
     notes = export(program, tmp_path / "model.onnx")
     assert "sites" in notes[0]
     model = onnx.load(tmp_path / "model.onnx")
-    alone = np.concatenate([logits(model, image[None]) for image in images[:3]])
-    np.testing.assert_allclose(alone, logits(model, images[:3]), atol=1e-4)
+    one_by_one = np.concatenate([logits(model, image[None]) for image in images[:3]])
+    np.testing.assert_allclose(one_by_one, logits(model, images[:3]), atol=1e-4)
     assert {one.key: one.value for one in model.metadata_props}["fqvit.fingerprint"] == program.fingerprint()
 
 
-def test_unknown_targets_attention_and_tables_are_rejected() -> None:
+def test_unknown_targets_attention_kinds_and_tables_are_rejected() -> None:
     program = made("mean", "fqvit")[0]
     with pytest.raises(FqvitError, match="expected one of ort, openvino, tensorrt"):
         build(program, "qnn")  # type: ignore[arg-type]

@@ -57,17 +57,17 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
 
 
 def test_picture(preprocess: Preprocess) -> NDArray[np.uint8]:
-    """Return a fixed uint8 picture [H, W, C]: a gradient with a checkerboard in the middle. Integer arithmetic only.
+    """Return a fixed uint8 image [H, W, C]: a gradient with a checkerboard in the middle, computed with integers only.
 
-    pixel[y, x, c] = ((255 y // H + 255 x // W) // 2 + 31 c) mod 256, or 255 minus that where y and x are both in the middle
+    pixel[y, x, c] = ((255 y // H + 255 x // W) // 2 + 31 c) mod 256, or 255 minus that if y and x are both in the middle
     half and y // 3 + x // 3 is odd
     """
     height, width, channels = preprocess.height, preprocess.width, preprocess.channels
     y, x, c = np.ogrid[0:height, 0:width, 0:channels]
     slope = ((255 * y // height + 255 * x // width) // 2 + 31 * c) % 256
     middle = (height <= 4 * y) & (4 * y < 3 * height) & (width <= 4 * x) & (4 * x < 3 * width)
-    picture: NDArray[np.uint8] = np.where(middle & ((y // 3 + x // 3) % 2 == 1), 255 - slope, slope).astype(np.uint8)
-    return picture
+    pixels: NDArray[np.uint8] = np.where(middle & ((y // 3 + x // 3) % 2 == 1), 255 - slope, slope).astype(np.uint8)
+    return pixels
 
 
 def _pixels(preprocess: Preprocess, image: str | Path | NDArray[np.uint8] | None) -> NDArray[np.uint8]:
@@ -90,16 +90,16 @@ class _Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.taken: set[str] = set()
+        self.used: set[str] = set()
 
     def write(self, kind: str, name: str, array: Integers) -> dict[str, object]:
         (self.folder / kind).mkdir(exist_ok=True)
         base = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:100] or "_"
         file, count = f"{kind}/{base}.npy", 1
-        while file.lower() in self.taken:
+        while file.lower() in self.used:
             count += 1
             file = f"{kind}/{base}.{count}.npy"
-        self.taken.add(file.lower())
+        self.used.add(file.lower())
         little = np.ascontiguousarray(array).reshape(array.shape)
         little = little.astype(little.dtype.newbyteorder("<"), copy=False)
         data = npy_bytes(little)

@@ -1,4 +1,5 @@
-/* Runs images from stdin in one arena, which is filled with other data first. Prints one output per line. */
+/* Runs all images from stdin with one arena, which is first filled with garbage: a model must not depend on its initial
+ * contents. Prints one output per line. */
 #include <stdio.h>
 #include <string.h>
 

@@ -15,8 +15,8 @@ def plan_arena(sizes: Mapping[str, int], lifetimes: Mapping[str, tuple[int, int]
 
     sizes: bytes per buffer   lifetimes: indices of the first and last op that use a buffer, both inclusive
 
-    Greedy first fit in three orders: by size, by length of life and by first use. No order is best for every network, so the
-    smallest of the three arenas is returned.
+    Greedy first fit in three orders: by size, by length of the lifetime and by first use. No order is best for every network,
+    so the smallest of the three arenas is returned.
     """
     orders: list[Callable[[str], tuple[int, ...]]] = [
         lambda name: (-sizes[name],),

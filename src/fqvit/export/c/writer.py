@@ -1,6 +1,6 @@
 """Write a program as a folder of C99: `make` builds ./classify from it, and firmware can link its model.c.
 
-The model is plain loops without floats, allocation or libc, and gives the bits of the reference.
+The code consists of plain loops without floats, allocation or libc, and matches the reference bit for bit.
 See also: plan.py (order of ops, offsets of buffers), emit.py and ops.py (model.c), text.py (constants), templates/ (files that
 are the same in every export), docs/reference/c.md.
 """
@@ -77,7 +77,7 @@ def readme(program: Program, emitter: CEmitter) -> str:
     ./classify --sizes
 
 image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels with {channels} byte(s) each, top row first;
-0 is black. Resize the shorter side of the picture to {preprocess.resize} ({preprocess.interpolation}), then crop the center.
+0 is black. Resize the shorter side of the image to {preprocess.resize} ({preprocess.interpolation}), then crop the center.
 Do not subtract a mean or divide by a standard deviation: both are part of the weights.
 
 RAM    {emitter.plan.arena_bytes:>9,} bytes of arena (FQVIT_ARENA_BYTES), plus image, outputs and less than 1 kB of stack

@@ -1,4 +1,4 @@
-"""Export a program as integer-only ONNX that gives the bits of the reference."""
+"""Export a program as integer-only ONNX that matches the reference bit for bit."""
 
 from __future__ import annotations
 

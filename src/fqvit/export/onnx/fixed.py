@@ -101,8 +101,9 @@ def unsigned_shift(g: OnnxGraph, p: str, hi: int, add: Ints, shift: Ints, above:
 
 
 def common_shift_factor(shift: Ints, reach: Ints) -> Ints:
-    """Return the factor per channel that gives all channels the largest shift, or 1 if |reach[c]| * factor[c] gets too large.
+    """Return per-channel factors that raise all shifts to the largest one, or 1 if reach * factor could overflow.
 
+    reach: bound of |p + half| per channel
     (p + half) >> s equals (p 2^k + half 2^k) >> (s + k), and one shift per tensor is faster than one per channel.
     """
     factor = python_ints(1) << (highest(shift) - python_ints(shift))
@@ -130,7 +131,7 @@ def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, .
     """Emit table[index]. index: i32 [N, *shape]
 
     On flat tensors GatherElements equals Gather and is twenty times faster in ONNX Runtime, where Gather copies one element at
-    a time. Tables of u8 are looked up as u16, which is faster, too.
+    a time. Tables of u8 are stored as u16, which is faster still.
     """
     if g.plain_tables:
         return g.node("Gather", [g.constant(table, dtype, "table"), index], label, axis=0)
@@ -142,7 +143,10 @@ def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, .
 
 
 def row_sum(g: OnnxGraph, x: str, length: int, dtype: str, label: str) -> str:
-    """Emit the sum over the last axis, kept with length 1, as a product with ones: ReduceSum is slow, and wrong from 2^50."""
+    """Emit the sum over the last axis, which keeps length 1.
+
+    Emitted as MatMul with ones, because ReduceSum of i64 in ONNX Runtime is slow, and inexact from 2^50 on.
+    """
     ones = g.shared_constant(np.ones((length, 1), np.int64), dtype, f"ones.{length}.{dtype}")
     return g.node("MatMul", [x, ones], label)
 
@@ -161,8 +165,9 @@ def round_quotient(g: OnnxGraph, number: int, x: str, label: str) -> str:
 def isqrt(g: OnnxGraph, x: str) -> str:
     """Emit floor(sqrt(x)) for i64 2^60 <= x < 2^62.
 
-    Newton's method starts from the chord (x / 2^60 + 2) / 3 in units of 2^30, which is off by at most 5.8 %. Its three results
-    are too large by at most 0.17 %, 1.5e-6 and 1.1e-12 times 2^31: the last one is the root or one more, and is corrected.
+    Newton's method starts from the chord (x / 2^60 + 2) / 3 in units of 2^30, which is off by at most 5.8 %. The results of
+    the three iterations are too large by at most 0.17 %, 1.5e-4 % and 1.1e-10 %. Roots are below 2^31, so the last result is
+    the root or one more, which is corrected.
     """
     root = g.node("Div", [x, g.constant(3 << 30, "i64", "slope")], "root start")
     root = g.node("Add", [root, g.constant((2 << 30) // 3, "i64", "start")], "root 0")

@@ -15,15 +15,15 @@ def take(g: OnnxGraph, op: Take) -> str:
     x, y = g.value(op.x), g.value(op.y)
     rows = g.reshape(op.x, [0, math.prod(x.shape[:-1]), x.channels], "rows")
     index = g.constants[op.index].astype(np.int64)
-    places = g.shared_constant(np.maximum(index, 0), "i64", f"{op.index}/clipped")
-    taken = g.node("Gather", [rows, places], "taken", axis=1)
+    clipped = g.shared_constant(np.maximum(index, 0), "i64", f"{op.index}/clipped")
+    taken = g.node("Gather", [rows, clipped], "taken", axis=1)
     if index.min() >= 0:
         return taken
     # ONNX Runtime has no Where for u16.
     dtype = "i32" if y.dtype == "u16" else y.dtype
     if dtype != y.dtype:
         taken = g.cast(taken, dtype)
-    # Shape of the index with one channel. Stored as i32 because the file has no bool initializers.
+    # The mask has the shape of the index plus a channel axis of length 1. Stored as i32: the file has no bool initializers.
     outside = g.shared_constant((index < 0)[..., None], "i32", f"{op.index}/outside")
     is_outside = g.shared_node("Cast", [outside], f"{op.index}/is outside", to=TYPES["bool"])
     fill = g.constant(g.zero(op.fill, x.channels), dtype, "fill")
@@ -32,6 +32,7 @@ def take(g: OnnxGraph, op: Take) -> str:
 
 
 def permute(g: OnnxGraph, op: Permute) -> str:
+    """Emit Reshape to the view, Gather of the selected index, Transpose and Reshape, each only if needed."""
     x, shape, view = op.x, g.value(op.x).shape, op.view
     if view != shape:
         x = g.reshape(x, [0, *view])
@@ -47,7 +48,7 @@ def permute(g: OnnxGraph, op: Permute) -> str:
 
 
 def concat(g: OnnxGraph, op: Concat) -> str:
-    """Emit a Concat of rows. Constants are repeated for every image first."""
+    """Emit a Concat of rows. Constants are first repeated for every image of the batch."""
     buffer = next(x for x in op.xs if x in g.values)
     xs = []
     for x in op.xs:

@@ -1,4 +1,4 @@
-"""Write a program as one ONNX file of standard integer ops that gives the bits of the reference.
+"""Write a program as one ONNX file of standard integer ops that matches the reference bit for bit.
 
 Every op becomes a small subgraph that ends in the tensor of its buffer. Ops are not fused, so every buffer can be inspected.
 Preprocessing, class names and other header fields become metadata with keys `fqvit.*`, which runtime/onnx.py reads.
@@ -54,8 +54,8 @@ def model(program: Program, buffers: bool = False, plain_tables: bool = False) -
     """Return the ONNX model of a program.
 
     buffers: make every buffer an output, in the order of the ops, instead of the program's output
-    plain_tables: look up tables with Gather instead of GatherElements. Slower in ONNX Runtime, for runtimes with incomplete
-    support of GatherElements (the evaluator of the package onnx takes at most 64 entries)
+    plain_tables: look up tables with Gather instead of GatherElements. This is slower in ONNX Runtime, but works in runtimes
+    with incomplete support for GatherElements (the ReferenceEvaluator of the package onnx accepts at most 64 entries)
     """
     program.check_plain("export to ONNX")
     ready = program.unpacked()

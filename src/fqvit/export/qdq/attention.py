@@ -1,8 +1,8 @@
 """Emit attention as QDQ nodes: scores, the three kinds of softmax, and attention times V.
 
 "uniform" quantizes exp(score - largest score of the row) to 8 bits and divides by the row sum after the product with V, like
-recipes with 8-bit relative attention. "log2" reproduces the program's own attention codes: score codes are integers, so a table
-lookup gives the weight for every distance from the largest score. See also: writer.py.
+programs with 8-bit relative attention. "log2" reproduces the program's own attention codes: score codes are integers, so a
+table lookup gives the weight for every distance from the largest score. See also: writer.py.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def weights(
     emulate: bool,
     bits: int,
 ) -> QuantizedTensor:
-    """Emit attention weights. Unless they are log2 codes, their rows are not yet divided by their sums.
+    """Emit attention weights. Except for log2 codes, the weights of a row are not yet divided by their sum.
 
     emulate: reproduce the program's codes by a table lookup, else quantize uniformly to `bits`
     """
@@ -136,7 +136,7 @@ def _log2(
 ) -> QuantizedTensor:
     """Emit 2^-a, where a = log2(r) rounded at mantissa 1.5 = floor(log2(4/3 r)) and r = round(S / e) is an integer.
 
-    S: the sum of the row   e: integer exponentials by distance from the largest score
+    e: integer exponential of a score, looked up by its distance from the largest score of the row   S: sum of e over the row
     """
     assert isinstance(reader, ShiftMatMul)
     y, last = op.y, 2**op.bits - 1
@@ -146,7 +146,7 @@ def _log2(
     floor = graph.node("Max", [e, graph.float32("one", 1.0)], f"{y}.e.positive")
     r = graph.node("Div", [total, floor], f"{y}.inverse")
     r = graph.node("Floor", [graph.node("Add", [r, graph.float32("half", 0.5)], f"{y}.inverse.half")], f"{y}.r")
-    # Add 1/4, so that float rounding cannot move an integer r across a bound.
+    # Add 1/4, so that float rounding cannot move an integer r across a code boundary.
     r = graph.node("Add", [r, graph.float32("quarter", 0.25)], f"{y}.r.plus_quarter")
     r = graph.node("Mul", [r, graph.float32("4/3", 4 / 3)], f"{y}.r43")
     log = graph.node("Mul", [graph.node("Log", [r], f"{y}.ln"), graph.float32("1/ln2", float(1 / np.log(2)))], f"{y}.log2")
@@ -178,7 +178,7 @@ def attend(
 
 
 def _same_region(region: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether two tokens of a window are in the same region: [W, T] -> bool [W, 1, T, T]."""
+    """Return whether two tokens of a window are in the same region: [W, T] -> bool [W, 1, T, T]."""
     same: NDArray[np.bool_] = (region[:, :, None] == region[:, None, :])[:, None]
     return same
 

@@ -1,7 +1,7 @@
 """Choose the scale and zero point of every buffer in a QDQ graph.
 
-A buffer has the scales and zero points of its site. If a matrix product reads it, per-channel scales are replaced by their mean
-and per-channel zero points by the middle code. See also: graph.py, writer.py.
+A buffer has the scales and zero points of its site (ir/program.py). If a matrix product reads it, per-channel scales
+are replaced by their mean and per-channel zero points by the middle code. See also: graph.py, writer.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BufferScales:
                 yield op
 
     def is_split_qkv(self, op: Linear) -> bool:
-        """Whether every reader of a linear op selects Q, K or V from its outputs."""
+        """Return whether every reader of a linear op selects Q, K or V from its outputs."""
         count = self.shapes[op.y][-1]
         return bool(self.readers[op.y]) and all(
             isinstance(reader, Permute)
@@ -71,7 +71,7 @@ class BufferScales:
         return self._params(name, per_channel(scale, 3 * size)[rows], per_channel(zero, 3 * size)[rows], source.bits)
 
     def params(self, name: str, zero: Zero | None = None, bits: int = 8) -> QdqParams:
-        """Return the parameters of a buffer. zero: y_zero of the op that writes it; None takes the zero points of the site."""
+        """Return the parameters of a buffer. zero: y_zero of the op that writes it; None: use those of its site."""
         return self._params(name, *self._site_scale(name, zero), bits)
 
     def _params(self, name: str, scale: Floats, zero: Ints, bits: int) -> QdqParams:
@@ -99,7 +99,7 @@ class BufferScales:
         return scale, zeros if zero is None else self.zero_points(zero)
 
     def _find_site(self, name: str) -> Site | None:
-        """Return the site of a buffer or of its moved copy: the site of attention times V follows the merge of heads."""
+        """Return the site of a buffer or of a moved copy: attention times V has its site only after the heads are merged."""
         if name in self.sites:
             return self.sites[name]
         moved = (self._find_site(op.y) for op in self.readers[name] if isinstance(op, MOVES))
@@ -111,7 +111,7 @@ class BufferScales:
         return np.atleast_1d(np.array(zero, np.int64))
 
     def accumulator_scale(self, name: str, channels: int) -> Floats:
-        """Return the scale [C] of an accumulator with which the Add that reads it needs no Mul."""
+        """Return per-channel scales [C] of an accumulator, chosen so that the Add that reads it needs no Mul."""
         adds = [op for op in self.final_readers(name) if isinstance(op, Add)]
         for term in adds[0].terms if len(adds) == 1 else ():
             if term.x == name or any(op.y == term.x for op in self._moves_after(name)):
@@ -134,5 +134,5 @@ class BufferScales:
 
 
 def per_channel(values: np.ndarray, channels: int) -> np.ndarray:
-    """Repeat one number, or one per group of channels, to one per channel."""
+    """Expand one value per tensor or per group of channels to one value per channel."""
     return np.repeat(values, channels // len(values))

@@ -131,10 +131,10 @@ static int32_t dot(const int8_t *w, const uint8_t *x, fqvit_type type, uint32_t 
     return acc;
 }
 
-/* 4-bit two's complement */
+/* value of a 4-bit two's complement code */
 static int32_t nibble(int32_t code) { return (code ^ 8) - 8; }
 
-/* Multiplies both weights of a byte per iteration. */
+/* sum of products of u8 inputs with packed weights, one byte (two weights) per iteration */
 static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
 {
     int32_t sum = 0;
@@ -142,8 +142,8 @@ static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
     return sum;
 }
 
-/* The sum of a group is multiplied by its power of two. This is exact and stays within the bound of the unpacked
- * weights. */
+/* Sum of products with packed weights. The sum of each group is multiplied by the group's power of two, which is exact
+ * and stays within the bound proved for the unpacked weights. */
 static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t o)
 {
     const uint32_t groups = (op->inputs + op->group - 1) / op->group; /* the last group may be shorter */
@@ -281,8 +281,8 @@ void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b,
                 acc += ((int32_t)a[k] - op->a_zero) * ((int32_t)column[k] - op->b_zero);
         } else {
             for (uint32_t k = 0; k < op->inner; ++k) {
-                const uint32_t place = op->b_rows ? k * op->columns + n : n * op->inner + k;
-                acc += (fqvit_load(a, op->a, k) - op->a_zero) * (fqvit_load(b, op->b, place) - op->b_zero);
+                const uint32_t i = op->b_rows ? k * op->columns + n : n * op->inner + k;
+                acc += (fqvit_load(a, op->a, k) - op->a_zero) * (fqvit_load(b, op->b, i) - op->b_zero);
             }
         }
         if (op->bias) acc += op->bias[(size_t)op->index[m * op->columns + n] * op->heads + head];
@@ -307,8 +307,8 @@ static int32_t largest(const fqvit_softmax_op *op, const uint8_t *x, const uint8
     return top;
 }
 
-/* The table index of token t. */
-static uint32_t place(const fqvit_softmax_op *op, const uint8_t *x, int32_t top, uint32_t t)
+/* The table index of token t: its distance from the largest x, at most the last index. */
+static uint32_t table_index(const fqvit_softmax_op *op, const uint8_t *x, int32_t top, uint32_t t)
 {
     const uint32_t distance = (uint32_t)(top - fqvit_load(x, op->x, t));
     return distance < op->length ? distance : op->length - 1;
@@ -319,7 +319,7 @@ static int32_t exponential(const fqvit_softmax_op *op, const uint8_t *x, const u
                            int32_t top, uint32_t t)
 {
     if (region && region[t] != region[own]) return 0;
-    return ((const int32_t *)op->table)[place(op, x, top, t)];
+    return ((const int32_t *)op->table)[table_index(op, x, top, t)];
 }
 
 void fqvit_log_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uint32_t row)
@@ -355,7 +355,7 @@ void fqvit_row_codes(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, u
     const uint32_t own = row % op->tokens;
     const int32_t top = largest(op, x, region, own);
     for (uint32_t t = 0; t < op->tokens; ++t) {
-        y[t] = table[region && region[t] != region[own] ? op->length - 1 : place(op, x, top, t)];
+        y[t] = table[region && region[t] != region[own] ? op->length - 1 : table_index(op, x, top, t)];
     }
 }
 
@@ -364,16 +364,16 @@ enum { COLUMNS = 8 }; /* columns of V per pass, which share each lookup of a wei
 static void context(const fqvit_context_op *op, const uint8_t *a, const uint8_t *v, uint8_t *y, int64_t mult)
 {
     for (uint32_t d = 0; d < op->width; d += COLUMNS) {
-        const uint32_t taken = op->width - d < COLUMNS ? op->width - d : COLUMNS;
+        const uint32_t count = op->width - d < COLUMNS ? op->width - d : COLUMNS;
         int32_t acc[COLUMNS];
         for (uint32_t t = 0; t < op->tokens; ++t) {
             const int32_t weight = op->levels[a[t]];
-            for (uint32_t i = 0; i < taken; ++i) {
+            for (uint32_t i = 0; i < count; ++i) {
                 const int32_t part = weight * (fqvit_load(v, op->v, t * op->width + d + i) - op->v_zero);
-                acc[i] = t == 0 ? part : acc[i] + part; /* initializing acc with 0 would call memset */
+                acc[i] = t == 0 ? part : acc[i] + part; /* no `= {0}`: it can become a call of memset */
             }
         }
-        for (uint32_t i = 0; i < taken; ++i) {
+        for (uint32_t i = 0; i < count; ++i) {
             fqvit_store(y, op->y, d + i, clamp(round_shift(acc[i] * mult, op->shift) + op->y_zero, op->last));
         }
     }

@@ -1,4 +1,4 @@
-/* ./classify IMAGE.rgb prints one output per line: the score of every class, class 0 first.
+/* ./classify IMAGE.rgb prints one output per line; for a classifier, the score of every class, class 0 first.
  * ./classify --sizes prints the sizes in model.h. Only this file uses libc. */
 #include <stdio.h>
 #include <string.h>
