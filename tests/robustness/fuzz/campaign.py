@@ -3,9 +3,9 @@
     python tests/robustness/fuzz/campaign.py --count 10000 --seed 1 --workers 1 [--native FILE]
 
 A file depends only on the seed and its number; `--only NUMBER` writes and judges one file. --native: an extension module to
-load instead of the installed one, such as one built with sanitizers (`make fuzz-files`). The report counts which stage refused
-how many files, and how many were accepted with the integers of the reference. A finding is saved in build/fuzz, and the exit
-code is 1.
+load instead of the installed one, such as one built with sanitizers (`make fuzz-files`). The report counts the files
+that each stage rejected, and the accepted files that match the reference bit for bit. Files with findings are saved in
+build/fuzz, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettem
 DETECTORS = 0.005  # share of detectors: one takes as long as forty small programs
 NETWORKS = 0.04  # share of whole networks
 HANGS = 120  # seconds per hundred files before a worker counts as hanging
-CRASHES = 20  # how often a dead worker is restarted after the file that killed it
+CRASHES = 20  # restarts of dead workers, in total; each continues after the file that killed it
 
 
 def use_native(path: Path) -> None:
@@ -45,7 +45,7 @@ def use_native(path: Path) -> None:
 
 
 class Files:
-    """Generates the mutated file of each number."""
+    """Makes the mutated file that belongs to each number."""
 
     def __init__(self, seed: int) -> None:
         from tests.robustness.fuzz.mutate import Seed
@@ -101,11 +101,11 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def _class(outcome: str, path: Path) -> str:
-    """Reduce a refusal to its class: without the names and numbers of this file."""
+    """Reduce an outcome to its class by removing the names and numbers of this file."""
     said = outcome.replace(f"{path}: ", "").split(". ")[0]
     said = re.sub(r"(?:'[^']*'|\"[^\"]*\"|\[[^\]]*\])", "*", said)
     stage, _, said = said.partition(" | ")
-    said = re.sub(r"^[^:*]{0,80}: ", "", said)  # the op
+    said = re.sub(r"^[^:*]{0,80}: ", "", said)  # remove the name of the op
     return f"{stage} | {re.sub(r'-?[0-9][0-9.e+]*', '#', said)[:70]}"
 
 

@@ -2,8 +2,8 @@
 
     python tests/robustness/fuzz/fuzz.py TARGET [libFuzzer options such as -max_total_time=60, or a file to be read once]
 
-A reader may raise only FqvitError, in one line that names the file; an accepted .fqvit must give the integers of the
-reference. Anything else stops the run, as do more than 10 s or 1.5 GB of memory; the file is then saved in build/fuzz.
+A reader may raise only FqvitError, in one line that names the file; an accepted .fqvit must match the reference bit for
+bit. Anything else stops the run, as do more than 10 s or 1.5 GB of memory; the file is then saved in build/fuzz.
 `make fuzz` runs all targets.
 """
 
@@ -28,10 +28,10 @@ class Sources:
 
     @staticmethod
     def find_spec(name: str, *_: object) -> ModuleSpec | None:
-        place = ROOT / "src" / Path(*name.split("."))
-        if place.is_dir():
-            return spec_from_file_location(name, place / "__init__.py", submodule_search_locations=[str(place)])
-        file = place.with_suffix(".py")
+        path = ROOT / "src" / Path(*name.split("."))
+        if path.is_dir():
+            return spec_from_file_location(name, path / "__init__.py", submodule_search_locations=[str(path)])
+        file = path.with_suffix(".py")
         return spec_from_file_location(name, file) if file.is_file() else None
 
 

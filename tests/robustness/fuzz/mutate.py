@@ -1,4 +1,4 @@
-"""Mutate valid .fqvit files as a hostile writer would: change a few places and make the fingerprint valid again.
+"""Mutate valid .fqvit files as a hostile writer would: change a few parts and make the fingerprint valid again.
 
 Most changes keep the types of the JSON and use names that exist: a file that fails the first check does not test the others.
 """
@@ -47,7 +47,7 @@ def mutated(rng: random.Random, seed: Seed) -> bytes:
     header, tensors = json.loads(seed.text), dict(seed.tensors)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
         change = rng.choices(CHANGES, WEIGHTS)[0]
-        # An earlier change may have removed what this one needs.
+        # An earlier change may have removed the fields that this one needs.
         with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):
             change(rng, header, tensors)
     text = json.dumps(header, separators=(",", ":"))
@@ -116,21 +116,21 @@ def _change_ops(rng: random.Random, header: Any, tensors: Tensors) -> None:
 
 def _change_any(rng: random.Random, header: Any, tensors: Tensors) -> None:
     """Change any leaf of the JSON: preprocess, outputs, sites, settings, detector constants."""
-    place: Any = header
+    node: Any = header
     while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         if not keys:
             return
         key = rng.choice(keys)
         if key == "version" and rng.random() < 0.9:
             continue
-        if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.9:
-            place = place[key]
+        if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.9:
+            node = node[key]
             continue
         if rng.random() < 0.05:
-            del place[key]
+            del node[key]
         else:
-            place[key] = _other(rng, place[key], list(tensors), tensors)
+            node[key] = _other(rng, node[key], list(tensors), tensors)
         return
 
 
@@ -201,8 +201,8 @@ def _change_values(rng: random.Random, header: Any, tensors: Tensors) -> None:
     else:
         value = rng.choice((*INTS, *FAR, rng.getrandbits(64))) & (256**width - 1)
         entry, how = value.to_bytes(width, "little"), rng.random()
-        places = range(count) if how < 0.15 else [rng.randrange(count) for _ in range(1 if how < 0.7 else min(count, 5))]
-        for i in places:
+        indices = range(count) if how < 0.15 else [rng.randrange(count) for _ in range(1 if how < 0.7 else min(count, 5))]
+        for i in indices:
             data[i * width : (i + 1) * width] = entry
     tensors[name] = dtype, shape, bytes(data)
 

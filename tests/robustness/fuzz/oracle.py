@@ -1,4 +1,4 @@
-"""Judge the outcome for any file: refused in one line that names it, or accepted with equal integers everywhere.
+"""Judge the outcome for any file: rejected in one line that names it, or accepted with the reference's results, bit for bit.
 
 Every other outcome is a Finding.
 """
@@ -30,14 +30,14 @@ RUN_ELEMENTS = 200_000  # programs with more elements in all buffers are loaded 
 
 
 class Finding(Exception):
-    """A file that was neither refused nor accepted as specified."""
+    """A file that was neither rejected nor accepted as specified."""
 
 
 def checked_line(error: FqvitError, path: Path) -> str:
-    """Return the message; raises Finding unless it is one line that names the file."""
+    """Return the message; raises Finding unless it is one line of at most LONGEST characters that names the file."""
     line = str(error)
     if path.name not in line or len(line.splitlines()) != 1 or len(line) > LONGEST:
-        raise Finding(f"not one line that names the file: {line[:300]!r}")
+        raise Finding(f"the message is not one short line that names the file: {line[:300]!r}")
     return line
 
 
@@ -129,7 +129,7 @@ def judge_detector(path: Path, number: int) -> str:
 
 
 def _stage(line: str) -> str:
-    """Return the stage that refused a file, by the words of its message."""
+    """Return the stage that rejected a file, judged by the words of its message."""
     for stage, words in (
         ("container", ("not a readable", "only integers may be in a program", "safetensors, but", "holds a")),
         ("fingerprint", ("the fingerprint does not",)),

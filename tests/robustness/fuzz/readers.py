@@ -38,19 +38,22 @@ def read_detector(path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> None:
-    """Read a checkpoint as weights of a classifier and as weights of a detector; raises if both refuse it."""
+    """Read a checkpoint as weights of a classifier and as weights of a detector.
+
+    Raises FqvitError if both reject the file, or if an error does not name it.
+    """
     from fqvit.detect.model.load import load_detector
     from fqvit.models.load import load_model
 
-    refusals = []
+    errors = []
     for load in (lambda: load_model("fmnist_vit", path), lambda: load_detector(path)):
         try:
             load()
         except FqvitError as error:
-            refusals.append(error)
-    unnamed = [error for error in refusals if path.name not in str(error)]
-    if unnamed or len(refusals) == 2:
-        raise (unnamed or refusals)[0]
+            errors.append(error)
+    unnamed = [error for error in errors if path.name not in str(error)]
+    if unnamed or len(errors) == 2:
+        raise (unnamed or errors)[0]
 
 
 def read_any_image(path: Path) -> None:
@@ -70,14 +73,14 @@ def read_and_draw(path: Path) -> None:
 
 def read_shard(path: Path) -> None:
     shards = TarShards.unlabelled(path, PREPROCESS)
-    for place in range(min(len(shards), 20)):
-        shards.read(place)
+    for index in range(min(len(shards), 20)):
+        shards.read(index)
     TarShards.labelled(path, PREPROCESS, 10)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """ending: suffix of its files; read: raises FqvitError or returns."""
+    """A reader of one kind of file. ending: suffix of the files; read: a function that raises FqvitError or returns."""
 
     ending: str
     read: Callable[[Path], object]

@@ -1,6 +1,7 @@
 """Format-aware mutations that keep checksums valid, so that damage reaches the code behind them.
 
-`bytewise` mutates plain bytes. See also: mutate.py (.fqvit files).
+Each mutation takes a file, the largest size of its result, a random generator, and `bytewise`, which mutates plain bytes.
+See also: mutate.py (.fqvit files).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BLOCK = 512
 
 
 def fqvit(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
-    """Mutate a .fqvit file of at most `most` bytes; a file that can no longer be unpacked is mutated bytewise."""
+    """Mutate a .fqvit file; one that can no longer be unpacked is mutated bytewise."""
     try:
         return mutated(rng, Seed.of(raw))[:most]
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error):
@@ -31,9 +32,9 @@ def zipped(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> byt
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = [(name, archive.read(name)) for name in archive.namelist()]
-        place = 0 if rng.random() < 0.7 else rng.randrange(len(members))
-        name, data = members[place]
-        members[place] = name, bytewise(data, max(len(data) + 100, 200))
+        index = 0 if rng.random() < 0.7 else rng.randrange(len(members))
+        name, data = members[index]
+        members[index] = name, bytewise(data, max(len(data) + 100, 200))
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
             for name, data in members:
