@@ -20,7 +20,7 @@ def test_other_device_names_are_rejected_even_if_torch_knows_them(name: str) -> 
 @pytest.mark.parametrize("name", ["cuda:4321", "mps"])
 def test_an_unavailable_device_is_rejected(name: str) -> None:
     if name == "mps" and torch.backends.mps.is_available():
-        pytest.skip("this machine has it")
+        pytest.skip("this machine has an MPS device")
     with pytest.raises(FqvitError, match="not available on this machine"):
         device_of(name)
 

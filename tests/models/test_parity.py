@@ -52,7 +52,7 @@ def randomized(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def assert_equal_to_rounding(oracle: nn.Module, ours: nn.Module, images: Tensor) -> None:
+def assert_equal_up_to_rounding(oracle: nn.Module, ours: nn.Module, images: Tensor) -> None:
     with torch.no_grad():
         want, got = oracle(images), ours(images)
     want = getattr(want, "logits", want)
@@ -80,13 +80,13 @@ def test_vits_of_any_supported_shape_match_timm(timm: ModuleType, name: str, opt
     oracle = randomized(timm.models.VisionTransformer(**{**TIMM_VIT, **options}))
     ours = load_model(name, oracle.state_dict())
     images = torch.randn(2, 3, ours.preprocess.height, ours.preprocess.width, generator=torch.Generator().manual_seed(1))
-    assert_equal_to_rounding(oracle, ours.module, images)
+    assert_equal_up_to_rounding(oracle, ours.module, images)
 
 
 def test_a_distilled_deit_matches_timm(timm: ModuleType) -> None:
     oracle = randomized(timm.models.VisionTransformerDistilled(**TIMM_VIT))
     ours = load_model("small_distilled", oracle.state_dict())
-    assert_equal_to_rounding(oracle, ours.module, torch.randn(2, 3, 32, 32))
+    assert_equal_up_to_rounding(oracle, ours.module, torch.randn(2, 3, 32, 32))
 
 
 @pytest.mark.parametrize("options", [{}, {"img_size": 64, "window_size": 8}, {"img_size": 40, "window_size": 5}], ids=str)
@@ -95,13 +95,13 @@ def test_a_swin_with_shifts_and_merging_matches_timm(timm: ModuleType, options: 
     ours = load_model("small_swin", oracle.state_dict())
     side = options.get("img_size", 56)
     assert (ours.preprocess.height, ours.preprocess.width) == (side, side)
-    assert_equal_to_rounding(oracle, ours.module, torch.randn(2, 3, side, side))
+    assert_equal_up_to_rounding(oracle, ours.module, torch.randn(2, 3, side, side))
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "swin_tiny_patch4_window7_224"])
 def test_known_models_match_timm_with_random_weights(timm: ModuleType, name: str) -> None:
     oracle = randomized(timm.create_model(name))
-    assert_equal_to_rounding(oracle, load_model(name, oracle.state_dict()).module, torch.randn(2, 3, 224, 224))
+    assert_equal_up_to_rounding(oracle, load_model(name, oracle.state_dict()).module, torch.randn(2, 3, 224, 224))
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
@@ -111,7 +111,7 @@ def test_known_models_match_timm_with_real_weights(timm: ModuleType, shared_data
     path = shared_data / "weights" / f"{name}.safetensors"
     oracle = timm.create_model(name).eval()
     oracle.load_state_dict(load_file(path))
-    assert_equal_to_rounding(oracle, load_model(name, path).module, torch.randn(2, 3, 224, 224))
+    assert_equal_up_to_rounding(oracle, load_model(name, path).module, torch.randn(2, 3, 224, 224))
 
 
 HF_VIT = {
@@ -134,7 +134,7 @@ HF_SWIN = {"image_size": 56, "patch_size": 2, "embed_dim": 12, "depths": [2, 2],
         ("small_distilled", "DeiTForImageClassification", "DeiTConfig", HF_VIT),
         ("small_distilled", "DeiTForImageClassificationWithTeacher", "DeiTConfig", HF_VIT),
         ("small_swin", "SwinForImageClassification", "SwinConfig", HF_SWIN),
-        # 25 x 25 tokens in windows of 7: padded, then shifted. timm shifts before padding, so it is no oracle here.
+        # 25 x 25 tokens in windows of 7: padded, then shifted. timm shifts before padding, so it cannot be the oracle.
         ("small_swin", "SwinForImageClassification", "SwinConfig", {**HF_SWIN, "image_size": 50}),
     ],
 )
@@ -153,6 +153,6 @@ def test_hugging_face_models_match_transformers(
             oracle.save_pretrained(tmp_path)
         # A state dict does not contain the epsilon; the default of transformers is used.
         ours = load_model(name, oracle.state_dict() if live else tmp_path)
-        assert_equal_to_rounding(oracle, ours.module, torch.randn(2, 3, options["image_size"], options["image_size"]))
+        assert_equal_up_to_rounding(oracle, ours.module, torch.randn(2, 3, options["image_size"], options["image_size"]))
     if not live:
         assert ours.classes == tuple(f"LABEL_{i}" for i in range(7))

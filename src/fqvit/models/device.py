@@ -31,7 +31,10 @@ def device_of(name: str) -> torch.device:
 
 
 def own_gpu(environment: Mapping[str, str], count: int) -> str:
-    """The GPU that plain `cuda` means, of `count` GPUs: workers started by torchrun on one machine use them in turn."""
+    """Return the device that plain `cuda` means on a machine with `count` GPUs.
+
+    The workers that torchrun starts on one machine use its GPUs in turn.
+    """
     rank = number_in(environment, "LOCAL_RANK")
     return "cuda" if rank is None or count == 0 else f"cuda:{rank % count}"
 
@@ -39,19 +42,19 @@ def own_gpu(environment: Mapping[str, str], count: int) -> str:
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory for the next layer. This affects the whole process, so only the command line calls it.
 
-    Otherwise glibc returns and page-faults memory again at every layer when arrays are allocated during a float pass. Measured:
-    a calibration took 1.8x the time of the float pass without this, and 1.2x with it.
+    Otherwise glibc returns freed memory to the kernel at every layer of a float pass, and the next layer faults it in again.
+    Measured: a calibration took 1.8x the time of the float pass without this, and 1.2x with it.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
         if mallopt is not None:
             mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD of malloc.h
-            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, its largest value
+            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD; glibc accepts no larger value
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch with one thread, for many small operations: its threads spin while they wait for each other after each one.
+    """Run torch with one thread. With many small operations several threads mostly spin, waiting for each other after each.
 
     Measured for comparing two images of DeiT-Tiny on two cores shared with other processes: 50 s of CPU time with two threads
     in torch and NumPy, 4 s with one.

@@ -36,7 +36,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in execution order. output: the last output   others: the outputs that the model returns before it, in order"""
+    """The nodes of a model in execution order.
+
+    output: name of the model's last output   others: names of the outputs that the model returns before it, in order
+    """
 
     nodes: tuple[Node, ...]
     output: str
@@ -78,7 +81,7 @@ class Graph:
         visit: Callable[[Node, Tensor], Tensor] | None = None,
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
-        """As `run`, returning all outputs."""
+        """Run the nodes as `run` does, and return all outputs."""
         last_use = last_uses((node.inputs for node in self.nodes), self.outputs)
         values: dict[str, Tensor] = {IMAGES: images}
         for i, node in enumerate(self.nodes):
@@ -155,5 +158,5 @@ def _attribute(model: nn.Module, path: str) -> Tensor:
 
 @torch.no_grad()
 def run_float(graph: Graph, images: Tensor) -> Tensor:
-    """Logits (or features) of the float model: [N, ...]."""
+    """Return the logits (or features) of the float model: [N, ...]."""
     return graph.run(images)

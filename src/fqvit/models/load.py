@@ -1,7 +1,7 @@
 """Load a float model by name from a checkpoint, with its preprocessing, class names and source.
 
-See also: zoo.py (rows), checkpoints/checkpoint.py (files), checkpoints/hub.py (downloads), checkpoints/keymaps.py (key names),
-checkpoints/fold.py (checkpoints that change a row).
+See also: zoo.py (the known models, one row each), checkpoints/checkpoint.py (files), checkpoints/hub.py (downloads),
+checkpoints/keymaps.py (key names), checkpoints/fold.py (adapts a row's config to the checkpoint).
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from fqvit.models.vit import ViT
 
 @dataclass(frozen=True)
 class FloatModel:
-    """module: in eval mode, normalised images [N, C, H, W] -> logits   source: name and sha256 of the checkpoint
+    """A float model with its preprocessing, class names and source.
 
-    square: for a detector's head, which reads RoI features [N, *square]; preprocess is then that of the original images
+    module: in eval mode, normalised images [N, C, H, W] -> logits   source: name and sha256 of the checkpoint
+    square: only for a detector's head, which reads RoI features [N, *square] instead of images; preprocess is then that of the
+    detector's images
     """
 
     name: str
@@ -102,11 +104,11 @@ def _read(row: zoo.Row | None, weights: str | Path | Mapping[str, Tensor] | None
 
 
 def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
-    """The row for weights that were given without a model name."""
+    """Find the row for weights that were given without a model name."""
     named = zoo.lookup(hints.architecture) if hints.architecture is not None else None
     if named is not None:
         return named
-    fold.refuse(canonical, label)
+    fold.check_supported(canonical, label)
     series, (width, depths, prefix) = fold.sizes_of(canonical)
     if hints.model_type == "deit" or "deit" in f"{label} {hints.architecture}".lower():
         series = "deit"
@@ -118,13 +120,13 @@ def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
 
 
 def preprocess_of(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, label: str) -> Preprocess:
-    """The row's preprocessing, adapted to the image size and channels of the checkpoint and to its config files."""
+    """Adapt the row's preprocessing to the image size and channels of the checkpoint and to its config files."""
     p = row.preprocess
     height, width = config.image
     short = min(height, width)
     if hints.crop is not None:
         resize = math.floor(short / hints.crop)
-    elif hints.resize is not None and hints.resize >= short:  # a smaller one belongs to another image size than the weights
+    elif hints.resize is not None and hints.resize >= short:  # a smaller value was meant for another image size
         resize = hints.resize
     elif config.image == row.config.image:
         resize = p.resize

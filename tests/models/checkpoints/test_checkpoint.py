@@ -1,4 +1,7 @@
-"""Checkpoints of every container and layout, folding, and errors. Inverse key maps are written here independently."""
+"""Checkpoints of every container and layout, folding, and errors.
+
+The inverse key maps are written here independently of keymaps.py.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def to_google(state: State) -> dict[str, np.ndarray]:
 def to_hugging_face(state: State, kind: str) -> State:
     """Convert timm's names to those of files written by transformers."""
     inner = "self" if kind == "swin" else "attention"
-    steps = [
+    renames = [
         (r"^patch_embed\.proj", f"{kind}.embeddings.patch_embeddings.projection"),
         (r"^patch_embed\.norm", f"{kind}.embeddings.norm"),
         (r"^cls_token", f"{kind}.embeddings.cls_token"),
@@ -105,7 +108,7 @@ def to_hugging_face(state: State, kind: str) -> State:
     ]
     out: State = {}
     for key, value in state.items():
-        for pattern, new in steps:
+        for pattern, new in renames:
             key = re.sub(pattern, new, key)
         if ".qkv." in key:
             for part, third in zip(("query", "key", "value"), value.chunk(3)):
@@ -116,7 +119,7 @@ def to_hugging_face(state: State, kind: str) -> State:
 
 
 def to_original_swin(state: State) -> State:
-    """Convert to Microsoft's release: merging at the end of a stage, head without .fc, buffers included."""
+    """Convert to the layout of Microsoft's release: patch merging at the end of a stage, head without .fc, with buffers."""
     out = {k.replace("layers.1.downsample", "layers.0.downsample").replace("head.fc.", "head."): v for k, v in state.items()}
     out["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49, dtype=torch.long)
     out["layers.0.blocks.1.attn_mask"] = torch.zeros(4, 49, 49)
@@ -289,7 +292,7 @@ def changed(state: State, *gone: str, **new: Tensor) -> State:
         ("vit_one_distilled", lambda: changed(distilled_state(), "head_dist.bias"), "lacks 1 key: 'head_dist.bias'"),
     ],
 )
-def test_errors_of_checkpoints_name_the_key_and_the_remedy(name: str, state: Any, message: str) -> None:
+def test_checkpoint_errors_name_the_key_and_the_likely_model(name: str, state: Any, message: str) -> None:
     with pytest.raises(FqvitError, match=message) as caught:
         load_model(name, state())
     assert "\n" not in str(caught.value)

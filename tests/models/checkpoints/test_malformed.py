@@ -73,7 +73,7 @@ def test_a_swin_with_invalid_tensors_is_rejected_in_one_line(key: str, value: Te
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_scalar_in_place_of_any_tensor_is_rejected(name: str) -> None:
+def test_a_scalar_instead_of_any_tensor_is_rejected(name: str) -> None:
     state = build(CONFIGS[name]).state_dict()
     for key in [key for key in state if not key.endswith(("relative_position_index", "attn_mask"))]:
         rejection(name, {**state, key: NUMBER})

@@ -16,7 +16,7 @@ def test_torchscript_is_rejected_and_not_run(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch recommends torch.export
         torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(tmp_path / "w.pt")
-    with pytest.raises(FqvitError, match=r"w\.pt: a TorchScript program.*Save model\.state_dict\(\) instead"):
+    with pytest.raises(FqvitError, match=r"w\.pt: is a TorchScript program.*Save model\.state_dict\(\) instead"):
         read_checkpoint(tmp_path / "w.pt")
 
 

@@ -25,7 +25,7 @@ from fqvit.detect.settings import DetectSettings, changed
 from fqvit.errors import FqvitError
 from fqvit.models.checkpoints import checkpoint, fold
 from fqvit.models.checkpoints.detector_keys import DetectorLayout, Released, from_release, released_name, to_release
-from fqvit.models.checkpoints.keymaps import refuse_absurd
+from fqvit.models.checkpoints.keymaps import check_block_numbers
 from fqvit.models.config import DetectorConfig, SwinConfig
 from fqvit.system.files import write_atomically
 
@@ -50,7 +50,7 @@ def load_detector(
         saved = _saved_settings(Path(weights))
     own = isinstance(settings, DetectSettings) or saved is not None or bool({"classes", "categories"} & set(settings or {}))
     s = settings if isinstance(settings, DetectSettings) else changed(saved or DetectSettings(), settings or {})
-    refuse_absurd(found.tensors, found.label)
+    check_block_numbers(found.tensors, found.label)
     released = from_release(found.tensors, found.label)
     config = config_of(released, found.label)
     name = "cascade_mask_rcnn" if config.stages > 1 else "mask_rcnn"

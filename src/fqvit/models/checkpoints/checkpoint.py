@@ -47,7 +47,11 @@ MEMORY = re.compile(r"(allocate|out of) memory|not enough memory", re.IGNORECASE
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """label: its name in error messages   source: the label and the sha256 of the file, or of the tensors without a file"""
+    """The named tensors of a checkpoint.
+
+    label: the checkpoint's name in error messages
+    source: the label and a sha256, of the file or, for a state dict in memory, of the tensors
+    """
 
     label: str
     source: str
@@ -66,7 +70,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if found is None:
         raise FqvitError(f"{path.name}: not a {expected} file, or truncated. Download it again.")
     if found == "torch script":
-        raise FqvitError(f"{path.name}: a TorchScript program, which is code and is not run. Save model.state_dict() instead.")
+        raise FqvitError(f"{path.name}: is a TorchScript program, and code is never run. Save model.state_dict() instead.")
     if found != expected:
         raise FqvitError(f"{path.name}: is a {found} file, expected {expected}. Rename it to {path.stem}{SUFFIX[found]}.")
     tensors = flatten(_read(path, found), path.name)
@@ -81,7 +85,7 @@ def from_mapping(state: Mapping[str, object]) -> Checkpoint:
 
 
 def flatten(content: object, label: str) -> dict[str, Tensor]:
-    """Extract the state dict from what a training script saved, and remove the prefixes of module wrappers."""
+    """Extract the state dict from the object that a training script saved, and remove the prefixes of module wrappers."""
     for _ in range(MAX_NESTING):
         if not isinstance(content, Mapping):
             break
@@ -106,7 +110,7 @@ def file_hash(path: Path) -> str:
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over the names in sorted order, each followed by its tensor's bytes (row-major, little-endian as in memory)."""
+    """Hash the names in sorted order, each followed by its tensor's bytes (row-major, byte order of the machine): sha256."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -115,7 +119,7 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sniff(path: Path) -> Container | Literal["torch script"] | None:
-    """Detect the container by its first bytes; None if it is unknown or its archive directory is truncated."""
+    """Detect the container format from the first bytes; None if it is unknown or a ZIP archive has no readable directory."""
     with path.open("rb") as file:
         start = file.read(9)
     if start[:2] == b"PK":
@@ -190,13 +194,16 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _check_npz(path: Path) -> None:
-    """Raise FqvitError for arrays whose header claims another size than is stored: NumPy would allocate it first."""
+    """Raise FqvitError if an array's header claims a size other than the stored one.
+
+    NumPy would allocate the claimed size before it reads the data.
+    """
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
                 if version not in ((1, 0), (2, 0)):
-                    continue  # NumPy rejects it, or it has fields, which are rejected later
+                    continue  # version 3 is meant for dtypes with fields, which _read_npz rejects; NumPy rejects the others
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(file)
                 claimed, stored = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
@@ -206,14 +213,16 @@ def _check_npz(path: Path) -> None:
 
 
 def _unreadable(path: Path, error: Exception) -> FqvitError:
-    """Turn an error of a reader into a FqvitError. The readers use the same types for errors of memory, version and damage,
-    so their messages decide."""
+    """Turn a reader's exception into a FqvitError.
+
+    The readers raise the same exception types for lack of memory, new versions and damage, so the message decides.
+    """
     text = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, MemoryError) or MEMORY.search(text):
         problem = f"{path.name}: not enough memory to read this file of {path.stat().st_size / 1e6:,.1f} MB"
         return FqvitError(f"{problem}. Free some memory, or download the file again if the model is small.")
     if "maximum supported version" in text:
-        remedy = "Install a newer torch, or save it as .safetensors"
+        remedy = "Install a newer torch, or save the weights as .safetensors"
         return FqvitError(f"{path.name}: written by a newer torch than {torch.__version__}. {remedy}.")
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a seek beyond the truncated end
         return FqvitError(f"{path.name}: cannot be read ({error.strerror}). Check the disk and the file's permissions.")

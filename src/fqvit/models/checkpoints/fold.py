@@ -22,7 +22,7 @@ from fqvit.models.zoo import Row, likely
 
 @dataclass(frozen=True)
 class Hints:
-    """What the config files of a checkpoint say; None for what they do not mention."""
+    """Settings read from the config files of a checkpoint; None for settings that are not mentioned there."""
 
     heads: tuple[int, ...] | None = None
     eps: float | None = None
@@ -38,10 +38,10 @@ class Hints:
     model_type: str | None = None
 
 
-MAX_SIDE = 8192  # of images, as in Preprocess
+MAX_SIDE = 8192  # largest height and width of images, as in Preprocess
 
-# (key pattern, meaning). The error names the first match, so more specific patterns come first.
-REFUSED = [
+# (key pattern, model variant that it indicates). The error names the first match, so more specific patterns come first.
+UNSUPPORTED = [
     (r"(logit_scale|cpb_mlp\.|continuous_position_bias_mlp\.)", "SwinV2 (cosine attention)"),
     (r"(\.q_bias|\.v_bias)$", "BEiT or EVA (separate q and v biases)"),
     (r"^beit\.|\.lambda_[12]$", "BEiT"),
@@ -64,7 +64,7 @@ REFUSED = [
 
 def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig | SwinConfig, dict[str, Tensor]]:
     """Return the row's config, adapted to the checkpoint, and the state dict for its module."""
-    refuse(found, label)
+    check_supported(found, label)
     swin = is_swin(found)
     if swin != isinstance(row.config, SwinConfig):
         series, sizes = sizes_of(found)
@@ -89,13 +89,13 @@ def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig
     return config, state
 
 
-def refuse(found: Canonical, label: str) -> None:
+def check_supported(found: Canonical, label: str) -> None:
     """Raise FqvitError if a key belongs to a variant that is not supported."""
-    for pattern, meaning in REFUSED:
+    for pattern, variant in UNSUPPORTED:
         for name in found.tensors:
             if re.search(pattern, name):
                 key = found.origin.get(name, name)
-                raise FqvitError(f"{label}: '{key}' means {meaning}, which is not supported. Use a plain ViT, DeiT or Swin.")
+                raise FqvitError(f"{label}: '{key}' means {variant}, which is not supported. Use a plain ViT, DeiT or Swin.")
 
 
 def is_swin(found: Canonical) -> bool:
@@ -103,7 +103,7 @@ def is_swin(found: Canonical) -> bool:
 
 
 def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
-    """The series and (width, depths, number of prefix tokens), from names and shapes."""
+    """Return the series and (width, depths, number of prefix tokens), from the names and shapes of tensors."""
     patch = found.tensors.get("patch_embed.proj.weight")
     width = patch.shape[0] if patch is not None and patch.ndim > 0 else 0
     if is_swin(found):
@@ -120,7 +120,7 @@ def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
 def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hints: Hints, label: str) -> ViTConfig:
     _, (width, depths, prefix) = sizes_of(found)
     distilled = prefix == 2
-    # Check names before sizes: the distilled and the plain model of one size have otherwise equal shapes.
+    # Check names before sizes: apart from the distilled model's extra keys, both models of one size have equal shapes.
     if distilled != (c.prefix == 2):
         key = "dist_token" if distilled else "head_dist.weight"
         problem = f"unexpected key '{found.origin.get(key, key)}'" if distilled else f"missing key '{key}'"
@@ -134,7 +134,7 @@ def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hin
     patch, channels = _patch_shape(state, label)
     mean = "fc_norm.weight" in state or prefix == 0
     if hints.pool not in (None, "avg" if mean else "token"):
-        # "avg" with a class token and without fc_norm is visible in no key; other kinds of pooling are not supported.
+        # No key shows "avg" pooling with a class token and without fc_norm. Other kinds of pooling are not supported.
         if hints.pool != "avg" or distilled:
             raise FqvitError(f"{label}: global_pool '{hints.pool}', expected '{'avg' if mean else 'token'}' for these weights.")
         mean = True
@@ -159,7 +159,7 @@ def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hin
 
 
 def _default_eps(found: Canonical, c: ViTConfig) -> float:
-    """eps without a config.json: 1e-12 for ViT and DeiT of transformers, otherwise that of the row."""
+    """Return the eps to use without a config.json: 1e-12 for ViT and DeiT in Hugging Face's layout, otherwise the row's."""
     return 1e-12 if found.layout == "hugging face vit" else c.eps
 
 
@@ -194,7 +194,10 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
 
 
 def _vit_image(state: dict[str, Tensor], patch: int, prefix: int, width: int, hints: Hints, label: str) -> tuple[int, int]:
-    """Image size from the number of positions: a square grid, unless config.json gives another. Pads positions for `prefix`."""
+    """Compute the image size from the number of positions, which form a square grid unless config.json says otherwise.
+
+    If only patches have positions, add zeros for the prefix tokens to state["pos_embed"].
+    """
     positions = state.get("pos_embed")
     if positions is None or positions.ndim != 3:
         problem = "missing key 'pos_embed'" if positions is None else f"'pos_embed' has shape {list(positions.shape)}"
@@ -213,7 +216,7 @@ def _vit_image(state: dict[str, Tensor], patch: int, prefix: int, width: int, hi
 
 
 def _swin_image(found: Canonical, c: SwinConfig, patch: int, window: int, hints: Hints) -> tuple[int, int]:
-    """Image size from config.json, the number of windows, or the row. No parameter of a Swin depends on it."""
+    """Return the image size from config.json, the number of windows, or the row. No parameter's shape depends on it."""
     if hints.image is not None:
         return hints.image
     if found.windows is not None and math.isqrt(found.windows) ** 2 == found.windows:
@@ -237,11 +240,11 @@ def _same_sizes(row: Row, want: tuple[int, tuple[int, ...]], got: tuple[int, tup
 
 def _same_heads(row: Row, want: tuple[int, ...], got: tuple[int, ...] | None, label: str) -> None:
     if got is not None and want != got:
-        raise FqvitError(f"{row.name}: {_shown(got)} heads in {label}, expected {_shown(want)}. No known model has these.")
+        raise FqvitError(f"{row.name}: {_shown(got)} heads in {label}, expected {_shown(want)}. Use another checkpoint.")
 
 
 def _patch_shape(state: dict[str, Tensor], label: str) -> tuple[int, int]:
-    """Patch side and channels, from [width, channels, patch, patch]."""
+    """Return the patch side and the number of channels, from the weight [width, channels, patch, patch]."""
     weight = state["patch_embed.proj.weight"]
     if weight.ndim != 4 or weight.shape[2] != weight.shape[3]:
         raise FqvitError(f"{label}: patch embedding of shape {list(weight.shape)}, expected [width, channels, patch, patch].")
@@ -269,7 +272,7 @@ def _fill_qkv_bias(state: dict[str, Tensor]) -> None:
 
 
 def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
-    """x + gamma * (W y + b) = x + (gamma W) y + gamma b"""
+    """Fold LayerScale into the layer before it: x + gamma * (W y + b) = x + (gamma W) y + gamma b"""
     for name in [name for name in state if re.search(r"\.ls[12]\.gamma$", name)]:
         gamma, block = state.pop(name), name.rsplit(".", 2)[0]
         target = f"{block}.attn.proj" if ".ls1." in name else f"{block}.mlp.fc2"
@@ -282,9 +285,10 @@ def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
 
 
 def _fold_distilled(found: Canonical, state: dict[str, Tensor], width: int, label: str) -> None:
-    """(W c + b + W' d + b') / 2 = [W/2, W'/2] [c, d] + (b + b')/2
+    """Fold the two heads into one: (W c + b + W' d + b') / 2 = [W/2, W'/2] [c, d] + (b + b')/2
 
-    Hugging Face's DeiTForImageClassification has one head only: its logits are W c + b, and d is used in attention only.
+    c and d are the class token and the distillation token after the last norm.
+    Hugging Face's DeiTForImageClassification has only one head: its logits are W c + b, and d is used only in attention.
     """
     parts = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
     one_head = found.origin["head.weight"] == "classifier.weight"
@@ -310,7 +314,7 @@ def _fold_distilled(found: Canonical, state: dict[str, Tensor], width: int, labe
 def mismatch(
     name: str, label: str, want: dict[str, Tensor], state: dict[str, Tensor], origin: dict[str, str]
 ) -> FqvitError | None:
-    """An error that names missing keys, unexpected keys or wrong shapes of a state dict; None if it fits."""
+    """Return an error that names missing keys, unexpected keys or wrong shapes of a state dict; None if it matches."""
     missing = [key for key in want if key not in state]
     unexpected = [origin.get(key, key) for key in state if key not in want]
     shapes = [key for key in want if key in state and want[key].shape != state[key].shape]

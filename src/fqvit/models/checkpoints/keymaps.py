@@ -1,7 +1,8 @@
 """Rename the keys of every supported checkpoint layout to timm's names.
 
-Layouts: timm (and the original DeiT, which has the same names), the original Swin, Hugging Face (files, and the different names
-in memory since version 5), and Google's npz. Tensors are renamed, transposed, and q, k, v concatenated; values do not change.
+Layouts: timm (and the original DeiT, which has the same names), the original Swin, Hugging Face transformers (the names in
+files, and those in memory, which differ since version 5), and Google's npz. Tensors are renamed and transposed, and q, k and v
+are concatenated; values do not change.
 See also: checkpoint.py (reads files), fold.py (adapts values to our modules).
 """
 
@@ -22,8 +23,9 @@ Layout = Literal["timm", "original swin", "hugging face vit", "hugging face swin
 
 @dataclass(frozen=True)
 class Canonical:
-    """tensors: timm name -> value   origin: timm name -> name in the checkpoint
+    """A checkpoint with timm's names.
 
+    tensors: timm name -> value   origin: timm name -> name in the checkpoint
     heads: number of heads, if the layout shows it   windows: number of windows in a Swin's first stage, if a mask shows it
     """
 
@@ -39,7 +41,8 @@ IGNORED = re.compile(
     r"relative_position_index$|attn_mask$|mask_token$|^(vit|deit|swin)\.pooler\.|num_batches_tracked$|position_ids$"
 )
 
-# Deeper than any known model; without a bound, one name in an untrusted file could cause a loop over millions of blocks.
+# Block and stage numbers of three or more digits, more than any known model has. Files are untrusted input: without this bound
+# a single name could cause a loop over millions of blocks.
 ABSURD = re.compile(r"(?:^|[._])(\d{3,})(?=[./])")
 
 GOOGLE_ROOT = re.compile(r"^(opt/target/|params/)")
@@ -97,8 +100,8 @@ HF_SWIN = [
 ]
 
 
-def refuse_absurd(names: Iterable[str], label: str) -> None:
-    """Raise FqvitError for block or stage numbers above 99: blocks are counted by their names."""
+def check_block_numbers(names: Iterable[str], label: str) -> None:
+    """Raise FqvitError for block or stage numbers above 99. Their names determine how many blocks are expected."""
     absurd = next((key for key in names if ABSURD.search(key)), None)
     if absurd is not None:
         raise FqvitError(f"{label}: '{absurd[:80]}' has a block or stage number above 99. The checkpoint is damaged.")
@@ -107,7 +110,7 @@ def refuse_absurd(names: Iterable[str], label: str) -> None:
 def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
     """Rename the weights to timm's names. Unknown names are kept, so that later errors can name them."""
     kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
-    refuse_absurd(kept, label)
+    check_block_numbers(kept, label)
     layout = _layout(kept, label)
     rename = RENAMES[layout]
     origin = {rename(key): key for key in kept}
@@ -142,7 +145,7 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
     raise FqvitError(f"{label}: not a ViT, DeiT or Swin classifier (found {few}, ...), expected a patch embedding.")
 
 
-def _same(key: str) -> str:
+def _timm(key: str) -> str:
     return re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key)  # the name of LayerScale in DeiT III
 
 
@@ -170,7 +173,7 @@ def _google(key: str) -> str:
 
 
 RENAMES: dict[Layout, Callable[[str], str]] = {
-    "timm": _same,
+    "timm": _timm,
     "original swin": _original_swin,
     "hugging face vit": _hugging_face_vit,
     "hugging face swin": _hugging_face_swin,
@@ -201,7 +204,7 @@ def _torch_order(key: str, value: Tensor) -> Tensor:
 
 
 def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) -> dict[str, Tensor]:
-    """Concatenate attn.{q,k,v}.x to attn.qkv.x, rows of q first."""
+    """Concatenate attn.{q,k,v}.x into attn.qkv.x, rows of q first."""
     out = dict(tensors)
     for key in tensors:
         if not (match := re.fullmatch(r"(.+\.attn)\.q\.(weight|bias)", key)):
@@ -216,7 +219,7 @@ def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) ->
                 f"{label}: '{origin[key]}' is a single number, expected a matrix or a vector. The file is damaged."
             )
         if len({third.shape for third in thirds}) > 1:
-            raise FqvitError(f"{label}: '{origin[key]}' and its k and v differ in shape. Download the checkpoint again.")
+            raise FqvitError(f"{label}: '{origin[key]}' differs in shape from its key or value. Download the checkpoint again.")
         joined = f"{match[1]}.qkv.{match[2]}"
         out[joined] = torch.cat(thirds)
         origin[joined] = origin[key]
