@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def torchvision_ops() -> ModuleType:
-    """torchvision.ops as an oracle; skips the test if its compiled operators do not load.
+    """Import torchvision.ops as an oracle; skip the test if its compiled operators do not load.
 
     Without them torchvision falls back to Python versions, which treat samples outside the map differently.
     """

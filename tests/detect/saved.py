@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @cache
 def shapes() -> ModuleType:
-    """training/make_shapes.py"""
+    """Import training/make_shapes.py."""
     sys.path.insert(0, str(ROOT / "training"))
     try:
         return importlib.import_module("make_shapes")
@@ -39,13 +39,13 @@ def shapes() -> ModuleType:
 
 @cache
 def program(name: str) -> DetectorProgram:
-    """A random detector of five classes without names."""
+    """Make the program of a random detector with five unnamed classes."""
     return DetectorProgram.of(detector_of(name), lowered(name, "fqvit"))
 
 
 @cache
 def shape_detector() -> FloatDetector:
-    """A random detector with the classes of the synthetic shapes."""
+    """Make a random detector with the classes of the synthetic shapes."""
     settings = msgspec.structs.replace(SETTINGS, classes=shapes().CLASSES)
     return load_detector(random_release(replace(CONFIGS["mask r-cnn"], classes=8), "mmdetection"), settings)
 

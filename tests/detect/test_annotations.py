@@ -1,4 +1,4 @@
-"""Hand-made annotation files: expected scores, and refusal of what would need memory or give wrong scores."""
+"""Hand-made annotation files: correct scores, and errors for files that need too much memory or give wrong scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIDE = 40
 
 
 def square(number: int, **other: Any) -> dict[str, Any]:
-    """An annotated square of 10 x 10 in image 1."""
+    """Return the annotation of a square of 10 x 10 pixels in image 1."""
     x = 12 * (number % 3)
     mask = np.zeros((SIDE, SIDE), bool)
     mask[5:15, x : x + 10] = True
@@ -37,27 +37,27 @@ def read(folder: Path, *annotations: dict[str, Any], categories: int = 1) -> Gro
 
 
 def found(*annotations: dict[str, Any]) -> list[Any]:
-    """Results equal to the annotated objects."""
+    """Return results that equal the annotated objects."""
     return [{key: a[key] for key in a if key != "id"} | {"score": 0.9} for a in annotations]
 
 
 @pytest.mark.parametrize("ids", [(0,), (0, 1, 2), (-1, 0, 7), (10**400, 1, -(10**400)), (2**53, 2**53 + 1, 2**63)])
 def test_annotation_ids_do_not_change_scores(ids: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
-    squares = [square(place, id=id) for place, id in enumerate(ids)]
+    squares = [square(number, id=id) for number, id in enumerate(ids)]
     scores = average_precision(read(tmp_path, *squares), found(*squares), [1])
     assert (scores["box_ap"], scores["mask_ap"]) == pytest.approx((100, 100))
 
 
 @pytest.mark.parametrize("counts", ["o" * 4000 + "0", [10**4000, 1], [-(10**4000), 1], [SIDE * SIDE + 1], [1] * 3])
-def test_run_lengths_that_do_not_cover_the_image_are_refused(counts: object, tmp_path: Path) -> None:
-    with pytest.raises(FqvitError, match="annotation 3: run lengths") as refusal:
+def test_run_lengths_that_do_not_cover_the_image_are_rejected(counts: object, tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match="annotation 3: run lengths") as caught:
         read(tmp_path, square(3, segmentation={"size": [SIDE, SIDE], "counts": counts}))
-    assert len(str(refusal.value)) < 300
+    assert len(str(caught.value)) < 300
 
 
 FAR = 1e6
-# Outlines of 4e6; of 1.2e6, half of it the closing edge; of 1.2e6 in two polygons; of 1.6e6 in a zigzag of close points.
+# Outlines of 4e6 pixels; 1.2e6, half of it in the closing edge; 1.2e6 in two polygons; 1.6e6 in a zigzag of close points.
 LONG = {
     "far corners": [[-FAR, 0, FAR, 0, FAR, 1]],
     "a closing edge": [[0, 0, 300_000, 0, 600_000, 1]],
@@ -67,16 +67,16 @@ LONG = {
 
 
 @pytest.mark.parametrize("case", LONG)
-def test_outlines_that_would_need_too_much_memory_are_refused(case: str, tmp_path: Path) -> None:
+def test_outlines_that_would_need_too_much_memory_are_rejected(case: str, tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="annotation 5: the outlines of the polygons are .* pixels long"):
         read(tmp_path, square(5, segmentation=LONG[case]))
 
 
-def test_distant_points_are_refused_with_their_coordinate(tmp_path: Path) -> None:
+def test_the_error_about_a_distant_point_shows_its_coordinate(tmp_path: Path) -> None:
     for far in (1.1e6, -1e300):
-        with pytest.raises(FqvitError, match="annotation 5: a polygon has a coordinate of ") as refusal:
+        with pytest.raises(FqvitError, match="annotation 5: a polygon has a coordinate of ") as caught:
             read(tmp_path, square(5, segmentation=[[0, 0, 9, 0, 9, far]]))
-        assert f"{far:g}" in str(refusal.value)
+        assert f"{far:g}" in str(caught.value)
 
 
 def test_the_longest_allowed_outline_is_evaluated(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_only_the_categories_of_the_detector_are_scored(tmp_path: Path) -> None:
     )
 
 
-def test_annotations_without_the_detectors_categories_are_refused(tmp_path: Path) -> None:
+def test_annotations_without_the_detectors_categories_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no annotated object belongs to a category of the detector"):
         check_categories(read(tmp_path, square(0), square(1), categories=2), [2], [])
     with pytest.raises(FqvitError, match="has no category 7"):

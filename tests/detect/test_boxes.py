@@ -23,7 +23,7 @@ def some_boxes(count: int, seed: int = 0, side: float = 100.0) -> NDArray[np.flo
     return np.concatenate([start, start + rng.uniform(1, side / 2, (count, 2))], 1)
 
 
-def slow_overlap(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+def slow_iou(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     width = max(min(a[2], b[2]) - max(a[0], b[0]), 0)
     height = max(min(a[3], b[3]) - max(a[1], b[1]), 0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - width * height
@@ -32,7 +32,7 @@ def slow_overlap(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 def test_pairwise_iou_equals_that_of_each_pair() -> None:
     a, b = some_boxes(7), some_boxes(5, seed=1)
-    assert pairwise_iou(a, b) == pytest.approx(np.array([[slow_overlap(x, y) for y in b] for x in a]))
+    assert pairwise_iou(a, b) == pytest.approx(np.array([[slow_iou(x, y) for y in b] for x in a]))
 
 
 def test_boxes_without_area_overlap_nothing() -> None:
@@ -67,9 +67,9 @@ def test_clipping_limits_edges_to_width_and_height() -> None:
 def test_anchors_are_ordered_by_cell_and_ratio() -> None:
     found = anchors((2, 3), 8, 4.0, (0.5, 1.0, 2.0))
     assert found.shape == (2 * 3 * 3, 4)
-    place = (1 * 3 + 2) * 3  # row 1, column 2
-    assert found[place + 1].tolist() == [16 - 16, 8 - 16, 16 + 16, 8 + 16]
-    wide, tall = found[place], found[place + 2]
+    first = (1 * 3 + 2) * 3  # of the anchors at row 1, column 2
+    assert found[first + 1].tolist() == [16 - 16, 8 - 16, 16 + 16, 8 + 16]
+    wide, tall = found[first], found[first + 2]
     assert (wide[3] - wide[1]) / (wide[2] - wide[0]) == pytest.approx(0.5)
     assert (tall[3] - tall[1]) / (tall[2] - tall[0]) == pytest.approx(2)
     assert areas(found) == pytest.approx(np.full(18, 32.0 * 32.0))
@@ -79,7 +79,7 @@ def slow_suppress(boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: 
     waiting, kept = sorted(range(len(boxes)), key=lambda i: (-scores[i], i)), []
     while waiting:
         kept.append(waiting.pop(0))
-        waiting = [i for i in waiting if slow_overlap(boxes[kept[-1]], boxes[i]) <= iou]
+        waiting = [i for i in waiting if slow_iou(boxes[kept[-1]], boxes[i]) <= iou]
     return kept
 
 
@@ -109,7 +109,7 @@ def test_groups_do_not_suppress_each_other_and_are_sorted_by_score() -> None:
     boxes, scores = some_boxes(60), np.random.default_rng(4).uniform(size=60)
     groups = np.arange(60) % 3
     kept = grouped_nms(boxes, scores, groups, iou_above(0.3))
-    alone = [np.flatnonzero(groups == g)[slow_suppress(boxes[groups == g], scores[groups == g], 0.3)] for g in range(3)]
-    assert sorted(kept.tolist()) == sorted(np.concatenate(alone).tolist())
+    expected = [np.flatnonzero(groups == g)[slow_suppress(boxes[groups == g], scores[groups == g], 0.3)] for g in range(3)]
+    assert sorted(kept.tolist()) == sorted(np.concatenate(expected).tolist())
     assert (np.diff(scores[kept]) <= 0).all()
     assert grouped_nms(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64), iou_above(0.5)).tolist() == []

@@ -1,4 +1,4 @@
-"""Calibration of a detector: the order of images, the last image, and the boxes that mask heads are observed on."""
+"""Calibration of a detector: order of images, coded attention in the last one, boxes that mask heads are observed on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGES = [
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Arguments and results of these functions, call by call."""
+    """Record the arguments and results of the functions named below, call by call."""
     calls: dict[str, list[Any]] = {}
 
     def spy(name: str, real: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Detector files: the same bits after loading, and a one-line error for damaged or malicious files."""
+"""Detector files: the same bits after loading, and one-line errors for damaged or malicious files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def rewritten(raw: bytes, change: Change) -> bytes:
     return containers.rewritten(raw, change, DETECTOR)
 
 
-def refused(raw: bytes, folder: Path, match: str = ".") -> None:
+def assert_rejected(raw: bytes, folder: Path, match: str = ".") -> None:
     path = folder / "bad.fqvit"
     path.write_bytes(raw)
     with pytest.raises(FqvitError, match=match) as caught:
@@ -122,20 +122,20 @@ def refused(raw: bytes, folder: Path, match: str = ".") -> None:
 
 def set_field(*keys: Any, value: Any) -> Change:
     def change(header: Json, _: Tensors) -> None:
-        place: Any = header
+        parent: Any = header
         for key in keys[:-1]:
-            place = place[key]
-        place[keys[-1]] = value
+            parent = parent[key]
+        parent[keys[-1]] = value
 
     return change
 
 
 def without(*keys: Any) -> Change:
     def change(header: Json, _: Tensors) -> None:
-        place: Any = header
+        parent: Any = header
         for key in keys[:-1]:
-            place = place[key]
-        del place[keys[-1]]
+            parent = parent[key]
+        del parent[keys[-1]]
 
     return change
 
@@ -200,7 +200,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "no mask heads": (set_field("masks", value=[]), "belongs to no part"),
     "a float constant": (set_field("between", "score", value=0.5), "between.score: expected int, got float"),
     "a stride of 5": (set_field("between", "strides", value=[5, 8, 16, 32, 64]), "stride of 5"),
-    "strides that do not fit the levels": (set_field("between", "strides", value=[8, 16, 32, 64, 128]), "at stride 8"),
+    "strides that do not match the levels": (set_field("between", "strides", value=[8, 16, 32, 64, 128]), "at stride 8"),
     "an anchor of 10^9 pixels": (set_field("between", "anchors", 0, 0, 0, value=10**9), "between.anchors"),
     "a shift of 63": (set_field("between", "classes", 0, value=[1, 63]), "between.classes"),
     "fewer anchors": (lambda header, _: [level.pop() for level in header["between"]["anchors"]], "for 2 anchors"),
@@ -210,8 +210,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a different mean": (set_field("settings", "mean", value=[0.1, 0.1, 0.1]), "mean or std"),
     "too few class names": (set_field("settings", "classes", value=["a", "b"]), "2 class names for 5 classes"),
     "a duplicate category": (set_field("settings", "categories", value=[1, 2, 3, 4, 4]), "a category occurs twice"),
-    "a box head in place of a mask head": (swap("boxes.0", "masks.0"), "box heads take RoIs of different sizes"),
-    "the pyramid in place of a head": (swap("pyramid", "boxes.0"), "."),
+    "a box head instead of a mask head": (swap("boxes.0", "masks.0"), "box heads take RoIs of different sizes"),
+    "the pyramid instead of a head": (swap("pyramid", "boxes.0"), "."),
     "missing constants of a head": (drop("boxes.2"), r"boxes\.2: .*is missing"),
     "missing constants of the pyramid": (drop("pyramid"), "pyramid: .*is missing"),
     "a constant of an unknown part": (stray("boxes.3/x"), "'boxes.3/x' belongs to no part"),
@@ -228,11 +228,11 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_detector_is_refused_with_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+def test_a_hostile_detector_is_rejected_with_one_line(case: str, original: bytes, tmp_path: Path) -> None:
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     with at_most(50e6):
-        refused(raw, tmp_path, match)
+        assert_rejected(raw, tmp_path, match)
 
 
 def test_the_rewriting_helper_makes_loadable_files(original: bytes, tmp_path: Path) -> None:
@@ -241,18 +241,18 @@ def test_the_rewriting_helper_makes_loadable_files(original: bytes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"version": 1', '{"version": 1}', "[" * 100_000])
-def test_json_that_is_not_a_detector_is_refused(text: str, original: bytes, tmp_path: Path) -> None:
+def test_json_that_is_not_a_detector_is_rejected(text: str, original: bytes, tmp_path: Path) -> None:
     _, _, tensors = unpacked(original, DETECTOR)
-    refused(packed(text, fingerprint_of(text, tensors), tensors, DETECTOR), tmp_path)
+    assert_rejected(packed(text, fingerprint_of(text, tensors), tensors, DETECTOR), tmp_path)
 
 
-def test_a_truncated_file_is_refused(original: bytes, tmp_path: Path) -> None:
-    for place in sorted({*range(0, 64, 7), *range(64, len(original), len(original) // 25), len(original) - 1}):
-        refused(original[:place], tmp_path)
+def test_a_truncated_file_is_rejected(original: bytes, tmp_path: Path) -> None:
+    for length in sorted({*range(0, 64, 7), *range(64, len(original), len(original) // 25), len(original) - 1}):
+        assert_rejected(original[:length], tmp_path)
 
 
-def test_a_flipped_bit_is_refused(original: bytes, tmp_path: Path) -> None:
-    for place in [*range(16), *np.random.default_rng(0).integers(16, len(original), 30).tolist(), len(original) - 1]:
+def test_a_flipped_bit_is_rejected(original: bytes, tmp_path: Path) -> None:
+    for index in [*range(16), *np.random.default_rng(0).integers(16, len(original), 30).tolist(), len(original) - 1]:
         changed = bytearray(original)
-        changed[place] ^= 1 << (place % 8)
-        refused(bytes(changed), tmp_path)
+        changed[index] ^= 1 << (index % 8)
+        assert_rejected(bytes(changed), tmp_path)

@@ -1,4 +1,4 @@
-"""Constants of integer detectors: computed from settings and headers, and proved not to overflow for any file."""
+"""Constants of integer detectors: computed from settings and headers, and checked so that no file can cause an overflow."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fqvit.ir.program import CodeInput, Header, Output
 S = DetectSettings(strides=(4, 8, 16), anchor_ratios=(0.5, 1.0), stds=((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1)))
 
 
-def header(*outputs: Output, square: CodeInput | None = None) -> Header:
+def header(*outputs: Output, roi: CodeInput | None = None) -> Header:
     size = Preprocess(64, 64, 3, 64, "bilinear", (0.5,) * 3, (0.5,) * 3)
     first, *others = outputs
     return Header(
         version=1, model="part", preprocess=size, ops=(), output=first, sites={}, recipe={}, source="", images=1,
-        others=tuple(others), input=square,
+        others=tuple(others), input=roi,
     )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def pyramid(scale: float = 0.05) -> Header:
 
 def head(kind: Any, scale: float = 0.1) -> Header:
     last = [Output("deltas", "deltas", 0.03)] if kind == "logits" else []
-    return header(Output("y", kind, scale), *last, square=CodeInput((7, 7, 16), 0.03, 90))
+    return header(Output("y", kind, scale), *last, roi=CodeInput((7, 7, 16), 0.03, 90))
 
 
 def constants(s: DetectSettings = S, scale: float = 0.1, stages: int = 2) -> DetectorConstants:
@@ -60,7 +60,7 @@ def test_ratios_follow_from_the_scales() -> None:
     assert (c.iou, c.score, c.mask) == (2**15, int(0.05 * 2**24), 2**29)
 
 
-def test_constants_survive_json() -> None:
+def test_constants_survive_a_json_round_trip() -> None:
     c = constants()
     assert msgspec.json.decode(msgspec.json.encode(c), type=DetectorConstants) == c
     assert all(proof.holds for proof in c.check())
@@ -76,12 +76,12 @@ def test_constants_survive_json() -> None:
         ({"anchor_scale": 1e6}, "settings: anchors of"),
     ],
 )
-def test_settings_unsupported_by_integer_detectors_are_refused(change: dict[str, Any], said: str) -> None:
+def test_settings_unsupported_by_integer_detectors_are_rejected(change: dict[str, Any], said: str) -> None:
     with pytest.raises(FqvitError, match=said):
         constants(msgspec.structs.replace(S, **change))
 
 
-def test_scales_that_fit_no_multiplier_are_refused() -> None:
+def test_unsuitable_scales_and_headers_are_rejected() -> None:
     with pytest.raises(FqvitError, match="fits no multiplier"):
         constants(scale=1e6)
     with pytest.raises(FqvitError, match="no output of kind map"):
@@ -110,7 +110,7 @@ R = Ratio(2**30, 10)
         {"proposals": 10.0}, {"padding": "no"},
     ],
 )  # fmt: skip
-def test_constants_out_of_range_are_refused(change: dict[str, Any]) -> None:
+def test_constants_out_of_range_are_rejected(change: dict[str, Any]) -> None:
     with pytest.raises(FqvitError, match="between: .* damaged"):
         msgspec.structs.replace(constants(), **change).check()
 

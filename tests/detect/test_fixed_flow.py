@@ -25,7 +25,7 @@ from fqvit.detect.images import prepare
 from .test_fixed_constants import S, constants
 
 HERE = Path(fqvit.detect.__file__).parent
-# Modules that run between pixels and masks with every function.
+# Modules whose functions all run between pixels and masks.
 FILES = ("fixed/boxes", "fixed/exp", "fixed/masks", "fixed/proposals", "fixed/roialign", "nms")
 FLOATS = (float, np.floating, complex)
 
@@ -51,7 +51,7 @@ class Watch:
         module = Path(frame.f_code.co_filename).relative_to(HERE).with_suffix("")
         name = f"{'.'.join(module.parts)}.{frame.f_code.co_name}"
         self.seen.add(name)
-        for variable, value in [*frame.f_locals.items(), ("its result", argument)]:
+        for variable, value in [*frame.f_locals.items(), ("the result", argument)]:
             self.found.update(f"{name}: {variable} is {kind}" for kind in floats_in(value))
 
 
@@ -62,10 +62,10 @@ def test_no_variable_is_a_float_from_pixels_to_masks() -> None:
     from .test_programs import sample_images
 
     for name, backend in (("mask r-cnn", "native"), ("cascade of 4conv1fc", "reference")):
-        detector, picture, watch = integer(name, backend), sample_images()[0], Watch()  # type: ignore[arg-type]
+        detector, image, watch = integer(name, backend), sample_images()[0], Watch()  # type: ignore[arg-type]
         sys.setprofile(watch)
         try:
-            found = detector.detect(prepare(picture, SETTINGS))
+            found = detector.detect(prepare(image, SETTINGS))
             masks = list(found.masks())
         finally:
             sys.setprofile(None)
@@ -117,13 +117,13 @@ def test_proposals_equal_float_proposals() -> None:
     assert np.abs(found / 256 - exact).max() < 5 / 256
 
 
-@pytest.mark.parametrize("deltas_of", [4, 12])
-def test_refinement_and_selection_equal_the_float_ones(deltas_of: int) -> None:
+@pytest.mark.parametrize("deltas_per_box", [4, 12])
+def test_refinement_and_selection_equal_the_float_ones(deltas_per_box: int) -> None:
     rng, c = np.random.default_rng(1), constants()
     corner = rng.integers(0, 200 * 256, (80, 2))
     boxes = np.concatenate([corner, corner + rng.integers(256, 90 * 256, (80, 2))], 1)
     first, second = (rng.integers(-40, 40, (80, 4)).astype(np.int32) for _ in range(2))
-    deltas, size = rng.integers(-60, 60, (80, deltas_of)).astype(np.int32), (250, 260)
+    deltas, size = rng.integers(-60, 60, (80, deltas_per_box)).astype(np.int32), (250, 260)
     real = deltas * 0.03
     moved = refine(boxes, first, deltas, 0, size, c)
     assert np.abs(moved / 256 - float_refine(boxes / 256, first * 0.1, real, S.stds[0], size)).max() <= 1 / 128

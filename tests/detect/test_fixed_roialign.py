@@ -1,4 +1,4 @@
-"""Integer RoIAlign: exact weights, compiled code equal to numpy, and the distance from float RoIAlign."""
+"""Integer RoIAlign: exact weights, compiled code equal to numpy, and the difference from float RoIAlign."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ EXTREME = np.array(
 
 
 def slow_weights(low: int, high: int, bins: int, size: int) -> NDArray[np.int64]:
-    """Weights sample by sample with fractions, rounded once."""
+    """Compute the weights sample by sample with fractions, rounded once."""
     weights = [[Fraction(0)] * size for _ in range(bins)]
     length = Fraction(high - low, CELL)
     samples = ceil(length / bins)
     for b in range(bins):
         for i in range(samples):
-            place = Fraction(low, CELL) - Fraction(1, 2) + (b + (i + Fraction(1, 2)) / samples) * length / bins
-            if -1 <= place <= size:
-                place = min(max(place, Fraction(0)), Fraction(size - 1))
-                first = int(place)
-                weights[b][first] += (1 - (place - first)) / samples
-                weights[b][min(first + 1, size - 1)] += (place - first) / samples
+            position = Fraction(low, CELL) - Fraction(1, 2) + (b + (i + Fraction(1, 2)) / samples) * length / bins
+            if -1 <= position <= size:
+                position = min(max(position, Fraction(0)), Fraction(size - 1))
+                first = int(position)
+                weights[b][first] += (1 - (position - first)) / samples
+                weights[b][min(first + 1, size - 1)] += (position - first) / samples
     return np.array([[int((w * 2**15 + Fraction(1, 2)) // 1) for w in row] for row in weights])
 
 
@@ -103,13 +103,7 @@ def test_weights_are_exact_and_rounded_once(low: int, length: int, bins: int, si
 def test_compiled_roi_align_equals_numpy(isa: str, side: int) -> None:
     boxes = np.concatenate([EXTREME, some_boxes(60, 100 * 256), some_boxes(40, 12 * 256, 1)])
     for shape in ((23, 31, 5), (1, 1, 1), (3, 40, 33), (50, 2, 16)):
-        for params in (
-            align_params(),
-            align_params(3.7, 0, 0),
-            align_params(0.01, 255, 255, 15),
-            align_params(200.0, 7, 3),
-            AlignParams(STRIDE, 1, Ratio(0, 62), 9, 255),
-        ):
+        for params in PARAMS:
             map_ = some_map(*shape)
             expected = roi_align(map_, boxes, side, params)
             for threads in (1, 3):
@@ -131,7 +125,7 @@ def test_sums_are_close_to_float_roi_align(side: int) -> None:
         exact = float_roi_align(map_.astype(np.float32) - 100, boxes / 256, STRIDE, side)
         found = align_sums(map_, boxes, side, align_params(zero=100))
         assert np.abs(found).max() < 2**31
-        # Half a unit of 2^-15 per cell of a bin and axis, half a unit of 2^-7 between the passes.
+        # Rounding adds half a unit of 2^-15 per cell of a bin and axis, and half a unit of 2^-7 between the passes.
         cells = np.minimum((boxes[:, 2:] - boxes[:, :2]).max(1) // CELL // side + 3, 31)
         bound = 2 * 155 * cells / 2**16 + 2.0**-8 * 1.01 + 1e-4
         assert (np.abs(found / 2**22 - exact).reshape(len(boxes), -1).max(1) <= bound).all()
@@ -172,7 +166,7 @@ def test_each_box_uses_the_level_for_its_size(align: object) -> None:
         {"map": np.zeros((0, 3, 1), np.uint8)}, {"map": np.zeros((2, 3, 0), np.uint8)},
     ],
 )  # fmt: skip
-def test_arguments_that_could_overflow_are_refused(change: dict[str, object]) -> None:
+def test_arguments_that_could_overflow_are_rejected(change: dict[str, object]) -> None:
     good: dict[str, object] = {
         "map": some_map(), "boxes": EXTREME, "side": 7, "cell": CELL, "zero": 0, "mult": 1, "shift": 1, "head_zero": 0,
         "last": 255, "threads": 1,

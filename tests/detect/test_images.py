@@ -56,7 +56,7 @@ def test_boxes_are_mapped_back_to_the_image() -> None:
     assert made.back(np.array([[0.0, 0, 1200, 800], [4, 8, 12, 16]])).tolist() == [[0, 0, 300, 200], [1, 2, 3, 4]]
 
 
-def test_images_of_extreme_sizes_are_prepared_or_refused() -> None:
+def test_images_of_extreme_sizes_are_prepared_and_empty_ones_rejected() -> None:
     assert prepare(Image.new("RGB", (5000, 1)), S).padded == (32, 1344)
     assert Input(np.zeros((1, 1, 3), np.uint8), 1, 1).padded == (32, 32)
     with pytest.raises(FqvitError, match="no pixels"):

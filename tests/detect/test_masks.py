@@ -1,4 +1,4 @@
-"""Masks: pasting compared with torch's grid_sample, run lengths with pycocotools and by round trips."""
+"""Compare pasted masks with torch's grid_sample and run lengths with pycocotools; test round trips and damaged runs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_pasting_interpolates_as_grid_sample_does(box: tuple[float, ...]) -> Non
     grid = torch.stack(torch.broadcast_tensors(x[None, :], y[:, None]), -1)
     sample = torch.nn.functional.grid_sample
     expected = sample(torch.tensor(probabilities)[None, None], grid[None], align_corners=False)[0, 0].numpy()
-    sure = abs(expected - 0.5) > 1e-9
+    sure = abs(expected - 0.5) > 1e-9  # not so close to the threshold that rounding decides
     assert (paste(probabilities, np.array(box), 30, 40, 0.5) == (expected >= 0.5))[sure].all()
 
 
-def test_a_box_of_width_0_shows_the_middle_and_one_outside_nothing() -> None:
+def test_a_box_of_width_0_shows_the_mask_and_a_box_outside_the_image_does_not() -> None:
     ones = np.ones((28, 28))
     assert paste(ones, np.array([5.0, 5, 5, 9]), 20, 20, 0.5).sum() == 2 * 4
     assert not paste(ones, np.array([50.0, 50, 60, 60]), 20, 20, 0.5).any()
@@ -62,7 +62,7 @@ def test_long_runs_survive_encoding() -> None:
 
 
 @given(st.text(alphabet=[chr(i) for i in range(40, 120)], max_size=12))
-def test_damaged_runs_are_refused_or_give_a_mask_of_the_size(counts: str) -> None:
+def test_damaged_runs_are_rejected_or_give_a_mask_of_the_size(counts: str) -> None:
     try:
         assert from_runs(Runs(size=[4, 5], counts=counts)).shape == (4, 5)
     except FqvitError as error:
@@ -70,18 +70,18 @@ def test_damaged_runs_are_refused_or_give_a_mask_of_the_size(counts: str) -> Non
 
 
 @pytest.mark.parametrize("counts", ["o" * 4000 + "0", "o" * 1_000_000, "_" * 20_000 + "0", "o" * 13 + "0", "o" * 12 + "/"])
-def test_endless_lengths_are_refused_quickly(counts: str) -> None:
+def test_overlong_encodings_are_rejected_quickly(counts: str) -> None:
     with pytest.raises(FqvitError, match=r"^run lengths: .{1,60} damaged\.$"):
         from_runs(Runs(size=[4, 5], counts=counts))
 
 
 @pytest.mark.parametrize("lengths", [[10**4000, 3], [-(10**4000), 10**4000, 20], [9 * 10**4299] * 20, [21], [-1, 21]])
-def test_lengths_beyond_the_image_are_refused_without_printing_them(lengths: list[int]) -> None:
+def test_lengths_beyond_the_image_are_rejected_without_printing_them(lengths: list[int]) -> None:
     with pytest.raises(FqvitError, match=r"^run lengths: .{1,80} damaged\.$"):
         check_lengths(lengths, (4, 5))
 
 
-def test_lengths_with_a_wrong_sum_are_refused_with_the_sum() -> None:
+def test_the_error_about_a_wrong_sum_of_lengths_shows_the_sum() -> None:
     with pytest.raises(FqvitError, match="19 pixels in total, expected 4 x 5"):
         check_lengths([10, 9], (4, 5))
     check_lengths([0, 20], (4, 5))

@@ -140,7 +140,7 @@ def test_results_for_file_names_that_are_not_utf8_can_be_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("field, value", [("category_id", 10**400), ("category_id", -(2**40)), ("bbox", [-1e308, 0, 1e308, 1])])
-def test_results_with_numbers_out_of_range_are_refused(field: str, value: object, tmp_path: Path) -> None:
+def test_results_with_numbers_out_of_range_are_rejected(field: str, value: object, tmp_path: Path) -> None:
     segmentation = {"size": [128, 128], "counts": to_runs(np.ones((128, 128), bool))["counts"]}
     row = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.9, "segmentation": segmentation}
     words = ("--results", tmp_path / "r.json", "--data", "val", "-o", tmp_path / "x")

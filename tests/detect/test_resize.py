@@ -1,4 +1,4 @@
-"""Resizing a hand-made program, and invalid moves.
+"""Resize a hand-made program, and reject invalid moves.
 
 See also: test_sizes.py, the pyramids of detectors.
 """
@@ -47,7 +47,7 @@ def program_of(ops: tuple[Any, ...], moves: dict[str, Move], output: Output, con
 
 
 def pyramid(*more: Any, **moves: Move | None) -> Program:
-    """32 x 32 pixels -> 8 x 8 patches -> self-attention in windows of 16; also every second patch, enlarged again.
+    """32 x 32 pixels -> 8 x 8 patches -> self-attention in windows of 4 x 4; also every second patch, enlarged again.
 
     moves: replace the correct ones; None removes a move
     """
@@ -74,7 +74,7 @@ def pyramid(*more: Any, **moves: Move | None) -> Program:
     return program_of(ops, known, Output("whole", "map", 1.0), constants)
 
 
-def test_resizing_to_the_own_size_gives_the_same_program() -> None:
+def test_resizing_to_the_current_size_gives_the_same_program() -> None:
     program = pyramid()
     program.verify()
     for made in (resized(program, 32, 32), resized(resized(program, 96, 64), 32, 32)):
@@ -119,13 +119,13 @@ def test_positions_attend_to_each_other_unless_the_image_border_is_between(
 ) -> None:
     height, width = (-(-side // window) * window for side in grid)
     found = grids.regions(grid, window, shift)
-    places = [
+    windows = [
         [(top + i, left + j) for i in range(window) for j in range(window)]
         for top in range(0, height, window)
         for left in range(0, width, window)
     ]
-    before = [[((y + shift) % height, (x + shift) % width) for y, x in square] for square in places]  # before the shift
-    for numbers, now, then in zip(found, places, before, strict=True):
+    before = [[((y + shift) % height, (x + shift) % width) for y, x in some] for some in windows]  # before the shift
+    for numbers, now, then in zip(found, windows, before, strict=True):
         assert numbers[0] == 0 and set(numbers) == set(range(max(numbers) + 1))
         for a in range(window**2):
             for b in range(window**2):
@@ -159,7 +159,7 @@ BAD: list[tuple[str, Move | None, str]] = [
 
 
 @pytest.mark.parametrize("name, move, said", BAD)
-def test_invalid_moves_are_refused(name: str, move: Move | None, said: str) -> None:
+def test_invalid_moves_are_rejected(name: str, move: Move | None, said: str) -> None:
     with pytest.raises(FqvitError, match=f"^{name}: .*{said}"):
         resized(pyramid(**{name: move}), 64, 64)
 
@@ -168,7 +168,7 @@ def test_only_enlarged_maps_take_the_size_of_another_buffer() -> None:
     assert resized(pyramid(half=Move("second", of="patches")), 64, 64).constants["rows.1"].shape == (8, 8)
 
 
-def test_reading_an_unwritten_buffer_is_refused() -> None:
+def test_reading_an_unwritten_buffer_is_rejected() -> None:
     program = pyramid(Take(y="lost", x="nothing", index="rows.0"), lost=Move("windows", 4, 2))
     with pytest.raises(FqvitError, match="^lost: reads 'nothing' before any op writes it"):
         resized(program, 64, 64)

@@ -76,19 +76,19 @@ def altered(program: Program, y: str, **fields: Any) -> Program:
         ({"weights_of": "rpn_head.relu@1"}, "weights_of is 'rpn_head.relu@1', expected an earlier linear op"),  # itself
         ({"weights_of": "rpn_head.relu@2"}, "weights_of is 'rpn_head.relu@2', expected an earlier linear op"),  # a later one
         ({"weights_of": "rpn_head.relu.squares@1"}, "expected an earlier linear op"),
-        ({"weights_of": "rpn_head.objectness"}, "constant .rpn_head.objectness.w. is missing"),  # whose weights are not packed
+        ({"weights_of": "rpn_head.objectness"}, "constant .rpn_head.objectness.w. is missing"),  # its weights are not packed
         ({"weights_of": "neck.lateral.0"}, "reads a different number of channels than 'neck.lateral.0'"),
         ({"weights_of": None}, "constant 'rpn_head.relu@1.w' is missing"),
         ({"group": 8}, r"group is 8, but 'rpn_head.relu' \(weights_of\) has"),
         ({"group": 0}, r"group is 0, but 'rpn_head.relu' \(weights_of\) has"),
     ],
 )
-def test_invalid_references_to_weights_are_refused(fields: dict[str, Any], problem: str) -> None:
+def test_invalid_references_to_weights_are_rejected(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(FqvitError, match=problem):
         altered(packed().template, "rpn_head.relu@1", **fields).verify()
 
 
-def test_sharing_the_weights_of_a_sharing_op_is_refused() -> None:
+def test_sharing_the_weights_of_a_sharing_op_is_rejected() -> None:
     with pytest.raises(
         FqvitError, match="weights_of is 'rpn_head.relu@1', expected an earlier linear op that has its own weights"
     ):

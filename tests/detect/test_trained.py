@@ -1,4 +1,4 @@
-"""The trained Mask R-CNN of training/weights has the same average precision in integers as in float."""
+"""The trained Mask R-CNN of training/weights loses less than one percentage point of average precision in integers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_the_trained_detector_keeps_its_precision_in_integers(tmp_path: Path, mo
     file = tmp_path / "shapes.fqvit"
     assert fqvit("detect", "quantize", "--weights", WEIGHTS, "--calib", tmp_path / "train", "-o", file).code == 0
     data = ("--data", tmp_path / "val", "--annotations", tmp_path / "instances_val.json", "--threads", 1, "--json")
-    exact = fqvit("detect", "eval", "--weights", WEIGHTS, *data).json
-    ours = fqvit("detect", "eval", file, *data).json
-    assert exact["box_ap"] > 45
+    in_float = fqvit("detect", "eval", "--weights", WEIGHTS, *data).json
+    in_integers = fqvit("detect", "eval", file, *data).json
+    assert in_float["box_ap"] > 45
     for name in ("box_ap", "mask_ap"):
-        assert ours[name] > exact[name] - 1.0, f"{name}: {ours[name]} in integers, {exact[name]} in float"
+        assert in_integers[name] > in_float[name] - 1.0, f"{name}: {in_integers[name]} in integers, {in_float[name]} in float"

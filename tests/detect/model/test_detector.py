@@ -1,4 +1,4 @@
-"""The modules of detectors compared with torch's own functions and with windows partitioned as in released code."""
+"""Compare the modules of detectors with torch's functions, and window attention with the released code."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_upsampling_gives_the_size_of_the_other_level(size: tuple[int, int]) -> 
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 7), (1, 1)])
-def test_the_extra_level_equals_max_pooling_of_single_positions(size: tuple[int, int]) -> None:
+def test_the_extra_level_equals_max_pooling_of_size_1_and_stride_2(size: tuple[int, int]) -> None:
     x = torch.randn(1, *size, 4)
     assert torch.equal(nchw(Subsample()(x)), F.max_pool2d(nchw(x), 1, stride=2))
 
 
 def released_attention(block: SwinBlock, x: Tensor, grid: tuple[int, int], window: int, shift: int) -> Tensor:
-    """norm1 to proj as in released detectors: zero padding, a cyclic shift, -100 added between different regions."""
+    """Compute norm1 to proj as in released detectors: zero padding, a cyclic shift, -100 added between different regions."""
     attn, (height, width) = block.attn, grid
     heads = attn.q.heads
     x = block.norm1(x).view(len(x), height, width, -1)
@@ -137,7 +137,7 @@ def test_heads_have_outputs_per_anchor_class_and_pixel() -> None:
     assert MaskHead(CONFIG)(torch.randn(9, 14, 14, 16)).shape == (9, 28, 28, 5)
 
 
-def test_graphs_equal_modules_and_have_one_site_per_call() -> None:
+def test_graphs_equal_modules_and_name_each_call_uniquely() -> None:
     detector, images = build_detector(CONFIG).eval(), torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         graph, expected = trace(detector.pyramid), detector.pyramid(images)
@@ -150,12 +150,12 @@ def test_graphs_equal_modules_and_have_one_site_per_call() -> None:
         ]  # fmt: skip
         assert [len(part) for part in split_outputs(expected)] == [4, 5, 5]
         for head, side in ((detector.box_heads[0], 7), (detector.mask_heads[0], 14)):
-            squares = torch.randn(3, side, side, 16)
-            found, want = trace(head).run_all(squares), head(squares)
+            rois = torch.randn(3, side, side, 16)
+            found, want = trace(head).run_all(rois), head(rois)
             assert all(torch.equal(a, b) for a, b in zip(found, want if isinstance(want, tuple) else (want,), strict=True))
 
 
-def test_another_size_shares_the_parameters() -> None:
+def test_pyramids_of_different_sizes_share_their_parameters() -> None:
     detector = build_detector(CONFIG)
     other = at_size(detector.pyramid, CONFIG, 32, 160)
     assert {id(p) for p in other.parameters()} == {id(p) for p in detector.pyramid.parameters()}
