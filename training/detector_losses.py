@@ -1,4 +1,4 @@
-"""Losses of a detector: match anchors and boxes with the ground truth, sample them, compute all losses of a batch.
+"""Compute the training losses of a detector: match anchors and boxes with the ground truth and sample them.
 
 The values follow mmdetection's configurations for Swin: anchors are matched at IoU 0.7 / 0.3, boxes at 0.5 (0.6 and 0.7 in the
 later stages of a cascade); cross entropy for classes, L1 for deltas. Matching and encoding run in numpy, with fqvit.detect.
@@ -44,12 +44,12 @@ class Samples:
 
 
 def sample_at_most(rng: np.random.Generator, candidates: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """A random sample of at most `most` candidates."""
+    """Return a random sample of at most `most` candidates."""
     return candidates if len(candidates) <= most else rng.choice(candidates, most, replace=False)
 
 
 def match_anchors(start: Floats, truth: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of sampled anchors, and the index of the shape that each matches, -1 for background.
+    """Sample anchors; return their indices and the index of the shape that each one matches, -1 for background.
 
     Every shape matches at least its best anchor, if their IoU is 0.3 or more.
     """
@@ -72,7 +72,7 @@ def match_anchors(start: Floats, truth: Floats, rng: np.random.Generator) -> tup
 def proposal_losses(
     outputs: PyramidOutputs, scenes: list[Scene], s: DetectSettings, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of objectness and L1 of the deltas, both divided by the number of sampled anchors."""
+    """Return the cross entropy of objectness and the L1 loss of deltas, both divided by the number of sampled anchors."""
     start = np.concatenate(
         [
             anchors((x.shape[1], x.shape[2]), stride, s.anchor_scale, s.anchor_ratios)
@@ -81,17 +81,17 @@ def proposal_losses(
     )
     logits = torch.cat([x.flatten(1) for x in outputs.objectness], 1)
     deltas = torch.cat([x.reshape(len(x), -1, 4) for x in outputs.deltas], 1)
-    image, place, target, move = [], [], [], []
+    image, anchor, target, move = [], [], [], []
     for n, scene in enumerate(scenes):
         chosen, matched = match_anchors(start, scene.boxes, rng)
         image.append(np.full(len(chosen), n))
-        place.append(chosen)
+        anchor.append(chosen)
         target.append(matched >= 0)
         positives = matched >= 0
         moves = np.zeros((len(chosen), 4))
         moves[positives] = encode(start[chosen[positives]], scene.boxes[matched[positives]], UNIT_STDS)
         move.append(moves)
-    rows, columns = torch.from_numpy(np.concatenate(image)), torch.from_numpy(np.concatenate(place))
+    rows, columns = torch.from_numpy(np.concatenate(image)), torch.from_numpy(np.concatenate(anchor))
     positive = torch.from_numpy(np.concatenate(target))
     wanted = torch.from_numpy(np.concatenate(move)).float()
     objectness = F.binary_cross_entropy_with_logits(logits[rows, columns], positive.float())
@@ -118,7 +118,7 @@ def sample_boxes(
 
 
 def roi_features(levels: tuple[Tensor, ...], samples: Samples, side: int, s: DetectSettings) -> Tensor:
-    """RoIAlign with gradients, [n, side, side, C], with the matrices of fqvit.detect.float.roialign."""
+    """Compute differentiable RoI features [n, side, side, C] with the weights of fqvit.detect.float.roialign."""
     level = level_of(samples.boxes, s.finest, len(levels))
     parts, order = [], []
     for number, map_ in enumerate(levels):
@@ -138,7 +138,7 @@ def roi_features(levels: tuple[Tensor, ...], samples: Samples, side: int, s: Det
 
 
 def mask_targets(samples: Samples, scenes: list[Scene], side: int) -> Tensor:
-    """Target masks [n, side, side]: 1 where a shape covers at least half of a cell of its box."""
+    """Return target masks [n, side, side]: 1 in the cells of a sampled box that the matched shape covers by at least half."""
     targets = np.zeros((len(samples.boxes), side, side), np.float32)
     height, width = scenes[0].pixels.shape[:2]
     rows = axis_weights(samples.boxes[:, 1], samples.boxes[:, 3], side, height)
@@ -149,7 +149,7 @@ def mask_targets(samples: Samples, scenes: list[Scene], side: int) -> Tensor:
 
 
 def positives_of(samples: Samples, most: int) -> Samples:
-    """The first positive samples, at most `most`."""
+    """Return the first positive samples, at most `most`."""
     chosen = np.flatnonzero(samples.truth >= 0)[:most]
     return Samples(samples.boxes[chosen], samples.image[chosen], samples.label[chosen], samples.truth[chosen])
 
@@ -163,7 +163,7 @@ def detector_losses(
     boxes_per_image: int,
     masks_per_image: int,
 ) -> dict[str, Tensor]:
-    """All losses of a batch. images: normalised [N, 3, h, w]   scenes: their ground truth"""
+    """Return all losses of a batch by name. images: normalised [N, 3, h, w]   scenes: their ground truth"""
     outputs = split_outputs(detector.pyramid(images))
     objectness, deltas = proposal_losses(outputs, scenes, s, rng)
     losses = {"objectness": objectness, "proposals": deltas}
@@ -185,11 +185,11 @@ def detector_losses(
         column = label[positive] if of_class.shape[1] > 1 else torch.zeros(len(positive), dtype=torch.long)
         distance = F.l1_loss(of_class[torch.from_numpy(positive), column], wanted, reduction="sum")
         losses[f"boxes{name}"] = weight * distance / len(label)
-        seen = positives_of(samples, masks_per_image * len(scenes))
-        if len(seen.boxes):
-            masks = mask_head(roi_features(outputs.levels, seen, detector.config.mask_side, s))
-            chosen = masks[torch.arange(len(seen.boxes)), :, :, torch.from_numpy(seen.label)]
-            target = mask_targets(seen, scenes, chosen.shape[1])
+        mask_samples = positives_of(samples, masks_per_image * len(scenes))
+        if len(mask_samples.boxes):
+            masks = mask_head(roi_features(outputs.levels, mask_samples, detector.config.mask_side, s))
+            chosen = masks[torch.arange(len(mask_samples.boxes)), :, :, torch.from_numpy(mask_samples.label)]
+            target = mask_targets(mask_samples, scenes, chosen.shape[1])
             losses[f"masks{name}"] = weight * F.binary_cross_entropy_with_logits(chosen, target)
         if stage + 1 < detector.config.stages:
             moved = refine(

@@ -31,20 +31,22 @@ MAX_SHIFT = 1  # pixels
 
 @dataclass(frozen=True)
 class Plan:
+    """Hyperparameters of a training run."""
+
     epochs: int
     cooldown: int  # epochs at the end in which the learning rates fall to 0
     matrix_rate: float = 0.004  # learning rate of Muon; 0.02 is too noisy with small batches
     other_rate: float = 1e-3  # learning rate of Adam
     batch: int = 64
-    smoothing: float = 0.1  # of the labels
-    attention_dropout: float = 0.0  # also makes the model robust against coarse attention codes
+    smoothing: float = 0.1  # label smoothing
+    attention_dropout: float = 0.0  # also makes the model robust against coarsely quantized attention
 
 
 PLANS = {"fmnist_vit": Plan(epochs=13, cooldown=10, attention_dropout=0.2), "fmnist_swin": Plan(epochs=14, cooldown=10)}
 
 
 def build(name: str) -> nn.Module:
-    """The untrained model, initialized for a short training.
+    """Build the untrained model, initialized for a short training.
 
     The default std of 0.02 suits wide models; narrow ones learn faster from 1 / sqrt(inputs) and from meaningful positions:
     sines and cosines in the ViT, a bias towards close positions in the Swin.
@@ -53,7 +55,7 @@ def build(name: str) -> nn.Module:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Linear | Patches):
-                # Residual branches start at a third, so that the residual stream keeps its magnitude through the blocks.
+                # The last layers of residual branches start smaller, so that the residual stream keeps its magnitude.
                 gain = 1 / 3 if module.role == "branch" else 1.0
                 nn.init.trunc_normal_(module.weight, std=gain * module.weight[0].numel() ** -0.5)
         for module in model.modules():
@@ -69,15 +71,15 @@ def build(name: str) -> nn.Module:
 
 
 def position_waves(side: int, width: int) -> Tensor:
-    """Position embeddings [side^2, width]: sines and cosines of row and column, with wavelengths of 28 to 2.8 patches."""
+    """Return position embeddings [side^2, width]: sines and cosines of row and column, wavelengths 28 to 2.8 patches."""
     frequency = torch.logspace(0, 1, width // 4) * math.pi / 14
-    place = torch.arange(side * side)
-    row, column = (place // side)[:, None] * frequency, (place % side)[:, None] * frequency
+    position = torch.arange(side * side)
+    row, column = (position // side)[:, None] * frequency, (position % side)[:, None] * frequency
     return 0.5 * torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], 1)
 
 
 def distance_bias(window: int, heads: int) -> Tensor:
-    """Relative position bias [(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
+    """Return the relative position bias [(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
     offset = torch.arange(1.0 - window, window)
     distance = torch.hypot(offset[:, None], offset[None, :]).flatten()
     return -distance[:, None] * 0.5 ** torch.arange(heads)
@@ -104,18 +106,18 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Five Newton-Schulz iterations towards U V^T of the singular value decomposition."""
+    """Run five Newton-Schulz iterations towards U V^T of the singular value decomposition U S V^T."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
     x = x / (x.norm() + 1e-7)
     for _ in range(5):
-        square = x @ x.T
-        x = 3.4445 * x + (2.0315 * square @ square - 4.775 * square) @ x
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
     return x if wide else x.T
 
 
 def read_split(folder: Path, split: str) -> tuple[Tensor, Tensor]:
-    """Images u8 [N, 28, 28] and labels i64 [N] of "train" or "t10k"."""
+    """Read images u8 [N, 28, 28] and labels i64 [N] of the split "train" or "t10k"."""
     images, labels = folder / f"{split}-images-idx3-ubyte.gz", folder / f"{split}-labels-idx1-ubyte.gz"
     for path in (images, labels):
         if not path.is_file():
@@ -126,7 +128,7 @@ def read_split(folder: Path, split: str) -> tuple[Tensor, Tensor]:
 
 
 def normalise(images: Tensor) -> Tensor:
-    """u8 [N, 28, 28] -> float [N, 1, 28, 28]"""
+    """(pixel / 255 - mean) / std: u8 [N, 28, 28] -> float [N, 1, 28, 28]"""
     return ((images.float() / 255 - FMNIST_PREPROCESS.mean[0]) / FMNIST_PREPROCESS.std[0]).unsqueeze(1)
 
 
@@ -135,14 +137,14 @@ def augment(images: Tensor, random: torch.Generator) -> Tensor:
     n, side = images.shape[0], images.shape[-1]
     move, flip = torch.rand(2, n, 1, generator=random) < 0.5
     shift = MAX_SHIFT + move * torch.randint(-MAX_SHIFT, MAX_SHIFT + 1, (2, n, 1), generator=random)
-    place = torch.arange(side).expand(n, side)
-    rows, columns = place + shift[0], torch.where(flip, place.flip(1), place) + shift[1]
+    index = torch.arange(side).expand(n, side)
+    rows, columns = index + shift[0], torch.where(flip, index.flip(1), index) + shift[1]
     padded = F.pad(images, (MAX_SHIFT,) * 4)
     return padded[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the inner matrices; Adam for the rest: first and last layer, biases, norms, positions, tables."""
+    """Use Muon for the inner matrices and Adam for the rest: first and last layer, biases, norms, positions, tables."""
     matrices = [m.weight for m in model.modules() if isinstance(m, Linear) and m.role != "logits"]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
@@ -150,13 +152,13 @@ def optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(progress: float, plan: Plan) -> float:
-    """Factor of the learning rates after `progress` epochs: warm-up, constant, linear decay."""
+    """Return the factor of the learning rates after `progress` epochs: warm-up, constant, linear decay."""
     return min(10 * progress, 1.0, (plan.epochs - progress) / plan.cooldown)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Top-1 in percent."""
+    """Return the top-1 accuracy in percent."""
     model.eval()
     right = sum(
         int((model(normalise(x)).argmax(1) == y).sum()) for x, y in zip(images.split(250), labels.split(250), strict=True)
@@ -223,7 +225,7 @@ def save_state(
 
 
 def finish(name: str, model: nn.Module, data: Path, output: Path) -> None:
-    """Write the float16 file and print the accuracy on the test images."""
+    """Write the weights as float16 and print the accuracy on the test images."""
     images, labels = read_split(data, "t10k")
     full = accuracy(model, images, labels)
     save_file({key: value.half().contiguous() for key, value in model.state_dict().items()}, output)
@@ -241,7 +243,7 @@ def main() -> None:
     parser.add_argument(
         "--epochs",
         type=int,
-        help="number of epochs instead of the default; can be changed until the learning rates start to fall",
+        help="number of epochs instead of the default; a resumed run may change it until the learning rates start to fall",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
