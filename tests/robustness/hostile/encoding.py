@@ -1,4 +1,4 @@
-"""Encode records as bytes in the format of native/fuzz/program.h, for seeds of the fuzzer and for emulated machines."""
+"""Encode records as bytes in the format of native/fuzz/program.h, for seeds of the native fuzzer and tests under emulators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def little_endian(x: Any) -> bytes:
 
 
 def encoded(program: Recorded, style: int = 0) -> bytes:
-    """Encode a recorded program. style: of the test image (random, all 0, all 255, or mixed)."""
+    """Encode a recorded program. style: pixels of the test image (0: random, 1: all 0, 2: all 255, 3: 0 and 255 mixed)."""
     out = bytes([style | 4 * bool(program.others)]) + b"".join(map(integer, program.image)) + integer(program.output)
     out += integers(program.others) if program.others else b""
     for record in program.records:

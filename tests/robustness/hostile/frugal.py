@@ -16,7 +16,7 @@ from tests.robustness.fuzz.readers import READERS
 MORE = 600 << 20  # bytes of address space beyond the imports: torch and numpy reserve some for threads
 
 
-def taken() -> int:
+def address_space() -> int:
     """Return the address space of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
@@ -28,7 +28,7 @@ def peak() -> int:
 
 def main() -> None:
     READERS["settings"].read(Path(sys.argv[1]) / "warm-up.toml")
-    resource.setrlimit(resource.RLIMIT_AS, (taken() + MORE, taken() + MORE))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + MORE, address_space() + MORE))
     for path in sorted(Path(sys.argv[1]).iterdir()):
         target, before = path.name.partition(" ")[0], peak()
         if target not in READERS:

@@ -49,7 +49,7 @@ class Recorded:
 
 
 def send(engine: Any, record: Record) -> int:
-    """Make the call of a record and return the number of its value."""
+    """Make the call of a record and return the number of the value that it adds."""
     if not record.tag:
         return int(engine.constant(record.arrays[0]))
     return int(engine.add("y", record.tag, record.inputs, record.ints, record.arrays))

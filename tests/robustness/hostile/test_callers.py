@@ -1,4 +1,4 @@
-"""Callers may run an engine in endless threads, fork, change the pixels during a run, or have few threads left."""
+"""Callers may run an engine in endless threads, fork, change the pixels during a run, or run out of threads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def run_script(script: str, path: Path) -> None:
-    """Run a script in a process of its own, which must exit by itself with code 0 and print nothing."""
+    """Run a script in a new process, which must exit with code 0 before the timeout and print nothing."""
     child = [sys.executable, "-c", PROLOGUE + script, str(path)]
     done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -104,8 +104,8 @@ for _ in range(30):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory in a way specific to Linux")
 def test_an_engine_works_with_fewer_threads_than_requested(program: Path) -> None:
     script = """
-taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + (100 << 20), resource.RLIM_INFINITY))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
 many = Engine(sys.argv[1], 200)
 assert 1 <= many.threads < 200
 assert (many.run(images) == engine.run(images)).all()
@@ -145,7 +145,7 @@ def test_a_loaded_file_may_be_truncated_or_overwritten(program: Path) -> None:
     np.testing.assert_array_equal(reference.run(whole, images), expected)
 
 
-def test_unaligned_constants_are_copied_and_the_native_module_refuses_them(program: Path) -> None:
+def test_engine_copies_unaligned_constants_because_the_native_module_rejects_them(program: Path) -> None:
     whole = Program.load(program)
     odd = {}
     for name, array in whole.constants.items():

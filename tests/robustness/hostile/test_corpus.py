@@ -1,6 +1,6 @@
-"""Malformed files of every kind on the command line: one line that names the file, exit code 2, nothing written.
+"""Every command rejects malformed files of every kind: one line that names the file, exit code 2, nothing written.
 
-The tests of each reader have more cases; docs/explanation/hardening.md lists them.
+The tests of each reader have more cases; docs/explanation/hardening.md lists these tests.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def zipped(**members: bytes) -> bytes:
     return out.getvalue()
 
 
-def shifted(seed: bytes, kind: str, place: Callable[[Any], list[Any]], shift: int) -> bytes:
-    """Set the shift of every op that has one."""
+def shifted(seed: bytes, kind: str, ops_of: Callable[[Any], list[Any]], shift: int) -> bytes:
+    """Return the file with the shift of every op that has one changed."""
 
     def change(header: Any, _: Any) -> None:
-        for op in place(header):
+        for op in ops_of(header):
             if "shift" in op:
                 op["shift"] = shift
 
@@ -148,7 +148,7 @@ OWN: dict[str, dict[str, bytes]] = {
     "torch": {
         "code": saved({"model": Opens()}),
         "no weights": saved([1, 2]),
-        "a text as weights": saved({"head.weight": "x"}),
+        "a string as weights": saved({"head.weight": "x"}),
         "a newline in a name": saved({"a\nb\x1b[2J": torch.zeros(1)}),
         "a plain pickle": b"\x80\x02}q\x00.",
         "an empty archive": zipped(**{"x/data.pkl": b""}),
@@ -159,7 +159,7 @@ OWN: dict[str, dict[str, bytes]] = {
     },
     "image": {
         "a truncated jpeg": seeds_of("image")["rgb.jpeg"][:300],
-        "a gif of no size": b"GIF89a\0\0\0\0\0\0\0;",
+        "a gif of size 0 x 0": b"GIF89a\0\0\0\0\0\0\0;",
         "a bitmap of 2^31 rows": bitmap()[:22] + struct.pack("<i", -(2**31)) + bitmap()[26:],
     },
     "coco": {
@@ -183,10 +183,10 @@ OWN: dict[str, dict[str, bytes]] = {
         "a hard link": archive("0/a.png", tarfile.LNKTYPE, "0/good.bmp"),
         "a device": archive("0/a.png", tarfile.CHRTYPE),
         "a pipe": archive("0/a.png", tarfile.FIFOTYPE),
-        "a name above": archive("../a.png"),
-        "a name above, inside": archive("0/../../a.png"),
+        "a name in the parent folder": archive("../a.png"),
+        "a name that leads out of the archive": archive("0/../../a.png"),
         "an absolute name": archive("/a.png"),
-        "an image that is not one": archive("0/a.bmp").replace(b"BM", b"XX"),
+        "a member that is not an image": archive("0/a.bmp").replace(b"BM", b"XX"),
     },
 }
 
@@ -205,16 +205,16 @@ def malformed(kind: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_malformed_files_are_refused_in_one_line_by_every_command(kind: str, home: Path, tmp_path: Path) -> None:
+def test_every_command_rejects_malformed_files_in_one_line(kind: str, home: Path, tmp_path: Path) -> None:
     if kind == "coco":
         pytest.importorskip("pycocotools")
     name, commands = COMMANDS[kind]
     file, out = tmp_path / name, tmp_path / "out"
-    place = {"G": home, "F": file, "O": out}
+    real_paths = {"G": home, "F": file, "O": out}
     for case, raw in malformed(kind).items():
         file.write_bytes(raw)
         for words in commands:
-            real = [place[word.parts[0]].joinpath(*word.parts[1:]) if isinstance(word, Path) else word for word in words]
+            real = [real_paths[word.parts[0]].joinpath(*word.parts[1:]) if isinstance(word, Path) else word for word in words]
             done = fqvit(*real)
             said = (case, words[:2], done)
             if kind not in ("image", "shard"):

@@ -1,4 +1,4 @@
-"""The native engine checks every record itself: invalid records are refused one by one, and nothing crashes.
+"""The native engine checks every record (the arguments of one op): it rejects invalid records one by one and never crashes.
 
 Records that it accepts must run, stay inside their code range, and give the same bits on every instruction set, fused or not.
 """
@@ -17,7 +17,7 @@ from tests.robustness.hostile.records import Record, Recorded, send
 from tests.runtime.programs import ISAS
 
 NOTHING = np.zeros(0, np.uint8)
-REFUSED = (_native.BadProgram, TypeError, MemoryError)
+REJECTED = (_native.BadProgram, TypeError, MemoryError)
 IMAGE = (4, 2, 3)
 T, C = 4, 6
 
@@ -85,10 +85,10 @@ def engine_with(*records: Record) -> Any:
     return engine
 
 
-def refuse(record: Record) -> None:
-    """Assert that the engine refuses the record and can be used afterwards."""
+def assert_rejected(record: Record) -> None:
+    """Assert that the engine rejects the record and can be used afterwards."""
     engine = engine_with()
-    with pytest.raises(REFUSED):
+    with pytest.raises(REJECTED):
         send(engine, record)
     engine.finish(send(engine, VALID["linear"]), False)
     assert engine.run(np.zeros((1, *IMAGE), np.uint8)).shape == (1, T, 5)
@@ -107,18 +107,18 @@ def test_every_op_has_a_record_that_is_accepted_and_runs() -> None:
 
 
 @pytest.mark.parametrize("tag", OPS)
-def test_missing_inputs_and_inputs_of_another_kind_are_refused(tag: str) -> None:
+def test_missing_inputs_and_inputs_of_another_kind_are_rejected(tag: str) -> None:
     record = VALID[tag]
     for i in range(len(record.inputs)):
         for value in (*FAR, 11, 12, 2**31, 2**32, ROW if tag != "add" else 11):
-            refuse(replace(record, inputs=changed(record.inputs, i, value)))
+            assert_rejected(replace(record, inputs=changed(record.inputs, i, value)))
     if tag not in ("add", "take", "permute", "concat"):
-        refuse(replace(record, inputs=changed(record.inputs, 0, ACC)))
-        refuse(replace(record, inputs=changed(record.inputs, 0, TOKEN)))
+        assert_rejected(replace(record, inputs=changed(record.inputs, 0, ACC)))
+        assert_rejected(replace(record, inputs=changed(record.inputs, 0, TOKEN)))
 
 
 @pytest.mark.parametrize("tag", OPS)
-def test_too_few_and_too_many_fields_are_refused(tag: str) -> None:
+def test_too_few_and_too_many_fields_are_rejected(tag: str) -> None:
     record = VALID[tag]
     changes: list[dict[str, Any]] = [{"ints": [*record.ints, 1]}, {"arrays": [*record.arrays, NOTHING]}, {"inputs": []}]
     changes += [{"tag": tag + "x"}, {"tag": tag.upper()}, {"tag": "linear\0"}]
@@ -129,7 +129,7 @@ def test_too_few_and_too_many_fields_are_refused(tag: str) -> None:
     if record.arrays:
         changes += [{"arrays": record.arrays[:-1]}, {"arrays": []}]
     for change in changes:
-        refuse(replace(record, **change))
+        assert_rejected(replace(record, **change))
 
 
 # {op: values outside the range of each of its integers}, in the order of runtime/native.py.
@@ -150,14 +150,14 @@ INTS: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 @pytest.mark.parametrize("tag", OPS)
-def test_integers_out_of_range_are_refused(tag: str) -> None:
+def test_integers_out_of_range_are_rejected(tag: str) -> None:
     record = VALID[tag]
     assert len(record.ints) == len(INTS.get(tag, ()))
     for i, values in enumerate(INTS.get(tag, ())):
         for value in values:
-            refuse(replace(record, ints=changed(record.ints, i, value)))
+            assert_rejected(replace(record, ints=changed(record.ints, i, value)))
         for value in (2**63, -(2**63) - 1, 1.5, "1", None):
-            refuse(replace(record, ints=changed(record.ints, i, value)))
+            assert_rejected(replace(record, ints=changed(record.ints, i, value)))
 
 
 TWO = np.zeros((2, 2), np.int32)
@@ -245,14 +245,14 @@ ARRAYS["row_codes"] = ((EXPONENTIALS, CODES.astype(np.int8), CODES[None], NOTHIN
 
 
 @pytest.mark.parametrize("tag", OPS)
-def test_arrays_with_a_wrong_type_shape_or_content_are_refused(tag: str) -> None:
+def test_arrays_with_a_wrong_type_shape_or_content_are_rejected(tag: str) -> None:
     record = VALID[tag]
     assert len(record.arrays) == len(ARRAYS.get(tag, ()))
     for i, values in enumerate(ARRAYS.get(tag, ())):
         for value in values:
-            refuse(replace(record, arrays=changed(record.arrays, i, value)))
+            assert_rejected(replace(record, arrays=changed(record.arrays, i, value)))
         for value in (record.arrays[i].astype(np.float32), record.arrays[i].astype(np.complex64), None, "table", [1, 2]):
-            refuse(replace(record, arrays=changed(record.arrays, i, value)))
+            assert_rejected(replace(record, arrays=changed(record.arrays, i, value)))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_arrays_with_a_wrong_type_shape_or_content_are_refused(tag: str) -> None
         replace(VALID["attend"], inputs=[LOG, H]),
         replace(VALID["attend"], inputs=[UNIFORM, H]),
         replace(VALID["attend"], inputs=[S, H]),
-        replace(VALID["attend"], arrays=[i32(*[7] * 16)]),  # the masked code has a weight
+        replace(VALID["attend"], arrays=[i32(*[7] * 16)]),  # the masked code has a weight above 0
         replace(VALID["add"], inputs=[ROW, TOKEN]),
         replace(VALID["add"], inputs=[ACC, TOKEN]),
         replace(VALID["add"], inputs=[ACC, H]),
@@ -280,8 +280,8 @@ def test_arrays_with_a_wrong_type_shape_or_content_are_refused(tag: str) -> None
     ],
     ids=lambda record: f"{record.tag} {record.inputs}",
 )
-def test_inputs_that_do_not_match_each_other_are_refused(record: Record) -> None:
-    refuse(record)
+def test_inputs_that_do_not_match_the_op_or_each_other_are_rejected(record: Record) -> None:
+    assert_rejected(record)
 
 
 @pytest.mark.parametrize("tag", ["log_softmax", "row_codes"])
@@ -302,8 +302,8 @@ def test_attention_codes_must_come_directly_from_their_op(tag: str) -> None:
 @pytest.mark.parametrize(
     "image", [[4, 2], [4, 2, 3, 1], [0, 2, 3], [-1, 2, 3], [2**28, 2, 3], [2**62, 4, 1], [2**63 - 1] * 3, []]
 )
-def test_impossible_images_are_refused(image: list[int]) -> None:
-    with pytest.raises(REFUSED):
+def test_invalid_image_shapes_are_rejected(image: list[int]) -> None:
+    with pytest.raises(REJECTED):
         _native.Engine(image, "", 1)
 
 
@@ -318,17 +318,17 @@ def test_impossible_images_are_refused(image: list[int]) -> None:
         None,
     ],
 )
-def test_constants_that_cannot_be_buffers_are_refused(array: Any) -> None:
-    with pytest.raises(REFUSED):
+def test_constants_that_cannot_be_buffers_are_rejected(array: Any) -> None:
+    with pytest.raises(REJECTED):
         engine_with().constant(array)
 
 
 @pytest.mark.parametrize("output", [0, -1, 12, ROW, TOKEN, 2**31 - 1, -(2**31), 2**31, 2**70, None])
-def test_outputs_that_no_op_writes_are_refused(output: Any) -> None:
+def test_outputs_that_no_op_writes_are_rejected(output: Any) -> None:
     engine = engine_with()
-    with pytest.raises(REFUSED):
+    with pytest.raises(REJECTED):
         engine.finish(output, False)
-    with pytest.raises(REFUSED):
+    with pytest.raises(REJECTED):
         engine.finish(X, False, [ACC, output])
     engine.finish(X, False)
 
@@ -336,23 +336,23 @@ def test_outputs_that_no_op_writes_are_refused(output: Any) -> None:
 def test_outputs_must_differ_and_run_all_returns_them_in_order() -> None:
     engine, images = engine_with(), np.zeros((2, *IMAGE), np.uint8)
     for others in ([X], [ACC, ACC], [WIDE_X, X]):
-        with pytest.raises(REFUSED):
+        with pytest.raises(REJECTED):
             engine.finish(X, False, others)
-    with pytest.raises(REFUSED):
+    with pytest.raises(REJECTED):
         engine.run_all(images)
     engine.finish(X, False, [ACC, WIDE_X])
     single = engine_with()
     single.finish(ACC, False)
     x, acc, wide = engine.run_all(images)
     assert (x == engine.run(images)).all() and (acc == single.run(images)).all() and wide.dtype == np.uint16
-    with pytest.raises(REFUSED):
+    with pytest.raises(REJECTED):
         engine.run_all(np.zeros((1, 4, 3, 2), np.uint8))
 
 
-def test_finish_is_called_once_before_any_run() -> None:
+def test_finish_must_be_called_once_and_before_any_run() -> None:
     engine, images = engine_with(), np.zeros((1, *IMAGE), np.uint8)
     for use in (lambda: engine.run(images), lambda: engine.profile(images, 1), lambda: engine.buffers(images, [X])):
-        with pytest.raises(REFUSED):
+        with pytest.raises(REJECTED):
             use()
     engine.finish(ACC, False)
     for use in (
@@ -366,7 +366,7 @@ def test_finish_is_called_once_before_any_run() -> None:
         lambda: engine.run(np.zeros(IMAGE, np.uint8)),
         lambda: engine.run(None),
     ):
-        with pytest.raises(REFUSED):
+        with pytest.raises(REJECTED):
             use()
     assert engine.run(images).shape == (1, T, C)
 

@@ -1,7 +1,7 @@
-"""Random mutations of valid records, sent to the native engine directly: it refuses them or runs them, and never crashes.
+"""Random mutations of valid records, sent to the native engine directly: it rejects them or runs them, and never crashes.
 
 Accepted records give the same bits on every instruction set, with and without fusion, on one and on two threads, and codes
-stay inside their bits. native/fuzz does the same with sanitizers and without Python.
+stay within their number of bits. native/fuzz does the same with sanitizers and without Python.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def altered(rng: np.random.Generator, array: Any) -> Any:
     info = np.iinfo(array.dtype)
     array = array.copy()
     ends = [v for v in (*ENDS, *FAR, info.min, info.max) if info.min <= v <= info.max]
-    places = np.array(rng.random(array.shape) < rng.choice([0, 0.1, 1]))
-    places.flat[rng.integers(array.size)] = True
-    array[places] = rng.choice(ends) if what < 7 else rng.choice(ends, places.sum())
+    chosen = np.array(rng.random(array.shape) < rng.choice([0, 0.1, 1]))
+    chosen.flat[rng.integers(array.size)] = True
+    array[chosen] = rng.choice(ends) if what < 7 else rng.choice(ends, chosen.sum())
     return array
 
 
 def outcome(program: Recorded, isa: str, threads: int, keep: bool) -> Any:
-    """Return the engine, or the message with which it refuses the program."""
+    """Return the engine, or the message with which it rejects the program."""
     try:
         return program.build(isa, threads, keep)
     except (_native.BadProgram, TypeError) as error:
@@ -122,7 +122,7 @@ def outcome(program: Recorded, isa: str, threads: int, keep: bool) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_altered_records_are_refused_or_give_the_same_bits_everywhere(kind: str, seed: int) -> None:
+def test_altered_records_are_rejected_or_give_the_same_bits_everywhere(kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     program = valid(kind, int(rng.integers(0, 12))).copy()
     for _ in range(rng.integers(1, 3)):
@@ -152,10 +152,10 @@ def test_altered_records_are_refused_or_give_the_same_bits_everywhere(kind: str,
 
 def test_some_altered_programs_are_accepted() -> None:
     """Otherwise the test above would run nothing."""
-    taken = 0
+    count = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
         program = valid(KINDS[seed % len(KINDS)], 0).copy()
         alter(rng, program)
-        taken += not isinstance(outcome(program, "scalar", 1, True), str)
-    assert 40 <= taken <= 160, taken
+        count += not isinstance(outcome(program, "scalar", 1, True), str)
+    assert 40 <= count <= 160, count

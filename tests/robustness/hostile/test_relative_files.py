@@ -69,7 +69,7 @@ def alpha_of(header: Json) -> str:
 
 ATTEND = r"\S+\.context\.heads: "
 HOSTILE: dict[str, tuple[Change, str]] = {
-    "levels in words": (set_op("attend", levels="16"), r"ops\[\d+\]\.levels: expected array, got str"),
+    "levels that are a string": (set_op("attend", levels="16"), r"ops\[\d+\]\.levels: expected array, got str"),
     "float levels": (set_op("attend", levels=[1.0] * 16), r"ops\[\d+\]\.levels\[\S+\]: expected int, got float"),
     "boolean levels": (set_op("attend", levels=[True] * 16), r"ops\[\d+\]\.levels\[\S+\]: expected int, got bool"),
     "null levels": (set_op("attend", levels=None), r"ops\[\d+\]\.levels: expected array, got null"),
@@ -136,7 +136,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_program_is_refused_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+def test_a_hostile_program_is_rejected_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     with at_most(50e6):
