@@ -1,9 +1,9 @@
 """Calibrate a model: one float pass over unlabelled images, with one observer per site.
 
-The result is {site: QParams}. Batches have recipe.batch images, in the given order or shuffled with the seed recipe.shuffle.
-The result depends neither on how the images are cut into arrays nor on the number of workers. Memory holds the observers and
-one batch; shuffling an iterable holds all its uint8 images.
-See also: observers.py (statistics), plan.py (what to observe), distribute.py (several workers).
+The result has one QParams per site, the named output of a leaf module (see models/graph.py). Batches have recipe.batch
+images, in the given order or shuffled with the seed recipe.shuffle. The result depends neither on how the images are cut into
+arrays nor on the number of workers. Memory holds the observers and one batch; shuffling an iterable holds all its uint8 images.
+See also: observers.py (statistics), plan.py (which sites to observe, and how), distribute.py (several workers).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SiteObserver:
             part.observe(slice_)
 
     def state(self) -> dict[str, Any]:
-        """The state as plain values, for `merge` in another process."""
+        """Return the state as plain values, for `merge` in another process."""
         return {"tokens": self.tokens, "parts": [part.state() for part in self.parts]}
 
     def merge(self, later: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class SiteObserver:
             mine.merge(Observer.from_state(theirs))
 
     def qparams(self, value: QParams | None = None) -> QParams:
-        """Quantization parameters from the observed statistics. value: the parameters of V, for attention times V."""
+        """Compute the quantization parameters from the statistics. value: the parameters of V, for attention times V."""
         site = self.site
         codes = symmetric if site.symmetric else affine
         if site.kind == "log2":
@@ -114,7 +114,7 @@ class FloatPass:
         self.seen = 0
 
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None:
-        """batch: uint8 [n, H, W, C]   last: whether this is the last batch"""
+        """Run one batch, uint8 [n, H, W, C], and observe its sites. last: whether this is the last batch"""
         recipe = self.recipes[0]
         call = coded_attention(recipe, self.observers[0]) if last and recipe.last_batch else None
         observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
@@ -149,7 +149,7 @@ def calibrate(
     progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
     workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
     """
-    # Tracing captures parameters, so the model must be on its device before.
+    # Tracing captures parameters, so the model must be on its device first.
     where = device_of(device)
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
     graph = trace(module, features)
@@ -171,7 +171,7 @@ def calibrate(
 def _observe_arrays(
     observed: FloatPass, images: Iterable[NDArray[np.uint8]], recipe: Recipe
 ) -> Callable[[], NDArray[np.uint8]]:
-    """Observe images given as arrays. Returns a function that gives the sample for methods that refine a calibration."""
+    """Observe images given as arrays. Return a function that returns the sample for methods that refine a calibration."""
     p = observed.model.preprocess
     sample = ImageSample(sample_size(recipe))
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
@@ -210,7 +210,7 @@ def _finish(
 
 
 def site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteObserver]) -> dict[str, QParams]:
-    """The quantization parameters of every site, from its observer."""
+    """Compute the quantization parameters of every site from its observer."""
     found: dict[str, QParams] = {}
     for name, observer in observers.items():
         found[name] = observer.qparams(value_of(graph, graph.node(name), found))
@@ -218,7 +218,7 @@ def site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteOb
 
 
 def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams | None:
-    """The parameters of V if node is attention times V, otherwise None."""
+    """Return the parameters of V if the node is attention times V, otherwise None."""
     if not isinstance(node.leaf, Context):
         return None
     heads = graph.node(node.inputs[1])
@@ -229,7 +229,7 @@ def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams 
 def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[str, SitePlan]) -> dict[str, QParams]:
     """Remove from ranges before GELU the values that GELU rounds to 0: nothing is lost, and the scale becomes finer.
 
-    An integer GELU needs codes for its input, unlike the paper and its code; this keeps their cost small.
+    The paper and its code keep the input of GELU in float. An integer GELU reads codes, and trimming keeps their error small.
     """
     trimmed = dict(found)
     for node in graph.nodes:
@@ -245,8 +245,8 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
 
 
 def gelu_cutoff(least: float) -> float:
-    """The largest x <= 0 with |gelu(t)| < least for all t < x."""
-    low, high = -40.0, -0.75  # |gelu| increases from the first to the second, near its maximum for x < 0
+    """Return the largest x <= 0 with |gelu(t)| < least for all t < x."""
+    low, high = -40.0, -0.75  # |gelu| increases from x = -40 to its maximum over x < 0, which is near -0.75
     if gelu(high) > -least:
         return 0.0
     for _ in range(60):
@@ -256,10 +256,10 @@ def gelu_cutoff(least: float) -> float:
 
 
 def coded_attention(recipe: Recipe, observers: Mapping[str, SiteObserver]) -> Call:
-    """A `call` for Graph.run that quantizes attention, as the paper's code does in its last calibration batch.
+    """Return a `call` for Graph.run that quantizes attention, as the paper's code does in its last calibration batch.
 
-    Softmax becomes log2 codes, from the scores observed so far including this batch. The rows of these codes do not sum to 1,
-    so the ranges and shifts of later sites allow for that.
+    The softmax is computed with the scale of the scores observed so far, including this batch, and its output is rounded to
+    log2 codes. The rows of these codes do not sum to 1; the ranges and shifts of later sites are observed with that error.
     """
 
     def call(node: Node, inputs: list[Tensor]) -> Tensor:
@@ -299,8 +299,11 @@ def _tokens(chosen: Node, y: Tensor) -> Tensor:
 
 
 def observation_points(graph: Graph) -> dict[str, str]:
-    """{node: site observed at its output}. Every site is observed at its own node, except the norm before the class token is
-    selected: it is observed after the selection, because its range need not cover the other tokens."""
+    """Return {node: the site observed at its output}.
+
+    Every site is observed at the node of the same name, except the norm before the selection of the class token: it is observed
+    after the selection, because its range need not cover the other tokens.
+    """
     points = {node.name: node.name for node in graph.nodes}
     for node in graph.nodes:
         if isinstance(node.leaf, Take) and node.leaf.join and node.leaf.index.ndim == 1:

@@ -1,8 +1,9 @@
 """Observe sites with one scale per channel and compute their quantization parameters.
 
 Per-channel scales cost almost nothing at run time: input scales of a linear layer are folded into its weights, output scales
-into its requantization, those of LayerNorm into its gain, and GELU has one shift per channel. The scales of attention times V
-are those of V times one factor, so its requantization needs one multiplier. See also: observers.py, calibrate.py.
+into its requantization, the output scales of LayerNorm into its gain, and GELU has one shift per channel. The scales of
+attention times V are those of V times one factor, so its requantization needs one multiplier.
+See also: observers.py, calibrate.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from fqvit.quant.qparams import SCALE_GRID, QParams, affine, concatenate, symmet
 
 Floats = NDArray[np.float64]
 GELU_DEPTH = 0.17  # -min(gelu(x)), rounded up
-NARROWEST = 1 / 64  # of V's widest channel: smaller scales would need more range in proj's weights than they are worth
+# The least scale of V's channels, as a share of the largest. The scales are folded into proj's weights, and smaller ones would
+# cost more dynamic range there than they are worth.
+NARROWEST = 1 / 64
 
 
 class ChannelRange(Observer):
@@ -70,7 +73,7 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) ->
 
 
 def on_grid(scales: Floats) -> Floats:
-    """Round scales [C] up to multiples of one unit; the multiples fit 16 bits, which is how a file stores them."""
+    """Round scales [C] up to multiples of one unit; a file stores the multiples as 16-bit integers."""
     unit = float(scales.max()) / SCALE_GRID
     return np.maximum(np.ceil(scales / unit * (1 - 1e-12)), 1.0) * unit
 
@@ -78,7 +81,7 @@ def on_grid(scales: Floats) -> Floats:
 def symmetric_channels(low: Floats, high: Floats, bits: int, narrowest: float = 0.0) -> QParams:
     """One scale per channel; the zero point is the middle code.
 
-    narrowest: channels whose range is below this share of the widest one get the scale of that share.
+    narrowest: a channel whose range is below this share of the widest range gets the scale for exactly this share.
     """
     reach = np.maximum(-low, high)
     reach = np.maximum(reach, _least(reach, max(narrowest, 1 / SCALE_GRID)))
@@ -95,7 +98,7 @@ def affine_channels(low: Floats, high: Floats, bits: int) -> QParams:
 
 
 def _least(widths: Floats, share: float) -> float:
-    """The least width to use: a share of the widest. If all are 0, any positive width is exact: 1."""
+    """Return the least width to use: a share of the widest. If all are 0, any positive width is exact: 1."""
     return share * float(widths.max()) or 1.0
 
 
@@ -113,21 +116,21 @@ def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
 
 
 def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
-    """Attention times V: the scales of V times one factor, chosen so that every channel fits."""
+    """Attention times V has the scales of V times one factor: the least for which no channel saturates."""
     middle = 2 ** (bits - 1)
     factor = float((np.maximum(-low, high) / v.channel_scales(len(low))).max()) / (middle - 1) or 1.0
     return QParams(bits, v.scale * factor, np.full(len(v.scale), middle, np.int64))
 
 
 def gelu(low: Floats, high: Floats, bits: int, k: int) -> QParams:
-    """Outputs of GELU: the scale of the widest channel divided by 2^j, with the largest j in 0..k for which the channel fits.
+    """Outputs of GELU: the scale of the widest channel divided by 2^j, with the largest j in 0..k without saturation.
 
     Every range starts at the minimum of GELU, so that channels with the same scale also have the same zero point.
     """
     widest = float(high.max()) + GELU_DEPTH
     j = np.clip(np.floor(np.log2(widest / (high + GELU_DEPTH))), 0, k)
     scale = widest / (2**bits - 1) / np.exp2(j)
-    # For a channel that is never positive the range is GELU_DEPTH itself, and rounding could exceed the last code.
+    # If a channel is never positive, its range is just GELU_DEPTH, and rounding up could exceed the last code.
     return QParams(bits, scale, np.minimum(np.ceil(GELU_DEPTH / scale), 2**bits - 1).astype(np.int64))
 
 

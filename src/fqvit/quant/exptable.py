@@ -1,8 +1,8 @@
-"""Tables of the exponential for softmax.
+"""Compute the tables of the exponential that softmax reads.
 
-8-bit scores have 256 distances max - x, so exp is a table of 256 integers.
+8-bit scores have 256 distances max - x, so exp is a table of at most 256 integers.
 The variants run as the same op: "table" rounds the exact exponential, "polynomial" evaluates the paper's I-Exp in integers at
-these 256 points, and "coarse" evaluates I-Exp as the paper's code does.
+these points, and "coarse" evaluates I-Exp as the paper's code does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ONE_BITS = 20  # exp(0) = 2^20: the last log2 code is decided by e / sum near 2^
 
 
 def one_bits(tokens: int) -> int:
-    """Bits of exp(0): 20, or fewer if the sum of a row of `tokens` could exceed 2^30."""
+    """Return n such that exp(0) = 2^n: 20, or less if the sum of a row of `tokens` could exceed 2^30."""
     return min(ONE_BITS, 30 - math.ceil(math.log2(tokens)))
 
 
 def exp_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
-    """round(2^one exp(-scale d)) for d = 0 .. codes - 1."""
+    """round(2^n exp(-scale d)) for d = 0 .. codes - 1, with n = one_bits(tokens)."""
     exact = np.exp(-scale * np.arange(codes)) * 2.0 ** one_bits(tokens)
     return _trimmed(np.floor(exact + 0.5).astype(np.int32))
 
@@ -34,7 +34,8 @@ def exp_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
 def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
     """The paper's I-Exp: exp(-p) = L(p') 2^-z with z = floor(p / ln 2), L(p) = 0.3585 (p + 1.353)^2 + 0.344.
 
-    Evaluated in integers: the scores are first shifted left so that ln 2 / scale has at least 15 bits (see numerics.md).
+    Evaluated in integers: the scores are first shifted left so that ln 2 / scale is at least 2^15.
+    See docs/explanation/numerics.md.
     """
     shift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
     fine = scale / 2**shift
@@ -54,7 +55,8 @@ def coarse_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
     """
     a, b, c = 0.35815147, 0.96963238, 1.0
     q_ln2, q_b = -math.floor(-0.6931 / scale), math.floor(b / a / scale)
-    q_c = max(1, math.floor(c / a / scale**2))  # L at p = 0; it would be 0 for scales from 1.68 on, where the code gives NaN
+    # L at p = 0. The paper's code rounds it to 0 for scales above 1.67 and then returns NaN.
+    q_c = max(1, math.floor(c / a / scale**2))
     values = []
     for d in range(codes):
         z, rest = divmod(d, q_ln2)
@@ -66,9 +68,9 @@ EXP_TABLES = {"table": exp_table, "polynomial": polynomial_table, "coarse": coar
 
 
 def level_table(scale: float, codes: int, levels: tuple[int, ...], masked: bool) -> NDArray[np.uint8]:
-    """The code of the level nearest to exp(-scale d) times the largest level, for d = 0 .. codes - 1.
+    """Return the code of the level nearest to exp(-scale d) times the largest level, for d = 0 .. codes - 1.
 
-    masked: append the code of the smallest level, which masked positions read and no distance reaches.
+    masked: append the code of the smallest level, which only masked positions read.
     """
     order, bounds = level_bounds(levels)
     table = order[np.searchsorted(bounds, np.exp(-scale * np.arange(codes)), side="right")]

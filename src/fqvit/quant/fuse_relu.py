@@ -1,7 +1,7 @@
-"""Fuse each ReLU into the linear map or convolution before it.
+"""Fuse each ReLU into the linear layer or convolution before it.
 
-A fused map requantizes its accumulator straight to the codes of the ReLU. Their zero point is 0, so that clamping to the first
-code is the ReLU. Calibration then plans no site for the map, simulation and lowering make it write the ReLU's site.
+A fused layer requantizes its accumulator straight to the codes of the ReLU. Their zero point is 0, so clamping to the first
+code computes the ReLU. Calibration plans no site for a fused layer; simulation and lowering make it write the ReLU's site.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from fqvit.models.maps import Conv2d, Deconv, Relu
 
 
 def fuse_relus(graph: Graph) -> dict[str, str]:
-    """Return {map: ReLU} for every linear map or convolution that a ReLU can be fused into.
+    """Return {layer: ReLU} for every linear layer or convolution that a ReLU can be fused into.
 
-    The ReLU must be the only reader of the map, and the map must not be an output of the graph.
+    The ReLU must be the only reader of the layer, and the layer must not be an output of the graph.
     """
     readers: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for name in node.inputs:
             readers.setdefault(name, []).append(node)
-    maps = [node.name for node in graph.nodes if isinstance(node.leaf, Linear | Conv2d | Deconv)]
+    linear = [node.name for node in graph.nodes if isinstance(node.leaf, Linear | Conv2d | Deconv)]
     return {
         name: readers[name][0].name
-        for name in maps
+        for name in linear
         if name not in graph.outputs and len(readers[name]) == 1 and isinstance(readers[name][0].leaf, Relu)
     }

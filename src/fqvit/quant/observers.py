@@ -1,8 +1,9 @@
-"""Observers: bounded statistics of a site, from which its range or PTF shifts are computed.
+"""Observe a site: collect statistics of bounded size, and compute its range or PTF shifts from them.
 
 Merging the observers of consecutive batches gives exactly the state of one observer of all batches. States are plain values
 that workers can exchange (state, from_state). A site without data, or with NaN or infinity, is reported by name when the result
-is requested. See also: plan.py (which site has which observer), qparams.py (from ranges to scales).
+is requested. PTF: Power-of-Two Factor, see Ptf. See also: plan.py (which site has which observer), qparams.py (from ranges to
+scales).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Observer(ABC):
         self.finite = self.finite and later.finite
 
     def state(self) -> dict[str, Any]:
-        """The state as plain values: NumPy arrays, numbers, strings, and dictionaries of these."""
+        """Return the state as plain values: NumPy arrays, numbers, strings, and dictionaries of these."""
         own = {"batches": self.batches, "elements": self.elements, "finite": self.finite}
         return {"kind": type(self).__name__, "site": self.site, "settings": self._settings(), **own, **self._state()}
 
@@ -89,7 +90,7 @@ class Observer(ABC):
 
     @abstractmethod
     def _observe(self, x: Tensor) -> bool:
-        """Observe x, float32, not empty. Returns False and keeps nothing if a value is not finite."""
+        """Observe x, float32, not empty. Return False and keep nothing if a value is not finite."""
 
     @abstractmethod
     def _merge(self, later: Self) -> None: ...
@@ -105,7 +106,7 @@ class RangeObserver(Observer):
     """An observer of a whole tensor whose result is one range."""
 
     def range(self) -> tuple[float, float]:
-        """(low, high) with low <= 0 <= high; (0, 0) if all values were 0."""
+        """Return (low, high) with low <= 0 <= high; (0, 0) if all values were 0."""
         self._check()
         low, high = self._range()
         return min(low, 0.0), max(high, 0.0)
@@ -219,7 +220,7 @@ class Omse(MinMax):
         if not super()._observe(x):
             return False
         stride = OMSE_STRIDE
-        while math.gcd(stride, x.shape[-1]) > 1:  # with a common factor whole channels would be skipped
+        while math.gcd(stride, x.shape[-1]) > 1:  # with a common factor, some channels would never be sampled
             stride += 1
         sample = x.reshape(-1)[::stride].contiguous()
         if self.last_batch:
@@ -298,7 +299,7 @@ class Ptf(Observer):
         return True
 
     def result(self) -> PtfResult:
-        """scale > 0 always: a site whose values are all 0 gets the range 0..1."""
+        """Compute scale, zero point and shifts. A site whose values are all 0 gets the range 0..1, so that scale > 0."""
         self._check()
         assert self._histogram is not None
         low, high = min(self._low, 0.0), max(self._high, 0.0)
@@ -331,21 +332,21 @@ class Ptf(Observer):
 
 
 def channel_extremes(rows: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Minimum and maximum per channel of rows [R, C]: float64 [C] each; NaN if a channel has a NaN."""
+    """Return the minimum and maximum per channel of rows [R, C]: float64 [C] each; NaN if a channel has a NaN."""
     low, high = (part.cpu().numpy().astype(np.float64) for part in (rows.amin(0), rows.amax(0)))
     return low, high
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
-    """Minimum and maximum of all elements; NaN if there is a NaN."""
+    """Return the minimum and maximum of all elements; NaN if there is a NaN."""
     low, high = torch.aminmax(x)
     return float(low), float(high)
 
 
 def _tail(flat: Tensor, quantile: float, largest: bool) -> float:
-    """The upper (or lower) quantile of [n] elements, interpolated linearly; NaN if an element is not finite.
+    """Return the upper (or lower) quantile of [n] elements, interpolated linearly; NaN if an element is not finite.
 
-    Exact without a full sort: the k largest elements lie in the k columns with the largest maxima.
+    Exact without a full sort: of elements arranged in columns, the k largest lie in the k columns with the largest maxima.
     """
     size = flat.numel()
     rank = (size - 1) * (1 - quantile)

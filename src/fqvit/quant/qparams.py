@@ -1,6 +1,6 @@
-"""Quantization parameters of one site, and the codes that they define.
+"""Hold the quantization parameters of one site, and encode and decode values with them.
 
-Calibration creates them; simulation and lowering use them.
+Calibration creates the parameters; simulation and lowering use them.
 Affine codes: q = clip(floor(x / (scale 2^alpha) + 1/2) + zero, 0, 2^bits - 1). Attention has two more kinds of codes: log2 (see
 log2_encode) and relative (see relative_encode).
 """
@@ -19,8 +19,9 @@ SCALE_GRID = 2**15  # per-channel scales are multiples of one unit per site; the
 
 @dataclass(frozen=True)
 class QParams:
-    """scale float64 [G], zero int64 [G]: one per group of channels of equal size; G is 1, 3 (Q, K and V) or C.
+    """The quantization parameters of one site with C channels.
 
+    scale: float64 [G]   zero: int64 [G], the zero points   G is 1, 3 (Q, K and V) or C: groups of C / G channels share both
     alpha: uint8 [C], the shifts of the Power-of-Two Factor, or None
     log2: code a means 2^-a; scale and zero are unused   zero_code: the last log2 code means 0
     levels: code a means levels[a] divided by the sum over its row (relative attention)
@@ -40,16 +41,16 @@ class QParams:
         return (1 << self.bits) - 1
 
     def channel_scales(self, channels: int) -> NDArray[np.float64]:
-        """The scale of each channel, including the Power-of-Two Factor: float64 [C]."""
+        """Return the scale of each channel, including the Power-of-Two Factor: float64 [C]."""
         scales = np.repeat(self.scale, channels // len(self.scale))
         return scales if self.alpha is None else scales * np.exp2(self.alpha.astype(np.float64))
 
     def channel_zeros(self, channels: int) -> NDArray[np.int64]:
-        """The zero point of each channel: int64 [C]."""
+        """Return the zero point of each channel: int64 [C]."""
         return np.repeat(self.zero, channels // len(self.zero))
 
     def group(self, index: int) -> QParams:
-        """The parameters of one third of the channels (0: Q, 1: K, 2: V); one scale if all its channels have the same."""
+        """Return the parameters of one third of the channels (0: Q, 1: K, 2: V), with one scale if its channels share it."""
         if len(self.scale) == 1:
             return QParams(self.bits, self.scale, self.zero)
         size = len(self.scale) // 3
@@ -93,7 +94,7 @@ class QParams:
 
 
 def log2_encode(p: Tensor, last: int) -> Tensor:
-    """clip(log2(round(1 / p)), 0, last), log2 rounded up from a mantissa of 1.5: what the LogSoftmax op computes in integers.
+    """clip(log2(round(1 / p)), 0, last), log2 rounded up from a mantissa of 1.5, as the LogSoftmax op computes it.
 
     p below 2^-30, including 0, is treated as 2^-30; only simulated codes of more than 4 bits reach code 30.
     """
@@ -103,7 +104,7 @@ def log2_encode(p: Tensor, last: int) -> Tensor:
 
 
 def relative_encode(p: Tensor, levels: tuple[int, ...]) -> Tensor:
-    """The code of the level nearest to p / max(p of the row) * max(levels): what the RowCodes op computes."""
+    """Return the code of the level nearest to p / max(p of the row) * max(levels), as the RowCodes op does."""
     codes, bounds = level_bounds(levels)
     share = p / p.amax(-1, keepdim=True)
     index = torch.bucketize(share, torch.from_numpy(bounds).to(p.device, p.dtype), right=True)
@@ -111,7 +112,7 @@ def relative_encode(p: Tensor, levels: tuple[int, ...]) -> Tensor:
 
 
 def level_bounds(levels: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The codes sorted by level, smallest first, and the boundaries between them as shares of the largest level.
+    """Return the codes sorted by level, smallest first, and the boundaries between them as shares of the largest level.
 
     A boundary is the middle between two neighbouring levels.
     """
@@ -122,7 +123,7 @@ def level_bounds(levels: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def affine(lo: float, hi: float, bits: int) -> QParams:
-    """Affine codes for lo..hi, extended to include 0: scale = (hi - lo) / (2^bits - 1), zero = clip(round(-lo / scale))."""
+    """Return affine codes for lo..hi, with 0 included: scale = (hi - lo) / (2^bits - 1), zero = clip(round(-lo / scale))."""
     lo, hi = min(lo, 0.0), max(hi, 0.0)
     last = 2**bits - 1
     scale = (hi - lo) / last or 1.0  # for a site that is always 0 any scale is exact
@@ -131,7 +132,7 @@ def affine(lo: float, hi: float, bits: int) -> QParams:
 
 
 def symmetric(lo: float, hi: float, bits: int) -> QParams:
-    """Symmetric codes for lo..hi: zero is the middle code, scale = max(-lo, hi) / (2^(bits-1) - 1)."""
+    """Return symmetric codes for lo..hi: zero is the middle code, scale = max(-lo, hi) / (2^(bits-1) - 1)."""
     middle = 2 ** (bits - 1)
     scale = max(-lo, hi) / (middle - 1) or 1.0
     return QParams(bits, np.array([scale]), np.array([middle], np.int64))
@@ -143,15 +144,15 @@ def concatenate(parts: list[QParams]) -> QParams:
 
 
 def log2(bits: int, zero_code: bool) -> QParams:
-    """Log2 codes of attention; zero_code: the last code means 0."""
+    """Return log2 codes for attention. zero_code: the last code means 0."""
     return QParams(bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=zero_code)
 
 
 def relative(bits: int, tokens: int) -> QParams:
-    """Codes of attention relative to the largest value of its row.
+    """Return codes for attention relative to the largest value of its row.
 
     With more than 4 bits the levels are evenly spaced. Otherwise they are 2^15, 2^14, ... and 0; 4 bits also have the midpoints
-    between the four largest, each a sum of two powers of two. The levels start below 2^15 if a weighted row sum of `tokens`
+    between the four largest, each a sum of two powers of two. The largest level is below 2^15 if a weighted sum of `tokens`
     8-bit values could exceed 31 bits.
     """
     last = 2**bits - 1

@@ -1,7 +1,7 @@
 """Simulate quantization in float: decode(encode(x)) at every site, and rounded weights.
 
-Used to evaluate methods quickly and to find where accuracy is lost; the integer program is the product. Given the same inputs,
-a node's codes equal those of the program almost everywhere (tests require 99.9 %, and 99.2 % for 16-bit codes).
+Used to evaluate methods quickly and to find where accuracy is lost; deployed models run the integer program. Given the same
+inputs, a node's codes equal those of the program almost everywhere (tests require 99.9 % of the codes, and 99.2 % at 16 bits).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Simulation:
     """A float model with quantized sites and weights.
 
     If the recipe leaves nonlinear operations in float, position embeddings, prefix tokens, relative position biases and
-    residual sums stay float, too.
+    residual sums stay float as well.
     """
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
@@ -59,7 +59,10 @@ class Simulation:
         }
 
     def input_q(self, node: Node) -> QParams | None:
-        """The parameters of the codes that a node reads, through data movement; None if it reads no codes."""
+        """Return the parameters of the codes that a node reads, directly or through nodes that only move data.
+
+        None if it reads no codes.
+        """
         name = node.inputs[0]
         times = 1
         while name not in self.sites:
@@ -72,18 +75,18 @@ class Simulation:
         return self.sites[name].tiled(times)
 
     def _head_scale(self, name: str) -> float:
-        """The scale of Q, K or V, given the name of the node that splits it into heads."""
+        """Return the scale of Q, K or V, given the name of the node that splits it into heads."""
         node = self.graph.node(name)
         assert isinstance(node.leaf, layers.Heads)
         return float(self.sites[node.inputs[0]].group(node.leaf.part).scale[0])
 
     def _weights(self, node: Node) -> tuple[Tensor, Tensor]:
-        """The quantized weights and bias of a linear map, dequantized."""
+        """Return the quantized weights and bias of a linear layer, convolution or patch embedding, dequantized."""
         chosen = self.calibration.weights.get(node.name)
         return self._dequantize(node, self._nearest(node) if chosen is None else chosen)
 
     def _nearest(self, node: Node) -> QuantizedLinear:
-        """The weights of a linear map, rounded to the nearest codes."""
+        """Round the weights of a layer to the nearest codes."""
         leaf = node.leaf
         assert isinstance(leaf, LinearLeaf | layers.Patches)
         bits, group = bits_and_group(self.calibration.recipe, leaf)
@@ -117,11 +120,11 @@ class Simulation:
         return short_output_scales(self.calibration.recipe, node.leaf, site, outputs)
 
     def use(self, node: Node, found: QuantizedLinear) -> None:
-        """Replace the weights and bias of a linear map."""
+        """Replace the weights and bias of a layer."""
         self.weights[node.name] = self._dequantize(node, found)
 
     def input_scales(self, node: Node) -> NDArray[np.float64] | None:
-        """The scales [K] of the codes that a linear map reads ([1] for pixels); None if it reads no codes."""
+        """Return the scales [K] of the codes that a layer reads ([1] for pixels); None if it reads no codes."""
         if isinstance(node.leaf, layers.Patches):
             return np.array([1 / 255])
         q = self.input_q(node)
@@ -176,23 +179,26 @@ class Simulation:
 
     @torch.no_grad()
     def run(self, images: NDArray[np.uint8]) -> Tensor:
-        """Run images uint8 [N, H, W, C]; returns float logits [N, classes] (or features)."""
+        """Run images uint8 [N, H, W, C] and return float logits [N, classes] (or features)."""
         return self.run_all(images)[0]
 
     @torch.no_grad()
     def run_all(self, images: NDArray[np.uint8]) -> tuple[Tensor, ...]:
-        """As `run`, for all outputs. images: the codes of RoI features if the model takes those instead of images."""
+        """Run as `run` does, and return all outputs. images: codes of RoI features if the model is a detector's head."""
         return self.graph.run_all(self.values(images), self.visit, self.call)
 
     def values(self, images: NDArray[np.uint8]) -> Tensor:
-        """The input of the first node: normalised images [N, C, H, W], or RoI features [N, side, side, C]."""
+        """Return the input of the first node: normalised images [N, C, H, W], or RoI features [N, side, side, C]."""
         if self.calibration.square is None:
             return normalise(images, self.model.preprocess)
         return self.calibration.square.decode(torch.from_numpy(images).float())
 
 
 def table_softmax(leaf: layers.Softmax, scores: Tensor, q: QParams, exp: str) -> Tensor:
-    """Softmax of scores that are codes with parameters q, with the exponential table of Recipe.exp."""
+    """Compute the softmax of float scores [..., T] with an integer table of the exponential, as programs do.
+
+    q: the scores' parameters; distances from the row's maximum are rounded to multiples of its scale   exp: see Recipe.exp
+    """
     scale = float(q.scale[0])
     table = torch.from_numpy(EXP_TABLES[exp](scale, q.last + 1, scores.shape[-1])).to(scores.device, scores.dtype)
     if leaf.mask is not None:

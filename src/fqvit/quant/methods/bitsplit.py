@@ -3,7 +3,7 @@
 Each bit is a ternary matrix, chosen with the other bits fixed.
 
 W ~ a 2^-(b-2) q, q = sum_k 2^(b-2-k) B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one a > 0 per output channel:
-  1. initialise: alternate between a and q to minimise ||W - a q||; the binary digits of |q| times its sign are the B_k;
+  1. initialise: alternate between a and q to minimise ||W - a 2^-(b-2) q||; the binary digits of |q| times its sign are B_k;
   2. minimise ||W - Wq||: alternate between a and each bit in turn;
   3. minimise ||Y - X Wq^T|| in the same way, where X are the layer's inputs in the quantized network and Y its outputs in the
      float model without bias. Only X^T X, Y^T X and ||Y||^2 are needed.
@@ -32,23 +32,26 @@ from fqvit.system.progress import Progress
 START_ROUNDS = 200
 WEIGHT_ROUNDS = 50
 OUTPUT_ROUNDS = 100
-CONVERGED = 1e-9  # a relative change of a below this ends steps 1 and 2
+CONVERGED = 1e-9  # steps 1 and 2 end for a row when the relative change of its a is below this
 WORTHWHILE = 1e-3  # step 3 ends for a row when a round reduces its output error by a smaller share
-ROWS_PER_INPUT = 8  # with fewer rows step 3 would overfit and is skipped: a head sees one row per image
-BLOCK = 32  # inputs whose changes are applied to the others together
+ROWS_PER_INPUT = 8  # with fewer rows of X, step 3 would overfit and is skipped; a classifier sees one row per image
+BLOCK = 32  # the residual is updated after this many inputs
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Split:
-    """scale: a, float64 [O]   bits: B_k in {-1, 0, 1}, most significant first, float64 [b-1, O, K]"""
+    """Weights as one scale per row and ternary bits.
+
+    scale: a, float64 [O]   bits: B_k in {-1, 0, 1}, most significant first, float64 [b-1, O, K]
+    """
 
     scale: Array
     bits: Array
 
     def codes(self) -> Array:
-        """q: integers, |q| <= 2^(b-1) - 1, [O, K]. The weights are a 2^-(b-2) q."""
+        """Return the integers q [O, K], |q| <= 2^(b-1) - 1. The weights are a 2^-(b-2) q."""
         codes: Array = _sum(self.bits) * 2 ** (len(self.bits) - 1)
         return codes
 
@@ -64,7 +67,10 @@ class Products:
 
     @staticmethod
     def of(weight: Array, exact: Sequence[Tensor], quantized: Sequence[Tensor]) -> Products:
-        """exact, quantized: batches [..., K] of a layer's inputs in the float and the quantized model; weight: float [O, K]."""
+        """Compute the sums for one layer.
+
+        weight: float [O, K]   exact, quantized: batches [..., K] of the layer's inputs in the float and the quantized model
+        """
         size = weight.shape[1]
         inputs, mixed, float_inputs = torch.zeros(3, size, size, dtype=torch.float64)
         count = 0
@@ -90,7 +96,7 @@ def bit_split(
             found = LinearMap.of(node, model.preprocess)
             rows = [[found.rows(x) for x in batches] for batches in (exact[0], simulated[0])]
             scales = simulation.input_scales(node)
-            assert scales is not None  # if nonlinear operations stay float, every matrix product reads codes
+            assert scales is not None  # bit-split requires float nonlinear operations: every matrix product then reads codes
             bits, _ = bits_and_group(calibration.recipe, node.leaf)
             chosen[node.name] = fit(found, Products.of(found.weight, *rows), scales, bits)
             simulation.use(node, chosen[node.name])
@@ -101,7 +107,7 @@ def bit_split(
 
 
 def fit(linear: LinearMap, products: Products, input_scales: Array, bits: int) -> QuantizedLinear:
-    """Quantize one linear map whose inputs are codes with scales [K] or [1]."""
+    """Quantize one linear layer or patch embedding whose inputs are codes with scales [K] or [1]."""
     scales = np.broadcast_to(input_scales, linear.weight.shape[1:])
     split = by_weights(linear.weight * scales, bits)
     if products.rows >= ROWS_PER_INPUT * len(scales):
@@ -109,7 +115,7 @@ def fit(linear: LinearMap, products: Products, input_scales: Array, bits: int) -
         split = by_outputs(split, replace(products, inputs=inputs, outputs=outputs))
     plain = quantize_linear(linear.weight, linear.bias, input_scales, bits)
     scale = split.scale / 2 ** (bits - 2)
-    # Rows whose weights are (nearly) all zero: the bias would overflow in units of their own scale.
+    # Rows whose weights are (nearly) all zero: the bias would overflow in units of such a small scale.
     dead = scale < np.maximum(np.abs(linear.bias) / 2**30, np.finfo(np.float64).tiny)
     w = np.where(dead[:, None], plain.w, split.codes())
     scale = np.where(dead, plain.scale, scale)
@@ -157,7 +163,10 @@ def _update_bits_by_weights(target: Array, bits: Array) -> Array:
 
 
 def by_outputs(split: Split, products: Products, rounds: int = OUTPUT_ROUNDS) -> Split:
-    """Step 3, starting from the result of step 2. Rows are independent; a converged row is not updated again."""
+    """Step 3: minimise the squared error of the outputs, starting from the result of step 2.
+
+    Rows are independent; a converged row is not updated again.
+    """
     gram, bits, scale = products.inputs, split.bits.copy(), split.scale.copy()
     live, error = np.flatnonzero(scale), np.full(len(scale), np.inf)
     for _ in range(rounds):
@@ -213,23 +222,23 @@ def _ternary(x: Array) -> Array:
 
 
 def _sizes(count: int) -> list[float]:
-    """2^-k per bit k, most significant first."""
+    """Return 2^-k for each bit k, most significant first."""
     return [2.0**-k for k in range(count)]
 
 
 def _sum(bits: Array) -> Array:
-    """sum_k 2^-k B_k of bits [b-1, ...]"""
+    """Return sum_k 2^-k B_k for bits [b-1, ...]."""
     total: Array = np.tensordot(np.array(_sizes(len(bits))), bits, 1)
     return total
 
 
 def _dots(a: Array, b: Array) -> Array:
-    """Dot product of each pair of rows: [O, K] x 2 -> [O]"""
+    """Return the dot product of each row of a with the same row of b: [O, K], [O, K] -> [O]."""
     found: Array = np.einsum("ok,ok->o", a, b)
     return found
 
 
 def _least_squares(before: Array, product: Array, square: Array) -> Array:
-    """product / square where that is a positive scale, otherwise `before`."""
+    """Return product / square for each row for which it is a positive scale, otherwise `before`."""
     found = product / np.where(square > 0, square, 1.0)
     return np.where((found > 0) & (square > 0), found, before)

@@ -42,8 +42,8 @@ def run_in_lockstep(
 ) -> None:
     """Call quantize_node(node, float inputs, quantized inputs) for every node, in graph order.
 
-    It returns the node's outputs in the quantized network, one tensor per batch.
-    images: uint8 [n, H, W, C], of which the first ones are used, as many as memory allows.
+    quantize_node returns the node's outputs in the quantized network, one tensor per batch.
+    images: uint8 [n, H, W, C]. If one site would exceed MAX_ELEMENTS, only the first images are used.
     """
     largest = max(math.prod(shape) for shape in site_shapes(graph, preprocess).values())
     images = images[: max(1, MAX_ELEMENTS // largest)]
@@ -86,11 +86,11 @@ class LinearMap:
         return LinearMap(leaf, preprocess, *pixel_linear(weight, bias, preprocess))
 
     def rows(self, x: Tensor) -> Tensor:
-        """The node's input x as rows [N, T, K], with all tokens of an image in one axis."""
+        """Reshape the node's input x to rows [N, T, K], with all tokens or patches of an image in axis 1."""
         if isinstance(self.leaf, layers.Linear):
             return x.reshape(len(x), -1, x.shape[-1])
         p, patch = self.preprocess, self.leaf.patch
         mean, std = torch.tensor(p.mean)[:, None, None], torch.tensor(p.std)[:, None, None]
         codes = ((x * std + mean) * 255).round() - self.zero
-        squares = F.unfold(codes, patch, stride=patch).reshape(len(x), p.channels, patch**2, -1)
-        return squares.permute(0, 3, 2, 1).flatten(2) / 255
+        patches = F.unfold(codes, patch, stride=patch).reshape(len(x), p.channels, patch**2, -1)
+        return patches.permute(0, 3, 2, 1).flatten(2) / 255
