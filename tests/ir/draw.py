@@ -72,7 +72,7 @@ class Draw:
         return self.one(None, self.constant(name, 0, k, (channels,), "u8"))  # type: ignore[no-any-return]
 
     def requantizer(self, reach: int) -> tuple[int, int]:
-        """Draw mult and shift that scale accumulators of about `reach` to 8-bit codes, or sometimes extremes."""
+        """Draw mult and shift that scale accumulators of about `reach` to 8-bit codes, or sometimes extreme values."""
         if self.int(0, 4) == 0:
             return self.one(0, 1, 2**30, 2**31 - 1), self.one(1, 62)
         shift = min(max(22 + max(reach, 1).bit_length(), 1), 62)

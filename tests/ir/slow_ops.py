@@ -26,13 +26,13 @@ def floor_half(numerator: int, denominator: int) -> int:
     return math.floor(Fraction(numerator, denominator) + Fraction(1, 2))
 
 
-def places(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*map(range, shape))
 
 
 def fill(shape: tuple[int, ...], value: Callable[[tuple[int, ...]], int]) -> Result:
     y = np.empty(shape, object)
-    for i in places(shape):
+    for i in indices(shape):
         y[i] = value(i)
     return y
 
@@ -96,7 +96,7 @@ def layernorm(op: LayerNorm, get: Get) -> Result:
     x, (g, b) = get(op.x), get(f"{op.y}.affine")
     channels = x.shape[-1]
     y = np.empty(x.shape, object)
-    for row in places(x.shape[:-1]):
+    for row in indices(x.shape[:-1]):
         v = [(int(x[row][c]) - zero_of(get, op.zero, c, channels)) * 2 ** alpha_of(get, op.alpha, c) for c in range(channels)]
         m1, m2 = sum(v), sum(a * a for a in v)
         big = channels * m2 - m1 * m1 + op.epsilon
@@ -133,11 +133,11 @@ def add(op: Add, get: Get) -> Result:
 def take(op: Take, get: Get) -> Result:
     x, index = get(op.x), get(op.index)
     channels = x.shape[-1]
-    rows = [x[place] for place in places(x.shape[:-1])]
+    rows = [x[i] for i in indices(x.shape[:-1])]
 
     def value(i: tuple[int, ...]) -> int:
-        *place, c = i
-        row = int(index[tuple(place)])
+        *lead, c = i
+        row = int(index[tuple(lead)])
         return zero_of(get, op.fill, c, channels) if row == -1 else int(rows[row][c])
 
     return fill((*index.shape, channels), value)
@@ -148,7 +148,7 @@ def permute(op: Permute, get: Get) -> Result:
     kept = [axis for axis in range(len(op.view)) if op.select is None or axis != op.select[0]]
     out = [op.view[kept[axis]] for axis in op.perm]
     values = []
-    for i in places(tuple(out)):
+    for i in indices(tuple(out)):
         where = [0] * len(op.view)
         if op.select is not None:
             where[op.select[0]] = op.select[1]
@@ -196,6 +196,7 @@ def matmul(op: MatMul, get: Get) -> Result:
 
 
 def by_distance(x: np.ndarray[Any, Any], row: tuple[int, ...], table: Any, region: Any, elsewhere: int) -> list[int]:
+    """Look up each code of a row by its distance from the largest; masked tokens (in another region) give `elsewhere`."""
     *lead, _, m = row
     tokens = x.shape[-1]
     codes = [int(v) for v in x[row]]
@@ -209,7 +210,7 @@ def log_softmax(op: LogSoftmax, get: Get) -> Result:
     region = None if op.region is None else get(op.region)
     last = 2**op.bits - 1
     y = np.empty(x.shape, object)
-    for row in places(x.shape[:-1]):
+    for row in indices(x.shape[:-1]):
         e = by_distance(x, row, table, region, 0)
         for t, part in enumerate(e):
             code = last
@@ -225,7 +226,7 @@ def softmax(op: Softmax, get: Get) -> Result:
     x, table = get(op.x), get(f"{op.y}.table")
     region = None if op.region is None else get(op.region)
     y = np.empty(x.shape, object)
-    for row in places(x.shape[:-1]):
+    for row in indices(x.shape[:-1]):
         e = by_distance(x, row, table, region, 0)
         r = floor_half(op.mult, sum(e))
         for t, part in enumerate(e):
@@ -253,7 +254,7 @@ def row_codes(op: RowCodes, get: Get) -> Result:
     x, table = get(op.x), get(f"{op.y}.table")
     region = None if op.region is None else get(op.region)
     y = np.empty(x.shape, object)
-    for row in places(x.shape[:-1]):
+    for row in indices(x.shape[:-1]):
         y[row] = by_distance(x, row, table, region, int(table[-1]))
     return y
 

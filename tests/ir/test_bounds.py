@@ -43,14 +43,14 @@ SHIFT = st.integers(1, 62)
 
 
 def proofs_of(op: Any, values: dict[str, Value], constants: dict[str, Any] | None = None) -> dict[str, tuple[int, int]]:
-    """{proof.what: (bound, bits)}"""
+    """Return {proof.what: (bound, bits)}."""
     _, proofs = op.infer(Scope(values, constants or {}, op.y))
     assert all(proof.buffer == op.y for proof in proofs)
     return {proof.what: (proof.bound, proof.bits) for proof in proofs}
 
 
 def farthest(zero: int, lo: int = 0, hi: int = 255) -> int:
-    """The largest |x - zero|."""
+    """Return the largest |x - zero|."""
     return max(abs(x - zero) for x in (lo, hi))
 
 
@@ -68,7 +68,7 @@ def test_a_proof_holds_below_its_power_of_two_but_not_at_it() -> None:
 
 @many
 @given(st.integers(-(2**15), 2**15 - 1), ALPHA, st.integers(1, 16))
-def test_lookup_is_bounded_by_an_entry_plus_its_half_and_a_zero_point(entry: int, alpha: int, bits: int) -> None:
+def test_lookup_is_bounded_by_an_entry_plus_the_rounding_term_and_a_zero_point(entry: int, alpha: int, bits: int) -> None:
     constants = {"y.table": np.array([entry] + [0] * 255, np.int16), "al": one(alpha)}
     op = Lookup(y="y", x="x", alpha="al", y_zero=(0,) * (alpha + 1), bits=bits)
     assert proofs_of(op, {"x": u8(1)}, constants) == {"y before its clamp": (abs(entry) + 2**alpha + 2**bits, 31)}
@@ -120,7 +120,7 @@ def test_layernorm_is_bounded_by_a_row_with_one_outlier(
 
 @many
 @given(BYTE, ALPHA, st.integers(0, 2**30 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**30 - 1), st.integers(1, 47), ALPHA)
-def test_add_is_bounded_by_both_terms_plus_the_half_of_the_last_shift(
+def test_add_is_bounded_by_both_terms_plus_the_rounding_term(
     zero: int, alpha: int, m: int, largest: int, n: int, shift: int, y_alpha: int
 ) -> None:
     terms = (Term(x="a", mult=m, zero=zero, alpha="al"), Term(x="b", mult=n))
@@ -174,7 +174,7 @@ def test_softmaxes_are_bounded_by_a_row_of_largest_exponentials(tokens: int, tab
         last = 2**bits - 1
         assert (value.lo, value.hi, value.masked, value.row_sum) == (0, last, False, 3 * 2**last // 2 + tokens)
     uniform = Softmax(y="y", x="x", mult=mult, shift=shift)
-    # e r <= mult + e because r is rounded; a second e for the rounding of the division; and the half of the shift.
+    # e r <= mult + e because r is rounded; the bound adds another e as a margin, and the rounding term of the shift.
     last_product = {"y before its shift": (mult + 2 * max(table) + 2 ** (shift - 1), 63)}
     assert proofs_of(uniform, values, constants) == total | last_product
 

@@ -49,7 +49,7 @@ def test_halves_of_either_sign_are_rounded_up(library: str, acc: int, expected: 
 
 
 @both
-def test_the_largest_product_plus_half_fits_int64(library: str) -> None:
+def test_the_largest_product_plus_the_rounding_term_fits_in_int64(library: str) -> None:
     for acc in (ACC, -ACC):
         for shift in (1, 62):
             got = int(fixed.requantize(LIBRARIES[library]([acc]), MULT, shift)[0])
@@ -129,7 +129,7 @@ def test_ilog2_is_the_index_of_the_highest_bit(library: str) -> None:
 
 
 def slow_ilog2_round(x: int) -> int:
-    """log2 rounded up from 1.5 times a power of two on."""
+    """log2 of x, rounded up if x is at least 1.5 times a power of two."""
     top = log2_of(x)
     return top + (2 * x >= 3 * 2**top)
 
@@ -143,12 +143,12 @@ def test_ilog2_round_rounds_up_from_mantissa_1_5(library: str) -> None:
 
 
 @both
-def test_the_papers_example_of_find_first_one(library: str) -> None:
+def test_ilog2_round_matches_the_papers_example_of_find_first_one(library: str) -> None:
     assert fixed.ilog2_round(LIBRARIES[library]([3500, 1, 2, 3])).tolist() == [12, 0, 1, 2]
 
 
 @both
-def test_isqrt_of_small_numbers_and_around_powers_of_two_and_squares(library: str) -> None:
+def test_isqrt_is_exact_for_small_numbers_and_near_powers_of_two_and_squares(library: str) -> None:
     xs = set(range(2**16)) | {2**e + d for e in range(62) for d in range(-3, 4) if 0 <= 2**e + d < 2**62}
     xs |= {r * r + d for e in range(31) for r in range(max(2**e - 3, 1), 2**e + 4) for d in (-1, 0, 1) if r * r + d < 2**62}
     ordered = sorted(xs)
@@ -156,14 +156,14 @@ def test_isqrt_of_small_numbers_and_around_powers_of_two_and_squares(library: st
 
 
 @both
-def test_round_divide_of_every_small_pair(library: str) -> None:
+def test_round_divide_is_exact_for_every_small_pair(library: str) -> None:
     pairs = [(n, d) for n in range(-300, 301) for d in range(1, 130)]
     found = fixed.round_divide(*(LIBRARIES[library](side) for side in zip(*pairs, strict=True))).tolist()
     assert found == [(2 * n + d) // (2 * d) for n, d in pairs]
 
 
 @both
-def test_round_shift_of_every_small_number(library: str) -> None:
+def test_round_shift_is_exact_for_every_small_number(library: str) -> None:
     for shift in range(1, 12):
         xs = list(range(-5000, 5001))
         assert fixed.round_shift(LIBRARIES[library](xs), shift).tolist() == [(2 * x + 2**shift) // 2 ** (shift + 1) for x in xs]

@@ -1,4 +1,7 @@
-"""Tests of take, permute and concat: limits of their fields, and facts about their outputs. See also: test_ops.py."""
+"""Tests of take, permute and concat (limits of their fields, facts about their outputs), and of the array libraries of kit.py.
+
+See also: test_ops.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tests of lowering with unusual input: all bit widths, all K, dead channels, huge weights.
 
-Each gives a verified program or a one-line error.
+Each case gives a verified program or a one-line error.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def test_every_bit_width_lowers_and_agrees_with_its_simulation(kind: str, bits: 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("recipe", ["ema", "percentile", "omse"])
-def test_every_observer_lowers(kind: str, recipe: str) -> None:
+def test_models_lower_with_every_observer(kind: str, recipe: str) -> None:
     assert agreement(float_model(kind), RECIPES[recipe]) > 0.98
 
 
 @pytest.mark.parametrize("k", [0, 1, 8])
 @pytest.mark.parametrize("kind", ["vit", "swin"])
-def test_every_k_lowers(kind: str, k: int) -> None:
+def test_models_lower_with_small_and_large_k(kind: str, k: int) -> None:
     assert agreement(float_model(kind), msgspec.structs.replace(RECIPES["fq-vit-8"], k=k)) > 0.95
 
 
@@ -168,7 +168,7 @@ def test_branches_stay_in_the_accumulator_unless_the_recipe_asks_for_codes() -> 
     assert outs["fq-vit-original"]["blocks.0.attn.proj"] == "codes" and outs["fq-vit-original"]["head"] == "i32"
 
 
-def test_class_scores_with_a_site_have_its_scale() -> None:
+def test_class_scores_with_a_site_use_the_scale_of_that_site() -> None:
     model = float_model("vit")
     images = images_for(model.preprocess, 16)
     fine, coarse = (

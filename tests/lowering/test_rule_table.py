@@ -17,7 +17,7 @@ from fqvit.models.layers import Leaf
 
 
 def leaves_of(module: ModuleType) -> set[type[Leaf]]:
-    """The leaf modules that a module defines."""
+    """Return the leaf modules that a Python module defines."""
     classes = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__)
     return {found for found in classes if issubclass(found, Leaf) and found is not Leaf}
 

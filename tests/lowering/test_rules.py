@@ -41,13 +41,13 @@ def params(scale: float, zero: int, bits: int = 8, **more: Any) -> QParams:
 
 
 def codes(shape: tuple[int, ...], q: QParams = X, seed: int = 0) -> tuple[LoweredValue, Array]:
-    """A lowered input and random codes of two images for it."""
+    """Return a lowered input and random codes of two images for it."""
     made = np.random.default_rng(seed).integers(0, q.last + 1, (2, *shape)).astype(np.uint8 if q.bits <= 8 else np.uint16)
     return LoweredValue(f"x{seed}", shape, q), made
 
 
 def numbers(shape: tuple[int, ...], unit: Array, seed: int = 0) -> tuple[LoweredValue, Array]:
-    """A lowered input and random accumulators of two images for it."""
+    """Return a lowered input and random accumulators of two images for it."""
     return LoweredValue(f"x{seed}", shape, unit=unit), np.random.default_rng(seed).integers(-500, 500, (2, *shape)).astype(
         np.int32
     )
@@ -117,7 +117,7 @@ class Made:
 
 
 def whole(*shape: int, seed: int = 9) -> Tensor:
-    """Weights [O, ...] that are exact in 8 bits: rows of integers up to 127, each times a power of two."""
+    """Return weights [O, ...] that are exact in 8 bits: rows of integers up to 127, each times a power of two."""
     w = np.random.default_rng(seed).integers(-127, 128, shape).astype(float)
     w.reshape(shape[0], -1)[:, 0] = 127
     return torch.from_numpy(w * 2.0 ** -(7 + np.arange(shape[0]) % 3).reshape(-1, *[1] * (len(shape) - 1)))
@@ -157,7 +157,7 @@ def test_with_short_multipliers_terms_of_a_sum_are_in_fractions_of_its_scale() -
     made = Made(linear(), [codes((5, 6))], None, recipe={"mult": "short"}, sums={"y": params(0.5, 3)})
     assert made.lowered.unit.tolist() == [0.5 / 256]
     made.check(0.5 / 512 * (1 + 1e-3))
-    # A linear map with its own codes does not use the sum's unit.
+    # A linear layer with a site of its own does not use the unit of the sum.
     Made(linear(), [codes((5, 6))], params(0.7, 120), recipe={"mult": "short"}, sums={"y": params(0.5, 3)}).check(0.52)
 
 
@@ -259,7 +259,7 @@ def test_take_gathers_rows(index: list[list[int]], join: bool) -> None:
     assert plain.emit.moves == {}
 
 
-def test_scores_with_and_without_a_bias() -> None:
+def test_scores_are_the_nearest_codes_with_and_without_a_bias() -> None:
     index = torch.tensor([[0, 1, 2], [3, 0, 1], [4, 3, 0]])
     a, b = codes((2, 3, 8), params(0.03, 120)), codes((2, 3, 8), params(0.05, 99), 1)
     Made(layers.Scores(0.35), [a, b], params(0.3, 128)).check()
@@ -370,7 +370,7 @@ def test_a_fused_relu_emits_no_op() -> None:
         Made(maps.Relu(), [codes((2, 3))], params(0.5, 0))
 
 
-def test_maps_that_only_move_values_are_exact() -> None:
+def test_rules_that_only_move_values_are_exact() -> None:
     by_channel = QParams(8, np.array([0.5, 0.25]), np.array([3, 4]))
     grid = Made(maps.Grid((2, 3)), [codes((6, 2), by_channel)], None, resizable=True)
     flat = Made(maps.Flatten(), [codes((2, 3, 2), by_channel)], None, resizable=True)

@@ -121,7 +121,7 @@ def test_simulation_gives_the_same_codes_as_the_program_at_every_site(kind: str,
         wrong = codes != found
         # One code of a small site may differ, and float32 rounds some ties of 16-bit codes differently.
         if wrong.sum() > max(1, 0.001 * max(1, 2 ** (q.bits - 13)) * wrong.size):
-            faults.append(f"{node.name}: {wrong.sum()} of {wrong.size} codes")
+            faults.append(f"{node.name}: {wrong.sum()} of {wrong.size} codes differ")
         assert np.abs(codes - found).max() <= 1, node.name
     assert not faults, f"{kind}, {recipe}: " + "; ".join(faults)
 

@@ -1,4 +1,4 @@
-"""Tests of engines under many threads, for a few seconds: right bits, damaged files rejected, no file left open.
+"""Tests of engines under many threads, for a few seconds: correct bits, damaged files rejected, no file left open.
 
 See also: scripts/soak.py (`make soak` runs it for longer).
 """

@@ -1,6 +1,6 @@
 """Draw random ops whose sizes exercise vector kernels: several vectors plus a remainder.
 
-Each case draws buffers and constants and returns a sequence of ops, the last of which writes y. Among them are those that the
+Each case draws buffers and constants and returns a sequence of ops, the last of which writes y. Some are sequences that the
 engine fuses: linear with lookup or add, and attention from Q, K and V to the context. See also: tests/ir/test_ops.py.
 """
 
@@ -26,12 +26,12 @@ Case = tuple[AnyOp, ...]
 
 
 def size(draw: Draw, *sizes: int) -> int:
-    """One of these sizes, or one more or less."""
+    """Draw one of these sizes, or one more or one less."""
     return max(1, draw.one(*sizes) + draw.int(-1, 1))
 
 
 def shift_to(draw: Draw, x: Any, bits: int, last: int = 62) -> int:
-    """A shift that scales x to codes of that many bits, or sometimes an extreme one."""
+    """Draw a shift that scales x to codes of `bits` bits, or sometimes an extreme one."""
     reach = draw.one(int(np.abs(x).max()), int(3 * x.std()), int(3 * x.std())) + 1
     middle = min(max(reach.bit_length() - bits, 1), last)
     return int(draw.one(*[middle] * 12, min(middle + 3, last), max(middle - 3, 1), draw.one(1, 31, 32, 33, last)))
@@ -66,7 +66,7 @@ def linear_parts(draw: Draw, name: str, x: Any, outputs: int, bits: int) -> Any:
 
 
 def rows_and_sizes(draw: Draw) -> tuple[tuple[int, ...], int, int]:
-    """The leading axes, K and O of a linear op."""
+    """Draw the leading axes, K and O of a linear op."""
     lead = draw.one((1,), (2,), (10,), (11,), (12,), (23,), (34,), (3, 7), (2, 2, 5), ())
     return lead, size(draw, 1, 4, 8, 16, 33, 64, 100, 192, 768, 1537, 2400), size(draw, 1, 8, 16, 25, 33, 64, 100)
 
@@ -173,7 +173,7 @@ def layernorm(draw: Draw) -> Case:
 
 
 def last_bits(draw: Draw) -> Case:
-    """LayerNorm whose g and b make the codes about t / 2, near the middle code: an error of one in t changes a code."""
+    """Draw a LayerNorm whose g and b make the codes about t / 2, near the middle code: an error of one in t changes a code."""
     channels, bits = draw.one(7, 8, 16, 64, 192, 200, 384, 768, 1000, 3960, 3968), draw.one(1, 8, 8, 12, 16)
     room = max(30 - math.ceil(math.log2(channels)) - bits, 0)
     draw.buffer("x", (1, channels), bits)
@@ -206,7 +206,7 @@ def last_bits(draw: Draw) -> Case:
 
 
 def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:
-    """Attention: qkv [W, T, 3 H D] or [T, 3 H D] -> context [W, T, H D] or [T, H D]."""
+    """Draw attention: qkv [W, T, 3 H D] or [T, 3 H D] -> context [W, T, H D] or [T, H D]."""
     tokens = size(draw, 1, 4, 8, 16, 17, 32, 49, 50, 65)
     width, count = draw.one(1, 2, 3, 8, 16, 20, 24, 32, 32, 33, 64, 64), draw.int(1, 3)
     windows = draw.one(None, None, 1, 3)
@@ -253,7 +253,7 @@ def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:
 
 
 def context_zero(draw: Draw, v_zero: int, bits: int) -> int:
-    """A zero point of the context: mostly at the same relative position as that of V."""
+    """Draw a zero point of the context, mostly at the same relative position as that of V."""
     return min(int(draw.one(*[v_zero / 255] * 4, 0, 0.5, 1) * (2**bits - 1)), 2**bits - 1)
 
 
@@ -348,7 +348,7 @@ def relative(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: in
 
 
 def mixed(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
-    """The softmax of one kind with the product of another: valid, although no recipe produces it."""
+    """Draw the softmax of one kind with the product of another: valid, although no recipe produces it."""
     kinds = (log2_codes, uniform, relative)
     first, second = draw.rng.permutation(3)[:2]
     _, times_v = kinds[second % 2](draw, tokens, codes, None, v_zero)  # not Attend, which reads only codes of RowCodes
@@ -380,7 +380,7 @@ WIDE: dict[str, Callable[[Draw], Case]] = {
 
 
 def accepted(draw: Draw, ops: Case) -> bool:
-    """Whether verify() accepts the ops: none of them can overflow."""
+    """Return whether the proofs of all ops hold: verify() accepts them because none can overflow."""
     values: dict[str, Any] = dict(draw.values)
     for op in ops:
         values[op.y], proofs = op.infer(Scope(values, draw.constants, op.y))

@@ -14,7 +14,7 @@ from tests.runtime.wide import WIDE, Case, linear_parts, size
 
 
 def take_linear(draw: Draw) -> Case:
-    """A linear op on one or several gathered rows (9 in a convolution), with or without a reshape in between."""
+    """Draw a linear op on one or several gathered rows (9 in a convolution), with or without a reshape in between."""
     rows, channels, parts = draw.one(1, 2, 5, 23), size(draw, 1, 4, 8, 16, 33, 64, 256), draw.one(1, 1, 2, 4, 9)
     lead, outputs = draw.one((1,), (2,), (11,), (12,), (23,), (3, 7)), size(draw, 1, 8, 16, 25, 33)
     bits = draw.one(8, 8, 8, 5, 16)
@@ -24,7 +24,7 @@ def take_linear(draw: Draw) -> Case:
     index = draw.rng.integers(-1, rows - 1, many, endpoint=True).astype(np.int32)
     draw.constants["index"] = index
     ops: list[AnyOp] = [Take(y="rows", x="x", index="index", fill=fill)]
-    # Used only to choose biases and shifts, so the contents of padded rows do not matter.
+    # These rows are used only to choose biases and shifts, so the contents of padded rows do not matter.
     found = draw.buffers["x"][:, index.clip(0)].reshape(IMAGES, -1, parts * channels)
     if parts > 1 or draw.int(0, 1):
         ops.append(Permute(y="squares", x="rows", view=(*lead, parts * channels), perm=tuple(range(len(lead) + 1))))
