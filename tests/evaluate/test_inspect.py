@@ -1,4 +1,4 @@
-"""The summary of a program: bytes, ops, sites, proofs and weights are complete and add up."""
+"""The summary of a program lists all its bytes, ops, sites, proofs and weights, and the numbers add up."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fqvit.models.zoo import find
 
 
 def test_the_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored after the test; the script would set it for good
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # monkeypatch restores it after the test; the script would not
     root = Path(__file__).resolve().parents[2]
     spec = importlib.util.spec_from_file_location("demo", root / "scripts" / "demo.py")
     assert spec is not None and spec.loader is not None

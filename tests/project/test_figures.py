@@ -1,4 +1,4 @@
-"""Committed figures are up to date with the measurements they show, and the script for Figure 2 runs a ResNet rightly."""
+"""Committed figures are up to date with the measurements they show, and the script for Figure 2 runs a ResNet correctly."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def resnet() -> ResNet:
 
 
 @torch.no_grad()
-def test_the_resnet_of_figure_2_gives_the_input_of_the_last_batchnorm(resnet: ResNet) -> None:
+def test_the_script_of_figure_2_computes_the_input_of_a_resnets_last_batchnorm(resnet: ResNet) -> None:
     seen: list[Tensor] = []
     handle = resnet.get_submodule("layer4.1.bn3").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     images = torch.randn(2, 3, 64, 64)
@@ -116,7 +116,7 @@ def test_figure_2_draws_transformers_and_a_resnet(resnet: ResNet, tmp_path: Path
     assert "ResNet" in svg and "layer4.1.bn3, 40 channels" in svg and "Tiny" in svg and "norm, 96 channels" in svg
 
 
-def test_figure_2_refuses_other_networks(tmp_path: Path) -> None:
+def test_figure_2_rejects_other_networks(tmp_path: Path) -> None:
     save_file({"conv1.weight": torch.zeros(8, 3, 7, 7)}, tmp_path / "other.safetensors")
     words = ["--calib", tmp_path, "--resnet", tmp_path / "other.safetensors"]
     done = run("figure2", *words)

@@ -63,7 +63,7 @@ def test_no_source_file_is_longer_than_400_lines() -> None:
     assert [(path.name, n) for path in code if (n := len(path.read_text().splitlines())) > 400] == []
 
 
-def test_only_the_command_line_uses_the_commands() -> None:
+def test_only_the_cli_package_imports_its_commands() -> None:
     package = ROOT / "src" / "fqvit"
     using = {path.relative_to(package).parts[0] for path in package.rglob("*.py") if "fqvit.cli.commands" in path.read_text()}
     assert using == {"cli"}

@@ -1,4 +1,4 @@
-"""The Makefile's stamps say what has been done, not what was tried. Nothing is installed here: pip is a stand-in."""
+"""The Makefile writes a stamp file only after a step has succeeded. Nothing is installed here: pip is a stub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(folder: Path, *words: str) -> str:
-    """Runs in a folder that has a .venv of stamps only; make must succeed."""
+    """Run make, which must succeed, in a folder whose .venv contains only stamp files."""
     (folder / ".venv").mkdir(exist_ok=True)
     done = subprocess.run(
         ["make", "-f", str(ROOT / "Makefile"), *words], cwd=folder, capture_output=True, text=True, check=True
@@ -21,7 +21,7 @@ def make(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_oracles_that_could_not_be_installed_are_no_failure_and_tried_again(tmp_path: Path) -> None:
+def test_a_failed_installation_of_the_oracles_is_ignored_and_retried(tmp_path: Path) -> None:
     stamp, words = tmp_path / ".venv" / ".oracles", ("-o", ".venv/.dev", "oracles")
     for _ in range(2):
         assert "install" in make(tmp_path, *words, "PIP=false")
@@ -31,7 +31,7 @@ def test_oracles_that_could_not_be_installed_are_no_failure_and_tried_again(tmp_
     assert "install" not in make(tmp_path, *words, "PIP=false")
 
 
-def test_a_torch_that_is_there_stays(tmp_path: Path) -> None:
+def test_an_installed_torch_is_kept(tmp_path: Path) -> None:
     pip = tmp_path / "pip"
     pip.write_text('#!/bin/sh\necho "$1" >> pip.log\n')
     pip.chmod(0o755)

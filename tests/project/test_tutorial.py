@@ -1,4 +1,4 @@
-"""Every command of docs/tutorial/first-model.md works, run in its order in one empty folder."""
+"""Every command of docs/tutorial/first-model.md works when run in order in one empty folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def steps() -> list[tuple[str, str]]:
     return [(step["name"] or "", step["text"] or step["command"].strip()) for step in found]
 
 
-def test_the_page_has_its_steps() -> None:
+def test_the_tutorial_contains_the_expected_steps() -> None:
     found = steps()
     assert [name for name, _ in found if name] == ["folders.py", "mine.toml", "run.py"]
     assert len(found) > 25

@@ -10,7 +10,7 @@ from fqvit.report.answers import Answers, guesses
 CLASSES = 7
 
 
-def folded(labelled: bool, shown: int = 24, images: int = 90) -> tuple[Answers, np.ndarray, np.ndarray, np.ndarray]:
+def random_answers(labelled: bool, shown: int = 24, images: int = 90) -> tuple[Answers, np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(2)
     exact = rng.normal(size=(images, CLASSES)).astype(np.float32)
     integer = np.round((exact + rng.normal(0, 0.5, exact.shape)) * 100).astype(np.int32)
@@ -25,7 +25,7 @@ def folded(labelled: bool, shown: int = 24, images: int = 90) -> tuple[Answers, 
 
 
 def test_accuracy_and_agreement_equal_direct_counts() -> None:
-    answers, exact, integer, labels = folded(labelled=True)
+    answers, exact, integer, labels = random_answers(labelled=True)
     found = answers.accuracy()
     assert found is not None
     right, kept = exact.argmax(1) == labels, integer.argmax(1) == labels
@@ -38,7 +38,7 @@ def test_accuracy_and_agreement_equal_direct_counts() -> None:
 
 
 def test_changes_by_class_add_up_to_the_total_change() -> None:
-    answers, exact, integer, labels = folded(labelled=True)
+    answers, exact, integer, labels = random_answers(labelled=True)
     rows = answers.by_class()
     assert [row.label for row in rows] == sorted(set(labels.tolist()))
     for row in rows:
@@ -49,14 +49,14 @@ def test_changes_by_class_add_up_to_the_total_change() -> None:
 
 
 def test_without_labels_there_is_only_agreement() -> None:
-    answers, exact, integer, _ = folded(labelled=False)
+    answers, exact, integer, _ = random_answers(labelled=False)
     assert answers.accuracy() is None and answers.by_class() == []
     assert answers.agree == (exact.argmax(1) == integer.argmax(1)).sum()
     assert all(one.label is None for one in answers.disagreements)
 
 
 def test_the_disagreements_with_the_highest_float_confidence_are_kept() -> None:
-    answers, exact, integer, _ = folded(labelled=True, shown=5)
+    answers, exact, integer, _ = random_answers(labelled=True, shown=5)
     shares = np.exp(exact) / np.exp(exact).sum(1, keepdims=True)
     apart = np.flatnonzero(exact.argmax(1) != integer.argmax(1))
     surest = sorted(apart, key=lambda i: -shares[i].max())[:5]

@@ -1,4 +1,4 @@
-"""`fqvit ablate`: every part of the method on and off, with the paper's bit operations and accuracies."""
+"""`fqvit ablate` measures the method with each part on and off, next to the paper's bit operations and accuracies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fqvit.study.table import row
 from tests.cli.command_line import fqvit
 
 
-def test_there_are_eight_settings_and_partial() -> None:
+def test_there_are_eight_settings_plus_partial() -> None:
     found = settings()
     assert [setting.partial for setting in found] == [True] + 8 * [False]
     assert len({(s.ptf, s.lis, s.attention_bits) for s in found if not s.partial}) == 8
@@ -40,14 +40,16 @@ def test_rows_of_vit_base_have_the_papers_results() -> None:
     answers = Answers(1000, 1.0, 1.0, 1, "", *(np.array([0], "<i4").tobytes() for _ in range(2)), [])
     model = "vit_base_patch16_224"
     cells = [row(model, method, answers, answers) for method in (FLOAT, *(s.method for s in settings()))]
-    told = rows(cells, {model: find(model).config})
-    found = {(r["ptf"], r["lis"], r["attention_bits"]): (r["published"], round(r["bitops"], 2)) for r in told if r["bitops"]}
+    flat_rows = rows(cells, {model: find(model).config})
+    found = {
+        (r["ptf"], r["lis"], r["attention_bits"]): (r["published"], round(r["bitops"], 2)) for r in flat_rows if r["bitops"]
+    }
     assert found[False, False, 8] == (23.64, 1118.51)
     assert found[True, False, 8] == (83.31, 1118.52)
     assert found[True, False, 4] == (7.96, 1118.34)
     assert found[True, True, 4] == (82.68, 1117.76)
-    assert told[0]["published"] == 84.53 and told[1]["bitops"] is None
-    text = markdown(cells, told)
+    assert flat_rows[0]["published"] == 84.53 and flat_rows[1]["bitops"] is None
+    text = markdown(cells, flat_rows)
     assert "1117.76" in text and "7.96" in text and "partial 8/8/8 *" in text
 
 
@@ -60,10 +62,10 @@ def test_wide_log2_codes_exist_only_in_simulation() -> None:
 
 
 def test_the_command_measures_and_draws_every_setting(tmp_path: Path) -> None:
-    picture = tmp_path / "figure.svg"
+    figure = tmp_path / "figure.svg"
     words = ("ablate", "--models", "fmnist_vit", "--limit", 16, "--images", 16, "--cache", tmp_path / "cells")
-    done = fqvit(*words, "-o", picture, "--json").json
+    done = fqvit(*words, "-o", figure, "--json").json
     assert len(done["rows"]) == 10 and done["failed"] == []
     assert {found["runs"] for found in done["rows"]} == {"float", "integer", "simulation"}
     assert all(found["images"] == 16 for found in done["rows"])
-    assert picture.read_text().startswith("<?xml") and "Log-Int-Softmax" in picture.read_text()
+    assert figure.read_text().startswith("<?xml") and "Log-Int-Softmax" in figure.read_text()

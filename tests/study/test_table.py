@@ -1,4 +1,4 @@
-"""`fqvit table`: rows compared with float and with published results, written in three formats, resumed after a kill."""
+"""`fqvit table` compares rows with float and published results, writes three formats, and resumes after a kill."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
 
 
 def answers(ranks: list[int], predictions: list[int]) -> Answers:
-    told = (np.array(values, "<i4").tobytes() for values in (predictions, ranks))
-    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *told, [])
+    arrays = (np.array(values, "<i4").tobytes() for values in (predictions, ranks))
+    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *arrays, [])
 
 
 def rows_of(model: str, *methods: str) -> list[object]:
@@ -118,8 +118,8 @@ def test_an_unreadable_image_is_reported_once_for_all_cells(tmp_path: Path) -> N
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(images[i, :, :, 0]).save(folder / f"{i:03}.png")
     (folder / "broken.png").write_text("no image")
-    places = ("--calib", tmp_path / "images", "--data", tmp_path / "images", "--cache", tmp_path / "cells")
-    done = fqvit("table", "--methods", "minmax,ema", *places)
+    folders = ("--calib", tmp_path / "images", "--data", tmp_path / "images", "--cache", tmp_path / "cells")
+    done = fqvit("table", "--methods", "minmax,ema", *folders)
     assert done.code == 0 and len(done.err.splitlines()) == 1, done.err
     assert "skipped 1 image of 111" in done.err and "broken.png" in done.err
 
@@ -228,13 +228,13 @@ def test_a_killed_run_repeats_no_finished_step(tmp_path: Path) -> None:
 
 
 def test_sweep_k_measures_every_k_and_draws_it(tmp_path: Path) -> None:
-    picture = tmp_path / "k.svg"
-    words = ("sweep-k", "--models", "fmnist_vit", "--limit", 32, "--largest", 2, "--cache", tmp_path / "cells", "-o", picture)
+    figure = tmp_path / "k.svg"
+    words = ("sweep-k", "--models", "fmnist_vit", "--limit", 32, "--largest", 2, "--cache", tmp_path / "cells", "-o", figure)
     done = fqvit(*words, "--json").json
     assert [row["k"] for row in done["rows"]] == [None, 0, 1, 2]
-    assert picture.read_text().startswith("<?xml") and "Power-of-Two" in fqvit(*words).out
+    assert figure.read_text().startswith("<?xml") and "Power-of-Two" in fqvit(*words).out
 
 
 def test_a_flat_row_has_no_nested_values() -> None:
-    told = flat(rows_of("fmnist_vit", "minmax")[1])
-    assert all(not isinstance(value, dict | list) for value in told.values()) and told["images"] == 4
+    found = flat(rows_of("fmnist_vit", "minmax")[1])
+    assert all(not isinstance(value, dict | list) for value in found.values()) and found["images"] == 4

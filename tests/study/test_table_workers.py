@@ -1,4 +1,4 @@
-"""`fqvit table` with several workers: the rows of a single process, and resuming from the cache after a worker was lost."""
+"""`fqvit table` with several workers gives the rows of a single process, and resumes from the cache after a worker is lost."""
 
 from __future__ import annotations
 

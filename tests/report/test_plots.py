@@ -1,4 +1,4 @@
-"""Every picture is well-formed, has a description and escapes names from files, also at unusual sizes."""
+"""Every figure is well-formed SVG, has a description and escapes names from files, also at unusual sizes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def ranges(channels: int, name: str = "norm") -> ChannelRanges:
 
 def counts(*filled: int) -> AttentionCounts:
     fine, bins = np.zeros(FINE * OCTAVES + 1, np.int64), np.zeros(BINS, np.int64)
-    for place in filled:
-        fine[place], bins[place % BINS] = 5, 5
+    for index in filled:
+        fine[index], bins[index % BINS] = 5, 5
     return AttentionCounts(fine, bins, bins, bins, 1)
 
 
@@ -112,13 +112,13 @@ def test_maps_without_attention_are_dark() -> None:
     assert maps.overlay(np.zeros((8, 8, 1), np.uint8), np.zeros((2, 2), np.float32), 0.0).max() < 10
 
 
-def test_a_file_of_its_own_has_a_size_and_its_colours() -> None:
+def test_a_standalone_file_has_a_size_and_colours() -> None:
     svg = standalone(plots.norm_boxes([ranges(4)]))
     head = svg.partition("\n")[2].partition(">")[0]
     assert 'width="760" height="360"' in head and "--accent" in svg
 
 
-def test_ticks_are_round_and_inside() -> None:
+def test_ticks_are_round_numbers_inside_the_axis() -> None:
     assert Axis(0, 100, 0, 1).ticks() == [0, 20, 40, 60, 80, 100]
     assert Axis(-3.1, 2.2, 0, 1).ticks() == [-3, -2, -1, 0, 1, 2]
     assert Axis(0.9, 120, 0, 1, log=True).ticks() == [1, 2, 5, 10, 20, 50, 100]
