@@ -41,7 +41,7 @@ FQ = msgspec.structs.replace(RECIPES["fq-vit"], batch=4)
 
 
 def fingerprint(calibration: Calibration) -> str:
-    """The fingerprint of the program, or the simulated outputs if the recipe has no program."""
+    """Return the fingerprint of the program, or the simulated outputs if the recipe has no integer program."""
     if calibration.recipe.integer:
         return lower(MODEL, calibration).fingerprint()
     return Simulation(MODEL, calibration).run(IMAGES).numpy().tobytes().hex()
@@ -59,13 +59,13 @@ def test_the_result_does_not_depend_on_how_images_are_cut_into_arrays(name: str)
 
 @pytest.mark.parametrize("name", ["minmax", "fq-vit"])
 def test_observers_over_all_images_do_not_depend_on_the_batch_size(name: str) -> None:
-    """EMA and last_batch do by definition; others differ only by float32 rounding of matrix products."""
+    """EMA and last_batch depend on it by definition. Others differ only by float32 rounding of matrix products."""
     a, b = (calibrate(MODEL, [IMAGES], msgspec.structs.replace(RECIPES[name], batch=size)) for size in (3, 20))
     for site in a.sites:
         np.testing.assert_allclose(a.sites[site].scale, b.sites[site].scale, rtol=1e-4)
 
 
-def test_calibrate_reads_at_most_recipe_images_images() -> None:
+def test_calibrate_reads_no_more_images_than_the_recipe_sets() -> None:
     taken = []
 
     def endless() -> Iterator[NDArray[np.uint8]]:

@@ -35,20 +35,20 @@ def seen(*batches: torch.Tensor) -> ChannelRange:
 
 
 def ranges(seed: int, count: int) -> tuple[Floats, Floats]:
-    """Ranges that include 0, of many sizes; some channels are always 0."""
+    """Draw ranges of many sizes that include 0; some channels are always 0."""
     rng = np.random.default_rng(seed)
     width = np.exp2(rng.uniform(-20, 6, (2, count))) * (rng.random((2, count)) > 0.2)
     return -width[0], width[1]
 
 
 def representable(q: QParams, count: int) -> tuple[Floats, Floats]:
-    """The smallest and largest value that the codes of each channel represent."""
+    """Return the smallest and largest value that the codes of each channel represent."""
     scales, zeros = q.channel_scales(count), q.channel_zeros(count)
     return -zeros * scales, (q.last - zeros) * scales
 
 
 def covers(q: QParams, low: Floats, high: Floats, slack: float) -> bool:
-    """Whether every value is within `slack` times the scale of the range of the codes."""
+    """Return whether low and high exceed the values that the codes represent by at most `slack` times the scale."""
     first, last = representable(q, len(low))
     room = (slack + 1e-9) * q.channel_scales(len(low))
     return bool((first - room <= low).all() and (high <= last + room).all())
@@ -124,7 +124,7 @@ def test_symmetric_and_affine_codes_cover_every_channel(seed: int, count: int, b
     assert covers(affine, low, high, 0.5) and affine.zero.min() >= 0 and affine.zero.max() <= affine.last
     for q in (symmetric, affine):
         read_back(q)
-    # No scale is much larger than necessary, except for the smallest scale of the grid.
+    # No scale is much larger than necessary, unless it is the smallest scale of the grid.
     wide = np.maximum(high - low, (high - low).max() / SCALE_GRID)
     assert (affine.scale <= wide / affine.last * 2 + 1e-300).all() or not wide.any()
 
@@ -168,7 +168,7 @@ def test_gelu_scales_differ_by_powers_of_two_and_cover_every_channel(seed: int, 
     assert q.zero.min() >= 0 and q.zero.max() <= q.last
     kinds = {}
     for scale, zero in zip(q.scale.tolist(), q.zero.tolist(), strict=True):
-        assert kinds.setdefault(scale, zero) == zero  # channels with one scale share a table
+        assert kinds.setdefault(scale, zero) == zero  # channels with the same scale share a table
     power = np.log2(q.scale.max() / q.scale)
     assert np.array_equal(power, np.rint(power)) and power.max() <= k
     read_back(q)
@@ -226,7 +226,7 @@ def test_gelu_ranges_are_tight() -> None:
     assert channels.symmetric_gelu(np.zeros(1), 8, 0).scale == pytest.approx([0.17 / 127])
 
 
-def test_q_and_k_have_the_middle_zero_point_only_on_request() -> None:
+def test_q_and_k_have_the_middle_code_as_zero_point_only_on_request() -> None:
     low, high = np.zeros(6), np.arange(1.0, 7.0)
     assert channels.qkv(low, high, 8).zero.tolist() == [0, 0, 0, 0, 128, 128]
     assert channels.qkv(low, high, 8, True).zero.tolist() == [128] * 6

@@ -1,4 +1,4 @@
-"""Calibrations that do not fit a model are rejected by name."""
+"""Calibrations that do not fit a model are rejected, and the error names the site."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_invalid_scales_levels_and_zero_points_are_rejected(calibration: Calibra
 
 
 def test_weights_must_have_the_shape_bits_and_groups_of_a_linear_layer(calibration: Calibration) -> None:
-    """The patch embedding counts as one, with weights [C, channels * patch * patch]."""
+    """The patch embedding counts as a linear layer, with weights [C, channels * patch * patch]."""
     graph = trace(model().module)
     widths = {"patch_embed.proj": (12, 48), "blocks.0.attn.qkv": (36, 12), "head": (3, 12)}
     weights = {name: random_weights(*shape) for name, shape in widths.items()}

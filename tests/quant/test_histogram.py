@@ -23,7 +23,7 @@ values = st.one_of(
 
 @st.composite
 def channels_and_cuts(draw: st.DrawFn) -> tuple[Tensor, list[int]]:
-    """Rows [R, 3] with a channel of both signs, a non-negative one and a non-positive one; and positions to split them at."""
+    """Draw rows [R, 3], with one channel of both signs, one non-negative and one non-positive; and where to split the rows."""
     rows = torch.tensor(draw(st.lists(st.tuples(values, values, values), min_size=1, max_size=40)), dtype=torch.float32)
     rows[:, 1].abs_()
     rows[:, 2] = -rows[:, 2].abs()
@@ -73,7 +73,7 @@ def test_every_value_lies_in_the_bin_that_counts_it(case: tuple[Tensor, list[int
 
 
 def least_exponent(low: float, high: float, bins: int) -> int:
-    """The least exponent whose indices fit `bins` consecutive ones and are below 2^INDEX_BITS, by trying all."""
+    """Find the least exponent for which low and high are less than `bins` bins apart and all indices fit INDEX_BITS bits."""
     for e in range(LEAST_EXPONENT, 129):
         first, last = math.trunc(math.ldexp(low, -e)), math.trunc(math.ldexp(high, -e))
         if last - first < bins and max(-first, last) < 2**INDEX_BITS:
@@ -107,7 +107,7 @@ def test_empty_histograms_can_be_restored_and_merged() -> None:
 
 
 def test_counts_move_to_the_device_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uses the meta device, which holds no values and supports every operation needed here except bincount."""
+    """Use the meta device, which holds no values and supports every operation needed here except bincount."""
     monkeypatch.setattr(torch, "bincount", lambda index, minlength: index.new_zeros(minlength, dtype=torch.int64))
     histogram = observed(torch.ones(2, 3))
     histogram.observe(torch.ones(2, 3, device="meta"), np.ones(3), np.ones(3))
@@ -165,7 +165,7 @@ def test_bins_are_adjacent_and_only_the_one_around_0_has_both_signs() -> None:
 
 
 @pytest.mark.parametrize("value", [1e-3, 5.0, -1e-6])
-def test_a_channel_that_starts_constant_gets_the_same_bins(value: float) -> None:
+def test_bins_do_not_depend_on_a_constant_first_batch(value: float) -> None:
     first = torch.full((4, 3), value)
     rows = torch.cat([first, value * (1 + torch.linspace(0, 1, 30)[:, None].repeat(1, 3) / 8)])
     assert_same(observed(first, rows[4:]), observed(rows))

@@ -41,7 +41,7 @@ def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def minmax(x: Tensor, seen: Tensor, bits: int = 8) -> tuple[Tensor, float]:
-    """Quantize and dequantize x with affine codes for the range of `seen`, extended to include 0; and the scale."""
+    """Return x quantized and dequantized with affine codes for the range of `seen`, extended to include 0; and the scale."""
     low, high = min(float(seen.min()), 0.0), max(float(seen.max()), 0.0)
     scale = (high - low) / (2**bits - 1) or 1.0
     zero = round(-low / scale)
@@ -49,8 +49,11 @@ def minmax(x: Tensor, seen: Tensor, bits: int = 8) -> tuple[Tensor, float]:
 
 
 def directly(model: FloatModel, images: np.ndarray, patches: Callable[[Node, list[Tensor]], Tensor]) -> Tensor:  # type: ignore[type-arg]
-    """The definition of recipe `partial`: each operand of a matrix product is quantized where it is read, with its range in the
-    float model; biases are rounded to accumulator units; everything else is float. patches: the patch embedding."""
+    """Compute the outputs of recipe `partial` by its definition.
+
+    Each operand of a matrix product is quantized just before the product, with its range in the float model; biases are rounded
+    to accumulator units; everything else is float. patches(node, inputs): computes the patch embedding
+    """
     graph = trace(model.module)
     exact: dict[str, Tensor] = {IMAGES: normalise(images, model.preprocess)}
     found = dict(exact)
@@ -82,7 +85,7 @@ def test_partial_quantizes_operands_of_products_by_minmax_and_nothing_else(kind:
     simulation = Simulation(model, calibration_of(model, "partial"))
     ours, expected = simulation.run(images), directly(model, images, simulation.call)
     wrong, quantization = (ours - expected).square().mean().sqrt(), (expected - exact).square().mean().sqrt()
-    # Not exactly equal: a value in the middle between two codes may be rounded to either.
+    # Not exactly equal: a value halfway between two codes may be rounded to either.
     assert wrong < 0.2 * quantization and quantization < 0.1 * exact.std()
 
 
@@ -102,7 +105,7 @@ def test_only_inputs_of_matrix_products_are_quantized(recipe: str, kind: str, ro
     assert {site.role for site in sites.values()} == roles
     operands = {name for node in graph.nodes if isinstance(node.leaf, PRODUCTS) for name in node.inputs}
     assert all(name in sites or graph.node(name).leaf.role == "route" for name in operands)
-    # In the other models the mean over tokens reads the last norm, and the head reads the mean.
+    # In the other models the head reads the mean over tokens of the last norm, and the norm itself stays float.
     assert ("norm" in sites) == (kind in ("vit", "distilled"))
 
 
@@ -170,7 +173,7 @@ def test_lowering_rejects_recipes_without_an_integer_program(recipe: str, tmp_pa
     with pytest.raises(FqvitError, match=f"recipe {recipe}: LayerNorm and Softmax stay float.* `fqvit table` measures it"):
         lower(model, calibration)
     out = tmp_path / "x.fqvit"
-    # Rejected before any file is read: the folder does not exist.
+    # The recipe is rejected before any file is read: the folder does not exist.
     words = ("quantize", "deit_tiny", "--recipe", recipe, "--calib", tmp_path / "none", "-o", out)
     refused(fqvit(*words), f"recipe {recipe}", "no integer program", "fqvit table")
     saved = tmp_path / "saved.json"
@@ -191,7 +194,7 @@ def test_json_round_trip_keeps_the_weights(recipe: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.integer])
 def test_integer_recipes_do_not_record_newer_fields_at_their_defaults(name: str) -> None:
-    """Their programs keep their fingerprints."""
+    """Recording them would change the fingerprints of existing programs."""
     new = {"nonlinear", "intervals"}
     assert new.isdisjoint(recorded(RECIPES[name])) and new.isdisjoint(msgspec.to_builtins(RECIPES[name]))
 

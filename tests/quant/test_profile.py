@@ -66,7 +66,7 @@ def test_the_profile_removes_only_the_bits_of_wide_rules() -> None:
     assert found.residual == "ptf" and with_profile(load_recipe("minmax"), "npu").residual == "tensor"
 
 
-def test_the_profile_keeps_rules_of_8_bits_and_removes_those_of_9() -> None:
+def test_the_profile_keeps_rules_with_8_bits_and_removes_rules_with_9() -> None:
     rules = {"residual": SiteRule(bits=8), "norm": SiteRule(bits=6), "hidden": SiteRule(bits=9), "scores": SiteRule(bits=8)}
     found = with_profile(Recipe(name="mine", residual="tensor", sites=rules), "npu")
     assert found.sites == {name: rule for name, rule in rules.items() if name != "hidden"} and found.residual == "tensor"

@@ -18,7 +18,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_named_recipes_are_our_own_the_papers_and_its_baselines() -> None:
+def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     baselines, paper = ["minmax", "ema", "percentile", "omse"], ["fq-vit", "fq-vit-8", "fq-vit-original"]
     floating = ["partial", "bit-split", "ptq-vit"]
     assert list(RECIPES) == ["fqvit", "w4", "fast", "npu", "auto", *paper, *baselines, *floating] and DEFAULT_RECIPE == "fqvit"
@@ -53,7 +53,7 @@ def test_named_recipes_are_loaded_by_name_and_survive_a_json_round_trip(name: st
 
 
 def test_default_values_are_not_written() -> None:
-    """A new field then does not change files that do not use it."""
+    """Otherwise a new field would change files that do not use it."""
     assert msgspec.to_builtins(RECIPES["fq-vit"]) == {"name": "fq-vit"}
     assert msgspec.to_builtins(RECIPES["fqvit"])["sites"] == {"residual": {"bits": 16}, "hidden": {"bits": 10}}
 
@@ -202,7 +202,7 @@ def test_a_binary_file_is_rejected(tmp_path: Path) -> None:
         load_recipe(path)
 
 
-def test_a_missing_file_and_a_folder_are_rejected(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"nothing\.toml: cannot be read"):
         load_recipe(tmp_path / "nothing.toml")
     (tmp_path / "folder.toml").mkdir()

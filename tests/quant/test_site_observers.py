@@ -1,4 +1,4 @@
-"""Observers of one site: which ones a plan creates, what each observes, and ranges before GELU."""
+"""Observers of one site: which ones a plan creates, which channels each observes, and ranges before GELU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_each_group_observes_a_third_of_the_channels() -> None:
     assert observer.qparams().scale == pytest.approx([2 / 255, 4 / 255, 8 / 255])
 
 
-def test_relative_attention_has_levels_that_fit_the_number_of_tokens() -> None:
+def test_the_levels_of_relative_attention_depend_on_the_number_of_tokens() -> None:
     observer = SiteObserver(SitePlan("softmax", "relative", 4, "attention"), ORIGINAL)
     for tokens, top in ((577, 2**13), (300, 2**14), (50, 2**15)):
         observer.observe(torch.full((1, 2, 3, tokens), 1 / tokens))

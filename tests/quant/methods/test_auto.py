@@ -69,7 +69,7 @@ def test_equal_logits_have_no_loss() -> None:
     assert (found.kl, found.agreement, found.loss) == (0, 100, 0)
 
 
-def test_nothing_is_raised_when_the_start_is_good_enough() -> None:
+def test_nothing_is_raised_if_the_initial_loss_is_within_the_limit() -> None:
     model, calibration, choice = at("vit", 100.0)
     assert choice.raised == [] and choice.reached and choice.start == choice.end and choice.images == 12
     assert calibration.recipe == msgspec.structs.replace(AUTO, max_loss=None)
@@ -79,7 +79,7 @@ def test_nothing_is_raised_when_the_start_is_good_enough() -> None:
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
 def test_every_unit_is_raised_when_the_limit_is_unreachable(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    worse = Measures(loss=lambda raised: 1.0)
+    worse = Measures(loss=lambda calls: 1.0)
     monkeypatch.setattr("fqvit.quant.methods.auto.measure", worse)
     model, calibration, choice = with_choice(kind, msgspec.structs.replace(AUTO, max_loss=0.0))
     assert not choice.reached and len(choice.raised) == choice.units > 0 and choice.end.loss == 1.0
@@ -91,7 +91,7 @@ def test_every_unit_is_raised_when_the_limit_is_unreachable(kind: str, monkeypat
 
 
 class Measures:
-    """Replacement of `measure` whose loss depends on the number of calls."""
+    """Replacement for `measure` whose loss depends on the number of calls."""
 
     def __init__(self, loss: Any) -> None:
         self.loss, self.calls = loss, 0
@@ -103,7 +103,7 @@ class Measures:
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
 def test_the_reported_choice_matches_simulations(kind: str) -> None:
-    """With half the initial loss allowed, the reported start and end equal those of simulating the two calibrations."""
+    """If half the initial loss is allowed, the reported start and end are those measured by simulating the calibrations."""
     model, _, loose = at(kind, 100.0)
     images = images_for(model.preprocess, 12, 7)
     exact = run_float(trace(model.module), normalise(images, model.preprocess))
@@ -177,7 +177,7 @@ def test_a_recipes_own_rules_come_after_the_raised_roles() -> None:
 
 
 class Counted:
-    """Replacement of `Simulation` whose logits are the number of raised sites, for every image."""
+    """Replacement for `Simulation` whose logits are the number of raised sites, for every image."""
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.raised = sum(q.bits > (4 if name.endswith("softmax") else 8) for name, q in calibration.sites.items())
@@ -212,11 +212,11 @@ def test_the_fewest_units_are_raised_in_order_of_decreasing_gain(monkeypatch: py
         assert min(enough, 11) <= sum(sizes) and (sum(sizes[:-1]) < enough or not sizes)
         assert [unit.gain for unit in found.raised] == sizes == sorted(sizes, reverse=True)
         assert found.reached == (enough <= 11) and found.units == 9 and found.end.kl == -sum(sizes)
-    # Rules name an observer only where it differs from the recipe's own.
+    # A rule names an observer only if it differs from the recipe's.
     roles = {node.name: node.leaf.role for node in trace(model.module).nodes}
     named = {(roles[name] == "residual", rule.observer) for name, rule in chosen.recipe.sites.items()}
     assert named == {(True, "minmax"), (False, None)}
-    # Gains are measured on some of the images, everything else on all of them.
+    # Gains are measured on PROBE_IMAGES images, everything else on all of them.
     assert set(counts) == {40, PROBE_IMAGES} and counts.count(PROBE_IMAGES) == 13 * (1 + 9)
 
 

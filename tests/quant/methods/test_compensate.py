@@ -45,53 +45,53 @@ def nearest(values: Tensor, units: Tensor, largest: int) -> Tensor:
     return (values / units + 0.5).floor().clamp(-largest, largest) * units
 
 
-def error(values: Tensor, rounded: Tensor, square: Tensor) -> float:
-    """Squared output error caused by rounding, for inputs with this covariance."""
+def error(values: Tensor, rounded: Tensor, cov: Tensor) -> float:
+    """Return the squared output error caused by rounding, for inputs with covariance `cov` [K, K]."""
     wrong = values - rounded
-    return float((wrong @ square * wrong).sum())
+    return float((wrong @ cov * wrong).sum())
 
 
 @pytest.mark.parametrize("size", [3, BLOCK - 1, BLOCK, 2 * BLOCK + 7])
 def test_column_rounding_has_less_error_than_rounding_to_nearest(size: int) -> None:
-    """Compared as a mean over seeds: the method is greedy and not better for every input."""
+    """Compare the sums over seeds: the method is greedy and not better for every input."""
     ours = plain = 0.0
     for seed in range(12):
         values = torch.randn(8, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         units = (values.abs().amax(1, keepdim=True) / 7).expand(8, size)
-        square = covariance(correlated(seed, size))
-        rounded = round_columns(values, square, units, 7)
+        cov = covariance(correlated(seed, size))
+        rounded = round_columns(values, cov, units, 7)
         codes = rounded / units
         torch.testing.assert_close(codes, codes.round(), rtol=0, atol=1e-9)
         assert codes.abs().max() <= 7 + 1e-9
-        ours += error(values, rounded, square)
-        plain += error(values, nearest(values, units, 7), square)
+        ours += error(values, rounded, cov)
+        plain += error(values, nearest(values, units, 7), cov)
     assert ours < plain and (size < BLOCK - 1 or ours < 0.5 * plain)
 
 
 def test_weights_of_constant_inputs_are_rounded_to_nearest() -> None:
     values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((4, 9), 0.3, dtype=torch.float64)
-    for square in (torch.zeros(9, 9, dtype=torch.float64), -1e-20 * torch.ones(9, 9, dtype=torch.float64)):
-        assert torch.equal(round_columns(values, square, units, 7), nearest(values, units, 7))
+    for cov in (torch.zeros(9, 9, dtype=torch.float64), -1e-20 * torch.ones(9, 9, dtype=torch.float64)):
+        assert torch.equal(round_columns(values, cov, units, 7), nearest(values, units, 7))
 
 
 def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_ones_compensate() -> None:
     values = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((40, 8), 0.3, dtype=torch.float64)
-    square = covariance(correlated(0, 8))
-    first = int(square.diagonal().argmax())
-    same = round_columns(values, square, units, 7) == nearest(values, units, 7)
+    cov = covariance(correlated(0, 8))
+    first = int(cov.diagonal().argmax())
+    same = round_columns(values, cov, units, 7) == nearest(values, units, 7)
     assert same[:, first].all() and not same.all()
 
 
 def test_weights_of_independent_inputs_are_rounded_to_nearest() -> None:
     values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((4, 9), 0.3, dtype=torch.float64)
-    square = torch.diag(torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.1)
-    torch.testing.assert_close(round_columns(values, square, units, 7), nearest(values, units, 7))
+    cov = torch.diag(torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.1)
+    torch.testing.assert_close(round_columns(values, cov, units, 7), nearest(values, units, 7))
 
 
-def test_a_covariance_of_rounding_noise_is_damped_until_it_can_be_factored() -> None:
+def test_a_covariance_of_rounding_noise_is_damped_until_it_has_a_cholesky_factor() -> None:
     noise = torch.randn(40, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     noise = 1e-12 * (noise + noise.T) + 1e-13 * torch.eye(40, dtype=torch.float64)  # not positive definite
     noise.diagonal().abs_()
@@ -101,27 +101,27 @@ def test_a_covariance_of_rounding_noise_is_damped_until_it_can_be_factored() -> 
     assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
 
 
-def test_a_covariance_whose_inverse_has_no_factor_is_damped_further() -> None:
+def test_a_covariance_whose_inverse_has_no_cholesky_factor_is_damped_further() -> None:
     """Two inputs stay nearly equal after the first damping; which of these matrices fails depends on the last bit."""
     values = torch.tensor([[0.3, 0.9, -1.2], [1.1, -0.7, 0.2]], dtype=torch.float64)
     units = torch.full((2, 3), 0.5, dtype=torch.float64)
     for step in range(-4, 12):
-        square = torch.eye(3, dtype=torch.float64)
-        square[0, 1] = square[1, 0] = 1.01 - step * 2.0**-52
-        codes = round_columns(values, square, units, 7) / units
+        cov = torch.eye(3, dtype=torch.float64)
+        cov[0, 1] = cov[1, 0] = 1.01 - step * 2.0**-52
+        codes = round_columns(values, cov, units, 7) / units
         assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
 
 
 @pytest.mark.parametrize("definite", [True, False])
 def test_rounding_does_not_depend_on_the_unit_of_the_inputs(definite: bool) -> None:
-    """Damping is relative to the variances, also when it has to grow."""
+    """Damping is relative to the variances, even if it has to be increased."""
     values = torch.randn(5, 12, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     units = torch.full((5, 12), 0.4, dtype=torch.float64)
-    square = covariance(correlated(8, 12)) if definite else covariance(correlated(8, 12)) - 0.2 * torch.eye(12)
-    expected = round_columns(values, square, units, 7)
+    cov = covariance(correlated(8, 12)) if definite else covariance(correlated(8, 12)) - 0.2 * torch.eye(12)
+    expected = round_columns(values, cov, units, 7)
     assert not torch.equal(expected, nearest(values, units, 7))
     for unit in (2.0**-20, 2.0**10):
-        torch.testing.assert_close(round_columns(values, unit * square, units, 7), expected)
+        torch.testing.assert_close(round_columns(values, unit * cov, units, 7), expected)
 
 
 def test_moments_are_precise_for_small_variances_around_a_large_mean() -> None:
@@ -134,7 +134,7 @@ def test_moments_are_precise_for_small_variances_around_a_large_mean() -> None:
 
 
 @pytest.mark.parametrize(("ends", "codes"), [("codes", 7), ("halves", 7.5)])
-def test_the_largest_weight_is_mapped_as_weight_ends_says(ends: Any, codes: float) -> None:
+def test_weight_ends_decides_the_scale_of_the_weights(ends: Any, codes: float) -> None:
     leaf = layers.Linear(6, 3, "branch")
     recipe = msgspec.structs.replace(W4, weight_group=0, weight_ends=ends, channels=False)
     moments = Moments(torch.eye(6, dtype=torch.float64), *torch.zeros(2, 6, dtype=torch.float64))

@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def slow_ranking(exact: Tensor, quantized: Tensor) -> float:
-    """The ranking loss computed row by row and pair by pair."""
+    """Compute the ranking loss row by row and pair by pair."""
     total, pairs = 0.0, 0
     for a, b in zip(exact.reshape(-1, exact.shape[-1]).tolist(), quantized.reshape(-1, exact.shape[-1]).tolist(), strict=True):
         for i in range(len(a)):
@@ -54,7 +54,7 @@ def correlation(x: Tensor, y: Tensor) -> float:
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 17])
 def test_ranking_loss_equals_the_mean_over_all_pairs(spread: float, tokens: int) -> None:
-    """From uniform rows, where no difference exceeds THETA, to rows with one large value."""
+    """Cases range from uniform rows, in which no difference exceeds THETA, to rows with one large value."""
     exact = (spread * random(2, 3, 5, tokens)).softmax(-1)
     noisy = (spread * (random(2, 3, 5, tokens) + 0.3 * random(2, 3, 5, tokens, seed=1))).softmax(-1)
     for quantized in (exact, noisy, noisy.flip(-1)):
@@ -94,8 +94,8 @@ def quantized(x: Tensor, scale: float, low: int, high: int) -> Tensor:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_search_ends_where_no_other_scale_of_either_operand_is_better(bits: int) -> None:
-    """Given the other operand's factor, each factor is the best of the grid by torch.corrcoef of the quantized products."""
+def test_search_ends_at_scales_that_cannot_be_improved_one_at_a_time(bits: int) -> None:
+    """Given the other operand's factor, each factor is the best of the grid, by torch.corrcoef of the products."""
     last = 2 ** (bits - 1) - 1
     w, x = random(3, 4, seed=bits), random(2, 5, 4, seed=bits + 1)
     first = Operand(w, float(w.abs().max()) / last, -last, last)
@@ -117,7 +117,7 @@ def test_search_ends_where_no_other_scale_of_either_operand_is_better(bits: int)
 
 
 def test_search_alternates_between_the_operands_from_factor_1() -> None:
-    """The first round finds the first operand's best factor with the second at 1, then the second's with that one."""
+    """The first round searches the first operand's factor with the second's at 1, then the second's with the first's."""
     score = lambda a, b: -(a * b - 0.9).abs().flatten().double()  # noqa: E731
     whole = Operand(torch.ones(1), 1.0, -1, 1)  # its value is the factor
     best = [float(FACTORS[np.argmin(np.abs(FACTORS - 0.9))])]
@@ -133,7 +133,7 @@ def test_search_alternates_between_the_operands_from_factor_1() -> None:
 
 
 def test_search_alternates_until_neither_factor_changes() -> None:
-    """Along a ridge each turn moves only a little: one turn per operand would stop far from the maximum."""
+    """Along a narrow ridge of the score each turn moves only a little: one turn each would stop far from the maximum."""
     score = lambda a, b: -(9 * (a - b).square() + (a - 0.6).square() + (b - 0.6).square()).flatten().double()  # noqa: E731
     whole = Operand(torch.ones(1), 1.0, -1, 1)
     a, b = search(score, whole, whole)
@@ -212,10 +212,10 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
         scale, zero = float(q.scale[group]), int(q.zero[group])
         return (torch.cat(list(xs)) / scale + 0.5).floor().clamp(-zero, q.last - zero), scale
 
-    def quantize_node(node: Node, columns: similarity.InputBatches, raw: similarity.InputBatches) -> list[Tensor]:
-        exact[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*columns, strict=True)])
+    def quantize_node(node: Node, float_inputs: similarity.InputBatches, raw: similarity.InputBatches) -> list[Tensor]:
+        exact[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*float_inputs, strict=True)])
         before, sites = len(calls), dict(searcher.sites)
-        found = searcher.quantize_node(node, columns, raw)
+        found = searcher.quantize_node(node, float_inputs, raw)
         product = isinstance(node.leaf, Linear | Patches | Scores | BiasedScores | Context)
         assert len(calls) - before == int(product), node.name
         if not product:
@@ -257,7 +257,7 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
                 similarity._sample_indices(maps.shape[3], similarity.TOKENS),
             )
             torch.testing.assert_close(target, maps[:, windows][..., tokens, :], rtol=1e-4, atol=1e-5)
-            q, k = (similarity._split_windows(x)[:, windows] for x in columns)
+            q, k = (similarity._split_windows(x)[:, windows] for x in float_inputs)
             q, k = q[..., tokens, :] * 1.3, k * 0.9
             scores = (q * node.leaf.scale) @ k.transpose(-2, -1)  # type: ignore[operator]
             if kind == "distilled":  # has neither a bias nor a mask
@@ -298,8 +298,8 @@ def test_the_first_product_that_reads_a_site_chooses_its_scale() -> None:
     assert scales[0] != scales[1] == scales[2]
 
 
-def test_a_linear_layer_takes_the_best_scale_of_the_grid() -> None:
-    """The first layer reads exact inputs, so every factor of its weight scale can be tried directly."""
+def test_the_patch_embedding_gets_the_best_scale_of_the_grid() -> None:
+    """It reads exact inputs, so every factor of its weight scale can be tried directly."""
     model = float_model("vit")
     images = images_for(model.preprocess, 6)
     before = calibrate(model, [images], OBSERVED)
@@ -324,7 +324,7 @@ def test_a_linear_layer_takes_the_best_scale_of_the_grid() -> None:
 
 @pytest.mark.parametrize("kind", ["vit", "distilled", "mean", "padded swin"])
 def test_the_search_and_the_simulation_compute_the_same_outputs(kind: str) -> None:
-    """The search's last outputs are close to the simulation's, and the logits have no mean error left."""
+    """The outputs of the search are close to those of the simulation, and the logits have no mean error."""
     model = float_model(kind)
     images = images_for(model.preprocess, 12)
     start = calibration_of(model, RECIPES["ptq-vit"], count=2)
