@@ -173,7 +173,7 @@ def test_an_oversized_image_is_unreadable_even_if_warnings_are_not_errors(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     with (
         pytest.warns(Image.DecompressionBombWarning),
-        pytest.raises(UnreadableImage, match="30 x 20 pixels, at most 500 are read"),
+        pytest.raises(UnreadableImage, match="30 x 20 pixels, at most 500 are allowed"),
     ):
         read_image(tmp_path / "big.png", GREY)
 

@@ -97,7 +97,7 @@ def test_sixteen_bit_images_are_scaled_and_not_clipped(kind: str) -> None:
     np.testing.assert_array_equal(GREY.apply(image)[:, :, 0], pixels >> 8)
 
 
-def test_images_with_an_unknown_value_range_are_refused() -> None:
+def test_images_with_an_unknown_value_range_are_rejected() -> None:
     with pytest.raises(FqvitError, match="32-bit image with values 0..70000"):
         RGB.apply(Image.fromarray(np.array([[0, 70000]], np.int32)))
     with pytest.raises(FqvitError, match="float image"):

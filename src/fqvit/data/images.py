@@ -36,7 +36,7 @@ UNREADABLE_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Batch:
-    """images: u8 [N, height, width, channels]; labels: i64 [N] class indices, None if unknown; paths: N names."""
+    """One batch. images: u8 [N, height, width, channels]; labels: i64 [N] class indices, None if unknown; paths: N names."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
@@ -71,7 +71,7 @@ class Source(ABC):
         """Decode one image: u8 [height, width, channels]. Raises UnreadableImage. Called by several threads."""
 
     def limit(self, count: int) -> Self:
-        """Select at most `count` images, evenly spaced. The first ones would be of one class, because names sort by class."""
+        """Select at most `count` images, evenly spaced. The first `count` could be of one class: names sort by class."""
         return self.take(spread(len(self), count))
 
     def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
@@ -252,7 +252,7 @@ def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], na
         with Image.open(file) as image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:
-                raise UnreadableImage(name, f"{image.width} x {image.height} pixels, at most {limit} are read")
+                raise UnreadableImage(name, f"{image.width} x {image.height} pixels, at most {limit} are allowed")
             return make(image)
     except (UnreadableImage, MemoryError):
         raise
@@ -261,7 +261,7 @@ def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], na
     except UnidentifiedImageError as error:
         raise UnreadableImage(name, "not an image") from error
     except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
-        if isinstance(error, OSError) and error.strerror:  # from the operating system, not from Pillow: a folder, no permission
+        if isinstance(error, OSError) and error.strerror:  # from the operating system: a folder, no permission
             raise UnreadableImage(name, error.strerror.lower()) from error
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UnreadableImage(name, f"cannot be decoded ({reason})") from error

@@ -1,9 +1,9 @@
 """Read images from tar shards, as WebDataset writes them, without unpacking.
 
-The headers of all shards are read once into an index of about 30 bytes per image; workers share this. An image is then one
-read at a known offset, so limits, shuffling and assignment to workers work as with folders. Shards are sorted by path; members
-keep their order. A sample is an image and the members next to it with the same name up to the first dot: NAME.jpg, NAME.cls
-(class index), NAME.json ({"label": index}). Without a label, the folder of the member is its class.
+The headers of all shards are read once into an index of about 30 bytes per image; workers share this task. An image is then
+one read at a known offset, so limits, shuffling and assignment to workers work as with folders. Shards are sorted by path;
+members keep their order. A sample is an image and the members next to it with the same name up to the first dot: NAME.jpg,
+NAME.cls (class index), NAME.json ({"label": index}). Without a label, the folder of the image is its class.
 See also: tars.py, images.py.
 """
 
@@ -40,8 +40,8 @@ ENDINGS = (
     ".tar.bz2",
     ".tar.xz",
     ".tar.zst",
-)  # all but .tar are refused with a message
-NO_FILE = -1  # the size of a link or device in the index
+)  # all but .tar are rejected with a message
+NO_FILE = -1  # stored in the index as the size of a link or device
 
 Ints = NDArray[np.int64]
 
@@ -57,7 +57,7 @@ class TarShards(Source):
     def unlabelled(cls, place: str | Path, preprocess: Preprocess, workers: Workers = SINGLE_PROCESS) -> TarShards:
         """Find every image in a tar file, a pattern such as train-{0000..1023}.tar, or a folder of tar files.
 
-        workers: share the reading of headers. Every worker must call this.
+        workers: share the reading of headers; every worker must make this call.
         """
         paths = shard_paths(Path(place))
         return cls(paths, _index(Path(place), paths, False, workers).at, None, preprocess)
@@ -106,7 +106,7 @@ class TarShards(Source):
         if size == NO_FILE:
             raise UnreadableImage(self.name(place), "a link or device, not a file")
         if size > LARGEST_IMAGE:
-            raise UnreadableImage(self.name(place), f"{size} bytes, at most {LARGEST_IMAGE} are read")
+            raise UnreadableImage(self.name(place), f"{size} bytes, at most {LARGEST_IMAGE} are allowed")
         try:
             with self.paths[shard].open("rb") as file:
                 file.seek(offset - BLOCK)
@@ -177,7 +177,10 @@ def expanded(pattern: str) -> list[str]:
 
 @dataclass
 class _Index:
-    """at: i64 [N, 3]; labels: i64 [N], a class index, or -1 - f for the class folder folders[f]."""
+    """The index of all shards.
+
+    at: i64 [N, 3], as in TarShards. labels: i64 [N], a class index, or -1 - f for the class folder folders[f].
+    """
 
     at: Ints
     labels: Ints
@@ -209,47 +212,45 @@ def _index(place: Path, paths: list[Path], labels: bool, workers: Workers) -> _I
 @dataclass
 class _Sample:
     key: str
-    pictures: list[Member] = field(default_factory=list)
+    images: list[Member] = field(default_factory=list)
     label: int | None = None
     label_file: str = ""
 
 
 class _HeaderReader:
-    """The index of one worker's shards."""
+    """Build the index of one worker's shards."""
 
     def __init__(self, labels: bool) -> None:
         self.wanted = labels
-        self.at, self.labels = array("q"), array("q")  # arrays take a tenth of the memory of lists
+        self.at, self.labels = array("q"), array("q")  # arrays take a fifth of the memory of lists
         self.folders: dict[str, int] = {}
 
     def shard(self, number: int, path: Path) -> None:
         seen: set[str] = set()
         for sample in _samples(path, self.wanted):
-            for picture in sample.pictures:
-                if picture.name in seen:
-                    raise FqvitError(f"{path}: duplicate member {picture.name}. Pack the shard again.")
-                seen.add(picture.name)
-                self.at.extend((number, picture.offset, picture.size if picture.regular else NO_FILE))
+            for image in sample.images:
+                if image.name in seen:
+                    raise FqvitError(f"{path}: duplicate member {image.name}. Pack the shard again.")
+                seen.add(image.name)
+                self.at.extend((number, image.offset, image.size if image.regular else NO_FILE))
                 if self.wanted:
-                    self.labels.append(self._label(path, sample, picture))
+                    self.labels.append(self._label(path, sample, image))
             if sample.label is None:
                 continue
-            if len(sample.pictures) > 1:
-                names = " and ".join(picture.name for picture in sample.pictures[:2])
+            if len(sample.images) > 1:
+                names = " and ".join(image.name for image in sample.images[:2])
                 raise FqvitError(f"{path}: {names} share the label {sample.label_file}, expected one image per sample.")
-            if not sample.pictures:
+            if not sample.images:
                 raise FqvitError(
                     f"{path}: {sample.label_file} has no image next to it. Pack the members of a sample one after the other."
                 )
 
-    def _label(self, path: Path, sample: _Sample, picture: Member) -> int:
+    def _label(self, path: Path, sample: _Sample, image: Member) -> int:
         if sample.label is not None:
             return sample.label
-        folder = picture.name.rpartition("/")[0].rpartition("/")[2]
+        folder = image.name.rpartition("/")[0].rpartition("/")[2]
         if not folder:
-            raise FqvitError(
-                f"{path}: {picture.name} has no label, expected {sample.key}.cls next to it or CLASS/{picture.name}."
-            )
+            raise FqvitError(f"{path}: {image.name} has no label, expected {sample.key}.cls next to it or CLASS/{image.name}.")
         return -1 - self.folders.setdefault(folder, len(self.folders))
 
 
@@ -267,7 +268,7 @@ def _samples(path: Path, labels: bool) -> Iterator[_Sample]:
                 yield sample
                 sample = _Sample(key)
             if f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
-                sample.pictures.append(member._replace(name=name))
+                sample.images.append(member._replace(name=name))
             elif labels and kind == "cls":
                 sample.label, sample.label_file = _class(path, name, _text(path, file, member)), name
             elif labels and kind == "json" and sample.label is None:
