@@ -1,1 +1,1 @@
-"""Command line: options in app.py, detect.py and options.py, the work of each command in commands/."""
+"""Implement the command line: options in app.py, detect.py and options.py, the work of each command in commands/."""

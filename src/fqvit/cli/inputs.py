@@ -64,7 +64,7 @@ class Images:
 
 
 def labelled(
-    place: Path | None,
+    path: Path | None,
     model: str,
     preprocess: Preprocess,
     classes: Sequence[str] | int,
@@ -73,7 +73,7 @@ def labelled(
     workers: Workers = SINGLE_PROCESS,
 ) -> Images:
     """Return labelled test images: from --data, or for embedded models from the package."""
-    if place is None:
+    if path is None:
         if model not in embedded.MODELS:
             raise FqvitError(f"{model}: no images given. Pass a folder with one sub-folder per class (--data DIR).")
         pixels, labels = embedded.test_images()
@@ -86,40 +86,40 @@ def labelled(
             )
         inside = ImageArray(pixels, labels.tolist(), preprocess)
         return Images(inside if limit is None else inside.limit(limit), "embedded test images", workers)
-    if are_shards(place):
-        found: Source = TarShards.labelled(place, preprocess, classes, ids, workers)
+    if are_shards(path):
+        found: Source = TarShards.labelled(path, preprocess, classes, ids, workers)
     else:
-        found = ImageFolder.labelled(place, preprocess, classes, ids)
-        _agree(found, place, workers)
-    return Images(found if limit is None else found.limit(limit), str(place), workers)
+        found = ImageFolder.labelled(path, preprocess, classes, ids)
+        _agree(found, path, workers)
+    return Images(found if limit is None else found.limit(limit), str(path), workers)
 
 
 def unlabelled(
-    place: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, workers: Workers = SINGLE_PROCESS
+    path: Path | None, option: str, model: str, preprocess: Preprocess, limit: int, workers: Workers = SINGLE_PROCESS
 ) -> Images:
     """Return images without labels: from a folder or shards, or for embedded models from the package."""
-    if place is None:
+    if path is None:
         if model not in embedded.MODELS:
             raise FqvitError(f"{model}: no images given. Pass a folder of images ({option} DIR); labels are not needed.")
         pixels = embedded.calibration_images()
         _check_shape(option, model, preprocess, pixels.shape[1:])
         return Images(ImageArray(pixels, None, preprocess).limit(limit), "embedded calibration images", workers)
-    if are_shards(place):
-        return Images(TarShards.unlabelled(place, preprocess, workers).limit(limit), str(place), workers)
-    found = ImageFolder.unlabelled(place, preprocess)
-    _agree(found, place, workers)
-    return Images(found.limit(limit), str(place), workers)
+    if are_shards(path):
+        return Images(TarShards.unlabelled(path, preprocess, workers).limit(limit), str(path), workers)
+    found = ImageFolder.unlabelled(path, preprocess)
+    _agree(found, path, workers)
+    return Images(found.limit(limit), str(path), workers)
 
 
-def _agree(folder: ImageFolder, place: Path, workers: Workers) -> None:
+def _agree(images: ImageFolder, folder: Path, workers: Workers) -> None:
     """Raise FqvitError if workers on different machines have different image files."""
-    names = "\n".join(str(path.relative_to(place)) for path in folder.paths)
+    names = "\n".join(str(path.relative_to(folder)) for path in images.paths)
     digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:8]
-    workers.agree(str(place), f"{len(folder)} images (names {digest})", "Every machine needs the same files.")
+    workers.agree(str(folder), f"{len(images)} images (names {digest})", "Every machine needs the same files.")
 
 
 def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[int, ...]) -> None:
-    """Raise FqvitError if the embedded images do not fit. Other weights of an embedded model may expect another size."""
+    """Raise FqvitError if embedded images do not have the input size of the model, which depends on its weights."""
     wanted = (preprocess.height, preprocess.width, preprocess.channels)
     if wanted != inside:
         takes, has = ("x".join(map(str, shape)) for shape in (wanted, inside))
@@ -220,8 +220,8 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     """Return a warning if a program was quantized from other weights than those of the float model."""
-    mine, own = (source.rpartition("sha256:")[2] for source in (model.source, header.source))
-    return [] if mine == own else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
+    given, used = (source.rpartition("sha256:")[2] for source in (model.source, header.source))
+    return [] if given == used else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
 def check_name(name: str | None) -> None:

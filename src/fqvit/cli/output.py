@@ -30,7 +30,7 @@ def say(text: str = "") -> None:
 
 
 def say_json(result: Mapping[str, object]) -> None:
-    """Print one JSON object on one line, the last of stdout."""
+    """Print one JSON object as one line, which is the last line of stdout."""
     say(json.dumps(result, allow_nan=False))
 
 
@@ -42,7 +42,7 @@ def warn(text: str) -> None:
 class Unreadable:
     """Collect unreadable images that were named on the command line. The command goes on with the others and fails at the end.
 
-    Each image is reported at once. A single image is reported only by the final error.
+    Each image is reported at once, unless the command has only one image: then only the final error reports it.
     """
 
     def __init__(self, total: int) -> None:
@@ -54,7 +54,7 @@ class Unreadable:
         if self.total > 1:
             warn(str(error))
 
-    def refuse(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise FqvitError if any image was unreadable. Call this after all images."""
         if self.errors:
             many = FqvitError(f"{len(self.errors)} of {self.total} images cannot be read. Repair or remove them.")

@@ -1,4 +1,4 @@
-"""`fqvit bench`: measure the engine's time and memory, next to other runtimes and per op."""
+"""`fqvit bench`: measure the engine's time and memory, compared with other runtimes and per op."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fqvit.ir.program import Program
 from fqvit.system.progress import track
 
 OURS = "fqvit"
-MOST = {"--batch": 1024, "--threads": 256}  # larger values are probably typing errors
+MOST = {"--batch": 1024, "--threads": 256}  # larger values are probably typos
 
 
 def run(

@@ -38,7 +38,7 @@ def run(file: Path, images: list[Path], as_json: bool) -> None:
         say_json({"file": str(file), "model": engine.header.model, "results": results})
     else:
         _print(results)
-    unreadable.refuse()
+    unreadable.raise_if_any()
 
 
 def _row(engine: Engine, index: int, code: int) -> dict[str, object]:

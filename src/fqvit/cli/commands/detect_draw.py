@@ -1,4 +1,4 @@
-"""`fqvit detect draw`: draw the detections of a program, or results that predict or eval wrote."""
+"""`fqvit detect draw`: draw the detections of a program, or those in a results file of predict or eval."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ def run(
         if data is None:
             raise FqvitError(f"{results}: no image folder given. Pass the folder of its images (--data DIR).")
         by_file, folder = _by_file(read_results(results)), existing_folder(data)
-        places = {name: _place(folder, name) for name in by_file}
-        targets = _targets(out, [Path(name) for name in by_file], list(places.values()))
+        paths_by_name = {name: _image_path(folder, name) for name in by_file}
+        targets = _targets(out, [Path(name) for name in by_file], list(paths_by_name.values()))
         unreadable = Unreadable(len(by_file))
-        found = _read_images(by_file, places, least, unreadable)
+        found = _read_images(by_file, paths_by_name, least, unreadable)
     objects = 0
     for one in found:
-        picture = draw(one.image, one.results, str(one.name))
+        drawn = draw(one.image, one.results, str(one.name))
         out.mkdir(parents=True, exist_ok=True)
-        with replacing(targets[one.place]) as temporary:
-            picture.save(temporary, "PNG", compress_level=3)
+        with replacing(targets[one.index]) as temporary:
+            drawn.save(temporary, "PNG", compress_level=3)
         objects += len(one.results)
     count = unreadable.total - len(unreadable.errors)
     if as_json:
         say_json({"out": str(out), "pictures": count, "objects": objects, "score": least})
     elif count:
         say(f"{out}: {'1 image' if count == 1 else f'{count} images'} with {objects} objects of score {least:g} or more")
-    unreadable.refuse()
+    unreadable.raise_if_any()
 
 
 def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
@@ -75,36 +75,36 @@ def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
 
 
 def _read_images(
-    by_file: dict[str, list[NamedResult]], places: dict[str, Path], least: float, unreadable: Unreadable
+    by_file: dict[str, list[NamedResult]], paths: dict[str, Path], least: float, unreadable: Unreadable
 ) -> Iterator[detectors.ImageResults]:
-    """Read the image of each group of results. places: the path of each image."""
+    """Read the image of each group of results. paths: {name of an image in the results: its path}."""
     for number, (name, found) in track(enumerate(by_file.items()), len(by_file), "drawing", "images"):
         try:
-            image = read_rgb(places[name])
+            image = read_rgb(paths[name])
         except UnreadableImage as error:
             unreadable.add(error)
             continue
         yield detectors.ImageResults(number, Path(name), image, [result for result in found if result["score"] >= least])
 
 
-def _place(folder: Path, name: str) -> Path:
-    """Return the path of an image of the results: relative to the folder, or by its base name if the folder was moved."""
+def _image_path(folder: Path, name: str) -> Path:
+    """Return the path of an image in the results: `name` inside the folder, or only its base name if the folder was moved."""
     return folder / name if (folder / name).is_file() else folder / Path(name).name
 
 
 def _targets(out: Path, names: Sequence[Path], images: Sequence[Path]) -> list[Path]:
     """Return one distinct output path per image. Raises FqvitError if an input image would be overwritten."""
-    own = {known for path in images if (known := _file_id(path)) is not None}
+    input_ids = {known for path in images if (known := _file_id(path)) is not None}
     taken: set[str] = set()
     targets = [out / _free(name.stem, taken) for name in names]
     for target in targets:
-        if _file_id(target) in own:
+        if _file_id(target) in input_ids:
             raise FqvitError(f"{target}: is an input image and would be overwritten. Choose another folder (-o DIR).")
     return targets
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """Return (device, inode), which identify a file by any name or link; None if it does not exist."""
+    """Return (device, inode), which identify a file under any name or link; None if it does not exist."""
     try:
         found = path.stat()
     except (OSError, ValueError):  # ValueError: a name with a zero byte

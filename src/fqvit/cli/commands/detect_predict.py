@@ -1,4 +1,4 @@
-"""`fqvit detect predict`: detect objects in images, as a table or as a COCO results file."""
+"""`fqvit detect predict`: detect objects in images, and print a table or write COCO results."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def run(
             say(("\n" if number else "") + _text(found))
     count = len(paths) - len(unreadable.errors)
     if not count:
-        unreadable.refuse()  # before an existing output is replaced by an empty one
+        unreadable.raise_if_any()  # before an existing output is replaced by an empty one
     if out is not None:
         write_results(out, results)
     if as_json:
-        place: dict[str, object] = {"out": str(out)} if out is not None else {"results": results}
+        output: dict[str, object] = {"out": str(out)} if out is not None else {"results": results}
         say_json(
             {
                 "file": str(file),
@@ -52,11 +52,11 @@ def run(
                 "images": count,
                 "detections": len(results),
             }
-            | place
+            | output
         )
     elif out is not None:
         say(f"{out}: {len(results)} detections in {'1 image' if count == 1 else f'{count} images'}")
-    unreadable.refuse()
+    unreadable.raise_if_any()
 
 
 def _text(found: detectors.ImageResults) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedDetector:
-    """A detector that can run. source: for messages. backend: native, reference or float. classes: their number."""
+    """A detector that can run. source: its path. backend: native, reference or float. classes: number of classes."""
 
     source: str
     model: str
@@ -43,9 +43,9 @@ class LoadedDetector:
 
 @dataclass(frozen=True)
 class ImageResults:
-    """The results of one image. place: its position among all images. name: its path as given."""
+    """The results of one image. index: its position among all images, from 0. name: its path as given."""
 
-    place: int
+    index: int
     name: Path
     image: Image.Image
     results: list[NamedResult]
@@ -54,26 +54,26 @@ class ImageResults:
 def detect_images(
     detector: LoadedDetector, paths: Sequence[Path], least: float, unreadable: Unreadable
 ) -> Iterator[ImageResults]:
-    """Yield the results of each image with a score of at least `least`. Unreadable images are added to `unreadable`."""
+    """Yield, for each image, the results with a score of at least `least`. Unreadable images are added to `unreadable`."""
     numbered = enumerate(zip(paths, image_ids(paths), strict=True))
-    for place, (path, number) in track(numbered, len(paths), "detecting", "images"):
+    for index, (path, number) in track(numbered, len(paths), "detecting", "images"):
         try:
             image = read_rgb(path)
         except UnreadableImage as error:
             unreadable.add(error)
             continue
-        yield ImageResults(place, path, image, detector.results(image, number, str(path), least))
+        yield ImageResults(index, path, image, detector.results(image, number, str(path), least))
 
 
 def check_score(score: float | None) -> float:
-    """Return the value of --score, 0 by default. Raises FqvitError outside 0 to 1."""
+    """Return the value of --score, 0 by default. Raises FqvitError if it is not from 0 to 1."""
     if score is not None and not 0 <= score <= 1:
         raise FqvitError(f"--score {score:g}: expected 0 to 1.")
     return score or 0.0
 
 
 def load_program(path: Path, backend: Backend | None = None, threads: int | None = None) -> LoadedDetector:
-    """Load a .fqvit file."""
+    """Load a quantized detector from a .fqvit file."""
     from fqvit.detect.program import DetectorProgram
 
     check_threads(threads)
@@ -83,7 +83,7 @@ def load_program(path: Path, backend: Backend | None = None, threads: int | None
 
 
 def load_float(weights: Path, settings: Path | None, threads: int | None) -> LoadedDetector:
-    """Load a checkpoint, to run with torch."""
+    """Load a float detector from a checkpoint; it runs with torch."""
     check_threads(threads)
     changes = None if settings is None else read_settings(settings)
     inputs.require_torch("detect eval of a float detector")

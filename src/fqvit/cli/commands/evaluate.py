@@ -1,4 +1,4 @@
-"""`fqvit eval`: measure top-1 and top-5 of a program, an exported program or a float model on labelled images."""
+"""`fqvit eval`: measure top-1 and top-5 accuracy of a program, an ONNX export or a float model."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def run(
         names, ids = given.names, given.ids
     if workers.size > 1:
         workers.agree(target, _identity(path, limit), "Every machine needs the same file and the same command.")
-    pictures = inputs.labelled(data, model, preprocess, names, ids, limit, workers)
+    images = inputs.labelled(data, model, preprocess, names, ids, limit, workers)
     start = time.perf_counter()
-    found = measure(forward, pictures.batches(size, "evaluating"), workers)
+    found = measure(forward, images.batches(size, "evaluating"), workers)
     seconds = time.perf_counter() - start
     if not workers.first:
         return
@@ -76,7 +76,7 @@ def run(
                 "top1": round(found.top1, 4),
                 "top5": round(found.top5, 4),
                 "images": found.images,
-                "skipped": pictures.skipped,
+                "skipped": images.skipped,
                 "workers": workers.size,
                 "seconds": round(seconds, 3),
                 "ms_per_image": round(1000 * found.seconds / found.images, 3),
@@ -84,13 +84,13 @@ def run(
         )
         return
     each = f"{seconds:.1f} s, {1000 * found.seconds / found.images:.1f} ms per image in the model"
-    say(f"{target} ({backend}) on {found.images} images ({pictures.where}): {each}")
+    say(f"{target} ({backend}) on {found.images} images ({images.where}): {each}")
     say(f"top-1 {found.top1:.2f} %")
     say(f"top-5 {found.top5:.2f} %")
 
 
 def _identity(path: Path, limit: int | None) -> str:
-    """Return what all workers must agree on: the digest of the program file, if it is one, and the number of images."""
+    """Return a string that must be the same on all workers: the digest of the file, if there is one, and --limit."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no file"
     return f"{digest}, limit {limit}"
 

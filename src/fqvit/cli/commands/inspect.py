@@ -34,7 +34,7 @@ def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None
 
 
 def say_lists(found: Inspection, sites: bool, ops: bool, proofs: bool, of: str = "") -> None:
-    """Print the tables of sites, ops and proofs that were asked for. of: the part of a detector."""
+    """Print the requested tables of sites, ops and proofs. of: text after each title, such as the part of a detector."""
     if sites:
         say(f"\nSites{of}: {len(found.sites)}")
         say(

@@ -55,7 +55,7 @@ def parameters(config: ViTConfig | SwinConfig) -> int:
     total, width = patches + 2 * c.width, c.width
     for stage, (depth, heads) in enumerate(zip(c.depths, c.heads, strict=True)):
         if stage:
-            total += 8 * width + 8 * width**2  # patch merging: LayerNorm of 4 C, then a linear map to 2 C
+            total += 8 * width + 8 * width**2  # patch merging: LayerNorm of 4 C, then a linear layer to 2 C without bias
             width *= 2
         window = min(c.window, *c.grid(stage))
         total += depth * (_block(width, c.hidden_ratio * width) + (2 * window - 1) ** 2 * heads)

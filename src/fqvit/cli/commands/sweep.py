@@ -1,4 +1,4 @@
-"""`fqvit sweep-k`: measure accuracy for each largest Power-of-Two Factor K, as in the supplement of the paper."""
+"""`fqvit sweep-k`: measure accuracy for each K, the largest exponent of the Power-of-Two Factor."""
 
 from __future__ import annotations
 
