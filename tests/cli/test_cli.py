@@ -176,7 +176,7 @@ def test_classify_continues_after_an_unreadable_image_and_fails_at_the_end(
     refused(fqvit("classify", program, bad), "bad.jpg: not an image")  # a single image is reported once
 
 
-def test_inspect_shows_a_summary_and_lists(program: Path) -> None:
+def test_inspect_prints_a_summary_and_the_requested_lists(program: Path) -> None:
     done = fqvit("inspect", program)
     for words in ("0 floating-point ops, 0 float buffers", "fingerprint", "No overflow", "16 calibration images", "over"):
         assert words in done.out
@@ -207,7 +207,7 @@ def test_class_names_are_read_from_pairs_and_from_lines(tmp_path: Path) -> None:
 # Errors
 
 
-def test_files_that_are_not_programs_are_refused(program: Path, weights: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_programs_are_rejected(program: Path, weights: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.fqvit"
     data = bytearray(program.read_bytes())
     data[-100] ^= 1
@@ -223,7 +223,7 @@ def test_files_that_are_not_programs_are_refused(program: Path, weights: Path, t
     refused(fqvit("eval", "nowhere.safetensors"), "no such file")
 
 
-def test_wrong_names_are_refused_with_suggestions() -> None:
+def test_wrong_names_are_rejected_with_suggestions() -> None:
     refused(fqvit("quantize", "deit_tinny"), "no such model", "deit_tiny")
     refused(fqvit("eval", "deit_tinny"), "no such model", "deit_tiny")
     refused(fqvit("quantize", "--recipe", "fq_vit"), "no such recipe", "fqvit", "fq-vit")
@@ -269,7 +269,7 @@ def test_image_folders_are_checked(program: Path, weights: Path, pictures: Path,
     refused(fqvit("eval", program, "--data", pictures, "--limit", 0), "at least 1")
 
 
-def test_unwritable_outputs_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_outputs_are_rejected_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(fqvit("quantize", "-o", tmp_path / "none" / "x.fqvit"), "no such folder")
     refused(fqvit("quantize", "-o", tmp_path), "is a folder")
     refused(fqvit("quantize", "--save-calibration", tmp_path / "none" / "x.json"), "no such folder")
@@ -297,7 +297,7 @@ def test_no_command_overwrites_its_inputs(program: Path, weights: Path, tmp_path
     assert program.read_bytes() == before and mine.read_bytes() == weights.read_bytes() and names.read_text() == "[]"
 
 
-def test_invalid_class_names_are_refused(weights: Path, tmp_path: Path) -> None:
+def test_invalid_class_names_are_rejected(weights: Path, tmp_path: Path) -> None:
     words = ("quantize", "fmnist_vit", "--weights", weights, "--images", 1, "-o", tmp_path / "x.fqvit", "--classes")
     for text, said in (
         ("a\nb\n", "2 class names for 10"),
@@ -310,7 +310,7 @@ def test_invalid_class_names_are_refused(weights: Path, tmp_path: Path) -> None:
     refused(fqvit(*words, tmp_path / "none.json"), "cannot be read")
 
 
-def test_unavailable_backends_and_devices_are_refused(program: Path, weights: Path) -> None:
+def test_unavailable_backends_and_devices_are_rejected(program: Path, weights: Path) -> None:
     refused(fqvit("eval", "fmnist_vit", "--weights", weights, "--backend", "reference"), "float model")
     refused(fqvit("eval", program, "--weights", weights), "Leave out --weights")
     refused(fqvit("eval", program, "--device", "cuda"), "run on the CPU")

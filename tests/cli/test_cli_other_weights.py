@@ -44,17 +44,17 @@ def program(five: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_unknown_devices_are_refused(five: Path, tmp_path: Path) -> None:
+def test_unknown_devices_are_rejected(five: Path, tmp_path: Path) -> None:
     for words in (("eval", "fmnist_vit"), ("quantize", "-o", tmp_path / "x.fqvit")):
         refused(fqvit(*words, "--weights", five, "--device", "meta"), "'meta'", "cpu, cuda, cuda:N or mps")
 
 
-def test_embedded_images_are_refused_for_models_with_other_classes(program: Path, five: Path) -> None:
+def test_embedded_images_are_rejected_for_models_with_other_classes(program: Path, five: Path) -> None:
     refused(fqvit("eval", program), "5 classes", "--data")
     refused(fqvit("eval", "fmnist_vit", "--weights", five), "5 classes", "--data")
 
 
-def test_embedded_images_are_refused_for_models_of_another_size(large: Path) -> None:
+def test_embedded_images_are_rejected_for_models_of_another_size(large: Path) -> None:
     refused(fqvit("eval", "fmnist_vit", "--weights", large), "32x32x1", "28x28x1", "--data")
     refused(fqvit("quantize", "--weights", large), "32x32x1", "28x28x1", "--calib")
 
@@ -78,7 +78,7 @@ def test_weights_named_like_a_model_with_other_preprocessing_give_a_warning(
             assert done.err == ""
 
 
-def test_a_folder_of_some_classes_is_matched_by_ids(program: Path, five: Path, tmp_path: Path) -> None:
+def test_a_folder_with_only_some_classes_is_matched_by_ids(program: Path, five: Path, tmp_path: Path) -> None:
     for id in ("n03", "n08"):
         (tmp_path / "val" / id).mkdir(parents=True)
         Image.new("L", (28, 28)).save(tmp_path / "val" / id / "0.png")
@@ -91,7 +91,7 @@ def test_a_folder_of_some_classes_is_matched_by_ids(program: Path, five: Path, t
         assert fqvit("eval", *target, "--data", tmp_path / "val", "--classes", names, "--json").json["images"] == 2
 
 
-def test_compare_refuses_weights_of_other_sizes(program: Path, large: Path, tmp_path: Path) -> None:
+def test_compare_rejects_weights_of_other_sizes(program: Path, large: Path, tmp_path: Path) -> None:
     refused(fqvit("compare", program, "--weights", large), "32x32x1", "28x28x1", "Quantize again")
     refused(fqvit("compare", program, "--weights", checkpoint(tmp_path)), "head", "[10]", "[5]", "Quantize again")
 

@@ -27,7 +27,7 @@ def test_doctor_lists_the_core_the_cpu_and_every_package() -> None:
     assert shown.code == 0 and all(package.name in shown.out for package in doctor.PACKAGES)
 
 
-def test_missing_packages_have_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_how_to_install_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     here = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("torch", "openvino") else here(name))
     done = fqvit("doctor")
@@ -37,7 +37,7 @@ def test_missing_packages_have_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None
     assert lines["openvino"].endswith("pip install openvino")
 
 
-def test_every_extra_exists_in_pyproject() -> None:
+def test_the_extra_of_every_package_contains_that_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for package in doctor.PACKAGES:
         if package.extra is not None:
