@@ -1,4 +1,4 @@
-"""Define FqvitError, the only exception for mistakes of the user. Any other exception is a bug of fqvit."""
+"""Define FqvitError, the only exception for user mistakes. Any other exception is a bug in fqvit."""
 
 import re
 
@@ -8,7 +8,7 @@ LONGEST = 2000  # characters; a name in an untrusted file may be longer
 
 
 class FqvitError(Exception):
-    """An error in one line: `<thing>: <what was found>, expected <what>. <what to do>.`
+    """An error with a message of one line: `<thing>: <what was found>, expected <what>. <what to do>.`
 
     The command line prints it without a traceback and exits with code 2.
     """

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # All in seconds.
 HEARTBEAT = 0.5
-# A worker without a heartbeat for this long is lost. A busy machine or a slow disk must not delay a thread for longer.
+# A worker without a heartbeat for this long is lost. Long enough for a thread that a busy machine or a slow disk delays.
 LOST_AFTER = float(os.environ.get("FQVIT_LOST_AFTER", "60"))
-SUSPECT_AFTER = 2.0  # the same once a failure is known and only the lost worker must be found
+SUSPECT_AFTER = 2.0  # replaces LOST_AFTER once a failure is known and only the lost worker must be found
 SEARCH = 5.0  # to find the lost worker; torchrun waits 30 between its SIGTERM and SIGKILL
 REPORT = 3.0  # for worker 0 to print the message, as its terminal is the one that users watch
 RENDEZVOUS = 300.0  # for all workers to start
@@ -42,7 +42,7 @@ Heartbeats = dict[int, tuple[bytes, float]]  # {rank: (latest heartbeat, time wh
 class Watchdog:
     """Watch the other workers from a background thread.
 
-    store: a connection of its own, because calls on one connection wait for each other.
+    store: a separate connection, because calls on one connection wait for each other.
     handler: for SIGTERM, restored by `stop`.
     """
 

@@ -1,7 +1,7 @@
-"""Write files atomically: a reader finds the old file or the new one, never a part of one.
+"""Write files atomically: a reader finds the old file or the new one, never a partial one.
 
-Content goes to a temporary file in the same folder, is flushed to disk and renamed. See also: ir/file.py for what is in a
-.fqvit file, export/folder.py for folders.
+Content goes to a temporary file in the same folder, is flushed to disk and renamed. See also: ir/file.py for the
+.fqvit format, export/folder.py for folders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do about a path that cannot be written."""
+    """Return advice about a path that cannot be written."""
     return REMEDIES.get(error.errno or 0, "Choose another path.")
 
 

@@ -1,6 +1,6 @@
 """Show a progress bar on stderr if it is a terminal, and nothing in pipes, logs and tests.
 
-The library prints nothing by itself; a caller passes `track` to see the progress.
+The library never prints: its functions take a `Progress`, for which the command line passes `track`.
 """
 
 from __future__ import annotations

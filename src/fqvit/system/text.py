@@ -1,6 +1,6 @@
 """Format tables and sizes as plain aligned text.
 
-Plain text instead of rich: it needs no import time and looks the same in a terminal, a log and a pipe.
+rich is not used: its import takes time, and plain text looks the same in a terminal, a log and a pipe.
 """
 
 from __future__ import annotations
