@@ -1,4 +1,4 @@
-"""Fixtures for all tests: the optional data folder, and timm as an optional oracle."""
+"""Define fixtures for all tests: the optional data folder, and timm as an optional oracle."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def timm() -> ModuleType:
             module = importlib.import_module("timm")
     except (ImportError, RuntimeError, OSError) as error:
         pytest.skip(f"timm cannot be imported: {error}")
-    module._declared = declared  # type: ignore[attr-defined]  # keeps the libraries alive: a collected Library unregisters its operators
+    module._declared = declared  # type: ignore[attr-defined]  # a garbage-collected Library unregisters its operators
     return module

@@ -1,6 +1,6 @@
-"""Shared by tests: small random float models, random images, and a comparison that reports the first difference.
+"""Make small random float models and random images for tests, and compare arrays with a report of the first difference.
 
-Everything is made from a seed; nothing here reads a file.
+Models and images are made from a seed. Only `embedded_program` reads files, those in the package.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SWINS: dict[str, SwinConfig] = {
     "padded swin": SwinConfig((10, 14), 2, 1, 4, 8, (2, 2), (1, 2), 3, hidden_ratio=2),
 }
 MODELS = (*VITS, *SWINS)
-# 4-bit weights in groups of 16: the last group is shorter, because widths are 24, 40 or 8.
+# 4-bit weights in groups of 16: the last group is shorter if the width is 24, 40 or 8.
 GROUPED = Recipe(name="grouped", weight_bits=4, weight_group=16)
 
 
 def float_model(kind: str, seed: int = 0, classes: tuple[str, ...] | None = None) -> FloatModel:
-    """Make a model of a kind in MODELS with random weights, wide enough for every site to use many codes."""
+    """Make a model of a kind in MODELS with random weights, large enough for every site to use many codes."""
     config = VITS.get(kind) or SWINS[kind]
     return model_of(config, kind, seed, classes)
 
@@ -131,7 +131,7 @@ def assert_same(a: Any, b: Any, name: str) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread. Import it in modules with small arrays, where threads only wait for each other."""
+    """Run torch on one thread. Import this fixture in modules with small arrays, where threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -101,7 +101,7 @@ def test_workers_without_batches_do_not_change_the_result() -> None:
     assert {each.to_json() for each in together(5, lambda worker: calibrate(MODEL, source, recipe, workers=worker))} == {single}
 
 
-def test_sampled_positions_are_those_of_the_reservoir() -> None:
+def test_sample_positions_match_the_sample_that_a_pass_collects() -> None:
     for total in (1, 5, 6, 40, 300):
         sample = ImageSample(5)
         for at in range(0, total, 7):
@@ -149,7 +149,7 @@ def test_unreadable_images_are_counted_over_all_workers(name: str, tmp_path: Pat
         together(3, work)
 
 
-def test_workers_with_different_recipes_are_refused() -> None:
+def test_workers_with_different_recipes_are_rejected() -> None:
     def work(worker: Workers) -> None:
         calibrate(MODEL, SOURCE, RECIPES["ema" if worker.rank == 1 else "minmax"], workers=worker)
 
@@ -157,7 +157,7 @@ def test_workers_with_different_recipes_are_refused() -> None:
         together(2, work)
 
 
-def test_workers_with_different_images_are_refused() -> None:
+def test_workers_with_different_images_are_rejected() -> None:
     def work(worker: Workers) -> None:
         calibrate(MODEL, SOURCE.take(range(20 + worker.rank)), RECIPES["minmax"], workers=worker)
 
@@ -198,7 +198,7 @@ def test_workers_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
         assert cores() == expected
 
 
-def test_workers_on_one_machine_use_its_gpus_in_turn() -> None:
+def test_workers_on_one_machine_are_assigned_its_gpus_round_robin() -> None:
     for rank, count, expected in (
         (None, 4, "cuda"),
         ("0", 4, "cuda:0"),
@@ -218,7 +218,9 @@ def test_torchrun_gives_the_fingerprint_of_a_single_process(tmp_path: Path) -> N
     single = fqvit("quantize", "--recipe", "fq-vit", "--images", 100, "-o", tmp_path / "one.fqvit", "--json").json
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fqvit", "quantize"]
     words += ["--recipe", "fq-vit", "--images", "100", "-o", str(tmp_path / "two.fqvit"), "--json"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=quiet(), check=False)
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, env=single_threaded(), check=False
+    )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
@@ -227,7 +229,7 @@ def test_torchrun_gives_the_fingerprint_of_a_single_process(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.fqvit", "two.fqvit"]
 
 
-def quiet() -> dict[str, str]:
+def single_threaded() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

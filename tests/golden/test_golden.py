@@ -1,4 +1,4 @@
-"""Tests that the committed files of format version 1 load and give their stored bits. If one fails, the code is wrong."""
+"""Test that committed files of format version 1 load and give their stored outputs. If a test fails, fix the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import paths of version 0.1: they give the same objects as the new ones, with a warning."""
+"""Test that the import paths of version 0.1 still work: same objects as the new paths, with a DeprecationWarning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Kill a command (kill -9) at a random moment, and check that its output is the complete old one or the complete new one.
 
 Commands run in forks of this process, which has imported everything, so that kills happen during work and not during imports.
-Hence this needs a process of its own (scripts/faults.py). Of four kills, two happen at any moment, one shortly after a
-temporary file appears, and one at a random line of the code that writes.
+Hence this must run in a separate process (scripts/faults.py). Of every four kills, two happen at random moments, one shortly
+after a temporary file appears, and one at a random line of the code that writes.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ class Tally:
 
 
 class Campaign:
-    """Kill one job many times, in its own folder inside `home`, which has the input files."""
+    """Kill one job many times, in a separate folder inside `home`. `home` has the input files."""
 
     def __init__(self, job: Job, home: Path, seed: int = 0) -> None:
-        self.job, self.luck, self.tally = job, random.Random(f"{job.name} {seed}"), Tally(job.name)
+        self.job, self.rng, self.tally = job, random.Random(f"{job.name} {seed}"), Tally(job.name)
         self.folder = home / job.name.replace(" ", "_")
         self.folder.mkdir()
         for name in READ:
@@ -160,15 +160,15 @@ class Campaign:
             shutil.copytree(self.kept, self.out)
         elif older:
             shutil.copyfile(self.kept, self.out)
-        kind, step = number % 4, self.luck.randrange(self.steps) + 1
+        kind, step = number % 4, self.rng.randrange(self.steps) + 1
         if number % 8 < 4:
-            step = max(1, self.steps - step % 30)  # where the new output replaces the old one
+            step = max(1, self.steps - step % 30)  # among the last lines, where the new output replaces the old one
         process = start(self.job.words, self.folder, step if kind == 3 else None)
         if kind < 2:
-            moment = f"after {(wait := self.luck.random() * 1.05 * self.tally.seconds):.3f} s"
+            moment = f"after {(wait := self.rng.random() * 1.05 * self.tally.seconds):.3f} s"
             time.sleep(wait)
         elif kind == 2:
-            moment = self._wait_for_writing(process, 1 + self.luck.randrange(7 if self.job.cells else 1))
+            moment = self._wait_for_writing(process, 1 + self.rng.randrange(7 if self.job.cells else 1))
         else:
             moment = f"at line {step} of {self.steps}"
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
@@ -209,7 +209,7 @@ class Campaign:
         while appearances > 0 and os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             appearances -= len(self._unfinished() - known)
             known |= self._unfinished()
-        time.sleep(wait := self.luck.random() * 1.2 * self.window)
+        time.sleep(wait := self.rng.random() * 1.2 * self.window)
         return f"{1000 * wait:.1f} ms after a write began"
 
     def _look(self, older: bool, when: str) -> str:

@@ -34,19 +34,19 @@ OUT = ("out.fqvit", "out", "out.json", "out.csv", "out.html", "cells")
 
 
 def campaign(name: str, home: Path, signum: int, times: int, seed: int = 0) -> tuple[Counter[int], list[str]]:
-    """Interrupt a command `times` times, at moments spread over its run time. Return the number of each exit code, and faults.
+    """Interrupt a command `times` times, at moments spread over its run time. Return counts of exit codes, and faults.
 
     Allowed exit codes: 128 + signum; 0 if the command had finished; -signum (killed by the signal, which shells show as
     128 + signum) while Python itself starts or exits and no handler is installed.
     """
-    words, luck = ["-m", "fqvit", *COMMANDS[name]], random.Random(f"{name} {signum} {seed}")
+    words, rng = ["-m", "fqvit", *COMMANDS[name]], random.Random(f"{name} {signum} {seed}")
     counts: Counter[int] = Counter()
     faults: list[str] = []
     whole = terminal.run(words, home)
     assert whole.code == 0 and not unfinished(home), whole.screen
     for number in range(times):
         clean(home)
-        after = whole.seconds * (number + luck.random()) / times
+        after = whole.seconds * (number + rng.random()) / times
         # A terminal sends Ctrl-C to all processes of the command; `kill` and supervisors send SIGTERM to the first one only.
         ended = terminal.run(words, home, signum, after, group=signum == signal.SIGINT)
         counts[ended.code] += 1

@@ -30,7 +30,7 @@ TABLE = ("table", "--models", "fmnist_vit", "--methods", "minmax", "--images", 4
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of files (EFBIG), which is the closest to a full disk without special permissions."""
+    """Limit the size of files (EFBIG). Without special permissions, nothing comes closer to a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -95,7 +95,7 @@ def test_a_table_writes_only_its_outputs_and_cells(tmp_path: Path, monkeypatch: 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 @pytest.mark.parametrize("kind", ["onnx", "vectors"])
 def test_export_to_a_full_disk_leaves_nothing(kind: str, tmp_path: Path) -> None:
-    """Uses a separate mount namespace, so that nothing stays mounted."""
+    """Use a separate mount namespace, so that nothing stays mounted."""
     command = shlex.join([sys.executable, "-m", "fqvit", "export", str(PROGRAM), "--to", kind, "-o", "out"])
     mounted = f"mount -t tmpfs -o size=8k none . && cd {shlex.quote(str(tmp_path))} && echo mounted"
     script = f"{mounted} && {command}; code=$?; ls -A; exit $code"
@@ -118,7 +118,7 @@ def test_a_full_disk_behind_stdout_is_reported_on_stderr(words: str) -> None:
     assert both.returncode == 2
 
 
-def test_unwritable_folders_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folders_are_rejected_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fqvit("quantize", "--images", 4, "-o", tmp_path / "a.fqvit").code == 0
     finished = fqvit(*TABLE, "--cache", tmp_path / "cells", "--json").json["rows"]
 
