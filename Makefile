@@ -1,6 +1,6 @@
 # Targets for everybody:   demo, test, check, docs, clean
 # For developers:          lint, bench, detector, pythons
-# To break it:             nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants
+# Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants
 # Each target creates .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +11,7 @@ INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
 # Test arrays are small: several threads per process would cost more than they save.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
-# One process per core. Idle workers take over tests from busy ones; fixtures are mostly made once, since neighbours stay together.
+# One process per core. Idle workers take over tests from busy ones; tests of one file mostly share a worker and its fixtures.
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak \
@@ -25,15 +25,15 @@ CHECKED_TESTS := tests/ir tests/lowering tests/quant tests/golden tests/runtime/
 check: lint
 	$(PYTEST) $(PARALLEL) -m 'not slow and not nightly' $(CHECKED_TESTS)
 
-# What must pass before a change lands: under 12 minutes on 2 cores.
+# The full suite, which must pass before a change lands: under 12 minutes on 2 cores.
 test: lint oracles
 	$(PYTEST) $(PARALLEL)
 
-# What takes hours, or tools that few machines have.
+# Everything that takes hours or needs tools that few machines have.
 nightly: nightly-tests sanitize fuzz faults soak mutants
 	$(MAKE) fuzz-files COUNT=200000 WORKERS=2
 
-# Tests under emulators and cross compilers. Each skips with the name of the Debian package that it needs.
+# Tests with emulators and cross compilers. If a tool is missing, its tests are skipped with the name of the tool or package.
 nightly-tests: .venv/.dev
 	$(PYTEST) $(PARALLEL) -m nightly
 
@@ -48,7 +48,7 @@ bench: .venv/.run
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/speed.py --quick
 
-# Train the small detectors of training/README.md: over an hour each; an interrupted training continues.
+# Train the small detectors of training/README.md: over an hour each. An interrupted run resumes.
 detector: build/detect/mask_rcnn.safetensors build/detect/cascade.safetensors
 
 build/detect/%.safetensors: .venv/.run build/detect/shapes/instances_val.json
@@ -76,7 +76,7 @@ mutants: .venv/.dev
 	$(BIN)/cosmic-ray exec build/mutants/config.toml build/mutants/session.sqlite
 	$(BIN)/cr-report --surviving-only --show-diff build/mutants/session.sqlite
 
-# The engine without Python under three sanitizers, on programs written by Python: several engines and callers at once.
+# Run the C++ engine without Python under ASan, UBSan and TSan, on programs written by Python, with several engines and threads at once.
 CORE := $(wildcard native/core/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
 HEADERS := $(wildcard native/core/*.h native/include/*/*.h native/kernels/*.h native/kernels/*/*.h native/ops/*.h native/fuzz/*.h)
 INCLUDES := -Inative -Inative/include
@@ -121,7 +121,7 @@ fuzz-readers: .venv/.fuzz
 .venv/.fuzz: .venv/.dev
 	-$(PIP) install -q 'atheris>=3' && touch $@
 
-# Load mutated .fqvit files with the extension built with ASan and UBSan, in place of the installed one.
+# Load mutated .fqvit files, using an extension built with ASan and UBSan instead of the installed one.
 COUNT ?= 1000000
 SEED ?= 1
 WORKERS ?= 1
@@ -169,18 +169,18 @@ faults: .venv/.dev
 	$(BIN)/python scripts/faults.py stop --times 6
 	$(BIN)/python scripts/faults.py lose --times 6
 
-# Run engines and detectors from 8 threads in each of 2 processes: same bits as the reference, no memory growth.
+# Run engines and detectors from 8 threads in each of 2 processes. Results must match the reference bit for bit, and memory must not grow.
 SOAK_SECONDS ?= 600
 soak: .venv/.dev
 	$(BIN)/python scripts/soak.py --seconds $(SOAK_SECONDS)
 
 # Tests compare with timm and skip without it, so a failed installation is not an error and is tried again next time.
-# --no-deps: torchvision would install a torch of its own.
+# --no-deps: torchvision would replace the installed torch.
 oracles: .venv/.oracles
 .venv/.oracles: .venv/.dev
 	-$(PIP) install -q --no-deps timm torchvision && $(PIP) install -q huggingface_hub pyyaml && touch $@
 
-# The development installation serves .run too, so that a fresh `make test` compiles once.
+# The development installation also satisfies .run, so that a fresh `make test` compiles once.
 .venv/.dev: .venv/.torch $(SOURCES)
 	$(INSTALL) -e '.[quantize,dev,docs]'
 	@touch .venv/.run $@

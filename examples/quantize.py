@@ -24,7 +24,7 @@ program.save(out)
 pixels, labels = test_images()
 logits = fqvit.Engine(program).run(pixels)  # int32 [N, classes]
 assert np.array_equal(logits[:8], fqvit.runtime.reference.run(program, pixels[:8])), (
-    "the engine and the reference must give the same bits"
+    "the engine must match the reference bit for bit"
 )
-right = 100 * np.mean(logits.argmax(-1) == labels)
-print(f"{out}: top-1 {right:.1f} % on {len(labels)} test images, fingerprint {program.fingerprint()[:16]}")
+top1 = 100 * np.mean(logits.argmax(-1) == labels)
+print(f"{out}: top-1 {top1:.1f} % on {len(labels)} test images, fingerprint {program.fingerprint()[:16]}")
