@@ -1,7 +1,7 @@
 """Measure the time of calibration relative to a float forward pass on the same images, for several recipes.
 
-Rounds are interleaved (float, recipe, float, ...), so that other load affects all of them alike. The result is the median over
-rounds of the ratio within a round. Weights are random: the time does not depend on them.
+Every calibration runs between two float forward passes, so that other load affects all of them alike. The result of a recipe is
+the median over rounds of its time divided by the mean of these two passes. Weights are random: times do not depend on them.
 
     make bench
     .venv/bin/python benchmarks/calibration.py --model deit_tiny --images 64 --rounds 7
@@ -26,6 +26,7 @@ from fqvit.quant.calibrate import SiteObserver, observe_batch
 from fqvit.quant.plan import plan
 from fqvit.quant.recipe import RECIPES
 
+# The recipes to measure, each with the largest acceptable ratio. The limit is printed, not enforced.
 LIMITS = {"minmax": 1.5, "ema": 1.5, "fq-vit": 1.5, "percentile": 3.0, "omse": 3.0}
 
 

@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/detector.py --images DIR [--quick] [--out benchmarks/results/detector.json]
 
-Weights are random, in the layout of a release; images are photographs (of COCO), resized to 800 x 1333. Writes, for every part
-of the detector, the share of codes that equal those of the simulation for the same inputs and the largest difference; the peak
-memory of a process that only runs the file; and the median CPU time on one thread, integer and float interleaved, per part and
-from pixels to masks. The score threshold is set so that there are many detections. --quick: small images, one round.
+The detector has random weights in mmdetection's checkpoint layout. Images are photographs, for example from COCO, resized to at
+most 800 x 1333. The JSON file contains, for every part of the detector, the share of codes that equal those of the simulation
+for the same inputs and the largest difference; the peak memory of a process that only loads and runs the integer detector; and
+the median CPU time on one thread, integer and float interleaved, per part and from pixels to masks. The score threshold is set
+so that there are many detections. --quick: small images, one calibration image, one round.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ from tests.detect.sites import compared_sites  # noqa: E402
 
 SWIN_T = SwinConfig((64, 64), 4, 3, 0, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, fixed_window=True)
 CONFIG = DetectorConfig(SWIN_T, 80)
-COMPARED_ROIS = 50  # per head; all buffers of each are kept
-BUSY = 300  # candidates before NMS; with random weights nothing reaches the default score threshold
+COMPARED_ROIS = 50  # RoIs compared per head; few, because the engine keeps all buffers of each
+# The score threshold is lowered until this many candidates reach it before NMS. With random weights, none reaches the default.
+BUSY = 300
 Codes = NDArray[np.uint8]
 
 
@@ -84,14 +86,14 @@ def main() -> None:
     program = DetectorProgram.of(busy, lowered)
     found: dict[str, Any] = {"recipe": arguments.recipe, "calibration images": calib, "input": list(image.padded)}
     found["exact"] = exactness(detector, calibration, lowered, image, rois)
-    found["file bytes"], found["peak MB"] = memory(program, paths[calib])
+    found["file bytes"], found["peak MiB"] = memory(program, paths[calib])
     found["CPU seconds"] = times(networks, lowered, image, rois, rounds) | whole(networks, program, image, rounds)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 
 
 def float_rois(networks: FloatNetworks, image: Input, s: DetectSettings) -> dict[str, NDArray[np.float32]]:
-    """Return the RoI features of the float detector: of all proposals for the box head, of the first ones for the mask head."""
+    """Return the RoI features of the float detector: all proposals (box head) and the first s.detections ones (mask head)."""
     maps: Maps = networks.maps(image.pixels)
     scores, deltas = ([x.astype(np.float64) for x in part] for part in (maps.objectness, maps.deltas))
     boxes = propose(scores, deltas, image.size, s)
@@ -112,7 +114,7 @@ def exactness(
     image: Input,
     rois: dict[str, NDArray[np.float32]],
 ) -> dict[str, Any]:
-    """Return the number of codes, the share of equal codes and the largest difference for each group of sites."""
+    """Return the number of codes, the share of equal codes and the largest difference for each group of quantized tensors."""
     pixels = pad_pixels(image.pixels, detector.settings)[None]
     pyramid = pyramid_model(detector, *pixels.shape[1:3])
     first = {name: as_codes(x[:COMPARED_ROIS], p) for (name, x), p in zip(rois.items(), heads(lowered), strict=True)}
@@ -127,7 +129,10 @@ def heads(lowered: LoweredDetector) -> tuple[Program, Program]:
 
 
 def compare(model: FloatModel, calibration: Calibration, x: Codes, group: str | None = None) -> dict[str, Any]:
-    """Compare the codes of a program with the simulation. group: name for all sites; None: first part of each site's name"""
+    """Compare the codes of a program with the simulation, site by site. A site is a quantized tensor of the float model.
+
+    group: name of a single group for all sites; None: one group per first part of the site names
+    """
     program, values = lower_with_values(model, calibration)
     engine = Engine(program, 1, keep=True)
     all_buffers = [engine.buffers(one) for one in x]
@@ -148,7 +153,7 @@ def compare(model: FloatModel, calibration: Calibration, x: Codes, group: str | 
 
 
 def memory(program: DetectorProgram, photograph: Path) -> tuple[int, dict[str, float]]:
-    """Return the size of the file, and the peak memory of a process that runs it on a photograph."""
+    """Return the size of the file in bytes, and the peak memory in MiB of a process that runs it on a photograph."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "detector.fqvit")
         program.save(file)
@@ -159,7 +164,7 @@ def memory(program: DetectorProgram, photograph: Path) -> tuple[int, dict[str, f
 
 
 def busy_score(networks: FloatNetworks, rois: NDArray[np.float32]) -> float:
-    """Return the score threshold that BUSY pairs of box and class reach."""
+    """Return the score threshold that BUSY (box, class) pairs reach."""
     scores = softmax(networks.boxes(0, rois)[0].astype(np.float64))[:, :-1]
     return float(np.sort(scores.ravel())[-BUSY])
 
@@ -188,11 +193,11 @@ def times(
     labels = np.zeros(len(rois["mask"]), np.int64)
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "pyramid": (lambda: engine.run_all(pixels), lambda: networks.maps(image.pixels)),
-        f"box head, {len(rois['box'])} squares": (
+        f"box head, {len(rois['box'])} RoIs": (
             lambda: box.run_all(codes["box"]),
             lambda: networks.boxes(0, rois["box"]),
         ),
-        f"mask head, {len(labels)} squares": (
+        f"mask head, {len(labels)} RoIs": (
             lambda: mask.run_all(codes["mask"]),
             lambda: networks.masks(0, rois["mask"], labels),
         ),
@@ -206,7 +211,7 @@ def times(
 
 
 def in_turns(integer: Callable[[], object], float_: Callable[[], object], rounds: int) -> dict[str, Any]:
-    """Return the medians of CPU seconds and their ratio. The first round is a warm-up."""
+    """Run both in turns. Return the median CPU seconds of each and the ratio float / integer. The first round is a warm-up."""
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds + 1):
         for work, seconds in zip((integer, float_), taken, strict=True):
@@ -216,7 +221,7 @@ def in_turns(integer: Callable[[], object], float_: Callable[[], object], rounds
 
 
 def cpu(work: Callable[[], object]) -> float:
-    """Return CPU seconds, which other processes disturb least."""
+    """Return the CPU time of `work` in seconds, which other processes disturb less than wall time."""
     start = time.process_time()
     work()
     return time.process_time() - start

@@ -1,4 +1,4 @@
-"""Check that the native engine gives the bits of the reference: compare all logits on a folder of images.
+"""Check that the native engine matches the reference bit for bit: compare all logits on a folder of images.
 
     .venv/bin/python benchmarks/exactness.py deit_tiny.fqvit vit_tiny.fqvit --data DIR [--limit 50] [--isa avx2,scalar]
 
@@ -28,7 +28,11 @@ def main() -> None:
     parser.add_argument("files", nargs="+", metavar="FILE.fqvit")
     parser.add_argument("--data", required=True, help="a folder of images, with or without subfolders")
     parser.add_argument("--limit", type=int, help="use at most this many images, evenly spaced")
-    parser.add_argument("--isa", default=",".join(_native.instruction_sets()), help="comma-separated names")
+    parser.add_argument(
+        "--isa",
+        default=",".join(_native.instruction_sets()),
+        help="comma-separated instruction sets (default: all of this CPU)",
+    )
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     sets = arguments.isa.split(",")

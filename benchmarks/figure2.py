@@ -6,7 +6,7 @@
 This is the paper's Figure 2. A channel's range is its max - min over all tokens (or pixels) of all images in the float model,
 at the input of the last LayerNorm. A ResNet with bottleneck blocks (50, 101 or 152 layers; key names of torchvision and timm)
 is run by the functions below and shown at the input of its last BatchNorm. A checkpoint without a classifier gets a head of
-zeros, which comes after the last LayerNorm.
+zeros: the head comes after the last LayerNorm and does not affect the ranges.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 @torch.no_grad()
 def transformer_ranges(text: str, calib: Path, limit: int) -> tuple[str, ChannelRanges]:
-    """Run a model of the zoo, [LABEL=]NAME=FILE, and return its label and the ranges before its last LayerNorm."""
+    """Run the model given as [LABEL=]NAME=FILE and return its label and the channel ranges before its last LayerNorm."""
     *labels, name, file = text.split("=")
     weights = load_file(file)
     if "head.weight" not in weights:
@@ -83,7 +83,7 @@ def transformer_ranges(text: str, calib: Path, limit: int) -> tuple[str, Channel
 
 @torch.no_grad()
 def resnet_ranges(weights: Mapping[str, Tensor], calib: Path, limit: int) -> tuple[str, ChannelRanges]:
-    """Run a ResNet and return its name and the ranges before its last BatchNorm."""
+    """Run a ResNet and return its name and the channel ranges before its last BatchNorm."""
     lows, highs = [], []
     depth = {16: 50, 33: 101, 50: 152}.get(sum(len(blocks(weights, stage)) for stage in STAGES))
     label = f"ResNet-{depth}" if depth else "ResNet"
@@ -97,7 +97,7 @@ def resnet_ranges(weights: Mapping[str, Tensor], calib: Path, limit: int) -> tup
 
 
 def batches(calib: Path, preprocess: Preprocess, limit: int, label: str) -> Iterator[NDArray]:
-    """u8 [n, H, W, C]"""
+    """Yield the images in batches, u8 [N, H, W, C], and show progress."""
     folder = fqvit.ImageFolder.unlabelled(calib, preprocess).limit(limit)
     for batch in track(folder.batches(BATCH), -(-len(folder) // BATCH), label):
         yield batch.images

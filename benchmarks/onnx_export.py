@@ -1,9 +1,10 @@
-"""Time integer-only ONNX in ONNX Runtime, ONNX Runtime's fp32 of the same model, and the engine.
+"""Time an integer-only ONNX export and the fp32 model, both in ONNX Runtime, and the native engine.
 
     .venv/bin/python benchmarks/onnx_export.py deit_tiny.fqvit [--rounds 40]
 
-All three take turns in one process, on one thread, one image at a time. Prints the minimum and median CPU time. The float model
-has random weights, on which its time does not depend. Also compares the logits of export and engine on random images.
+All three take turns in one process, on one thread, one image at a time. Prints the minimum and median CPU time. The fp32 model
+has random weights (its own if it is an embedded model); its time does not depend on them. Also compares the logits of the
+export with those of the engine on random images.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def session(path: Path) -> Any:
 
 
 def float_session(program: Program, folder: Path) -> Any:
-    """Return a session of the float model with the same shapes."""
+    """Return a session of the fp32 model that has the same shapes as the program."""
     first = next(op for op in program.ops if isinstance(op, Linear))
     inputs, classes = (program.unpacked().constants[op.part("w")].shape for op in (first, program.ops[-1]))
     patch = math.isqrt(inputs[1] // program.input_shape[2])
@@ -65,14 +66,14 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(asked.rounds):
             for name, run in runs.items():
-                run()  # warm up: the others have used the caches
+                run()  # warm-up: the other candidates have replaced the contents of the caches
                 start = time.process_time()
                 run()
                 times[name].append(1000 * (time.process_time() - start))
     base = median(times["onnxruntime fp32"])
     print(f"{program.header.model}: logits of {equal} of {len(pixels)} random images equal the engine's")
     for name, found in times.items():
-        print(f"{name:20} min {min(found):6.1f} ms  median {median(found):6.1f} ms  {median(found) / base:.2f} times fp32")
+        print(f"{name:20} min {min(found):6.1f} ms  median {median(found):6.1f} ms  {median(found) / base:.2f} x fp32")
 
 
 if __name__ == "__main__":

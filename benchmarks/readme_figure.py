@@ -1,9 +1,9 @@
-"""Draw docs/assets/results.svg: accuracy and speed of float, the paper's method and fqvit.
+"""Draw docs/assets/results.svg: accuracy and speed of the float model, the paper's method and fqvit.
 
     .venv/bin/python benchmarks/readme_figure.py [--check]
 
-This is the picture of the README. It is drawn from results/table.csv (benchmarks/paper.py) and results/speed.csv
-(benchmarks/speed.py). --check writes nothing and fails if the committed picture is out of date.
+This is the figure in the README. It is drawn from results/table.csv (benchmarks/paper.py) and results/speed.csv
+(benchmarks/speed.py). --check writes nothing and fails if the committed figure is out of date.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def top1() -> dict[tuple[str, str], float]:
-    """{(model, method): percent}"""
+    """Return the top-1 accuracy in percent by (model, method)."""
     return {(row["model"], row["method"]): float(row["top1"]) for row in read("table.csv")}
 
 
 def milliseconds() -> dict[str, float]:
-    """{peer: CPU time per image} of DeiT-Tiny with its real weights, one image at a time, on one thread."""
+    """Return the CPU milliseconds per image by peer: DeiT-Tiny with its real weights, batch 1, one thread."""
     rows = [row for row in read("speed.csv") if (row["model"], row["batch"], row["threads"]) == (TIMED, "1", "1")]
     return {row["peer"]: float(row["CPU ms"]) for row in rows if row["weights"] == "real"}
 

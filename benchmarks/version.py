@@ -1,4 +1,4 @@
-"""The commit that a row of benchmarks/results was measured with."""
+"""Find the commit of the working tree, which benchmarks record with their results."""
 
 from __future__ import annotations
 
