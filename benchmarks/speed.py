@@ -1,15 +1,15 @@
-"""Compare time and memory of the engine with other runtimes for several models, as CSV.
+"""Compare the time and memory of the engine with those of other runtimes for several models, as CSV.
 
-A model has its real weights if --data-root has them. Otherwise weights are normally distributed, clipped at 3 sigma like real
-checkpoints: the engine chooses kernels by the weights. Programs of recipes fqvit and fq-vit run in the same rounds; ratios are
-relative to the first recipe.
+A model uses its real weights if they are in --data-root. Otherwise its weights are normally distributed and clipped at 3 sigma
+like real checkpoints, because the engine chooses kernels depending on the weights. The programs of recipes fqvit and fq-vit
+run in the same rounds; ratios are relative to the first recipe.
 
-    .venv/bin/python benchmarks/speed.py                                # the table: one thread, batches 1 and 8
+    .venv/bin/python benchmarks/speed.py                                # the committed table: one thread, batches 1 and 8
     .venv/bin/python benchmarks/speed.py --models deit_tiny,deit_small --settings 1x8,2x8 --against none
     .venv/bin/python benchmarks/speed.py --models vit_tiny_384,vit_small_384 --settings 1x1
     .venv/bin/python benchmarks/speed.py --quick                        # what `make bench` runs; does not write the CSV file
 
-Checkpoints and programs are kept in build/speed. Delete it after recipes change.
+Generated checkpoints and programs are kept in build/speed. Delete this folder after a change of the recipes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from version import commit
 
 import fqvit
 from fqvit.bench import report
-from fqvit.bench.measure import Measured, measure, smooth_pictures
+from fqvit.bench.measure import Measured, measure, smooth_images
 from fqvit.bench.peers import LIBRARIES, parse
 from fqvit.cli.commands.bench import numbers
 from fqvit.models import zoo
@@ -59,12 +59,12 @@ FIELDS = (
 )
 TABLE = ("deit_tiny", "deit_small", "vit_base", "swin_tiny")
 RECIPES = ("fqvit", "fq-vit")
-IMAGES = 16  # for calibration; times do not depend on how well the scales fit
+IMAGES = 16  # calibration images; few are enough because times do not depend on the scales
 
 
 @torch.no_grad()
 def clipped_weights(name: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return a checkpoint of model `name`: weights of variance 1 / fan-in clipped at 3 sigma, norms near 1, small biases."""
+    """Return a checkpoint of a model: weights of variance 1 / fan-in, clipped at 3 sigma; norm gains near 1; small biases."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(shape: torch.Size, sigma: float) -> torch.Tensor:
@@ -95,16 +95,17 @@ def checkpoint(name: str, data: Path, folder: Path) -> tuple[Path, str]:
 
 
 def pixels(model: fqvit.FloatModel, data: Path, kind: str) -> Iterator[NDArray[np.uint8]]:
+    """Yield calibration images: photographs for real weights if --data-root has them, else random images."""
     if kind == "real" and (data / "imagenet" / "calib").is_dir():
         photos = fqvit.ImageFolder.unlabelled(data / "imagenet" / "calib", model.preprocess).limit(IMAGES)
         yield from (batch.images for batch in photos.batches())
         return
     p = model.preprocess
-    yield smooth_pictures((IMAGES, p.height, p.width, p.channels), 2)
+    yield smooth_images((IMAGES, p.height, p.width, p.channels), 2)
 
 
 def programs(name: str, weights: Path, kind: str, recipes: tuple[str, ...], data: Path, folder: Path) -> dict[str, Path]:
-    """Return the program of every recipe, made on first use."""
+    """Return the path of the program for each recipe, and quantize the model for recipes that have none yet."""
     paths = {recipe: folder / f"{name}.{recipe}.fqvit" for recipe in recipes}
     missing = [recipe for recipe, path in paths.items() if not path.is_file()]
     model = fqvit.load_model(name, weights) if missing else None
@@ -159,11 +160,13 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(TABLE), help="comma-separated model names")
     parser.add_argument("--settings", default="1x1,1x8", help="comma-separated THREADSxBATCH: 1x1,1x8,2x8")
     parser.add_argument("--recipes", default=",".join(RECIPES), help="comma-separated; ratios are relative to the first")
-    parser.add_argument("--against", default=",".join(LIBRARIES))
+    parser.add_argument("--against", default=",".join(LIBRARIES), help="comma-separated runtimes to compare with, or none")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--dry", action="store_true", help="print only, do not write the CSV file")
-    parser.add_argument("--quick", action="store_true", help="DeiT-Tiny with batch 1, five rounds, --dry")
+    parser.add_argument(
+        "--quick", action="store_true", help="DeiT-Tiny, recipe fqvit, one thread, batch 1, five rounds; implies --dry"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.models, arguments.settings, arguments.recipes = "deit_tiny", "1x1", "fqvit"

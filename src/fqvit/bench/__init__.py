@@ -1,1 +1,1 @@
-"""Compare speed and memory of programs with other runtimes, in interleaved rounds of separate processes."""
+"""Compare the speed and memory of programs with those of other runtimes, in interleaved rounds of separate processes."""

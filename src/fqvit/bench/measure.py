@@ -1,4 +1,4 @@
-"""Measure programs of one model and the peers: prepare files, then time all candidates in every setting.
+"""Measure programs and their peers, the same model in other runtimes: prepare files, then time all candidates.
 
 See also: peers.py (list of peers), prepare.py (their files), rounds.py (timing), report.py (tables).
 """
@@ -29,13 +29,13 @@ from fqvit.runtime.native import ISA
 from fqvit.system.files import npy_bytes, write_atomically
 from fqvit.system.progress import Progress
 
-CALIBRATION = 8  # images; times do not depend on the scales that calibration finds
+CALIBRATION = 8  # calibration images of the int8 peers; few are enough because times do not depend on the scales
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Note:
-    """What to know about a candidate. exact: whether its integer products are exact; None for float models or if unknown"""
+    """A note on one candidate. exact: whether its integer products are exact; None for float models or if unknown"""
 
     exact: bool | None
     text: str
@@ -43,7 +43,11 @@ class Note:
 
 @dataclass
 class Measured:
-    """timings: one list per setting, programs first   source: origin of the peers' weights, None without peers"""
+    """The result of measure().
+
+    timings: one list per setting, programs first   notes: by name of the candidate
+    source: origin of the peers' weights, None without peers
+    """
 
     timings: list[list[Timing]] = field(default_factory=list)
     notes: dict[str, Note] = field(default_factory=dict)
@@ -62,8 +66,8 @@ def measure(
 ) -> Measured:
     """Time all programs and peers in every setting.
 
-    programs: programs of one model by their name in the table   libraries: peers to compare with   weights: checkpoint of the
-    peers' float model, None for random weights   settings: pairs (threads, batch)
+    programs: files of one model's programs, by their name in the table   libraries: runtimes to compare with (peers.LIBRARIES)
+    weights: checkpoint of the peers' float model, None for embedded or random weights   settings: pairs (threads, batch)
     """
     loaded = {name: Program.load(path) for name, path in programs.items()}
     program = next(iter(loaded.values()))
@@ -73,8 +77,8 @@ def measure(
     found = Measured(skipped=skipped)
     for name in loaded:
         found.notes[name] = Note(True, f"{instruction_set()} kernels, uint8 pixels in, integers throughout")
-    with tempfile.TemporaryDirectory(prefix="fqvit-bench-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="fqvit-bench-") as name:
+        folder = Path(name)
         files = _prepare(program, peers, weights, folder, found) if peers else {}
         for threads, batch in settings:
             pixels, floats = folder / f"pixels{batch}.npy", folder / f"floats{batch}.npy"
@@ -91,7 +95,7 @@ def measure(
 def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folder: Path, found: Measured) -> dict[str, Path]:
     """Return the files of the peers by name. Adds notes, warnings and skipped peers to `found`."""
     calibration = folder / "calibration.npy"
-    _save(calibration, normalised(pictures(program.header, CALIBRATION, seed=1), program.header.preprocess))
+    _save(calibration, normalised(bench_images(program.header, CALIBRATION, seed=1), program.header.preprocess))
     first = next(op for op in program.ops if isinstance(op, Linear))
     height, width, channels = program.input_shape
     patch = math.isqrt(program.unpacked().constants[first.part("w")].shape[1] // channels)
@@ -145,39 +149,39 @@ def _check(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measu
         found.warnings.append(f"{name}: logits differ from those of the other float peers by {100 * off:.1f} %.")
 
 
-def pictures(header: Header, count: int, seed: int = 0) -> Pixels:
+def bench_images(header: Header, count: int, seed: int = 0) -> Pixels:
     """Return uint8 images [count, H, W, C]: embedded test images for embedded models, else smooth random ones."""
     shape = (count, *header.input_shape)
     if header.model in embedded.MODELS:
         inside, _ = embedded.test_images()
         if inside.shape[1:] == header.input_shape:
             return np.resize(inside[seed:], shape)
-    return smooth_pictures(shape, seed)
+    return smooth_images(shape, seed)
 
 
-def smooth_pictures(shape: tuple[int, ...], seed: int) -> Pixels:
+def smooth_images(shape: tuple[int, ...], seed: int) -> Pixels:
     """Return uint8 images [N, H, W, C]: waves of random direction and phase per channel, plus noise."""
     rng = np.random.default_rng(seed)
     out = np.empty(shape, np.uint8)
     y, x = np.mgrid[0 : shape[1], 0 : shape[2]][..., None]
-    for picture in out:  # one at a time: float copies of a batch take much memory
+    for image in out:  # one at a time: float copies of a whole batch would need much memory
         a, b, phase = rng.normal(size=(3, shape[3])) * [[0.1], [0.1], [2.0]]
-        picture[...] = np.clip(128 + 110 * np.sin(a * y + b * x + phase) + rng.normal(0, 12, shape[1:]), 0, 255)
+        image[...] = np.clip(128 + 110 * np.sin(a * y + b * x + phase) + rng.normal(0, 12, shape[1:]), 0, 255)
     return out
 
 
 def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
-    """Return the input of float models, float32 [N, C, H, W]. Like models/pixels.py, without torch."""
+    """Return the input of float models, float32 [N, C, H, W]. Computes the same as models/pixels.py, but without torch."""
     x = (pixels.astype(np.float32) / 255 - np.array(p.mean, np.float32)) / np.array(p.std, np.float32)
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32)
 
 
 def _save_images(program: Program, batch: int, pixels: Path, floats: Path) -> None:
-    images = pictures(program.header, batch)
+    images = bench_images(program.header, batch)
     _save(pixels, images)
     _save(floats, normalised(images, program.header.preprocess))
 
 
 def _save(path: Path, array: NDArray[Any]) -> None:
-    """Write an array for another process. Raises FqvitError with the path if the disk is full."""
+    """Write an array for another process. Raises FqvitError with the path if that fails, for example on a full disk."""
     write_atomically(path, lambda temporary: temporary.write_bytes(npy_bytes(array)))

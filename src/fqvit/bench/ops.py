@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fqvit.bench.measure import pictures
+from fqvit.bench.measure import bench_images
 from fqvit.system.text import table
 
 PROFILE_ROUNDS = 20
@@ -39,7 +39,7 @@ def profile(file: Path, rounds: int = PROFILE_ROUNDS) -> list[OpTime]:
     from fqvit.runtime.native import Engine
 
     engine = Engine(file, 1)
-    image = pictures(engine.header, 1)
+    image = bench_images(engine.header, 1)
     engine.run(image)
     # One round per call: for several rounds the engine returns the minimum, not the median.
     found = [engine.profile(image[0], 1) for _ in range(rounds)]

@@ -1,6 +1,6 @@
 """List the peers: other runtimes to compare with, the modules that each needs, and which are installed.
 
-Imports none of them. See also: prepare.py (makes their files), worker.py (runs them).
+This module imports none of these runtimes. See also: prepare.py (makes their files), worker.py (runs them).
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from fqvit.errors import FqvitError
 
 @dataclass(frozen=True)
 class Peer:
-    """A runtime to compare with. library: its name in --against   needs: modules; all need torch for the float model"""
+    """A runtime to compare with.
+
+    library: its name in --against   integer: whether it runs an int8 model
+    needs: modules that must be installed; every peer needs torch, which builds the float model
+    """
 
     name: str
     library: str
@@ -36,6 +40,8 @@ LIBRARIES = tuple(dict.fromkeys(peer.library for peer in PEERS))
 
 @dataclass(frozen=True)
 class Skipped:
+    """A peer that is not measured, and why."""
+
     peer: str
     reason: str
 

@@ -16,7 +16,7 @@ from fqvit.system.text import table
 class Row:
     """One candidate in one setting. Times are in milliseconds per image, load_s in seconds.
 
-    ratio: time relative to the first program, by the clock of the setting   peak_mb: None if the system does not report it
+    ratio: time relative to the first program, in CPU or wall time (see clock)   peak_mb: None if the system does not report it
     """
 
     name: str
@@ -86,7 +86,8 @@ def text(found: Measured) -> str:
         about.append(f"Weights of the peers: {found.source}.")
     about += [f"Skipped {skipped.peer}: {skipped.reason}" for skipped in found.skipped]
     legend = (
-        "Median and minimum of all timed runs, without loading. Peak: of the whole process. Ratio: relative to the first row."
+        "Times: median and minimum of all timed runs, without loading. Peak MB: memory of the whole process."
+        " Ratio: relative to the first row."
     )
     return "\n\n".join([*parts, "\n".join([legend, *about])])
 

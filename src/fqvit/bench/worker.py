@@ -1,6 +1,6 @@
 """Run one candidate in its own process.
 
-Run as `python -m fqvit.bench.worker`: one line of JSON in, one line out.
+Run as `python -m fqvit.bench.worker`: it answers every line of JSON on stdin with one line of JSON on stdout.
 The first line says what to run. Every further line {"runs": n} runs the batch once untimed and n times timed. A worker imports
 only what its candidate needs, so that peak memory is that of a process that runs nothing else.
 """
@@ -88,7 +88,7 @@ KINDS = {"fqvit": fqvit, "torch": torch, "onnxruntime": onnxruntime, "openvino":
 
 
 def timed(run: Runner, runs: int) -> dict[str, object]:
-    """Return the seconds of each run, after a warm-up run: other candidates have used the caches."""
+    """Return the CPU and wall seconds of each run. An untimed run comes first: other candidates have used the caches."""
     run()
     cpu, wall = [], []
     for _ in range(runs):
