@@ -32,7 +32,7 @@ class Builder:
 
     @property
     def sanitizers(self) -> tuple[str, ...]:
-        """Flags that stop a program at undefined behaviour and out-of-bounds accesses, or () if the compiler lacks them."""
+        """Return flags that stop a program at undefined behaviour and out-of-bounds accesses, or () if not supported."""
         if self._sanitizers is None:
             flags = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
             (self.folder / "nothing.c").write_text("int main(void) { return 0; }\n")

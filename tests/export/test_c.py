@@ -123,10 +123,10 @@ def test_the_code_names_its_sites_and_is_short_enough_to_read(exported_vit: Path
 
 def test_scores_and_hidden_layer_never_exist_as_whole_buffers(fmnist_vit: Program) -> None:
     planned = plan(fmnist_vit, fmnist_vit.verify())
-    kinds = {name: place.kind for name, place in planned.places.items()}
+    kinds = {name: memory.kind for name, memory in planned.allocations.items()}
     assert kinds["blocks.0.attn.scores"] == kinds["blocks.0.attn.softmax"] == kinds["blocks.0.mlp.fc1"] == "row"
     assert kinds["blocks.0.attn.k"] == kinds["blocks.0.attn.v"] == "slice"
-    assert planned.places["embed"].offset == planned.places["blocks.2.add2"].offset  # one residual stream
+    assert planned.allocations["embed"].offset == planned.allocations["blocks.2.add2"].offset  # one residual stream
     assert planned.arena_bytes < 33000
 
 

@@ -1,7 +1,7 @@
 """Tests of C exports on other processors under QEMU: Cortex-M4, RISC-V, Arm without FPU, s390x.
 
-The Cortex-M4 has 2 MB of flash and 512 kB of RAM. Tests are skipped without these Debian packages: gcc-arm-none-eabi,
-gcc-riscv64-unknown-elf, gcc-arm-linux-gnueabi, gcc-s390x-linux-gnu, qemu-user and qemu-system-arm.
+The linker script gives the Cortex-M4 2 MB of flash and 512 kB of RAM. Tests are skipped without these Debian packages:
+gcc-arm-none-eabi, gcc-riscv64-unknown-elf, gcc-arm-linux-gnueabi, gcc-s390x-linux-gnu, qemu-user and qemu-system-arm.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.nightly
 CORTEX_M4 = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=soft")
 BARE = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-ffreestanding", "-nostdlib")
 FLASH, RAM = 2 * 2**20, 512 * 2**10
-HELPERS = re.compile(r"__aeabi_\w+|__\w+di3")  # 64-bit division in the library of the compiler
+HELPERS = re.compile(r"__aeabi_\w+|__\w+di3")  # 64-bit arithmetic in the compiler's runtime library
 
 
 @pytest.fixture(scope="module")
 def cortex_m4(exported_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The linked firmware. The linker script limits memory to FLASH and RAM."""
+    """Link the firmware. The linker script limits memory to FLASH and RAM."""
     to = tmp_path_factory.mktemp("m4") / "model.elf"
     files = [TARGETS / "cortex_m4.c", *sources(exported_vit)]
     script = ("-T", TARGETS / "cortex_m4.ld")
@@ -41,7 +41,7 @@ def cortex_m4(exported_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_the_embedded_model_fits_into_a_cortex_m4(cortex_m4: Path) -> None:
     text, data, bss = (int(size) for size in run(tool("arm-none-eabi-size"), cortex_m4).splitlines()[1].split()[:3])
     assert data == 0 and text < FLASH // 3
-    assert bss + 28 * 28 < RAM // 8  # includes the stack of the linker script, plus an image
+    assert bss + 28 * 28 < RAM // 8  # bss includes the stack of the linker script; an image comes on top
 
 
 def test_a_cortex_m4_matches_the_reference(cortex_m4: Path, fmnist_vit: Program, tmp_path: Path) -> None:

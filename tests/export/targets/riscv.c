@@ -1,4 +1,4 @@
-/* A Linux program for RISC-V under QEMU, without floats and libc: reads pixels from stdin, prints outputs as text. */
+/* A Linux program for RISC-V under QEMU, without floats or libc. Reads pixels from stdin and prints outputs as text. */
 #include "model.h"
 
 static uint8_t pixels[FQVIT_PIXELS];

@@ -1,4 +1,4 @@
-"""Export a program as a folder of C99 without floats."""
+"""Export a program as a folder of C99 source code without floats."""
 
 from __future__ import annotations
 

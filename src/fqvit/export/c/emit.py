@@ -31,7 +31,7 @@ class CEmitter:
         structs = "".join(self.struct(op) for stage in self.plan.stages for op in stage.ops if not isinstance(op, Concat))
         return (
             '#include "model.h"\n\n#include "fqvit_ops.h"\n#include "weights.h"\n\n'
-            "/* ---- offsets of buffers in the arena; of some buffers only one row or slice exists at a time ---- */\n"
+            "/* ---- offsets of buffers in the arena; some buffers hold only one row or slice at a time ---- */\n"
             f"{''.join(self.offsets())}\n/* ---- the ops and their constants ---- */\n\n{structs}"
             f"/* ---- stages: each runs all its ops for row 0, then for row 1, and so on ---- */\n\n{''.join(stages)}"
             f"void {self.prefix.names}_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{{\n"
@@ -48,10 +48,10 @@ class CEmitter:
     def offsets(self) -> Iterator[str]:
         for stage in self.plan.stages:
             for op in stage.ops:
-                place, value = self.plan.places[op.y], self.values[op.y]
-                part = "" if place.kind == "whole" else f", one {place.kind} of {place.bytes} bytes"
+                memory, value = self.plan.allocations[op.y], self.values[op.y]
+                part = "" if memory.kind == "whole" else f", one {memory.kind} of {memory.bytes} bytes"
                 note = f"{value.dtype} {list(value.shape)}{part}"
-                yield f"#define AT_{self.identifier(op.y)} {place.offset}u /* {note} */\n"
+                yield f"#define AT_{self.identifier(op.y)} {memory.offset}u /* {note} */\n"
 
     def struct(self, op: AnyOp) -> str:
         kind, fields = self.structs.of(op)
@@ -71,7 +71,7 @@ class CEmitter:
             lines = "".join(f"        {line}\n" for op in stage.ops for line in self.calls(op, "row"))
             body = f"    for (uint32_t row = 0; row < {stage.rows}; ++row) {{\n{lines}    }}\n"
         if all(line.lstrip().startswith("/*") for line in body.splitlines()):
-            body += "    (void)arena;\n"  # a concat whose parts are all in place; avoids a warning about the unused parameter
+            body += "    (void)arena;\n"  # all parts of a concat are in place: avoid a warning about the unused parameter
         pixels = "const uint8_t *pixels, " if "pixels" in body else ""
         first, last = stage.ops[0].y, stage.ops[-1].y
         what = comment(f"{first} .. {last}" if first != last else first)
@@ -105,7 +105,7 @@ class CEmitter:
             yield f"{call}, {self.row_pointer(x, row)}, {y});"
 
     def slice_calls(self, op: Permute, call: str, row: str) -> Iterator[str]:
-        """Yield the call that permutes K or V of one head, in the first row of that head."""
+        """Yield the call that permutes K or V of one head. It runs only for the first row of that head."""
         reader = next(r for stage in self.plan.stages for r in stage.ops if self.plan.root(r.inputs()[-1]) == op.y)
         rows = self.values[reader.y].shape[-2]
         count = math.prod(self.values[reader.inputs()[-1]].shape[-2:])
@@ -127,7 +127,7 @@ class CEmitter:
     def row_pointer(self, name: str, row: str) -> str:
         """Return a C pointer to a row of a buffer."""
         root, value = self.plan.root(name), self.values[name]
-        whole = root == INPUT or self.plan.places[root].kind == "whole"
+        whole = root == INPUT or self.plan.allocations[root].kind == "whole"
         if not whole or row == "0" or rows_of(value) == 1:
             return self.pointer(root)
         return f"{self.pointer(root)} + {times(row, row_bytes(value))}"
@@ -159,10 +159,10 @@ class CEmitter:
             f"#define FQVIT_HEIGHT {height}\n#define FQVIT_WIDTH {width}\n#define FQVIT_CHANNELS {channels}\n"
             f"#define FQVIT_PIXELS {height * width * channels} /* bytes per image: rows of pixels, channels interleaved */\n"
             f"#define FQVIT_OUTPUTS {outputs} /* {output.kind} */\n"
-            f"#define FQVIT_ARENA_BYTES {self.plan.arena_bytes} /* memory for one run */\n"
+            f"#define FQVIT_ARENA_BYTES {self.plan.arena_bytes} /* working memory of one run */\n"
             f"#define FQVIT_CONSTANT_BYTES {self.arrays.bytes} /* weights and tables, read-only */\n\n"
             "/* pixels [FQVIT_PIXELS] -> output [FQVIT_OUTPUTS]. arena [FQVIT_ARENA_BYTES] needs no initialization.\n"
-            " * No state is kept: runs with different arenas may run in parallel. */\n"
+            " * No state is kept: calls with different arenas may run in parallel. */\n"
             "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output);\n\n#endif\n"
         )
 

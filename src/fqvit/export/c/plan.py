@@ -3,7 +3,7 @@
 Ops that compute row r of their output from row r of their inputs (linear, layernorm, add, softmax ...) share a stage: one loop
 over rows, in which a buffer that no other stage reads is a single row. An op that needs all rows of an input, or has another
 number of rows, starts a later stage. K and V are permuted one slice (one head of one window) at a time. Nothing here depends on
-C. See also: arena.py (offsets), emit.py (the calls).
+the C language. See also: arena.py (offsets), emit.py (the calls).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The memory of a buffer in the arena: all of it, one row or one slice."""
+class Allocation:
+    """The memory of a buffer in the arena. It holds the whole buffer, or one row or slice of it at a time."""
 
     kind: Literal["whole", "row", "slice"]
     bytes: int
@@ -58,8 +58,8 @@ class Place:
 @dataclass(frozen=True)
 class Plan:
     stages: tuple[Stage, ...]
-    places: dict[str, Place]  # by root, the buffer that holds the values
-    roots: dict[str, str]  # the root of each reshaped buffer
+    allocations: dict[str, Allocation]  # by root: the buffer that holds the values
+    roots: dict[str, str]  # the root of each buffer that is only a reshaped view of another one
     sliced: frozenset[str]  # permuted buffers of which one slice exists at a time
     concat_offsets: dict[str, int]  # byte offset of the parts of a concat that are written in place
     arena_bytes: int
@@ -81,7 +81,7 @@ def accesses(op: AnyOp) -> Iterator[tuple[str, Access]]:
 
 
 def plan(program: Program, verified: Verified) -> Plan:
-    """Choose the order of ops and the places of buffers. The results do not depend on either."""
+    """Choose the order of the ops and the memory of the buffers. The outputs of the model depend on neither."""
     return _Planner(program, verified).plan()
 
 
@@ -112,7 +112,7 @@ class _Planner:
         return self.roots.get(name, name)
 
     def is_sliced(self, op: AnyOp) -> bool:
-        """Whether an op permutes a buffer that a single op reads slice by slice: K or V."""
+        """Return whether an op permutes a buffer that a single op reads slice by slice: K or V."""
         readers = self.readers[op.y]
         return isinstance(op, Permute) and [access for *_, access in readers] == ["slice"] and op.y != self.output
 
@@ -162,9 +162,9 @@ class _Planner:
             if op.y in self.concat_of:
                 outer_op, offset = self.concat_of[op.y]
                 offsets[op.y] = offsets[outer_op.y] + offset
-        places = {name: Place(kinds[name], sizes[name], offsets[name]) for name in kinds}
+        allocations = {name: Allocation(kinds[name], sizes[name], offsets[name]) for name in kinds}
         concat_offsets = {name: offset for name, (_, offset) in self.concat_of.items()}
-        return Plan(tuple(stages), places, self.roots, self.sliced, concat_offsets, arena_bytes)
+        return Plan(tuple(stages), allocations, self.roots, self.sliced, concat_offsets, arena_bytes)
 
     def overwrites(
         self, kinds: Mapping[str, str], stage_of: dict[str, int], position: dict[str, int]
@@ -172,7 +172,7 @@ class _Planner:
         """Yield whole buffers that can overwrite another one, each with the buffer that held the memory first.
 
         A stage may write row r over row r of a buffer whose last read is an earlier op of the same stage. This keeps the
-        residual stream in one place.
+        residual stream at one offset.
         """
         first: dict[str, str] = {}
         fixed = {self.output, *self.concat_of, *(op.y for op, _ in self.concat_of.values())}
@@ -195,9 +195,9 @@ class _Planner:
                 yield y, first[y]
 
     def stages(self) -> tuple[list[Stage], dict[str, int]]:
-        """Put every op into the first stage where its inputs are ready. Ops of the same level and number of rows share a stage.
+        """Put every op into the first stage that has its inputs ready. Ops of the same level and number of rows share a stage.
 
-        Returns the stages, and the number of the stage of each buffer.
+        Returns the stages, and for each buffer the index of the stage that writes it.
         """
         level = {INPUT: -1}
         groups: dict[tuple[int, int, str], Stage] = {}
@@ -226,13 +226,14 @@ class _Planner:
         return [groups[key] for key in order], {name: number[key] for name, key in keys.items()}
 
     def keeps_rows(self, name: str) -> bool:
-        """Whether this view has the rows of a buffer that an op of the same stage may have written."""
+        """Return whether an op that reads this buffer row by row can share a stage with the op that writes it."""
         root = self.root(name)
         if root == INPUT or root in self.stage_ends:
             return False
         return self.same_rows(name)
 
     def same_rows(self, name: str) -> bool:
+        """Return whether a view has the same rows as the buffer that holds its values."""
         view, own = self.values[name], self.values[self.root(name)]
         return rows_of(view) == rows_of(own) and view.channels == own.channels
 

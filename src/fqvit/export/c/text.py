@@ -24,7 +24,7 @@ MAX_NAME = 80
 
 @dataclass(frozen=True)
 class Prefix:
-    """Prefix of everything with external linkage: `names` for functions and constants, `macros` for macros."""
+    """The prefix of all names that other code can see: `names` for functions and constants, `macros` for macros."""
 
     names: str = "model"
     macros: str = "FQVIT"
@@ -69,7 +69,7 @@ class Identifiers:
 
 
 class Arrays:
-    """The constants that the code uses, once each, in the order of their first use."""
+    """Collects the constants that the code uses, each once, in the order of their first use."""
 
     def __init__(self, identifiers: Identifiers, prefix: Prefix) -> None:
         self._identifiers, self._prefix = identifiers, prefix

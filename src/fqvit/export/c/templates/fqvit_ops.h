@@ -5,7 +5,9 @@
  * not shift negative numbers, cannot overflow (fqvit proved every bound for any image), and does not depend on
  * alignment or byte order. Buffers are bytes and hold little-endian values; constants are plain arrays.
  *
- * Letters: T tokens, C channels, D head width, K reduction. `row` counts over all leading axes of the output. */
+ * Letters: T tokens, C channels, H heads, D head width, K reduction, M x N the shape of a product. `row` counts over
+ * all leading axes of the output. In every struct, a field named after a buffer (x, y, a, b, v) is its element type,
+ * `last` is the largest code of y, and `alpha` has one shift per channel or is NULL. */
 #ifndef FQVIT_OPS_H
 #define FQVIT_OPS_H
 
@@ -30,14 +32,14 @@ typedef struct {
     fqvit_type x, y;
     uint32_t channels;
     const void *table;
-    fqvit_type entry;
-    const uint8_t *alpha; /* [C] or NULL */
-    const uint16_t *y_zero;
-    int32_t last; /* largest code of y */
+    fqvit_type entry; /* element type of the table */
+    const uint8_t *alpha;
+    const uint16_t *y_zero; /* one per value of alpha */
+    int32_t last;
 } fqvit_lookup_op;
 void fqvit_lookup(const fqvit_lookup_op *op, const uint8_t *x, uint8_t *y);
 
-/* acc = sum_k x[k] w[o][k] + bias[o]
+/* acc = sum_k x[k] w[o][k] + bias[o], requantize(acc) = round(acc mult[o] / 2^shift[o])
  * FQVIT_CODES: y = clamp(requantize(acc) + y_zero), FQVIT_ACC: y = acc, FQVIT_INTEGERS: y = requantize(acc) */
 enum { FQVIT_CODES, FQVIT_ACC, FQVIT_INTEGERS };
 typedef struct {
@@ -55,7 +57,7 @@ typedef struct {
 } fqvit_linear_op;
 void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y);
 
-/* Integer LayerNorm with an integer square root; affine: [2][C], g then b */
+/* Integer LayerNorm with an integer square root. affine: [2][C], the rows g and b */
 typedef struct {
     fqvit_type x, y;
     uint32_t channels;
@@ -72,7 +74,7 @@ void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y)
 typedef struct {
     fqvit_type type;
     const void *constant; /* [rows][C], or NULL: the term is a buffer */
-    uint32_t rows;        /* rows of the constant, which repeat */
+    uint32_t rows;        /* rows of the constant; row r of y uses row r % rows */
     int32_t mult;
     const int32_t *mults; /* [C], or NULL: use `mult` */
     fqvit_zero zero;
@@ -89,7 +91,7 @@ typedef struct {
 } fqvit_add_op;
 void fqvit_add(const fqvit_add_op *op, const uint8_t *x0, const uint8_t *x1, uint8_t *y, uint32_t row);
 
-/* Mean over rows skip .. rows - 1. x is the whole buffer. */
+/* Mean over rows skip .. rows - 1, requantized. x is the whole buffer. */
 typedef struct {
     fqvit_type x, y;
     uint32_t rows, skip, channels;
@@ -110,26 +112,26 @@ typedef struct {
 } fqvit_take_op;
 void fqvit_take(const fqvit_take_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
 
-/* Transposes axes: writes `count` values of the result, beginning with value `first`. x is the whole buffer. */
+/* Transpose axes: write `count` values of the result, beginning with value `first`. x is the whole buffer. */
 typedef struct {
     uint32_t bytes; /* per value */
     uint32_t axes, offset, size[8], stride[8];
 } fqvit_permute_op;
 void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uint32_t first, uint32_t count);
 
-/* The parts of a concat: a constant, or bytes of a buffer */
+/* Write one part of a concat: a constant, or bytes of a buffer. */
 void fqvit_copy_constant(const void *x, fqvit_type type, uint32_t count, uint8_t *y);
 void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y);
 
 /* y[n] = clamp(requantize(sum_k (a[k] - a_zero) (b - b_zero) + bias[index[m][n]][h]) + y_zero) */
 typedef struct {
     fqvit_type a, b, y;
-    uint32_t rows, columns, inner, heads; /* rows per head */
-    uint8_t b_rows;                       /* b is [K][N], else [N][K] */
+    uint32_t rows, columns, inner, heads; /* M per head, N, K, H */
+    uint8_t b_rows;                       /* 1: b is [K][N]; 0: b is [N][K] */
     int32_t a_zero, b_zero, mult;
     uint8_t shift;
-    const int32_t *bias;   /* [R][H] or NULL */
-    const uint16_t *index; /* [rows][columns] */
+    const int32_t *bias;   /* relative position bias [entries][H], or NULL */
+    const uint16_t *index; /* [M][N], used with bias */
     int32_t y_zero, last;
 } fqvit_matmul_op;
 void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y, uint32_t row);
@@ -139,10 +141,10 @@ void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b,
 typedef struct {
     fqvit_type x, y;
     uint32_t tokens;
-    const void *table; /* int32_t exponentials; uint8_t codes for row_codes */
-    uint32_t length;
+    const void *table;     /* int32_t exponentials; uint8_t codes for row_codes */
+    uint32_t length;       /* entries of the table; larger distances use the last one */
     const uint8_t *region; /* [windows][T] or NULL */
-    uint32_t window_rows;  /* H T */
+    uint32_t window_rows;  /* rows per window, H T */
     int64_t mult;
     uint8_t shift;
     int32_t last;
@@ -157,7 +159,7 @@ typedef struct {
     fqvit_type v, y;
     uint32_t tokens, width;
     const uint16_t *levels; /* one weight per code */
-    int32_t largest;
+    int32_t largest;        /* largest level */
     int32_t v_zero, mult;
     uint8_t shift;
     int32_t y_zero, last;
