@@ -1,4 +1,4 @@
-"""Tests of exported ONNX graphs: no floats, and the bits of the reference, per op and per network."""
+"""Tests of exported ONNX graphs: they contain no floats and match the reference bit for bit, per op and per network."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_float_check_finds_floats() -> None:
 
 
 @pytest.mark.parametrize(("kind", "recipe"), [("vit", "fq-vit"), ("padded swin", "fqvit")])
-def test_the_evaluator_of_the_onnx_package_gives_the_same_bits(
+def test_the_evaluator_of_the_onnx_package_matches_the_reference(
     programs: dict[tuple[str, str], Program], kind: str, recipe: str
 ) -> None:
     from onnx.reference import ReferenceEvaluator
@@ -185,9 +185,9 @@ def test_the_widest_layernorm_that_verifies_does_not_overflow() -> None:
     op = LayerNorm(y="y", x="x", epsilon=1, shift=30, b_shift=0, zero=15)
     draw = Draw(np.random.default_rng(0), "random")
     draw.buffer("x", (4, channels), 4)
-    draw.buffers["x"][:, :2] = np.arange(channels) == 7  # the largest t, and the largest root
+    draw.buffers["x"][:, :2] = np.arange(channels) == 7  # rows 0 and 1: the largest t
     draw.buffers["x"][:, 1] *= 15
-    draw.buffers["x"][:, 2] = (np.arange(channels) % 2) * 15
+    draw.buffers["x"][:, 2] = (np.arange(channels) % 2) * 15  # the largest variance
     draw.constants["y.affine"] = np.stack([np.full(channels, 64), np.full(channels, 2**30)]).astype(np.int32)
     compare(*program_with(draw, op), "widest layernorm")
 

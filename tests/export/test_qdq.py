@@ -156,7 +156,7 @@ def test_unknown_targets_attention_kinds_and_tables_are_rejected() -> None:
     program = made("mean", "fqvit")[0]
     with pytest.raises(FqvitError, match="expected one of ort, openvino, tensorrt"):
         build(program, "qnn")  # type: ignore[arg-type]
-    with pytest.raises(FqvitError, match="expected log2 or uniform"):
+    with pytest.raises(FqvitError, match="expected auto, log2 or uniform"):
         build(program, "ort", "linear")  # type: ignore[arg-type]
     bare = Program(msgspec.structs.replace(program.header, sites={}), program.constants)
     with pytest.raises(FqvitError, match="not GELU"):

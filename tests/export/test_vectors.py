@@ -1,4 +1,4 @@
-"""Tests of golden vectors: complete, equal to the reference's buffers, and sufficient to recompute every op."""
+"""Tests of golden vectors: they are complete, equal the reference's buffers and suffice to recompute every op."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def test_invalid_images_and_folders_are_rejected_and_leave_no_files(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["v"]
 
 
-def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_and_its_parents_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lowered("vit", "fqvit")[2]
     (tmp_path / "v" / "below").mkdir(parents=True)
-    for place in (tmp_path / "v", tmp_path / "v" / "below"):
-        monkeypatch.chdir(place)
-        with pytest.raises(FqvitError, match="is the current folder"):
+    for folder in (tmp_path / "v", tmp_path / "v" / "below"):
+        monkeypatch.chdir(folder)
+        with pytest.raises(FqvitError, match="is or contains the current folder"):
             vectors.export(program, tmp_path / "v")
     assert list((tmp_path / "v").rglob("*")) == [tmp_path / "v" / "below"]
 

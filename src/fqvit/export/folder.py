@@ -20,7 +20,7 @@ BUILT = (".o", ".su", ".d", ".elf", ".a")  # files that compilers write next to 
 def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield a temporary folder next to `path`. It is renamed to `path` if the block succeeds, and removed if it raises.
 
-    An existing folder at `path` must be empty or an earlier export. also: names of files that building an export creates
+    An existing folder at `path` must be empty or an earlier export. also: names of files that compiling an export creates
     """
     target = Path(path)
     try:
@@ -62,7 +62,7 @@ def check_free(path: Path, also: tuple[str, ...] = ()) -> None:
     if not path.is_dir():
         return
     if Path.cwd().is_relative_to(path.resolve()):
-        raise FqvitError(f"{path}: is the current folder, which an export would replace. Choose another name.")
+        raise FqvitError(f"{path}: is or contains the current folder, which an export would replace. Choose another folder.")
     if next(_files(path), None) is None:
         return
     exported = _exported_files(path)
@@ -76,7 +76,7 @@ def check_free(path: Path, also: tuple[str, ...] = ()) -> None:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of all files, with / on every system. Lazily: the folder may be huge, such as a home folder."""
+    """Yield the relative paths of all files, with / on every system. Lazy: the folder may be huge, such as a home folder."""
     return (file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
 
 

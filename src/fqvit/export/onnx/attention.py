@@ -1,7 +1,7 @@
 """Emit the attention ops as ONNX nodes. See also: ir/attention.py, which defines these ops.
 
-Tables have one entry for every possible distance, plus one for hidden tokens (those of other regions), so that no index has to
-be clipped.
+The softmax tables are indexed by the distance of a score from the largest score of its row. They have one entry for every
+possible distance, plus one for masked tokens (those of other regions), so that no index has to be clipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fqvit.ir.value import magnitude
 def product(g: OnnxGraph, a: str, b: str, a_zero: int, b_zero: int, b_bytes: bool, a_bytes: bool = True) -> str:
     """Emit sum_k (a[..., m, k] - a_zero) (b[..., k, n] - b_zero) as i32.
 
-    a_bytes, b_bytes: whether a and b are u8; otherwise they are u8, u16 or i32
+    a_bytes, b_bytes: whether a and b are u8; otherwise they are wider
     """
     if a_bytes and b_bytes and max(a_zero, b_zero) < 256:
         zeros = [g.constant(zero, "u8", "zero") for zero in (a_zero, b_zero)]
@@ -53,7 +53,7 @@ def matmul(g: OnnxGraph, op: MatMul) -> str:
 
 
 def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None, elsewhere: int) -> str:
-    """Emit table[max of the row - x], or `elsewhere` between tokens of different regions."""
+    """Emit table[row maximum - x], or `elsewhere` for tokens of other regions, which do not count for the maximum."""
     codes = g.value(x)
     n = codes.hi + 1
     entries = table.astype(np.int64)[np.minimum(np.arange(n), len(table) - 1)]
@@ -62,9 +62,9 @@ def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None
     if region is None:
         top = g.node("ReduceMax", [wide, last], "row max", keepdims=1)
         return lookup(g, g.node("Sub", [top, wide], "distance"), entries, dtype, codes.shape)
-    places = g.constants[region]
-    down = g.shared_constant(places[:, None, :, None], "i32", f"{region}/down")
-    across = g.shared_constant(places[:, None, None, :], "i32", f"{region}/across")
+    regions = g.constants[region]
+    down = g.shared_constant(regions[:, None, :, None], "i32", f"{region}/down")
+    across = g.shared_constant(regions[:, None, None, :], "i32", f"{region}/across")
     same = g.shared_node("Equal", [down, across], f"{region}/same")
     seen = g.node("Where", [same, wide, g.constant(0, "i32", "none")], "visible scores")
     distance = g.node("Sub", [g.node("ReduceMax", [seen, last], "row max", keepdims=1), wide], "distance")
@@ -88,7 +88,7 @@ def softmax(g: OnnxGraph, op: Softmax) -> str:
 
 
 def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
-    """Emit Log-Int-Softmax. ilog2_round is a table lookup by the quotient, clipped at the first one with the last code."""
+    """Emit Log-Int-Softmax. ilog2_round is a table lookup; its index S / e is clipped at the first one with the last code."""
     x, table = g.value(op.x), g.constants[op.part("table")].astype(np.int64)
     last = 2**op.bits - 1
     dtype = "i32" if 3 * x.channels * int(table.max()) < 2 * I31 else "i64"
@@ -111,7 +111,7 @@ def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
 def weights_times_v(g: OnnxGraph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:
     """Emit sum_t weights[a[..., m, t]] (v[..., t, d] - v_zero). Also returns the weights as u8 tensors with a factor each.
 
-    MatMulInteger takes 8-bit inputs, so 16-bit weights need two products, of their high and of their low bytes.
+    MatMulInteger takes 8-bit inputs, so 16-bit weights need two products: one of their high bytes and one of their low bytes.
     """
     shape, plain = g.value(a).shape, np.array_equal(weights, np.arange(len(weights)))
     index = "" if plain else g.cast(a, "i32", "index")

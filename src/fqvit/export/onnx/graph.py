@@ -44,8 +44,8 @@ NUMPY: Mapping[str, Any] = {
 class OnnxGraph:
     """Collects the nodes and initializers that the emitters of ops add.
 
-    op: the buffer that is being written   values, constants: those of the verified program
-    plain_tables: look up tables with Gather instead of GatherElements: slower in ONNX Runtime, but supported everywhere
+    op: the buffer that the current op writes   values, constants: those of the verified program
+    plain_tables: emit table lookups as Gather instead of GatherElements: slower in ONNX Runtime, but supported everywhere
     """
 
     def __init__(self, program: Program, verified: Verified, plain_tables: bool = False) -> None:

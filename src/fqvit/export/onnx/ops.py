@@ -35,9 +35,9 @@ def lookup_op(g: OnnxGraph, op: Lookup) -> str:
     if op.alpha is not None:
         n = len(table)
         alphas = g.constants[op.alpha].astype(np.int64)
-        everyone = np.arange(len(op.y_zero))
-        # The reference computes the tables: every code in one channel per alpha.
-        codes = {op.x: np.repeat(np.arange(n)[:, None], len(everyone), 1), op.alpha: everyone, op.part("table"): table}
+        every_alpha = np.arange(len(op.y_zero))
+        # The reference op computes the tables. Its input has one channel per alpha, each with every code.
+        codes = {op.x: np.repeat(np.arange(n)[:, None], len(every_alpha), 1), op.alpha: every_alpha, op.part("table"): table}
         table = op.run(kit("numpy"), codes.__getitem__).T.reshape(-1)
         index = g.node("Add", [index, g.constant(alphas * n, "i32", "first entry")], "position")
     return lookup(g, index, table, y.dtype, x.shape)
@@ -63,7 +63,7 @@ def weighted_sum(g: OnnxGraph, sums: list[tuple[str, int]]) -> str:
 
 
 def linear(g: OnnxGraph, op: Linear) -> str:
-    """Emit MatMulInteger of u8 x u8 with weights w + 128: u8 x i8 saturates on CPUs without VNNI."""
+    """Emit MatMulInteger of u8 x u8 with weights w + 128: in ONNX Runtime, u8 x i8 saturates on CPUs without VNNI."""
     x, y = g.value(op.x), g.value(op.y)
     w, bias = g.constants[op.part("w")].astype(np.int64), g.constants[op.part("bias")].astype(np.int64)
     weights = g.shared_constant((w + 128).T, "u8", op.part("w"))
@@ -96,7 +96,7 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
         zero = np.array(0, np.int64)  # D and C v - M1 do not depend on one zero point for all channels
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
 
-    # Per row: C v - M1, D, j, and the root of D 4^j.
+    # Per row, with the names of ir/ops.py: u = C v - M1, D (the variable d), j, and the root d of D 4^j (the variable root).
     dtype = "i32" if 2 * channels * largest < I31 else "i64"
     v = lifted(g, op.x, zero, scale, dtype)
     m1 = row_sum(g, v, channels, dtype, "M1")
@@ -111,8 +111,8 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon)
     root = isqrt(g, g.node("Mul", [d, by_4], "D 4^j"))
 
-    # t + K = (u 2^(24 + j) + d / 2 + K d) / d. K makes the numerator positive, for which Div rounds down. Nothing overflows:
-    # verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(24 + j)| < K d.
+    # t + K = (u 2^(24 + j) + d / 2 + K d) / d. Div truncates; K makes the numerator positive, so that this rounds down. Nothing
+    # overflows: verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(24 + j)| < K d.
     k = largest_t << Q24
     above = g.node("Add", [halved(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
     wide = u if dtype == "i64" else g.cast(u, "i64")
@@ -145,7 +145,7 @@ def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
 
 
 def add(g: OnnxGraph, op: Add) -> str:
-    """Emit x1 m1 + x2 m2 + constant with m = mult 2^alpha. The constant holds zero points, constant terms and the half."""
+    """Emit x1 m1 + x2 m2 + constant with m = mult 2^alpha. The constant has zero points, constant terms and rounding."""
     y = g.value(op.y)
     shift = python_ints(op.shift) if op.y_alpha is None else python_ints(op.shift + g.constants[op.y_alpha].astype(np.int64))
     mults = [

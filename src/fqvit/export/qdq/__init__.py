@@ -1,4 +1,4 @@
-"""Export a program as QDQ ONNX: float ops with QuantizeLinear and DequantizeLinear at its sites."""
+"""Export a program as QDQ ONNX: float ops with QuantizeLinear and DequantizeLinear at its quantized tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Build a QDQ ONNX graph: nodes, constants, quantized tensors, and the requirements of each target runtime.
 
 Every buffer of codes becomes a float tensor f = (code - zero) * scale. Scale and zero are free as long as the op that writes
-a tensor and the ops that read it agree. Where a site has one scale per channel, the scales move into the weights that read it.
+a tensor and the ops that read it agree. If a site (a quantized tensor) has per-channel scales and a matrix
+product reads it, their mean suffices: the program's weights already contain the per-channel factors.
 See also: writer.py, scales.py.
 """
 
@@ -35,7 +36,7 @@ class QdqParams:
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A float tensor of the graph that stands for integers: integer = f / scale + zero.
+    """A float tensor of the graph that represents integers: integer = f / scale + zero.
 
     Accumulators have zero 0 and often one scale per channel. shape: without the batch axis
     normalise: attention weights whose rows are not yet divided by their sums
@@ -50,7 +51,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a target runtime supports.
+    """Describes what a target runtime supports.
 
     opset, ir: versions of the ONNX file
     wide: 16-bit codes are supported
@@ -131,7 +132,7 @@ class QdqGraph:
             self._qdq_pair(x, y, bits, float(scale[0]), int(zero[0]))
             return tensor
         # QuantizeLinear gets one scale per tensor: fusions of ONNX Runtime fail on activations with per-channel scales.
-        assert len(zero) == 1, f"{y}: one zero point per channel"
+        assert len(zero) == 1, f"{y}: found one zero point per channel, expected one per tensor"
         relative = self.float32(f"{y}.relative_scale", scale / scale[0])
         x = self.node("Div", [x, relative], f"{y}.per_tensor")
         self.node("Mul", [self._qdq_pair(x, f"{y}.restored", bits, float(scale[0]), int(zero[0])), relative], y)

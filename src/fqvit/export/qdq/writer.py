@@ -41,7 +41,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     if target not in PROFILES:
         raise FqvitError(f"target: found {target!r}, expected one of {', '.join(PROFILES)}.")
     if attention not in get_args(Attention):
-        raise FqvitError(f"attention: found {attention!r}, expected log2 or uniform.")
+        raise FqvitError(f"attention: found {attention!r}, expected auto, log2 or uniform.")
     program.check_plain("export to QDQ ONNX")
     source = program.unpacked()
     profile = PROFILES[target]
@@ -72,7 +72,9 @@ def _notes(graph: QdqGraph, emulated: int, coarser: int, target: str) -> tuple[s
     if coarser:
         notes.append(f"{coarser} softmaxes use uniform 8-bit codes instead of the program's; --attention log2 reproduces these")
     if graph.recentred:
-        notes.append(f"{len(graph.recentred)} sites have coarser scales than the program, to be symmetric: {COST}")
+        notes.append(
+            f"{len(graph.recentred)} sites have coarser scales than the program, because {target} needs symmetric codes: {COST}"
+        )
     return tuple(notes)
 
 
@@ -83,7 +85,7 @@ class _Export:
         self.program, self.graph, self.scales, self.kind = program, graph, scales, kind
         self.constants = program.constants
         self.tensors: dict[str, QuantizedTensor] = {}
-        self.qkv: dict[str, QuantizedTensor] = {}  # Q, K or V, by the permuted buffer
+        self.qkv: dict[str, QuantizedTensor] = {}  # Q, K or V, keyed by the permuted buffer
         self.emulated = self.coarser = 0
 
     def run(self) -> QuantizedTensor:
@@ -151,7 +153,7 @@ class _Export:
     def _weights(self, op: LogSoftmax | RowCodes) -> QuantizedTensor:
         reader = next((r for r in self.scales.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
         region = None if op.region is None else self.constants[op.region]
-        # "uniform" writes evenly spaced levels relative to the largest weight, so such levels lose nothing.
+        # "uniform" writes evenly spaced levels relative to the largest weight, so programs with such levels lose nothing.
         levels = (reader.levels or tuple(range(256))) if isinstance(reader, Attend) else ()
         even = levels == tuple(range(len(levels))) and len(levels) > 1
         emulate = self.kind == "log2" and not even
@@ -203,7 +205,7 @@ class _Export:
         dtype = np.uint8 if middle else np.int8
         codes = graph.constant(f"{name}.w", (w.T.astype(np.int16) + middle).astype(dtype))
         scale = np.broadcast_to(gain / x.scale[0], (len(w),))
-        smallest = np.finfo(np.float32).tiny  # scales must be positive, also where the multiplier is 0
+        smallest = np.finfo(np.float32).tiny  # scales must be positive, even if the multiplier is 0
         scales = graph.float32(f"{name}.w.scale", np.maximum(scale, smallest))
         zeros = graph.constant(f"{name}.w.zero", np.full(len(w), middle, dtype))
         weight = graph.node("DequantizeLinear", [codes, scales, zeros], f"{name}.w.values", axis=1)
@@ -322,7 +324,7 @@ class _Export:
         return QuantizedTensor(name, shape, self._tiled(x.scale, op.y, shape), self._tiled(x.zero, op.y, shape))
 
     def _tiled(self, values: Any, name: str, shape: tuple[int, ...]) -> Any:
-        """Repeat per-channel values where a permute concatenates the channels of several tokens."""
+        """Repeat per-channel values if a permute concatenates the channels of several tokens."""
         if len(values) == 1:
             return values
         if shape[-1] % len(values):
