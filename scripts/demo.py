@@ -1,7 +1,7 @@
-"""Compare the embedded models, float and integer, in one table: `make demo`.
+"""Compare the float and integer versions of the embedded models in one table: `make demo`.
 
-Quantizes fmnist_vit and fmnist_swin with the images in the package, runs float model and integer program on the 1,000 embedded
-test images, and writes the .fqvit files to build/demo.
+Quantizes fmnist_vit and fmnist_swin with the calibration images of the package, runs the float model and the integer program on
+the 1,000 embedded test images, and writes the .fqvit files to build/demo.
 """
 
 from __future__ import annotations
@@ -80,10 +80,11 @@ def row(name: str) -> tuple[str, ...]:
 def check_bits(engine: fqvit.Engine, program: fqvit.Program, name: str) -> None:
     """Raise FqvitError if the engine and the reference differ in any logit of the test images."""
     reference, batches = Reference(program), arrays(*test_images(), BATCH)
-    for batch in track(batches, len(batches), f"{name} bits"):
+    for batch in track(batches, len(batches), f"{name} exactness"):
         if (engine.run(batch.images) != reference.run(batch.images)).any():
             raise fqvit.FqvitError(
-                f"{name}: engine and reference differ at {batch.paths[0]}, expected the same bits. Please report this."
+                f"{name}: engine and reference differ in the batch that starts with {batch.paths[0]}, expected equal logits."
+                " Please report this."
             )
 
 

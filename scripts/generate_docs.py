@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/reference/: cli.md from the command line's options, modules.md from module docstrings.
+"""Write the generated pages of docs/reference/: cli.md from the commands of `fqvit`, modules.md from module docstrings.
 
 `make docs` runs this before it builds the site; tests/project/test_docs.py checks that the committed pages are current.
 """
@@ -31,14 +31,17 @@ NATIVE = ("include", "core", "ops", "kernels", "python")
 
 
 def first_sentence(text: str) -> str:
-    """Join the first paragraph, without a list that it introduces, and cut it after its first sentence."""
+    """Return the first sentence of a text on one line, without a list that it introduces and without its final period."""
     paragraph = " ".join(re.split(r"\n\n|\n\s*[-*] ", text.strip())[0].split())
     found = re.match(r".+?\.(?= [A-Z(])", paragraph)
     return (found[0] if found else paragraph).rstrip(".:")
 
 
 def purpose(path: Path) -> str:
-    """Return what a Python module or a C++ file says about itself in its first sentence; empty where it says nothing."""
+    """Return the first sentence of a Python module's docstring or of a C++ file's leading comment.
+
+    A C++ file without a comment is the implementation of the header that it includes first. Returns "" if there is neither.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return first_sentence(ast.get_docstring(ast.parse(text)) or "")
@@ -64,7 +67,7 @@ def table(title: str, paths: list[Path], about: str = "") -> list[str]:
 
 
 def modules() -> str:
-    """The page: one table per package, one row per module."""
+    """Return the text of modules.md: one table per package, one row per module."""
     lines = [
         "# Modules",
         "",
@@ -85,7 +88,7 @@ def modules() -> str:
 
 
 def options(function: Callable[..., Any]) -> tuple[list[str], list[str], list[str]]:
-    """Return the usage words and the table rows of the arguments and options of one command."""
+    """Return the words of the usage line, the table rows of the arguments and those of the options of one command."""
     hints = get_type_hints(function, include_extras=True)
     words, arguments, flags = [], [], []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -128,7 +131,7 @@ def command_section(name: str, function: Callable[..., Any]) -> list[str]:
 
 
 def command_line() -> str:
-    """The page: one section per command."""
+    """Return the text of cli.md: one section per command."""
     commands = [(f"fqvit {entry.name}", entry.callback) for entry in app.registered_commands]
     for group in app.registered_groups:
         assert group.typer_instance is not None
@@ -136,7 +139,7 @@ def command_line() -> str:
     lines = [
         "# Command line",
         "",
-        "Every command and option of `fqvit`. This page is generated from the program: run `make docs` after a change.",
+        "Every command and option of `fqvit`. This page is generated from the source code: run `make docs` after a change.",
         "",
         "| exit code | meaning |",
         "|---|---|",
