@@ -365,7 +365,7 @@ def test_a_fused_relu_emits_no_op() -> None:
     x = (LoweredValue("y", (2, 3)), np.zeros((2, 2, 3), np.int32))
     assert Made(maps.Relu(), [x], params(0.5, 0)).lowered is x[0]
     with pytest.raises(
-        FqvitError, match="^y: cannot fuse this ReLU, expected it to be the only reader of a convolution or linear map"
+        FqvitError, match="^y: cannot fuse this ReLU, expected it to be the only reader of a convolution or linear layer"
     ):
         Made(maps.Relu(), [codes((2, 3))], params(0.5, 0))
 

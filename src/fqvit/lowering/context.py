@@ -21,7 +21,7 @@ class LoweringContext:
     """Everything that a lowering rule may read besides its own node and inputs.
 
     sums: for every input of a residual sum or embedding, the quantization parameters of that sum
-    fused_relus: {linear map or convolution: the ReLU that is fused into it}
+    fused_relus: {linear layer or convolution: the ReLU that is fused into it}
     masked: some attention window is masked, so the last log2 code of every attention site means 0
     resizable: the program can be rebuilt for other image sizes, so it records how its ops depend on the size
     """

@@ -31,7 +31,7 @@ Role = Literal[
     "pooled",
     "logits",
     "pyramid",  # feature maps of detectors: laterals, their sums, outputs
-    "inner",  # convolutions and linear maps before a ReLU
+    "inner",  # convolutions and linear layers before a ReLU
     "relu",
     "deltas",  # box regressions
     "route",  # data movement; not a site of its own

@@ -127,7 +127,7 @@ class Calibration:
     features: Features
     images: int
     sites: Mapping[str, QParams]
-    # Linear maps whose weights are not rounded to the nearest code: see methods/.
+    # Linear layers whose weights are not rounded to the nearest code: see methods/.
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
     choice: Choice | None = None  # recipe `auto` only
     square: QParams | None = None  # detector heads only: their input, RoIAlign features instead of images

@@ -24,7 +24,7 @@ SHORT_CODES = 10  # outputs with at most this many bits may have short multiplie
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """The integers of a linear map of codes x with zero points z: y[o] = scale[o] * (sum_k (x[k] - z[k]) w[o, k] + bias[o]).
+    """The integers of a linear layer of codes x with zero points z: y[o] = scale[o] * (sum_k (x[k] - z[k]) w[o, k] + bias[o]).
 
     w: int8 [O, K]   scale: float64 [O], the value of one accumulator unit   bias: int64 [O], in accumulator units
     exponent: u8 [O, G], only with groups: w is a narrow code times 2^exponent of its group
@@ -36,12 +36,12 @@ class QuantizedLinear:
     exponent: NDArray[np.uint8] | None = None
 
 
-# Leaves that compute a linear map of each row; a convolution reads the rows of its 3x3 neighbourhood, concatenated.
+# Leaves that apply a linear layer to each row; a convolution reads the rows of its 3x3 neighbourhood, concatenated.
 LinearLeaf = layers.Linear | maps.Conv2d | maps.Deconv
 
 
 def weight_rows(leaf: LinearLeaf) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Weight [O, K] and bias [O] of a leaf as a linear map.
+    """Weight [O, K] and bias [O] of a leaf as a linear layer.
 
     A 3x3 convolution reads K = 9 C channels, position by position in row-major order. A transposed 2x2 convolution writes
     O = 4 O' channels: upper left, upper right, lower left, lower right.
@@ -60,7 +60,7 @@ def _double(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
-    """The number of bits of a linear map's weights, and how many weights share an exponent (0: no groups).
+    """The number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
 
     Groups are for at most 4 bits. With groups the patch embedding and the output layers keep 8 bits: they are small and
     sensitive.
@@ -73,7 +73,7 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
 
 
 def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
-    """The output scales [O] of a linear map if its requantization uses 16-bit multipliers, otherwise None.
+    """The output scales [O] of a linear layer if its requantization uses 16-bit multipliers, otherwise None.
 
     16-bit multipliers are used with per-channel scales, to save space in the file, and with `mult = "short"`. Other recipes use
     the full 31 bits. Convolutions always do: their multipliers are few compared with their weights, and without these scales

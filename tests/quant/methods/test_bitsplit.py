@@ -18,7 +18,7 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.methods import bitsplit
 from fqvit.quant.methods.bitsplit import BLOCK, Products, Split, bit_split, by_outputs, by_weights
-from fqvit.quant.methods.lockstep import LinearMap
+from fqvit.quant.methods.lockstep import LinearLayer
 from fqvit.quant.recipe import RECIPES, with_bits
 from fqvit.quant.simulate import Simulation
 from tests.factories import calibration_of, float_model, images_for
@@ -139,9 +139,9 @@ def test_rows_of_zeros_constants_and_tiny_values_are_handled(bits: int) -> None:
     assert split.scale[0] == 0 and not split.codes()[0].any() and np.isfinite(split.scale).all()
     np.testing.assert_allclose(real(split)[1], 0.3, rtol=1e-9)
     assert np.abs(split.codes()).max() <= 2 ** (bits - 1) - 1
-    layer = LinearMap.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
+    layer = LinearLayer.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
     bias = np.array([0.5, -2.0, 3.0, 0.0, 1.0])
-    linear = LinearMap(layer.leaf, layer.preprocess, weight, bias)
+    linear = LinearLayer(layer.leaf, layer.preprocess, weight, bias)
     found = bitsplit.fit(linear, products_of(x, x @ weight.T), np.array([0.1]), bits)
     np.testing.assert_allclose(found.bias * found.scale, bias, rtol=0, atol=found.scale.max())
     assert np.abs(found.bias).max() < 2**31 and (found.scale > 0).all() and not found.w[0].any()
@@ -205,8 +205,8 @@ def test_fit_works_on_input_codes_and_uses_outputs_if_there_are_enough_rows(rows
     """With scales s [K] the result is that of inputs x / s and weights w * s."""
     x, weight, y = problem(5, rows=rows)
     scales = np.array([0.5, 0.1, 3.0, 0.02, 1.0, 0.7, 0.3])
-    layer = LinearMap.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
-    linear = LinearMap(layer.leaf, layer.preprocess, weight, np.arange(5.0))
+    layer = LinearLayer.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
+    linear = LinearLayer(layer.leaf, layer.preprocess, weight, np.arange(5.0))
     found = bitsplit.fit(linear, products_of(x, y), scales, 4)
     split = by_weights(weight * scales, 4)
     if rows >= 8 * 7:
@@ -219,10 +219,10 @@ def test_fit_works_on_input_codes_and_uses_outputs_if_there_are_enough_rows(rows
 @pytest.mark.parametrize("share", [0.6, 0.9, 1.1, 3.0])
 def test_biases_are_at_most_2_to_the_30_units(share: float) -> None:
     """share: the bias divided by 2^30 units of the scale that the row's weights alone would have."""
-    layer = LinearMap.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
+    layer = LinearLayer.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
     weight = np.array([[0.5, -1.0, 0.25], [1.0, 1.0, 1.0]])
     own = by_weights(weight, 8).scale[0] / 2**6
-    linear = LinearMap(layer.leaf, layer.preprocess, weight, np.array([share * 2**30 * own, 0.0]))
+    linear = LinearLayer(layer.leaf, layer.preprocess, weight, np.array([share * 2**30 * own, 0.0]))
     found = bitsplit.fit(linear, Products(np.eye(3), weight, np.ones(2), 0), np.ones(1), 8)
     assert abs(found.bias[0]) <= 2**30 and found.bias[0] * found.scale[0] == pytest.approx(linear.bias[0])
     assert (found.scale[0] == pytest.approx(own)) == (share < 1)
@@ -233,7 +233,7 @@ def test_a_layer_is_fitted_to_the_quantized_outputs_of_earlier_layers(monkeypatc
     images = images_for(model.preprocess, 12)
     seen: list[Products] = []
 
-    def spy(linear: LinearMap, products: Products, scales: Array, bits: int) -> Any:
+    def spy(linear: LinearLayer, products: Products, scales: Array, bits: int) -> Any:
         seen.append(products)
         return fit(linear, products, scales, bits)
 
@@ -266,11 +266,11 @@ def test_products_sum_over_all_batches() -> None:
 
 @pytest.mark.parametrize("kind", ["vit", "swin", "padded swin"])
 @torch.no_grad()
-def test_the_patch_embedding_is_a_linear_map_of_pixel_rows(kind: str) -> None:
+def test_the_patch_embedding_is_a_linear_layer_on_rows_of_pixels(kind: str) -> None:
     model = float_model(kind)
     node = trace(model.module).node("patch_embed.proj")
     images = normalise(images_for(model.preprocess, 3), model.preprocess)
-    linear = LinearMap.of(node, model.preprocess)
+    linear = LinearLayer.of(node, model.preprocess)
     rows = linear.rows(images).double() @ torch.from_numpy(linear.weight).T + torch.from_numpy(linear.bias)
     torch.testing.assert_close(rows.float(), node.leaf(images), rtol=1e-5, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Lockstep runs: which images are used, in which order, and linear maps of layers."""
+"""Lockstep runs: which images are used, in which order, and layers without a bias."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fqvit.models.layers import Linear
 from fqvit.models.pixels import normalise
 from fqvit.quant.fit import site_shapes
 from fqvit.quant.methods import lockstep
-from fqvit.quant.methods.lockstep import InputBatches, LinearMap, run_in_lockstep
+from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
 from tests.factories import float_model, images_for
 
 MODEL = float_model("vit")
@@ -60,5 +60,5 @@ def test_the_number_of_images_is_limited_by_the_largest_site(monkeypatch: pytest
 
 def test_a_layer_without_a_bias_gets_a_zero_bias() -> None:
     node = Node("linear", Linear(4, 3, "norm", bias=False), ("x",), ())
-    found = LinearMap.of(node, MODEL.preprocess)
+    found = LinearLayer.of(node, MODEL.preprocess)
     assert found.bias.tolist() == [0.0, 0.0, 0.0] and found.weight.shape == (3, 4)

@@ -1,6 +1,6 @@
 """Lowering rules: one per leaf module, listed in RULES.
 
-See also: base.py (the interface of rules), layers.py (embeddings, linear maps, norms, sums and moves), attention.py,
+See also: base.py (the interface of rules), layers.py (embeddings, linear layers, norms, sums and moves), attention.py,
 maps.py (detectors).
 """
 

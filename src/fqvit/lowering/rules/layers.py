@@ -1,4 +1,4 @@
-"""Lowering rules of embeddings, linear maps, norms, sums and moves."""
+"""Lowering rules of embeddings, linear layers, norms, sums and moves."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     if x.buffer != low.name:
         raise FqvitError(
-            f"{low.name}: cannot fuse this ReLU, expected it to be the only reader of a convolution or linear map."
+            f"{low.name}: cannot fuse this ReLU, expected it to be the only reader of a convolution or linear layer."
         )
     return x
 

@@ -24,7 +24,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.lockstep import InputBatches, LinearMap, run_in_lockstep
+from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear
 from fqvit.system.progress import Progress
@@ -93,7 +93,7 @@ def bit_split(
 
     def quantize_node(node: Node, exact: InputBatches, simulated: InputBatches) -> list[Tensor]:
         if isinstance(node.leaf, layers.Linear | layers.Patches):
-            found = LinearMap.of(node, model.preprocess)
+            found = LinearLayer.of(node, model.preprocess)
             rows = [[found.rows(x) for x in batches] for batches in (exact[0], simulated[0])]
             scales = simulation.input_scales(node)
             assert scales is not None  # bit-split requires float nonlinear operations: every matrix product then reads codes
@@ -106,7 +106,7 @@ def bit_split(
     return replace(calibration, weights=chosen)
 
 
-def fit(linear: LinearMap, products: Products, input_scales: Array, bits: int) -> QuantizedLinear:
+def fit(linear: LinearLayer, products: Products, input_scales: Array, bits: int) -> QuantizedLinear:
     """Quantize one linear layer or patch embedding whose inputs are codes with scales [K] or [1]."""
     scales = np.broadcast_to(input_scales, linear.weight.shape[1:])
     split = by_weights(linear.weight * scales, bits)

@@ -62,7 +62,7 @@ def run_in_lockstep(
 
 
 @dataclass(frozen=True)
-class LinearMap:
+class LinearLayer:
     """A linear layer or patch embedding as y = x weight^T + bias over rows x.
 
     Rows are the inputs of a linear layer, or (pixel - zero) / 255 of the patches.
@@ -76,14 +76,14 @@ class LinearMap:
     zero: int = 0
 
     @staticmethod
-    def of(node: Node, preprocess: Preprocess) -> LinearMap:
+    def of(node: Node, preprocess: Preprocess) -> LinearLayer:
         leaf = node.leaf
         assert isinstance(leaf, layers.Linear | layers.Patches)
         weight = leaf.weight.detach().cpu().double().numpy()
         bias = np.zeros(len(weight)) if leaf.bias is None else leaf.bias.detach().cpu().double().numpy()
         if isinstance(leaf, layers.Linear):
-            return LinearMap(leaf, preprocess, weight, bias)
-        return LinearMap(leaf, preprocess, *pixel_linear(weight, bias, preprocess))
+            return LinearLayer(leaf, preprocess, weight, bias)
+        return LinearLayer(leaf, preprocess, *pixel_linear(weight, bias, preprocess))
 
     def rows(self, x: Tensor) -> Tensor:
         """Reshape the node's input x to rows [N, T, K], with all tokens or patches of an image in axis 1."""

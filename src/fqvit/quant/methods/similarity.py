@@ -27,7 +27,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Graph, Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.lockstep import InputBatches, LinearMap, run_in_lockstep
+from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
 from fqvit.quant.plan import plan
 from fqvit.quant.weights import QuantizedLinear
 from fqvit.system.progress import Progress
@@ -156,7 +156,7 @@ class Searcher:
         return [leaf(*xs, *node.params) for xs in zip(*operands, strict=True)]
 
     def _linear(self, node: Node, exact: InputBatches, raw: InputBatches) -> list[Tensor]:
-        found = LinearMap.of(node, self.model.preprocess)
+        found = LinearLayer.of(node, self.model.preprocess)
         weight, bias = torch.from_numpy(found.weight).float(), torch.from_numpy(found.bias).float()
         last = 2 ** (self.recipe.weight_bits - 1) - 1
         weights = Operand(weight, float(weight.abs().max()) / last or 1.0, -last, last)
