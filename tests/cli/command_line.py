@@ -38,7 +38,7 @@ def fqvit(*words: object) -> Outcome:
     return Outcome(end.value.code or 0, out.getvalue(), err.getvalue())  # type: ignore[arg-type]
 
 
-def refused(done: Outcome, *words: str) -> None:
+def assert_rejected(done: Outcome, *words: str) -> None:
     """Assert that the command failed with exit code 2 and one line on stderr, which contains all `words`."""
     assert done.code == 2
     assert done.err.startswith("fqvit: ") and len(done.err.splitlines()) == 1, done.err

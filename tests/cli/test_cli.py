@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from fqvit.models import embedded
 from fqvit.models.load import build
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def test_quantize_accepts_recipe_files_and_features(weights: Path, tmp_path: Pat
     assert (done.json["recipe"], done.json["output"]) == ("mine", "pooled")
     sites = fqvit("inspect", out, "--sites", "--json").json["sites"]
     assert {row["bits"] for row in sites if row["site"].endswith("mlp.act")} == {6}
-    refused(fqvit("eval", out), "features (pooled)")
-    refused(fqvit("classify", out, "x.png"), "features (pooled)")
+    assert_rejected(fqvit("eval", out), "features (pooled)")
+    assert_rejected(fqvit("classify", out, "x.png"), "features (pooled)")
 
 
 def test_eval_measures_programs_and_float_models_on_a_folder(program: Path, weights: Path, pictures: Path) -> None:
@@ -173,7 +173,7 @@ def test_classify_continues_after_an_unreadable_image_and_fails_at_the_end(
     done = fqvit("classify", program, bad, next(pictures.rglob("*.png")))
     assert done.code == 2 and "logit" in done.out
     assert "bad.jpg: not an image" in done.err and "1 of 2 images cannot be read" in done.err
-    refused(fqvit("classify", program, bad), "bad.jpg: not an image")  # a single image is reported once
+    assert_rejected(fqvit("classify", program, bad), "bad.jpg: not an image")  # a single image is reported once
 
 
 def test_inspect_prints_a_summary_and_the_requested_lists(program: Path) -> None:
@@ -216,31 +216,31 @@ def test_files_that_are_not_programs_are_rejected(program: Path, weights: Path, 
     short.write_bytes(program.read_bytes()[:1000])
     for words in (("inspect",), ("classify", "x.png"), ("eval",), ("compare",)):
         command, rest = words[0], words[1:]
-        refused(fqvit(command, tmp_path / "none.fqvit", *rest), "no such file")
-        refused(fqvit(command, weights, *rest), "not a quantized program")
-        refused(fqvit(command, damaged, *rest), "damaged")
-        refused(fqvit(command, short, *rest), "truncated")
-    refused(fqvit("eval", "nowhere.safetensors"), "no such file")
+        assert_rejected(fqvit(command, tmp_path / "none.fqvit", *rest), "no such file")
+        assert_rejected(fqvit(command, weights, *rest), "not a quantized program")
+        assert_rejected(fqvit(command, damaged, *rest), "damaged")
+        assert_rejected(fqvit(command, short, *rest), "truncated")
+    assert_rejected(fqvit("eval", "nowhere.safetensors"), "no such file")
 
 
 def test_wrong_names_are_rejected_with_suggestions() -> None:
-    refused(fqvit("quantize", "deit_tinny"), "no such model", "deit_tiny")
-    refused(fqvit("eval", "deit_tinny"), "no such model", "deit_tiny")
-    refused(fqvit("quantize", "--recipe", "fq_vit"), "no such recipe", "fqvit", "fq-vit")
-    refused(fqvit("quantize", "--recipe", "none.toml"), "cannot be read")
-    refused(fqvit("quantize", "--bits", "8/8"), "8/8/4")
-    refused(fqvit("quantize", "--bits", "8/8/16"), "from 2 to 8")
-    refused(fqvit("quantize", "--images", 0), "at least 1")
-    refused(fqvit("quantize", "--k", 9), "0 to 8")
+    assert_rejected(fqvit("quantize", "deit_tinny"), "no such model", "deit_tiny")
+    assert_rejected(fqvit("eval", "deit_tinny"), "no such model", "deit_tiny")
+    assert_rejected(fqvit("quantize", "--recipe", "fq_vit"), "no such recipe", "fqvit", "fq-vit")
+    assert_rejected(fqvit("quantize", "--recipe", "none.toml"), "cannot be read")
+    assert_rejected(fqvit("quantize", "--bits", "8/8"), "8/8/4")
+    assert_rejected(fqvit("quantize", "--bits", "8/8/16"), "from 2 to 8")
+    assert_rejected(fqvit("quantize", "--images", 0), "at least 1")
+    assert_rejected(fqvit("quantize", "--k", 9), "0 to 8")
 
 
 def test_missing_inputs_are_named_with_the_remedy(program: Path, weights: Path, deit: Path) -> None:
-    refused(fqvit("quantize", "deit_tiny"), "no weights given", "--weights")
-    refused(fqvit("eval", "deit_tiny"), "no weights given", "--weights")
-    refused(fqvit("quantize", "--weights", "none.safetensors"), "matches no known model", "fqvit models")
-    refused(fqvit("quantize", "deit_tiny", "--weights", "none.safetensors"), "no such file")
-    refused(fqvit("quantize", "deit_tiny", "--weights", deit), "no images given", "--calib")
-    refused(fqvit("eval", "deit_tiny", "--weights", deit), "no images given", "--data")
+    assert_rejected(fqvit("quantize", "deit_tiny"), "no weights given", "--weights")
+    assert_rejected(fqvit("eval", "deit_tiny"), "no weights given", "--weights")
+    assert_rejected(fqvit("quantize", "--weights", "none.safetensors"), "matches no known model", "fqvit models")
+    assert_rejected(fqvit("quantize", "deit_tiny", "--weights", "none.safetensors"), "no such file")
+    assert_rejected(fqvit("quantize", "deit_tiny", "--weights", deit), "no images given", "--calib")
+    assert_rejected(fqvit("eval", "deit_tiny", "--weights", deit), "no images given", "--data")
 
 
 @pytest.fixture(scope="module")
@@ -260,24 +260,24 @@ def test_image_folders_are_checked(program: Path, weights: Path, pictures: Path,
     (broken / "0").mkdir(parents=True)
     (broken / "0" / "a.png").write_text("nothing")
     for words in (("quantize", "--weights", weights, "--calib"), ("eval", program, "--data")):
-        refused(fqvit(*words, tmp_path / "none"), "no such folder")
-        refused(fqvit(*words, program), "a file, expected a folder")
-        refused(fqvit(*words, empty), "no ")
-        refused(fqvit(*words, broken), "a.png")
-    refused(fqvit("compare", program, "--weights", weights, "--data", empty), "no images found")
-    refused(fqvit("eval", program, "--data", pictures / "0"), "no class sub-folders")
-    refused(fqvit("eval", program, "--data", pictures, "--limit", 0), "at least 1")
+        assert_rejected(fqvit(*words, tmp_path / "none"), "no such folder")
+        assert_rejected(fqvit(*words, program), "a file, expected a folder")
+        assert_rejected(fqvit(*words, empty), "no ")
+        assert_rejected(fqvit(*words, broken), "a.png")
+    assert_rejected(fqvit("compare", program, "--weights", weights, "--data", empty), "no images found")
+    assert_rejected(fqvit("eval", program, "--data", pictures / "0"), "no class sub-folders")
+    assert_rejected(fqvit("eval", program, "--data", pictures, "--limit", 0), "at least 1")
 
 
 def test_unwritable_outputs_are_rejected_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(fqvit("quantize", "-o", tmp_path / "none" / "x.fqvit"), "no such folder")
-    refused(fqvit("quantize", "-o", tmp_path), "is a folder")
-    refused(fqvit("quantize", "--save-calibration", tmp_path / "none" / "x.json"), "no such folder")
+    assert_rejected(fqvit("quantize", "-o", tmp_path / "none" / "x.fqvit"), "no such folder")
+    assert_rejected(fqvit("quantize", "-o", tmp_path), "is a folder")
+    assert_rejected(fqvit("quantize", "--save-calibration", tmp_path / "none" / "x.json"), "no such folder")
     (tmp_path / "old.fqvit").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or Path(path).is_dir())
-    refused(fqvit("quantize", "-o", tmp_path / "old.fqvit"), "exists and is not writable")
+    assert_rejected(fqvit("quantize", "-o", tmp_path / "old.fqvit"), "exists and is not writable")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    refused(fqvit("quantize", "-o", tmp_path / "x.fqvit"), "is not writable")
+    assert_rejected(fqvit("quantize", "-o", tmp_path / "x.fqvit"), "is not writable")
 
 
 def test_no_command_overwrites_its_inputs(program: Path, weights: Path, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_no_command_overwrites_its_inputs(program: Path, weights: Path, tmp_path
         ("quantize", "fmnist_vit", "--weights", mine, "-o", mine),
         ("table", "--classes", names, "-o", names),
     ):
-        refused(fqvit(*words), str(words[-1]), "is an input of this command and would be overwritten")
+        assert_rejected(fqvit(*words), str(words[-1]), "is an input of this command and would be overwritten")
     assert program.read_bytes() == before and mine.read_bytes() == weights.read_bytes() and names.read_text() == "[]"
 
 
@@ -306,24 +306,24 @@ def test_invalid_class_names_are_rejected(weights: Path, tmp_path: Path) -> None
         ("[", "not valid JSON"),
     ):
         (tmp_path / "names").write_text(text)
-        refused(fqvit(*words, tmp_path / "names"), said)
-    refused(fqvit(*words, tmp_path / "none.json"), "cannot be read")
+        assert_rejected(fqvit(*words, tmp_path / "names"), said)
+    assert_rejected(fqvit(*words, tmp_path / "none.json"), "cannot be read")
 
 
 def test_unavailable_backends_and_devices_are_rejected(program: Path, weights: Path) -> None:
-    refused(fqvit("eval", "fmnist_vit", "--weights", weights, "--backend", "reference"), "float model")
-    refused(fqvit("eval", program, "--weights", weights), "Leave out --weights")
-    refused(fqvit("eval", program, "--device", "cuda"), "run on the CPU")
+    assert_rejected(fqvit("eval", "fmnist_vit", "--weights", weights, "--backend", "reference"), "float model")
+    assert_rejected(fqvit("eval", program, "--weights", weights), "Leave out --weights")
+    assert_rejected(fqvit("eval", program, "--device", "cuda"), "run on the CPU")
     if not torch.cuda.is_available():
-        refused(fqvit("eval", "fmnist_vit", "--weights", weights, "--device", "cuda"), "not available")
-        refused(fqvit("quantize", "--weights", weights, "--device", "cuda"), "not available")
-    refused(fqvit("quantize", "--weights", weights, "--device", "toaster"), "not available")
+        assert_rejected(fqvit("eval", "fmnist_vit", "--weights", weights, "--device", "cuda"), "not available")
+        assert_rejected(fqvit("quantize", "--weights", weights, "--device", "cuda"), "not available")
+    assert_rejected(fqvit("quantize", "--weights", weights, "--device", "toaster"), "not available")
 
 
 def test_missing_torch_is_reported_with_the_install_command(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     for words in (("quantize",), ("eval", "fmnist_vit"), ("compare", program)):
-        refused(fqvit(*words), 'pip install "fqvit[quantize]"')
+        assert_rejected(fqvit(*words), 'pip install "fqvit[quantize]"')
 
 
 def test_usage_errors_have_exit_code_2() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fqvit.bench import peers
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 pytest.importorskip("torch")
 
@@ -57,7 +57,7 @@ def test_a_missing_runtime_is_reported_and_the_others_are_measured(program: Path
 
 def test_a_failed_measurement_process_is_reported_in_one_line(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FQVIT_ISA", "abacus")
-    refused(fqvit("bench", program, "--against", "none", "--rounds", 1), "abacus")
+    assert_rejected(fqvit("bench", program, "--against", "none", "--rounds", 1), "abacus")
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_a_failed_measurement_process_is_reported_in_one_line(program: Path, mon
     ],
 )
 def test_invalid_options_are_reported_in_one_line(program: Path, words: tuple[str, ...], said: str) -> None:
-    refused(fqvit("bench", program, *words), said)
+    assert_rejected(fqvit("bench", program, *words), said)
 
 
-def test_a_missing_program_is_refused(tmp_path: Path) -> None:
-    refused(fqvit("bench", tmp_path / "none.fqvit"), "none.fqvit")
+def test_a_missing_program_is_rejected(tmp_path: Path) -> None:
+    assert_rejected(fqvit("bench", tmp_path / "none.fqvit"), "none.fqvit")
 
 
 @pytest.mark.parametrize("library", ["onnxruntime", "openvino"])

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fqvit.models import embedded, zoo
 from fqvit.models.load import build
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 
 def checkpoint(folder: Path, **sizes: object) -> Path:
@@ -46,17 +46,17 @@ def program(five: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_unknown_devices_are_rejected(five: Path, tmp_path: Path) -> None:
     for words in (("eval", "fmnist_vit"), ("quantize", "-o", tmp_path / "x.fqvit")):
-        refused(fqvit(*words, "--weights", five, "--device", "meta"), "'meta'", "cpu, cuda, cuda:N or mps")
+        assert_rejected(fqvit(*words, "--weights", five, "--device", "meta"), "'meta'", "cpu, cuda, cuda:N or mps")
 
 
 def test_embedded_images_are_rejected_for_models_with_other_classes(program: Path, five: Path) -> None:
-    refused(fqvit("eval", program), "5 classes", "--data")
-    refused(fqvit("eval", "fmnist_vit", "--weights", five), "5 classes", "--data")
+    assert_rejected(fqvit("eval", program), "5 classes", "--data")
+    assert_rejected(fqvit("eval", "fmnist_vit", "--weights", five), "5 classes", "--data")
 
 
 def test_embedded_images_are_rejected_for_models_of_another_size(large: Path) -> None:
-    refused(fqvit("eval", "fmnist_vit", "--weights", large), "32x32x1", "28x28x1", "--data")
-    refused(fqvit("quantize", "--weights", large), "32x32x1", "28x28x1", "--calib")
+    assert_rejected(fqvit("eval", "fmnist_vit", "--weights", large), "32x32x1", "28x28x1", "--data")
+    assert_rejected(fqvit("quantize", "--weights", large), "32x32x1", "28x28x1", "--calib")
 
 
 def test_weights_named_like_a_model_with_other_preprocessing_give_a_warning(
@@ -82,18 +82,18 @@ def test_a_folder_with_only_some_classes_is_matched_by_ids(program: Path, five: 
     for id in ("n03", "n08"):
         (tmp_path / "val" / id).mkdir(parents=True)
         Image.new("L", (28, 28)).save(tmp_path / "val" / id / "0.png")
-    refused(fqvit("eval", program, "--data", tmp_path / "val"), "2 class sub-folders", "'n03'", "--classes")
+    assert_rejected(fqvit("eval", program, "--data", tmp_path / "val"), "2 class sub-folders", "'n03'", "--classes")
     names = tmp_path / "classes.json"
     names.write_text('[["n01", "a"], ["n03", "b"]]')
-    refused(fqvit("eval", program, "--data", tmp_path / "val", "--classes", names), "2 classes", "has 5")
+    assert_rejected(fqvit("eval", program, "--data", tmp_path / "val", "--classes", names), "2 classes", "has 5")
     names.write_text('[["n01", "a"], ["n03", "b"], ["n05", "c"], ["n08", "d"], ["n09", "e"]]')
     for target in ((program,), ("fmnist_vit", "--weights", five)):
         assert fqvit("eval", *target, "--data", tmp_path / "val", "--classes", names, "--json").json["images"] == 2
 
 
 def test_compare_rejects_weights_of_other_sizes(program: Path, large: Path, tmp_path: Path) -> None:
-    refused(fqvit("compare", program, "--weights", large), "32x32x1", "28x28x1", "Quantize again")
-    refused(fqvit("compare", program, "--weights", checkpoint(tmp_path)), "head", "[10]", "[5]", "Quantize again")
+    assert_rejected(fqvit("compare", program, "--weights", large), "32x32x1", "28x28x1", "Quantize again")
+    assert_rejected(fqvit("compare", program, "--weights", checkpoint(tmp_path)), "head", "[10]", "[5]", "Quantize again")
 
 
 def test_a_saved_calibration_gives_the_same_program(five: Path, tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ def test_a_saved_calibration_gives_the_same_program(five: Path, tmp_path: Path) 
     for key in ("fingerprint", "bits", "recipe", "calibration_images"):
         assert first[key] == again[key]
     for option, value in (("--recipe", "fq-vit"), ("--bits", "8/8/4"), ("--calib", tmp_path), ("--images", 4), ("--k", 2)):
-        refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", saved, option, value), "Leave out", option)
-    refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", tmp_path / "none.json"), "cannot be read")
-    refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", five), "not UTF-8")
+        assert_rejected(fqvit(*words, tmp_path / "c.fqvit", "--calibration", saved, option, value), "Leave out", option)
+    assert_rejected(fqvit(*words, tmp_path / "c.fqvit", "--calibration", tmp_path / "none.json"), "cannot be read")
+    assert_rejected(fqvit(*words, tmp_path / "c.fqvit", "--calibration", five), "not UTF-8")
     (tmp_path / "empty.json").write_text("{}")
-    refused(fqvit(*words, tmp_path / "c.fqvit", "--calibration", tmp_path / "empty.json"), "not a valid calibration")
-    refused(
+    assert_rejected(fqvit(*words, tmp_path / "c.fqvit", "--calibration", tmp_path / "empty.json"), "not a valid calibration")
+    assert_rejected(
         fqvit("quantize", "fmnist_swin", "--calibration", saved, "-o", tmp_path / "c.fqvit"), "not calibrated", "fmnist_swin"
     )
 

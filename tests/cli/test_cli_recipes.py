@@ -13,7 +13,7 @@ from fqvit.ir.program import Program
 from fqvit.models import embedded
 from fqvit.models.load import build
 from fqvit.quant.calibration import Choice, Measure, Raised
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_profile_is_applied_to_the_recipe(weights: Path, tmp_path: Path) -> No
     assert recipe["name"] == "minmax-npu" and recipe["symmetric"] is True and recipe["mult"] == "short"
     profiled, named = fqvit(*words, "--profile", "npu").json, fqvit(*words, "--recipe", "npu").json
     assert (profiled["recipe"], profiled["fingerprint"]) == ("npu", named["fingerprint"])
-    refused(fqvit(*words, "--profile", "tpu"), "profile 'tpu': expected npu")
+    assert_rejected(fqvit(*words, "--profile", "tpu"), "profile 'tpu': expected npu")
 
 
 def test_auto_prints_one_table_of_raised_parts(tmp_path: Path) -> None:
@@ -70,17 +70,17 @@ def test_auto_has_its_choice_in_the_json_output(weights: Path, tmp_path: Path) -
 
 def test_max_loss_is_only_valid_with_recipe_auto(weights: Path, tmp_path: Path) -> None:
     for recipe in ("fqvit", "w4", "minmax"):
-        refused(fqvit("quantize", "--recipe", recipe, "--max-loss", 1), "has no loss limit", "--recipe auto")
-    refused(fqvit("quantize", "--max-loss", 1), "recipe fqvit has no loss limit")
+        assert_rejected(fqvit("quantize", "--recipe", recipe, "--max-loss", 1), "has no loss limit", "--recipe auto")
+    assert_rejected(fqvit("quantize", "--max-loss", 1), "recipe fqvit has no loss limit")
     for loss in (-1, 101, "nan"):
-        refused(fqvit("quantize", "--recipe", "auto", "--max-loss", loss), "expected 0 to 100")
+        assert_rejected(fqvit("quantize", "--recipe", "auto", "--max-loss", loss), "expected 0 to 100")
     words = ("quantize", "fmnist_swin", "--weights", weights, "-o", tmp_path / "x.fqvit")
-    refused(
+    assert_rejected(
         fqvit(*words, "--recipe", "auto", "--features", "pooled"), "the output is pooled, expected logits", "--recipe fqvit"
     )
     saved = tmp_path / "saved.json"
     assert fqvit(*words, "--images", 1, "--save-calibration", saved).code == 0
-    refused(fqvit(*words, "--calibration", saved, "--max-loss", 1), "Leave out --max-loss")
+    assert_rejected(fqvit(*words, "--calibration", saved, "--max-loss", 1), "Leave out --max-loss")
 
 
 def test_a_saved_calibration_of_w4_gives_the_same_file(weights: Path, tmp_path: Path) -> None:
@@ -89,7 +89,9 @@ def test_a_saved_calibration_of_w4_gives_the_same_file(weights: Path, tmp_path: 
     again = fqvit(*words, tmp_path / "b.fqvit", "--calibration", saved).json
     assert (tmp_path / "a.fqvit").read_bytes() == (tmp_path / "b.fqvit").read_bytes()
     assert first["bits"] == again["bits"] == "4/8/4" and first["fingerprint"] == again["fingerprint"]
-    refused(fqvit("quantize", "fmnist_vit", "--calibration", saved, "-o", tmp_path / "c.fqvit"), "not calibrated", "fmnist_vit")
+    assert_rejected(
+        fqvit("quantize", "fmnist_vit", "--calibration", saved, "-o", tmp_path / "c.fqvit"), "not calibrated", "fmnist_vit"
+    )
 
 
 def test_compare_simulates_w4_with_the_weights_of_the_program(weights: Path, tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_compare_shows_the_gain_over_another_program(weights: Path, tmp_path: Pa
     assert found["baseline_db"] == {row["site"]: row["integer_db"] for row in alone["sites"]}
     other = tmp_path / "vit.fqvit"
     assert fqvit("quantize", "--images", 2, "-o", other).code == 0
-    refused(fqvit(*words, "--baseline", other), "vit.fqvit", "Pass two programs of one model")
+    assert_rejected(fqvit(*words, "--baseline", other), "vit.fqvit", "Pass two programs of one model")
 
 
 def test_the_table_of_auto_shows_signs_and_an_unreachable_limit() -> None:

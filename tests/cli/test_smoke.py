@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fqvit.models import embedded
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 
 @pytest.fixture(scope="module")
@@ -40,4 +40,4 @@ def test_export_writes_c_source(program: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_reported_in_one_line() -> None:
-    refused(fqvit("eval", "missing.fqvit"), "missing.fqvit")
+    assert_rejected(fqvit("eval", "missing.fqvit"), "missing.fqvit")

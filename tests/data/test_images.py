@@ -97,7 +97,7 @@ def test_class_folders_are_matched_by_id_if_ids_are_known() -> None:
     ("folders", "classes"),
     [(["a", "b"], 3), (["cat", "dig"], ["cat", "dog", "cow"]), (["1", "10", "2"], 3), (["cat", "CAT"], ["cat", "dog", "cow"])],
 )
-def test_class_folders_that_fit_no_rule_are_refused(folders: list[str], classes: list[str] | int) -> None:
+def test_class_folders_that_fit_no_rule_are_rejected(folders: list[str], classes: list[str] | int) -> None:
     with pytest.raises(FqvitError, match=r"data: \d class sub-folders for a model of 3 classes.*one sub-folder per class"):
         class_indices("data", folders, classes)
 
@@ -131,7 +131,7 @@ def test_folders_and_missing_files_are_unreadable(tmp_path: Path) -> None:
         read_image(tmp_path / "none.png", GREY)
 
 
-def test_more_than_one_percent_unreadable_is_refused_with_the_first_name(tmp_path: Path) -> None:
+def test_more_than_one_percent_unreadable_is_rejected_with_the_first_name(tmp_path: Path) -> None:
     for value in range(100):
         save(tmp_path / f"{value:03}.png", value)
     (tmp_path / "005.png").write_bytes(b"")
@@ -140,7 +140,7 @@ def test_more_than_one_percent_unreadable_is_refused_with_the_first_name(tmp_pat
         values(ImageFolder.unlabelled(tmp_path, GREY))
 
 
-def test_one_unreadable_image_of_two_is_refused(tmp_path: Path) -> None:
+def test_one_unreadable_image_of_two_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"\x89PNG")
     with pytest.raises(FqvitError, match="1 of 2 images"):
@@ -178,7 +178,7 @@ def test_an_oversized_image_is_unreadable_even_if_warnings_are_not_errors(
         read_image(tmp_path / "big.png", GREY)
 
 
-def test_unusable_folders_are_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_unusable_folders_are_rejected_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no such folder"):
         ImageFolder.unlabelled(tmp_path / "none", GREY)
     with pytest.raises(FqvitError, match="no images found"):

@@ -17,7 +17,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.data.shards import TarShards
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 GREY = Preprocess(8, 8, 1, 8, "bicubic", (0.5,), (0.5,))
 SINGLE_PROCESS = Workers.alone()
@@ -181,4 +181,4 @@ def test_commands_accept_shards_and_give_the_fingerprint_of_the_folder(tmp_path:
         for place in (tmp_path / "folder", tmp_path / "tars")
     ]
     assert found[0]["images"] == 30 and found[0]["top1"] == found[1]["top1"] > 80
-    refused(fqvit("eval", tmp_path / "x.fqvit", "--data", tmp_path / "none.tar"), "none.tar: no such file")
+    assert_rejected(fqvit("eval", tmp_path / "x.fqvit", "--data", tmp_path / "none.tar"), "none.tar: no such file")

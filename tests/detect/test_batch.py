@@ -1,4 +1,4 @@
-"""Batching a hand-made head: what is repeated and what is refused.
+"""Batching a hand-made head: which ops are repeated and which inputs are rejected.
 
 See also: test_head_runner.py, the heads of detectors.
 """
@@ -94,13 +94,13 @@ def test_each_roi_reads_its_own_rows() -> None:
     "size, rows, count",
     [(1, MAX_ELEMENTS, 1), (1, MAX_ELEMENTS // 2, 2), (MAX_ELEMENTS // 2, 1, 2), (MAX_ELEMENTS, 1, 1)],
 )
-def test_batches_whose_indices_exceed_a_buffer_are_refused(size: int, rows: int, count: int) -> None:
+def test_batches_whose_indices_exceed_a_buffer_are_rejected(size: int, rows: int, count: int) -> None:
     index = np.broadcast_to(np.zeros(1, np.int32), size)  # uses no memory
     with pytest.raises(FqvitError, match=f"^a batch of {count} RoIs: too many elements"):
         _repeated(index, rows, count)
 
 
-def test_batches_whose_input_exceeds_a_buffer_are_refused() -> None:
+def test_batches_whose_input_exceeds_a_buffer_are_rejected() -> None:
     whole = head()
     kept = (Permute(y="flat", x="pixels", view=(12,), perm=(0,)), Linear(y="logits", x="flat", out="i32"))
     header = msgspec.structs.replace(whole.header, ops=kept, others=())
@@ -144,12 +144,12 @@ def test_a_selection_within_each_roi_is_kept() -> None:
         {"view": (2, 3), "perm": (0, 1), "shape": (6,)},
     ],
 )
-def test_permutations_that_would_mix_rois_are_refused(fields: dict[str, Any]) -> None:
+def test_permutations_that_would_mix_rois_are_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(FqvitError, match="^y: this op cannot run on a batch of RoIs"):
         _permute(Permute(y="y", x="x", **fields), 3)
 
 
-def test_other_ops_programs_and_batch_sizes_are_refused() -> None:
+def test_other_ops_programs_and_batch_sizes_are_rejected() -> None:
     norm = LayerNorm(y="norm", x="map", epsilon=1, shift=30, b_shift=10)
     program = head(norm)
     with_norm = Program(program.header, {**program.constants, "norm.affine": np.ones((2, 4), np.int32)})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import one_thread as one_thread
 
 pytest.importorskip("torch")
@@ -79,7 +79,7 @@ BAD_SETTINGS = {
 def test_bad_settings_are_named_in_the_error(name: str, text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     words = ("--weights", "shapes.safetensors", "--calib", "train", "--settings", tmp_path / name, "-o", tmp_path / "x.fqvit")
-    refused(fqvit("detect", "quantize", *words), said)
+    assert_rejected(fqvit("detect", "quantize", *words), said)
     assert not (tmp_path / "x.fqvit").exists()
 
 
@@ -91,32 +91,34 @@ def test_quantize_errors_are_one_line(tmp_path: Path) -> None:
     def quantize(*words: object) -> Any:
         return fqvit("detect", "quantize", *words)
 
-    refused(quantize(*calib), "--weights")
-    refused(quantize(*weights), "--calib")
-    refused(quantize("resnet", *weights, *calib), "resnet", "mask_rcnn")
-    refused(quantize("cascade_mask_rcnn", *weights, *calib), "is a mask_rcnn")
-    refused(quantize(*weights, "--calib", tmp_path / "empty"), "empty", "no images found")
-    refused(quantize(*weights, "--calib", tmp_path / "none"), "no such folder")
-    refused(quantize("--weights", tmp_path / "none.pth", *calib), "none.pth", "no such file")
-    refused(quantize("--weights", tmp_path / "text.safetensors", *calib), "text.safetensors")
-    refused(quantize("--weights", "shapes.fqvit", *calib), "shapes.fqvit")
-    refused(quantize(*weights, *calib, "--recipe", "w4"), "w4", "rounding", "Use fqvit")
-    refused(quantize(*weights, *calib, "--recipe", "auto"), "auto", "max_loss")
-    refused(quantize(*weights, *calib, "--recipe", "partial"), "partial", "float")
-    refused(quantize(*weights, *calib, "--images", 0), "--images 0")
-    refused(quantize(*weights, *calib, "-o", tmp_path / "no" / "x.fqvit"), "no such folder")
+    assert_rejected(quantize(*calib), "--weights")
+    assert_rejected(quantize(*weights), "--calib")
+    assert_rejected(quantize("resnet", *weights, *calib), "resnet", "mask_rcnn")
+    assert_rejected(quantize("cascade_mask_rcnn", *weights, *calib), "is a mask_rcnn")
+    assert_rejected(quantize(*weights, "--calib", tmp_path / "empty"), "empty", "no images found")
+    assert_rejected(quantize(*weights, "--calib", tmp_path / "none"), "no such folder")
+    assert_rejected(quantize("--weights", tmp_path / "none.pth", *calib), "none.pth", "no such file")
+    assert_rejected(quantize("--weights", tmp_path / "text.safetensors", *calib), "text.safetensors")
+    assert_rejected(quantize("--weights", "shapes.fqvit", *calib), "shapes.fqvit")
+    assert_rejected(quantize(*weights, *calib, "--recipe", "w4"), "w4", "rounding", "Use fqvit")
+    assert_rejected(quantize(*weights, *calib, "--recipe", "auto"), "auto", "max_loss")
+    assert_rejected(quantize(*weights, *calib, "--recipe", "partial"), "partial", "float")
+    assert_rejected(quantize(*weights, *calib, "--images", 0), "--images 0")
+    assert_rejected(quantize(*weights, *calib, "-o", tmp_path / "no" / "x.fqvit"), "no such folder")
     assert not list(Path().glob("*rcnn*"))
 
 
-def test_classifier_weights_are_refused(tmp_path: Path) -> None:
+def test_classifier_weights_are_rejected(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(Swin(SwinConfig((32, 32), 4, 3, 5, 8, (1, 1), (1, 2), 4)).state_dict(), tmp_path / "swin.safetensors")
     done = fqvit(
         "detect", "quantize", "--weights", tmp_path / "swin.safetensors", "--calib", "train", "-o", tmp_path / "x.fqvit"
     )
-    refused(done, "swin.safetensors", "weights of a classifier", "fqvit quantize")
-    refused(fqvit("quantize", "swin_tiny", "--weights", "shapes.safetensors", "--calib", "train"), "fqvit detect quantize")
+    assert_rejected(done, "swin.safetensors", "weights of a classifier", "fqvit quantize")
+    assert_rejected(
+        fqvit("quantize", "swin_tiny", "--weights", "shapes.safetensors", "--calib", "train"), "fqvit detect quantize"
+    )
     assert not (tmp_path / "x.fqvit").exists()
 
 
@@ -124,7 +126,7 @@ def test_unreadable_calibration_images_are_named(tmp_path: Path) -> None:
     shutil.copytree("train", tmp_path / "train")
     (tmp_path / "train" / "bad.jpg").write_bytes(b"no image")
     words = ("--weights", "shapes.safetensors", "--calib", tmp_path / "train", "-o", tmp_path / "x.fqvit")
-    refused(fqvit("detect", "quantize", *words), "bad.jpg", "1 of 4 images")
+    assert_rejected(fqvit("detect", "quantize", *words), "bad.jpg", "1 of 4 images")
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
     for number in range(120):
         shutil.copy("train/000001.jpg", tmp_path / "train" / f"{number}.jpg")
@@ -223,15 +225,15 @@ def test_faults_in_annotations_are_named(case: str, tmp_path: Path) -> None:
     change(content)
     (tmp_path / "broken.json").write_text(json.dumps(content))
     done = evaluated("shapes.fqvit", "-o", tmp_path / "r.json", annotations=tmp_path / "broken.json")
-    refused(done, "broken.json", said)
+    assert_rejected(done, "broken.json", said)
     assert not (tmp_path / "r.json").exists()
 
 
 @pytest.mark.parametrize("text", ["", "hello", "[1]", '{"images": [', "[" * 100_000, '{"images": NaN}', "\x00\x01"])
 def test_annotations_that_are_not_json_are_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    refused(evaluated("shapes.fqvit", annotations=tmp_path / "a.json"), "a.json")
-    refused(evaluated("shapes.fqvit", annotations=tmp_path / "none.json"), "none.json", "cannot be read")
+    assert_rejected(evaluated("shapes.fqvit", annotations=tmp_path / "a.json"), "a.json")
+    assert_rejected(evaluated("shapes.fqvit", annotations=tmp_path / "none.json"), "none.json", "cannot be read")
 
 
 def test_polygons_crowds_and_boxes_without_masks_are_accepted(tmp_path: Path) -> None:
@@ -276,7 +278,7 @@ def test_unknown_categories_do_not_count(tmp_path: Path) -> None:
     for annotation in content["annotations"]:
         annotation["category_id"] = 99
     (tmp_path / "a.json").write_text(json.dumps(content))
-    refused(evaluated("shapes.fqvit", annotations=tmp_path / "a.json"), "a.json", "no annotated object")
+    assert_rejected(evaluated("shapes.fqvit", annotations=tmp_path / "a.json"), "a.json", "no annotated object")
 
 
 def test_eval_names_unreadable_images(tmp_path: Path) -> None:
@@ -284,24 +286,26 @@ def test_eval_names_unreadable_images(tmp_path: Path) -> None:
     shutil.copytree("val", tmp_path / "val")
     (tmp_path / "val" / "000002.jpg").write_bytes(b"no image")
     words = ("--data", tmp_path / "val", "--annotations", "instances_val.json", "-o", tmp_path / "r.json")
-    refused(fqvit("detect", "eval", "shapes.fqvit", *words), "000002.jpg", "1 of 4 images")
+    assert_rejected(fqvit("detect", "eval", "shapes.fqvit", *words), "000002.jpg", "1 of 4 images")
     assert not (tmp_path / "r.json").exists()
 
 
 def test_eval_errors_are_one_line(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
-    refused(evaluated(), "FILE.fqvit")
-    refused(evaluated("shapes.fqvit", "--weights", "shapes.safetensors"), "either")
-    refused(evaluated("--weights", "shapes.safetensors", "--backend", "native"), "--backend", "no backends")
-    refused(evaluated("shapes.fqvit", "--settings", "x.toml"), "--settings", "inside")
-    refused(evaluated("shapes.fqvit", "--threads", 0), "--threads 0")
-    refused(evaluated("shapes.fqvit", "--limit", 0), "limit: 0")
-    refused(evaluated("shapes.fqvit", "-o", tmp_path), "is a folder")
-    refused(fqvit("detect", "eval", "shapes.fqvit", "--data", "val"), "--annotations")
-    refused(fqvit("detect", "eval", "shapes.fqvit", "--data", "train", "--annotations", "instances_val.json"), "1 of 4 images")
+    assert_rejected(evaluated(), "FILE.fqvit")
+    assert_rejected(evaluated("shapes.fqvit", "--weights", "shapes.safetensors"), "either")
+    assert_rejected(evaluated("--weights", "shapes.safetensors", "--backend", "native"), "--backend", "no backends")
+    assert_rejected(evaluated("shapes.fqvit", "--settings", "x.toml"), "--settings", "inside")
+    assert_rejected(evaluated("shapes.fqvit", "--threads", 0), "--threads 0")
+    assert_rejected(evaluated("shapes.fqvit", "--limit", 0), "limit: 0")
+    assert_rejected(evaluated("shapes.fqvit", "-o", tmp_path), "is a folder")
+    assert_rejected(fqvit("detect", "eval", "shapes.fqvit", "--data", "val"), "--annotations")
+    assert_rejected(
+        fqvit("detect", "eval", "shapes.fqvit", "--data", "train", "--annotations", "instances_val.json"), "1 of 4 images"
+    )
     (tmp_path / "empty").mkdir()
     words = ("--data", tmp_path / "empty", "--annotations", "instances_val.json")
-    refused(fqvit("detect", "eval", "shapes.fqvit", *words), "4 of 4 images")
+    assert_rejected(fqvit("detect", "eval", "shapes.fqvit", *words), "4 of 4 images")
 
 
 def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
@@ -310,8 +314,8 @@ def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
         ("detect", "predict", tmp_path / "vit.fqvit", "val/000001.jpg"),
         ("detect", "draw", tmp_path / "vit.fqvit", "val/000001.jpg", "-o", tmp_path / "x"),
     ):
-        refused(fqvit(*words), "vit.fqvit", "holds a classifier", "fqvit classify")
-    refused(evaluated(tmp_path / "vit.fqvit"), "holds a classifier")
+        assert_rejected(fqvit(*words), "vit.fqvit", "holds a classifier", "fqvit classify")
+    assert_rejected(evaluated(tmp_path / "vit.fqvit"), "holds a classifier")
     for words in (
         ("classify", "shapes.fqvit", "val/000001.jpg"),
         ("eval", "shapes.fqvit", "--data", "val"),
@@ -321,9 +325,9 @@ def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
         ("compare", "shapes.fqvit", "--data", "val"),
         ("report", "shapes.fqvit", "--data", "val"),
     ):
-        refused(fqvit(*words), "shapes.fqvit", "holds a detector", "fqvit detect eval")
-    refused(fqvit("detect", "predict", "none.fqvit", "val/000001.jpg"), "none.fqvit", "fqvit detect quantize")
-    refused(
+        assert_rejected(fqvit(*words), "shapes.fqvit", "holds a detector", "fqvit detect eval")
+    assert_rejected(fqvit("detect", "predict", "none.fqvit", "val/000001.jpg"), "none.fqvit", "fqvit detect quantize")
+    assert_rejected(
         fqvit("detect", "predict", "shapes.safetensors", "val/000001.jpg"), "not a quantized program", "fqvit detect quantize"
     )
 

@@ -93,11 +93,11 @@ def test_no_rois_give_empty_outputs() -> None:
             assert [x.shape for x in found] == [(0, *shape) for shape in head.shapes]
 
 
-def test_programs_that_are_not_heads_are_refused() -> None:
+def test_programs_that_are_not_heads_are_rejected() -> None:
     low = lowered("mask r-cnn", "fqvit")
-    for refuse in (lambda: batched(low.template, 2), lambda: HeadRunner(low.template)):
+    for build in (lambda: batched(low.template, 2), lambda: HeadRunner(low.template)):
         with pytest.raises(FqvitError, match="takes pixels"):
-            refuse()
+            build()
     with pytest.raises(FqvitError, match="a batch of 0 RoIs"):
         batched(low.boxes[0], 0)
     with pytest.raises(FqvitError, match="too many"):
@@ -106,7 +106,7 @@ def test_programs_that_are_not_heads_are_refused() -> None:
         HeadRunner(low.boxes[0], 1).run_all(np.zeros((2, 7, 8, 16), np.uint8))
 
 
-def test_permutations_that_would_mix_rois_are_refused() -> None:
+def test_permutations_that_would_mix_rois_are_rejected() -> None:
     program = heads("mask r-cnn")[1]
     ops = [
         msgspec.structs.replace(op, perm=(2, 0, 1, 3, 4)) if isinstance(op, Permute) and len(op.view) == 5 else op

@@ -1,4 +1,4 @@
-"""Integer detectors: the same bits on every backend, comparison with the float detector, and refusals."""
+"""Integer detectors: the same bits on every backend, comparison with the float detector, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_threads_can_share_a_detector() -> None:
     assert len(detector._pyramids) <= KEPT_SIZES
 
 
-def test_a_pyramid_that_is_valid_at_one_size_only_is_refused_at_others() -> None:
+def test_a_pyramid_that_is_valid_at_one_size_only_is_rejected_at_others() -> None:
     low = lowered("mask r-cnn", "fqvit")
     small = resized(low.template, 32, 32)  # where the last two levels have one position each
     ops = (msgspec.structs.replace(op, x="rpn_head.relu@3") if op.y == "rpn_head.objectness@4" else op for op in small.ops)
@@ -192,12 +192,12 @@ def test_integer_and_float_arithmetic_between_programs_agree(name: str) -> None:
         assert np.abs(found.probabilities / 2**15 - exact.probabilities[best])[same].mean() < 0.003
 
 
-def test_too_large_images_are_refused() -> None:
+def test_too_large_images_are_rejected() -> None:
     with pytest.raises(FqvitError, match="expected sides of at most 8192"):
         integer("mask r-cnn").detect(Input(np.zeros((1, 8193, 3), np.uint8), 1, 8193))
 
 
-def test_parts_that_do_not_fit_together_are_refused() -> None:
+def test_parts_that_do_not_fit_together_are_rejected() -> None:
     low, constants = lowered("mask r-cnn", "fqvit"), constants_of("mask r-cnn")
     other = lowered("cascade", "fqvit")
     for pyramid, boxes, masks, said in (

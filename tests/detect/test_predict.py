@@ -14,7 +14,7 @@ from PIL import Image
 
 from fqvit.detect.masks import from_runs, to_runs
 from fqvit.detect.results import read_results
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import one_thread as one_thread
 
 pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def test_unreadable_images_are_named_and_the_others_processed(tmp_path: Path) ->
     done = fqvit("detect", "draw", *words, "-o", tmp_path / "pictures")
     assert done.code == 2 and [path.name for path in (tmp_path / "pictures").iterdir()] == ["000001.png"]
     for command in (("predict",), ("draw", "-o", tmp_path / "none")):  # one image, one line
-        refused(fqvit("detect", *command, "shapes.fqvit", tmp_path / "none.jpg"), "none.jpg: no such file")
+        assert_rejected(fqvit("detect", *command, "shapes.fqvit", tmp_path / "none.jpg"), "none.jpg: no such file")
 
 
 def test_no_results_are_written_if_no_image_is_readable(tmp_path: Path) -> None:
@@ -104,22 +104,24 @@ def test_draw_errors_are_one_line(tmp_path: Path) -> None:
 
     fqvit("detect", "predict", "shapes.fqvit", "val", "-o", tmp_path / "r.json")
     results = results_of(tmp_path / "r.json")
-    refused(draw("-o", tmp_path / "x"), "--results")
-    refused(draw("shapes.fqvit", "-o", tmp_path / "x"), "images")
-    refused(draw("shapes.fqvit", "val"), "-o DIR")
-    refused(draw("shapes.fqvit", "val", "-o", tmp_path / "r.json"), "a file, expected a folder")
-    refused(draw("--results", tmp_path / "r.json", "-o", tmp_path / "x"), "--data")
-    refused(draw("--results", tmp_path / "none.json", "--data", "val", "-o", tmp_path / "x"), "none.json")
-    refused(draw("--results", "instances_val.json", "--data", "val", "-o", tmp_path / "x"), "not results")
-    for text, said in (("[]", "empty"), ("[{}]", "missing"), ("x", "not results")):
+    assert_rejected(draw("-o", tmp_path / "x"), "--results")
+    assert_rejected(draw("shapes.fqvit", "-o", tmp_path / "x"), "images")
+    assert_rejected(draw("shapes.fqvit", "val"), "-o DIR")
+    assert_rejected(draw("shapes.fqvit", "val", "-o", tmp_path / "r.json"), "a file, expected a folder")
+    assert_rejected(draw("--results", tmp_path / "r.json", "-o", tmp_path / "x"), "--data")
+    assert_rejected(draw("--results", tmp_path / "none.json", "--data", "val", "-o", tmp_path / "x"), "none.json")
+    assert_rejected(draw("--results", "instances_val.json", "--data", "val", "-o", tmp_path / "x"), "not COCO results")
+    for text, said in (("[]", "empty"), ("[{}]", "missing"), ("x", "not COCO results")):
         (tmp_path / "bad.json").write_text(text)
-        refused(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x"), said)
+        assert_rejected(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x"), said)
     results[0]["segmentation"]["size"] = [64, 256]
     (tmp_path / "bad.json").write_text(json.dumps(results))
-    refused(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x", "--score", 0), "64 x 256")
+    assert_rejected(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x", "--score", 0), "64 x 256")
     results[0]["segmentation"] = {"size": [128, 128], "counts": "zz"}
     (tmp_path / "bad.json").write_text(json.dumps(results))
-    refused(draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x", "--score", 0), "run lengths")
+    assert_rejected(
+        draw("--results", tmp_path / "bad.json", "--data", "val", "-o", tmp_path / "x", "--score", 0), "run lengths"
+    )
     assert not (tmp_path / "x").exists()
 
 
@@ -135,7 +137,7 @@ def test_results_for_file_names_that_are_not_utf8_can_be_read(tmp_path: Path) ->
         assert {Path(r["file_name"]).name for r in read_results(tmp_path / "r.json")} == {"caf?.jpg"}
     # The error is about the missing file, not about damaged results.
     done = fqvit("detect", "draw", "--results", tmp_path / "r.json", "--data", tmp_path, "-o", tmp_path / "x")
-    assert done.code == 2 and "caf?.jpg" in done.err and "not results" not in done.err
+    assert done.code == 2 and "caf?.jpg" in done.err and "not COCO results" not in done.err
     assert fqvit("detect", "draw", "shapes.fqvit", name, "-o", tmp_path / "x").code == 0
 
 
@@ -147,7 +149,7 @@ def test_results_with_numbers_out_of_range_are_rejected(field: str, value: objec
     (tmp_path / "r.json").write_text(json.dumps([row | {"file_name": "000001.jpg"}]))
     assert fqvit("detect", "draw", *words).code == 0
     (tmp_path / "r.json").write_text(json.dumps([row | {"file_name": "000001.jpg", field: value}]))
-    refused(fqvit("detect", "draw", *words), "r.json", "not results", field)
+    assert_rejected(fqvit("detect", "draw", *words), "r.json", "not COCO results", field)
 
 
 def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
         (("--results", tmp_path / "r.json", "--data", photos, "-o", tmp_path / "link"), "a.png"),
         (("shapes.fqvit", tmp_path / "b" / "a.png", "-o", tmp_path / "b"), "a.png"),
     ):
-        refused(fqvit("detect", "draw", *words), said, "would be overwritten", "-o DIR")
+        assert_rejected(fqvit("detect", "draw", *words), said, "would be overwritten", "-o DIR")
     assert {path.name: path.read_bytes() for path in photos.iterdir()} == before
     # An output may be in the folder of its image unless an image has its name; earlier outputs are replaced.
     for _ in range(2):

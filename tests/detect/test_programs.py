@@ -238,7 +238,7 @@ def with_outputs(*outputs: Any) -> Program:
     return Program(msgspec.structs.replace(program.header, others=outputs), program.constants)
 
 
-def test_invalid_outputs_are_refused() -> None:
+def test_invalid_outputs_are_rejected() -> None:
     program = head()
     (deltas,) = program.header.others
     with pytest.raises(FqvitError, match="'deltas' is listed as an output twice"):
@@ -253,7 +253,7 @@ def test_invalid_outputs_are_refused() -> None:
         with_outputs(msgspec.structs.replace(deltas, zero=3)).verify()
 
 
-def test_inputs_of_another_shape_are_refused() -> None:
+def test_inputs_of_another_shape_are_rejected() -> None:
     for run in (Reference(head()).run, Engine(head(), 1).run):
         with pytest.raises(FqvitError, match=r"expected uint8 \[N, 7, 7, 16\]"):
             run(np.zeros((1, 7, 8, 16), np.uint8))
@@ -268,7 +268,7 @@ def test_no_boxes_give_empty_outputs() -> None:
         assert [x.shape for x in outputs] == [(0, 6), (0, 20)]
 
 
-def test_exporters_refuse_parts_of_detectors(tmp_path: Path) -> None:
+def test_exporters_reject_parts_of_detectors(tmp_path: Path) -> None:
     from fqvit.export import c, vectors
 
     for export in (c.export, vectors.export):
@@ -293,7 +293,7 @@ def test_exporters_refuse_parts_of_detectors(tmp_path: Path) -> None:
         (Recipe(name="mine", sites={"pyramid": SiteRule(bits=10)}), "expected at most 8"),
     ],
 )
-def test_unsupported_recipes_are_refused(recipe: Recipe, found: str) -> None:
+def test_unsupported_recipes_are_rejected(recipe: Recipe, found: str) -> None:
     with pytest.raises(FqvitError, match=found):
         calibrate_detector(detector_of("mask r-cnn"), sample_images(), recipe)
 
@@ -310,7 +310,7 @@ def test_rules_apply_to_the_parts_that_have_such_sites() -> None:
     assert all(q.bits == 7 for q in found.masks[0].sites.values())
 
 
-def test_calibration_without_images_is_refused() -> None:
+def test_calibration_without_images_is_rejected() -> None:
     with pytest.raises(FqvitError, match="no calibration images"):
         calibrate_detector(detector_of("mask r-cnn"), [], load_recipe("fqvit"))
 

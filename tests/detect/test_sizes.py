@@ -93,12 +93,12 @@ def test_indices_of_a_small_map_are_those_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 64), (0, 32), (64, 31), (-32, 32), (8224, 32)])
-def test_unpadded_sizes_are_refused(size: tuple[int, int]) -> None:
+def test_unpadded_sizes_are_rejected(size: tuple[int, int]) -> None:
     with pytest.raises(FqvitError, match="multiples of 32"):
         lowered("mask r-cnn", "fqvit").pyramid(*size)
 
 
-def test_programs_without_moves_are_refused() -> None:
+def test_programs_without_moves_are_rejected() -> None:
     with pytest.raises(FqvitError, match="has a fixed image size"):
         resized(lowered("mask r-cnn", "fqvit").boxes[0], 64, 64)
 
@@ -106,7 +106,7 @@ def test_programs_without_moves_are_refused() -> None:
 @pytest.mark.parametrize(
     "move", [None, *(Move(kind) for kind in ("patches", "grid", "windows", "enlarged")), Move("tokens", 3, 5)]
 )
-def test_invalid_moves_are_refused(move: Move | None) -> None:
+def test_invalid_moves_are_rejected(move: Move | None) -> None:
     program = template()
     for name, right in program.header.moves.items():
         if move is None and right.kind == "grid":

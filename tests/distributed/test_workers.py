@@ -24,7 +24,7 @@ from fqvit.models.device import own_gpu
 from fqvit.quant.batches import ImageSample, sample_positions, sample_size
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import RECIPES
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.distributed.together import Thread, ends, start, together
 from tests.factories import float_model, images_for
 from tests.factories import one_thread as one_thread
@@ -178,11 +178,11 @@ def test_a_process_without_torchrun_is_the_only_worker(monkeypatch: pytest.Monke
         assert Workers.from_environment() is Workers.alone()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    refused(fqvit("eval", "none.fqvit"), "WORLD_SIZE is 2, but RANK is not set", "torchrun")
+    assert_rejected(fqvit("eval", "none.fqvit"), "WORLD_SIZE is 2, but RANK is not set", "torchrun")
     monkeypatch.setenv("RANK", "first")
-    refused(fqvit("eval", "none.fqvit"), "RANK=first", "expected a number")
+    assert_rejected(fqvit("eval", "none.fqvit"), "RANK=first", "expected a number")
     monkeypatch.setenv("WORLD_SIZE", "two")
-    refused(fqvit("eval", "none.fqvit"), "WORLD_SIZE=two", "expected a number")
+    assert_rejected(fqvit("eval", "none.fqvit"), "WORLD_SIZE=two", "expected a number")
 
 
 def test_workers_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def test_equal_scores_are_ranked_by_class_index_as_in_argmax_and_top() -> None:
     assert int(scores.argmax(-1)[0]) == 0
 
 
-def test_scores_with_nan_are_refused() -> None:
+def test_scores_with_nan_are_rejected() -> None:
     """No score compares greater than NaN, so that accuracy would be 100 %."""
     images, labels = np.zeros((2, 2, 2, 1), np.uint8), np.array([0, 3])
     with pytest.raises(FqvitError, match="the scores of the model contain NaN"):
@@ -48,7 +48,7 @@ def test_accuracy_does_not_depend_on_the_batch_size() -> None:
     assert by_7.top1 <= by_7.top5 <= 100
 
 
-def test_accuracy_without_labels_or_images_is_refused() -> None:
+def test_accuracy_without_labels_or_images_is_rejected() -> None:
     with pytest.raises(FqvitError, match="labelled"):
         measure(lambda x: x, [Batch(np.zeros((1, 2, 2, 1), np.uint8), None, ["a"])])
     with pytest.raises(FqvitError, match="no images"):

@@ -68,19 +68,19 @@ def test_features_are_compared_without_logits(features: Any) -> None:
     assert "head" not in {row.site for row in found.sites}
 
 
-def test_a_float_model_without_the_sites_of_the_program_is_refused(made: Any) -> None:
+def test_a_float_model_without_the_sites_of_the_program_is_rejected(made: Any) -> None:
     shallow = ViTConfig(image=(16, 16), patch=4, channels=3, classes=7, width=24, depth=1, heads=3, hidden=48)
     other = dataclasses.replace(made.model, module=build(shallow).eval())
     with pytest.raises(FqvitError, match="does not have"):
         compare(made.program, other, [made.images[:1]])
 
 
-def test_a_comparison_without_images_is_refused(made: Any) -> None:
+def test_a_comparison_without_images_is_rejected(made: Any) -> None:
     with pytest.raises(FqvitError, match="no images"):
         compare(made.program, made.model, [])
 
 
-def test_a_float_model_with_nan_or_infinite_values_is_refused(made: Any) -> None:
+def test_a_float_model_with_nan_or_infinite_values_is_rejected(made: Any) -> None:
     module = copy.deepcopy(made.model.module)
     with torch.no_grad():
         for part in module.modules():

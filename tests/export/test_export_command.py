@@ -12,7 +12,7 @@ from PIL import Image
 from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower
 from fqvit.runtime.reference import run
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import calibration_of, float_model, images_for, one_thread  # noqa: F401
 
 CLASSES = ("a", "b", "c", "d", "e")
@@ -88,15 +88,17 @@ def test_export_reports_the_file_its_size_and_the_fingerprint(
 
 
 def test_mistakes_are_reported_in_one_line(exported: Path, file: Path, tmp_path: Path) -> None:
-    refused(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "none" / "x.onnx"), "no such folder")
-    refused(fqvit("export", tmp_path / "none.fqvit", "--to", "onnx", "-o", tmp_path / "x.onnx"), "none.fqvit")
-    refused(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only valid with --to c")
-    refused(fqvit("export", file, "--to", "c", "-o", tmp_path / "c", "--prefix", "a b"), "prefix 'a b'", "such as shoes")
-    refused(fqvit("eval", exported, "--backend", "native"), "only runs with --backend onnx")
-    refused(fqvit("eval", tmp_path / "none.onnx"), "no such file")
+    assert_rejected(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "none" / "x.onnx"), "no such folder")
+    assert_rejected(fqvit("export", tmp_path / "none.fqvit", "--to", "onnx", "-o", tmp_path / "x.onnx"), "none.fqvit")
+    assert_rejected(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only valid with --to c")
+    assert_rejected(
+        fqvit("export", file, "--to", "c", "-o", tmp_path / "c", "--prefix", "a b"), "prefix 'a b'", "such as shoes"
+    )
+    assert_rejected(fqvit("eval", exported, "--backend", "native"), "only runs with --backend onnx")
+    assert_rejected(fqvit("eval", tmp_path / "none.onnx"), "no such file")
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(exported.read_bytes()[:1000])
-    refused(fqvit("eval", broken), "broken.onnx", "cannot load it")
+    assert_rejected(fqvit("eval", broken), "broken.onnx", "cannot load it")
 
 
 def test_onnx_files_without_fqvit_metadata_are_rejected(exported: Path, tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_onnx_files_without_fqvit_metadata_are_rejected(exported: Path, tmp_path
     del proto.metadata_props[:]
     other = tmp_path / "other.onnx"
     onnx.save(proto, other)
-    refused(fqvit("eval", other), "has no fqvit metadata")
+    assert_rejected(fqvit("eval", other), "has no fqvit metadata")
 
 
 def test_a_missing_package_is_reported_with_the_command_to_install_it(
@@ -116,7 +118,7 @@ def test_a_missing_package_is_reported_with_the_command_to_install_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnx", None)
     for words in (("export", file, "--to", "onnx", "-o", tmp_path / "x.onnx"), ("eval", file, "--backend", "onnx")):
-        refused(fqvit(*words), "needs onnx, which is not installed", 'pip install "fqvit[onnx]"')
+        assert_rejected(fqvit(*words), "needs onnx, which is not installed", 'pip install "fqvit[onnx]"')
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     (tmp_path / "x.onnx").write_bytes(b"")
-    refused(fqvit("eval", tmp_path / "x.onnx"), "needs onnxruntime, which is not installed")
+    assert_rejected(fqvit("eval", tmp_path / "x.onnx"), "needs onnxruntime, which is not installed")

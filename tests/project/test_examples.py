@@ -64,7 +64,7 @@ def test_golden_vectors_are_checked_op_by_op(program: Path, tmp_path: Path) -> N
     assert "all their values are equal" in run("golden.py", tmp_path / "golden")
 
 
-def test_the_server_classifies_images_and_refuses_other_requests(program: Path, picture: Path) -> None:
+def test_the_server_classifies_images_and_rejects_other_requests(program: Path, picture: Path) -> None:
     spec = importlib.util.spec_from_file_location("serve", EXAMPLES / "serve.py")
     assert spec is not None and spec.loader is not None
     serve = importlib.util.module_from_spec(spec)
@@ -74,10 +74,10 @@ def test_the_server_classifies_images_and_refuses_other_requests(program: Path, 
         address = f"http://127.0.0.1:{server.server_address[1]}"
         with urllib.request.urlopen(address, picture.read_bytes()) as reply:
             assert json.load(reply)["name"]
-        with pytest.raises(urllib.error.HTTPError) as refused:
+        with pytest.raises(urllib.error.HTTPError) as rejected:
             urllib.request.urlopen(address, io.BytesIO(b"no picture").read())
-        assert refused.value.code == 400
-        refused.value.close()
+        assert rejected.value.code == 400
+        rejected.value.close()
         for length in (-1, 10**9):  # announced but not sent: the server must not wait for the body
             connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
             connection.request("POST", "/", headers={"Content-Length": str(length)})

@@ -25,7 +25,7 @@ from fqvit.quant.methods import similarity
 from fqvit.quant.plan import plan
 from fqvit.quant.recipe import RECIPES, Recipe, with_bits
 from fqvit.quant.simulate import Simulation
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -175,10 +175,12 @@ def test_lowering_rejects_recipes_without_an_integer_program(recipe: str, tmp_pa
     out = tmp_path / "x.fqvit"
     # The recipe is rejected before any file is read: the folder does not exist.
     words = ("quantize", "deit_tiny", "--recipe", recipe, "--calib", tmp_path / "none", "-o", out)
-    refused(fqvit(*words), f"recipe {recipe}", "no integer program", "fqvit table")
+    assert_rejected(fqvit(*words), f"recipe {recipe}", "no integer program", "fqvit table")
     saved = tmp_path / "saved.json"
     saved.write_text(calibration.to_json(), encoding="utf-8")
-    refused(fqvit("quantize", "fmnist_vit", "--calibration", saved, "-o", out), f"recipe {recipe}", "no integer program")
+    assert_rejected(
+        fqvit("quantize", "fmnist_vit", "--calibration", saved, "-o", out), f"recipe {recipe}", "no integer program"
+    )
     assert not out.exists()
 
 

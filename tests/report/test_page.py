@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fqvit.models import embedded
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.report.conftest import HOSTILE, Made
 
 
@@ -131,17 +131,19 @@ def test_feature_programs_have_a_report(programs: Path, tmp_path: Path) -> None:
 def test_the_number_of_class_names_is_checked(programs: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"thing {i}" for i in range(9)))
-    refused(fqvit("report", programs / "vit.fqvit", "--classes", names), "9 classes", "has 10")
+    assert_rejected(fqvit("report", programs / "vit.fqvit", "--classes", names), "9 classes", "has 10")
 
 
 def test_mistakes_are_reported_in_one_line(programs: Path, tmp_path: Path) -> None:
-    refused(fqvit("report", tmp_path / "none.fqvit"), "none.fqvit")
-    refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "no" / "r.html"), "no such folder")
-    refused(
+    assert_rejected(fqvit("report", tmp_path / "none.fqvit"), "none.fqvit")
+    assert_rejected(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "no" / "r.html"), "no such folder")
+    assert_rejected(
         fqvit("report", programs / "vit.fqvit", "--data", tmp_path / "nowhere", "-o", tmp_path / "r.html"), "no such folder"
     )
     (tmp_path / "file").write_text("")
-    refused(fqvit("report", programs / "vit.fqvit", "--pictures", tmp_path / "file", "-o", tmp_path / "r.html"), "is a file")
+    assert_rejected(
+        fqvit("report", programs / "vit.fqvit", "--pictures", tmp_path / "file", "-o", tmp_path / "r.html"), "is a file"
+    )
     assert not (tmp_path / "r.html").exists()
 
 
@@ -150,7 +152,7 @@ def test_a_missing_library_is_named_with_the_install_command(
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jinja2" else found(name, *rest))
-    refused(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), "pip install 'fqvit[report]'")
+    assert_rejected(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), "pip install 'fqvit[report]'")
 
 
 def test_a_single_image_is_enough(programs: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fqvit.models.layers import BiasedScores, Context, Gelu, LayerNorm, Linear, 
 from fqvit.models.load import build
 from fqvit.models.zoo import find
 from fqvit.study.bitops import Layer, attention_memory, layers_of, paper_totals, usual_total
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 SMALL = {
     "vit": ViTConfig((32, 32), 8, 3, 10, 24, 2, 3, 96),
@@ -93,9 +93,9 @@ def test_the_command_prints_both_conventions_and_every_layer() -> None:
 
 
 def test_mistakes_are_reported_in_one_line() -> None:
-    refused(fqvit("bitops", "vit_bse"), "vit_bse", "Did you mean")
+    assert_rejected(fqvit("bitops", "vit_bse"), "vit_bse", "Did you mean")
     for bits in ("8-8", "8/8", "0/8/8", "8/8/64"):
-        refused(fqvit("bitops", "vit_base", "--bits", bits), bits, "W/A/ATTN")
+        assert_rejected(fqvit("bitops", "vit_base", "--bits", bits), bits, "W/A/ATTN")
 
 
 def test_small_models_are_printed_with_enough_digits_to_tell_rows_apart() -> None:

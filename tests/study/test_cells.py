@@ -155,7 +155,7 @@ def test_the_digest_of_images_covers_names_and_sizes(tmp_path: Path) -> None:
     assert len({first, renamed, digest()}) == 3
 
 
-def test_a_cache_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_created_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FqvitError, match="--cache"):
         Cache(tmp_path / "file" / "cells")

@@ -26,7 +26,7 @@ from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
 from fqvit.study.published import MODELS, TOP1, published
 from fqvit.study.sweep import draw
 from fqvit.study.table import flat, grid, markdown, row
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 
 SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
 
@@ -126,28 +126,30 @@ def test_an_unreadable_image_is_reported_once_for_all_cells(tmp_path: Path) -> N
 
 def test_mistakes_are_reported_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ("--cache", tmp_path / "cells")
-    refused(fqvit("table", "--models", "fmnist_vitt", *cache), "fmnist_vitt", "Did you mean")
-    refused(fqvit(*SMALL, "--methods", "fq-vitt", *cache), "fq-vitt", "no such recipe")
-    refused(fqvit(*SMALL, "-o", tmp_path / "t.xlsx", *cache), "t.xlsx", ".md, .csv or .json")
-    refused(fqvit(*SMALL, "-o", tmp_path / "no" / "t.md", *cache), "no such folder")
-    refused(fqvit(*SMALL, "--calib", tmp_path / "none", *cache), "none: no such folder")
-    refused(fqvit("table", "--models", "deit_tiny", *cache), "deit_tiny", "no weights")
-    refused(fqvit("table", "--models", "fmnist_vit", "--images", 0, *cache), "--images 0")
-    refused(fqvit("table", "--models", "fmnist_vit,deit_tiny", *cache), "deit_tiny", "no weights")
-    refused(fqvit("table", "--models", "fmnist_vit,fmnist_swin=no.pth", *cache), "no.pth: no such file")
-    refused(fqvit("table", "--models", "fmnist_vit,other.pth", *cache), "other.pth: the file name matches no known model")
-    refused(fqvit("table", "--models", "fmnist_vit,fmnist_vit", *cache), "fmnist_vit is given twice")
-    refused(fqvit("table", "--models", "", *cache), "--models: empty, expected names")
-    refused(fqvit(*SMALL, "--methods", "", *cache), "--methods: no recipe given")
-    refused(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
-    refused(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
+    assert_rejected(fqvit("table", "--models", "fmnist_vitt", *cache), "fmnist_vitt", "Did you mean")
+    assert_rejected(fqvit(*SMALL, "--methods", "fq-vitt", *cache), "fq-vitt", "no such recipe")
+    assert_rejected(fqvit(*SMALL, "-o", tmp_path / "t.xlsx", *cache), "t.xlsx", ".md, .csv or .json")
+    assert_rejected(fqvit(*SMALL, "-o", tmp_path / "no" / "t.md", *cache), "no such folder")
+    assert_rejected(fqvit(*SMALL, "--calib", tmp_path / "none", *cache), "none: no such folder")
+    assert_rejected(fqvit("table", "--models", "deit_tiny", *cache), "deit_tiny", "no weights")
+    assert_rejected(fqvit("table", "--models", "fmnist_vit", "--images", 0, *cache), "--images 0")
+    assert_rejected(fqvit("table", "--models", "fmnist_vit,deit_tiny", *cache), "deit_tiny", "no weights")
+    assert_rejected(fqvit("table", "--models", "fmnist_vit,fmnist_swin=no.pth", *cache), "no.pth: no such file")
+    assert_rejected(
+        fqvit("table", "--models", "fmnist_vit,other.pth", *cache), "other.pth: the file name matches no known model"
+    )
+    assert_rejected(fqvit("table", "--models", "fmnist_vit,fmnist_vit", *cache), "fmnist_vit is given twice")
+    assert_rejected(fqvit("table", "--models", "", *cache), "--models: empty, expected names")
+    assert_rejected(fqvit(*SMALL, "--methods", "", *cache), "--methods: no recipe given")
+    assert_rejected(fqvit("sweep-k", "--models", "fmnist_vit", "--recipe", "minmax", *cache), "no Power-of-Two Factor")
+    assert_rejected(fqvit("sweep-k", "--models", "fmnist_vit", "--largest", 9, *cache), "--largest 9")
 
     def unknown() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", unknown)
-    refused(fqvit(*SMALL), "no home folder", "--cache DIR")
+    assert_rejected(fqvit(*SMALL), "no home folder", "--cache DIR")
 
 
 def test_a_recipe_file_cannot_take_the_name_of_a_builtin_recipe(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_a_cache_that_cannot_be_written_ends_the_run_at_once(tmp_path: Path, mon
 
     monkeypatch.setattr(cells, "write_atomically", full)
     done = fqvit(*SMALL, "--methods", "minmax,ema", "--cache", tmp_path / "cells")
-    refused(done, "No space left")
+    assert_rejected(done, "No space left")
     assert "missing" not in done.err
 
 

@@ -75,7 +75,7 @@ def test_a_full_disk_error_names_the_path_and_the_remedy(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_folders_and_folders_in_place_of_files_are_refused(tmp_path: Path) -> None:
+def test_missing_folders_and_folders_instead_of_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"none/file: cannot be written \(No such file or directory\). Create the folder"):
         write_atomically(tmp_path / "none" / "file", lambda path: path.touch())
     with pytest.raises(FqvitError, match="Choose a file name, not a folder"):
@@ -85,7 +85,7 @@ def test_missing_folders_and_folders_in_place_of_files_are_refused(tmp_path: Pat
         write_atomically(tmp_path / "file" / "below", lambda path: path.touch())
 
 
-def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_rejected(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root ignores permissions")
     tmp_path.chmod(0o500)

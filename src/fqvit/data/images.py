@@ -111,7 +111,7 @@ class Source(ABC):
         """Collect `skipped` of all workers after each has read its share. Raises FqvitError if there are too many."""
         parts = workers.gather(self.skipped)
         self.skipped = [(name, reason) for part in parts for name, reason in part]
-        self._refuse_too_many_skipped()
+        self._check_not_too_many_skipped()
 
     def settle(self, workers: Workers) -> None:
         """Deprecated: the name of `merge_skipped` in version 0.1.0."""
@@ -126,17 +126,17 @@ class Source(ABC):
                 kept.append(place)
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
-                self._refuse_too_many_skipped()
+                self._check_not_too_many_skipped()
         shape = (0, self.preprocess.height, self.preprocess.width, self.preprocess.channels)
         pixels = np.stack(images) if images else np.zeros(shape, np.uint8)
         labels = None if self.labels is None else np.array([self.labels[i] for i in kept], np.int64)
         return Batch(pixels, labels, [self.name(i) for i in kept])
 
-    def _refuse_too_many_skipped(self) -> None:
-        refuse_too_many(self.skipped, len(self))
+    def _check_not_too_many_skipped(self) -> None:
+        check_not_too_many_skipped(self.skipped, len(self))
 
 
-def refuse_too_many(skipped: Sequence[tuple[str, str]], total: int) -> None:
+def check_not_too_many_skipped(skipped: Sequence[tuple[str, str]], total: int) -> None:
     """Raise FqvitError if more than 1 % of the images are unreadable.
 
     skipped: (name, reason) of each unreadable image so far. total: the number of all images, not only of those read so far;

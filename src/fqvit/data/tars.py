@@ -1,7 +1,7 @@
 """List the members of a tar file with their offsets and sizes. Nothing is unpacked and no link is followed.
 
-Safe for untrusted input: sizes are checked against the file, and extended headers are limited. Refused are compressed files
-(no random access), files without an end mark (possibly truncated between two members) and sparse members.
+Safe for untrusted input: sizes are checked against the file, and extended headers are limited. Compressed files
+(no random access), files without an end mark (possibly truncated between two members) and sparse members are rejected.
 See also: shards.py, which interprets the members.
 """
 
@@ -49,11 +49,11 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
         file.seek(at)
         block = file.read(BLOCK)
         if at == 0:
-            _refuse_packed(path, block)
+            _check_not_compressed(path, block)
         if len(block) < BLOCK:
             raise FqvitError(f"{path}: no end mark at byte {at}. The file is truncated; copy it again.")
         if not any(block):
-            _refuse_more(path, file.read(BEHIND))
+            _check_zero_padding(path, file.read(BEHIND))
             return
         try:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -125,12 +125,12 @@ def _size(path: Path, pax: dict[str, str]) -> int | None:
     return int(text)
 
 
-def _refuse_packed(path: Path, block: bytes) -> None:
+def _check_not_compressed(path: Path, block: bytes) -> None:
     for magic, kind in PACKED.items():
         if block.startswith(magic):
             raise FqvitError(f"{path}: compressed ({kind}), expected a plain tar file. Decompress it: images hardly shrink.")
 
 
-def _refuse_more(path: Path, behind: bytes) -> None:
+def _check_zero_padding(path: Path, behind: bytes) -> None:
     if any(behind):
         raise FqvitError(f"{path}: data after the end mark. Concatenate tar files with `tar -A` instead of `cat`.")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from fqvit.data.images import UnreadableImage, decode_as, existing_folder, image_names, refuse_too_many, spread
+from fqvit.data.images import UnreadableImage, check_not_too_many_skipped, decode_as, existing_folder, image_names, spread
 from fqvit.data.preprocess import to_eight_bit, upright
 
 
@@ -53,7 +53,7 @@ class ImageFiles:
                 image = read_rgb(path)
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
-                refuse_too_many(self.skipped, len(self))
+                check_not_too_many_skipped(self.skipped, len(self))
                 continue
             yield index, image
 

@@ -1,6 +1,6 @@
-"""COCO detection results, with file and category names: written by `detect predict`, read by `detect draw`.
+"""Write and read COCO detection results with file and category names, for `detect predict` and `detect draw`.
 
-pycocotools reads such a file and ignores the two names.
+pycocotools also reads such a file; it ignores the names.
 See also: draw.py.
 """
 
@@ -31,7 +31,7 @@ class Result(TypedDict):
 
 
 def coco_results(found: ImageDetections, image_id: int, s: DetectSettings) -> list[Result]:
-    """The detections of one image as COCO results."""
+    """Return the detections of one image as COCO results."""
     d = found.detections
     return [
         Result(
@@ -46,7 +46,7 @@ def coco_results(found: ImageDetections, image_id: int, s: DetectSettings) -> li
 
 
 class NamedResult(Result):
-    """file_name: of the image, with ? for bytes that are not UTF-8   category: the name of the class"""
+    """A result with names. file_name: of the image, with ? for bytes that are not UTF-8   category: name of the class"""
 
     file_name: str
     category: str
@@ -55,7 +55,7 @@ class NamedResult(Result):
 def named(results: Sequence[Result], file_name: str, s: DetectSettings) -> list[NamedResult]:
     """Add the names of the file and of the categories."""
     names = category_names(s)
-    # Python represents bytes that are not UTF-8 in file names as lone surrogates, which JSON readers refuse.
+    # Python represents bytes that are not UTF-8 in file names as lone surrogates, which JSON readers reject.
     file_name = file_name.encode("utf-8", "replace").decode()
     return [
         NamedResult(**result, file_name=file_name, category=names.get(result["category_id"], f"class {result['category_id']}"))
@@ -64,7 +64,7 @@ def named(results: Sequence[Result], file_name: str, s: DetectSettings) -> list[
 
 
 def category_names(s: DetectSettings) -> dict[int, str]:
-    """COCO category id -> class name."""
+    """Return a dict from COCO category ids to class names."""
     return {s.category(label): name for label, name in enumerate(s.classes)}
 
 
@@ -75,12 +75,12 @@ def write_results(path: str | Path, results: Sequence[NamedResult]) -> None:
 
 
 def image_ids(paths: Sequence[Path]) -> list[int]:
-    """The numbers in the file names, as in COCO; 1, 2, 3, ... if a name is not a number or two are equal."""
+    """Return the numbers in the file names, as in COCO; 1, 2, 3, ... if a name is not a number or two numbers are equal."""
     numbers = [int(path.stem) for path in paths if path.stem.isascii() and path.stem.isdigit() and len(path.stem) < 19]
     return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
 
 
-_Place = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+_Coordinate = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 
 
 class _Segmentation(msgspec.Struct):
@@ -89,11 +89,11 @@ class _Segmentation(msgspec.Struct):
 
 
 class _Row(msgspec.Struct):
-    """Numbers from which colours and positions are computed are bounded."""
+    """One result in a file. Numbers from which colours and positions are computed have bounds."""
 
     image_id: int
     category_id: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-    bbox: tuple[_Place, _Place, _Place, _Place]
+    bbox: tuple[_Coordinate, _Coordinate, _Coordinate, _Coordinate]
     score: Annotated[float, msgspec.Meta(ge=0, le=1)]
     file_name: Annotated[str, msgspec.Meta(min_length=1)]
     segmentation: _Segmentation
@@ -101,14 +101,14 @@ class _Row(msgspec.Struct):
 
 
 def read_results(path: str | Path) -> list[NamedResult]:
-    """Read and check a file of write_results."""
+    """Read and check a file written by write_results."""
     try:
         rows = msgspec.json.decode(Path(path).read_bytes(), type=list[_Row])
     except OSError as error:
         raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a file from `fqvit detect predict -o`.") from None
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         said = str(error).replace("`", "").replace("$", "results")
-        raise FqvitError(f"{path}: not results ({said}). Pass a file from `fqvit detect predict -o`.") from None
+        raise FqvitError(f"{path}: not COCO results ({said}). Pass a file from `fqvit detect predict -o`.") from None
     for number, row in enumerate(rows):
         try:
             lengths_of(Runs(size=list(row.segmentation.size), counts=row.segmentation.counts))

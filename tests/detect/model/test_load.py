@@ -170,12 +170,12 @@ def broken(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"roi_head__bbox_head__0__fc_cls__bias": torch.zeros(6)}, "under two names"),
     ],
 )
-def test_faulty_checkpoints_are_refused_naming_the_tensor(changes: dict[str, Tensor | None], said: str) -> None:
+def test_faulty_checkpoints_are_rejected_naming_the_tensor(changes: dict[str, Tensor | None], said: str) -> None:
     with pytest.raises(FqvitError, match=said):
         load_detector(broken(**changes))
 
 
-def test_other_models_are_refused() -> None:
+def test_other_models_are_rejected() -> None:
     with pytest.raises(FqvitError, match="not a detector on Swin"):
         load_detector({"backbone.conv1.weight": torch.zeros(1)})
 

@@ -53,11 +53,11 @@ class Hub:
                 organisation, name, _, revision, file = self.path.lstrip("/").split("/", 4)
                 files = hub.repositories.get(f"{organisation}/{name}")
                 if files is None:
-                    return self.refuse("RepoNotFound")
+                    return self.not_found("RepoNotFound")
                 if revision not in ("main", "v1", COMMIT):
-                    return self.refuse("RevisionNotFound")
+                    return self.not_found("RevisionNotFound")
                 if file not in files:
-                    return self.refuse("EntryNotFound")
+                    return self.not_found("EntryNotFound")
                 body = files[file]
                 self.send_response(200)
                 self.send_header("X-Repo-Commit", COMMIT)
@@ -67,7 +67,7 @@ class Hub:
                 if with_body:
                     self.wfile.write(body)
 
-            def refuse(self, code: str) -> None:
+            def not_found(self, code: str) -> None:
                 self.send_response(404)
                 self.send_header("X-Error-Code", code)
                 self.send_header("X-Repo-Commit", COMMIT)

@@ -19,7 +19,7 @@ if sys.platform == "win32":
 
 import resource
 
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.detect.saved import here as here
 from tests.detect.saved import home as home
 
@@ -64,15 +64,17 @@ def test_a_failed_write_leaves_the_old_output_and_nothing_else(case: str, tmp_pa
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         with files_of_at_most(size):
             done = fqvit(*words, out)
-        refused(done, str(out), "cannot be written (File too large). Raise the file size limit")
+        assert_rejected(done, str(out), "cannot be written (File too large). Raise the file size limit")
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
         assert sorted(path.name for path in tmp_path.iterdir()) == ([name] if older else [])
 
 
 def test_images_and_cells_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     with files_of_at_most(100):
-        refused(fqvit("detect", "draw", "shapes.fqvit", "val", "-o", tmp_path), ".png: cannot be written (File too large)")
-        refused(fqvit(*TABLE, "--cache", tmp_path), "answers-", ".json: cannot be written (File too large)")
+        assert_rejected(
+            fqvit("detect", "draw", "shapes.fqvit", "val", "-o", tmp_path), ".png: cannot be written (File too large)"
+        )
+        assert_rejected(fqvit(*TABLE, "--cache", tmp_path), "answers-", ".json: cannot be written (File too large)")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -80,7 +82,7 @@ def test_a_report_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert fqvit("quantize", "--images", 4, "-o", tmp_path / "a.fqvit").code == 0
     with files_of_at_most(4096):
         done = fqvit("report", tmp_path / "a.fqvit", "--limit", 4, "-o", tmp_path / "a.html", "--pictures", tmp_path / "p")
-    refused(done, "a.html: cannot be written (File too large)")
+    assert_rejected(done, "a.html: cannot be written (File too large)")
     assert [path.name for path in tmp_path.iterdir()] == ["a.fqvit"]
 
 
@@ -131,13 +133,13 @@ def test_unwritable_folders_are_rejected_before_any_work(tmp_path: Path, monkeyp
     monkeypatch.setattr("fqvit.detect.fixed.detector.IntegerDetector.detect", work)
     monkeypatch.setattr("fqvit.study.cells.Bench._evaluate", work)
     for words in (draw, report):
-        refused(fqvit(*words, PROGRAM / "below"), f"{PROGRAM} is a file, expected a folder")
+        assert_rejected(fqvit(*words, PROGRAM / "below"), f"{PROGRAM} is a file, expected a folder")
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK and Path(path).name in ("new", "cells")))
     (tmp_path / "new").mkdir()
     for words in (draw, report):
-        refused(fqvit(*words, tmp_path / "new" / "below"), "new is not writable. Choose another folder")
+        assert_rejected(fqvit(*words, tmp_path / "new" / "below"), "new is not writable. Choose another folder")
     for kind in ("onnx", "c", "vectors"):
-        refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "new" / "x"), "is not writable")
-        refused(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "none" / "x"), "no such folder")
+        assert_rejected(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "new" / "x"), "is not writable")
+        assert_rejected(fqvit("export", PROGRAM, "--to", kind, "-o", tmp_path / "none" / "x"), "no such folder")
     assert fqvit(*TABLE, "--cache", tmp_path / "cells", "--json").json["rows"] == finished  # a read-only cache is read
-    refused(fqvit(*TABLE, "--cache", tmp_path / "cells", "--fresh"), "cells: is not writable", "--cache DIR")
+    assert_rejected(fqvit(*TABLE, "--cache", tmp_path / "cells", "--fresh"), "cells: is not writable", "--cache DIR")

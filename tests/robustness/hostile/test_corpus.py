@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.cli.command_line import fqvit, refused
+from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import one_thread as one_thread
 from tests.robustness.fuzz.seeds import golden, seeds_of
 from tests.robustness.hostile.containers import DETECTOR, rewritten
@@ -218,7 +218,7 @@ def test_every_command_rejects_malformed_files_in_one_line(kind: str, home: Path
             done = fqvit(*real)
             said = (case, words[:2], done)
             if kind not in ("image", "shard"):
-                refused(done, name)
+                assert_rejected(done, name)
             # Images and shards also print one warning per image.
             assert done.code == 2 and name in done.err and len(done.err.splitlines()) <= 3, said
             assert all(line.startswith("fqvit: ") for line in done.err.splitlines()), said

@@ -1,4 +1,4 @@
-"""Damaged and malicious .fqvit files: each is refused in one line that names the file, without allocating much memory.
+"""Damaged and malicious .fqvit files: each is rejected in one line that names the file, without allocating much memory.
 
 The fingerprint has no secret key, so a hostile writer can always make it valid; `rewritten` does.
 """
@@ -29,8 +29,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def refused(raw: bytes, folder: Path, match: str = ".") -> str:
-    """Assert that the loader refuses the file in one line that matches, and return that line."""
+def assert_rejected(raw: bytes, folder: Path, match: str = ".") -> str:
+    """Assert that the loader rejects the file in one line that matches, and return that line."""
     path = folder / "bad.fqvit"
     path.write_bytes(raw)
     with pytest.raises(FqvitError, match=match) as caught:
@@ -204,7 +204,7 @@ MAY_LOAD = {"nested lists in the recipe"}  # harmless: the loader may accept it 
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_program_is_refused_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+def test_a_hostile_program_is_rejected_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     if case in MAY_LOAD:
@@ -212,7 +212,7 @@ def test_a_hostile_program_is_refused_in_one_line(case: str, original: bytes, tm
         Program.load(tmp_path / "p.fqvit")
         return
     with at_most(50e6):
-        refused(raw, tmp_path, match)
+        assert_rejected(raw, tmp_path, match)
 
 
 def test_rewritten_files_load_if_the_change_is_valid(original: bytes, tmp_path: Path) -> None:
@@ -240,13 +240,13 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_header_that_is_not_a_program_is_refused(name: str, original: bytes, tmp_path: Path) -> None:
+def test_a_header_that_is_not_a_program_is_rejected(name: str, original: bytes, tmp_path: Path) -> None:
     _, _, tensors = unpacked(original)
-    refused(packed(TEXTS[name], fingerprint_of(TEXTS[name], tensors), tensors), tmp_path)
+    assert_rejected(packed(TEXTS[name], fingerprint_of(TEXTS[name], tensors), tensors), tmp_path)
 
 
 @pytest.mark.parametrize("depth", [300, 600, 800, 900, 950, 980, 1000, 1500])
-def test_nesting_of_any_depth_loads_or_is_refused(depth: int, original: bytes, tmp_path: Path) -> None:
+def test_nesting_of_any_depth_loads_or_is_rejected(depth: int, original: bytes, tmp_path: Path) -> None:
     text, _, tensors = unpacked(original)
     recipe = '"recipe":{"x":' + "[" * depth + "]" * depth + "}"
     header = json.loads(text)
@@ -260,21 +260,21 @@ def test_nesting_of_any_depth_loads_or_is_refused(depth: int, original: bytes, t
         assert "\n" not in str(error)
 
 
-def test_a_truncated_file_is_refused_at_any_length(original: bytes, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected_at_any_length(original: bytes, tmp_path: Path) -> None:
     places = {*range(64), *range(64, len(original), max(len(original) // 60, 1)), len(original) - 1}
     for place in sorted(places):
-        refused(original[:place], tmp_path)
+        assert_rejected(original[:place], tmp_path)
 
 
-def test_a_flipped_bit_is_refused_at_any_position(original: bytes, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_rejected_at_any_position(original: bytes, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for place in [*range(16), *rng.integers(16, len(original), 250).tolist(), len(original) - 1]:
         raw = bytearray(original)
         raw[place] ^= 1 << int(rng.integers(8))
-        refused(bytes(raw), tmp_path)
+        assert_rejected(bytes(raw), tmp_path)
 
 
-def test_garbage_is_refused(original: bytes, tmp_path: Path) -> None:
+def test_garbage_is_rejected(original: bytes, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     for raw in (
         b"",
@@ -288,16 +288,16 @@ def test_garbage_is_refused(original: bytes, tmp_path: Path) -> None:
         original + b"\0",
         original * 2,
     ):
-        refused(raw, tmp_path)
+        assert_rejected(raw, tmp_path)
 
 
 def test_a_safetensors_file_without_a_program_is_recognized(tmp_path: Path) -> None:
     head = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     head += b" " * (-len(head) % 8)
-    assert "not a quantized program" in refused(struct.pack("<Q", len(head)) + head + bytes(4), tmp_path)
+    assert "not a quantized program" in assert_rejected(struct.pack("<Q", len(head)) + head + bytes(4), tmp_path)
 
 
-def test_a_tensor_larger_than_the_file_is_refused(original: bytes, tmp_path: Path) -> None:
+def test_a_tensor_larger_than_the_file_is_rejected(original: bytes, tmp_path: Path) -> None:
     text, fingerprint, tensors = unpacked(original)
     raw = packed(text, fingerprint, tensors)
     name = next(name for name in tensors if name.endswith(".w"))
@@ -306,10 +306,10 @@ def test_a_tensor_larger_than_the_file_is_refused(original: bytes, tmp_path: Pat
         (length,) = struct.unpack("<Q", raw[:8])
         head = raw[8 : 8 + length].replace(b'"dtype": "I8", "shape": ' + shape, b'"dtype": "I8", "shape": ' + huge)
         head = head.rstrip() + b" " * (-len(head.rstrip()) % 8)
-        refused(struct.pack("<Q", len(head)) + head + raw[8 + length :], tmp_path)
+        assert_rejected(struct.pack("<Q", len(head)) + head + raw[8 + length :], tmp_path)
 
 
-def test_a_wrong_fingerprint_is_refused(original: bytes, tmp_path: Path) -> None:
+def test_a_wrong_fingerprint_is_rejected(original: bytes, tmp_path: Path) -> None:
     text, _, tensors = unpacked(original)
     for wrong in ("", "0" * 64, "é"):
-        assert "fingerprint" in refused(packed(text, wrong, tensors), tmp_path)
+        assert "fingerprint" in assert_rejected(packed(text, wrong, tensors), tmp_path)

@@ -1,4 +1,4 @@
-"""Small files that declare huge contents: each is refused or accepted without allocating memory for them."""
+"""Small files that declare huge contents: each is rejected or accepted without allocating memory for them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower
 from tests.factories import calibration_of, float_model
 from tests.robustness.hostile.allocated import at_most
-from tests.robustness.hostile.test_fqvit_files import Change, Json, Tensors, add_op, first, refused, rewritten, set_op
+from tests.robustness.hostile.test_fqvit_files import Change, Json, Tensors, add_op, assert_rejected, first, rewritten, set_op
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_a_hostile_program_is_rejected_in_one_line(case: str, original: bytes, t
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     with at_most(50e6):
-        refused(raw, tmp_path, match)
+        assert_rejected(raw, tmp_path, match)
 
 
 def test_the_original_loads_and_contains_every_part_that_is_changed(original: bytes, tmp_path: Path) -> None:

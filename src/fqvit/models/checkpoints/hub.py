@@ -116,7 +116,7 @@ def read_hints(files: Files) -> Hints:
     if config.hidden_act not in (None, "gelu"):
         raise FqvitError(f"{files.label}: hidden_act '{config.hidden_act}', expected 'gelu' (with the exact error function).")
     arguments = config.model_args or _Arguments()
-    _refuse_unlike(config.architecture, arguments, files.label)
+    _check_plain_architecture(config.architecture, arguments, files.label)
     labels = config.label_names
     if config.id2label:
         if sorted(config.id2label) != list(range(len(config.id2label))):
@@ -139,7 +139,7 @@ def read_hints(files: Files) -> Hints:
     )
 
 
-def _refuse_unlike(architecture: str | None, arguments: _Arguments, label: str) -> None:
+def _check_plain_architecture(architecture: str | None, arguments: _Arguments, label: str) -> None:
     """Raise FqvitError for settings that change the function of a timm model without changing its keys."""
     if architecture is not None and UNLIKE.search(architecture):
         raise FqvitError(
