@@ -2,9 +2,9 @@
 //
 // Weights are packed once into panels of `columns` outputs. At run time, a block of up to `rows` activation rows is
 // packed and multiplied with one panel by a micro-kernel, which computes a tile of rows x columns accumulators. The
-// epilogue (bias, requantization, table, residual sum) is the same for all and is in kernels.h.
+// epilogue (bias, requantization, table, residual sum) is separate, see kernels.h.
 //
-// One file gemm_<isa>.cpp per instruction set. Letters: M rows, K reduction, O outputs.
+// There is one file gemm_<isa>.cpp per instruction set. Letters: M rows, K reduction, O outputs.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ public:
     // Columns past O are 0. `block` was written by Gemm::pack_rows.
     virtual void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const = 0;
     virtual std::size_t bytes() const = 0;
-    // The same product split into K-blocks whose activations fit the L1 cache. K-block 0 writes acc, the others add.
+    // The same product in K-blocks whose activations fit in the L1 cache. K-block 0 writes acc, the others add to it.
     virtual int k_blocks() const { return 1; }
     virtual void multiply_k_block(int, std::int64_t panel, const std::uint8_t* block, int rows,
                                   std::int32_t* acc) const {
@@ -32,15 +32,15 @@ public:
 class Gemm {
 public:
     const char* name;
-    int rows;     // of a tile, at most
+    int rows;     // largest number of rows of a tile
     int columns;  // of a tile and of a panel
 
-    // w: i8 [O, K], row-major, any of -128..127.
+    // w: i8 [O, K], row-major; all values -128..127 are allowed.
     virtual std::unique_ptr<PackedWeights> pack_weights(const std::int8_t* w, std::int64_t outputs,
                                                         std::int64_t inputs) const = 0;
-    // Bytes of a packed block of `rows` activation rows.
+    // Returns the bytes of a packed block of `rows` activation rows.
     virtual std::size_t block_bytes(std::int64_t inputs) const = 0;
-    // x: `count` rows of u8 [K], `stride` bytes apart. block: 64-byte aligned, block_bytes() long.
+    // Packs a block. x: `count` rows of u8 [K], `stride` bytes apart. block: 64-byte aligned, block_bytes() long.
     virtual void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                            std::uint8_t* block) const = 0;
 

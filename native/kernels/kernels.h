@@ -1,6 +1,6 @@
-// Kernels other than GEMM: the epilogue of a product, LayerNorm, and fused attention. Functions on plain pointers, one
-// table per instruction set. kernels_scalar.cpp is the readable version; other tables fall back to it for parameters
-// that they do not cover. No allocation, no exceptions, no floats.
+// Kernels other than GEMM: the epilogue of a product, LayerNorm, and fused attention. Functions on plain pointers, in
+// one table per instruction set. kernels_scalar.cpp is the readable version; other tables fall back to it for
+// parameters that they do not cover. No allocation, no exceptions, no floats.
 //
 // Per-channel parameters are always arrays of C entries, even if the program has one value for the whole tensor.
 #pragma once
@@ -16,13 +16,13 @@ struct Requantization {
     const std::uint8_t* shift;
     const std::int32_t* zero;
     std::int32_t last;
-    // The same for vectors of 8 channels, padded. Filled by RequantizationConstants (ops/requantization.cpp).
+    // The same for vectors of 8 channels, padded. Set by RequantizationConstants (ops/requantization.cpp).
     enum Form : std::uint8_t {
         ANY,        // use the parameters above
         HIGH_HALF,  // every shift is >= 32: the result is in the high half of the 64-bit product
     } form;
     const std::int32_t* vector_mult;
-    const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift + bias mult; of each 8 channels 0 2 4 6 1 3 5 7
+    const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift + bias mult; channels in order 0 2 4 6 1 3 5 7
     const std::int32_t* vector_shift;  // shift - 32
 };
 
@@ -35,7 +35,7 @@ struct Residual {
     const std::int32_t* mult;
 };
 
-// What is done with a tile of accumulators while it is in the L1 cache.
+// The operation applied to a tile of accumulators while it is in the L1 cache.
 struct Epilogue {
     enum Kind : std::uint8_t {
         ACC,     // y = acc + bias
@@ -50,10 +50,10 @@ struct Epilogue {
     const void* tables;          // LOOKUP: u8 or u16 entries
     const std::int32_t* starts;  // LOOKUP: first entry of the table of each channel
     Residual residual;
-    bool low_half;  // ADD: every shift is <= 32 and the shifted sum fits i32, so it is in the low half of the sum
+    bool low_half;  // ADD: every shift is <= 32 and the shifted sum fits in i32, so it is the low half of 64 bits
 };
 
-// A tile of accumulators and its place in y.
+// A tile of accumulators and its position in y.
 struct Tile {
     const std::int32_t* acc;            // [rows][columns]
     int rows, columns;                  // columns: distance between rows in memory
@@ -72,21 +72,21 @@ struct Norm {
     const std::int32_t* alpha;
     const std::int32_t* g;
     const std::int64_t* b;  // b 2^b_shift + 2^(shift - 1)
-    bool fits_i32;          // every C v - M1 fits i32, |t| < 2^30 and shift >= 32
+    bool fits_i32;          // every C v - M1 fits in i32, |t| < 2^30 and shift >= 32
     bool per_tensor;        // fits_i32, one zero point (it cancels), all alpha are 0 and C is a multiple of 16
 };
 
 // One head of attention, all codes u8: scores = requantize(Q K^T + bias), softmax codes, y = requantize(weights V).
 struct Attention {
     std::int64_t tokens, width;                           // T, D
-    std::int64_t q_stride, k_stride, v_stride, y_stride;  // between tokens
+    std::int64_t q_stride, k_stride, v_stride, y_stride;  // bytes between tokens
     std::int32_t q_zero, k_zero, score_zero, score_last;
     std::int64_t score_mult;
     int score_shift;
     enum Kind : std::uint8_t {
         LOG,       // log_softmax: code = round(log2(sum / e))
         UNIFORM,   // softmax: code = round(e round(mult / sum) / 2^shift)
-        RELATIVE,  // row_codes: the code depends on the distance to the largest score only
+        RELATIVE,  // row_codes: the code depends only on the distance to the largest score
     } kind;
     const std::int32_t* table;  // by distance to the largest score: exponentials e, or codes (RELATIVE)
     std::int64_t table_length;
@@ -95,14 +95,14 @@ struct Attention {
     int softmax_shift;
     std::int32_t softmax_last;
     const std::int16_t* weight;  // weight of each code, multiplied with v - v_zero
-    std::int32_t sign;           // -1: weights are stored negated, because 2^15 does not fit i16
+    std::int32_t sign;           // -1: weights are stored negated, because 2^15 does not fit in i16
     std::int32_t masked_code;    // code of tokens in another region
-    // RELATIVE, for vectors: the code of each distance up to 255, and the two bytes of the weights of 16 codes.
+    // RELATIVE, for vector code: the code of each distance up to 255; low and high bytes of the weights of 16 codes.
     const std::uint8_t* code_by_distance;
     const std::uint8_t* weight_low;
     const std::uint8_t* weight_high;
     bool sixteen_codes;           // RELATIVE: all codes are below 16
-    std::int64_t largest_weight;  // > 0: each row is divided by the sum of its weights
+    std::int64_t largest_weight;  // of all codes; > 0: each row is divided by the sum of its weights
     std::int32_t v_zero, y_zero, y_last;
     std::int64_t mult;
     int shift;
@@ -112,7 +112,7 @@ struct Kernels {
     const char* name;
     void (*epilogue)(const Epilogue&, const Tile&, void* y);
     void (*layernorm)(const Norm&, const void* x, void* y, std::int64_t rows);
-    // Null: attention runs as separate ops. bias: i32 [T, T rounded up to 16] or null; region: u8 [T] or null.
+    // If null, attention runs as separate ops. bias: i32 [T, T rounded up to 16] or null; region: u8 [T] or null.
     void (*attention)(const Attention&, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
                       const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
     // Scratch bytes of `attention`, or 0 if it does not support these parameters.

@@ -9,8 +9,8 @@
 
 namespace fqvit {
 
-// Packs w [O, K] into panels of `columns` outputs: quads k..k+3 of every column next to each other, padded with zeros
-// past K and O.
+// Packs w [O, K] into panels of `columns` outputs, [K / 4][columns][4] each: the quads k..k+3 of all columns are next
+// to each other. Pads K and O with zeros.
 inline AlignedVector<std::int8_t> pack_quads(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,
                                              std::int64_t columns) {
     const std::int64_t panel = (inputs + 3) / 4 * 4 * columns;  // bytes

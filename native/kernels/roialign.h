@@ -1,10 +1,10 @@
-// One box of RoIAlign: a separable weighted sum over cells, first along the rows of the map, then along its columns.
+// One box of RoIAlign: a separable weighted sum over cells, first over the rows of the map, then over its columns.
 //
 //     strip[x, c] = (sum_y wy[y] (map[y, x, c] - zero) + 2^7) >> 8
 //     y[c] = clamp(requantize(sum_x wx[x] strip[x, c]) + head_zero)
 //
-// Exact because the limits in fqvit/roialign.h keep every sum below 2^31. Plain loops over channels that compilers
-// vectorize: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2.
+// Exact because the limits in fqvit/roialign.h keep every sum below 2^31. Compilers vectorize the plain loops over
+// channels: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,7 @@ FQVIT_ALWAYS_INLINE void add_scaled(std::int32_t* y, const std::int32_t* x, std:
     for (std::int64_t i = 0; i < count; ++i) y[i] += weight * x[i];
 }
 
-// Finds the range of cells of all bins together. Bins are in order, but some can be empty.
+// Finds the range of cells that covers all bins. Bins are in ascending order, but some can be empty.
 FQVIT_ALWAYS_INLINE void cell_range(const RoiAlignScratch::Axis& axis, std::int64_t bins, std::int64_t& begin,
                                     std::int64_t& end) {
     begin = end = 0;
@@ -66,7 +66,7 @@ FQVIT_ALWAYS_INLINE void cell_range(const RoiAlignScratch::Axis& axis, std::int6
     }
 }
 
-// scratch.rows and scratch.columns hold the weights of the box. y: u8 [side, side, channels]
+// Pools one box, whose weights are in scratch.rows and scratch.columns. y: u8 [side, side, channels]
 FQVIT_ALWAYS_INLINE void align_box(const RoiAlign& a, RoiAlignScratch& scratch, std::uint8_t* y) {
     std::int64_t left = 0, right = 0;
     cell_range(scratch.columns, a.side, left, right);

@@ -1,8 +1,9 @@
-// One head of attention with AVX2. Six rows at a time, so that scores and weights stay in the L1 cache.
+// One head of attention with AVX2, six rows at a time, so that scores and weights stay in the L1 cache.
 //     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
 //
-// Both products are i16 x i16 by vpmaddwd. Exact because codes minus their zero point need 9 bits, weights 16, and the
-// ops prove that every sum fits i32. Keys and values are packed once per head: pairs along the reduction, 16 columns.
+// Both products multiply i16 x i16 with vpmaddwd. Exact because codes minus their zero point need 9 bits, weights need
+// 16, and the ops prove that every sum fits in i32. Keys and values are packed once per head, in panels of 16 columns
+// that store pairs of adjacent elements along the reduction.
 //
 // Tile: 6 rows x 16 columns. 12 accumulators, 2 vectors of keys or values, 2 temporaries: all 16 registers.
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -25,7 +26,7 @@ using namespace avx2;
 
 constexpr int ROWS = 6, COLUMNS = 16;
 constexpr std::int64_t MAX_WIDTH = 128, MAX_TOKENS = 1024;
-// Bytes between rows of queries, weights and scores. Compile-time constants are part of the instructions.
+// Bytes between rows of queries, weights and scores. Constants, so that instructions hold row offsets as immediates.
 constexpr int Q_STRIDE = MAX_WIDTH * 2;
 constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;  // not a power of two, so that rows fall into different cache sets
 constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;
@@ -50,7 +51,7 @@ struct Layout {
     }
 };
 
-// Adds the product of one pair of row r and 16 columns.
+// Adds the products of one pair of row r with the pairs of 16 columns. stride: bytes between rows of a.
 template <int r, int stride>
 FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a, __m256i b_left, __m256i b_right) {
     __m256i t, u;
@@ -92,7 +93,7 @@ constexpr MicroKernel BY_ROWS[ROWS + 1] = {nullptr,
                                            multiply_tile<stride, 5>,
                                            multiply_tile<stride, 6>};
 
-// 16 codes minus the zero point, as i16. Reads only `count` bytes if that is less than 16.
+// Loads 16 codes and subtracts the zero point, as i16. Reads only `count` bytes if that is less than 16.
 FQVIT_INLINE __m256i load_centered(const std::uint8_t* p, std::int64_t count, __m256i zero) {
     __m128i codes;
     if (count >= 16) {
@@ -174,15 +175,14 @@ FQVIT_INLINE __m128i saturate_u8(__m256i left, __m256i right) {
     return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
-// mult 2^j / 2^(shift + j) is the same ratio: raises the shift to 32, as far as mult stays below 2^31. Returns whether
-// the shift is now 32 or more, which RequantizeHigh needs.
+// Raises the shift up to 32 while mult stays below 2^31; mult 2^j / 2^(shift + j) is the same ratio for every j.
+// Returns whether the shift is now 32 or more, which RequantizeHigh needs.
 bool raise_shift(std::int64_t& mult, int& shift) {
     while (shift < 32 && mult < std::int64_t{1} << 30) mult *= 2, ++shift;
     return shift >= 32;
 }
 
-// Codes of the scores of `rows` queries with all keys, followed by 32 zeros.
-
+// Computes the codes of the scores of `rows` queries with all keys, and 32 zeros after each row.
 FQVIT_AVX2 void compute_scores(const Attention& head, const RequantizeHigh& requantize_high,
                                const std::uint8_t* queries, const std::int16_t* keys, int rows,
                                const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {
@@ -210,9 +210,9 @@ FQVIT_AVX2 void compute_scores(const Attention& head, const RequantizeHigh& requ
 std::size_t attention_scratch_avx2(const Attention& head) {
     std::int64_t score_mult = head.score_mult, mult = head.mult;
     int score_shift = head.score_shift, shift = head.shift;
-    const bool fits = head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS && raise_shift(score_mult, score_shift) &&
-                      raise_shift(mult, shift);
-    return fits ? Layout(head).end : 0;
+    const bool supported = head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS &&
+                           raise_shift(score_mult, score_shift) && raise_shift(mult, shift);
+    return supported ? Layout(head).end : 0;
 }
 
 FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, const std::uint8_t* k,

@@ -1,4 +1,4 @@
-// Helpers shared by the AVX2 kernels. Functions are compiled for AVX2 one by one (target attribute), so that one build
+// Helpers shared by the AVX2 kernels. Only functions with the target attribute are compiled for AVX2, so that one build
 // runs on every x86-64 CPU.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace fqvit::avx2 {
 FQVIT_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 FQVIT_INLINE void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
-// Declares the first `bytes` bytes at p as an input of inline assembly. Without it, a compiler may delay stores to
-// them.
+// Declares the first `bytes` bytes at p as an input of inline assembly. Without this, a compiler may move stores to
+// these bytes behind the assembly.
 template <int bytes>
 FQVIT_INLINE const std::uint8_t (&asm_input(const std::uint8_t* p))[bytes] {
     return *reinterpret_cast<const std::uint8_t(*)[bytes]>(p);
@@ -35,8 +35,8 @@ FQVIT_INLINE __m256i low_halves(__m256i even, __m256i odd) {
     return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
 }
 
-// round_shift(acc * mult, shift) of 8 lanes for shift >= 32: the high half of the 64-bit product, shifted by shift
-// - 32. vpmuldq multiplies even lanes only, so odd lanes are moved down and have their own rounding term `half`.
+// round_shift(acc * mult, shift) of 8 lanes for shift >= 32: the high half of the rounded 64-bit product, shifted right
+// by shift - 32. vpmuldq multiplies even lanes only, so odd lanes are moved down and have a separate rounding term.
 struct RequantizeHigh {
     __m256i mult, mult_odd, half_even, half_odd, shift;
 

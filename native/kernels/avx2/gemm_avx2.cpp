@@ -1,18 +1,19 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] with AVX2, by vpmaddubsw. Exact although that instruction saturates.
+// acc[m, o] = sum_k x[m, k] w[o, k] with AVX2, by vpmaddubsw. Exact, although this instruction saturates.
 //
 // vpmaddubsw multiplies 32 pairs of bytes and adds adjacent products in i16, saturating. Activations are at most 255,
-// so such a sum is exact if its positive weights add up to at most 128 and its negative ones to at least -128, because
-// 255 * 128 < 2^15. If that holds for the four weights of a lane in two instructions together, vpaddw can add the two
-// results in i16 before one vpmaddwd widens them to i32. Trained weights rarely fit in their original order, so packing
-// rearranges them for each panel of 8 outputs:
+// so the sum in a lane is exact if its positive weights add up to at most 128 and its negative ones to at least -128,
+// because 255 * 128 < 2^15. If the four weights that two instructions put into a lane meet this limit together, vpaddw
+// can add the two results in i16 before one vpmaddwd widens them to i32. Trained weights rarely meet the limit in their
+// original order, so packing rearranges them for each panel of 8 outputs:
 //  - Inputs are packed in quads k..k+3. The block of activations stores each quad as 8 bytes, x0 x2 x1 x3 x0 x1 x2 x3.
-//    The four bytes at offset 0, 1 or 4 are the quad in each of its three pairings; offset 3 is the pairing of offset 1
-//    with its two lanes swapped.
-//  - A quad that fits in no pairing is split into two quads: weights clipped to the limit, and the rest.
-//  - Two quads that fit together form a double (per row 5 arithmetic instructions for 64 products); a quad without a
+//    The four bytes at offsets 0, 1 and 4 are the three ways to pair the inputs of the quad; offset 3 is the pairing of
+//    offset 1 with its two lanes swapped.
+//  - A quad that meets the limit in no pairing is split into two quads: weights clipped to the limit, and the rest.
+//  - Two quads that meet the limit together form a double (per row 5 arithmetic instructions for 64 products); a quad
+//  without a
 //    partner is a single (3 instructions for 32 products). A list of offsets tells the micro-kernel which four bytes to
 //    broadcast.
-// Every quad in the list was checked against this rule, so nothing saturates for any activations.
+// Packing checks every single and double against the limit, so nothing saturates for any activations.
 //
 // Tile: 11 rows x 8 columns. 11 accumulators, 2 vectors of weights, 1 of ones, 2 temporaries: all 16 registers.
 // K-block: 192 quads (768 inputs), 16.5 KiB of packed activations.
@@ -36,7 +37,7 @@ using namespace avx2;
 constexpr int ROWS = 11, COLUMNS = 8;
 constexpr int CELL = 8;             // bytes of one quad of one row
 constexpr int QUAD = ROWS * CELL;   // bytes of one quad of all rows
-constexpr int K_BLOCK = 192;        // quads; their cells fit the L1 cache and their offsets u16
+constexpr int K_BLOCK = 192;        // quads; their cells fit in the L1 cache and their offsets in u16
 constexpr int LIMIT = 128;          // 255 * 128 < 2^15
 constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
@@ -50,10 +51,11 @@ constexpr int ORDER[PAIRINGS][4] = {{0, 2, 1, 3}, {2, 1, 3, 0}, {3, 0, 1, 2}, {0
 // quad.
 struct KBlock {
     std::uint32_t doubles, singles;
-    std::size_t offsets, weights;  // first entry in the lists of the layer
+    std::size_t offsets, weights;  // first entry in offsets_ and weights_
 };
 
-// acc += two quads of row r. Assembly, because the order of instructions decides the speed and compilers spill here.
+// acc += two quads of row r. In assembly, because the order of instructions decides the speed and compilers spill
+// registers here.
 template <int r>
 FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uint8_t* b, __m256i wa, __m256i wb,
                              __m256i ones) {
@@ -124,17 +126,17 @@ constexpr MicroKernel BY_ROWS[ROWS + 1] = {nullptr,          multiply_tile<1>, m
 
 // ---- packing ----
 
-// The weights of one quad for 8 outputs, and for each pairing what the weights of every lane add up to.
+// The weights of one quad for 8 outputs and, for each pairing, the sums of the weights in every lane.
 struct Quad {
     __m256i w;               // [8 outputs][4 inputs]
     __m256i sums[PAIRINGS];  // bytes; per 128-bit half, 8 sums of positive weights, then 8 of |negative weights|
     std::uint32_t size;      // sum of |w|; large quads look for a partner first
-    std::uint16_t number;    // in its K-block
-    std::uint8_t fits;       // bit p: pairing p fits the limit
+    std::uint16_t number;    // index in its K-block
+    std::uint8_t fits;       // bit p: pairing p meets the limit
     bool used;
 };
 
-// The four inputs of every output in the order of a pairing.
+// Returns the four inputs of every output in the order of a pairing.
 FQVIT_INLINE __m256i reordered(__m256i w, int pairing) {
     const int* o = ORDER[pairing];
     const __m256i inputs = _mm256_set1_epi32(o[0] | o[1] << 8 | o[2] << 16 | o[3] << 24);
@@ -156,7 +158,7 @@ FQVIT_INLINE void measure(Quad& quad) {
         const __m256i w = reordered(quad.w, pairing);
         const __m256i positive = _mm256_maddubs_epi16(ones, _mm256_max_epi8(w, zero));
         const __m256i negative = _mm256_sub_epi16(zero, _mm256_maddubs_epi16(ones, _mm256_min_epi8(w, zero)));
-        // The sum of two weights is at most 256. Packing saturates it to 255, which is over the limit, too.
+        // The sum of two weights is at most 256. vpackuswb saturates it to 255, which still exceeds the limit.
         quad.sums[pairing] = _mm256_packus_epi16(positive, negative);
         if (within_limit(quad.sums[pairing])) quad.fits |= static_cast<std::uint8_t>(1 << pairing);
     }
@@ -178,7 +180,8 @@ FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& pairing_a, int& pairi
     return false;
 }
 
-// Splits a quad that fits in no pairing: clips it so that it fits the last one, and returns the rest as another quad.
+// Splits a quad that meets the limit in no pairing: clips it to the limit of the last pairing and returns the rest as
+// another quad.
 FQVIT_AVX2 Quad split(Quad& quad) {
     alignas(32) std::int8_t w[COLUMNS][4], rest[COLUMNS][4] = {};
     _mm256_store_si256(reinterpret_cast<__m256i*>(w), quad.w);
@@ -281,7 +284,7 @@ private:
 
     Quad& at(std::size_t i) { return quads_[order_[i] & 0xffff]; }
 
-    // Looks for a partner of the i-th quad, smallest first: small quads fit many others, so few are tried.
+    // Looks for a partner of the i-th quad, smallest first: small quads match most others, so few candidates are tried.
     FQVIT_AVX2 bool emit_double(std::size_t i) {
         int candidates = 0, pairing = 0, other_pairing = 0;
         const Quad& quad = at(i);

@@ -1,7 +1,7 @@
 // Epilogue and LayerNorm with AVX2, 8 channels x i32 per vector. kernels.h has the formulas.
 //
-// Exact because products of i32 are taken in full 64 bits (vpmuldq) and the ops prove that every sum fits 63 bits.
-// Parameters outside the vector form, and channels past the last multiple of 8, go to the scalar kernels.
+// Exact because vpmuldq multiplies i32 to full 64-bit products and the ops prove that every sum fits in 63 bits. The
+// scalar kernels handle parameters that the vector code does not support, and channels past the last multiple of 8.
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -146,7 +146,7 @@ FQVIT_AVX2 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
     }
 }
 
-// floor(sqrt(x)) for 2^60 <= x < 2^62: a table, two Newton steps, then down to the exact root.
+// floor(sqrt(x)) for 2^60 <= x < 2^62: an upper bound from a table, two Newton steps, then decrements.
 std::int64_t isqrt_normalized(std::uint64_t x) {
     static constexpr struct Table {
         std::uint32_t start[256] = {};
@@ -207,7 +207,7 @@ FQVIT_INLINE Moments moments(const Norm& norm, const void* x, std::int64_t first
     __m256i m1 = _mm256_setzero_si256(), m2 = m1;
     for (std::int64_t c = 0; c < norm.channels; c += LANES) {
         const __m256i v = shifted_codes(norm, x, first + c, c), odd = _mm256_srli_epi64(v, 32);
-        m1 = _mm256_add_epi32(m1, v);  // fits: C |v| < 2^31
+        m1 = _mm256_add_epi32(m1, v);  // fits in i32: C |v| < 2^31
         m2 = _mm256_add_epi64(m2, _mm256_add_epi64(_mm256_mul_epi32(v, v), _mm256_mul_epi32(odd, odd)));
     }
     const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)),

@@ -1,4 +1,4 @@
-// RoIAlign compiled for AVX2; the scalar version on other CPUs. kernels/roialign.h has the formula and the loops.
+// RoIAlign compiled for AVX2, or without it in builds for other CPUs. kernels/roialign.h has the formula and the loops.
 #include "kernels/roialign.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -1,7 +1,7 @@
-// Softmax of attention_avx2.cpp: a row of u8 scores -> a row of i16 weights, 32 tokens per vector.
+// Softmax for attention_avx2.cpp: turns a row of u8 scores into a row of i16 weights, 32 tokens per vector.
 //
-// Scores are u8, so the distance of a score to the largest one is u8, too, and every function of it is a table.
-// Exact because the tables hold the same integers as the scalar ops; proofs of the sums are in ops/attention.cpp.
+// Scores are u8, so the distance from a score to the largest one is also u8, and every function of it is a table.
+// Exact because the tables hold the same integers as in the scalar ops; ops/attention.cpp proves that the sums fit.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ FQVIT_INLINE std::uint8_t maximum(__m256i v) {
     return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
 }
 
-// Sets the scores of other regions to 0 and returns the largest score. Tokens past the last are 0 already.
+// Sets the scores of other regions to 0 and returns the largest score. Scores past the last token are already 0.
 FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t tokens, const std::uint8_t* region,
                                            std::uint8_t query_region) {
     __m256i top = _mm256_setzero_si256();
@@ -37,7 +37,8 @@ FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t token
     return maximum(top);
 }
 
-// RELATIVE: distance -> code by 16-entry tables in registers, then code -> weight by another one.
+// RELATIVE: looks up the code of each distance in 16-entry tables in registers, then the weight of each code, also in
+// registers if all codes are below 16.
 class RelativeSoftmax {
 public:
     FQVIT_AVX2 explicit RelativeSoftmax(const Attention& head) : head_(head) {
@@ -97,8 +98,8 @@ private:
         return _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(count)), load(indices));
     }
 
-    // Table i holds distances 16 i .. 16 i + 15. vpshufb returns 0 where bit 7 of the index is set, and a saturating
-    // addition of 0x70 sets bit 7 of every index but 0..15.
+    // Table i holds distances 16 i .. 16 i + 15. vpshufb returns 0 if bit 7 of the index is set, and a saturating
+    // addition of 0x70 sets bit 7 of every index above 15.
     FQVIT_INLINE __m256i look_up(__m256i distance) const {
         const __m256i sixteen = _mm256_set1_epi8(16), bit_7_past_15 = _mm256_set1_epi8(0x70);
         __m256i code = _mm256_shuffle_epi8(codes_[0], _mm256_adds_epu8(distance, bit_7_past_15));

@@ -2,14 +2,14 @@
 //
 // Activations are u8, so packing stores x - 128 (the highest bit flipped), and each accumulator starts at 128 sum_k w:
 //     sum_k x w = sum_k (x - 128) w + 128 sum_k w
-// Exact because Linear proves |sum_k x w| < 2^31. The start and the partial sums may pass 2^31, but sdot wraps, the
-// equation holds modulo 2^32 at every step, and the final sum fits.
+// Exact because Linear proves |sum_k x w| < 2^31. The start value and the partial sums may exceed i32, but sdot
+// wraps, the equation holds modulo 2^32 at every step, and the final sum fits in i32.
 //
 // Tile: 8 rows x 12 columns. 24 accumulators, 3 vectors of weights, 2 of activations (four bytes per row, selected by
 // the lane index of sdot): 29 of 32 registers, 5 loads for 24 sdot.
 #include "kernels/gemm.h"
 
-// Clang before version 16 offers these intrinsics only in builds for CPUs that have them (-march), not by attribute.
+// Before version 16, Clang offers these intrinsics only if -march enables them, not through the target attribute.
 #if defined(__aarch64__) && defined(__GNUC__) && \
     (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_DOTPROD))
 
@@ -123,7 +123,7 @@ public:
         return static_cast<std::size_t>((inputs + 3) / 4 * 4 * ROWS);
     }
 
-    // Stores x - 128 of every row, quad by quad. Rows past `count` are left as they are: they are never multiplied.
+    // Stores x - 128 of every row, quad by quad. Rows past `count` are not written: they are never multiplied.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
         for (int r = 0; r < count; ++r) {
@@ -138,7 +138,7 @@ public:
                 store_lane<3>(out + 12 * ROWS, quads);
             }
             for (; k < inputs; k += 4, out += 4 * ROWS) {
-                std::uint8_t quad[4] = {};  // the padding of the last quad is multiplied by 0
+                std::uint8_t quad[4] = {};  // the padding of the last quad is multiplied by weights of 0
                 std::memcpy(quad, row + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
                 for (int i = 0; i < 4; ++i) out[i] = static_cast<std::uint8_t>(quad[i] ^ 0x80);
             }

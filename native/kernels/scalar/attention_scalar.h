@@ -1,8 +1,8 @@
-// The ops of attention as plain loops, one row of the output per call. Formulas as in src/fqvit/ir/attention.py.
+// The ops of attention as plain loops, one row of the output per call, with the formulas of src/fqvit/ir/attention.py.
 //
-// Exact because the ops prove when they are loaded that every sum fits 63 bits. Tests also compile this file with
-// -mgeneral-regs-only, which rejects floating-point code. `row` counts over all slices; a slice is one matrix of the
-// last two axes, [T, T] or [T, D].
+// Exact because the ops prove when they are loaded that every sum fits in 63 bits. Tests also compile this file with
+// -mgeneral-regs-only, which rejects floating-point code. A slice is one matrix of the last two axes, [T, T] or [T, D];
+// `row` numbers the rows of all slices.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +42,9 @@ inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y
 
 struct SoftmaxRows {
     std::int64_t tokens;          // T, the length of a row
-    std::int64_t rows_of_window;  // H T; used with `region` only
+    std::int64_t rows_of_window;  // H T; used only with `region`
     const std::uint8_t* region;   // [W, T] or null; tokens attend only to tokens of the same region
-    const std::int32_t* table;    // by distance to the largest score of the row
+    const std::int32_t* table;    // indexed by the distance to the largest score of the row
     std::int64_t table_length;
 };
 
@@ -103,7 +103,7 @@ inline void softmax_row(const SoftmaxRows& rows, const Codes& x, void* y, bool w
         [&](std::int64_t t) { store_code(y, wide, first + t, 0); });
 }
 
-// y[t] = table[distance]; the last entry where masked
+// y[t] = table[distance]; the last entry if t is masked
 inline void row_codes_row(const SoftmaxRows& rows, const Codes& x, std::uint8_t* y, std::int64_t row) {
     std::uint8_t* out = y + row * rows.tokens;
     for_each_token(
@@ -113,7 +113,7 @@ inline void row_codes_row(const SoftmaxRows& rows, const Codes& x, std::uint8_t*
 
 struct WeightedSum {
     std::int64_t rows, inner, width;  // T rows of T weights each, D columns of V
-    const std::int32_t* weight;       // of each code
+    const std::int32_t* weight;       // by code
     std::int64_t largest_weight;      // > 0: divide each row by the sum of its weights
     std::int64_t v_zero, mult;
     int shift;
@@ -121,8 +121,8 @@ struct WeightedSum {
     bool wide;
 };
 
-// shift_matmul and attend: y[d] = clamp(round_shift(sum_t w[t] (v[t, d] - v_zero) M, shift) + zero) with w[t] the
-// weight of code a[t], and M = mult, or with largest_weight M = round(mult largest_weight / sum_t w[t]).
+// shift_matmul and attend: y[d] = clamp(round_shift(sum_t w[t] (v[t, d] - v_zero) M, shift) + zero) where w[t] is
+// the weight of code a[t] and M = mult, or M = round(mult largest_weight / sum_t w[t]) if largest_weight > 0.
 inline void weighted_sum_row(const WeightedSum& p, const std::uint8_t* a, const Codes& v, void* y, std::int64_t row) {
     const std::int64_t slice = row / p.rows;
     const std::uint8_t* codes = a + row * p.inner;

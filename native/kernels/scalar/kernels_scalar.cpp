@@ -1,6 +1,6 @@
 // Epilogue and LayerNorm as plain loops in 64-bit integers. kernels.h has the formulas.
 //
-// Exact because the ops prove when they are loaded that every sum fits 63 bits. Tests also compile this file with
+// Exact because the ops prove when they are loaded that every sum fits in 63 bits. Tests also compile this file with
 // -mgeneral-regs-only, which rejects floating-point code.
 #include "core/codes.h"
 #include "core/fixed.h"

@@ -1,8 +1,8 @@
 // acc[m, o] = sum_k x[m, k] w[o, k] with AVX-VNNI and AVX512-VNNI, by vpdpbusd, which adds four u8 x i8 products to
 // each i32 lane.
 //
-// Exact without further care: unlike vpmaddubsw the instruction has no intermediate i16, unlike vpdpbusds it wraps
-// instead of saturating, and Linear proves |acc| < 2^31. Packing only reorders: each panel stores quads k..k+3 of every
+// Exact because vpdpbusd has no intermediate i16 (unlike vpmaddubsw), wraps instead of saturating (unlike vpdpbusds),
+// and Linear proves |acc| < 2^31. Packing only reorders: each panel stores quads k..k+3 of every
 // column next to each other, padded with zeros past K and O; a block stores the same quads of every row, and
 // broadcasting four bytes gives the quad of one row to all columns.
 //
@@ -134,7 +134,7 @@ public:
         return static_cast<std::size_t>((inputs + 3) / 4 * 4 * rows);
     }
 
-    // Packs two rows at a time, which halves the stores. SSE2 only, so every x86-64 CPU can run it.
+    // Packs two rows at a time, which halves the stores. Uses only SSE2, so every x86-64 CPU can run it.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
         const std::int64_t step = 4 * rows;  // bytes between quads
@@ -156,7 +156,7 @@ public:
     }
 
 private:
-    // Stores two quads of two rows each.
+    // Stores the same two quads of two rows.
     static void store_pair(std::uint8_t* out, std::int64_t step, __m128i pair) {
         const std::int64_t first = _mm_cvtsi128_si64(pair), second = _mm_cvtsi128_si64(_mm_unpackhi_epi64(pair, pair));
         std::memcpy(out, &first, 8);

@@ -1,6 +1,6 @@
-// The micro-kernel of gemm_vnni.cpp, included once per vector width. The instruction set of a function is an attribute,
-// which no template parameter can choose. Needs FQVIT_TARGET, ROWS, and Vector with zero, load, broadcast,
-// dot4 and store. No #pragma once.
+// The micro-kernel of gemm_vnni.cpp, included once per vector width: not a template, because the target attribute
+// cannot depend on a template parameter. Needs FQVIT_TARGET, ROWS, and Vector with zero, load, broadcast, dot4 and
+// store. Has no #pragma once on purpose.
 
 constexpr int LANES = static_cast<int>(sizeof(Vector) / 4), COLUMNS = 2 * LANES;
 
