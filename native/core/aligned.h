@@ -1,4 +1,4 @@
-// Memory aligned to 64 bytes: a cache line, and the widest vector.
+// Memory aligned to 64 bytes, the size of a cache line and of the widest vector register.
 #pragma once
 
 #include <cstddef>

@@ -6,7 +6,7 @@
 
 namespace fqvit {
 
-// When a buffer is in use: from the op that writes it to the last op that reads it, both inclusive, as indices of ops.
+// The size of a buffer and its lifetime: the index of the op that writes it and of the last op that reads it.
 struct Lifetime {
     std::size_t bytes;
     int first, last;

@@ -1,4 +1,4 @@
-// Access to codes that are u8 or u16, decided at run time. For scalar code.
+// Loads and stores for scalar code: quantized codes whose type, u8 or u16, is known only at run time.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 namespace fqvit {
 namespace {
 
-// Everything this build contains and this CPU supports, fastest first.
+// Returns the kernels that this build contains and this CPU supports, fastest first.
 std::vector<KernelSet> available_kernels() {
     const CpuFeatures cpu = cpu_features();
     const KernelSet all[] = {

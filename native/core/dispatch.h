@@ -1,4 +1,4 @@
-// Chooses the kernels for a CPU at run time.
+// Selects the kernels for this CPU at run time.
 #pragma once
 
 #include <string>

@@ -60,7 +60,7 @@ int Engine::State::add_value(Value value, std::string name, bool constant) {
     return static_cast<int>(values.size()) - 1;
 }
 
-// Finds the lifetime of every buffer (the only place that does) and places the buffers in the arena.
+// Computes the lifetime of every buffer and assigns its offset in the arena.
 void Engine::State::plan() {
     constexpr int UNUSED = -1;
     const int end = static_cast<int>(ops.size());
@@ -80,7 +80,8 @@ void Engine::State::plan() {
         Lifetime life = lifetimes[v];
         if (is_constant[v] || life.first == UNUSED) continue;
         if (keep_buffers) life.first = 0, life.last = end;
-        life.bytes = round_up(static_cast<std::size_t>(values[v].bytes()) + 64, std::size_t{64});  // for vector tails
+        // Vector loads may read up to 64 bytes past the end.
+        life.bytes = round_up(static_cast<std::size_t>(values[v].bytes()) + 64, std::size_t{64});
         numbers.push_back(v), buffers.push_back(life);
     }
     const ArenaPlan arena = plan_arena(buffers);
@@ -104,14 +105,14 @@ Engine::State::Workspace& Engine::State::workspace(std::size_t i) {
     return *workspaces[i];
 }
 
-// Copies the image first: its owner may change it meanwhile, and ops that read a value twice need the same bytes twice.
+// Copies the image first: its owner may change it during the run, and ops that read it twice need the same bytes.
 template <class RunOp>
 void Engine::State::run_image(Workspace& workspace, const std::uint8_t* image, const RunOp& run_op) const {
     std::memcpy(workspace.frame[0], image, static_cast<std::size_t>(values[0].bytes()));
     for (const std::unique_ptr<Op>& op : ops) run_op(*op, workspace.frame.data());
 }
 
-// Copies the outputs of image i to the callers' arrays.
+// Copies the outputs of image i to the caller's arrays.
 void Engine::State::copy_outputs(const Workspace& workspace, std::int64_t i,
                                  const std::vector<std::uint8_t*>& ys) const {
     for (std::size_t k = 0; k < ys.size(); ++k) {
@@ -233,7 +234,7 @@ void Engine::run_buffers(const std::uint8_t* image, const std::vector<int>& numb
             numbers.size(), " buffers");
     for (const int number : numbers) {
         require(keeps(number), "buffer: value ", number,
-                " is not kept, expected a buffer of an engine that keeps them");
+                " is not kept, expected a buffer of an engine finished with keep_buffers");
     }
     const std::lock_guard lock(s.mutex);
     s.run(image, 1, {});
@@ -269,8 +270,9 @@ const std::vector<int>& Engine::outputs() const { return state_->outputs; }
 bool Engine::keeps(int number) const { return state_->keep_buffers && state_->is_buffer(number); }
 
 const std::uint8_t* Engine::buffer(int number) const {
-    require(keeps(number), "buffer: value ", number, " is not kept, expected a buffer of an engine that keeps them");
-    require(!state_->workspaces.empty(), "buffer: nothing has run yet, expected a run first");
+    require(keeps(number), "buffer: value ", number,
+            " is not kept, expected a buffer of an engine finished with keep_buffers");
+    require(!state_->workspaces.empty(), "buffer: the engine has not run yet, expected a call of run() first");
     return state_->workspaces.front()->frame[static_cast<std::size_t>(number)];
 }
 

@@ -40,7 +40,7 @@ public:
     }
 
 private:
-    // Whether exactly one op reads the value and no run returns it, so that it can disappear.
+    // Whether exactly one op reads the value and no run returns it, so that fusion may remove it.
     bool is_internal(int value) { return uses_[value] == 1 && !outputs_.contains(value); }
 
     // The op of type T that writes an internal value; null if there is none.
@@ -51,19 +51,19 @@ private:
         return dynamic_cast<T*>(ops_[found->second].get());
     }
 
-    // A fused op runs in the place of the last op that it replaces, when all its inputs are written.
-    void move_to(Op* op, std::size_t place) {
+    // Moves a fused op to the index of the last op that it replaces, where all its inputs have been written.
+    void move_to(Op* op, std::size_t index) {
         for (std::unique_ptr<Op>& other : ops_) {
             if (other.get() == op) {
                 std::unique_ptr<Op> moved = std::move(other);
-                ops_[place] = std::move(moved);
-                writer_[ops_[place]->output] = place;
+                ops_[index] = std::move(moved);
+                writer_[ops_[index]->output] = index;
                 return;
             }
         }
     }
 
-    // A convolution is a take of the neighbours of each position, a reshape of them to one row, and a linear.
+    // A convolution is a take that gathers the neighbours of each position, a reshape to one row, and a linear.
     void fuse_take(Linear& linear) {
         int x = linear.inputs[0];
         auto* reshape = sole_producer<Permute>(x);
@@ -73,8 +73,9 @@ private:
         if (reshape != nullptr) ops_[writer_[reshape->output]] = nullptr;
     }
 
-    void fuse_attention(std::size_t place) {
-        Op* times_v = ops_[place].get();
+    // times_v_index: of the op that multiplies the softmax output by V.
+    void fuse_attention(std::size_t times_v_index) {
+        Op* times_v = ops_[times_v_index].get();
         const auto* product = dynamic_cast<MatMul*>(times_v);
         auto* softmax = sole_producer<Softmax>(times_v->inputs[0]);
         if (softmax == nullptr || (product != nullptr && (!product->b_rows || !product->bias.empty()))) return;
@@ -84,8 +85,8 @@ private:
         auto* k = sole_producer<Permute>(scores->inputs[1]);
         auto* v = sole_producer<Permute>(times_v->inputs[1]);
         if (q == nullptr || k == nullptr || v == nullptr || !is_internal(times_v->output)) return;
-        const std::size_t join_place = find_reader(times_v->output, place);
-        const auto* join = join_place == ops_.size() ? nullptr : dynamic_cast<Permute*>(ops_[join_place].get());
+        const std::size_t join_index = find_reader(times_v->output, times_v_index);
+        const auto* join = join_index == ops_.size() ? nullptr : dynamic_cast<Permute*>(ops_[join_index].get());
         if (join == nullptr || !splits_heads(*q, *k, *v) || !joins_heads(*join, *v)) return;
         for (const Op* op : std::initializer_list<const Op*>{q, v, scores, softmax, times_v}) {
             if (op->value.dtype != DType::u8) return;
@@ -99,12 +100,12 @@ private:
         for (const Op* part : std::initializer_list<const Op*>{q, k, v, scores, softmax, times_v}) {
             ops_[writer_[part->output]] = nullptr;
         }
-        ops_[join_place] = std::move(fused);
+        ops_[join_index] = std::move(fused);
     }
 
-    // The index of the op after `place` that reads the value first of its inputs; ops_.size() if there is none.
-    std::size_t find_reader(int value, std::size_t place) const {
-        for (std::size_t i = place + 1; i < ops_.size(); ++i) {
+    // The index of the first op after `index` whose first input is the value; ops_.size() if there is none.
+    std::size_t find_reader(int value, std::size_t index) const {
+        for (std::size_t i = index + 1; i < ops_.size(); ++i) {
             if (ops_[i] != nullptr && ops_[i]->inputs[0] == value) return i;
         }
         return ops_.size();
@@ -141,7 +142,7 @@ private:
                join.value.shape == joined;
     }
 
-    std::vector<std::unique_ptr<Op>>& ops_;  // null where an op was fused into another
+    std::vector<std::unique_ptr<Op>>& ops_;  // null if the op was fused into another
     std::set<int> outputs_;
     KernelSet kernels_;
     std::map<int, std::size_t> writer_;  // index of the op that writes a value

@@ -1,5 +1,5 @@
-// Fuses ops where every bit stays the same: a product with the table or sum that follows it, a product with the gather
-// before it, and the ops of attention into whole heads.
+// Fuses ops without changing a bit of the results: a linear op with the lookup or add that follows it and with the take
+// before it, and the seven ops of an attention layer into one.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace fqvit {
 
-// outputs: values that a run returns, so they must stay.
+// outputs: values that a run returns, so that fusion must not remove them.
 void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels);
 
 }  // namespace fqvit

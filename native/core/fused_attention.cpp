@@ -4,7 +4,7 @@
 
 namespace fqvit {
 
-// The requantization of the output and the weight of each code.
+// Sets the requantization of the output and the weight of each code. Returns false if a weight does not fit in i16.
 bool FusedAttention::set_output(const Op& times_v, const Softmax& softmax) {
     Attention& a = attention_;
     if (const auto* sum = dynamic_cast<const WeightedSum*>(&times_v)) {
@@ -25,7 +25,7 @@ bool FusedAttention::set_output(const Op& times_v, const Softmax& softmax) {
     return set_weights(weight);
 }
 
-// Stores weights as i16, negated if one of them is 2^15.
+// Stores the weights as i16, negated if one of them is 2^15. Returns false if they do not fit in i16.
 bool FusedAttention::set_weights(const std::vector<std::int32_t>& weight) {
     const auto [least, most] = std::minmax_element(weight.begin(), weight.end());
     if (*most > 32768 || *least < -32767) return false;
@@ -51,15 +51,15 @@ std::unique_ptr<FusedAttention> FusedAttention::make(const MatMul& scores, const
     fused->table_ = softmax.table;
     a.table_length = static_cast<std::int64_t>(fused->table_.size());
     a.table_decreases = std::is_sorted(fused->table_.rbegin(), fused->table_.rend());
-    // Kernels also multiply table entries of distances that do not occur in the row. If the table decreases, these are
-    // at most the sum of the row, so the proof of the softmax covers them.
+    // Kernels also multiply table entries of distances that do not occur in the row. If the table never increases,
+    // these entries are at most the sum of the row, so the proof of the softmax covers them.
     if (a.kind == Attention::UNIFORM && !a.table_decreases) return nullptr;
     a.softmax_mult = softmax.mult, a.softmax_shift = static_cast<int>(softmax.shift);
     a.softmax_last = static_cast<std::int32_t>(softmax.last);
     if (!fused->set_output(times_v, softmax)) return nullptr;
-    // Kernels hold codes minus their zero point in 9 bits. Rows are divided by their sum after row_codes and only
-    // there.
+    // Kernels need codes minus their zero point to fit in 9 bits.
     if (std::max({a.q_zero, a.k_zero, a.v_zero}) > 255) return nullptr;
+    // Kernels divide a row by the sum of its weights if and only if its codes are from row_codes.
     if ((a.kind == Attention::RELATIVE) != (a.largest_weight > 0)) return nullptr;
     a.masked_code = static_cast<std::int32_t>(a.kind == Attention::LOG       ? softmax.last
                                               : a.kind == Attention::UNIFORM ? 0
@@ -109,7 +109,7 @@ void FusedAttention::run(Frame frame, std::int64_t begin, std::int64_t end, std:
     auto* expanded = reinterpret_cast<std::int32_t*>(scratch);
     std::int64_t expanded_head = -1;
     if (!bias_.empty()) std::memset(expanded, 0, bias_bytes());
-    // All windows of one head in turn, so that its bias is expanded once.
+    // Items are ordered by head, then by window, so that the bias of a head is expanded once.
     for (std::int64_t item = begin; item < end; ++item) {
         const std::int64_t head = item / windows_, window = item % windows_;
         if (!bias_.empty() && head != expanded_head) {

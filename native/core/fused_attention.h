@@ -14,7 +14,7 @@ namespace fqvit {
 class FusedAttention final : public Op {
 public:
     // times_v: a WeightedSum or a MatMul. heads_shape: of Q, K and V, [W, H, T, D] or [H, T, D]. The caller checked
-    // that all shapes fit. Returns null if the kernels do not support these parameters.
+    // that all shapes match. Returns null if the kernels do not support these parameters.
     static std::unique_ptr<FusedAttention> make(const MatMul& scores, const Softmax& softmax, const Op& times_v,
                                                 const Shape& heads_shape, const Kernels& kernels);
 
@@ -30,7 +30,7 @@ private:
     bool set_output(const Op& times_v, const Softmax& softmax);
     bool set_weights(const std::vector<std::int32_t>& weight);
     void expand_bias(std::int64_t head, std::int32_t* expanded) const;
-    // Kernels read the bias in rows that are padded to 16.
+    // Kernels read the bias in rows that are padded to a multiple of 16 entries.
     std::int64_t bias_stride() const { return round_up(attention_.tokens, std::int64_t{16}); }
     std::size_t bias_bytes() const {
         return bias_.empty() ? 0 : static_cast<std::size_t>(attention_.tokens * bias_stride()) * 4;

@@ -1,4 +1,4 @@
-// RoIAlign: limits, the weights of a box, and the loop over boxes.
+// RoIAlign: checks of the limits, the weights of a box, and the choice of kernel and threads.
 #include "fqvit/roialign.h"
 
 #include "core/dispatch.h"
@@ -52,7 +52,7 @@ void find_weights(std::int64_t low, std::int64_t high, std::int64_t cell, std::i
     const std::int64_t parts = 2 * samples * bins, whole = cell * parts;
     const std::int64_t start = (low - cell / 2) * parts;
     for (std::int64_t bin = 0; bin < bins; ++bin) {
-        std::int64_t begin = 0, end = 0;  // cells of the samples so far; samples ascend
+        std::int64_t begin = 0, end = 0;  // range of cells of the samples so far; positions of samples increase
         for (std::int64_t k = bin * samples; k < (bin + 1) * samples; ++k) {
             const std::int64_t position = start + (2 * k + 1) * (high - low);
             if (position < -whole || position > size * whole) continue;

@@ -19,7 +19,7 @@ namespace fqvit {
 
 class ThreadPool {
 public:
-    // If the system cannot start that many threads, the pool works with those it started.
+    // threads: including the caller's. If the system cannot start that many, the pool uses those that it could start.
     explicit ThreadPool(int threads) : state_(std::make_unique<State>()), process_(process()) {
         std::vector<std::thread>& workers = state_->workers;
         workers.reserve(static_cast<std::size_t>(threads));
@@ -93,7 +93,7 @@ private:
 #endif
     }
 
-    // Whether this is a child process with a copy of the pool, which has no workers.
+    // Whether this process is a fork of the one that created the pool. Its copy of the pool has no workers.
     bool forked() const { return process() != process_; }
 
     struct State {

@@ -1,4 +1,4 @@
-// The ops of attention, one at a time. core/fuse.cpp replaces them by whole heads if the kernels support that.
+// The ops of attention, each run separately. core/fuse.cpp replaces them with FusedAttention if the kernels support it.
 #include <algorithm>
 
 #include "kernels/scalar/attention_scalar.h"
@@ -10,7 +10,7 @@ namespace {
 
 Shape leading(const Shape& shape) { return {shape.begin(), shape.end() - 2}; }
 
-// Axes counted from the end: 1 is the last.
+// The size of an axis counted from the end: 1 is the last.
 std::int64_t from_end(const Shape& shape, std::size_t i) { return shape[shape.size() - i]; }
 
 }  // namespace
@@ -22,7 +22,7 @@ MatMul::MatMul(const Record& record, const Scope& scope) {
     const std::int64_t columns = from_end(b.shape, b_rows ? 1 : 2);
     inner = from_end(b.shape, b_rows ? 2 : 1);
     require(leading(a.shape) == leading(b.shape) && a.channels() == inner, "inputs: shapes ", a.shape, " and ", b.shape,
-            ", expected equal leading axes and ", inner, " channels of the first");
+            ", expected equal leading axes and ", inner, " channels in the first");
     mult = in_range(record.ints[0], 0, MAX_MULT, "mult");
     shift = in_range(record.ints[1], 1, MAX_SHIFT, "shift");
     a_zero = in_range(record.ints[2], 0, MAX_CODE, "a_zero");
@@ -33,18 +33,18 @@ MatMul::MatMul(const Record& record, const Scope& scope) {
     y_zero = in_range(record.ints[5], 0, value.hi, "y_zero"), last = value.hi;
     wide_a = a.is_wide(), wide_b = b.is_wide();
     std::int64_t bound = bound_multiply(inner, magnitude(a, a_zero, a_zero) * magnitude(b, b_zero, b_zero));
-    const Array &table = record.arrays[0], &places = record.arrays[1];
+    const Array &table = record.arrays[0], &indices = record.arrays[1];
     heads = 0;
-    if (count_of(places) > 0) {
+    if (count_of(indices) > 0) {
         require(shape.size() >= 3, "bias: output of shape ", shape, ", expected an axis of heads");
         heads = from_end(shape, 3);
         require(table.dtype == DType::i32 && table.shape.size() == 2 && table.shape[1] == heads && table.shape[0] > 0,
                 "bias: ", table.dtype, " ", table.shape, ", expected i32 [R, ", heads, "]");
-        const Shape square(shape.end() - 2, shape.end());
-        require(places.dtype == DType::u16 && places.shape == square, "index: ", places.dtype, " ", places.shape,
-                ", expected u16 ", square);
+        const Shape slice(shape.end() - 2, shape.end());
+        require(indices.dtype == DType::u16 && indices.shape == slice, "index: ", indices.dtype, " ", indices.shape,
+                ", expected u16 ", slice);
         bias = read_as<std::int32_t>(table, -(MAX_MULT + 1), MAX_MULT, "bias");
-        index = read_as<std::uint16_t>(places, 0, table.shape[0] - 1, "index");
+        index = read_as<std::uint16_t>(indices, 0, table.shape[0] - 1, "index");
         std::int64_t largest = 0;
         for (const std::int64_t entry : bias) largest = std::max(largest, entry < 0 ? -entry : entry);
         bound = bound_add(bound, largest);
@@ -76,7 +76,7 @@ Softmax::Softmax(const Record& record, const Scope& scope) {
     kind = log ? Attention::LOG : uniform ? Attention::UNIFORM : Attention::RELATIVE;
     require_fields(record, 1, log ? 1 : uniform ? 3 : 0, 2);
     const Value& x = codes_input(record, scope, 0, 3);
-    require(x.lo == 0, "input 0: codes from ", x.lo, ", expected scores from 0");
+    require(x.lo == 0, "input 0: the lowest code is ", x.lo, ", expected 0");
     wide_in = x.is_wide();
     const std::int64_t tokens = x.channels();
     const Array &entries = record.arrays[0], &regions = record.arrays[1];
@@ -100,7 +100,7 @@ Softmax::Softmax(const Record& record, const Scope& scope) {
         value.mask_code = masked ? table.back() : -1;
         return;
     }
-    require(table.front() > 0, "table: starts with ", table.front(), ", expected a positive exponential of 0");
+    require(table.front() > 0, "table: entry 0 is ", table.front(), ", expected a positive exponential");
     prove(bound_multiply(tokens, largest), 31, "sum of exponentials");
     if (kind == Attention::LOG) {
         last = (std::int64_t{1} << in_range(record.ints[0], 2, 4, "bits")) - 1;
@@ -172,11 +172,10 @@ WeightedSum::WeightedSum(const Record& record, const Scope& scope) {
         require(static_cast<std::int64_t>(weight.size()) > a.hi && weight.size() <= 256, "levels: ", weight.size(),
                 " entries, expected one per code, ", a.hi + 1, " to 256");
         largest_weight = *std::max_element(weight.begin(), weight.end());
-        require(
-            largest_weight > 0 && a.row_code >= 0 && weight[static_cast<std::size_t>(a.row_code)] == largest_weight,
-            "levels: a row may lack the largest weight, expected codes straight from row_codes whose first one has it");
+        require(largest_weight > 0 && a.row_code >= 0 && weight[static_cast<std::size_t>(a.row_code)] == largest_weight,
+                "levels: a row may lack the largest weight, expected the output of row_codes, whose first code has it");
         require(a.mask_code < 0 || weight[static_cast<std::size_t>(a.mask_code)] == 0,
-                "levels: the masked code has a weight, expected 0");
+                "levels: the masked code has a nonzero weight, expected 0");
         const std::int64_t weights = bound_multiply(inner, largest_weight);
         prove(bound_multiply(v_largest, weights), 31, "accumulator");
         const std::int64_t row_mult = bound_add(mult * largest_weight, weights);

@@ -1,4 +1,4 @@
-// The ops that compute per channel or over the channels of a row: lookup, add, layernorm, mean. Not linear.
+// The ops lookup, add, layernorm and mean.
 #include <algorithm>
 
 #include "core/codes.h"
@@ -17,7 +17,7 @@ std::int64_t smallest_of(const std::vector<std::int32_t>& values) {
     return *std::min_element(values.begin(), values.end());
 }
 
-// The largest |(x - zero) 2^alpha|, with the worst zero point and alpha of all channels, as in Python's verify().
+// An upper bound of |(x - zero) 2^alpha|, for the worst zero point and alpha of all channels, as in Program.verify().
 std::int64_t shifted_bound(const Value& x, const std::vector<std::int32_t>& zero,
                            const std::vector<std::int32_t>& alpha) {
     return bound_shift(magnitude(x, smallest_of(zero), largest_of(zero)), static_cast<int>(largest_of(alpha)));
@@ -53,7 +53,7 @@ Lookup::Lookup(const Record& record, const Scope& scope) {
         value = Value{table.dtype, x.shape, *lo, *hi};
         return;
     }
-    // Entries are in units of half a step: code = clamp(round_shift(entry, alpha + 1) + y_zero[alpha]).
+    // Entries are in units of half the scale: code = clamp(round_shift(entry, alpha + 1) + y_zero[alpha]).
     require(table.dtype == DType::i16 || table.dtype == DType::i32, "table: ", table.dtype,
             ", expected i16 or i32 with alpha");
     const std::vector<std::int64_t> entries = read_integers(table, -(MAX_MULT + 1), MAX_MULT, "table");
@@ -137,7 +137,7 @@ std::size_t Add::bytes() const {
 
 void Add::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
     const std::int64_t channels = value.channels();
-    if (acc_term_ >= 0) {  // the epilogue of a product whose accumulators are in memory
+    if (acc_term_ >= 0) {  // runs as the epilogue of a product whose accumulators are in memory
         const auto acc_input = static_cast<std::size_t>(acc_term_);
         Epilogue e = epilogue;
         view(e, frame[inputs[1 - acc_input]]);
@@ -162,7 +162,8 @@ void Add::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) 
     }
 }
 
-// Prepares the epilogue, if the term is a plain accumulator and the other one has as many elements.
+// Prepares the epilogue. Returns false if acc_term is not a plain accumulator, or if the other term is i32 or smaller
+// than the output.
 bool Add::make_epilogue(std::size_t acc_term) {
     const Term &acc = terms_[acc_term], &x = terms_[1 - acc_term];
     const auto all_zero = [](const std::vector<std::int32_t>& v) {
@@ -180,7 +181,7 @@ bool Add::make_epilogue(std::size_t acc_term) {
     x_zero_ = x.zero, x_alpha_ = x.alpha, x_mult_ = x.mult;
     requantization_ = RequantizationConstants({acc.mult.begin(), acc.mult.end()}, shift_, zero_, value.hi, nullptr);
     const auto [least, most] = std::minmax_element(shift_.begin(), shift_.end());
-    // alpha <= 14 keeps (x - zero) 2^alpha within i32, too.
+    // alpha <= 14 also keeps (x - zero) 2^alpha within i32.
     epilogue.low_half = *most <= 32 && (bound_ >> *least) < (std::int64_t{1} << 30) && largest_of(x.alpha) <= 14;
     return true;
 }

@@ -1,5 +1,5 @@
-// Linear as a blocked product: a block of rows is packed, multiplied with one panel of weights after the other, and
-// each tile of accumulators goes through the epilogue while it is in the L1 cache.
+// Linear as a blocked product: packs a block of rows, multiplies it with one panel of weights after the other, and
+// applies the epilogue to each tile of accumulators while it is in the L1 cache.
 #include <algorithm>
 #include <cstring>
 
@@ -13,11 +13,11 @@ namespace {
 
 enum Out : std::int64_t { OUT_CODES, OUT_ACC, OUT_I32 };
 
-constexpr std::size_t PADDING =
-    64;  // entries of per-channel arrays are padded to this: vectors read past the last output
+// The length of per-channel arrays is a multiple of this, because vectors read past the last output.
+constexpr std::size_t PADDING = 64;
 
-// The range of sum_k x[k] w[k] + b for x in 0..x_hi. Sums of positive and of negative weights alone bound every partial
-// sum, in any order.
+// The range of sum_k x[k] w[k] + b for x in 0..x_hi, from the sums of the negative and of the positive weights. It also
+// bounds every partial sum, in any order.
 struct Range {
     std::int64_t lo, hi;
 };
@@ -25,7 +25,7 @@ struct Range {
 Range accumulator_range(const std::int8_t* w, std::int64_t inputs, std::int64_t x_hi, std::int64_t bias) {
     std::int64_t sum = 0, size = 0;
     for (std::int64_t k = 0; k < inputs;) {
-        std::int32_t part = 0, part_size = 0;  // 32 bits within 4096 weights, so that compilers vectorize the loop
+        std::int32_t part = 0, part_size = 0;  // 32 bits are enough for 4096 weights and let compilers vectorize
         for (const std::int64_t end = std::min(inputs, k + 4096); k < end; ++k) {
             const std::int32_t weight = w[k];
             part += weight;
@@ -106,7 +106,7 @@ Linear::Linear(const Record& record, const Scope& scope) : kernels_(scope.kernel
     tile_ = round_up(std::int64_t{gemm.rows} * gemm.columns, 16);  // every tile starts at a cache line
     row_blocks_ = (rows_ + gemm.rows - 1) / gemm.rows;
     panels_ = (outputs_ + gemm.columns - 1) / gemm.columns;
-    // With few rows (a class token), threads share the outputs instead.
+    // With few rows (such as one class token), threads split the outputs instead of the rows.
     panel_groups_ = row_blocks_ >= 8 ? 1 : std::min<std::int64_t>(panels_, 8);
 }
 

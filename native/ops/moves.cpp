@@ -13,7 +13,7 @@ const Value& require_movable(const Value& value) {
     return value;
 }
 
-// What is known about whole rows of attention codes no longer holds for rows of moved values.
+// Clears the facts about whole rows of attention codes, which do not hold for rows of moved values.
 void forget_rows(Value& value) { value.row_sum = -1, value.row_code = -1, value.mask_code = -1; }
 
 class Concat final : public Op {

@@ -1,7 +1,7 @@
 // An op of a program, checked and ready to run on one image. Formulas: src/fqvit/ir/ops.py, moves.py and attention.py.
 //
-// A constructor takes a Record, checks every index, shape, shift and bound, and packs the constants. It trusts nothing:
-// a record that breaks a rule raises BadProgram. run() then checks nothing.
+// A constructor takes a Record, checks every index, shape, shift and bound, and packs the constants. It trusts nothing
+// and throws BadProgram if a record breaks a rule, so run() needs no checks.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace fqvit {
 
-// The address of every value of one image, by number.
+// The addresses of all values of one image, indexed by value number.
 using Frame = std::uint8_t* const*;
 
 class Op {
@@ -28,7 +28,7 @@ public:
     virtual void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const = 0;
     virtual std::size_t scratch() const { return 0; }
     virtual std::int64_t macs() const { return 0; }
-    virtual std::size_t bytes() const { return 0; }  // memory of its constants
+    virtual std::size_t bytes() const { return 0; }  // memory of the op's constants
 
     std::string tag;
     std::vector<int> inputs;
@@ -36,7 +36,7 @@ public:
     Value value{};  // of the output
 };
 
-// What a constructor may read.
+// The values defined so far and the kernels, for the constructor of an op.
 struct Scope {
     const std::vector<Value>& values;
     const std::vector<bool>& is_constant;  // per value

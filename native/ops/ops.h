@@ -1,4 +1,4 @@
-// The ops that fusion (core/fuse.cpp) inspects. LayerNorm, Mean and Concat are known by their make functions only.
+// The ops that fusion (core/fuse.cpp) inspects. LayerNorm, Mean and Concat are accessible only through make functions.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace fqvit {
 
-// y = tables[table_of[c]][x]. Rounding per channel is done at load, for every code: one table per alpha.
+// y = tables[table_of[c]][x]. Loading computes one table per alpha, with all rounding done.
 class Lookup final : public Op {
 public:
     Lookup(const Record& record, const Scope& scope);
@@ -61,7 +61,7 @@ private:
     std::vector<std::int32_t> x_zero_, x_alpha_, x_mult_, no_bias_;
 };
 
-// y[i] = x[index[i]], rows; `fill` where the index is -1.
+// y[i] = x[index[i]] for rows of x, or `fill` if index[i] is -1.
 class Take final : public Op {
 public:
     Take(const Record& record, const Scope& scope);
@@ -86,11 +86,11 @@ public:
     std::int64_t macs() const override { return rows_ * inputs_ * outputs_; }
     std::size_t bytes() const override;
 
-    // Each fuses another op into this one and returns whether it could. Add and Take are moved in, because they own
-    // constants.
+    // Each function fuses another op into this one and returns whether this is possible. Linear then owns the Add or
+    // Take, because they hold constants.
     bool fuse_lookup(const Lookup& lookup);
     bool fuse_add(std::unique_ptr<Op>& add);
-    // Gathers the rows of a take while packing. A row here may consist of several rows of the take.
+    // Gathers the rows of a take while packing. A row of x may consist of several rows of the take.
     bool fuse_take(std::unique_ptr<Op>& take);
 
 private:
@@ -126,7 +126,7 @@ public:
     Shape view, perm, select;
 
 private:
-    Shape sizes_, strides_;  // axes of the output without the contiguous ones; strides in bytes of the input
+    Shape sizes_, strides_;  // of the output axes that are not contiguous; strides: bytes in the input
     std::int64_t first_, contiguous_, outer_;  // bytes, bytes, count
 };
 
@@ -173,7 +173,7 @@ public:
     std::int64_t inner, mult, shift, v_zero, y_zero, last;
     std::int64_t largest_weight = 0;  // attend only: each row is divided by the sum of its weights
     bool wide_v;
-    std::vector<std::int32_t> weight;  // of each code
+    std::vector<std::int32_t> weight;  // by code
 };
 
 std::unique_ptr<Op> make_layernorm(const Record& record, const Scope& scope);

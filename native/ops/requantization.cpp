@@ -22,7 +22,7 @@ RequantizationConstants::RequantizationConstants(std::vector<std::uint32_t> mult
         std::uint32_t m = mult_[c];
         int s = shift_[c];
         while (s < 32 && m < (1u << 30)) m *= 2, ++s;
-        // Adding zero 2^shift before the shift is adding zero after it. With |acc mult| < 2^62, zero 2^s < 2^60 keeps
+        // Adding zero 2^s before the shift equals adding zero after it. With |acc mult| < 2^62, zero 2^s < 2^60 keeps
         // the sum below 2^63.
         if (s < 32 || (std::int64_t{zero_[c]} >> (60 - s > 0 ? 60 - s : 0)) > 0) form_ = Requantization::ANY;
         const std::int64_t zero_term = form_ == Requantization::HIGH_HALF ? std::int64_t{zero_[c]} << s : 0;

@@ -18,7 +18,7 @@ namespace nb = nanobind;
 namespace {
 
 using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using FeatureMap = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Boxes = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
@@ -47,7 +47,7 @@ void before_fork() {
 
 void after_fork() { gate->open(); }
 
-void in_child() { gate = new fqvit::Gate; }  // threads that wait in the old one exist in the parent only
+void in_child() { gate = new fqvit::Gate; }  // threads that wait in the old gate exist in the parent only
 
 void at_exit() {
     const nb::gil_scoped_release release;
@@ -82,7 +82,7 @@ fqvit::Array borrow(const AnyArray& array) {
     fqvit::Array out{dtype_of(array), {}, array.data()};
     const auto size = static_cast<std::uintptr_t>(fqvit::size_of(out.dtype));
     fqvit::require(reinterpret_cast<std::uintptr_t>(array.data()) % size == 0, "array: ", out.dtype,
-                   " that is not aligned, expected an address that is a multiple of its size");
+                   " data is not aligned, expected an address that is a multiple of ", size);
     for (std::size_t i = 0; i < array.ndim(); ++i) out.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
     return out;
 }
@@ -95,7 +95,7 @@ int add(fqvit::Engine& engine, const std::string& name, const std::string& tag, 
     return engine.add(name, record);
 }
 
-// Makes a numpy array for a value. first: an additional leading axis; negative for none.
+// Makes a numpy array for a value. first: size of an additional leading axis; negative for none.
 nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t*& data) {
     std::vector<std::size_t> shape;
     std::size_t bytes = static_cast<std::size_t>(value.bytes());
@@ -166,7 +166,7 @@ nb::list buffers(fqvit::Engine& engine, const Images& images, const std::vector<
     std::vector<std::uint8_t*> ys;
     for (const int number : numbers) {
         fqvit::require(engine.keeps(number), "buffer: value ", number,
-                       " is not kept, expected a buffer of an engine that keeps them");
+                       " is not kept, expected a buffer of an engine finished with keep_buffers");
         std::uint8_t* y = nullptr;
         out.append(new_array(engine.value(number), -1, y));
         ys.push_back(y);
@@ -176,7 +176,7 @@ nb::list buffers(fqvit::Engine& engine, const Images& images, const std::vector<
     return out;
 }
 
-nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, std::int64_t cell, std::int32_t zero,
+nb::object roi_align(const FeatureMap& map, const Boxes& boxes, std::int64_t side, std::int64_t cell, std::int32_t zero,
                      std::int64_t mult, int shift, std::int32_t head_zero, std::int32_t last, int threads,
                      const std::string& instruction_set) {
     const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(map.shape(i)); };
@@ -199,8 +199,8 @@ nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, st
                       .last = last,
                       .y = nullptr};
     fqvit::check_roi_align(a);
-    const fqvit::Value square{fqvit::DType::u8, {side, side, a.channels}, 0, last};
-    nb::object out = new_array(square, count, a.y);
+    const fqvit::Value roi{fqvit::DType::u8, {side, side, a.channels}, 0, last};
+    nb::object out = new_array(roi, count, a.y);
     const WithoutGil without;
     fqvit::roi_align(a, threads, instruction_set);
     return out;
@@ -211,14 +211,14 @@ nb::object roi_align(const Bytes& map, const Boxes& boxes, std::int64_t side, st
 NB_MODULE(_native, m) {
     m.doc() = "The compiled engine of fqvit.";
     m.attr("version") = FQVIT_VERSION;
-    m.def("cpu_features", &features, "Integer instruction sets and whether this machine supports them.");
+    m.def("cpu_features", &features, "Return which integer instruction sets this machine supports.");
     m.def("instruction_sets", &fqvit::instruction_sets,
-          "Instruction sets that this build contains and this CPU supports, fastest first.");
+          "Return the instruction sets that this build contains and this CPU supports, fastest first.");
     m.def("roi_align", &roi_align, nb::arg("map").noconvert(), nb::arg("boxes").noconvert(), nb::arg("side"),
           nb::arg("cell"), nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"),
           nb::arg("threads"), nb::arg("instruction_set") = "",
-          "RoIAlign: one square of codes per box, cut out of a feature map.");
-    nb::set_leak_warnings(false);  // a daemon thread keeps its engine until the process exits
+          "Pool the codes of a feature map into a grid of side x side bins per box (RoIAlign).");
+    nb::set_leak_warnings(false);  // a daemon thread may keep its engine until the process exits
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));
     const nb::module_ os = nb::module_::import_("os");
     if (nb::hasattr(os, "register_at_fork")) {

@@ -1,8 +1,8 @@
 // Counts the calls that run without Python's lock (the GIL), so that forks and interpreter shutdown are safe.
-//  - fork: the child has only the thread that forked, so what another thread had locked or half written would stay that
-//    way. The fork waits until no call runs.
-//  - interpreter shutdown: Python ends a thread that asks for the GIL then, and C++ turns that into abort(). Such a
-//    thread sleeps instead until the process exits.
+//  - fork: the child has only the thread that forked. A lock held or data half written by another thread would stay so
+//    forever, so the fork waits until no call runs.
+//  - interpreter shutdown: Python terminates a thread that asks for the GIL during shutdown, and C++ turns that into
+//    abort(). Such a thread sleeps until the process exits instead.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// An integer program that is ready to run. The caller adds ops one by one; each is checked and its weights are packed
-// at once. finish() then fuses ops and plans the arena, and run() computes images.
+// An integer program that is ready to run. The caller adds ops one by one; add() checks each op and packs its weights.
+// finish() then fuses ops and plans the arena, and run() computes images.
 //
 //   Engine engine({224, 224, 3}, "", 2);
 //   const int y = engine.add("y", record);
@@ -25,11 +25,11 @@ std::vector<std::string> instruction_sets();
 struct OpTime {
     std::string name, tag;  // name: the buffer that the op writes
     double seconds;         // of the fastest round
-    std::int64_t macs;      // multiply-accumulates of its matrix products
+    std::int64_t macs;      // multiply-accumulates of matrix products
 };
 
-// Safe to call from several threads: calls on one engine run one after the other. Errors raise BadProgram and leave the
-// engine as it was.
+// Safe to call from several threads: calls on one engine run one after the other. Errors throw BadProgram and leave the
+// engine unchanged.
 class Engine {
 public:
     // image: [height, width, channels] of the u8 input. instruction_set: one of instruction_sets(), or "" for the
@@ -39,7 +39,7 @@ public:
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    // Values are known by number: 0 is the image, then one number per call of constant() or add().
+    // Values are numbered: 0 is the image, then each call of constant() or add() returns the next number.
     int constant(const Array& array);
     int add(const std::string& name, const Record& record);
     // Ends loading. keep_buffers: fuse nothing and keep every buffer of the last image readable. others: further
@@ -50,7 +50,7 @@ public:
     void run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y);
     // ys: one array per output, in the order of outputs(); fewer arrays return the first outputs only.
     void run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
-    // Runs one image and copies these buffers, one array each. Needs keep_buffers.
+    // Runs one image and copies the buffers `numbers` to the arrays `ys`. Needs keep_buffers.
     void run_buffers(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys);
     // Runs one image `rounds` times on one thread and times every op.
     std::vector<OpTime> profile(const std::uint8_t* image, int rounds);
@@ -60,7 +60,7 @@ public:
     const Value& image() const { return value(0); }
     const Value& output() const { return value(outputs().front()); }
     const std::vector<int>& outputs() const;
-    bool keeps(int number) const;                  // whether buffer() can return it
+    bool keeps(int number) const;                  // whether buffer() can return this value
     const std::uint8_t* buffer(int number) const;  // valid until the next run. Needs keep_buffers
     const char* instruction_set() const;
     int threads() const;

@@ -1,4 +1,4 @@
-// RoIAlign from codes to codes, with the same bits as src/fqvit/detect/fixed/roialign.py, which has the formulas.
+// RoIAlign from codes to codes, bit-exact with src/fqvit/detect/fixed/roialign.py, which has the formulas.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,12 @@
 
 namespace fqvit {
 
-// Cuts one square out of a feature map for each box.
+// Pools a feature map into a grid of side x side bins for each box.
 //   map: u8 [height, width, channels]   boxes: i64 [count, 4] x1, y1, x2, y2   y: u8 [count, side, side, channels]
+//   zero: zero point of the map
 //   cell: length of a map cell in the units of the boxes
-//   mult, shift: requantization from sums, whose unit is 2^-22 of the map's scale, to the codes of the head
+//   mult, shift, head_zero, last: requantization to the input codes of the detector head, from sums whose unit is 2^-22
+//   of the map's scale
 struct RoiAlign {
     const std::uint8_t* map;
     std::int64_t height, width, channels;
@@ -22,7 +24,7 @@ struct RoiAlign {
     std::uint8_t* y;
 
     // Limits under which no sum overflows. check_roi_align() tests them before anything runs.
-    // The weights of a bin sum to 2^15 plus at most half a unit per cell, so with 8192 cells to less than 2^15 + 2^12:
+    // The weights of a bin sum to 2^15 plus at most half a unit per cell, so with 8192 cells to at most 2^15 + 2^12:
     //     first pass   255 (2^15 + 2^12) < 2^24;   second   (2^15 + 2^12) (255 (2^15 + 2^12) / 2^8 + 1) < 2^31
     // With samples <= 2^25 / 2^8 + 1 and 2 samples bins cell <= 2 (2^25 + 64 2^18) < 2^27, the numerator of a weight,
     // 2^15 samples (2 samples bins cell), is below 2^59.
@@ -33,7 +35,8 @@ struct RoiAlign {
 // Throws BadProgram if a limit is exceeded.
 void check_roi_align(const RoiAlign& a);
 
-// Runs on at most `threads` threads; `a` was checked. instruction_set: as in Engine. The bits depend on neither.
+// Runs on at most `threads` threads. The caller has called check_roi_align(a). instruction_set: as in Engine. The bits
+// depend on neither.
 void roi_align(const RoiAlign& a, int threads, const std::string& instruction_set);
 
 }  // namespace fqvit

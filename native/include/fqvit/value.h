@@ -1,5 +1,5 @@
-// The type, shape and range of a buffer, known before anything runs. The same rules as src/fqvit/ir/value.py.
-// A program that breaks a rule raises BadProgram while it is loaded, so run() needs no checks.
+// The type, shape and range of a buffer, known before anything runs. Follows the same rules as src/fqvit/ir/value.py.
+// Loading a program that breaks a rule throws BadProgram, so run() needs no checks.
 #pragma once
 
 #include <concepts>
@@ -12,7 +12,7 @@
 
 namespace fqvit {
 
-// Sizes are added and multiplied in 64 bits without overflow checks: MAX_OPS buffers of MAX_ELEMENTS fit.
+// Sizes are computed in 64 bits without overflow checks: MAX_OPS buffers of MAX_ELEMENTS need less than 2^63 bytes.
 static_assert(sizeof(std::size_t) >= 8);
 
 class BadProgram : public std::runtime_error {
@@ -40,7 +40,7 @@ inline const char* name_of(DType dtype) {
 
 using Shape = std::vector<std::int64_t>;
 
-// One part of an error message. Refers to its argument until the message is built.
+// One part of an error message. Keeps a pointer to its argument, which must outlive it.
 class MessagePart {
 public:
     MessagePart(const char* text) : kind_(TEXT), text_(text) {}
