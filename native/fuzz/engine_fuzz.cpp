@@ -1,6 +1,6 @@
 // libFuzzer target: decodes bytes into records and loads them into an engine. A program that the engine accepts must
-// run, stay within the inferred ranges, and give the same bits on every instruction set, fused or not, on fresh or used
-// memory.
+// run, stay within the inferred ranges, and give the same bits on every instruction set, with and without fusion, in
+// new and in reused memory.
 #include <cstdio>
 #include <cstdlib>
 
@@ -35,16 +35,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         for (const std::string& isa : sets) {
             try {
                 build(program, isa, 1, false, limits);
-                fail("rejected by scalar only", isa);
+                fail("rejected by scalar, accepted here", isa);
             } catch (const BadProgram&) {}
         }
         return 0;
     }
     const std::vector<std::uint8_t> first = image_of(program, 1), second = image_of(program, 2);
-    const Found expected = run(*unfused, first, 1);
+    const Outputs expected = run(*unfused, first, 1);
     int number = 0;
     for (const OwnedRecord& record : program.records) {
-        if (++number, !record.tag.empty() && !inside(*unfused, number)) fail("value out of its range", record.tag);
+        if (++number, !record.tag.empty() && !within_range(*unfused, number))
+            fail("value outside its inferred range", record.tag);
     }
     for (const std::string& isa : sets) {
         for (const bool keep : {false, true}) {

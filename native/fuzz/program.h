@@ -1,13 +1,14 @@
-// Decodes bytes into records, for the fuzzer and the tests under sanitizers. make_seeds.py writes the same format.
+// Decodes bytes into records, for the fuzzer (engine_fuzz.cpp), test/programs_test.cpp and test/answers_test.cpp.
+// make_seeds.py writes the same format.
 //
-// Every sequence of bytes decodes; bytes past the end are 0.
-//   program: byte style of the image, 3 ints height, width, channels, int output; if bit 2 of the style is set,
+// Every sequence of bytes is a program; bytes past the end read as 0.
+//   program: byte style (see image_of), 3 ints height, width, channels, int output; if bit 2 of the style is set,
 //            int count and further outputs; then records up to the end
 //   record:  byte tag. A constant (tag 0) has one array; an op has int count and inputs, int count and ints,
 //            int count and arrays
 //   array:   byte dtype, int number of axes, ints of the shape, then the elements, little-endian
-//   int:     a byte below 248 is itself; 248..251: 1, 2, 4 or 8 bytes follow, signed;
-//            252..255: -1, 2^30, 2^31 - 1, 2^62
+//   int:     a byte below 248 is the value; after 248..251, a signed value of 1, 2, 4 or 8 bytes follows;
+//            252..255 stand for -1, 2^30, 2^31 - 1, 2^62
 #pragma once
 
 #include <algorithm>
@@ -30,8 +31,8 @@ inline const char* const TAGS[] = {"",        "lookup", "linear", "layernorm",  
                                    "attend"};
 constexpr std::size_t TAG_COUNT = sizeof TAGS / sizeof *TAGS;
 
-// Limits that keep a run within milliseconds: records, fields, elements of an array and of all buffers, products of an
-// op.
+// Limits that keep a run within milliseconds: records per program, fields per record, elements per array, elements of
+// all buffers together, and multiplications per op.
 constexpr std::size_t MAX_RECORDS = 400, MAX_FIELDS = 32;
 constexpr std::int64_t MAX_ARRAY = 1 << 20, MAX_VALUES = 1 << 24, MAX_WORK = 1 << 26;
 
@@ -175,16 +176,16 @@ inline std::unique_ptr<Engine> build(const Program& program, const std::string& 
     }
     std::vector<int> outputs;
     for (const std::int64_t output : program.outputs) {
-        // The Python binding takes an int and rejects anything larger.
+        // The Python binding rejects numbers that do not fit in an int.
         if (output < -(std::int64_t{1} << 31) || output >= std::int64_t{1} << 31)
-            throw BadProgram("output: not an int");
+            throw BadProgram("output: outside the range of int");
         outputs.push_back(static_cast<int>(output));
     }
     engine->finish(outputs.front(), keep, {outputs.begin() + 1, outputs.end()});
     return engine;
 }
 
-// Pixels by style: random, all 0, all 255, or 0 and 255 mixed.
+// Returns pixels according to style % 4: random, all 0, all 255, or a random mix of 0 and 255.
 inline std::vector<std::uint8_t> image_of(const Program& program, std::uint32_t seed) {
     std::vector<std::uint8_t> pixels(static_cast<std::size_t>(elements(program.image)));
     for (std::uint8_t& pixel : pixels) {
@@ -199,10 +200,10 @@ inline std::vector<std::uint8_t> image_of(const Program& program, std::uint32_t 
 }
 
 // One array per output, each with all images.
-using Found = std::vector<std::vector<std::uint8_t>>;
+using Outputs = std::vector<std::vector<std::uint8_t>>;
 
-inline Found run(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
-    Found found;
+inline Outputs run(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
+    Outputs found;
     std::vector<std::uint8_t*> ys;
     for (const int number : engine.outputs())
         found.emplace_back(static_cast<std::size_t>(engine.value(number).bytes() * count));
@@ -212,7 +213,7 @@ inline Found run(Engine& engine, const std::vector<std::uint8_t>& images, std::i
 }
 
 // Whether `few` equals the first images of `many`.
-inline bool starts(const Found& few, const Found& many) {
+inline bool is_prefix(const Outputs& few, const Outputs& many) {
     for (std::size_t i = 0; i < few.size(); ++i) {
         if (!std::equal(few[i].begin(), few[i].end(), many[i].begin())) return false;
     }
@@ -220,7 +221,7 @@ inline bool starts(const Found& few, const Found& many) {
 }
 
 // Whether every element of a kept buffer is in the range that the engine inferred for it.
-inline bool inside(const Engine& engine, int number) {
+inline bool within_range(const Engine& engine, int number) {
     const Value& value = engine.value(number);
     const std::uint8_t* data = engine.buffer(number);
     for (std::int64_t i = 0; i < value.count(); ++i) {

@@ -1,4 +1,4 @@
-// Compares the engine with answers of the Python reference, on any platform. tests/native/test_platforms.py writes the
+// Compares the engine with outputs of the Python reference, on any platform. tests/native/test_platforms.py writes the
 // cases: NAME.program (fuzz/program.h), NAME.images (u8) and NAME.answers (one output after the other, each with all
 // images, little-endian).
 //
@@ -26,7 +26,7 @@ void append_little_endian(std::vector<std::uint8_t>& to, const std::vector<std::
 
 std::vector<std::uint8_t> answers(Engine& engine, const std::vector<std::uint8_t>& images, std::int64_t count) {
     std::vector<std::uint8_t> all;
-    const Found found = run(engine, images, count);
+    const Outputs found = run(engine, images, count);
     const std::vector<int> outputs = engine.outputs();
     for (std::size_t i = 0; i < found.size(); ++i) {
         append_little_endian(all, found[i], static_cast<std::size_t>(size_of(engine.value(outputs[i]).dtype)));

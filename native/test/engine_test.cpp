@@ -1,6 +1,8 @@
 // Runs a small transformer on every available instruction set: all buffers of the unfused run and the result of the
-// fused run must equal those of the scalar kernels, with 1 and 3 threads. The scalar result must equal a hash, which is
-// the same on every machine. Exits with 1 if something differs.
+// fused run must equal those of the scalar kernels, with 1 and 3 threads. The hash of the scalar result must be the
+// same on every machine. Exits with 1 if something differs.
+//
+//   engine_test [NAME]...      only these instruction sets; without arguments all that are available
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -15,13 +17,13 @@ namespace {
 
 using namespace fqvit;
 
-// T tokens of C channels: 9 patches of 4 x 4 x 3 pixels and a class token, 4 heads of width 5. No size is a multiple of
-// a vector length.
+// T tokens of C channels: 9 patches of 4 x 4 x 3 pixels and a class token, 4 heads of width 5. T, C, D, HIDDEN and
+// CLASSES are not multiples of 8, so that vectors have tails.
 constexpr std::int64_t SIDE = 3, PATCH = 4, COLORS = 3, T = SIDE * SIDE + 1, H = 4, D = 5, C = H * D, HIDDEN = 83,
                        CLASSES = 7;
 constexpr std::int64_t IMAGES = 5, WIDE_BITS = 12;
 constexpr std::uint64_t SEED = 0x2718281828459045ull;
-constexpr std::uint32_t RESULTS = 0xebd6522b;  // the meaning of ops never changes, so neither does this
+constexpr std::uint32_t RESULTS = 0xebd6522b;  // never changes, because the meaning of ops never changes
 const Shape IMAGE = {SIDE * PATCH, SIDE* PATCH, COLORS};
 
 // Adds ops to an engine. Every engine gets the same constants, because they are drawn in the same order.
@@ -61,7 +63,7 @@ private:
             parts[part] = add("permute", {qkv}, {}, {list({T, 3, H, D}), list({1, 0, 2}), none(), list({1, part})});
         }
         const int scores = add("matmul", {parts[0], parts[1]}, {1 << 30, 37, 120, 131, 0, 128, 8}, {none(), none()});
-        std::vector<std::int32_t> table;  // decreases by an eighth per code
+        std::vector<std::int32_t> table;  // each entry is an eighth smaller than the one before
         for (std::int32_t e = 1 << 20; e > 0; e -= (e + 7) / 8) table.push_back(e);
         const int softmax = add("log_softmax", {scores}, {4},
                                 {own(DType::i32, {static_cast<std::int64_t>(table.size())}, table), none()});
@@ -180,7 +182,7 @@ void expect(bool condition, const std::string& what) {
 int main(int argc, char** argv) {
     const Result wanted = run("scalar", 1, true);
     const std::size_t out = wanted.y.size() / IMAGES;
-    // Results must depend on the image: a test on saturated values would be weak.
+    // Results must depend on the image: equal results would mean that values saturate, which would make the test weak.
     for (std::size_t i = 1; i < IMAGES; ++i) {
         expect(!std::equal(wanted.y.begin(), wanted.y.begin() + static_cast<std::ptrdiff_t>(out),
                            wanted.y.begin() + static_cast<std::ptrdiff_t>(i * out)),

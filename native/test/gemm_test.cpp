@@ -1,5 +1,5 @@
-// Compares every GEMM with three plain loops: many shapes, weights that overflow anything narrower than i32, and every
-// number of rows. Prints one line per instruction set and exits with 1 if one differs.
+// Compares every GEMM with three plain loops: many shapes, weights whose sums overflow i16, and every number of
+// rows. Prints one line per instruction set and exits with 1 if one differs.
 //
 //   gemm_test [NAME]...      only these instruction sets; without arguments all that are available
 #include <algorithm>

@@ -1,3 +1,3 @@
-// gemm_vnni.cpp compiled with vpdpbusd emulated in C++. gemm_test.cpp compares it with plain loops.
+// Compiles gemm_vnni.cpp with vpdpbusd emulated in C++. gemm_test.cpp compares it with plain loops.
 #define FQVIT_VNNI_SHIM
 #include "kernels/vnni/gemm_vnni.cpp"

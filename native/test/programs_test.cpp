@@ -1,4 +1,4 @@
-// Runs the programs of a folder (written by native/fuzz/make_seeds.py) under a sanitizer: several engines at once, each
+// Runs the programs that native/fuzz/make_seeds.py wrote, in builds with sanitizers: several engines at once, each
 // called from several threads, on every instruction set and with several batch sizes. All must give the same bits.
 //
 //   programs_test FOLDER...
@@ -20,7 +20,7 @@ constexpr Limits NO_LIMITS{std::int64_t{1} << 40, std::int64_t{1} << 40};
 int check(const std::vector<std::uint8_t>& bytes) {
     const Program program = decode(bytes.data(), bytes.size());
     std::vector<std::uint8_t> images;
-    Found expected;
+    Outputs expected;
     for (std::uint32_t i = 0; i < IMAGES; ++i) {
         const std::vector<std::uint8_t> one = image_of(program, i);
         images.insert(images.end(), one.begin(), one.end());
@@ -31,13 +31,13 @@ int check(const std::vector<std::uint8_t>& bytes) {
         expected = run(*unfused, images, IMAGES);
         int number = 0;
         for (const OwnedRecord& record : program.records) {
-            if (++number, !record.tag.empty() && !inside(*unfused, number)) ++wrong;
+            if (++number, !record.tag.empty() && !within_range(*unfused, number)) ++wrong;
         }
     } catch (const BadProgram&) {
         return -1;
     }
     const auto compare = [&](Engine& engine, std::int64_t count) {
-        if (!starts(run(engine, images, count), expected)) ++wrong;
+        if (!is_prefix(run(engine, images, count), expected)) ++wrong;
         std::vector<std::uint8_t> first(static_cast<std::size_t>(engine.output().bytes() * count));
         engine.run(images.data(), count, first.data());
         if (!std::equal(first.begin(), first.end(), expected.front().begin())) ++wrong;

@@ -1,5 +1,5 @@
-// Compares RoIAlign on one thread and the scalar instruction set with three threads and the fastest one, on random and
-// extreme boxes. Made for sanitizers, which see every access and overflow; tests/detect compares the bits with numpy.
+// Compares RoIAlign with scalar code on one thread and with the fastest instruction set on three threads, on random and
+// extreme boxes. `make sanitize` builds it with sanitizers; tests/detect compares the bits with numpy.
 // Exits with 1 if something differs.
 #include "fqvit/roialign.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace fqvit;
 
-// Extreme cases have the longest maps, filled with 255.
+// Returns whether both give the same bits. extreme: the longest map, filled with 255.
 bool same(Random& random, bool extreme) {
     const bool tall = random.within(0, 1) == 1;
     const std::int64_t height = extreme && tall ? RoiAlign::MAX_CELLS : random.within(1, 40);

@@ -44,7 +44,7 @@ class Compiler:
         self.suffix, self.link = suffix, link
 
     def object(self, source: str | Path, *flags: str) -> Path:
-        """Compile a file below native/, or any other path."""
+        """Compile a file, given by its path below native/ or by an absolute path."""
         flags = flags or ("-O2",)
         name = re.sub(r"\W+", "_", " ".join((str(source), *flags)))
         to = self.folder / f"{name}.o"

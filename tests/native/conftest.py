@@ -1,4 +1,4 @@
-"""Compilers as fixtures; their object files are shared by all tests of a session."""
+"""Provide compilers as fixtures. All tests of a session share their object files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compare every GEMM with three plain loops: those of this CPU, VNNI also with its instruction emulated, and NEON in QEMU."""
+"""Compare every GEMM with three plain loops.
+
+Runs the GEMMs that this CPU supports, the VNNI code with an emulated instruction, and the NEON code in QEMU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def passed(output: str) -> dict[str, int]:
 
 def emulated(program: Path) -> str:
     if not ARM_ROOT.is_dir():
-        pytest.skip(f"needs the libraries of AArch64 in {ARM_ROOT}")
+        pytest.skip(f"needs the AArch64 libraries in {ARM_ROOT}")
     return run(tool("qemu-aarch64", "qemu-aarch64-static"), "-cpu", "max", "-L", ARM_ROOT, program)
 
 

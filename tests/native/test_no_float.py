@@ -1,4 +1,7 @@
-"""Check that no kernel computes with floats: GCC rejects them in scalar code, the disassembly shows none in SIMD code."""
+"""Check that no kernel computes with floats.
+
+Scalar code must compile without float registers, and the disassembly of SIMD code must have no float instructions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from tests.native.compilers import Compiler, core, run, tool
 
 SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
-# Without engine.cpp, which measures seconds in profile() but computes nothing, and without NEON, which x86-64 does not compile.
+# Not engine.cpp, whose profile() measures seconds as a double, and not NEON, which an x86-64 compiler cannot build.
 SCALAR = [name for name in core() if name not in (*SIMD, "core/engine.cpp", "kernels/neon/gemm_neon.cpp")]
 
 # Named like float instructions, but these only move, shuffle or mask bits, or compute with packed integers (vpmaxsd).
@@ -36,7 +39,7 @@ def test_simd_kernels_compute_with_integers_only(source: str, x86_compiler: Comp
     assert float_instructions(listing) == set()
 
 
-def test_float_arithmetic_is_found_where_there_is_some(x86_compiler: Compiler, tmp_path: Path) -> None:
+def test_float_arithmetic_in_a_disassembly_is_found(x86_compiler: Compiler, tmp_path: Path) -> None:
     path = tmp_path / "floats.cpp"
     path.write_text(
         "float sum(const float* x, int n) { float s = 0; for (int i = 0; i < n; ++i) s += x[i] * x[i]; return s; }\n"

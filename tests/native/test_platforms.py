@@ -1,7 +1,7 @@
 """Compare the engine with the reference on several platforms: this one, AArch64, s390x (big-endian) and Windows.
 
-The others need Debian's packages g++-aarch64-linux-gnu, g++-s390x-linux-gnu and qemu-user, or g++-mingw-w64-x86-64-posix
-and wine64. Tests are skipped without them.
+The other platforms need Debian's packages g++-aarch64-linux-gnu, g++-s390x-linux-gnu and qemu-user, or
+g++-mingw-w64-x86-64-posix and wine64. Tests whose packages are missing are skipped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def wide_cases(kind: str) -> Iterator[tuple[Program, Any]]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """Write a folder for answers_test and return it with its number of programs."""
+    """Write programs, images and the outputs of the reference for answers_test; return the folder and the number of programs."""
     folder = tmp_path_factory.mktemp("answers")
     for name, program, images in cases():
         (folder / f"{name}.program").write_bytes(encoded(recorded(program)))
@@ -69,7 +69,7 @@ def answers_test(compiler: Compiler) -> Path:
     return compiler.program(compiler.object("test/answers_test.cpp", "-O1"), *compiler.engine())
 
 
-def test_this_machine_gives_the_references_answers(compiler: Compiler, answers: tuple[Path, int]) -> None:
+def test_this_machine_matches_the_reference_bit_for_bit(compiler: Compiler, answers: tuple[Path, int]) -> None:
     folder, programs = answers
     *isas, last = run(answers_test(compiler), folder).splitlines()
     assert isas == _native.instruction_sets()
@@ -79,7 +79,7 @@ def test_this_machine_gives_the_references_answers(compiler: Compiler, answers: 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("machine, isas", [("aarch64", ["neon_dotprod", "scalar"]), ("s390x", ["scalar"])])
-def test_other_machines_give_the_references_answers(
+def test_other_machines_match_the_reference_bit_for_bit(
     machine: str, isas: list[str], answers: tuple[Path, int], request: pytest.FixtureRequest
 ) -> None:
     compiler = request.getfixturevalue(f"{machine}_compiler")
@@ -90,7 +90,7 @@ def test_other_machines_give_the_references_answers(
 
 
 @pytest.mark.nightly
-def test_windows_gives_the_references_answers(
+def test_windows_matches_the_reference_bit_for_bit(
     windows_compiler: Compiler, answers: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wine = tool("wine64", "/usr/lib/wine/wine64", "wine")
