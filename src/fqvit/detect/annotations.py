@@ -1,6 +1,7 @@
 """Read and check COCO annotation files.
 
-Refuses everything that makes pycocotools fail or compute wrong scores. Fields that evaluation does not read are ignored.
+The reader rejects everything that makes pycocotools fail or compute wrong scores, and ignores fields that evaluation does not
+use.
 See also: evaluate/coco.py (average precision), coco.py (the 80 categories).
 """
 
@@ -21,9 +22,9 @@ from fqvit.errors import FqvitError
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-MAX_COORDINATE = 1e6  # pixels
+MAX_COORDINATE = 1e6  # pixels, largest magnitude
 MAX_PIXELS = 2**31 - 1  # per image; pycocotools counts them in 32 bits
-MAX_OUTLINE = 1e6  # pixels, of all polygons of an annotation; pycocotools keeps five points per pixel: 40 MB
+MAX_OUTLINE = 1e6  # pixels, all polygons of an annotation together; pycocotools stores five points per pixel: 40 MB
 OTHER_CATEGORIES = "Pass annotations of the detector's classes, or quantize with their ids as `categories` (--settings)."
 
 
@@ -40,14 +41,14 @@ class Category(msgspec.Struct, frozen=True):
 
 
 class RunLengths(msgspec.Struct, frozen=True):
-    """size: height, width   counts: run lengths, as numbers or in COCO's compressed form"""
+    """A mask as run lengths. size: height, width   counts: the lengths, as numbers or in COCO's compressed form"""
 
     size: tuple[int, int]
     counts: str | list[int]
 
 
 class Annotation(msgspec.Struct, frozen=True):
-    """bbox: x, y, width, height   segmentation: polygons x, y, x, y, ..., or run lengths"""
+    """An annotated object. bbox: x, y, width, height   segmentation: polygons x, y, x, y, ..., or run lengths"""
 
     id: int
     image_id: int
@@ -78,7 +79,10 @@ class GroundTruth:
     masks: bool
 
     def to_coco(self) -> dict[str, Any]:
-        """The dataset for pycocotools. Annotations are renumbered from 1: it stores matched ids as floats, and 0 means none."""
+        """Return the dataset for pycocotools.
+
+        Annotations are renumbered from 1, because pycocotools stores matched ids as floats, and 0 means unmatched.
+        """
         return {
             "images": [msgspec.to_builtins(row) for row in self.images.values()],
             "annotations": [{**_plain(annotation), "id": number} for number, annotation in enumerate(self.annotations, 1)],
@@ -96,8 +100,8 @@ def read_annotations(path: str | Path) -> GroundTruth:
     try:
         file = msgspec.json.decode(data, type=AnnotationFile)
     except msgspec.ValidationError as error:
-        message, _, place = str(error).replace("`", "").partition(" - at ")
-        said = f"{place.removeprefix('$.').removeprefix('$') or 'the file'}: {message[:1].lower()}{message[1:]}"
+        message, _, location = str(error).replace("`", "").partition(" - at ")
+        said = f"{location.removeprefix('$.').removeprefix('$') or 'the file'}: {message[:1].lower()}{message[1:]}"
         raise FqvitError(f"{path}: {said}. Expected COCO's format: images, annotations, categories.") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise FqvitError(f"{path}: not JSON ({error}). Expected COCO's format: images, annotations, categories.") from None
@@ -182,9 +186,10 @@ def _plain(a: Annotation) -> dict[str, Any]:
 
 
 def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str]) -> list[str]:
-    """Check that the file has all categories of the detector. ids: of these categories   names: if the detector has some
+    """Check that the file has all categories of the detector.
 
-    Returns warnings: about annotated categories that the detector does not know, and about names that differ.
+    ids: category ids of the detector   names: their names; empty if the detector has no class names
+    Returns warnings about annotated categories that the detector does not know, and about names that differ.
     """
     missing = [id for id in ids if id not in truth.categories]
     if missing:
@@ -210,7 +215,7 @@ def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str
 
 
 def image_paths(truth: GroundTruth, folder: str | Path, ids: Sequence[int]) -> list[Path]:
-    """Paths of these images. All files must exist and, if they can be opened, have the annotated size."""
+    """Return the paths of these images. All files must exist and, if they can be opened, have the annotated size."""
     root = existing_folder(folder)
     paths = [root / truth.images[id].file_name for id in ids]
     absent = [path for path in paths if not path.is_file()]
@@ -226,7 +231,7 @@ def image_paths(truth: GroundTruth, folder: str | Path, ids: Sequence[int]) -> l
 
 
 def _size(path: Path) -> tuple[int, int] | None:
-    """Height and width as displayed, from the file's header; None if it is unreadable, which evaluation will report."""
+    """Return height and width as displayed, from the file's header; None if it is unreadable; evaluation reports that."""
     try:
         with Image.open(path) as image:
             width, height = image.size

@@ -16,14 +16,14 @@ LARGEST_LOG_RATIO = abs(math.log(16 / 1000))
 
 
 def areas(boxes: Numbers) -> Numbers:
-    """[..., 4] -> [...]; 0 for boxes with x2 < x1 or y2 < y1."""
+    """Return the area of each box, [..., 4] -> [...]; 0 if x2 < x1 or y2 < y1."""
     sides = np.maximum(boxes[..., 2:] - boxes[..., :2], 0)
     product: Numbers = sides[..., 0] * sides[..., 1]
     return product
 
 
 def intersection_and_union(a: Numbers, b: Numbers) -> tuple[Numbers, Numbers]:
-    """Areas of the intersection and of the union of all pairs of boxes, [A, 4] x [B, 4] -> [A, B] each."""
+    """Return the areas of intersection and union of all pairs of boxes, [A, 4] x [B, 4] -> [A, B] each."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     sides = np.maximum(high - low, 0)

@@ -1,7 +1,8 @@
-"""Calibrate a detector: one float pass over images without labels, with one observer per site of every network.
+"""Calibrate a detector: one float pass over unlabelled images observes every activation to be quantized.
 
-Images are processed one at a time, each at its own size; sites have the same names at every size. Heads are observed on the
-RoI features that the float detector extracts. Recipes that search or compensate are refused: they support classifiers only.
+Each such activation, called a site, has one observer. Images are processed one at a time, each at its own size; sites have the
+same names at every size. Heads are observed on the RoI features that the float detector extracts. Recipes that search bit
+widths or ranges, or compensate rounding errors, are rejected, because they support classifiers only.
 See also: quant/calibrate.py, float/pipeline.py (from feature maps to boxes).
 """
 
@@ -35,7 +36,7 @@ from fqvit.quant.recipe import Recipe, check_detector
 
 @dataclass(frozen=True)
 class DetectorCalibration:
-    """pyramid: valid for every image size   boxes, masks: of the heads, one per stage"""
+    """Calibrations of a detector's networks. pyramid: valid for every image size   boxes, masks: one per stage"""
 
     pyramid: Calibration
     boxes: tuple[Calibration, ...]
@@ -43,24 +44,24 @@ class DetectorCalibration:
 
 
 class PartObservers:
-    """The observers of one network: the pyramid or a head. roi: the observer of a head's input"""
+    """The observers of one network: the pyramid or a head. roi: the observer of a head's input; None for the pyramid"""
 
     def __init__(self, graph: Graph, recipe: Recipe, whole: Recipe, head: bool) -> None:
-        """recipe: for this network   whole: for the detector   head: whether the network takes RoI features"""
+        """recipe: the rules for this network   whole: the detector's recipe   head: whether the network takes RoI features"""
         self.graph, self.recipe = graph, recipe
         self.sites = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
         self.roi = SiteObserver(plan_roi_features(whole), whole) if head else None
 
     def observe(self, graph: Graph, x: Tensor, call: Call | None = None) -> tuple[Tensor, ...]:
-        """Run `graph` on x and observe every site. Returns the outputs. graph: may be for another image size"""
+        """Run `graph`, which may be for another image size, on x and observe every site; returns the outputs."""
         if self.roi is not None:
             self.roi.observe(x)
         return observe_batch(graph, x, self.sites, call=call)
 
     def calibration(self, images: int) -> Calibration:
         found = site_parameters(self.graph, self.recipe, self.sites)
-        square = None if self.roi is None else self.roi.qparams()
-        return Calibration(self.recipe, "logits", images, found, square=square)
+        roi = None if self.roi is None else self.roi.qparams()
+        return Calibration(self.recipe, "logits", images, found, square=roi)
 
 
 class ObservedNetworks(FloatNetworks):
@@ -132,7 +133,7 @@ def _observe_image(networks: ObservedNetworks, image: Input) -> None:
         [x.astype(np.float64) for x in maps.objectness], [x.astype(np.float64) for x in maps.deltas], image.size, s
     )
     found = classify(networks, maps.levels, proposals, image.size, s)
-    # If nothing is detected, mask heads are observed on proposals instead.
+    # If nothing is detected, the mask heads are observed on proposals instead.
     boxes = found.boxes if len(found.boxes) else proposals[: s.detections]
     labels = np.zeros(len(boxes), np.int64)
     rois = multiscale_roi_align(maps.levels, boxes, networks.mask_side, s.finest, s.strides)

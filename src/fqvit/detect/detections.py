@@ -1,4 +1,4 @@
-"""The detections of one image, as the float pipeline and the integer one give them."""
+"""The detections of one image: the result types that float and integer detectors share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fqvit.detect.boxes import Floats
 
 @dataclass(frozen=True)
 class Detections:
-    """boxes: [n, 4], best first   scores: [n], 0..1   labels: [n], class indices from 0"""
+    """Detected boxes, best first. boxes: [n, 4]   scores: [n], 0..1   labels: [n], class indices from 0"""
 
     boxes: Floats
     scores: Floats
@@ -22,9 +22,9 @@ class Detections:
 
 
 class ImageDetections(Protocol):
-    """What a detector found in one image.
+    """The detections and masks of one image.
 
-    detections: boxes in pixels of the original image, best first   height, width: of that image
+    detections: boxes in pixels of the original image, best first   height, width: size of that image
     """
 
     @property
@@ -35,4 +35,4 @@ class ImageDetections(Protocol):
     def width(self) -> int: ...
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:
-        """Yield the mask [height, width] of each detection; all masks of a large image at once may not fit into memory."""
+        """Yield the mask [height, width] of each detection; the masks of a large image may not fit into memory together."""

@@ -1,7 +1,7 @@
 """Save and load a detector as one .fqvit file.
 
-The container is that of ir/file.py; constants are named PART/NAME. Files that are truncated, altered, of a newer version or not
-verifiable are refused with one line that names the file.
+The container format is that of ir/file.py; constants are named PART/NAME. Files that are truncated, altered, of a newer version
+or do not verify are rejected with a one-line error that names the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fqvit.ir.file import DETECTOR, FileConstants, check_fingerprint, decoded, r
 from fqvit.ir.program import Header, Program
 from fqvit.ir.value import DAMAGED, Constant
 
-READABLE = (VERSION,)  # every released version
+READABLE = (VERSION,)  # format versions that load accepts: every released one
 
 
 def save(detector: DetectorProgram, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Resizing is bilinear interpolation between pixel centres without antialiasing, in integer arithmetic for float and integer
 detectors alike. It equals OpenCV's, which released detectors were trained with, except for rounding.
-See also: data/preprocess.py, which is for classifiers.
+See also: data/preprocess.py, the same for classifiers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONE = 1 << WEIGHT_FRACTION
 class Input:
     """An image ready for a detector.
 
-    pixels: u8 [h, w, 3], resized but not padded   height, width: of the original image
+    pixels: u8 [h, w, 3], resized but not padded   height, width: size of the original image
     """
 
     pixels: Pixels
@@ -55,14 +55,14 @@ class Input:
 
 
 def padded(side: int) -> int:
-    """The side, rounded up to a multiple of STRIDE."""
+    """Round a side up to a multiple of STRIDE."""
     return -(-side // STRIDE) * STRIDE
 
 
 def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, int]:
-    """The largest size of the same aspect ratio with a short side of at most `short` and a long side of at most `long`.
+    """Return the largest size of the same aspect ratio with a short side of at most `short` and a long side of at most `long`.
 
-    Sides are rounded, but not below one pixel, as for an image of 1 x 4000.
+    Sides are rounded to at least one pixel, which matters for an image of 1 x 4000.
     """
     low, high = min(height, width), max(height, width)
     new, old = (long, high) if long * low < short * high else (short, low)
@@ -70,8 +70,9 @@ def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, i
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Bilinear interpolation, u8 [h, w, C] -> [height, width, C]. Pixel i of n is at (i + 0.5) old / n - 0.5, clamped.
+    """Resize by bilinear interpolation, u8 [h, w, C] -> [height, width, C].
 
+    On an axis, pixel i of n is at (i + 0.5) old / n - 0.5, clamped to the image.
     Weights have 11 bits per axis and the sum is rounded once: 255 2^22 + 2^21 fits int32.
     """
     if pixels.shape[:2] == (height, width):
@@ -80,7 +81,7 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     x, x_next, x_share = _axis(pixels.shape[1], width)
     x_share = x_share[:, None]
     out = np.empty((height, width, pixels.shape[2]), np.uint8)
-    # In bands of 64 rows: a 4000 x 6000 image needs no int32 copy of itself.
+    # In bands of 64 rows, so that a 4000 x 6000 image needs no int32 copy of all its pixels.
     for start in range(0, height, 64):
         band = slice(start, start + 64)
         share = y_share[band, None, None]
@@ -91,10 +92,11 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """For each new pixel: the old pixels before and after it, and the weight of the latter in 2^-11."""
-    place = np.clip((2 * np.arange(new, dtype=np.int64) + 1) * old - new, 0, (old - 1) * 2 * new)  # in units of 1 / (2 new)
-    first = place // (2 * new)
-    share = round_divide((place - first * 2 * new) << WEIGHT_FRACTION, 2 * new)
+    """Return for each new pixel the old pixels before and after it, and the weight of the latter in 2^-11."""
+    # In units of 1 / (2 new) old pixels.
+    position = np.clip((2 * np.arange(new, dtype=np.int64) + 1) * old - new, 0, (old - 1) * 2 * new)
+    first = position // (2 * new)
+    share = round_divide((position - first * 2 * new) << WEIGHT_FRACTION, 2 * new)
     return first, np.minimum(first + 1, old - 1), share.astype(np.int32)
 
 
@@ -108,13 +110,13 @@ def prepare(image: Image.Image, s: DetectSettings) -> Input:
 
 
 def padding(s: DetectSettings) -> tuple[int, int, int]:
-    """The colour that normalises to nearly 0: round(255 mean), off by at most half a pixel value."""
+    """Return the colour that normalises to nearly 0: round(255 mean), off by at most half a pixel value."""
     red, green, blue = (min(max(math.floor(255 * mean + 0.5), 0), 255) for mean in s.mean)
     return red, green, blue
 
 
 def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
-    """Pad with the colour of `padding`, for integer programs: they normalise in their first op, so pixels are padded before."""
+    """Pad with the colour of `padding`. Integer programs normalise in their first op, so their pixels are padded before."""
     return pad_with(pixels, padding(s))
 
 

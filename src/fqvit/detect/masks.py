@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 
-MAX_SHIFT = 60  # lengths have at most 65 bits; images have fewer than 2^63 pixels
+MAX_SHIFT = 60  # a length is encoded in at most 65 bits; images have fewer than 2^63 pixels
 
 
 class Runs(TypedDict):
-    """A mask in COCO's compressed form. size: height, width   counts: run lengths, column by column, six bits per character"""
+    """A mask in COCO's compressed form. size: height, width   counts: encoded run lengths of the columns, see to_runs"""
 
     size: list[int]
     counts: str
 
 
 def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
-    """Lengths of the runs of False, True, False, ... column by column; the first may be 0."""
+    """Return the lengths of the runs of False, True, False, ... column by column; the first may be 0."""
     columns = np.flatnonzero(mask.any(0))
     first, last = (columns[0], columns[-1] + 1) if len(columns) else (0, 0)
     # Only columns with True pixels are scanned: a mask is a small part of a large image.
@@ -35,8 +35,8 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
 def to_runs(mask: NDArray[np.bool_]) -> Runs:
     """Encode a mask in COCO's compressed form.
 
-    Each length (from the fourth on, its difference to the length two before) is written in groups of five bits, the lowest
-    first. The sixth bit says that more groups follow. A group plus 48 is a character.
+    Each length (from the fourth on, its difference from the length two before) is written in groups of five bits, the lowest
+    first. A sixth bit is set if more groups follow. A character is the six bits plus 48.
     """
     lengths = run_lengths(mask)
     letters = []
@@ -84,7 +84,7 @@ def check_lengths(lengths: list[int], size: Sequence[int], complete: bool = True
     """Check that run lengths cover exactly height x width pixels. complete: whether the last length was not truncated"""
     height, width = size
     pixels = height * width
-    # Each length before their sum: a number from a file may have more digits than Python is willing to print.
+    # Lengths are checked before their sum is printed: a number from a file may have more digits than Python agrees to print.
     if not complete or not all(0 <= length <= pixels for length in lengths):
         raise FqvitError(
             f"run lengths: a length is truncated, negative or above {height} x {width}. The annotation is damaged."

@@ -1,7 +1,7 @@
 """A detector as integer programs: the pyramid, one box head and one mask head per stage, and integer constants.
 
-verify() checks all of it: every part is a verified program, the arithmetic between the parts cannot overflow, and the parts fit
-together. Needs no torch.
+verify() checks that every part is a valid program, that the arithmetic between the parts cannot overflow, and that the parts
+fit together. This module needs no torch.
 See also: file.py (save and load), ir/program.py, docs/reference/format.md (the file format).
 """
 
@@ -52,7 +52,7 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class DetectorProgram:
     """A detector as integer programs: the content of a .fqvit file from `fqvit detect quantize`.
 
-    between: constants of the arithmetic between the networks   pyramid: for one image size, from which others are derived
+    between: constants of the arithmetic between the networks   pyramid: for one image size; other sizes are derived from it
     boxes, masks: programs of the heads, one per stage
     """
 
@@ -99,17 +99,17 @@ class DetectorProgram:
         )
 
     def parts(self) -> Iterator[tuple[str, Program]]:
-        """The networks' programs in the order of execution, with the names that prefix their constants in the file."""
+        """Yield the networks' programs in the order of the file, with the names that prefix their constants there."""
         yield "pyramid", self.pyramid
         for kind, programs in (("boxes", self.boxes), ("masks", self.masks)):
             yield from ((f"{kind}.{stage}", program) for stage, program in enumerate(programs))
 
     def constants(self) -> dict[str, Constant]:
-        """The arrays of all parts, named PART/NAME."""
+        """Return the arrays of all parts, named PART/NAME."""
         return {f"{part}/{name}": array for part, program in self.parts() for name, array in program.constants.items()}
 
     def encoded(self) -> bytes:
-        """The header as JSON. Equal detectors have equal text."""
+        """Return the header as JSON. Equal detectors have equal text."""
         header = self.header
         plain: dict[str, Any] = {
             name: msgspec.to_builtins(getattr(header, name), order="deterministic")
@@ -121,7 +121,7 @@ class DetectorProgram:
         return msgspec.json.encode(plain)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the header's JSON and every array: equal for equal detectors."""
+        """Return the SHA-256 over the header's JSON and every array: equal for equal detectors."""
         return fingerprint(self.encoded(), self.constants())
 
     def verify(self) -> dict[str, Verified]:
@@ -168,11 +168,11 @@ def _check_settings(s: DetectSettings, d: DetectorProgram) -> None:
     for name, program in d.parts():
         preprocess = program.header.preprocess
         same = preprocess.mean == s.mean and preprocess.std == s.std
-        _expect(name, same, "mean or std of its pixels differ from the settings")
+        _expect(name, same, "mean or std of pixels differs from the settings")
 
 
 def _check_pyramid(pyramid: Program, buffers: Mapping[str, Value], strides: tuple[int, ...]) -> None:
-    """Check that it takes colour images, has levels at these strides, and can be resized."""
+    """Check that the pyramid takes colour images, has levels at these strides, and can be resized."""
     header = pyramid.header
     _expect("pyramid", header.input is None and header.preprocess.channels == 3, "does not take colour images")
     check_grids(header, buffers, strides)

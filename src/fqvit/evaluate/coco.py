@@ -1,4 +1,4 @@
-"""Compute COCO's average precision of boxes and masks with pycocotools, whose output is suppressed."""
+"""Compute COCO's average precision of boxes and masks with pycocotools, whose printed output is suppressed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fqvit.detect.annotations import GroundTruth
 from fqvit.detect.results import Result
 from fqvit.errors import FqvitError
 
-# The first six numbers of pycocotools' summary: IoU 0.5 to 0.95, IoU 0.5, IoU 0.75, and by object size.
+# The first six numbers of pycocotools' summary: mean over IoU 0.5 to 0.95, IoU 0.5, IoU 0.75, and the mean by object size.
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
@@ -25,9 +25,10 @@ def require_pycocotools() -> None:
 def average_precision(
     truth: GroundTruth, results: Sequence[Result], image_ids: Sequence[int], categories: Sequence[int] | None = None
 ) -> dict[str, float | None]:
-    """Average precision in percent: box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ...
+    """Return average precisions in percent: box_ap, box_ap50, box_ap75, box_ap_small, ..., mask_ap, ...
 
-    Over these images and categories (None: all categories). A value is None if the ground truth has no such object or no masks.
+    They cover the given images and categories (None: all categories). A value is None if the ground truth has no such objects
+    or no masks.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -39,7 +40,7 @@ def average_precision(
             scores |= {f"{name}_{key}": None for key in NAMES}
             if kind == "segm" and not truth.masks:
                 continue
-            # Without bbox, pycocotools classifies a mask by its own area, not by that of its box.
+            # Without bbox, pycocotools uses the area of the mask, not of the box, to tell small, medium and large apart.
             found = [{key: value for key, value in r.items() if kind != "segm" or key != "bbox"} for r in results]
             empty = {**annotated.dataset, "annotations": []}
             evaluation = COCOeval(annotated, annotated.loadRes(found) if found else _coco(COCO, empty), kind)

@@ -16,13 +16,15 @@ from fqvit.detect.fixed.constants import BOX_FRACTION, IOU_FRACTION, MOVE_FRACTI
 from fqvit.detect.fixed.exp import MANTISSA_FRACTION, Integers, power_of_two
 from fqvit.ir.fixed import requantize, round_divide, round_shift
 
-# Inside decode, edges are in 2^-16 pixel and rounded once.
-FINE_FRACTION = 16
-MAX_PRODUCT = 1 << 61
+FINE_FRACTION = 16  # decode computes edges in 2^-16 pixel and rounds them once to 1/256 pixel
+MAX_PRODUCT = 1 << 61  # largest magnitude of move times side in decode
 
 
 def anchors(grid: tuple[int, int], stride: int, halves: tuple[tuple[int, int], ...]) -> Integers:
-    """i64 [rows columns A, 4] in the order of float/anchors.py. halves: half the width and height of each of the A anchors"""
+    """Return the anchors of a grid (rows, columns), i64 [rows columns A, 4], in the order of float/anchors.py.
+
+    halves: half the width and half the height of each of the A anchors of a cell
+    """
     half = np.array(halves, np.int64)
     step = stride << BOX_FRACTION
     rows, columns = np.arange(grid[0], dtype=np.int64) * step, np.arange(grid[1], dtype=np.int64) * step
@@ -31,20 +33,21 @@ def anchors(grid: tuple[int, int], stride: int, halves: tuple[tuple[int, int], .
 
 
 def scaled(codes: NDArray[np.int32], ratio: Ratio) -> Integers:
-    """Convert an output to another unit: requantize(codes). |codes| <= 2^31 and mult < 2^31, so products stay below 2^62."""
+    """Convert a network's output to another unit: requantize(codes). |codes| <= 2^31 and mult < 2^31, so products fit int64."""
     return np.asarray(requantize(codes.astype(np.int64), ratio.mult, ratio.shift))
 
 
 def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: DeltaRatios, log_limit: int, size: tuple[int, int]) -> Integers:
     """Apply deltas to boxes and clip them to an image of size (height, width) in pixels: [..., 4] x [..., 4] -> [..., 4].
 
-    centre + move side;  half = side 2^log / 2, |log| <= log_limit;  edges centre -+ half, rounded once
-    move in 2^-24, log in 2^-27, centre and half in 2^-16 pixel. Within 1/128 pixel of real arithmetic on the same integers.
+    centre' = centre + move side;  half = side 2^log / 2, |log| <= log_limit;  edges = centre' -+ half, rounded once
+    move is in 2^-24, log in 2^-27, centre' and half in 2^-16 pixel. The error is at most 1/128 pixel, compared with real
+    arithmetic on the same integers.
     """
     sides = boxes[..., 2:] - boxes[..., :2]
     moves = np.stack([scaled(deltas[..., i], ratios[i]) for i in (0, 1)], -1)
     logs = np.stack([scaled(deltas[..., i], ratios[i]) for i in (2, 3)], -1)
-    # A product of 2^61 is 2^29 pixels: this limit applies only far outside of every image.
+    # A product of 2^61 is 2^29 pixels: the limit only affects boxes far outside of every image.
     farthest = MAX_PRODUCT // np.maximum(sides, 1)
     moved = round_shift(np.clip(moves, -farthest, farthest) * sides, BOX_FRACTION + MOVE_FRACTION - FINE_FRACTION)
     mantissa, exponent = power_of_two(np.clip(logs, -log_limit, log_limit))
@@ -57,7 +60,10 @@ def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: DeltaRatios, log_
 
 
 def iou_above(iou: int) -> Callable[[Integers, Integers], NDArray[np.bool_]]:
-    """For nms.py: whether the IoU of boxes exceeds iou / 2^16, [A, 4] x [B, 4] -> [A, B]. Unions are at most 2^43."""
+    """Return the function for nms.py that compares the IoU of all pairs with iou / 2^16, [A, 4] x [B, 4] -> [A, B].
+
+    Unions are at most 2^43, so products stay below 2^60.
+    """
 
     def overlapping(a: Integers, b: Integers) -> NDArray[np.bool_]:
         common, union = intersection_and_union(a, b)
@@ -67,7 +73,7 @@ def iou_above(iou: int) -> Callable[[Integers, Integers], NDArray[np.bool_]]:
 
 
 def rescaled(boxes: Integers, old: tuple[int, int], new: tuple[int, int]) -> Integers:
-    """Scale boxes from an image of size `old` (height, width) to size `new`, rounded. Edges <= 2^21, sides of images < 2^31."""
+    """Scale boxes from an image of size `old` (height, width) to size `new` and round. Edges <= 2^21, image sides < 2^31."""
     (old_height, old_width), (height, width) = old, new
     numerator, denominator = np.array([width, height] * 2, np.int64), np.array([old_width, old_height] * 2, np.int64)
     return np.asarray(round_divide(boxes * numerator, denominator))

@@ -1,7 +1,7 @@
 """The integer constants of a detector: ratios of scales, anchors and thresholds, computed when it is quantized.
 
 `DetectorConstants` is stored in the detector's file, in the field `between`; nothing at run time reads a scale. check() proves
-from the constants alone that the arithmetic between the networks does not overflow, whatever the file contains.
+from these constants that the arithmetic between the networks does not overflow, whatever the file contains.
 See also: docs/explanation/detection-arithmetic.md for the formulas.
 """
 
@@ -23,12 +23,12 @@ from fqvit.ir.program import CodeInput, Header, Kind, Output
 from fqvit.ir.value import DAMAGED, Proof
 
 BOX_FRACTION = 8  # boxes are in 1/256 pixel
-MAX_SIDE = 8192  # pixels of the network's input
-MOVE_FRACTION = 24  # moves of boxes, relative to their size
+MAX_SIDE = 8192  # largest side of the network's input, in pixels
+MOVE_FRACTION = 24  # moves of box centres, relative to the box's size
 LOG_FRACTION = 27  # base-2 logarithms: logits and ratios of sizes
 SCORE_FRACTION = 24
 IOU_FRACTION = 16
-MASK_FRACTION = 15  # mask probabilities; twice as many bits after interpolation
+MASK_FRACTION = 15  # mask probabilities; they have 30 fraction bits after interpolation
 ALIGN_FRACTION = 22  # sums of RoIAlign, relative to the scale of the map
 MAX_STRIDE = 1024
 MAX_ROI_SIDE = 64  # cells per side of RoI features
@@ -43,7 +43,7 @@ class Ratio(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     shift: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHIFT)]
 
     def reach(self) -> int:
-        """The largest magnitude of a requantized int32."""
+        """Return the largest magnitude of a requantized int32."""
         return (OUTPUT_LIMIT * self.mult >> self.shift) + 1
 
 
@@ -59,15 +59,18 @@ Few = msgspec.Meta(min_length=1, max_length=16)
 class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Integer constants of the arithmetic between the networks. Lengths are in 1/256 pixel, areas in its square.
 
-    padding: colour at the right and the bottom of padded images
+    padding: colour of the padding at the right and at the bottom of images
     strides: one per level with proposals; trailing levels have no map for RoIAlign
     anchors: [level][ratio], half the width and half the height   areas: smallest box area for maps 1, 2, ...
+    log_limit: log2 of the largest ratio of sizes, in 2^-27
+    score: detections have scores above this, in 2^-24   proposal_iou, iou: NMS thresholds in 2^-16
+    mask: smallest interpolated probability of a mask pixel, in 2^-30
+
+    These fields are ratios that convert integers from one unit to another:
     objectness: [level], to a unit that all levels share
-    deltas: [level], box_deltas: [stage]: x and y to 2^-24 of the box's size, width and height to 2^-27 of log2
-    log_limit: largest ratio of sizes, in 2^-27 of log2
-    classes: [stage], mask_logits: [stage], to 2^-27 of log2; class ratios include 1 / stages for the mean over stages
+    deltas: [level], box_deltas: [stage]: x and y to 2^-24 of the box's size, width and height to base-2 logarithms in 2^-27
+    classes: [stage], mask_logits: [stage], to base-2 logarithms in 2^-27; class ratios include 1 / stages, for the mean
     box_squares, mask_squares: [stage][map], from sums of RoIAlign to the codes of the head's input
-    score: scores are above this, in 2^-24   proposal_iou, iou: NMS thresholds in 2^-16   mask: threshold of pixels in 2^-30
     """
 
     padding: tuple[Byte, Byte, Byte]
@@ -127,13 +130,13 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return proofs
 
     def _proofs(self) -> tuple[Proof, ...]:
-        """Bounds of the intermediate values. All but the first follow from the ranges of the fields."""
-        side = MAX_SIDE << BOX_FRACTION  # of an image; edges are clipped to this
+        """Return bounds of the intermediate values. All but the first hold whenever the fields are within their ranges."""
+        side = MAX_SIDE << BOX_FRACTION  # largest side of an image; edges are clipped to it
         anchor = 2 * max(half for level in self.anchors for pair in level for half in pair)
         size = max(side, anchor)
         # Mantissas are below 2^31; the largest factor is 2^log_limit.
         grown = size << (self.log_limit >> LOG_FRACTION) + 1 << BOX_FRACTION
-        cells = MAX_SIDE // min(self.strides) + 2  # that a bin of RoIAlign can cover
+        cells = MAX_SIDE // min(self.strides) + 2  # largest number of cells in a bin of RoIAlign
         weights = (1 << 15) + cells  # each weight is rounded by at most half a unit
         strip = (255 * weights >> 8) + 1
         return (
@@ -148,7 +151,10 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def _weight_numerator(widest: int, finest: int) -> int:
-    """Bound of the numerator 2^15 U D samples w of a cell's weight w: see axis_weights in fixed/roialign.py."""
+    """Return a bound of the numerator 2^15 U D samples w of a cell's weight w.
+
+    U is the length of a cell and D = 2 samples bins; see axis_weights in fixed/roialign.py.
+    """
     length, cell = MAX_SIDE << BOX_FRACTION, widest << BOX_FRACTION
     samples = length // (finest << BOX_FRACTION) + 1
     # U D = 2 U samples bins <= 2 (length + U bins)
@@ -163,7 +169,7 @@ def _need(condition: bool, problem: str) -> None:
 def make_constants(
     settings: DetectSettings, pyramid: Header, boxes: Sequence[Header], masks: Sequence[Header]
 ) -> DetectorConstants:
-    """Compute the constants from settings and program headers. pyramid: of any image size   boxes, masks: one per stage"""
+    """Compute the constants from settings and program headers. pyramid: for any image size   boxes, masks: one per stage"""
     s = settings
     maps, scores, deltas = (outputs(pyramid, kind) for kind in ("map", "scores", "deltas"))
     check_settings(s, len(scores), len(boxes))
@@ -194,14 +200,14 @@ def make_constants(
 
 
 def roi_input(head: Header) -> CodeInput:
-    """The input of a head: codes of RoI features."""
+    """Return the input of a head: codes of RoI features."""
     if head.input is None:
         raise FqvitError(f"{head.model}: takes pixels, expected a head of a detector, which takes RoI features.")
     return head.input
 
 
 def outputs(header: Header, kind: Kind) -> list[Output]:
-    """The outputs of this kind, in order; raises FqvitError if there is none."""
+    """Return the outputs of this kind, in order; raises FqvitError if there is none or one has per-channel scales."""
     found = [output for output in header.outputs if output.kind == kind]
     if not found:
         raise FqvitError(f"{header.model}: has no output of kind {kind}, expected a detector's pyramid or head.")
@@ -212,7 +218,7 @@ def outputs(header: Header, kind: Kind) -> list[Output]:
 
 
 def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
-    """Refuse settings that float detectors support and integer ones do not, before calibration takes time."""
+    """Reject settings that integer detectors do not support; quantization calls this before calibration takes time."""
     if len(s.strides) != levels:
         raise FqvitError(f"settings: {len(s.strides)} strides for a pyramid of {levels} levels. Give one per level.")
     if len(s.stds) < stages:
@@ -229,13 +235,13 @@ def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
 
 
 def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]:
-    """Half the width and height of each anchor of float/anchors.py, in 1/256 pixel."""
+    """Return half the width and half the height of each anchor of float/anchors.py, in 1/256 pixel."""
     side = stride * s.anchor_scale / 2 * 2**BOX_FRACTION
     return tuple((max(round(side / math.sqrt(r)), 1), max(round(side * math.sqrt(r)), 1)) for r in s.anchor_ratios)
 
 
 def least_area(finest: float, level: int) -> int:
-    """The smallest area of a box on this level by level_of in float/roialign.py: side >= finest (2^level - 1e-6)."""
+    """Return the smallest area of a box on this level, as level_of in float/roialign.py: side >= finest (2^level - 1e-6)."""
     side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**BOX_FRACTION
     least: int = math.ceil(side * side)
     return least
@@ -245,7 +251,7 @@ def _ratio(what: str, ratio: float) -> Ratio:
     try:
         return Ratio(*multiplier(ratio))
     except ValueError:
-        raise FqvitError(f"{what}: a ratio of scales of {ratio:.3g} fits no multiplier. Calibrate again.") from None
+        raise FqvitError(f"{what}: a ratio of scales is {ratio:.3g}, expected 0 to 2^30. Calibrate again.") from None
 
 
 def _log2_ratio(output: Output, parts: int) -> Ratio:

@@ -1,6 +1,6 @@
-"""Powers of two in fixed point, from three integer tables; softmax and sigmoid of logits in units of log2.
+"""Powers of two in fixed point, from three integer tables; softmax and sigmoid of base-2 logits.
 
-No floats are used; the tables are computed from square roots of long integers.
+No floats are used: the tables are computed with integer square roots of 120 fraction bits.
 See also: float/proposals.py, the same in float.
 """
 
@@ -17,11 +17,11 @@ from fqvit.ir.fixed import round_divide, round_shift
 Integers = NDArray[np.int64]
 MANTISSA_FRACTION = 30  # mantissas are in 2^-30
 TABLE_BITS = LOG_FRACTION // 3  # each of the three tables is indexed by a third of the fraction bits
-LOWEST = -64 << LOG_FRACTION  # powers from 2^-64 on down are 0
+LOWEST = -64 << LOG_FRACTION  # lower exponents are clamped to this one, whose power is 0 in 2^-30
 
 
 def _table(bits: int) -> Integers:
-    """i64 [512]: 2^(i / 2^bits) in 2^-30, each within half a unit."""
+    """Return 2^(i / 2^bits) in 2^-30 for i < 512, i64 [512], rounded to nearest."""
     exact = 120
     step = 2 << exact
     for _ in range(bits):
@@ -37,7 +37,7 @@ HIGH, MIDDLE, LOW = _table(TABLE_BITS), _table(2 * TABLE_BITS), _table(3 * TABLE
 
 
 def power_of_two(x: Integers) -> tuple[Integers, Integers]:
-    """x in 2^-27 -> (mantissa in 2^-30, within 1 .. 2; exponent) with 2^x = mantissa 2^exponent.
+    """Return (mantissa, exponent) with 2^x = mantissa 2^exponent. x: in 2^-27   mantissa: in 2^-30, 1 <= mantissa < 2
 
     The relative error is below 5 units of 2^-31: three table entries and two roundings, each off by at most half a unit of
     2^-30 relative to a number of at least 1. Products of two mantissas are below 2^62.
@@ -49,20 +49,20 @@ def power_of_two(x: Integers) -> tuple[Integers, Integers]:
 
 
 def power_below_one(x: Integers) -> Integers:
-    """2^x in 2^-30 for x <= 0 in 2^-27, within 3.5 units."""
+    """Return 2^x in 2^-30 for x <= 0 in 2^-27, with an error of at most 3.5 units."""
     mantissa, exponent = power_of_two(np.maximum(x, LOWEST))
     # round_shift needs a shift of at least 1. The mantissa is below 2^31, so it can be doubled.
     return np.asarray(round_shift(mantissa * 2, np.minimum(1 - exponent, 62)))
 
 
 def softmax(logits: Integers) -> Integers:
-    """Softmax over the last axis, from 2^-27 of log2 to 2^-24. |logits| < 2^61, fewer than 2^32 per row."""
+    """Softmax over the last axis, of base-2 logits in 2^-27; scores are in 2^-24. |logits| < 2^61, fewer than 2^32 per row."""
     power = power_below_one(logits - logits.max(-1, keepdims=True))
     return np.asarray(round_divide(power << SCORE_FRACTION, power.sum(-1, keepdims=True)))
 
 
 def sigmoid(logits: Integers) -> Integers:
-    """Sigmoid, from 2^-27 of log2 to 2^-15; sigmoid(-x) = 1 - sigmoid(x) except for ties. |logits| < 2^62."""
+    """Sigmoid of base-2 logits in 2^-27, in 2^-15; sigmoid(-x) = 1 - sigmoid(x) except for rounding ties. |logits| <= 2^62."""
     power = power_below_one(-np.abs(logits))
     top = np.where(logits < 0, power, 1 << MANTISSA_FRACTION)
     return np.asarray(round_divide(top << MASK_FRACTION, power + (1 << MANTISSA_FRACTION)))

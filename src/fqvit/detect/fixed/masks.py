@@ -16,23 +16,23 @@ ONE = 1 << MASK_FRACTION
 
 
 def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Integers, Integers]:
-    """Positions of pixels first..last - 1 in a mask with a border of zeros: the cell before each pixel, and the weight of the
-    next cell in 2^-15, i64 [last - first] each.
+    """Locate pixels first..last - 1 in a mask that has a border of zeros.
 
-    place = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators are below 2^31 2^8 2^7 2^15 < 2^62.
+    Returns the cell before each pixel and the weight of the next cell in 2^-15, i64 [last - first] each.
+    position = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators are below 2^31 2^8 2^7 2^15 < 2^62.
     """
     if high > low:
         pixels = (np.arange(first, last, dtype=np.int64) << BOX_FRACTION) + (1 << BOX_FRACTION - 1) - low
-        place = round_divide(pixels * (side << MASK_FRACTION), high - low) - ONE // 2
-    else:  # a box of width 0 shows the middle of the mask, as in released code
-        place = np.full(last - first, (side - 1) << MASK_FRACTION - 1, np.int64)
-    place = np.clip(place, -ONE, side << MASK_FRACTION) + ONE
-    before = np.minimum(place >> MASK_FRACTION, side)
-    return before, place - (before << MASK_FRACTION)
+        position = round_divide(pixels * (side << MASK_FRACTION), high - low) - ONE // 2
+    else:  # all pixels of an axis of length 0 show the middle of the mask, as in mmdetection
+        position = np.full(last - first, (side - 1) << MASK_FRACTION - 1, np.int64)
+    position = np.clip(position, -ONE, side << MASK_FRACTION) + ONE
+    before = np.minimum(position >> MASK_FRACTION, side)
+    return before, position - (before << MASK_FRACTION)
 
 
 def paste(probabilities: NDArray[np.int32], box: Integers, height: int, width: int, threshold: int) -> NDArray[np.bool_]:
-    """Probabilities i32 [side, side] in 2^-15, box in 1/256 pixel -> mask [height, width]: True from `threshold` (2^-30) on.
+    """Probabilities i32 [side, side] in 2^-15, box in 1/256 pixel -> mask [height, width], True if >= `threshold` (in 2^-30).
 
     Rows are interpolated and rounded to 2^-15, then columns exactly: sums are at most 2^30. Pixels more than one pixel outside
     the box are False and not computed.
@@ -43,10 +43,10 @@ def paste(probabilities: NDArray[np.int32], box: Integers, height: int, width: i
     top, bottom = max((y1 >> BOX_FRACTION) - 1, 0), min(-(-y2 >> BOX_FRACTION) + 1, height)
     if left < right and top < bottom:
         side = len(probabilities)
-        ringed = np.pad(probabilities, 1)
+        bordered = np.pad(probabilities, 1)
         row, down = _axis(y1, y2, top, bottom, side)
         column, across = (x.astype(np.int32) for x in _axis(x1, x2, left, right, side))
-        strips = ringed[row] * (ONE - down)[:, None] + ringed[row + 1] * down[:, None]
+        strips = bordered[row] * (ONE - down)[:, None] + bordered[row + 1] * down[:, None]
         strips = round_shift(strips, MASK_FRACTION).astype(np.int32)
         values = strips[:, column] * (ONE - across) + strips[:, column + 1] * across
         mask[top:bottom, left:right] = values >= threshold

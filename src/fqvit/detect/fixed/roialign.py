@@ -1,8 +1,8 @@
 """RoIAlign in integers, from the codes of a map to the codes of a head's input.
 
-A box is two small weight matrices, as in float/roialign.py, here with weights rounded once to 2^-15. The number of samples and
-their positions are exact: edges are integers, and every position is a fraction with a known denominator.
-See also: float/roialign.py (the same in float), native/core/roialign.cpp (the same bits, fast).
+A box becomes two small weight matrices, as in float/roialign.py, here with weights rounded once to 2^-15. The number of samples
+and their positions are exact: edges are integers, and every position is a fraction with a known denominator.
+See also: float/roialign.py (the same in float), native/core/roialign.cpp (bit-exact and fast).
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from fqvit.detect.fixed.exp import Integers
 from fqvit.ir.fixed import requantize, round_divide, round_shift
 
 Bytes = NDArray[np.uint8]
-WEIGHT_FRACTION = 15  # weights of an axis
-STRIP_FRACTION = 7  # sums over rows, before columns are added; 7 + 15 = ALIGN_FRACTION
+WEIGHT_FRACTION = 15  # interpolation weights
+STRIP_FRACTION = 7  # sums over rows, before the sum over columns; 7 + 15 = ALIGN_FRACTION
 
 
 @dataclass(frozen=True)
 class AlignParams:
-    """How codes of a map become codes of a head's input.
+    """Parameters that convert codes of a map to codes of a head's input.
 
-    stride, zero: of the map   ratio: from sums to codes   head_zero, last: zero point and largest code of the input
+    stride, zero: stride and zero point of the map   ratio: from sums to codes of the input
+    head_zero, last: zero point and largest code of the input
     """
 
     stride: int
@@ -42,17 +43,19 @@ Align = Callable[[Bytes, Integers, int, AlignParams], Bytes]
 
 
 def level_of(boxes: Integers, least: Sequence[int]) -> Integers:
-    """Map number of each box, i64 [n]: how many of the ascending areas `least` it reaches."""
+    """Return the index of the map for each box, i64 [n]: the number of ascending areas `least` that the box's area reaches."""
     return np.searchsorted(np.array(least, np.int64), areas(boxes), side="right").astype(np.int64)
 
 
 def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Integers:
-    """Weights of each cell in each bin of the interval low..high, i64 [bins, size] in 2^-15. cell: length in units of low, high
+    """Return the weight of each cell in each bin of the interval low..high, i64 [bins, size] in 2^-15.
 
-    Each bin has samples = ceil((high - low) / (bins cell)). With D = 2 samples bins, sample k of all of them is at cell number
+    cell: length of a cell, in the unit of low and high
+    A bin has samples = ceil((high - low) / (bins cell)). With D = 2 samples bins, sample k, counted over all bins, is at the
+    cell coordinate
         ((low - cell / 2) D + (2 k + 1) (high - low)) / (cell D)
-    and divides a weight of 1 / samples between this cell and the next. Samples beyond -1 or `size` have weight 0; others
-    outside the map use the outermost cell.
+    and divides a weight of 1 / samples between the cells before and after it. Samples below -1 or above `size` have weight 0;
+    others outside the map use the outermost cell.
     """
     samples = -((low - high) // (bins * cell))
     sums = np.zeros((bins, size), np.int64)
@@ -61,24 +64,27 @@ def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Intege
     parts = 2 * samples * bins
     whole = cell * parts
     k = np.arange(samples * bins, dtype=np.int64)
-    place = (low - cell // 2) * parts + (2 * k + 1) * (high - low)
-    inside = (place >= -whole) & (place <= size * whole)
-    place = np.clip(place[inside], 0, (size - 1) * whole)
-    bin_, first = k[inside] // samples, place // whole
-    toward = place - first * whole
+    position = (low - cell // 2) * parts + (2 * k + 1) * (high - low)
+    inside = (position >= -whole) & (position <= size * whole)
+    position = np.clip(position[inside], 0, (size - 1) * whole)
+    bin_, first = k[inside] // samples, position // whole
+    toward = position - first * whole
     np.add.at(sums, (bin_, first), whole - toward)
     np.add.at(sums, (bin_, np.minimum(first + 1, size - 1)), toward)
     return np.asarray(round_divide(sums << WEIGHT_FRACTION, whole * samples))
 
 
 def roi_align(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Bytes:
-    """Map u8 [h, w, C], boxes i64 [n, 4] -> codes u8 [n, side, side, C]: clamp(requantize(sum) + head_zero). Slow."""
+    """Map u8 [h, w, C], boxes i64 [n, 4] -> codes u8 [n, side, side, C]: clamp(requantize(sum) + head_zero).
+
+    This is the reference implementation; native_roi_align is faster.
+    """
     codes = requantize(align_sums(map_, boxes, side, params), params.ratio.mult, params.ratio.shift) + params.head_zero
     return np.asarray(codes.clip(0, params.last).astype(np.uint8))
 
 
 def align_sums(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Integers:
-    """The sums of roi_align, in 2^-22 of the map's scale: i64 [n, side, side, C], below 2^31.
+    """Return the sums of roi_align, in 2^-22 of the map's scale: i64 [n, side, side, C], below 2^31.
 
     strip = (sum_rows weight (code - zero) + 2^7) >> 8, at most about 255 2^7;   sum = sum_columns weight strip
     """
@@ -96,7 +102,7 @@ def align_sums(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> 
 
 
 def native_roi_align(threads: int, isa: str = "") -> Align:
-    """The compiled roi_align: the same bits for every number of threads and instruction set. isa: "" selects the best"""
+    """Return the compiled roi_align, bit-exact for every number of threads and instruction set. isa: "" selects the best"""
 
     def align(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Bytes:
         cell, ratio = params.stride << BOX_FRACTION, params.ratio
@@ -111,7 +117,7 @@ def multiscale_roi_align(
 ) -> Bytes:
     """RoIAlign of each box on the map for its area: levels u8 [h, w, C], boxes i64 [n, 4] -> u8 [n, side, side, C].
 
-    least: areas, as in level_of   params: one per level   align: roi_align or a native_roi_align
+    least: areas, as in level_of   params: one per level   align: roi_align or a result of native_roi_align
     """
     chosen = level_of(boxes, least)
     rois = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.uint8)

@@ -12,16 +12,16 @@ from fqvit.detect.boxes import Floats
 
 
 def _axis(low: float, high: float, first: int, last: int, side: int) -> Floats:
-    """Interpolation weights [last - first, side] of the mask's cells in pixels first..last - 1; 0 outside the mask."""
+    """Return the weights [last - first, side] of the mask's cells in pixels first..last - 1; 0 outside the mask."""
     pixels = np.arange(first, last) + 0.5
-    # A box of width 0 shows the middle of the mask, as in released code.
-    place = (pixels - low) / (high - low) * side - 0.5 if high > low else np.full(len(pixels), side / 2 - 0.5)
-    weights: Floats = np.maximum(1 - np.abs(place[:, None] - np.arange(side)), 0)
+    # All pixels of an axis of length 0 show the middle of the mask, as in mmdetection.
+    position = (pixels - low) / (high - low) * side - 0.5 if high > low else np.full(len(pixels), side / 2 - 0.5)
+    weights: Floats = np.maximum(1 - np.abs(position[:, None] - np.arange(side)), 0)
     return weights
 
 
 def paste(probabilities: Floats, box: Floats, height: int, width: int, threshold: float) -> NDArray[np.bool_]:
-    """Probabilities [side, side], box in pixels -> mask [height, width]: interpolated, True from `threshold` on.
+    """Probabilities [side, side], box in pixels -> mask [height, width]: True if the interpolated probability >= `threshold`.
 
     Pixels more than one pixel outside the box are False and not computed.
     """

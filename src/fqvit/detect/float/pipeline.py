@@ -20,14 +20,14 @@ from fqvit.detect.float.masks import paste
 from fqvit.detect.float.proposals import propose, refine, select_detections, sigmoid
 from fqvit.detect.float.roialign import Floats32, multiscale_roi_align
 from fqvit.detect.images import Input, Pixels
-from fqvit.detect.results import coco_results as coco_results  # fqvit.detect.pipeline of 0.1 had it
+from fqvit.detect.results import coco_results as coco_results  # re-exported for fqvit.detect.pipeline of version 0.1
 from fqvit.detect.settings import DetectSettings
 
 
 class Maps(NamedTuple):
     """The pyramid's outputs for one image.
 
-    levels: [h, w, C] of P2..P5   objectness: [h, w, A], deltas: [h, w, 4 A], both of P2..P6
+    levels: [h, w, C] for P2..P5   objectness: [h, w, A], deltas: [h, w, 4 A], both for P2..P6
     """
 
     levels: list[Floats32]
@@ -36,7 +36,7 @@ class Maps(NamedTuple):
 
 
 class Networks(Protocol):
-    """The networks of a detector. box_side, mask_side: of the heads' RoI features"""
+    """The networks of a detector. box_side, mask_side: cells per side of the heads' RoI features"""
 
     stages: int
     box_side: int
@@ -49,12 +49,15 @@ class Networks(Protocol):
         """RoI features [n, side, side, C] -> class logits [n, classes + 1], deltas [n, 4] or [n, classes 4]."""
 
     def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
-        """RoI features [n, side, side, C] -> mask logits of the class `labels` of each, [n, 2 side, 2 side]."""
+        """RoI features [n, side, side, C] -> mask logits [n, 2 side, 2 side] of class labels[i] for RoI i."""
 
 
 @dataclass(frozen=True)
 class FloatFound:
-    """The float detections of one image. probabilities: [n, side, side], one mask per box   threshold: of mask pixels"""
+    """The float detections of one image.
+
+    probabilities: [n, side, side], one mask per box   threshold: smallest probability of a mask pixel
+    """
 
     detections: Detections
     probabilities: Floats
@@ -68,7 +71,7 @@ class FloatFound:
 
 
 def detect(networks: Networks, image: Input, s: DetectSettings) -> FloatFound:
-    """All detections of one image, best first."""
+    """Return all detections of one image, best first."""
     maps = networks.maps(image.pixels)
     proposals = propose(
         [x.astype(np.float64) for x in maps.objectness], [x.astype(np.float64) for x in maps.deltas], image.size, s
@@ -80,8 +83,8 @@ def detect(networks: Networks, image: Input, s: DetectSettings) -> FloatFound:
     if len(rois):
         for stage in range(networks.stages):
             probabilities += sigmoid(networks.masks(stage, rois, found.labels).astype(np.float64)) / networks.stages
-    here = Detections(image.back(found.boxes), found.scores, found.labels)
-    return FloatFound(here, probabilities, image.height, image.width, s.mask)
+    original = Detections(image.back(found.boxes), found.scores, found.labels)
+    return FloatFound(original, probabilities, image.height, image.width, s.mask)
 
 
 def classify(

@@ -1,6 +1,6 @@
 """RoIAlign in float: features of a fixed size for each box, as means of bilinearly interpolated samples of a map.
 
-Interpolation is linear and separable, and so is the mean over the samples of a bin. A box is thus two small matrices, rows
+Interpolation is linear and separable, and so is the mean over the samples of a bin. A box thus becomes two small matrices, rows
 [side, height] and columns [side, width], and its features are rows . map . columns^T. Training uses the same matrices
 (axis_weights) with torch.
 See also: fixed/roialign.py, the same in integers.
@@ -19,13 +19,15 @@ Floats32 = NDArray[np.float32]
 
 
 def level_of(boxes: Floats, finest: float, levels: int) -> NDArray[np.int64]:
-    """Level of each box, [n]: floor(log2(side / finest)) clipped to 0..levels - 1, with side = sqrt(area)."""
+    """Return the level of each box, [n]: floor(log2(side / finest + 1e-6)) clipped to 0..levels - 1, side = sqrt(area)."""
     side = np.sqrt(areas(boxes))
     return np.clip(np.floor(np.log2(side / finest + 1e-6)), 0, levels - 1).astype(np.int64)
 
 
 def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Floats32:
-    """Weights of each cell in each bin of the intervals low..high (in cells; cell i is centred at i + 0.5), [n, bins, size].
+    """Return the weight of each cell in each bin of the intervals low..high, [n, bins, size].
+
+    low, high: in cells; cell i is centred at i + 0.5
 
     A bin has ceil((high - low) / bins) evenly spaced samples, each interpolated between two cells. Samples more than one cell
     beyond the centre of an outermost cell have weight 0; others outside the map use the outermost cell.
@@ -37,13 +39,13 @@ def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Floats32:
     samples = np.ceil(length / bins).astype(np.int64)
     box, part = np.arange(len(low))[:, None], np.arange(bins)[None, :]
     for i in range(int(samples.max())):
-        # As a cell number, hence - 0.5.
-        place = low[:, None] - 0.5 + (part + (i + 0.5) / np.maximum(samples, 1)[:, None]) * (length[:, None] / bins)
-        counts = (i < samples[:, None]) & (place >= -1) & (place <= size)
-        place = np.clip(place, 0, size - 1)
-        first = np.minimum(place.astype(np.int64), size - 1)
+        # In the coordinates of `position`, cell i is centred at i, hence - 0.5.
+        position = low[:, None] - 0.5 + (part + (i + 0.5) / np.maximum(samples, 1)[:, None]) * (length[:, None] / bins)
+        counts = (i < samples[:, None]) & (position >= -1) & (position <= size)
+        position = np.clip(position, 0, size - 1)
+        first = np.minimum(position.astype(np.int64), size - 1)
         share = (counts / np.maximum(samples, 1)[:, None]).astype(np.float32)
-        toward = (place - first).astype(np.float32)
+        toward = (position - first).astype(np.float32)
         # For one i, each (box, part) occurs once, so += on fancy indices is exact.
         weights[box, part, first] += share * (1 - toward)
         weights[box, part, np.minimum(first + 1, size - 1)] += share * toward

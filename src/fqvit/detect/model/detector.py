@@ -1,4 +1,4 @@
-"""Mask R-CNN and Cascade Mask R-CNN on Swin as torch modules, and the same weights at other image sizes.
+"""Mask R-CNN and Cascade Mask R-CNN on Swin as torch modules, and pyramids for other image sizes with the same weights.
 
 The modules compute feature maps, logits and deltas; float/ and fixed/ turn these into boxes and masks.
 """
@@ -16,13 +16,13 @@ from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.models.config import DetectorConfig
 
-STRIDE = 32  # of the last stage: sides of images are padded to multiples of this
+STRIDE = 32  # stride of the backbone's last stage; sides of images are padded to multiples of it
 
 
 class Detector(nn.Module):
-    """pyramid: runs once per image   box_heads, mask_heads: one per stage, run once per box
+    """The networks of a detector. pyramid: runs once per image   box_heads, mask_heads: one per stage, run once per box
 
-    There is no forward: the code that turns outputs into boxes is not a module.
+    There is no forward method, because the code that turns outputs into boxes is not a torch module.
     """
 
     def __init__(self, config: DetectorConfig) -> None:
@@ -44,13 +44,13 @@ class FloatDetector:
 
 
 def build_detector(config: DetectorConfig) -> Detector:
-    """A detector with random weights; the state of torch's random generator is preserved."""
+    """Return a detector with random weights; the state of torch's random generator is preserved."""
     with torch.random.fork_rng(devices=[]):
         return Detector(config)
 
 
 def at_size(pyramid: Pyramid, config: DetectorConfig, height: int, width: int) -> Pyramid:
-    """A pyramid for images of another size that shares the parameter tensors: training one trains the other."""
+    """Return a pyramid for images of another size that shares the parameter tensors: training one trains the other."""
     if height % STRIDE or width % STRIDE or min(height, width) < STRIDE:
         raise FqvitError(f"image of {height} x {width}: expected sides that are multiples of {STRIDE}. Pad the image.")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):

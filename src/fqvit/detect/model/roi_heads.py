@@ -1,6 +1,6 @@
 """The networks that run once per box, on its RoI features: box head (classes and deltas) and mask head.
 
-Each head is traced to its own graph. RoIAlign (float/roialign.py) runs between the graphs.
+Each head is traced to a separate graph. RoIAlign (float/roialign.py), which runs before the heads, is not part of a graph.
 """
 
 from __future__ import annotations
