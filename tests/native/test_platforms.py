@@ -56,7 +56,7 @@ def wide_cases(kind: str) -> Iterator[tuple[Program, Any]]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """Write programs, images and the outputs of the reference for answers_test; return the folder and the number of programs."""
+    """Write programs, images and the reference's outputs for answers_test; return the folder and the number of programs."""
     folder = tmp_path_factory.mktemp("answers")
     for name, program, images in cases():
         (folder / f"{name}.program").write_bytes(encoded(recorded(program)))
