@@ -1,4 +1,4 @@
-"""Detector checkpoints of every layout: the same model, sizes from shapes, errors that name the file's own keys."""
+"""Detector checkpoints: every layout gives the same model, sizes come from shapes, errors name the keys in the file."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fqvit.models.checkpoints.detector_keys import DetectorLayout
 from fqvit.models.config import DetectorConfig, SwinConfig
 
 SWIN = SwinConfig((64, 64), 4, 3, 0, 8, (2, 1, 2, 1), (1, 2, 4, 8), 3, hidden_ratio=2, fixed_window=True)
-ONE = DetectorConfig(SWIN, 5, channels=16, box_channels=16, box_width=24, mask_convs=2, mask_channels=12)
+MASK_RCNN = DetectorConfig(SWIN, 5, channels=16, box_channels=16, box_width=24, mask_convs=2, mask_channels=12)
 CONFIGS = {
-    "mask r-cnn": ONE,
-    "one class": replace(ONE, classes=1),
-    "cascade": replace(ONE, stages=3, agnostic=True),
-    "cascade of 4conv1fc": replace(ONE, stages=3, box_convs=4, box_fcs=1, box_channels=20),
+    "mask r-cnn": MASK_RCNN,
+    "one class": replace(MASK_RCNN, classes=1),
+    "cascade": replace(MASK_RCNN, stages=3, agnostic=True),
+    "cascade of 4conv1fc": replace(MASK_RCNN, stages=3, box_convs=4, box_fcs=1, box_channels=20),
 }
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_layouts_give_the_same_model_with_sizes_from_shapes(name: str) -> None:
+def test_both_layouts_give_the_same_model_with_sizes_from_shapes(name: str) -> None:
     config = CONFIGS[name]
     a, b = (load_detector(random_release(config, layout)) for layout in ("mmdetection", "swin"))
     assert a.module.config == config
@@ -38,7 +38,7 @@ def test_layouts_give_the_same_model_with_sizes_from_shapes(name: str) -> None:
 
 
 def test_key_names_are_those_of_the_releases() -> None:
-    new, old = random_release(CONFIGS["cascade of 4conv1fc"], "mmdetection"), random_release(ONE, "swin")
+    new, old = random_release(CONFIGS["cascade of 4conv1fc"], "mmdetection"), random_release(MASK_RCNN, "swin")
     assert {
         "backbone.patch_embed.projection.weight",
         "backbone.stages.2.blocks.1.attn.w_msa.relative_position_bias_table",
@@ -71,7 +71,7 @@ def test_key_names_are_those_of_the_releases() -> None:
 
 
 def test_patch_merging_equals_that_of_mmdetection() -> None:
-    release = random_release(ONE, "mmdetection")
+    release = random_release(MASK_RCNN, "mmdetection")
     module = load_detector(release).module.pyramid.backbone.layers[1].downsample
     x = torch.randn(2, 16, 16, 8)
     rows = F.unfold(x.permute(0, 3, 1, 2), 2, stride=2).transpose(1, 2)
@@ -93,38 +93,38 @@ def test_box_head_weights_are_converted_from_channels_first() -> None:
             norm.running_var.copy_(torch.rand(20) + 0.1)
         release.update({f"{stem}.bn.{key}": value for key, value in norm.state_dict().items()})
     head = load_detector(release).module.box_heads[1]
-    squares = torch.randn(3, 16, 7, 7)
+    rois = torch.randn(3, 16, 7, 7)
 
     def part(name: str) -> Tensor:
         return release[f"roi_head.bbox_head.1.{name}"]
 
-    x = squares
+    x = rois
     for i in range(4):
         x = F.conv2d(x, part(f"shared_convs.{i}.conv.weight"), padding=1)
         mean, var, weight, bias = (part(f"shared_convs.{i}.bn.{p}") for p in ("running_mean", "running_var", "weight", "bias"))
         x = F.relu(F.batch_norm(x, mean, var, weight, bias))
     x = F.relu(F.linear(x.flatten(1), part("shared_fcs.0.weight"), part("shared_fcs.0.bias")))
     with torch.no_grad():
-        classes, deltas = head(squares.permute(0, 2, 3, 1))
+        classes, deltas = head(rois.permute(0, 2, 3, 1))
     assert torch.allclose(classes, F.linear(x, part("fc_cls.weight"), part("fc_cls.bias")), rtol=1e-3, atol=1e-3)
     assert torch.allclose(deltas, F.linear(x, part("fc_reg.weight"), part("fc_reg.bias")), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("layout", ["mmdetection", "swin"])
-def test_training_checkpoints_load_without_derived_tensors(tmp_path: Path, layout: DetectorLayout) -> None:
-    release = random_release(ONE, layout)
+def test_training_checkpoints_load_and_derived_tensors_are_ignored(tmp_path: Path, layout: DetectorLayout) -> None:
+    release = random_release(MASK_RCNN, layout)
     table = next(key for key in release if key.endswith("relative_position_bias_table"))
     release[table.replace("bias_table", "index")] = torch.zeros(9, 9, dtype=torch.long)
     path = tmp_path / "epoch_36.pth"
     torch.save({"meta": {"epoch": 36, "CLASSES": ("a", "b")}, "state_dict": release}, path)
     loaded = load_detector(path)
-    assert loaded.module.config == ONE
+    assert loaded.module.config == MASK_RCNN
     assert loaded.source.startswith("epoch_36.pth sha256:")
     assert not loaded.module.training
 
 
 def test_saved_detectors_keep_their_settings(tmp_path: Path) -> None:
-    loaded = load_detector(random_release(ONE, "swin"))
+    loaded = load_detector(random_release(MASK_RCNN, "swin"))
     settings = DetectSettings(short=128, long=128, anchor_scale=4.0, classes=tuple("abcde"))
     save_detector(tmp_path / "a.safetensors", loaded.module, settings)
     again = load_detector(tmp_path / "a.safetensors")
@@ -133,16 +133,16 @@ def test_saved_detectors_keep_their_settings(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[key]) for key, value in loaded.module.state_dict().items())
     save_detector(tmp_path / "half.safetensors", loaded.module, settings, half=True)
     assert (tmp_path / "half.safetensors").stat().st_size < 0.6 * (tmp_path / "a.safetensors").stat().st_size
-    assert load_detector(tmp_path / "half.safetensors").module.config == ONE
+    assert load_detector(tmp_path / "half.safetensors").module.config == MASK_RCNN
 
 
 def test_80_classes_get_the_names_of_coco() -> None:
-    settings = load_detector(random_release(replace(ONE, classes=80), "swin")).settings
+    settings = load_detector(random_release(replace(MASK_RCNN, classes=80), "swin")).settings
     assert (settings.classes[79], settings.category(79), settings.category(0)) == ("toothbrush", 90, 1)
 
 
 def broken(**changes: Tensor | None) -> dict[str, Tensor]:
-    release = random_release(ONE, "mmdetection")
+    release = random_release(MASK_RCNN, "mmdetection")
     for key, value in changes.items():
         name = key.replace("__", ".")
         if value is None:
@@ -164,8 +164,11 @@ def broken(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"backbone__stages__0__downsample__norm__bias": torch.zeros(30)}, "expected a last axis divisible by 4"),
         ({"backbone__stages__0__downsample__norm__bias": torch.tensor(1.0)}, "expected a last axis divisible by 4"),
         ({"backbone__stages__100__blocks__0__norm1__bias": torch.zeros(1)}, "above 99"),
-        ({"backbone__stages__1__blocks__0__attn__w_msa__relative_position_bias_table": torch.zeros(24, 2)}, "no window"),
-        ({"roi_head__bbox_head__shared_fcs__0__weight": torch.zeros(24, 100)}, "fits no RoI"),
+        (
+            {"backbone__stages__1__blocks__0__attn__w_msa__relative_position_bias_table": torch.zeros(24, 2)},
+            "heads that divide 16",
+        ),
+        ({"roi_head__bbox_head__shared_fcs__0__weight": torch.zeros(24, 100)}, r"expected 16 side\^2 inputs"),
         ({"neck__fpn_convs__0__bn__weight": torch.zeros(16)}, "lacks 'neck.fpn_convs.0.bn.bias'"),
         ({"roi_head__bbox_head__0__fc_cls__bias": torch.zeros(6)}, "under two names"),
     ],
@@ -189,15 +192,15 @@ def test_other_models_are_rejected() -> None:
         (DetectSettings(stds=()), "stds of 0 stages"),
     ],
 )
-def test_settings_must_fit_the_weights(settings: DetectSettings, said: str) -> None:
+def test_settings_that_do_not_fit_the_weights_are_rejected(settings: DetectSettings, said: str) -> None:
     with pytest.raises(FqvitError, match=said):
-        load_detector(random_release(ONE, "swin"), settings)
+        load_detector(random_release(MASK_RCNN, "swin"), settings)
 
 
 def test_damaged_settings_in_metadata_are_named(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     text = msgspec.json.encode(DetectSettings()).decode().replace("800", '"wide"')
-    save_file(random_release(ONE, "swin"), tmp_path / "a.safetensors", {"fqvit.detector": text})
+    save_file(random_release(MASK_RCNN, "swin"), tmp_path / "a.safetensors", {"fqvit.detector": text})
     with pytest.raises(FqvitError, match="a.safetensors: fqvit.detector .*short"):
         load_detector(tmp_path / "a.safetensors")

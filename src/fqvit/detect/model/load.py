@@ -1,8 +1,8 @@
-"""Load a detector's checkpoint, with all sizes inferred from the tensors' shapes, and save one.
+"""Load detector checkpoints, with all sizes inferred from the shapes of the tensors, and save detectors.
 
 Settings that shapes do not determine are read from the metadata of .safetensors files written by save_detector; for other
 files they are those of the released detectors.
-See also: checkpoint.py (file formats, without running code) and detector_keys.py (key names) in models/checkpoints.
+See also: checkpoint.py (reads files without executing code from them) and detector_keys.py (key names) in models/checkpoints.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ def load_detector(
 ) -> FloatDetector:
     """Load a detector from a checkpoint file or a state dict, in the layout of mmdetection or of the first Swin release.
 
-    Without `settings`, those in the file's metadata are used, else the defaults, with COCO's names for 80 classes. A mapping
-    changes some fields of these.
+    Without `settings`, the settings in the file's metadata are used, or else the defaults, with COCO's class names if there are
+    80 classes. If `settings` is a mapping, it changes some fields of these.
     """
     if isinstance(weights, Mapping):
         found, saved = checkpoint.from_mapping(weights), None
     else:
         found = checkpoint.read_checkpoint(Path(weights))
         saved = _saved_settings(Path(weights))
-    own = isinstance(settings, DetectSettings) or saved is not None or bool({"classes", "categories"} & set(settings or {}))
+    explicit = (
+        isinstance(settings, DetectSettings) or saved is not None or bool({"classes", "categories"} & set(settings or {}))
+    )
     s = settings if isinstance(settings, DetectSettings) else changed(saved or DetectSettings(), settings or {})
     check_block_numbers(found.tensors, found.label)
     released = from_release(found.tensors, found.label)
     config = config_of(released, found.label)
     name = "cascade_mask_rcnn" if config.stages > 1 else "mask_rcnn"
-    # Compared in the checkpoint's own names and shapes, so that an error names what is in the file. On the meta device, because
-    # the shapes in a small file can ask for a network of any size.
+    # Names and shapes are compared in the checkpoint's layout, so that an error shows the names in the file. The model is first
+    # built on the meta device, because the shapes in a small file can demand a network of any size.
     with torch.device("meta"):
         want = to_release(dict(build_detector(config).state_dict()), released.layout)
     error = fold.mismatch(name, found.label, want, released.tensors, {})
@@ -63,7 +65,7 @@ def load_detector(
         raise error
     module = build_detector(config)
     module.load_state_dict(released.state)
-    return FloatDetector(name, module.eval(), _fitting(s, own, config, found.label), found.source)
+    return FloatDetector(name, module.eval(), _checked_settings(s, explicit, config, found.label), found.source)
 
 
 def save_detector(path: str | Path, module: Detector, settings: DetectSettings, half: bool = False) -> None:
@@ -76,7 +78,7 @@ def save_detector(path: str | Path, module: Detector, settings: DetectSettings, 
 
 
 def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0) -> dict[str, Tensor]:
-    """A checkpoint in a release's layout, with seeded random weights of about the magnitude of trained ones, for tests."""
+    """Return a checkpoint in a release's layout for tests, with seeded random weights about as large as trained ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = Detector(config)
@@ -87,7 +89,7 @@ def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0
                 elif "relative_position_bias_table" in name:
                     parameter.normal_(std=0.5)
                 else:
-                    # The first axis of a Deconv is its inputs; each output is a sum over these only.
+                    # The first axis of a Deconv is its inputs; each output is a sum over this axis only.
                     inputs = parameter.shape[0] if "upsample" in name else parameter[0].numel()
                     parameter.normal_(std=inputs**-0.5)
                 if name.endswith("deltas.weight"):
@@ -123,10 +125,13 @@ def config_of(released: Released, label: str) -> DetectorConfig:
     for i, table in enumerate(tables):
         if window > MOST_WINDOW or (2 * window - 1) ** 2 != table[0] or (width * 2**i) % table[1]:
             said = f"'{layers}.{i}.blocks.0.attn.relative_position_bias_table' is {list(table)}"
-            raise FqvitError(f"{label}: {said}, which fits no window of width {width * 2**i}. The file is damaged.")
+            expected = (
+                f"expected [(2 window - 1)^2, heads] with one window <= {MOST_WINDOW} and heads that divide {width * 2**i}"
+            )
+            raise FqvitError(f"{label}: {said}, {expected}. The file is damaged.")
     hidden = shape(f"{layers}.0.blocks.0.mlp.fc1.weight", 2)[0]
     if hidden % width:
-        raise FqvitError(f"{label}: hidden layers of {hidden} for width {width}, expected a multiple. {OTHER_MODEL}")
+        raise FqvitError(f"{label}: MLPs of {hidden} hidden channels for width {width}, expected a multiple. {OTHER_MODEL}")
     swin = SwinConfig(
         SMALLEST, patch, channels, 0, width, depths, tuple(t[1] for t in tables), window, hidden // width, fixed_window=True
     )
@@ -137,7 +142,10 @@ def config_of(released: Released, label: str) -> DetectorConfig:
     classes = shape("box_heads.0.classes.weight", 2)[0] - 1
     side = math.isqrt(inputs // box_channels)
     if classes < 1 or side * side * box_channels != inputs:
-        raise FqvitError(f"{label}: a box head of {inputs} inputs and {classes} classes fits no RoI. {OTHER_MODEL}")
+        said = (
+            f"a box head of {inputs} inputs and {classes} classes, expected {box_channels} side^2 inputs and at least 1 class"
+        )
+        raise FqvitError(f"{label}: {said}. {OTHER_MODEL}")
     return DetectorConfig(
         backbone=swin,
         classes=classes,
@@ -156,7 +164,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
 
 
 def _saved_settings(path: Path) -> DetectSettings | None:
-    """The settings in the metadata of a file written by save_detector, else None."""
+    """Return the settings in the metadata of a file written by save_detector, else None."""
     if path.suffix.lower() != ".safetensors":
         return None
     with safe_open(path, "pt") as file:
@@ -167,9 +175,12 @@ def _saved_settings(path: Path) -> DetectSettings | None:
         raise FqvitError(f"{path.name}: {METADATA} in its metadata: {error}. The file is damaged.") from error
 
 
-def _fitting(s: DetectSettings, own: bool, config: DetectorConfig, label: str) -> DetectSettings:
-    """Check the settings against the weights. own: whether class names were set explicitly; if not, COCO's are added"""
-    if not own and config.classes == len(COCO_CATEGORIES):
+def _checked_settings(s: DetectSettings, explicit: bool, config: DetectorConfig, label: str) -> DetectSettings:
+    """Check the settings against the weights and return them, with COCO's class names if there are 80 classes.
+
+    explicit: whether class names were given, by a DetectSettings, by the file or by a mapping; COCO's are added only if not
+    """
+    if not explicit and config.classes == len(COCO_CATEGORIES):
         s = msgspec.structs.replace(s, classes=tuple(COCO_CATEGORIES.values()), categories=tuple(COCO_CATEGORIES))
     for what, given in (("class names", s.classes), ("categories", s.categories)):
         if given and len(given) != config.classes:
