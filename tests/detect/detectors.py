@@ -1,4 +1,4 @@
-"""Small random detectors for tests, loaded from weights in a release's layout."""
+"""Small detectors with random weights for tests, loaded from the layout of released checkpoints."""
 
 from __future__ import annotations
 

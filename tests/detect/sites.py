@@ -1,4 +1,4 @@
-"""Compare a network of a detector with its float simulation, site by site from the same inputs."""
+"""Compare a network of a detector with its float simulation: every site (quantized activation), from the same inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from fqvit.quant.simulate import Simulation
 
 @dataclass(frozen=True)
 class Compared:
-    """codes: of the simulation   found: of the program   real: values that the simulation encoded   q: None for accumulators"""
+    """One site. codes: from the simulation   found: from the program   real: values that were encoded as `codes`
+
+    q: scale and zero point; None for accumulators
+    """
 
     node: Node
     q: QParams | None
@@ -38,9 +41,9 @@ def compared_sites(
     buffers: Mapping[str, NDArray[Any]],
     x: NDArray[np.uint8],
 ) -> Iterator[Compared]:
-    """Yield every quantized site and every output of accumulators.
+    """Yield the comparison of every quantized site and of every output that consists of accumulators.
 
-    buffers: all buffers of a run of the program on x, with the batch axis
+    buffers: all buffers of the program after a run on x, with the batch axis
     """
     simulation = Simulation(model, calibration)
     written_by = {relu: producer for producer, relu in simulation.relus.items()}
@@ -56,7 +59,7 @@ def compared_sites(
             continue
         codes = q.encode(real if producer is node else simulation.call(node, [real])).numpy()
         found = buffers[values[node.name].buffer]
-        if node.leaf.role == "logits":  # in the scale of the site, but without its zero point and clamp
+        if node.leaf.role == "logits":  # the program's logits have the site's scale, but no zero point and no clamp
             found = (found + q.zero).clip(0, q.last)
         yield Compared(node, q, codes, found, real)
 
@@ -77,7 +80,7 @@ def _value(
     x: NDArray[np.uint8],
     site: str,
 ) -> Tensor:
-    """The real values of a site. Moves run in float, because each head has only some of V's channels."""
+    """Return the real values of a site. Moves run in float, because an attention head has only some of V's channels."""
     if site == IMAGES:
         return simulation.values(x)
     node = simulation.graph.node(site)

@@ -1,4 +1,4 @@
-"""Batching a hand-made head: which ops are repeated and which inputs are rejected.
+"""Batching a hand-made head: the batched program, and heads and batch sizes that are rejected.
 
 See also: test_head_runner.py, the heads of detectors.
 """
@@ -34,7 +34,7 @@ def parts(name: str, outputs: int, inputs: int, seed: int) -> dict[str, np.ndarr
 
 
 def head(*more: Any) -> Program:
-    """2 x 2 codes of 3 channels -> rows, taken twice by the same index -> a map of scores, vectors of logits and deltas."""
+    """Return a head that reads 2 x 2 codes of 3 channels and uses one index twice; outputs: scores (a map), logits, deltas."""
     ops = (
         Take(y="rows", x="pixels", index="rows.0", fill=5),  # [2, 3, 3] from four rows
         Linear(y="map", x="rows"),  # [2, 3, 4]
@@ -110,7 +110,7 @@ def test_batches_whose_input_exceeds_a_buffer_are_rejected() -> None:
         batched(program, MAX_ELEMENTS // 12 + 1)
 
 
-def test_the_largest_batch_of_a_buffer_is_accepted() -> None:
+def test_the_largest_batch_that_fits_a_buffer_is_accepted() -> None:
     assert _repeated(np.zeros(1, np.int32), MAX_ELEMENTS - 1, 1).tolist() == [0]
 
 
@@ -138,7 +138,7 @@ def test_a_selection_within_each_roi_is_kept() -> None:
     "fields",
     [
         {"view": (2, 3), "perm": (1, 0)},
-        {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 0)},  # of the first RoI only
+        {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 0)},  # selects from the first RoI only
         {"view": (2, 3, 4), "perm": (0, 1), "select": (0, 1)},
         {"view": (6,), "perm": (0,), "shape": (2, 3)},
         {"view": (2, 3), "perm": (0, 1), "shape": (6,)},

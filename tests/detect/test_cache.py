@@ -1,4 +1,4 @@
-"""The cache by image size: which values are kept and dropped, and use by several threads."""
+"""The cache of values by image size: which values are kept or dropped, and use by several threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_least_recently_used_value_is_dropped_before_a_new_one_is_made() -> 
         held.append(len(cache))
         return height
 
-    for height in (1, 2, 1, 3, 1):  # 3 takes the place of 2
+    for height in (1, 2, 1, 3, 1):  # 3 replaces 2
         cache.get((height, 1), make)
     assert held == [0, 1, 1] and len(cache) == 2
     cache.get((2, 1), make)
@@ -49,7 +49,7 @@ def test_threads_make_one_value_at_a_time() -> None:
     busy = threading.Lock()
 
     def make(height: int, width: int) -> int:
-        assert busy.acquire(blocking=False), "two at once"
+        assert busy.acquire(blocking=False), "two values are made at the same time"
         time.sleep(0.001)
         busy.release()
         return height

@@ -52,7 +52,7 @@ def test_quantize_accepts_settings_files(tmp_path: Path) -> None:
         prints.add(done["fingerprint"])
     settings = fqvit("inspect", tmp_path / "made.fqvit", "--json").json["settings"]
     assert len(prints) == 1 and settings["short"] == 64 and settings["classes"][0] == "a"
-    assert settings["anchor_scale"] == 4, "other settings are those of the weights"
+    assert settings["anchor_scale"] == 4, "other settings are those saved with the weights"
 
 
 BAD_SETTINGS = {
@@ -130,7 +130,7 @@ def test_unreadable_calibration_images_are_named(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
     for number in range(120):
         shutil.copy("train/000001.jpg", tmp_path / "train" / f"{number}.jpg")
-    # 124 names, of which bad.jpg is one: it is skipped when all of them are read.
+    # Only one of 124 files is unreadable, which is few enough to skip it.
     from fqvit.detect.image_files import ImageFiles
 
     files = ImageFiles.in_folder(tmp_path / "train")
@@ -158,7 +158,6 @@ def test_eval_accepts_float_detectors_and_a_limit() -> None:
 
 
 def test_perfect_results_have_an_average_precision_of_100() -> None:
-    """pycocotools prints nothing."""
     pytest.importorskip("pycocotools")
     from fqvit.detect.annotations import read_annotations
     from fqvit.evaluate.coco import average_precision
@@ -266,7 +265,7 @@ def test_different_category_names_are_reported(tmp_path: Path) -> None:
     assert done.code == 0 and "category 1 is 'disc' in the detector and 'Disk'" in done.err
 
 
-def test_unknown_categories_do_not_count(tmp_path: Path) -> None:
+def test_objects_of_unknown_categories_do_not_change_the_scores(tmp_path: Path) -> None:
     content = json.loads(Path("instances_val.json").read_text())
     before = evaluated("shapes.fqvit", "--json").json
     content["categories"].append({"id": 99, "name": "kite"})
@@ -332,7 +331,7 @@ def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
     )
 
 
-def test_inspect_shows_parts_proofs_and_steps_outside_the_integers() -> None:
+def test_inspect_shows_parts_proofs_and_steps_outside_integer_arithmetic() -> None:
     done = fqvit("inspect", "shapes.fqvit", "--json").json
     assert done["kind"] == "detector" and done["float_ops"] == 0 and "decoding" in done["outside"]
     assert list(done["parts"]) == ["pyramid", "boxes.0", "masks.0"] and done["fingerprint"] == shape_program().fingerprint()

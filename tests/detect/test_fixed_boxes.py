@@ -22,7 +22,7 @@ from fqvit.detect.settings import DetectSettings
 from fqvit.ir.fixed import multiplier, requantize, round_shift
 
 LIMIT = round(LARGEST_LOG_RATIO / math.log(2) * 2**LOG_FRACTION)
-BOUND = 1 / 128
+BOUND = 1 / 128  # pixel
 STDS = (0.1, 0.1, 0.2, 0.2)
 SIDES = st.integers(1, 8192)
 DELTAS = st.integers(-400, 400) | st.integers(-(2**31), 2**31 - 1) | st.sampled_from([-(2**31), 2**31 - 1, 0])
@@ -35,7 +35,7 @@ def ratios_of(scale: float, stds: tuple[float, ...] = STDS) -> DeltaRatios:
 
 
 def error(boxes: NDArray[np.int64], deltas: NDArray[np.int32], scale: float, size: tuple[int, int]) -> float:
-    """The largest difference from float decoding, in pixels."""
+    """Return the largest difference from float decoding, in pixels."""
     found = decode(boxes, deltas, ratios_of(scale), LIMIT, size)
     assert found.dtype == np.int64
     exact = float_decode(boxes / 256, deltas * scale, STDS, *size)
@@ -52,7 +52,7 @@ def test_decoding_is_within_the_bound_of_real_arithmetic(size: tuple[int, int], 
 
 
 def test_decoding_large_boxes_is_within_the_bound_at_the_image_border() -> None:
-    """Boxes of 8192 pixels, enlarged 62.5 times and moved until an edge is inside the image: the worst case of every error."""
+    """Boxes of up to 8192 pixels, enlarged up to 62.5 times, with an edge moved into the image: the worst case of errors."""
     rng = np.random.default_rng(0)
     count, scale = 200_000, 2.0**-14
     side = rng.integers(7000 * 256, 8192 * 256 + 1, (count, 1)) >> rng.integers(0, 12, (count, 1))
@@ -66,7 +66,7 @@ def test_decoding_large_boxes_is_within_the_bound_at_the_image_border() -> None:
     deltas = np.concatenate([move / 0.1, move / 0.1, log / 0.2, log / 0.2], 1) / scale
     assert np.abs(deltas).max() < 2**31
     largest = error(box, np.rint(deltas).astype(np.int32), scale, (8192, 8192))
-    assert 1 / 1024 < largest <= BOUND  # 0.0028
+    assert 1 / 1024 < largest <= BOUND  # largest = 0.0028
 
 
 def test_decoding_anchors_outside_the_image_is_within_the_bound() -> None:
@@ -79,7 +79,7 @@ RATIOS = st.builds(Ratio, st.sampled_from([0, 1, 2**30, 2**31 - 1]), st.integers
 
 
 def long_decode(low: int, high: int, move: int, log: int, ratios: tuple[Ratio, Ratio], limit: int) -> tuple[int, int]:
-    """One axis with Python integers, which do not overflow, and without the limit of moves."""
+    """Decode one axis with Python integers, which do not overflow, and without the limit on moves."""
     moved, grown = (requantize(code, ratio.mult, ratio.shift) for code, ratio in zip((move, log), ratios, strict=True))
     mantissa, exponent = (int(x) for x in power_of_two(np.array(min(max(grown, -limit), limit), np.int64)))
     half = round_shift((high - low) * mantissa, 23 - exponent)

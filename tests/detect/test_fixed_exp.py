@@ -42,7 +42,7 @@ def test_integer_powers_are_exact() -> None:
 @given(st.lists(LOGITS, min_size=1, max_size=90))
 def test_softmax_is_close_to_real_arithmetic(logits: list[int]) -> None:
     found = softmax(np.array([logits], np.int64))[0]
-    # Relative to the largest logit, because float64 cannot represent differences at 2^60.
+    # Logits are taken relative to the largest one, because float64 cannot represent small differences at 2^60.
     exact = float_softmax(np.array([max(x - max(logits), -(2**40)) / LOG * math.log(2) for x in logits]))
     assert np.abs(found / 2**24 - exact).max() < 2**-24
     assert abs(int(found.sum()) - 2**24) <= len(logits) / 2 + 1

@@ -16,22 +16,22 @@ from fqvit.detect.float.masks import paste as float_paste
 HEIGHT, WIDTH = 30, 40
 
 
-def some_square(seed: int = 0, side: int = 28) -> NDArray[np.int32]:
+def random_probabilities(seed: int = 0, side: int = 28) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, 2**15 + 1, (side, side)).astype(np.int32)
 
 
-def values(square: NDArray[np.int32], box: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The values that float pasting compares with the threshold, for all pixels."""
+def values(probabilities: NDArray[np.int32], box: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the values that float pasting compares with the threshold, for all pixels."""
     x1, y1, x2, y2 = (box / 256).tolist()
-    rows, columns = float_axis(y1, y2, 0, HEIGHT, len(square)), float_axis(x1, x2, 0, WIDTH, len(square))
-    return np.asarray(rows @ (square / 2**15) @ columns.T)
+    rows, columns = float_axis(y1, y2, 0, HEIGHT, len(probabilities)), float_axis(x1, x2, 0, WIDTH, len(probabilities))
+    return np.asarray(rows @ (probabilities / 2**15) @ columns.T)
 
 
-def assert_alike(box: NDArray[np.int64], threshold: float, square: NDArray[np.int32]) -> None:
-    found = paste(square, box, HEIGHT, WIDTH, math.ceil(threshold * 2**30))
-    exact = float_paste(square / 2**15, box / 256, HEIGHT, WIDTH, threshold)
-    # Positions in the mask are off by 2^-16 per axis, strips are rounded to 2^-15.
-    sure = np.abs(values(square, box) - threshold) > 2.0**-14
+def assert_equal_away_from_threshold(box: NDArray[np.int64], threshold: float, probabilities: NDArray[np.int32]) -> None:
+    found = paste(probabilities, box, HEIGHT, WIDTH, math.ceil(threshold * 2**30))
+    exact = float_paste(probabilities / 2**15, box / 256, HEIGHT, WIDTH, threshold)
+    # Positions in the mask are off by at most 2^-16 per axis, and interpolated rows are rounded to 2^-15.
+    sure = np.abs(values(probabilities, box) - threshold) > 2.0**-14
     assert found.shape == exact.shape and (found == exact)[sure].all()
 
 
@@ -46,13 +46,13 @@ def test_masks_equal_float_masks_away_from_the_threshold(
     low: tuple[int, int], sides: tuple[int, int], threshold: float, side: int
 ) -> None:
     box = np.array([*low, low[0] + sides[0], low[1] + sides[1]], np.int64)
-    assert_alike(box, threshold, some_square(side=side))
+    assert_equal_away_from_threshold(box, threshold, random_probabilities(side=side))
 
 
 def test_masks_of_extreme_boxes_equal_float_masks() -> None:
     whole = [0, 0, 40 * 256, 30 * 256]
     for box in (whole, [5, 5, 6, 6], [2560] * 4, [-(2**21), -(2**21), 2**21, 2**21], [2**30] * 4):
-        assert_alike(np.array(box, np.int64), 0.5, some_square(1))
+        assert_equal_away_from_threshold(np.array(box, np.int64), 0.5, random_probabilities(1))
 
 
 def test_probability_one_fills_the_box_and_zero_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Heads of detectors in batches give the same bits as one RoI at a time.
+"""Heads of detectors: a batch of RoIs gives the same bits as one RoI at a time.
 
 See also: test_batch.py, batching of a hand-made head.
 """
@@ -47,7 +47,7 @@ def test_batches_give_the_same_bits_as_one_roi_at_a_time(name: str) -> None:
     for program in heads(name):
         codes = random_rois(program, 7)
         one_at_a_time = Reference(program).run_all(codes)
-        # Less than a batch, whole batches, and a partial last batch.
+        # Batches of one RoI, with a partial last batch, of all RoIs, and larger than the input.
         for batch in (1, 3, 7, 10):
             for head in (HeadRunner(program, 1, batch=batch), HeadRunner(program, 2, "native", batch)):
                 for output, a, b in zip(program.header.outputs, head.run_all(codes), one_at_a_time, strict=True):
@@ -63,7 +63,7 @@ def test_heads_with_packed_weights_can_be_batched() -> None:
             assert_same(a, b, program.header.model)
 
 
-def test_a_layer_is_one_product_over_all_rois() -> None:
+def test_a_fully_connected_layer_is_one_matrix_product_over_all_rois() -> None:
     program = heads("mask r-cnn")[0]
     buffers = batched(program, 50).verify().buffers
     assert [buffers[op.y].shape[:-1] for op in program.ops if isinstance(op, Linear)] == [(1, 50)] * 4

@@ -46,7 +46,7 @@ def integer(name: str, backend: Backend = "native", threads: int = 1) -> Integer
     return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, constants_of(name), threads, backend)
 
 
-def test_results_do_not_depend_on_the_boxes_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_number_of_boxes_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     image = prepare(sample_images()[1], SETTINGS)
     whole = integer("cascade").detect(image)
     monkeypatch.setattr("fqvit.detect.fixed.detector.BOXES_AT_ONCE", 7)
@@ -71,7 +71,7 @@ def test_threads_can_share_a_detector() -> None:
 
 def test_a_pyramid_that_is_valid_at_one_size_only_is_rejected_at_others() -> None:
     low = lowered("mask r-cnn", "fqvit")
-    small = resized(low.template, 32, 32)  # where the last two levels have one position each
+    small = resized(low.template, 32, 32)  # at this size, the last two levels have one cell each
     ops = (msgspec.structs.replace(op, x="rpn_head.relu@3") if op.y == "rpn_head.objectness@4" else op for op in small.ops)
     bad = Program(msgspec.structs.replace(small.header, ops=tuple(ops)), small.constants)
     detector = IntegerDetector(bad, low.boxes, low.masks, SETTINGS, constants_of("mask r-cnn"), 1)
@@ -98,7 +98,7 @@ def test_thousands_of_proposals_and_no_proposals_work() -> None:
     assert len(nothing.boxes) == 0 and detector.mask_probabilities(maps.levels, nothing).shape[0] == 0
 
 
-def alike(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
+def correlation(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
@@ -108,7 +108,7 @@ def test_maps_correlate_with_float_maps(name: str) -> None:
     image = prepare(sample_images()[1], SETTINGS)
     found, wanted = ours.maps(image.pixels), exact.maps(image.pixels)
     for a, b in zip(found, wanted, strict=True):
-        assert [x.shape for x in a] == [x.shape for x in b] and all(alike(x, y) > 0.97 for x, y in zip(a, b, strict=True))
+        assert [x.shape for x in a] == [x.shape for x in b] and all(correlation(x, y) > 0.97 for x, y in zip(a, b, strict=True))
 
 
 def assert_equal(a: IntegerFound, b: IntegerFound) -> None:
@@ -120,8 +120,8 @@ def assert_equal(a: IntegerFound, b: IntegerFound) -> None:
 def test_native_and_reference_give_the_same_detections(name: str) -> None:
     native, threaded, reference = integer(name), integer(name, threads=2), integer(name, "reference")
     count = 0
-    for picture in (*sample_images()[:2], sample_images()[0].resize((3, 1))):
-        image = prepare(picture, SETTINGS)
+    for original in (*sample_images()[:2], sample_images()[0].resize((3, 1))):
+        image = prepare(original, SETTINGS)
         found = reference.detect(image)
         assert_equal(native.detect(image), found)
         assert_equal(threaded.detect(image), found)
@@ -132,19 +132,19 @@ def test_native_and_reference_give_the_same_detections(name: str) -> None:
 @every_detector
 def test_images_of_every_size_are_accepted(name: str) -> None:
     detector = integer(name)
-    for picture in (*sample_images(), sample_images()[0].resize((1, 90)), sample_images()[0].resize((3, 1))):
-        found = detector.detect(prepare(picture, SETTINGS))
+    for original in (*sample_images(), sample_images()[0].resize((1, 90)), sample_images()[0].resize((3, 1))):
+        found = detector.detect(prepare(original, SETTINGS))
         d = found.detections
         assert len(d.boxes) == len(found.probabilities) <= SETTINGS.detections
-        assert (found.height, found.width) == (picture.height, picture.width)
-        assert (d.boxes >= 0).all() and (d.boxes <= [*picture.size, *picture.size]).all()
+        assert (found.height, found.width) == (original.height, original.width)
+        assert (d.boxes >= 0).all() and (d.boxes <= [*original.size, *original.size]).all()
         assert (d.scores > SETTINGS.score).all() and (np.diff(d.scores) <= 0).all() and (d.scores <= 1).all()
-        assert (d.boxes * 256 == found.boxes).all() and (d.scores * 2**24 == found.scores).all(), "exactly"
+        assert (d.boxes * 256 == found.boxes).all() and (d.scores * 2**24 == found.scores).all(), "floats are exact"
         assert len(coco_results(found, 1, SETTINGS)) == len(d.boxes)
 
 
 class FloatBetweenPrograms:
-    """The Networks of float/pipeline.py with integer programs: only the arithmetic between the networks is float."""
+    """Implement Networks of float/pipeline.py with integer programs: only the arithmetic between the networks is float."""
 
     def __init__(self, name: str) -> None:
         low = lowered(name, "fqvit")
@@ -167,9 +167,9 @@ class FloatBetweenPrograms:
         return own
 
     def codes(self, head: Program, rois: Floats32) -> NDArray[np.uint8]:
-        taken = head.header.input
-        assert taken is not None
-        return (np.floor(rois / taken.scale + 0.5) + taken.zero).clip(0, 2**taken.bits - 1).astype(np.uint8)
+        q = head.header.input
+        assert q is not None
+        return (np.floor(rois / q.scale + 0.5) + q.zero).clip(0, 2**q.bits - 1).astype(np.uint8)
 
 
 def values(program: Program, x: NDArray[np.uint8]) -> list[Floats32]:
@@ -180,8 +180,8 @@ def values(program: Program, x: NDArray[np.uint8]) -> list[Floats32]:
 @every_detector
 def test_integer_and_float_arithmetic_between_programs_agree(name: str) -> None:
     detector, float_between = integer(name), FloatBetweenPrograms(name)
-    for picture in sample_images():
-        image = prepare(picture, SETTINGS)
+    for original in sample_images():
+        image = prepare(original, SETTINGS)
         found, exact = detector.detect(image), detect(float_between, image, SETTINGS)
         a, b = found.detections, exact.detections
         overlap = pairwise_iou(a.boxes, b.boxes) * (a.labels[:, None] == b.labels)

@@ -42,7 +42,7 @@ def test_proposals_are_the_best_of_each_level_after_nms() -> None:
 
 def test_empty_and_nan_proposals_are_dropped() -> None:
     deltas = [np.zeros((1, 2, 4)), np.zeros((1, 1, 4))]
-    deltas[0][0, 0] = [100.0, 0, 0, 0]  # far to the right
+    deltas[0][0, 0] = [100.0, 0, 0, 0]  # moves the box far to the right, out of the image
     deltas[0][0, 1] = np.nan
     boxes = propose([np.zeros((1, 2, 1)), np.zeros((1, 1, 1))], deltas, (16, 16), ONE_RATIO)
     assert boxes.tolist() == [[0, 0, 16, 16]]
@@ -143,7 +143,7 @@ def test_float_detectors_are_deterministic(name: str) -> None:
             assert from_runs(result["segmentation"]).shape == (image.height, image.width)
 
 
-def test_no_detections_are_valid() -> None:
+def test_an_image_without_detections_gives_no_results() -> None:
     detector = random_detector("mask r-cnn", msgspec.structs.replace(SETTINGS, score=1.0))
     (found,) = detect_float(detector, [Image.new("RGB", (64, 64))])
     assert coco_results(found, 1, SETTINGS) == []
@@ -160,7 +160,7 @@ def test_pyramids_are_cached_by_size() -> None:
 def test_swin_tiny_runs_at_full_size(shared_data: Path) -> None:
     swin = SwinConfig((64, 64), 4, 3, 0, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, fixed_window=True)
     release = random_release(DetectorConfig(swin, 80), "swin")
-    assert round(sum(v.numel() for v in release.values()) / 1e6) == 48, "48 million parameters, as published"
+    assert round(sum(v.numel() for v in release.values()) / 1e6) == 48, "expected 48 million parameters, as published"
     detector = load_detector(release)
     settings = msgspec.structs.replace(detector.settings, score=0.013, detections=10)
     file = sorted((shared_data / "coco128" / "images").iterdir())[0]

@@ -38,11 +38,11 @@ from .detectors import CONFIGS, SETTINGS, random_detector
 from .sites import compared_sites
 
 SIZES = ((60, 90), (80, 60), (40, 100), (70, 70))
-METHODS = ("fq-vit", "fqvit", "npu", "fq-vit-original")
-TAKEN = [name for name, r in RECIPES.items() if r.integer and r.rounding == "nearest" and r.max_loss is None]
+SOME_RECIPES = ("fq-vit", "fqvit", "npu", "fq-vit-original")
+SUPPORTED = [name for name, r in RECIPES.items() if r.integer and r.rounding == "nearest" and r.max_loss is None]
 every_pair = pytest.mark.parametrize(
     "name, recipe",
-    [("mask r-cnn", recipe) for recipe in METHODS] + [(name, "fqvit") for name in CONFIGS if name != "mask r-cnn"],
+    [("mask r-cnn", recipe) for recipe in SOME_RECIPES] + [(name, "fqvit") for name in CONFIGS if name != "mask r-cnn"],
 )
 
 
@@ -74,7 +74,7 @@ def lowered(name: str, recipe: str) -> LoweredDetector:
 
 @cache
 def packed() -> LoweredDetector:
-    """With 4-bit weights, two per byte."""
+    """Return a Mask R-CNN with 4-bit weights, packed two per byte."""
     detector, recipe = detector_of("mask r-cnn"), msgspec.structs.replace(RECIPES["fqvit"], weight_bits=4, weight_group=16)
     return LoweredDetector(detector, calibrate_detector(detector, sample_images()[:1], recipe))
 
@@ -88,7 +88,7 @@ def some_codes(program: Program, count: int = 3) -> NDArray[np.uint8]:
 
 
 def parts(name: str, recipe: str) -> list[tuple[FloatModel, Calibration, NDArray[np.uint8]]]:
-    """Every network with its calibration and an input."""
+    """Return every network with its calibration and an input."""
     detector, found = detector_of(name), calibrated(name, recipe)
     pixels = padded_pixels()
     made = [(pyramid_model(detector, *pixels.shape[:2]), found.pyramid, pixels[None])]
@@ -115,7 +115,7 @@ def test_engine_equals_reference_in_every_output(name: str, recipe: str) -> None
             for output, a, b in zip(program.header.outputs, engine.run_all(x), exact, strict=True):
                 assert a.dtype == b.dtype
                 assert_same(a, b, f"{program.header.model}, {threads} threads, {output.buffer}")
-            assert_same(engine.run(x), exact[0], "the first output alone")
+            assert_same(engine.run(x), exact[0], "run() returns the first output")
 
 
 def test_engine_equals_reference_in_every_buffer() -> None:
@@ -159,17 +159,17 @@ def test_simulation_and_program_have_equal_codes_at_every_site(name: str, recipe
         program, values = lower_with_values(model, calibration)
         for site in compared_sites(model, calibration, values, buffers_of(program, x), x):
             if site.q is None and calibration.recipe.mult == "short":
-                continue  # outputs have more bits than 16-bit multipliers
+                continue  # these accumulators are more precise than 16-bit multipliers
             wrong = site.codes != site.found
             if site.q is not None and calibration.recipe.mult == "short" and site.node.leaf.role == "context":
                 # A few tokens with equal weights make many ties, which 16-bit multipliers break differently.
-                place = (site.real / torch.from_numpy(site.q.channel_scales(site.real.shape[-1]))).numpy() % 1
-                wrong &= np.abs(place - 0.5) > 1e-3
+                fraction = (site.real / torch.from_numpy(site.q.channel_scales(site.real.shape[-1]))).numpy() % 1
+                wrong &= np.abs(fraction - 0.5) > 1e-3
             assert wrong.sum() <= max(1, 0.01 * wrong.size), f"{model.name} {site.node.name}: {wrong.sum()} of {wrong.size}"
             assert np.abs(site.codes - site.found).max() <= 1, site.node.name
 
 
-@pytest.mark.parametrize("recipe", TAKEN)
+@pytest.mark.parametrize("recipe", SUPPORTED)
 def test_programs_of_every_recipe_correlate_with_the_float_networks(recipe: str) -> None:
     detector, low = detector_of("mask r-cnn"), lowered("mask r-cnn", recipe)
     pixels = prepare(sample_images()[0], SETTINGS).pixels
@@ -184,7 +184,7 @@ def test_programs_of_every_recipe_correlate_with_the_float_networks(recipe: str)
         assert np.corrcoef(real.ravel(), b.numpy().ravel())[0, 1] > (0.97 if recipe == "fqvit" else 0.8), output.buffer
 
 
-def test_outputs_have_the_order_of_the_modules() -> None:
+def test_outputs_are_in_the_order_of_the_modules() -> None:
     low = lowered("mask r-cnn", "fqvit")
     pyramid = low.pyramid(64, 96).header
     assert [output.kind for output in pyramid.outputs] == ["map"] * 4 + ["scores"] * 5 + ["deltas"] * 5
@@ -298,12 +298,11 @@ def test_unsupported_recipes_are_rejected(recipe: Recipe, found: str) -> None:
         calibrate_detector(detector_of("mask r-cnn"), sample_images(), recipe)
 
 
-def test_rules_apply_to_the_parts_that_have_such_sites() -> None:
+def test_site_rules_apply_to_the_networks_that_have_such_sites() -> None:
     recipe = Recipe(name="mine", sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7), "upsample*": SiteRule(bits=8)})
+    # upsample writes the codes of the ReLU that follows it, so it has no site.
     with pytest.raises(FqvitError, match="'upsample"):
-        calibrate_detector(
-            detector_of("mask r-cnn"), sample_images(), recipe
-        )  # upsample writes the codes of the following ReLU, so it has no site
+        calibrate_detector(detector_of("mask r-cnn"), sample_images(), recipe)
     recipe = msgspec.structs.replace(recipe, sites={"residual": SiteRule(bits=6), "relu": SiteRule(bits=7)})
     found = calibrate_detector(detector_of("mask r-cnn"), sample_images()[:1], recipe)
     assert list(found.pyramid.recipe.sites) == ["residual", "relu"] and list(found.boxes[0].recipe.sites) == ["relu"]
@@ -315,7 +314,7 @@ def test_calibration_without_images_is_rejected() -> None:
         calibrate_detector(detector_of("mask r-cnn"), [], load_recipe("fqvit"))
 
 
-def test_the_calibration_of_a_head_does_not_fit_a_pyramid() -> None:
+def test_the_calibration_of_a_head_is_rejected_for_a_pyramid() -> None:
     found = calibrated("mask r-cnn", "fqvit")
     with pytest.raises(FqvitError, match="calibrated for RoI features, expected images"):
         LoweredDetector(detector_of("mask r-cnn"), DetectorCalibration(found.boxes[0], found.boxes, found.masks))

@@ -16,7 +16,7 @@ BOXES = {
     "inside": (10.0, 12.0, 30.0, 25.0),
     "one cell": (8.0, 8.0, 12.0, 12.0),
     "smaller than a bin": (17.3, 9.1, 17.9, 9.4),
-    "all of it": (0.0, 0.0, 48.0, 36.0),
+    "the whole map": (0.0, 0.0, 48.0, 36.0),
     "beyond every edge": (-9.0, -9.0, 60.0, 50.0),
     "far outside": (200.0, 200.0, 220.0, 240.0),
     "flat": (5.0, 10.0, 40.0, 10.0),
@@ -72,7 +72,7 @@ def test_roi_features_are_means_of_samples(name: str, side: int) -> None:
     assert found[0] == pytest.approx(slow_roi_align(some_map(), BOXES[name], 4, side), abs=2e-6)
 
 
-def test_roi_align_equals_that_of_torchvision(torchvision_ops: ModuleType) -> None:
+def test_roi_align_equals_torchvision(torchvision_ops: ModuleType) -> None:
     import torch
 
     boxes = torch.tensor(list(BOXES.values()))
@@ -91,7 +91,7 @@ def test_each_doubling_of_the_side_is_one_level_up() -> None:
     side = np.array([1.0, 55, 111.9, 112, 223.9, 224, 448, 5000])
     boxes = np.stack([np.zeros(8), np.zeros(8), side, side], 1)
     assert level_of(boxes, 56, 4).tolist() == [0, 0, 0, 1, 1, 2, 3, 3]
-    assert level_of(np.array([[5.0, 5, 5, 5]]), 56, 4).tolist() == [0], "without area"
+    assert level_of(np.array([[5.0, 5, 5, 5]]), 56, 4).tolist() == [0], "a box without area uses the first level"
 
 
 def test_each_box_uses_the_level_for_its_size() -> None:

@@ -1,4 +1,4 @@
-"""One pyramid at several image sizes: resized programs equal those that lowering gives."""
+"""One pyramid at several image sizes: a resized program equals the one lowered at that size."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_a_resized_program_equals_the_lowered_one(size: tuple[int, int], recipe:
     assert made.ops == direct.ops
     assert_same(dict(sorted(made.constants.items())), dict(sorted(direct.constants.items())), f"{size}")
     assert made.fingerprint() == direct.fingerprint()
-    # And back: a template of any size gives the same programs.
+    # Resizing back gives the template: a template of any size gives the same programs.
     assert resized(made, 64, 64).fingerprint() == template(recipe).fingerprint()
 
 
-def test_only_moves_and_regions_depend_on_the_size() -> None:
+def test_only_moves_and_regions_depend_on_the_image_size() -> None:
     small, large = resized(template(), 64, 96), resized(template(), 128, 160)
     assert [(op.y, type(op)) for op in small.ops] == [(op.y, type(op)) for op in large.ops]
     assert small.header.sites == large.header.sites and small.header.outputs == large.header.outputs
@@ -93,7 +93,7 @@ def test_indices_of_a_small_map_are_those_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 64), (0, 32), (64, 31), (-32, 32), (8224, 32)])
-def test_unpadded_sizes_are_rejected(size: tuple[int, int]) -> None:
+def test_unsupported_image_sizes_are_rejected(size: tuple[int, int]) -> None:
     with pytest.raises(FqvitError, match="multiples of 32"):
         lowered("mask r-cnn", "fqvit").pyramid(*size)
 

@@ -1,4 +1,4 @@
-"""The synthetic data set and the training of the small detectors."""
+"""The synthetic shapes data set, and training of the small detectors on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def losses(shapes: ModuleType) -> ModuleType:
 
 @pytest.fixture
 def trainer(shapes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The trainer, drawing images in this process and saving every second step."""
+    """Return train_detector.py, changed to draw images in this process and to save every two steps."""
     import train_detector
 
     def here(seed: int, steps: range, count: int) -> Iterator[tuple[int, Any]]:
@@ -89,7 +89,7 @@ def test_flipping_moves_boxes_with_masks(shapes: ModuleType) -> None:
     assert (one.flipped().boxes == np.stack([shapes.SIDE - x2, y1, shapes.SIDE - x1, y2], 1)).all()
 
 
-def test_every_shape_has_an_anchor_and_other_anchors_are_background(losses: ModuleType) -> None:
+def test_every_shape_gets_an_anchor_and_other_anchors_are_background(losses: ModuleType) -> None:
     start = np.array([[0.0, 0, 10, 10], [0, 0, 11, 10], [40, 40, 50, 50], [70, 70, 90, 90]])
     truth = np.array([[0.0, 0, 10, 10], [74, 74, 90, 90]])
     chosen, matched = losses.match_anchors(start, truth, np.random.default_rng(0))
@@ -161,7 +161,7 @@ def test_a_resumed_training_ends_with_the_same_weights(
     assert (tmp_path / "parts.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_trained_weights_are_small(trainer: ModuleType) -> None:
+def test_weights_take_less_than_8_mb(trainer: ModuleType) -> None:
     for plan in trainer.PLANS.values():
         detector = trainer.build(plan.config, 0)
         assert 2 * sum(p.numel() for p in detector.parameters()) < 8e6, "bytes as float16"
