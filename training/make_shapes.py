@@ -1,4 +1,4 @@
-"""Write a small synthetic detection data set in COCO's format: `make_shapes.py -o FOLDER`.
+"""Write a small synthetic detection data set in COCO's format: `python training/make_shapes.py -o FOLDER`.
 
 Images show overlapping shapes of eight classes in many sizes and textures, on noisy backgrounds with strokes as distractors.
 Masks are the visible parts of shapes. A seed always gives the same bytes. train_detector.py generates its training images with
@@ -23,13 +23,13 @@ CLASSES = ("disc", "square", "triangle", "star", "ring", "cross", "crescent", "b
 SIDE = 128
 SMALLEST, LARGEST = 16.0, 72.0  # sizes of shapes in pixels, uniform in their logarithm
 MAX_SHAPES = 7
-MIN_VISIBLE = 0.5  # visible part of a shape; a new shape that would hide more of another one is not drawn
-MIN_PIXELS = 24
-# First number of a seed: the purpose of the random numbers.
+MIN_VISIBLE = 0.5  # visible fraction of a shape; a new shape that would leave less of another one visible is not drawn
+MIN_PIXELS = 24  # area of a new shape inside the image
+# The first number of a seed says what the images are for.
 TRAIN_SPLIT, VAL_SPLIT, ON_THE_FLY = 1, 2, 3
 
 Mask = NDArray[np.bool_]
-Colour = NDArray[np.float32]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Scene:
         return found
 
     def flipped(self) -> Scene:
-        """The scene mirrored left-right."""
+        """Return the scene mirrored left-right."""
         return Scene(self.pixels[:, ::-1], self.labels, self.masks[:, :, ::-1])
 
 
-def polygon(u: Colour, v: Colour, corners: list[tuple[float, float]]) -> Mask:
-    """Points inside a polygon, by the even-odd rule."""
+def polygon(u: Floats, v: Floats, corners: list[tuple[float, float]]) -> Mask:
+    """Return which points (u, v) are inside a polygon, by the even-odd rule."""
     inside = np.zeros(u.shape, bool)
     for (x1, y1), (x2, y2) in zip(corners, corners[1:] + corners[:1], strict=True):
         if y1 != y2:
@@ -64,7 +64,7 @@ def polygon(u: Colour, v: Colour, corners: list[tuple[float, float]]) -> Mask:
 
 
 def around(count: int, *radii: float) -> list[tuple[float, float]]:
-    """`count` corners at equal angles, on circles of the given radii in turn."""
+    """Return `count` corners at equal angles, on circles of the given radii in turn."""
     return [
         (float(r * np.sin(a)), float(-r * np.cos(a)))
         for i in range(count)
@@ -72,8 +72,8 @@ def around(count: int, *radii: float) -> list[tuple[float, float]]:
     ]
 
 
-def inside(label: int, u: Colour, v: Colour) -> Mask:
-    """Points inside a shape of size 2, in its own upright coordinates."""
+def inside(label: int, u: Floats, v: Floats) -> Mask:
+    """Return which points (u, v) are inside a shape of size 2 that is upright and centred at the origin."""
     distance = u * u + v * v
     match CLASSES[label]:
         case "disc":
@@ -94,8 +94,8 @@ def inside(label: int, u: Colour, v: Colour) -> Mask:
             return (abs(u) <= 1.05) & (abs(v) <= 0.36)
 
 
-def texture(rng: np.random.Generator, u: Colour, v: Colour, colour: Colour) -> Colour:
-    """A texture [h, w, 3] around a colour: plain, gradient, stripes, checkerboard or noise."""
+def texture(rng: np.random.Generator, u: Floats, v: Floats, colour: Floats) -> Floats:
+    """Draw a texture [h, w, 3] of a colour and a similar one: plain, gradient, stripes, checkerboard or noise."""
     other = np.clip(colour + rng.uniform(-60, 60, 3), 0, 255)
     kind = rng.integers(5)
     if kind == 0:
@@ -105,15 +105,15 @@ def texture(rng: np.random.Generator, u: Colour, v: Colour, colour: Colour) -> C
     elif kind == 2:
         share = (np.sin(rng.uniform(6, 12) * u + rng.uniform(0, 6)) > 0).astype(np.float32)
     elif kind == 3:
-        pace = rng.uniform(3, 7)
-        share = ((np.floor(u * pace) + np.floor(v * pace)) % 2).astype(np.float32)
+        cells = rng.uniform(3, 7)  # per unit of u and v
+        share = ((np.floor(u * cells) + np.floor(v * cells)) % 2).astype(np.float32)
     else:
         share = rng.random(u.shape, np.float32)
     return (colour + share[..., None] * (other - colour)).astype(np.float32)
 
 
-def background(rng: np.random.Generator) -> Colour:
-    """A background [SIDE, SIDE, 3]: a gradient of two colours, soft blotches and thin strokes."""
+def background(rng: np.random.Generator) -> Floats:
+    """Draw a background [SIDE, SIDE, 3]: a gradient of two colours, soft blotches and thin strokes."""
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) / SIDE
     angle = rng.uniform(0, 2 * np.pi)
     share = np.clip(0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle), 0, 1)[..., None]
@@ -138,7 +138,7 @@ def background(rng: np.random.Generator) -> Colour:
 
 
 def scene(seed: tuple[int, ...]) -> Scene:
-    """An image with 1 to MAX_SHAPES shapes, determined by the seed."""
+    """Draw an image with up to MAX_SHAPES shapes, determined by the seed."""
     rng = np.random.default_rng(seed)
     canvas = background(rng)
     labels: list[int] = []
@@ -212,8 +212,8 @@ def write_split(folder: Path, name: str, count: int, seed: tuple[int, ...]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a small synthetic detection data set in COCO's format.")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--train", type=int, default=1000, help="number of calibration images")
-    parser.add_argument("--val", type=int, default=500, help="number of validation images")
+    parser.add_argument("--train", type=int, default=1000, help="number of images in the train split, for calibration")
+    parser.add_argument("--val", type=int, default=500, help="number of images in the val split, for validation")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     write_split(arguments.output, "train", arguments.train, (TRAIN_SPLIT, arguments.seed))

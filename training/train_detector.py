@@ -1,4 +1,4 @@
-"""Train the small detectors on synthetic shapes: `train_detector.py mask_rcnn -o FILE`, and the same for `cascade`.
+"""Train a small detector on synthetic shapes: `python training/train_detector.py mask_rcnn -o FILE`, or `cascade`.
 
 Training images are generated on the fly; the validation split of make_shapes.py is used for reporting only. All random numbers
 are derived from (seed, step), so a run that was stopped resumes from its state file and ends with the same weights.
@@ -43,7 +43,8 @@ from fqvit.models.maps import Conv2d, Deconv
 from fqvit.models.swin import WindowAttention
 from fqvit.system.files import replacing
 
-# Shapes have 16 to 72 pixels: anchors have 16, 32, 64, ... pixels, and boxes from 28 pixels on use the second level.
+# Shapes are 16 to 72 pixels large. Square anchors have sides of 16, 32, 64, ... pixels; RoIs from 28 pixels on use the second
+# level, from 56 pixels on the third.
 SETTINGS = DetectSettings(
     short=SIDE, long=SIDE, anchor_scale=4.0, finest=14.0, proposals_a_level=200, proposals=200, classes=CLASSES
 )
@@ -54,6 +55,8 @@ BRANCH_GAIN = 1 / 3  # initial scale of residual branches, so that the residual 
 
 @dataclass(frozen=True)
 class Plan:
+    """The model and the hyperparameters of a training run."""
+
     config: DetectorConfig
     steps: int
     batch: int = 8
@@ -75,9 +78,9 @@ PLANS = {
 
 
 def build(config: DetectorConfig, seed: int) -> Detector:
-    """The untrained detector, initialized for a short training.
+    """Return an untrained detector, initialized for a short training.
 
-    Weights are scaled by the number of inputs, attention prefers close positions, outputs are small.
+    Weights have standard deviations of gain / sqrt(inputs), attention prefers close positions, and outputs are small.
     """
     torch.manual_seed(seed)
     detector = build_detector(config)
@@ -97,7 +100,7 @@ def build(config: DetectorConfig, seed: int) -> Detector:
 
 
 def draw_batch(seed: int, step: int, count: int) -> list[Scene]:
-    """The training images of a step, half of them flipped."""
+    """Return the training images of a step, half of them flipped."""
     scenes = [scene((ON_THE_FLY, seed, step, i)) for i in range(count)]
     return [one.flipped() if i % 2 else one for i, one in enumerate(scenes)]
 
@@ -114,7 +117,10 @@ def batches(seed: int, steps: range, count: int) -> Iterator[tuple[int, list[Sce
 
 
 def optimisers(detector: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the inner matrices; AdamW without decay for the rest: first and last layers, biases, norms, tables."""
+    """Return Muon for inner linear layers and convolutions, and AdamW without weight decay for all other parameters.
+
+    The others are the patch embedding, the output layers, the deconvolutions, biases, norms and position bias tables.
+    """
     inside = [m for m in detector.modules() if isinstance(m, Linear | Conv2d) and m.role not in ("logits", "deltas")]
     matrices = [m.weight for m in inside]
     chosen = {id(p) for p in matrices}
@@ -126,12 +132,13 @@ def optimisers(detector: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(step: int, plan: Plan) -> float:
-    """Factor of the learning rates at a step: a linear warm-up, then a cosine to 0."""
+    """Return the factor of the learning rates at a step: a linear warm-up, then a cosine to 0."""
     done = max(step - plan.warm_up, 0) / max(plan.steps - plan.warm_up, 1)
     return min((step + 1) / plan.warm_up, 0.5 + 0.5 * math.cos(math.pi * done))
 
 
 def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
+    """Train from scratch or from the state file, write the averaged weights to `output` and print their average precision."""
     detector = build(plan.config, seed)
     averaged = build(plan.config, seed).eval()
     parts = optimisers(detector, plan)
@@ -187,6 +194,7 @@ def train_step(
     step: int,
     seed: int,
 ) -> dict[str, float]:
+    """Take one optimizer step and update the moving average of the weights; returns the losses by name."""
     images = torch.from_numpy(np.stack([normalise_and_pad(one.pixels, settings) for one in scenes]))
     rng = np.random.default_rng((seed, step))
     losses = detector_losses(detector, images, scenes, settings, rng, plan.boxes_per_image, plan.masks_per_image)
@@ -205,7 +213,7 @@ def train_step(
 
 
 def evaluate(detector: Detector, data: Path, count: int | None = None) -> dict[str, float]:
-    """COCO's average precision of boxes and masks on the validation split, on the first `count` images."""
+    """Return COCO's average precisions of boxes and masks on the first `count` images (None: all) of the validation split."""
     truth = read_annotations(data / "instances_val.json")
     numbers = sorted(truth.images)[:count]
     files = [data / "val" / truth.images[number].file_name for number in numbers]
@@ -224,16 +232,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the small detectors on synthetic shapes.")
     parser.add_argument("name", choices=list(PLANS))
     parser.add_argument(
-        "--data", type=Path, default=Path("shapes"), help="folder of make_shapes.py; the val split is written if missing"
+        "--data", type=Path, default=Path("shapes"), help="folder written by make_shapes.py; a missing val split is written"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help=".safetensors file to write")
-    parser.add_argument(
-        "--steps", type=int, help="number of steps instead of the default; the learning rates fall to 0 at the last one"
-    )
+    parser.add_argument("--steps", type=int, help="number of training steps; the learning rates fall to 0 at the last one")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    # Raised as an exception, so that the drawing process is stopped, too.
+    # sys.exit raises an exception, so that the process that draws images is stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped. Run the same command again to resume."))
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()

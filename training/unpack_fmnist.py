@@ -1,4 +1,4 @@
-"""Write the 10,000 test images as a folder for `fqvit eval --data`: OUT/<class index>/<image index>.png."""
+"""Write the 10,000 Fashion-MNIST test images as a folder for `fqvit eval --data`: OUTPUT/<class>/<image>.png, both indices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from train_fmnist import DEBIAN_FOLDER, read_split
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Unpack the Fashion-MNIST test images.")
+    parser = argparse.ArgumentParser(description="Write the Fashion-MNIST test images as a folder for `fqvit eval --data`.")
     parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder with the four idx .gz files")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
