@@ -1,4 +1,4 @@
-"""Test `fqvit bench`: its structure and errors, not the measured times."""
+"""Test the output structure and the errors of `fqvit bench`, but not the measured times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A smoke test of the command line, for `make check`: one model through quantize, eval, inspect, classify and export."""
+"""Smoke-test the command line for `make check`: run one model through quantize, eval, inspect, classify and export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_eval_measures_the_quantized_model(program: Path) -> None:
     assert found["images"] == 100 and found["top1"] > 80 and found["top5"] >= found["top1"] and found["seconds"] > 0
 
 
-def test_inspect_finds_no_float_in_the_program(program: Path) -> None:
+def test_inspect_finds_no_float_ops(program: Path) -> None:
     assert fqvit("inspect", program, "--json").json["float_ops"] == 0
 
 

@@ -101,9 +101,9 @@ def quantize(
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Output features instead of logits.")] = None,
     images: CalibrationImages = None,
-    k: Annotated[int | None, typer.Option(metavar="K", help="Largest exponent of the Power-of-Two Factor, 0 to 8.")] = None,
+    k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor, 0 to 8.")] = None,
     max_loss: Annotated[
-        float | None, typer.Option(metavar="X", help="Points of top-1 accuracy that recipe auto may lose.")
+        float | None, typer.Option(metavar="X", help="Percentage points of top-1 accuracy that recipe auto may lose.")
     ] = None,
     classes: Classes = None,
     save_calibration: Annotated[
@@ -263,7 +263,9 @@ def export(
     file: Program,
     to: Annotated[
         ExportKind,
-        typer.Option(help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse. c: C99. vectors: .npy test vectors."),
+        typer.Option(
+            help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse Q/DQ nodes. c: C99. vectors: .npy test vectors."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -281,7 +283,7 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a program for other runtimes. All kinds except qdq give the same bits."""
+    """Export a program for other runtimes. All kinds except qdq are bit-exact."""
     from fqvit.cli.commands import export as export_command
 
     options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
@@ -294,7 +296,7 @@ def export(
 def table(
     methods: Annotated[
         str | None,
-        typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: those of the paper, and fqvit."),
+        typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: the paper's methods and fqvit."),
     ] = None,
     bits: Annotated[
         str | None, typer.Option(metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
@@ -336,7 +338,7 @@ def sweep_k(
     out: FigureOut = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the accuracy for each largest Power-of-Two Factor K. Finished cells are cached."""
+    """Measure how the accuracy depends on K, the largest Power-of-Two Factor. Finished cells are cached."""
     from fqvit.cli.commands import sweep as sweep_command
 
     sweep_command.run(model, recipe, largest, options, out or [], as_json)

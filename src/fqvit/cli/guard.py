@@ -40,7 +40,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Call
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Run a whole command inside this. User errors give exit code 2; bugs keep their traceback."""
+    """Report errors of the enclosed command in one line. User errors exit with code 2; bugs keep their traceback."""
     with signals.cleanup_on_signal():
         try:
             yield
@@ -67,7 +67,7 @@ def _end(error: BaseException) -> NoReturn:
         raise SystemExit(141) from None
     except OSError as failed:
         where = f"{failed.filename}: " if failed.filename else ""
-        advice = remedy(failed) if failed.errno in FULL else ""  # other errors may come from reading
+        advice = remedy(failed) if failed.errno in FULL else ""  # advice is about writing; other errors may come from reading
         fail(f"{where}{failed.strerror or failed}. {advice}")
     except Exception:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):

@@ -13,7 +13,7 @@ from fqvit.distributed.workers import Workers
 def run(model: str | None, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.ablation import markdown, rows, settings
 
-    workers = Workers.from_environment()  # first: errors of one worker must end all workers
+    workers = Workers.from_environment()  # first, so that an error of one worker ends all workers
     models = study.named_models(model, options.models, options.weights)
     study.check_outputs(out, options, drawn=True)
     ran = study.run_cells(models, [setting.method for setting in settings()], options, workers, "ablate")

@@ -28,7 +28,7 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
     pictures = inputs.unlabelled(data, "--data", header.model, header.preprocess, limit)
     with one_thread():
         model = inputs.float_model(header.model, weights)
-        # Comparer rejects other shapes. Other weights with the same shapes are compared, with a warning.
+        # Comparer rejects weights with other shapes. Different weights with the same shapes only cause a warning.
         comparers = [Comparer(each, model) for each in (program, other) if each is not None]
         for text in inputs.other_weights(model, header, file):
             warn(text)

@@ -50,7 +50,7 @@ def run(
     require_pycocotools()
     truth = read_annotations(annotations)
     ids = sorted(truth.images)
-    ids = ids if limit is None else [ids[place] for place in spread(len(ids), limit)]
+    ids = ids if limit is None else [ids[i] for i in spread(len(ids), limit)]
     files = ImageFiles(image_paths(truth, data, ids))
     if file is not None:
         detector = detectors.load_program(file, backend, threads)
@@ -64,9 +64,9 @@ def run(
     start = time.perf_counter()
     results: list[NamedResult] = []
     seen = []
-    for place, image in track(files, len(files), "detecting", "images"):
-        seen.append(ids[place])
-        results += detector.results(image, ids[place], truth.images[ids[place]].file_name)
+    for i, image in track(files, len(files), "detecting", "images"):
+        seen.append(ids[i])
+        results += detector.results(image, ids[i], truth.images[ids[i]].file_name)
     seconds = time.perf_counter() - start
     skipped = warn_of_skipped(files)
     if not seen:

@@ -32,7 +32,7 @@ def run(
     recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, None, None)
     check_detector(recipe)
     if model is not None and model not in MODELS:
-        raise FqvitError(f"{model}: unknown detector, expected {' or '.join(MODELS)}. Or leave it out.")
+        raise FqvitError(f"{model}: unknown detector, expected {' or '.join(MODELS)}. Correct the name or leave it out.")
     if weights is None:
         raise FqvitError("detect quantize: no checkpoint given. Pass the weights of a detector (--weights FILE).")
     if calib is None:

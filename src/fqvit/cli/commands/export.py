@@ -13,9 +13,9 @@ from fqvit.ir.program import Program
 from fqvit.runtime.onnx import INSTALL
 from fqvit.system.text import size
 
-# {kind: (module of export/, ending of the default output name)}. Without a dot, the output is a folder.
+# {kind: (module of export/, suffix of the default output name)}. If the suffix has no dot, the output is a folder.
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
-OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors", "prefix": "c"}  # {option: the kind that it belongs to}
+OPTIONS = {"target": "qdq", "attention": "qdq", "image": "vectors", "prefix": "c"}  # {option: its kind}
 
 
 def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as_json: bool) -> None:

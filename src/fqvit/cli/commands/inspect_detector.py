@@ -1,4 +1,4 @@
-"""`fqvit inspect` of a detector: show its parts, and the steps that are not integer-only."""
+"""`fqvit inspect` of a detector: show its parts, its overflow proofs, and the steps that are not integer-only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _summary(d: DetectorProgram, parts: dict[str, Inspection], file: Path, wante
 
 
 def _between(d: DetectorProgram) -> list[dict[str, Any]]:
-    """The proofs of what is between the networks."""
+    """Return the overflow proofs of the integer steps between the parts."""
     return [{"step": proof.buffer, "what": proof.what, "bound": proof.bound, "bits": proof.bits} for proof in d.between.check()]
 
 
@@ -104,7 +104,7 @@ def _text(d: DetectorProgram, parts: dict[str, Inspection], file: Path) -> str:
             "",
             table(head, lines),
             "",
-            "No overflow, proved part by part from the weights; --proofs lists them. Between the parts:",
+            "No overflow: proved for each part from its weights; --proofs lists the proofs. Between the parts:",
             table(("step", "value", "at most", "limit", "headroom"), steps, left=2),
         )
     )

@@ -169,19 +169,19 @@ def recipe_of(
         if recipe.max_loss is None:
             raise FqvitError(f"--max-loss {max_loss:g}: recipe {recipe.name} has no loss limit. Use --recipe auto.")
         if not 0 <= max_loss <= 100:
-            raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100 points of top-1.")
+            raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100 percentage points of top-1 accuracy.")
         recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
     return recipe
 
 
 def _named(recipe: Recipe, profile: str) -> Recipe:
-    """Rename a recipe after a profile was applied: to the profile's own recipe if it equals it, else to NAME-PROFILE."""
+    """Rename a recipe after applying a profile: to PROFILE if it equals the built-in recipe PROFILE, else to NAME-PROFILE."""
     own = msgspec.structs.replace(recipe, name=profile)
     return own if own == RECIPES.get(profile) else msgspec.structs.replace(recipe, name=f"{recipe.name}-{profile}")
 
 
 def account(choice: Choice) -> str:
-    """Format what recipe auto chose: one row per part whose bit width was raised."""
+    """Format the choice of recipe auto: one row per part whose bit width was raised."""
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
     rows += [
@@ -192,7 +192,8 @@ def account(choice: Choice) -> str:
     heads = ("part", "role", "sites", "bits", "KL", "agreement", "expected loss")
     raised_parts = f"{len(choice.raised)} of {choice.units} parts raised"
     verdict = (
-        f"{raised_parts}; expected loss {end.loss:.2f} points of top-1 (limit: {choice.max_loss:g}), on {choice.images} images"
+        f"{raised_parts}; expected loss {end.loss:.2f} percentage points of top-1 (limit: {choice.max_loss:g}), "
+        f"on {choice.images} images"
     )
     if not choice.reached:
         verdict += ". The limit cannot be reached; try --bits 8/8/8 or a larger --max-loss"

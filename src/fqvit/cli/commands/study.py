@@ -31,7 +31,7 @@ SUFFIXES = (".md", ".csv", ".json")
 
 @dataclass(frozen=True)
 class Named:
-    """A model of the command line: a name, a checkpoint, or both."""
+    """A model given on the command line: a name, a checkpoint, or both."""
 
     name: str | None
     weights: str | None
@@ -49,7 +49,9 @@ def named_models(model: str | None, models: Sequence[str] | None, weights: str |
     if weights is None:
         return found
     if len(found) > 1 or (found and found[0].weights is not None):
-        raise FqvitError(f"--weights {weights}: expected one model, without a checkpoint. Use --models NAME=FILE,... instead.")
+        raise FqvitError(
+            f"--weights {weights}: expected one model name without a checkpoint. Use --models NAME=FILE,... instead."
+        )
     return [Named(found[0].name if found else None, weights)]
 
 
@@ -63,7 +65,7 @@ def _named(word: str) -> Named:
 
 
 def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, command: str) -> Iterator[Bench]:
-    """Yield the models one after the other, so that only one is in memory at a time."""
+    """Yield one Bench per model, so that only one model is in memory at a time."""
     if options.images is not None and options.images < 1:
         raise FqvitError(f"--images {options.images}: expected at least 1.")
     _check_models(models)
@@ -116,7 +118,7 @@ def default_cache() -> Path:
     """Return the default folder for finished cells, in the user's cache folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fqvit" / "cells"
-    except RuntimeError:  # a user without an entry in the system, as in some containers
+    except RuntimeError:  # a user without an entry in the password database, as in some containers
         raise FqvitError("cache: no home folder for finished cells. Choose a folder (--cache DIR).") from None
 
 
@@ -150,7 +152,7 @@ def run_cells(models: Sequence[Named], methods: Sequence[Method], options: Study
                 found = row(bench.model.name, method, answers, exact)
             except FqvitError as error:
                 if workers.size > 1 or isinstance(error, CacheError):
-                    raise  # other workers may succeed, and would wait for this one
+                    raise  # other workers would wait for this one, and a broken cache stops every cell
                 ran.failed.append(f"{bench.model.name} {method.label}: {error}")
                 continue
             ran.rows.append(found)

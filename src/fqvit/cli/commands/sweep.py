@@ -15,7 +15,7 @@ from fqvit.quant.recipe import load_recipe
 def run(model: str | None, recipe_name: str, largest: int, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.methods import sweep
 
-    workers = Workers.from_environment()  # first: errors of one worker must end all workers
+    workers = Workers.from_environment()  # first, so that an error of one worker ends all workers
     models = study.named_models(model, options.models, options.weights)
     recipe = load_recipe(recipe_name)
     if not 0 <= largest <= 8:

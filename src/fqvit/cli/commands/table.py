@@ -13,7 +13,7 @@ from fqvit.distributed.workers import Workers
 def run(methods: str | None, bits: str | None, options: StudyOptions, out: Sequence[Path], as_json: bool) -> None:
     from fqvit.study.methods import DEFAULT, parse
 
-    workers = Workers.from_environment()  # first: errors of one worker must end all workers
+    workers = Workers.from_environment()  # first, so that an error of one worker ends all workers
     models = study.named_models(None, options.models, options.weights)
     chosen = parse(DEFAULT if methods is None else methods, bits)
     study.check_outputs(out, options)
