@@ -249,7 +249,7 @@ def test_invalid_outputs_are_rejected() -> None:
         with_outputs(msgspec.structs.replace(deltas, kind="map")).verify()
     with pytest.raises(FqvitError, match=r"scores of shape \[20\], expected 3 axes"):
         with_outputs(msgspec.structs.replace(deltas, kind="scores")).verify()
-    with pytest.raises(FqvitError, match="deltas have neither zero point"):
+    with pytest.raises(FqvitError, match="deltas with a zero point or alpha, expected neither"):
         with_outputs(msgspec.structs.replace(deltas, zero=3)).verify()
 
 
