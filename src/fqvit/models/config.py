@@ -1,4 +1,4 @@
-"""Configurations of float models: everything that determines their shapes. Imports no torch.
+"""Configurations of float models: everything needed to build their modules. Imports no torch.
 
 See also: vit.py and swin.py (build modules from them), zoo.py (one per known model).
 """
@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Everything that determines the shapes of a ViT.
+    """Everything needed to build a ViT.
 
     prefix: number of tokens before the patches (1: class token; 2: class and distillation token; 0: none)
     pool: input of the head. "token": the prefix tokens, concatenated if there are two; "mean": the mean of the patch tokens
@@ -39,8 +39,9 @@ class ViTConfig:
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Everything that determines the shapes of a Swin. depths, heads: one number per stage; the width doubles at each stage.
+    """Everything needed to build a Swin.
 
+    width: channels of the first stage, doubled at each further stage   depths, heads: one number per stage
     fixed_window: if the grid is smaller than a window, pad the grid and shift as usual (detectors), instead of shrinking the
     window and not shifting (classifiers)
     """
@@ -58,7 +59,7 @@ class SwinConfig:
     fixed_window: bool = False
 
     def grid(self, stage: int) -> tuple[int, int]:
-        """Number of token rows and columns in a stage."""
+        """Return the number of token rows and columns in a stage."""
         height, width = (-(-side // self.patch) for side in self.image)
         for _ in range(stage):
             height, width = -(-height // 2), -(-width // 2)
@@ -67,11 +68,12 @@ class SwinConfig:
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """Everything that determines the shapes of a Mask R-CNN (stages = 1) or Cascade Mask R-CNN (stages = 3) on Swin.
+    """Everything needed to build a Mask R-CNN (stages = 1) or Cascade Mask R-CNN (stages = 3) on Swin.
 
-    backbone: its `image` is the padded size, its `classes` is unused   classes: without the background
-    channels: of the pyramid   anchors: per position   box_convs, box_fcs: shared layers of a box head, before its two outputs
-    agnostic: one box regression for all classes   box_side, mask_side: side of the RoI features that the two heads read
+    backbone: its `image` is the padded size, its `classes` is unused   classes: their number, without the background
+    channels: number of channels of the pyramid   anchors: number of anchors per position
+    box_convs, box_fcs: number of shared layers of a box head, before its two output layers
+    agnostic: one box regression for all classes   box_side, mask_side: side of the RoI features that box and mask heads read
     """
 
     backbone: SwinConfig

@@ -1,10 +1,10 @@
 """The leaf modules that every float model is built from.
 
-Tracing stops at a leaf, so each leaf is a node of the graph, its output is a named *site*, and it has exactly one lowering rule
-(lowering/rules/). A leaf computes in float, without quantization. Its `role` names the purpose of its output; recipes
-refer to roles.
+Tracing stops at a leaf, so each leaf is a node of the graph. Its output is a *site*: a tensor that may be quantized.
+Each class of leaves has exactly one lowering rule (lowering/rules/). A leaf computes in float, without quantization. Its `role`
+names the purpose of its output; recipes refer to roles.
 
-Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` is N for ViT and N, W inside Swin's
+Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` stands for N in a ViT and for N, W inside Swin's
 attention. See also: maps.py (leaves of detectors, on feature maps).
 """
 
@@ -25,7 +25,7 @@ Role = Literal[
     "scores",
     "attention",  # softmax outputs
     "context",  # attention times V
-    "branch",  # what a block adds to the residual stream (proj, fc2)
+    "branch",  # outputs that a block adds to the residual stream (proj, fc2)
     "hidden",  # fc1 outputs, before GELU
     "gelu",
     "pooled",
@@ -34,12 +34,12 @@ Role = Literal[
     "inner",  # convolutions and linear layers before a ReLU
     "relu",
     "deltas",  # box regressions
-    "route",  # data movement; not a site of its own
+    "route",  # data movement: the output has the codes of the input
 ]
 
 
 class Leaf(nn.Module):
-    """A node of the graph. `role` names the purpose of its output."""
+    """Base class of the modules that become nodes of the graph. `role` names the purpose of the output."""
 
     role: Role
 
@@ -105,7 +105,7 @@ class LayerNorm(Leaf):
 
 
 def gelu(x: float) -> float:
-    """x Phi(x) for one number."""
+    """Return x Phi(x) for one number, with Phi the cumulative normal distribution."""
     return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
 
 

@@ -26,7 +26,7 @@ from fqvit.models.vit import Mlp
 
 
 def window_index(grid: tuple[int, int], window: int, shift: int) -> Tensor:
-    """The token at each position of each window after a cyclic shift, -1 for padding: [W, window^2]"""
+    """Return the token at each position of each window after a cyclic shift, -1 for padding: [W, window^2]"""
     height, width = grid
     padded_height, padded_width = -(-height // window) * window, -(-width // window) * window
     numbers = torch.full((padded_height, padded_width), -1)
@@ -35,14 +35,14 @@ def window_index(grid: tuple[int, int], window: int, shift: int) -> Tensor:
 
 
 def inverse_index(index: Tensor, tokens: int) -> Tensor:
-    """The position of each token in window_index, so that Take(inverse) undoes Take(index): [T]"""
-    return index.flatten().argsort()[index.numel() - tokens :]  # after the -1 of the padding
+    """Return the position of each token in window_index, so that Take(inverse) undoes Take(index): [T]"""
+    return index.flatten().argsort()[index.numel() - tokens :]  # skips padding, whose -1 is sorted first
 
 
 def shift_mask(grid: tuple[int, int], window: int, shift: int) -> Tensor | None:
-    """True where two positions of a shifted window come from the same region of the image: [W, window^2, window^2]
+    """Return a mask: True if two positions of a shifted window come from the same image region: [W, window^2, window^2]
 
-    None without a shift.
+    Return None without a shift.
     """
     if shift == 0:
         return None
@@ -57,7 +57,7 @@ def shift_mask(grid: tuple[int, int], window: int, shift: int) -> Tensor | None:
 
 
 def relative_position_index(window: int) -> Tensor:
-    """The row of the bias table for each pair of positions: [window^2, window^2]"""
+    """Return the row of the bias table for each pair of positions: [window^2, window^2]"""
     position = torch.arange(window * window)
     row, column = position // window, position % window
     d_row = row[:, None] - row[None, :] + window - 1
@@ -66,7 +66,7 @@ def relative_position_index(window: int) -> Tensor:
 
 
 def merge_index(grid: tuple[int, int]) -> Tensor:
-    """The four tokens that are merged into one, in the order (0, 0), (1, 0), (0, 1), (1, 1), -1 for padding: [T / 4, 4]"""
+    """Return the four tokens that are merged into one, in order (0, 0), (1, 0), (0, 1), (1, 1), -1 for padding: [T / 4, 4]"""
     height, width = grid
     numbers = torch.full((height + height % 2, width + width % 2), -1)
     numbers[:height, :width] = torch.arange(height * width).view(height, width)
@@ -75,9 +75,10 @@ def merge_index(grid: tuple[int, int]) -> Tensor:
 
 
 def _cut_windows(grid: Tensor, window: int) -> Tensor:
+    """Cut a grid into windows: [height, width] -> [W, window^2]"""
     height, width = grid.shape
-    squares = grid.view(height // window, window, width // window, window)
-    return squares.transpose(1, 2).reshape(-1, window * window)
+    split = grid.view(height // window, window, width // window, window)
+    return split.transpose(1, 2).reshape(-1, window * window)
 
 
 class WindowAttention(nn.Module):
@@ -98,7 +99,7 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(self.windows(x))
         attention = self.softmax(self.scores(self.q(qkv), self.k(qkv), self.relative_position_bias_table))
-        # The projection acts on each token separately, so tokens leave their windows before it, while they have 8 bits.
+        # The projection acts on each token separately, so tokens are moved out of their windows before it, as 8-bit codes.
         return self.proj(self.tokens(self.context(attention, self.v(qkv))))  # type: ignore[no-any-return]
 
 

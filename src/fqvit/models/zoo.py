@@ -1,6 +1,6 @@
 """The known models, one row each: timm name, sizes and image preprocessing. Imports no torch.
 
-A checkpoint may change a row's patch, image size, channels and class count (fold.py), never its width, depth or heads.
+A checkpoint may change settings of a row, such as patch, image size and class count (fold.py), but never width, depth or heads.
 See also: config.py (the sizes), load.py (builds the model of a row).
 """
 
@@ -21,7 +21,7 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class Row:
-    """`name` is timm's; `aliases` are shorter names."""
+    """One known model. `name` is that of timm; `aliases` are shorter names."""
 
     name: str
     config: ViTConfig | SwinConfig
@@ -53,7 +53,7 @@ def _vit_row(size: str, width: int, side: int) -> Row:
 def _deit_row(size: str, width: int, side: int, distilled: bool = False) -> Row:
     stem = f"deit_{size}_distilled" if distilled else f"deit_{size}"
     aliases = (stem,) if side == 224 else (f"{stem}_{side}",)
-    # 256, as the FQ-ViT paper evaluates DeiT (timm crops from 248).
+    # Resize to 256 before the crop, as the FQ-ViT paper does for DeiT (timm: 248).
     preprocess = _preprocess(side, 256 if side == 224 else side, IMAGENET_MEAN, IMAGENET_STD)
     return Row(f"{stem}_patch16_{side}", _vit(width, side, 2 if distilled else 1), preprocess, aliases)
 
@@ -89,7 +89,7 @@ OTHER_SIZES = re.compile(r"(vit|deit3?)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([
 
 
 def lookup(name: str) -> Row | None:
-    """The row of a timm name or an alias, or None. A timm tag after a dot is ignored (vit_tiny_patch16_224.augreg_in21k)."""
+    """Return the row of a timm name or alias, or None. A tag after a dot is ignored (vit_tiny_patch16_224.augreg_in21k)."""
     stem = name.split(".")[0]
     match = OTHER_SIZES.fullmatch(stem)
     if stem in BY_NAME or match is None:
@@ -99,7 +99,7 @@ def lookup(name: str) -> Row | None:
     if known is None or isinstance(known.config, SwinConfig) or (family == "deit3" and distilled):
         return None
     config = replace(known.config, image=(side, side), patch=patch)
-    # As in timm: DeiT III and sides of at least 384 are not cropped, smaller ones by the same fraction as the row.
+    # As in timm: no crop for DeiT III and for sides of at least 384; otherwise the same fraction as for the known row.
     resize = side if family == "deit3" or side >= 384 else side * known.preprocess.resize // known.preprocess.height
     return Row(stem, config, _preprocess(side, resize, known.preprocess.mean, known.preprocess.std))
 
@@ -121,7 +121,7 @@ def likely(
     prefix: int = 1,
     image: tuple[int, int] | None = None,
 ) -> Row | None:
-    """The row with these sizes, or None. ViT and DeiT have the same shapes; the given series is preferred."""
+    """Return the row with these sizes, or None. If several match, prefer the given series, then the given image size."""
 
     def fits(row: Row) -> bool:
         c = row.config

@@ -1,1 +1,1 @@
-"""Checkpoint files of every known layout, as tensors under the names of our modules."""
+"""Read checkpoints of all supported layouts and convert their tensors to those of our modules."""

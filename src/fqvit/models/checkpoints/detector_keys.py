@@ -19,13 +19,15 @@ from fqvit.errors import FqvitError
 
 DetectorLayout = Literal["mmdetection", "swin"]
 
-# Buffers that can be recomputed, and training state.
+# Keys to ignore: buffers that can be recomputed, and training state.
 IGNORED = re.compile(r"relative_position_index$|attn_mask$|num_batches_tracked$|^data_preprocessor\.|^ema_")
+# Layer numbers of three or more digits occur only in damaged files.
 ABSURD = re.compile(r"\.\d{3,}\.")
 BATCH_NORM = re.compile(r"(.+)\.bn\.(weight|bias|running_mean|running_var)")
 BATCH_NORM_EPS = 1e-5
 
-# (released name, our name). {0}, {1}, {2}: numbers; {p}: weight or bias. With a single stage the released name has no {0}.
+# (released name, our name). {0}, {1}, {2}: numbers; {p}: weight or bias.
+# Releases of Mask R-CNN, which has one box head and one mask head, omit {0} in the names of both heads.
 HEADS = (
     ("neck.lateral_convs.{0}.conv.{p}", "pyramid.neck.lateral.{0}.{p}"),
     ("neck.fpn_convs.{0}.conv.{p}", "pyramid.neck.output.{0}.{p}"),
@@ -80,9 +82,12 @@ FIRST_FC = re.compile(r"box_heads\.(\d+)\.fcs\.0\.linear\.weight")
 
 @dataclass(frozen=True)
 class Released:
-    """tensors: by released name, batch norms folded   state: the same tensors by our names, in our channel order
+    """A released checkpoint, converted for our modules.
 
-    cascade: whether box heads are numbered. Unknown names are kept in both, so that later errors can name them.
+    cascade: whether the box heads are numbered
+    tensors: {released name: tensor}, with batch norms folded
+    state: {our name: tensor}, the same tensors in our channel order
+    Tensors with unknown names are kept in both, so that later errors can name them.
     """
 
     layout: DetectorLayout
@@ -105,7 +110,7 @@ def from_release(tensors: dict[str, Tensor], label: str) -> Released:
         name = re.sub(r"^(roi_head\.(?:bbox|mask)_head)\.(?!\d)", r"\1.0.", key)
         ours = next((match.expand(new) for old, new in renames if (match := old.fullmatch(name))), key)
         if merging := OUR_MERGING.fullmatch(ours):
-            # In a release it belongs to the end of a stage, here to the start of the next one.
+            # In a release, patch merging belongs to the end of a stage; here, to the start of the next one.
             ours = ours.replace(f"layers.{merging[1]}.", f"layers.{int(merging[1]) + 1}.", 1)
             value = _merging_order(value, layout, key, label)
         elif ONE_BY_ONE.fullmatch(ours) and value.ndim == 4:
@@ -136,7 +141,7 @@ def to_release(state: dict[str, Tensor], layout: DetectorLayout) -> dict[str, Te
 
 
 def released_name(key: str, layout: DetectorLayout, cascade: bool) -> str:
-    """The name of one of our parameters in a released layout."""
+    """Return the name that one of our parameters has in a released layout."""
     if merging := OUR_MERGING.fullmatch(key):
         key = key.replace(f"layers.{merging[1]}.", f"layers.{int(merging[1]) - 1}.", 1)
     renames = (_rename(ours, theirs) for theirs, ours in (*BACKBONES[layout], *HEADS))
@@ -150,14 +155,16 @@ def layout_of(tensors: dict[str, Tensor], label: str) -> DetectorLayout:
     if any(key.startswith("backbone.layers.") for key in tensors):
         return "swin"
     if any(re.match(r"(layers\.\d+\.)?blocks\.0\.attn\.", key) for key in tensors):
-        raise FqvitError(f"{label}: weights of a classifier, expected a detector on Swin. Use `fqvit quantize` for it.")
+        raise FqvitError(
+            f"{label}: weights of a classifier, expected a detector on Swin. Use `fqvit quantize` for classifiers."
+        )
     few = ", ".join(list(tensors)[:3])
     raise FqvitError(f"{label}: not a detector on Swin (found {few}, ...), expected keys like backbone.stages.0.blocks.0.")
 
 
 @cache
 def _rename(old: str, new: str) -> tuple[re.Pattern[str], str]:
-    """A pattern that matches names like `old`, and the template of the new name."""
+    """Return a pattern for names of the form `old`, and a template for `match.expand` that gives the new name."""
     pattern = re.sub(r"\\\{(\d)\\\}", r"(?P<n\1>\\d+)", re.escape(old)).replace(r"\{p\}", "(?P<p>weight|bias)")
     return re.compile(pattern), re.sub(r"\{(\d)\}", r"\\g<n\1>", new).replace("{p}", r"\g<p>")
 
@@ -172,7 +179,7 @@ def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tenso
             raise FqvitError(f"{label}: lacks '{missing}', needed for '{stem}.bn'. The checkpoint is incomplete.")
         weight, (gamma, beta, mean, var) = tensors[f"{stem}.conv.weight"].double(), (tensors[name].double() for name in names)
         if weight.ndim != 4 or any(part.shape != weight.shape[:1] for part in (gamma, beta, mean, var)):
-            raise FqvitError(f"{label}: '{stem}.bn' does not fit '{stem}.conv.weight'. The checkpoint is damaged.")
+            raise FqvitError(f"{label}: the shapes of '{stem}.bn' and '{stem}.conv.weight' do not match. The file is damaged.")
         bias = tensors.get(f"{stem}.conv.bias", torch.zeros_like(mean)).double()
         factor = gamma / (var + BATCH_NORM_EPS).sqrt()
         out[f"{stem}.conv.weight"] = weight * factor[:, None, None, None]
@@ -181,7 +188,7 @@ def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tenso
 
 
 def _merging_order(value: Tensor, layout: DetectorLayout, key: str, label: str) -> Tensor:
-    """Reorder the 4 C inputs of a patch merging, [..., 4 C], as our modules expect them.
+    """Reorder the 4 C inputs of patch merging, [..., 4 C], to the order of our modules, which is that of Swin.
 
     mmdetection orders them by channel, then position (0, 0), (0, 1), (1, 0), (1, 1); Swin by position (0, 0), (1, 0), (0, 1),
     (1, 1), then channel.
@@ -197,13 +204,13 @@ def _merging_order(value: Tensor, layout: DetectorLayout, key: str, label: str) 
 
 
 def _released_merging_order(value: Tensor) -> Tensor:
-    """The inverse of _merging_order for mmdetection."""
+    """Undo _merging_order for mmdetection."""
     positions = value.unflatten(-1, (4, value.shape[-1] // 4))[..., [0, 2, 1, 3], :]  # type: ignore[no-untyped-call]
     return positions.transpose(-1, -2).flatten(-2)  # type: ignore[no-any-return]
 
 
 def _channels_before(state: dict[str, Tensor], fc: str) -> int:
-    """The number of channels that a head's first linear layer reads; 0 if the state does not show it."""
+    """Return C of the input [side, side, C] of a box head's first linear layer; 0 if it is unknown."""
     match = FIRST_FC.fullmatch(fc)
     assert match is not None
     convs = [key for key in state if re.fullmatch(rf"box_heads\.{match[1]}\.convs\.\d+\.conv\.weight", key)]
@@ -212,7 +219,10 @@ def _channels_before(state: dict[str, Tensor], fc: str) -> int:
 
 
 def _channels_last(weight: Tensor, channels: int) -> Tensor:
-    """Reorder columns [C side side] to [side side C]. A weight that does not fit is kept as it is; a later check names it."""
+    """Reorder the columns of a weight from [C, side, side] to [side, side, C].
+
+    A weight of an unexpected shape is returned unchanged; a later check reports it.
+    """
     if weight.ndim != 2 or channels == 0 or weight.shape[1] % channels:
         return weight
     return weight.view(len(weight), channels, -1).transpose(1, 2).flatten(1)

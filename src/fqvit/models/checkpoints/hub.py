@@ -1,7 +1,7 @@
-"""Download hf:ORG/NAME[@REVISION] and read folders of Hugging Face files, with their config.json.
+"""Find a model's files on the Hugging Face Hub (hf:ORG/NAME[@REVISION]) or in a folder, and read its config.json.
 
 huggingface_hub is imported for downloads only; transformers is never needed. Configurations that our modules cannot compute are
-rejected. See also: checkpoint.py (reads the weights), fold.py (uses the hints).
+rejected. See also: checkpoint.py (reads the weights), fold.py (uses the Hints that are read here).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fqvit.models.checkpoints.fold import Hints
 ADDRESS = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SUPPORTED = ("vit", "deit", "swin")
-# Architectures of timm with another activation or order of norms, which no key shows.
-UNLIKE = re.compile(r"quickgelu|clip|siglip|gelu|_rpn_|_pe_")
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+# timm architectures with another activation or order of norms, which cannot be detected from their keys.
+UNSUPPORTED_VARIANTS = re.compile(r"quickgelu|clip|siglip|gelu|_rpn_|_pe_")
+RESAMPLE = {2: "bilinear", 3: "bicubic"}  # keys: Pillow's filter numbers
 Side = Annotated[int, msgspec.Meta(ge=1, le=8192)]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Files:
-    """label: the model's name in error messages"""
+    """The files of one model. label: the model's name in error messages"""
 
     label: str
     config: Path
@@ -54,7 +54,7 @@ class _Arguments(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
-    """The relevant fields of a config.json, of transformers and of timm."""
+    """The fields of config.json that are used, as written by transformers or timm."""
 
     model_type: str | None = None
     hidden_act: str | None = None
@@ -97,7 +97,7 @@ def download(address: str) -> Files:
 
 
 def in_folder(folder: Path) -> Files | None:
-    """The files of a folder written by save_pretrained; None if the folder has no config.json."""
+    """Return the files of a folder written by save_pretrained; None if the folder has no config.json."""
     if not (folder / "config.json").is_file():
         return None
     weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
@@ -141,7 +141,7 @@ def read_hints(files: Files) -> Hints:
 
 def _check_plain_architecture(architecture: str | None, arguments: _Arguments, label: str) -> None:
     """Raise FqvitError for settings that change the function of a timm model without changing its keys."""
-    if architecture is not None and UNLIKE.search(architecture):
+    if architecture is not None and UNSUPPORTED_VARIANTS.search(architecture):
         raise FqvitError(
             f"{label}: architecture '{architecture}' has another activation or norm. Use a plain ViT, DeiT or Swin."
         )
@@ -162,8 +162,11 @@ def _timm_transform(found: _Pretrained, label: str) -> Hints:
 
 
 def _transform(found: _Preprocessor, label: str) -> Hints:
-    """Hints of a preprocessor config. A size with height and width would distort images; here the short side is resized to the
-    smaller of the two, and the rest is cropped."""
+    """Convert a preprocessor config to Hints.
+
+    transformers resizes images to a given height and width, which may distort them. Here the short side is resized to the
+    smaller of the two, and the image is then cropped.
+    """
     size = found.size
     if isinstance(size, dict):
         sides = [size[key] for key in ("shortest_edge", "height", "width") if key in size]
@@ -188,7 +191,7 @@ def _decode(path: Path, kind: type[T], label: str) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FqvitError(f"{label}: {path.name}: {error}. The file is damaged or not of a supported model.") from error
+        raise FqvitError(f"{label}: {path.name}: {error}. The file is damaged, or the model is not supported.") from error
 
 
 def _fetch(address: str, repository: str, name: str, revision: str | None) -> Path | None:
@@ -202,11 +205,11 @@ def _fetch(address: str, repository: str, name: str, revision: str | None) -> Pa
         # huggingface_hub reads HF_ENDPOINT only when it is imported; passing it here allows setting it later.
         return Path(hub.hf_hub_download(repository, name, revision=revision, endpoint=os.environ.get("HF_ENDPOINT")))
     except errors.GatedRepoError as error:
-        raise FqvitError(f"{address}: needs permission. Accept its terms on the hub, then `hf auth login`.") from error
+        raise FqvitError(f"{address}: the model is gated. Accept its terms on the hub, then run `hf auth login`.") from error
     except errors.RepositoryNotFoundError as error:
         raise FqvitError(f"{address}: no such model on the hub (or it is private). Check the name.") from error
     except errors.RevisionNotFoundError as error:
-        raise FqvitError(f"{address}: no revision '{revision}'. Leave it out for the newest.") from error
+        raise FqvitError(f"{address}: no revision '{revision}'. Leave it out to get the newest one.") from error
     except errors.LocalEntryNotFoundError as error:
         advice = "Check the network, or download the file elsewhere and pass its path."
         raise FqvitError(f"{address}: the hub cannot be reached. {advice}") from error
