@@ -102,7 +102,7 @@ FQVIT_INLINE __m256i load_residual(const Residual& x, std::int64_t at) {
 }
 
 // ADD on 8 valid columns: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift) for shifts of at most 32.
-// The shifted sum fits i32 (Epilogue::low_half), so a logical shift is enough.
+// The shifted sum fits in i32 (Epilogue::low_half), so a logical shift is enough.
 FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
                              void* y) {
     const Requantization& q = e.requantization;
