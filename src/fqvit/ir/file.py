@@ -23,11 +23,11 @@ from fqvit.ir.program import Header, Program, Verified, encode_header, fingerpri
 from fqvit.ir.value import DAMAGED, Constant
 from fqvit.system.files import write_atomically
 
-VERSION = 1  # of written files
+VERSION = 1  # the format version of written files
 READABLE = (1,)  # every released version; docs/reference/format.md promises that they stay readable
 
 # The kind of a file is the metadata key of its JSON. MADE_BY: the command that creates a file of that kind. TAKEN_BY: the error
-# for a file of that kind where the other kind is expected.
+# message for a file of that kind if the other kind is expected.
 Kind = Literal["fqvit", "fqvit_detector"]
 PROGRAM: Kind = "fqvit"
 DETECTOR: Kind = "fqvit_detector"
@@ -54,7 +54,7 @@ def file_size(program: Program) -> int:
 
 
 def write_container(path: Path, kind: Kind, text: bytes, fingerprint: str, constants: Mapping[str, Constant]) -> None:
-    """Write a container atomically. text: the JSON of a program or a detector"""
+    """Write a container atomically. text: the JSON of a program or a detector."""
     data = container(kind, text, fingerprint, constants)
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
@@ -213,5 +213,5 @@ def decoded(path: Path, text: str, type_: type[T], readable: tuple[int, ...]) ->
 
 def _fault(error: msgspec.ValidationError) -> str:
     """Reformat `Expected int, got str - at $.ops[41].shift` as `ops[41].shift: expected int, got str`."""
-    message, _, place = str(error).partition(" - at ")
-    return f"{place.strip('`').removeprefix('$.') or 'program'}: {message[0].lower()}{message[1:]}".replace("`", "")
+    message, _, location = str(error).partition(" - at ")
+    return f"{location.strip('`').removeprefix('$.') or 'program'}: {message[0].lower()}{message[1:]}".replace("`", "")

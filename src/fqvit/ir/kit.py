@@ -1,4 +1,4 @@
-"""One interface for the array functions that differ between numpy and torch, so that ops are written once.
+"""Wrap the array functions that differ between numpy and torch, so that ops are written once.
 
 Matrix products run in float64 BLAS. They are exact: verify() proves every accumulator below 2^31, and float64 represents all
 integers up to 2^53.
@@ -17,7 +17,11 @@ DTYPES = {"u8": np.uint8, "i8": np.int8, "u16": np.uint16, "i16": np.int16, "i32
 
 
 class Kit(Protocol):
-    """Array functions of one library. `wide` converts to int64, `narrow` to a dtype of DTYPES; the others are as in numpy."""
+    """Array functions of one library.
+
+    wide: convert to int64   narrow: convert to a dtype of DTYPES   row_max: the maximum over the last axis, which stays as 1
+    repeat: [...] -> [count, ...], broadcast   The other functions are those of numpy.
+    """
 
     def asarray(self, x: np.ndarray[Any, Any]) -> Array: ...
     def numpy(self, x: Array) -> np.ndarray[Any, Any]: ...

@@ -1,6 +1,6 @@
-"""The definition of the integer ops that move values unchanged: take, permute and concat.
+"""Define the integer ops that move values unchanged: take, permute and concat.
 
-Notation as in ops.py.
+The notation is that of ops.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The definition of the integer ops lookup, linear, layernorm, add and mean.
+"""Define the integer ops lookup, linear, layernorm, add and mean.
 
 Each op is defined once: its fields (the JSON of the file), its formula (the docstring), its overflow proofs (`infer`) and its
-reference implementation (`run`). Every other implementation gives the same bits.
+reference implementation (`run`). Every other implementation matches it bit for bit.
 
 An op reads named buffers, writes the buffer `y`, and owns the constants `<y>.<part>` listed in `parts`; it has only the parts
 that its fields require. Constants shared by several ops are named in fields. No field is a float.
@@ -116,8 +116,8 @@ class Lookup(Op, frozen=True, tag="lookup"):
             len(self.y_zero) == alpha + 1, f"{len(self.y_zero)} zero points, expected {alpha + 1}: one per value of alpha"
         )
         scope.check(1 <= self.bits <= 16, f"bits is {self.bits}, expected 1 to 16")
-        ends = 0 <= min(self.y_zero) and max(self.y_zero) < 1 << self.bits
-        scope.check(ends, f"y_zero is outside 0..{(1 << self.bits) - 1}")
+        are_codes = 0 <= min(self.y_zero) and max(self.y_zero) < 1 << self.bits
+        scope.check(are_codes, f"y_zero is outside 0..{(1 << self.bits) - 1}")
         largest = int(np.abs(table).max()) + (1 << alpha) + (1 << self.bits)
         return scope.codes(self.bits, x.shape), [self.proof("y before its clamp", largest, 31)]
 

@@ -1,4 +1,4 @@
-"""Static facts about buffers (dtype, shape, range of integers) and the checks that infer them.
+"""Infer and check the static properties of buffers: dtype, shape and range of integers.
 
 Every op infers the Value of its output from the Values of its inputs and from its constants, and returns proofs that no
 intermediate result can overflow. See also: ops.py (the ops), program.py (verifies all ops of a program).
@@ -17,19 +17,20 @@ from fqvit.ir.kit import DTYPES
 
 Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_ELEMENTS = 2**28  # per buffer and image; Swin-B at 384 pixels needs 2^24
+MAX_ELEMENTS = 2**28  # per buffer and image; Swin-B at 384 pixels needs less than 2^23
 MAX_CODE = 2**16 - 1
-MAX_CHANNELS = 2**20  # of computed buffers: runtimes expand parameters per channel, even if the file stores one number
+MAX_CHANNELS = 2**20  # per computed buffer: runtimes store parameters per channel, even if the file has one for all channels
 MAX_AXES = 8
 DAMAGED = "The file is damaged or was not written by fqvit."
 
 
 @dataclass(frozen=True)
 class Value:
-    """Static facts about one buffer. lo..hi: the range of its integers. shape: without the batch axis.
+    """Static properties of one buffer. lo..hi: the range of its integers. shape: without the batch axis.
 
-    Codes a of LogSoftmax: row_sum bounds sum 2^(last - a) over a row; masked: the last code means an attention weight of 0.
-    Codes of RowCodes: row_code occurs in every row; mask_code is the code of masked pairs of tokens.
+    Only for codes a of LogSoftmax, where `last` is the largest code: row_sum bounds the sum of 2^(last - a) over a row;
+    masked: code `last` marks masked pairs of tokens, so it must mean an attention weight of 0.
+    Only for codes of RowCodes: row_code occurs in every row; mask_code is the code of masked pairs of tokens.
     """
 
     dtype: str

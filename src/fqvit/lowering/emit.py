@@ -38,7 +38,7 @@ class LoweredValue:
 
 
 class Emitter:
-    """Collect ops, constants and moves. Equal shared constants are stored once."""
+    """Collects ops, constants and moves. Equal shared constants are stored once."""
 
     def __init__(self) -> None:
         self.ops: list[AnyOp] = []
@@ -93,7 +93,7 @@ class Emitter:
     def requantizer(self, name: str, ratios: NDArray[np.float64], short: bool) -> None:
         """Add the constants mult and shift of an op: one pair per output channel for ratios float64 [O].
 
-        short: 16-bit multipliers. Their relative error of 2^-17 is far below one 8-bit code.
+        short: 16-bit multipliers. Their relative error of at most 2^-16 is far below one 8-bit code.
         """
         mult, shift = np.array([encode_ratio(name, float(ratio), short) for ratio in ratios]).T
         self.constant(f"{name}.mult", mult.astype(np.uint16 if mult.max() < 1 << 16 else np.int32))

@@ -18,7 +18,7 @@ from fqvit.quant.qparams import SCALE_GRID, QParams
 def describe_sites(
     graph: Graph, calibration: Calibration, values: Mapping[str, LoweredValue], emit: Emitter
 ) -> dict[str, Site]:
-    """Return {site: how to decode its codes} for all quantized sites. Adds the constants that the descriptions name."""
+    """Return {site: how to decode its codes} for all quantized sites. Adds the constants that the descriptions refer to."""
     found = {}
     for node in graph.nodes:
         q = values[node.name].q
@@ -29,7 +29,7 @@ def describe_sites(
             found[node.name] = Site(role, q.bits, log2=True, zero_code=q.zero_code)
         elif q.levels:
             found[node.name] = Site(role, q.bits, levels=q.levels)
-        elif len(q.scale) > 3 and role == "gelu":
+        elif len(q.scale) > 3 and role == "gelu":  # per channel; up to 3 scales are one per tensor, or one each for Q, K and V
             finest, alpha, zeros = powers(q)
             found[node.name] = Site(role, q.bits, (_short(finest),), zeros, emit.shared("alpha", alpha))
         elif len(q.scale) > 3:
@@ -55,5 +55,5 @@ def scale_counts(q: QParams, groups: int) -> tuple[tuple[float, ...], NDArray[np
 
 
 def _short(scale: float) -> float:
-    """Round to nine digits. Scales of sites are only for readers; running a program does not use them."""
+    """Round to nine digits. Running a program does not use the scales of sites; they only describe its codes."""
     return float(f"{scale:.9g}")

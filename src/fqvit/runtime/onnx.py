@@ -24,7 +24,7 @@ Integers = np.ndarray[Any, Any]
 class Session:
     """An ONNX file written by `fqvit export`, or its bytes, ready to run on the CPU.
 
-    threads: None lets ONNX Runtime choose. The bits are the same for every number of threads.
+    threads: None lets ONNX Runtime choose. The results do not depend on the number of threads.
     """
 
     def __init__(self, source: str | Path | bytes, threads: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """The reference runtime: a short, slow interpreter that defines the results of a program.
 
-It needs only numpy; `library="torch"` runs the same code on torch tensors and gives the same bits. It verifies every program
-before running it. See also: native.py (the same bits, fast).
+It needs only numpy; `library="torch"` runs the same code on torch tensors with identical results. It verifies every program
+before running it. See also: native.py (fast, bit-exact with this runtime).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Integers = np.ndarray[Any, Any]
 
 
 class Reference:
-    """A program that is ready to run: verified, its weights unpacked, its constants converted."""
+    """A program that is ready to run: verified, with unpacked weights and with constants converted for `library`."""
 
     def __init__(self, program: Program, library: Literal["numpy", "torch"] = "numpy", *, most_bytes: int = MOST_BYTES) -> None:
         """Raises FqvitError if the program does not verify or its buffers need more than `most_bytes` per image.

@@ -1,4 +1,4 @@
-"""Lowering rules of embeddings, linear layers, norms, sums and moves."""
+"""Lowering rules of embeddings, linear layers, norms, GELU, sums, means and gathers (Take)."""
 
 from __future__ import annotations
 
@@ -27,28 +27,31 @@ from fqvit.quant.weights import (
 
 
 def lower_patches(leaf: layers.Patches, low: Lowering) -> LoweredValue:
-    """Pixels u8 [h, w, c] -> [T, C]: reshape into patches, then a linear op with the normalization folded into it."""
+    """Lower the patch embedding, pixels u8 [h, w, c] -> [T, C]: reshape into patches, then apply a linear op.
+
+    The normalization of pixels is folded into the linear op.
+    """
     (x,) = low.inputs
     (height, width, channels), patch = x.shape, leaf.patch
     rows, columns = height // patch, width // patch
-    squares = f"{low.name}.pixels"
+    patches = f"{low.name}.pixels"
     low.emit.op(
         Permute(
-            y=squares,
+            y=patches,
             x=x.buffer,
             view=(rows, patch, columns, patch, channels),
             perm=(0, 2, 1, 3, 4),
             shape=(rows * columns, patch * patch * channels),
         )
     )
-    low.move(squares, "patches")
+    low.move(patches, "patches")
     weight, bias, zero = pixel_linear(double(leaf.weight), double(leaf.bias), low.context.preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
-    return emit_linear(low, LoweredValue(squares, (rows * columns, weight.shape[1]), pixels), weight, bias)
+    return emit_linear(low, LoweredValue(patches, (rows * columns, weight.shape[1]), pixels), weight, bias)
 
 
 def lower_linear(leaf: layers.Linear, low: Lowering) -> LoweredValue:
-    """[..., K] -> [..., O]"""
+    """Lower a linear layer: [..., K] -> [..., O]."""
     return emit_linear(low, low.inputs[0], *weight_rows(leaf), logits=leaf.role in ("logits", "deltas"))
 
 
@@ -65,7 +68,7 @@ def emit_linear(
 
     weight: float64 [O, K]   bias: float64 [O] or None
     logits: i32 class scores or box regressions with one scale for all outputs
-    name: of the buffer; None: the node's site
+    name: the name of the output buffer; None for the node's site
     """
     context, emit, q_x = low.context, low.emit, x.codes()
     name = name or low.site
@@ -86,8 +89,9 @@ def emit_linear(
     emit.constant(f"{name}.bias", to_int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
     if logits:
-        # One scale for all classes, not below any class's own, so that no ratio exceeds 1 and scores stay within the bound of
-        # the accumulator. Scores with a site use its scale, but they stay i32, without zero point and clamp.
+        # One scale for all outputs, not below the scale of any output, so that no ratio exceeds 1 and scores stay within the
+        # bound of the accumulator. Scores with a site use its scale if it is large enough, but stay i32 without zero point
+        # and clamp.
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit, context.short)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
@@ -132,12 +136,12 @@ def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
 
 
 def lower_add(leaf: layers.Add, low: Lowering) -> LoweredValue:
-    """Add two values in one requantization."""
+    """Add two values with a single requantization."""
     return _emit_add(low, *low.inputs)
 
 
 def _emit_add(low: Lowering, a: LoweredValue, b: LoweredValue) -> LoweredValue:
-    """Emit an add of two values, each codes or accumulators."""
+    """Emit an add op of two values, each of which holds codes or accumulators."""
     emit, q, name = low.emit, low.codes(), low.name
     # Ratios to the output's scale, before its alpha: one for codes; one, or one per channel, for accumulators.
     ratios = [(value.unit if value.q is None else value.q.scale) / q.scale[0] for value in (a, b)]
@@ -182,7 +186,7 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
 
 
 def lower_gelu(leaf: layers.Gelu, low: Lowering) -> LoweredValue:
-    """A table with one entry per input code."""
+    """Lower GELU to a table with one entry per input code."""
     (x,), q = low.inputs, low.codes()
     q_x = x.codes()
     values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
@@ -204,7 +208,7 @@ def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
     q, channels = x.codes(), x.shape[-1]
     index = leaf.index.cpu().numpy().astype(np.int32)
     rows = f"{low.name}.rows" if leaf.join else low.name
-    # At another image size there may be padding where there is none here.
+    # A resizable program may need padding at another image size, even if it needs none at this one.
     fill = emit.zero(q) if low.context.resizable or (index < 0).any() else 0
     if leaf.move is not None:
         low.move(rows, leaf.move, leaf.cut)
@@ -218,7 +222,7 @@ def lower_take(leaf: layers.Take, low: Lowering) -> LoweredValue:
 
 
 def lower_mean(leaf: layers.Mean, low: Lowering) -> LoweredValue:
-    """Mean over the tokens: [T, C] -> [C]."""
+    """Lower the mean over the tokens: [T, C] -> [C]."""
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x, (tokens, channels) = x.codes(), x.shape
     mult, shift = low.encode_ratio(float(q_x.scale[0]) / (tokens - leaf.skip) / float(q.scale[0]))
