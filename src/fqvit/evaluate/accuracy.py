@@ -39,7 +39,8 @@ class Accuracy:
 def measure(run: Run, batches: Iterable[Batch], workers: Workers = SINGLE_PROCESS) -> Accuracy:
     """Run every batch and rank its labels. Raises FqvitError without labels or without images.
 
-    workers: each worker passes its own batches; all get the accuracy on all batches, in worker order.
+    workers: each worker passes its own batches; all workers get the accuracy over all batches, with predictions and ranks in
+    worker order.
     """
     ranks: list[NDArray[np.int64]] = []
     predictions: list[NDArray[np.int64]] = []
@@ -54,25 +55,25 @@ def measure(run: Run, batches: Iterable[Batch], workers: Workers = SINGLE_PROCES
         predictions.append(scores.argmax(-1))
     nothing = np.zeros(0, np.int64)
     parts = workers.gather([np.concatenate([nothing, *ranks]), np.concatenate([nothing, *predictions]), seconds])
-    every, chosen = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    if not len(every):
+    all_ranks, all_predictions = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    if not len(all_ranks):
         raise FqvitError("accuracy: no images were read. Pass a folder with at least one readable image.")
     spent = sum(part[2] for part in parts)
-    top1, top5 = (100 * float((every < count).mean()) for count in (1, 5))
-    return Accuracy(len(every), top1, top5, spent, chosen, every)
+    top1, top5 = (100 * float((all_ranks < count).mean()) for count in (1, 5))
+    return Accuracy(len(all_ranks), top1, top5, spent, all_predictions, all_ranks)
 
 
 def rank(scores: Scores, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rank of each label: i64 [N], 0 for the best class. Of equal scores the lower class index comes first.
+    """Return the rank of each label: i64 [N], 0 for the best class. Among equal scores, the lower class index comes first.
 
     scores: [N, classes]   labels: i64 [N]
     """
-    if np.isnan(scores).any():  # no score compares greater than NaN, so that every label would rank first
+    if np.isnan(scores).any():  # no score compares greater than NaN, so every label would rank first
         raise FqvitError("accuracy: the scores of the model contain NaN. Check the weights and the images.")
     own = np.take_along_axis(scores, labels[:, None], -1)
     before = np.arange(scores.shape[-1])[None, :] < labels[:, None]
-    places: NDArray[np.int64] = ((scores > own) | ((scores == own) & before)).sum(-1)
-    return places
+    ranks: NDArray[np.int64] = ((scores > own) | ((scores == own) & before)).sum(-1)
+    return ranks
 
 
 def arrays(images: NDArray[np.uint8], labels: NDArray[np.int64] | None, size: int) -> list[Batch]:
@@ -85,6 +86,6 @@ def arrays(images: NDArray[np.uint8], labels: NDArray[np.int64] | None, size: in
 
 
 def top(scores: Scores, count: int) -> list[int]:
-    """Return the `count` classes with the highest scores [classes], best first; of equal scores the lower index first."""
+    """Return the `count` classes with the highest scores [classes], best first; among equal scores, the lower index first."""
     order = np.argsort(-scores.astype(np.float64), kind="stable")
     return [int(index) for index in order[:count]]

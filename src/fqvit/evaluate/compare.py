@@ -38,8 +38,8 @@ from fqvit.runtime.reference import Integers, Reference
 class SiteNoise(msgspec.Struct, frozen=True):
     """Signal-to-noise ratios of one site in decibels: 10 log10(sum float^2 / sum (float - other)^2); None if equal.
 
-    integer_db, simulated_db: include the noise of all earlier sites. alone_db: the float model's own values, quantized at
-    this site only.
+    integer_db, simulated_db: include the noise of all earlier sites. alone_db: the noise of this site only, that is, of the
+    float model's values quantized here.
     """
 
     site: str
@@ -74,13 +74,13 @@ class Comparer:
     """Accumulates batches of images; result() can be called at any time after the first batch."""
 
     def __init__(self, program: Program, model: FloatModel) -> None:
-        # The program's own preprocessing, which may differ from the current defaults of the model.
+        # Use the program's preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
         self.program = program
         calibration = calibration_of(program)
         self.graph = trace(model.module, calibration.features)
         self._check(model)
-        self.reference = Reference(program, "torch")  # the same bits, with torch's threads
+        self.reference = Reference(program, "torch")  # bit-exact like numpy, but multi-threaded
         self.simulation = Simulation(self.model, calibration)
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()
@@ -98,7 +98,8 @@ class Comparer:
             w, bias = (constants.get(f"{node.name}.{part}", np.zeros(0, np.int8)).astype(np.int64) for part in ("w", "bias"))
             outputs, inputs = node.leaf.weight.shape
             if w.shape != (outputs, inputs) or bias.shape != (outputs,):
-                raise FqvitError(f"{node.name}: no such linear layer in the program. Quantize again with these weights.")
+                said = f"{node.name}: the program has no {outputs} x {inputs} linear layer of this name"
+                raise FqvitError(f"{said}. Quantize again with these weights.")
             scale = self._scale_of(node.name, outputs)
             self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ q.channel_zeros(inputs)))
 
@@ -129,7 +130,7 @@ class Comparer:
         sites = (*program.header.sites, *([output.buffer] if output.kind == "logits" else []))
         stray = next((site for site in sites if site not in shapes), None)
         if stray is not None:
-            raise FqvitError(f"{stray}: a site of the program that {model.name} does not have. {remedy}")
+            raise FqvitError(f"{stray}: the program has this site, but {model.name} does not. {remedy}")
         for site in sites:
             found, wanted = list(shapes[site]), list(buffers[site].shape)
             if found != wanted:
@@ -207,7 +208,8 @@ def calibration_of(program: Program) -> Calibration:
     try:
         recipe = msgspec.convert(header.recipe, Recipe)
     except msgspec.ValidationError as error:
-        raise FqvitError(f"{header.model}: this version cannot read its recipe ({error}). Quantize again.") from None
+        said = f"{header.model}: this version of fqvit cannot read the program's recipe ({error})"
+        raise FqvitError(f"{said}. Quantize again.") from None
     sites = {name: qparams_of(site, program) for name, site in header.sites.items()}
     return Calibration(recipe, header.output.features(), header.images, sites)
 

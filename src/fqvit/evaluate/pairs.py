@@ -1,6 +1,6 @@
-"""Compare two classifiers on the same images: the difference of their accuracies with a confidence interval.
+"""Compare two classifiers on the same images: the difference between their accuracies with a confidence interval.
 
-Both give the same answer for most images, so that the difference is far more precise than either accuracy.
+Both predict the same class for most images, so the difference is far more precise than either accuracy.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-NORMAL_95 = 1.959963984540054  # the normal distribution's two-sided 95 % point
+NORMAL_95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """second - first in percent points, with its 95 % interval. lost: only the first is correct; gained: only the second."""
+    """Accuracy of the second classifier minus the first, in percentage points, with its 95 % confidence interval low..high.
+
+    lost: images that only the first classifies correctly; gained: images that only the second classifies correctly
+    """
 
     images: int
     lost: int
@@ -38,7 +41,7 @@ def score_interval(images: int, gained: int, lost: int, z: float = NORMAL_95) ->
     S(d) = (gained - lost - n d) / sqrt(n (2 q + d (1 - d))),  q the most likely share of `lost` images given d:
     the larger root of 2 n q^2 + ((2 n - gained + lost) d - gained - lost) q - lost d (1 - d) = 0.
 
-    Unlike the normal interval it has a width even if nothing was gained or lost, and it stays within -1..1.
+    Unlike the normal interval, it has a nonzero width even if nothing was gained or lost, and it stays within -1..1.
     """
     n, estimate = images, (gained - lost) / images
 

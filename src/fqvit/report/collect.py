@@ -21,7 +21,7 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.qparams import QParams, affine, log2, log2_encode, relative
 from fqvit.report.data import BINS, AttentionCounts, AttentionMaps, ChannelRanges, QuantizedMap, fine_bins, uniform_bins
 
-WIDTHS = (8, 6, 4)  # bits of the quantized maps
+WIDTHS = (8, 6, 4)  # bit widths of the quantized maps
 
 
 class NormRanges:
@@ -116,10 +116,10 @@ def prefix(model: FloatModel) -> int:
 
 
 def as_map(model: FloatModel, site: str, p: Tensor) -> NDArray[np.float32]:
-    """Turn the attention of one image, [1, H, T, T] or [1, W, H, T, T] in windows, into a map of patches [rows, columns].
+    """Turn the attention of one image, [1, H, T, T] or [1, W, H, T, T] for W windows, into a map of patches [rows, columns].
 
-    With a class token: its attention, averaged over heads. Otherwise: the attention that each patch receives, averaged over
-    heads and queries, times T, so that 1 is the average.
+    If there is a class token: its attention, averaged over heads. Otherwise: the attention that each patch receives, averaged
+    over heads and queries, times T, so that 1 is the average.
     """
     config, first = model.module.config, prefix(model)
     if isinstance(config, SwinConfig):
@@ -131,5 +131,5 @@ def as_map(model: FloatModel, site: str, p: Tensor) -> NDArray[np.float32]:
         assert isinstance(config, ViTConfig)
         grid = (config.image[0] // config.patch, config.image[1] // config.patch)
         values = p[0].mean(0)[0, first:] if first else p[0].mean((0, 1)) * p.shape[-1]
-    picture: NDArray[np.float32] = values.reshape(grid).float().numpy()
-    return picture
+    patches: NDArray[np.float32] = values.reshape(grid).float().numpy()
+    return patches

@@ -1,7 +1,7 @@
 """Run the float model and the integer program on the images and gather all data of a report.
 
-One pass over the images, then the comparison by site, the attention maps and the speed. Everything that page.py shows is in
-Report. Needs torch. See also: collect.py, answers.py, evaluate/compare.py, speed.py.
+One pass over all images is followed by the per-site comparison, the attention maps and the speed measurement. Everything that
+page.py shows is in Report. Needs torch. See also: collect.py, answers.py, evaluate/compare.py, speed.py.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fqvit.runtime.native import Engine
 from fqvit.system.progress import Progress
 
 BATCH = 8
-COMPARED = 8  # images for the comparison by site, which runs the slow reference interpreter
-COUNTED = 4  # batches whose attention values are counted: hundreds of thousands of values per image
+COMPARED = 8  # images for the per-site comparison, which runs the slow reference interpreter
+COUNTED = 4  # attention values are counted in 4 to 7 batches only: one image has 1.4 million in DeiT-Tiny
 MAPPED = 2  # images with attention maps
 
 
 @dataclass(frozen=True)
 class Report:
-    """All data of one report. answers: None for programs that give features; parameters: how many the float model has."""
+    """All data of one report. answers: None for programs that output features; parameters: their number in the float model."""
 
     program: Program
     inspection: Inspection

@@ -1,6 +1,6 @@
 """Render a Report as one self-contained HTML page that loads nothing from the network.
 
-Captions and numbers are made here, their places are in template.html; jinja2 escapes all text that comes from files.
+This module writes captions and numbers, template.html arranges them; jinja2 escapes all text that comes from files.
 See also: gather.py, plots.py, maps.py.
 """
 
@@ -30,7 +30,11 @@ THUMBNAIL = 160
 
 @dataclass(frozen=True)
 class About:
-    """How the report was made. where: the images; names: of classes; warnings: shown on the page; skipped: unread images."""
+    """How the report was made.
+
+    where: the folder or source of the images; names: the class names; warnings: shown on the page; skipped: the number of
+    images that could not be read
+    """
 
     command: str
     file: str
@@ -52,7 +56,7 @@ class Picture:
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Draw every picture that this report has data for, in the order of the page."""
+    """Draw every figure that this report has data for, in the order of the page."""
     found = [*_norm_pictures(report), *_attention_pictures(report)]
     if report.exp is not None:
         gaps, tables = report.exp.gaps, report.exp.tables
@@ -103,10 +107,10 @@ def _attention_pictures(report: Report) -> list[Picture]:
         look = "Attention of the class token" if one.kind == "class token" else "Attention that each patch receives"
         few = ", ".join(f"{stored.method} {maps.decibels(stored.decibels)}" for stored in one.stored if stored.bits == 4)
         caption = (
-            f"{look} in the last layer ({one.site}), averaged over heads; all maps share the brightness scale of float. With"
-            " fewer bits, uniform codes round more small values to 0; log2 codes are nearly as coarse at 8 bits as at 4;"
-            " relative codes are fractions of the largest value in each row. Signal to noise of the whole layer at 4 bits:"
-            f" {few}."
+            f"{look} in the last layer ({one.site}), averaged over heads; all maps share the brightness scale of the float map."
+            " With fewer bits, uniform codes round more small values to 0; log2 codes are nearly as coarse at 8 bits as at 4;"
+            " relative codes are fractions of the largest value in each row. Signal-to-noise ratio of the whole layer at 4"
+            f" bits: {few}."
         )
         if number > 1:
             caption = f"The same for another image. At 4 bits: {few}."
@@ -116,7 +120,7 @@ def _attention_pictures(report: Report) -> list[Picture]:
 
 
 def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Draw every picture of the page as (name, SVG), to be written to files."""
+    """Draw every figure of the page as (name, SVG), to be written to files."""
     found = [(one.key, one.svg) for one in pictures(report)]
     found.append(("site-errors", plots.site_errors(_in_order(report))))
     rows = report.answers.by_class() if report.answers is not None else []
@@ -126,7 +130,7 @@ def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def render(report: Report, about: About) -> str:
-    """Return the page as HTML text. Raises FqvitError without jinja2."""
+    """Return the page as HTML text. Raises FqvitError if jinja2 is not installed."""
     try:
         import jinja2
     except ImportError:
@@ -142,7 +146,7 @@ def render(report: Report, about: About) -> str:
 def _safe(text: str) -> Any:
     from markupsafe import Markup
 
-    return Markup(text)  # only for our own files, and for pictures whose texts were escaped when they were drawn
+    return Markup(text)  # only for files of this package and for figures, whose text was escaped when they were drawn
 
 
 def _policy(style: str, script: str) -> str:
@@ -202,7 +206,7 @@ def _in_order(report: Report) -> list[SiteNoise]:
 
 @dataclass(frozen=True)
 class Card:
-    """One figure of the summary: its name, its value and a line that explains it."""
+    """One number of the summary: its name, its value (`figure`) and a line that explains it (`more`)."""
 
     name: str
     figure: str
@@ -218,12 +222,12 @@ def _cards(report: Report) -> list[Card]:
             ("top-1", accuracy.exact_top1, accuracy.integer_top1),
             ("top-5", accuracy.exact_top5, accuracy.integer_top5),
         ):
-            cards.append(Card(name, f"{integer:.1f} %", f"float {exact:.1f} %, {_signed(integer - exact)} points"))
+            change = f"float {exact:.1f} %, {_signed(integer - exact)} percentage points"
+            cards.append(Card(name, f"{integer:.1f} %", change))
     if answers is not None:
         differing = answers.images - answers.agree
-        cards.append(
-            Card("agreement", f"{answers.agreement:.1f} %", f"same class as float; {differing} of {answers.images:,} differ")
-        )
+        same = f"same class as the float model; {differing} of {answers.images:,} differ"
+        cards.append(Card("agreement", f"{answers.agreement:.1f} %", same))
     recipe = report.program.header.recipe
     bits = bits_of(recipe)
     cards.append(Card("bits", bits, "weights / activations / attention"))

@@ -235,8 +235,12 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
     canvas.text("word", (LEFT + 14, 320), "integer program, errors of earlier sites included")
     canvas.circle("ring", (LEFT + 344, 316), 3)
     canvas.text("word", (LEFT + 354, 320), "rounding of this site only (top edge: off scale)")
-    said = f"The lowest is {sites[min(known)[1]].site} with {min(known)[0]:.1f} decibels." if known else "Nothing differs."
-    return canvas.finish("Signal to noise of each site", said)
+    said = (
+        f"The lowest is {sites[min(known)[1]].site} with {min(known)[0]:.1f} decibels."
+        if known
+        else "No site differs from float."
+    )
+    return canvas.finish("Signal-to-noise ratio of each site", said)
 
 
 def _groups(sites: Sequence[SiteNoise]) -> list[tuple[int, str]]:

@@ -1,7 +1,7 @@
-"""A canvas for SVG charts: axes, shapes and text. See also: plots.py (the charts).
+"""Build SVG charts from axes, shapes and text. See also: plots.py (the charts).
 
-Colours are CSS classes (chart.css), so that the page or the stand-alone file decides them, in light and dark. All text is
-escaped.
+Colours are CSS classes (chart.css), so that the page or the stand-alone file can set them for light and dark mode. All text
+is escaped.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Canvas:
 
     def text(self, kind: str, at: Point, words: str, anchor: str = "start", turn: float = 0) -> None:
         turned = f' transform="rotate({number(turn)} {number(at[0])} {number(at[1])})"' if turn else ""
-        place = f'x="{number(at[0])}" y="{number(at[1])}" text-anchor="{anchor}"{turned}'
-        self.parts.append(f'<text class="{kind}" {place}>{escape(words)}</text>')
+        position = f'x="{number(at[0])}" y="{number(at[1])}" text-anchor="{anchor}"{turned}'
+        self.parts.append(f'<text class="{kind}" {position}>{escape(words)}</text>')
 
     def image(self, at: Point, size: Point, uri: str, tip: str, sharp: bool = False) -> None:
         kind = "sharp" if sharp else "photo"
@@ -115,7 +115,7 @@ class Canvas:
             self.text("tick", (left - 8, y + 4), words[i] if words else label(tick), "end")
 
     def finish(self, title: str, description: str) -> str:
-        """Return the SVG element. Title and description are what a screen reader reads instead of the shapes."""
+        """Return the SVG element. A screen reader reads the title and the description instead of the shapes."""
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img"'
         name = f'aria-label="{escape(f"{title}. {description}")}"'
         return f'{head} {name} class="chart">' + "".join(self.parts) + "</svg>"

@@ -101,7 +101,7 @@ def paper_bitops(layer: Layer, ptf: bool, lis: bool, attention_bits: int) -> int
     """Count one layer in the paper's convention, with 8-bit weights and activations:
 
     64 per multiplication (except in the patch embedding) and per input of a norm or GELU; with PTF, 2 more per input of a
-    norm; per value of attention 64 with LIS, otherwise 136 + 8 attention_bits.
+    norm; 64 per attention value with LIS, otherwise 136 + 8 attention_bits.
     """
     if layer.kind == "patch":
         return 0
@@ -129,7 +129,7 @@ def usual_total(layers: list[Layer], weight_bits: int, activation_bits: int, att
 
 
 def giga(value: float) -> str:
-    """Format with two decimals, as in the paper, or with four for small models."""
+    """Format bit operations in G with two decimals, as in the paper, or with four below 100, for small models."""
     return f"{value:.2f}" if value >= 100 else f"{value:.4f}"
 
 
