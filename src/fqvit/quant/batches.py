@@ -46,11 +46,11 @@ def rebatch(
 
 
 def shuffle_batches(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iterator[NDArray[np.uint8]]:
-    """Permute all images of `batches` and cut them into batches of `size`. The order depends on their number and the seed."""
+    """Permute all images of `batches` and cut them into batches of `size`. Their number and the seed determine the order."""
     images = [image for batch in batches for image in batch]
     order = np.random.default_rng(seed).permutation(len(images))
     for start in range(0, len(images), size):
-        yield np.stack([images[place] for place in order[start : start + size]])
+        yield np.stack([images[i] for i in order[start : start + size]])
 
 
 def mark_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -75,7 +75,7 @@ class Reservoir:
         self.random = np.random.default_rng(0)
 
     def slot(self) -> int | None:
-        """The slot 0 .. size-1 that the next item is put into, replacing an earlier item; None if it is not chosen."""
+        """Return the slot 0 .. size-1 that the next item is put into, replacing an earlier item; None if it is not chosen."""
         self.seen += 1
         if self.seen <= self.size:
             return self.seen - 1
@@ -84,26 +84,26 @@ class Reservoir:
 
 
 class ImageSample(Reservoir):
-    """At most `size` of all images added."""
+    """A random sample of at most `size` of the images added."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.kept: dict[int, NDArray[np.uint8]] = {}
 
     def add(self, batch: NDArray[np.uint8]) -> None:
-        """batch: uint8 [n, H, W, C]"""
+        """Add a batch, uint8 [n, H, W, C]; the sample keeps some of its images."""
         for image in batch:
             slot = self.slot()
             if slot is not None:
                 self.kept[slot] = image.copy()  # a view would keep the whole batch in memory
 
     def images(self) -> NDArray[np.uint8]:
-        """uint8 [n, H, W, C]"""
+        """Return the sample: uint8 [n, H, W, C]"""
         return np.stack(list(self.kept.values()))
 
 
 def sample_positions(total: int, size: int) -> list[int]:
-    """The positions of the images that an ImageSample of `size` keeps of `total` images, in its order."""
+    """Return the positions of the images that an ImageSample of `size` keeps of `total` images, in its order."""
     reservoir, kept = Reservoir(size), {}
     for position in range(total):
         slot = reservoir.slot()
@@ -113,7 +113,7 @@ def sample_positions(total: int, size: int) -> list[int]:
 
 
 def sample_size(recipe: Recipe) -> int:
-    """The number of images that a recipe reads again once ranges are known; 0 if it reads none again."""
+    """Return the number of images that a recipe reads again once ranges are known; 0 if it reads none again."""
     if recipe.rounding == "bit-split":
         return FIT_IMAGES
     again = recipe.max_loss is not None or recipe.rounding != "nearest" or recipe.intervals != "observed"

@@ -20,11 +20,11 @@ from fqvit.quant.weights import QuantizedLinear
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Difference between a quantized and the float model. No labels are needed.
+    """Difference between the quantized model and the float model. No labels are needed.
 
     kl: mean Kullback-Leibler divergence in nats; agreement: percentage of images with the same top-1 class.
-    loss: expected top-1 loss in percentage points, 100 * mean(p[top-1 class of float] - p[top-1 class of quantized]), where p
-    are the float model's probabilities: the true loss if the float model is well calibrated.
+    loss: expected top-1 loss in percentage points, 100 * mean(p[float top-1 class] - p[quantized top-1 class]), where p are the
+    class probabilities of the float model: the true loss if these are well calibrated.
     """
 
     kl: float
@@ -44,7 +44,10 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What recipe `auto` chose. start: nothing raised; end: the chosen units raised; reached: whether end.loss <= max_loss."""
+    """The choice of recipe `auto`.
+
+    start: nothing raised   end: the chosen units raised   reached: whether end.loss <= max_loss   units: number of candidates
+    """
 
     max_loss: float
     images: int
@@ -127,13 +130,13 @@ class Calibration:
     features: Features
     images: int
     sites: Mapping[str, QParams]
-    # Linear layers whose weights are not rounded to the nearest code: see methods/.
+    # Weights that a method chose (methods/), by linear layer. All other weights are rounded to the nearest code.
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
     choice: Choice | None = None  # recipe `auto` only
-    square: QParams | None = None  # detector heads only: their input, RoIAlign features instead of images
+    square: QParams | None = None  # detector heads only: parameters of their input, RoI features
 
     def to_json(self) -> str:
-        """Encode as JSON text, except for `choice`. Floats are exact."""
+        """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
         square = None if self.square is None else SavedSite.of(self.square)

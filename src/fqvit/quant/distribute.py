@@ -1,8 +1,8 @@
 """Distribute calibration batches over workers and merge the observer states.
 
 Each worker observes some of the batches; the first worker merges the states and computes the calibration, which all workers
-get. Batches and the sample are positions in the source, known before any image is read, so they do not depend on the number of
-workers. See also: calibrate.py (observes a batch), distributed/workers.py (communication).
+receive. Batches and the sample are positions in the source, known before any image is read, so they do not depend on the number
+of workers. See also: calibrate.py (observes a batch), distributed/workers.py (communication).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fqvit.system.progress import Progress
 
 
 class BatchObserver(Mergeable, Protocol):
-    """Observes batches; states of several workers can be merged."""
+    """An observer of batches whose states can be merged across workers."""
 
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None: ...
 
@@ -33,7 +33,7 @@ class BatchObserver(Mergeable, Protocol):
 def observe(
     observer: BatchObserver, source: Source, recipe: Recipe, workers: Workers, progress: Progress | None
 ) -> Callable[[], NDArray[np.uint8]]:
-    """Observe recipe.images images of `source`. Afterwards the first worker's `observer` has seen all of them.
+    """Observe at most recipe.images images of `source`. Afterwards the first worker's `observer` has seen all of them.
 
     `source.skipped` then lists the images that could not be read. Returns a function for the first worker that reads the sample
     for methods that refine a calibration: uint8 [n, H, W, C].
@@ -62,7 +62,7 @@ def observe(
     source.skipped = chosen.skipped
 
     def sample() -> NDArray[np.uint8]:
-        # Read again instead of kept: decoding a few hundred images is fast, and no worker has to send any.
+        # Read the sample again instead of keeping it: decoding a few hundred images is fast, and no worker has to send any.
         part = chosen.take(sample_positions(len(chosen), sample_size(recipe)))
         return np.concatenate([batch.images for batch in part.batches(recipe.batch)])
 
@@ -70,7 +70,7 @@ def observe(
 
 
 def broadcast(result: Calibration | None, workers: Workers) -> Calibration:
-    """Return the first worker's calibration to all workers. Other workers pass None."""
+    """Send the first worker's calibration to all workers and return it. Other workers pass None."""
     if workers.size == 1:
         assert result is not None
         return result

@@ -1,6 +1,6 @@
-"""Check that a calibration fits a model: site names, kinds of codes and numbers of channels.
+"""Check that a calibration belongs to a model: site names, kinds of codes, and shapes.
 
-The weights of the model are not compared.
+The values of the model's weights are not compared.
 See also: plan.py (the sites of a model), lowering/lower.py and evaluate/compare.py (the callers).
 """
 
@@ -21,10 +21,10 @@ from fqvit.quant.weights import LinearLeaf, bits_and_group, fits_groups, weight_
 def check_fit(
     graph: Graph, calibration: Calibration, preprocess: Preprocess, model: str, square: tuple[int, int, int] | None = None
 ) -> None:
-    """Raise FqvitError for the first site that is missing, unknown or of another shape. square: see FloatModel."""
+    """Raise FqvitError for the first site that is missing, unknown, or of another kind or shape. square: see FloatModel."""
     if (square is None) != (calibration.square is None):
-        takes, calibrated = ("images", "RoI features") if square is None else ("RoI features", "images")
-        raise FqvitError(f"{model}: calibrated for {calibrated}, expected {takes}. Calibrate this model again.")
+        read, calibrated = ("images", "RoI features") if square is None else ("RoI features", "images")
+        raise FqvitError(f"{model}: calibrated for {calibrated}, expected {read}. Calibrate this model again.")
     wanted, found = plan(graph, calibration.recipe), calibration.sites
     for name in wanted:
         if name not in found:
@@ -72,7 +72,7 @@ def _weight_shape(leaf: LinearLeaf | Patches) -> tuple[int, ...]:
 
 @torch.no_grad()
 def site_shapes(graph: Graph, preprocess: Preprocess, square: tuple[int, int, int] | None = None) -> dict[str, tuple[int, ...]]:
-    """The shape of every node's output for one image, without the batch axis. Found by running the model on zeros."""
+    """Return the shape of every node's output for one image, without the batch axis, by running the model on zeros."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def visit(node: Node, y: Tensor) -> Tensor:

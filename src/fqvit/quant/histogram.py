@@ -2,7 +2,7 @@
 
 A channel's bins are 2^e wide and anchored at 0: value x has index trunc(x / 2^e), so bin i > 0 is [i, i + 1) 2^e, bin -i is
 (-i - 1, -i] 2^e, and bin 0 is (-2^e, 2^e). Because of truncation (not floor), index i becomes trunc(i / 2) when the width
-doubles, even where x / 2^e underflows. e is the smallest exponent for which the channel's indices fit into `bins` consecutive
+doubles, even if x / 2^e underflows. e is the smallest exponent for which the channel's indices fit into `bins` consecutive
 ones; it depends only on the channel's minimum and maximum. Values must be finite, which observers.py checks.
 """
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LEAST_EXPONENT = -100  # 2^100 is representable in float32, so that x / 2^e is one exact product
+LEAST_EXPONENT = -100  # 2^100 is representable in float32, so that x / 2^e is one exact multiplication
 INDEX_BITS = 22  # |index| < 2^22 also for nearly constant channels: exact in float32 and int32
 
 Floats = NDArray[np.float64]
@@ -62,7 +62,7 @@ class Histogram:
         self._counts += torch.from_numpy(widened.reshape(-1)).to(self._counts.device)
 
     def edges(self) -> tuple[Floats, Floats, Ints]:
-        """Lower and upper edges (float64) and counts (int64) of all bins, each [C, bins], in ascending order.
+        """Return lower and upper edges (float64) and counts (int64) of all bins, each [C, bins], in ascending order.
 
         Edges are clipped to the channel's minimum and maximum.
         """
@@ -106,9 +106,9 @@ class Histogram:
 
 
 def _exponents(low: Floats, high: Floats, bins: int) -> Ints:
-    """The least e >= LEAST_EXPONENT with trunc(high / 2^e) - trunc(low / 2^e) < bins and |index| < 2^INDEX_BITS: [C]"""
+    """Return the least e >= LEAST_EXPONENT with trunc(high / 2^e) - trunc(low / 2^e) < bins and |index| < 2^INDEX_BITS: [C]"""
     span, size = high - low, np.maximum(np.abs(low), np.abs(high))
-    # The indices of a sufficient e span less than bins + 1 widths; starting one lower guards against rounding of the quotient.
+    # If e suffices, low..high spans less than bins + 1 widths. The search starts lower, in case the quotient is rounded up.
     from_span = np.where(span > 0, np.frexp(span / (bins + 1))[1] - 2, LEAST_EXPONENT)
     from_size = np.where(size > 0, np.frexp(size)[1] - INDEX_BITS, LEAST_EXPONENT)
     exponent = np.maximum(np.maximum(from_span, from_size), LEAST_EXPONENT).astype(np.int64)
@@ -125,7 +125,7 @@ def _index(x: Floats, exponent: Ints) -> Ints:
 
 
 def _window(low: Floats, exponent: Ints, bins: int) -> Ints:
-    """The `bins` consecutive indices that start at the index of `low`: [C, bins]"""
+    """Return the `bins` consecutive indices that start at the index of `low`: [C, bins]"""
     return _index(low, exponent)[:, None] + np.arange(bins)
 
 
@@ -133,17 +133,17 @@ def _widened(counts: Ints, low: Floats, before: Ints, after: Ints) -> Ints:
     """Merge counts [C, bins] of bins 2^before wide into bins 2^after wide (after >= before)."""
     channels, bins = counts.shape
     index = _window(low, before, bins)
-    # After 62 doublings every index is 0.
+    # At most 62, because every index is 0 by then.
     doublings = np.minimum(after - before, 62)[:, None]
     wider = np.sign(index) * (np.abs(index) >> doublings)
-    place = (wider & (bins - 1)) + np.arange(channels)[:, None] * bins
+    position = (wider & (bins - 1)) + np.arange(channels)[:, None] * bins
     merged = np.zeros(channels * bins, np.int64)
-    np.add.at(merged, place.reshape(-1), np.take_along_axis(counts, index & (bins - 1), 1).reshape(-1))
+    np.add.at(merged, position.reshape(-1), np.take_along_axis(counts, index & (bins - 1), 1).reshape(-1))
     return merged.reshape(channels, bins)
 
 
 def squared_error(lower: Floats, upper: Floats, scale: float, lowest: int, highest: int) -> Floats:
-    """Mean of (x - Q(x))^2 for x uniform in lower..upper, Q(x) = scale * clip(round(x / scale), lowest, highest).
+    """Return the mean of (x - Q(x))^2 for x uniform in lower..upper, Q(x) = scale * clip(round(x / scale), lowest, highest).
 
     With u = x / scale and r its code, an antiderivative is r / 12 + (u - r)^3 / 3. It is continuous across codes and beyond
     the first and last one, so the result is exact for bins that span any number of codes. For a bin within one code the

@@ -1,6 +1,6 @@
 """Turn a graph and a recipe into a plan per site: which observer, how many bits, which kind of codes.
 
-No other module decides how a role is quantized. See also: recipe.py (recipes), observers.py (what a plan names).
+No other module decides how a role is quantized. See also: recipe.py (recipes), observers.py (the observers that a plan names).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SitePlan:
 def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
     """Plan every quantized site, in graph order: {site: plan}.
 
-    Not quantized are accumulators, logits and data movement. If nonlinear operations stay float, only inputs of matrix products
-    are quantized. Raises FqvitError for a rule of the recipe that matches no quantized site.
+    Accumulators, data movement, box regressions and, by default, logits are not quantized. If nonlinear operations stay float,
+    only inputs of matrix products are quantized. Raises FqvitError for a rule of the recipe that matches no quantized site.
     """
     sites = _plan_sites(graph, recipe)
     for pattern in recipe.sites:
@@ -141,7 +141,7 @@ def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
 
 
 def _plan_relu(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
-    """Zero point 0: saturation at code 0 is the ReLU."""
+    """Plan a ReLU. Its zero point is 0, so that saturation at code 0 computes the ReLU."""
     bits = rule.bits or recipe.activation_bits
     _check_bits(node, bits)
     if recipe.symmetric:
@@ -150,7 +150,7 @@ def _plan_relu(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
 
 
 def _plan_from_zero(node: Node, bits: int, recipe: Recipe, rule: SiteRule) -> SitePlan:
-    """One range that starts at 0, for values that are never negative."""
+    """Plan one range that starts at 0, for values that are never negative."""
     role = node.leaf.role
     observer = rule.observer or recipe.observer
     _check_observer(node, observer)
@@ -178,7 +178,7 @@ def plan_roi_features(recipe: Recipe) -> SitePlan:
 
 
 def _is_added(graph: Graph, node: Node) -> bool:
-    """Whether node is a linear layer whose output is only added to other values: a branch of the pyramid."""
+    """Return whether node is a linear layer whose output is only added to other values: a branch of the pyramid."""
     # An Upsample reads only the size of its second input.
     readers = [n for n in graph.nodes if node.name in (n.inputs[:1] if isinstance(n.leaf, Upsample) else n.inputs)]
     added = bool(readers) and all(isinstance(reader.leaf, Add) for reader in readers)
@@ -186,8 +186,11 @@ def _is_added(graph: Graph, node: Node) -> bool:
 
 
 def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> bool:
-    """Whether the site has one scale per channel. Linear layers must read it, so that the scales can be folded into their
-    weights. Attention times V inherits the scales of V, so V has one per channel only if that site has."""
+    """Return whether the site has one scale per channel.
+
+    Only linear layers may read such a site, because the scales are folded into their weights. The scales of attention times V
+    are those of V times one factor, so V has per-channel scales only if attention times V has.
+    """
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False
     if node.leaf.role != "qkv":
@@ -205,7 +208,7 @@ def _read_by_linear(graph: Graph, name: str) -> bool:
 
 
 def _read_by_product(graph: Graph, name: str) -> bool:
-    """Whether a matrix product reads the site, directly or through data movement."""
+    """Return whether a matrix product reads the site, directly or through data movement."""
     return any(
         isinstance(node.leaf, PRODUCTS) or (node.leaf.role == "route" and _read_by_product(graph, node.name))
         for node in graph.nodes

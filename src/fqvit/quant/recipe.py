@@ -39,14 +39,14 @@ class SiteRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What to quantize and how. The defaults are the paper's method, 8/8/4."""
+    """What to quantize and how. The defaults are the paper's method with 8-bit weights and activations and 4-bit attention."""
 
     name: str
     weight_bits: Bits = 8
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
-    weight_ends: Literal["codes", "halves"] = "codes"  # at 8 bits max|w| is 127 codes, or 127.5 codes and saturated
-    # To nearest; with compensation of earlier errors by later columns and biases (compensate.py); or bit by bit for the least
-    # output error (bitsplit.py).
+    weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
+    # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors
+    # (compensate.py); or bit by bit for the least output error (bitsplit.py).
     rounding: Literal["nearest", "compensated", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
@@ -65,18 +65,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mult: Literal["full", "short"] = "full"  # constant multipliers have up to 31 bits, or up to 16
     position_bits: Literal[8, 16] = 16
     logits: Literal["accumulator", "codes"] = "accumulator"  # full precision, or an 8-bit site
-    momentum: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.01  # ema and percentile
-    quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # percentile
+    momentum: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.01  # for observers ema and percentile
+    quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # for observer percentile
     last_batch: bool = False  # ptf and omse use the last batch only, as the paper's code does
     images: Annotated[int, msgspec.Meta(ge=1)] = 1000
     shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None  # seed for the order of calibration images; None: given order
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
-    # LayerNorm and Softmax in integers, or in float: then only inputs of matrix products are quantized, without a program.
+    # LayerNorm and Softmax in integers, or in float: then only inputs of matrix products are quantized, and only simulated.
     nonlinear: Literal["integer", "float"] = "integer"
     # Scales from observed ranges, or searched for the best correlation with the float outputs (similarity.py).
     intervals: Literal["observed", "similarity"] = "observed"
-    # `auto`: raise the bits of sites until the expected top-1 loss, estimated without labels, is at most this many points.
+    # `auto`: raise the bits of sites until the top-1 loss, estimated without labels, is at most this many percentage points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
 
     def __post_init__(self) -> None:
@@ -107,10 +107,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def log2_attention(self) -> bool:
-        """Whether attention has log2 codes, which need at most 4 bits."""
+        """Whether attention has log2 codes, which have at most 4 bits."""
         return self.attention == "log2" and self.attention_bits <= 4
 
 
+# The baselines use neither PTF nor log2 codes.
 _PLAIN: dict[str, Any] = {"residual": "tensor", "attention": "uniform", "attention_bits": 8}
 
 # Only inputs of matrix products are limited to 8 bits: the residual stream and the inputs of GELU are wider.
@@ -172,7 +173,7 @@ def load_recipe(name: str | Path) -> Recipe:
         raise FqvitError(
             f"{path}: cannot be read ({error.strerror}). Use one of {', '.join(RECIPES)}, or a .toml file."
         ) from None
-    except (ValueError, RecursionError) as error:  # also for integers with too many digits and for deep nesting
+    except (ValueError, RecursionError) as error:  # also raised for integers with too many digits and for deep nesting
         raise FqvitError(f"{path}: not a TOML file ({error}).") from None
     base = table.pop("base", None)
     if base is not None and str(base) not in RECIPES:
@@ -187,7 +188,7 @@ def load_recipe(name: str | Path) -> Recipe:
 
 
 def _merged_rules(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The site rules of the base, then those of the file. Rules with the same pattern are merged field by field."""
+    """Return the site rules of the base, then those of the file. Rules with the same pattern are merged field by field."""
     merged = dict(base)
     for pattern, rule in own.items():
         before = merged.pop(pattern, {})
@@ -211,7 +212,7 @@ def check_detector(recipe: Recipe) -> None:
         ("intervals", recipe.intervals, "observed"),
     ):
         if value != only:
-            problem = f"recipe {recipe.name}: {field} is {value}, which supports classifiers only"
+            problem = f"recipe {recipe.name}: {field} is {value}, which is for classifiers only"
             raise FqvitError(f"{problem}. Use fqvit, fast or fq-vit for a detector, or change {field} in a .toml file.")
 
 

@@ -17,14 +17,14 @@ from fqvit.models import layers, maps
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
 
-SCALES_PER_OCTAVE = 8  # scales tried for groups
+SCALES_PER_OCTAVE = 8  # number of scales that the search for groups tries
 SHORT_BITS = 16  # bits of short multipliers
 SHORT_CODES = 10  # outputs with at most this many bits may have short multipliers
 
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """The integers of a linear layer of codes x with zero points z: y[o] = scale[o] * (sum_k (x[k] - z[k]) w[o, k] + bias[o]).
+    """The integers of a linear layer: y[o] = scale[o] * (sum_k (x[k] - z[k]) w[o, k] + bias[o]) for codes x, zero points z.
 
     w: int8 [O, K]   scale: float64 [O], the value of one accumulator unit   bias: int64 [O], in accumulator units
     exponent: u8 [O, G], only with groups: w is a narrow code times 2^exponent of its group
@@ -41,7 +41,7 @@ LinearLeaf = layers.Linear | maps.Conv2d | maps.Deconv
 
 
 def weight_rows(leaf: LinearLeaf) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Weight [O, K] and bias [O] of a leaf as a linear layer.
+    """Return the weight [O, K] and bias [O] of a leaf, as those of a linear layer.
 
     A 3x3 convolution reads K = 9 C channels, position by position in row-major order. A transposed 2x2 convolution writes
     O = 4 O' channels: upper left, upper right, lower left, lower right.
@@ -60,7 +60,7 @@ def _double(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
-    """The number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
+    """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
 
     Groups are for at most 4 bits. With groups the patch embedding and the output layers keep 8 bits: they are small and
     sensitive.
@@ -73,7 +73,7 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
 
 
 def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
-    """The output scales [O] of a linear layer if its requantization uses 16-bit multipliers, otherwise None.
+    """Return the output scales [O] of a linear layer if its requantization uses 16-bit multipliers, otherwise None.
 
     16-bit multipliers are used with per-channel scales, to save space in the file, and with `mult = "short"`. Other recipes use
     the full 31 bits. Convolutions always do: their multipliers are few compared with their weights, and without these scales
@@ -125,7 +125,7 @@ def quantize_linear(
 
 
 def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:
-    """Whether the weights are codes of `bits` bits, times powers of two per group if group > 0."""
+    """Return whether the weights are codes of `bits` bits, times powers of two per group if group > 0."""
     largest, w = 2 ** (bits - 1) - 1, found.w.astype(np.int64)
     if group == 0:
         return found.exponent is None and int(np.abs(w).max()) <= largest
@@ -153,8 +153,8 @@ def _least_error(
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """Search scale [O] and exponents u8 [O, G] of least squared error.
 
-    Scales are tried over one octave, down from the one that represents the largest weight at the largest exponent. With smaller
-    scales the largest weights saturate, if that costs less than it saves.
+    Scales are tried over one octave, down from the one that represents the largest weight at the largest exponent. With a
+    smaller scale the largest weights saturate; it is chosen if the total error is still smaller.
     """
     starts = np.arange(0, values.shape[1], group)
     best_scale, best = scale, np.full(len(values), np.inf)
@@ -188,7 +188,7 @@ def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArr
 
 
 def pixel_zero(preprocess: Preprocess) -> int:
-    """The zero point of pixels in patch embeddings."""
+    """Return the zero point of pixels in patch embeddings."""
     return round(255 * float(np.mean(preprocess.mean)))
 
 

@@ -1,8 +1,9 @@
 """Mixed precision for recipe `auto`: raise the bits of as few sites as possible, without labels.
 
-Two calibrations of the same images, narrow and wide, differ only in the bits of some sites. A unit is the set of sites of one
-role in one block. Starting from the wide calibration, each unit is made narrow on its own to measure its cost. Units are then
-raised in order of decreasing cost until the expected loss is at most recipe.max_loss.
+There are two calibrations of the same images. At some sites the wide one has more bits than the narrow one; in the residual
+stream it also has per-tensor scales instead of PTF. A unit is the set of such sites of one role in one block. Its cost is
+measured with this unit narrow and all others wide. Units are then raised from narrow to wide, in order of decreasing cost,
+until the expected loss is at most recipe.max_loss.
 See also: calibrate.py (makes both calibrations), simulate.py (runs them).
 """
 
@@ -41,7 +42,7 @@ class _Unit:
 
 
 def wide(recipe: Recipe) -> Recipe:
-    """Raise every eligible site of the recipe, except where its own rules set the bits."""
+    """Return `recipe` with every eligible site raised, except those whose bits are set by a rule of the recipe."""
     sites = {role: SiteRule(bits=bits) for role, bits in WIDER.items() if role != "attention" and role not in recipe.sites}
     for pattern, rule in recipe.sites.items():
         sites[pattern] = msgspec.structs.replace(rule, bits=rule.bits or WIDER.get(pattern))
@@ -62,7 +63,7 @@ def choose(
     images: NDArray[np.uint8],
     progress: Progress | None = None,
 ) -> Calibration:
-    """Replace some sites of `narrow` by those of `wider`; the result's `choice` says which and why."""
+    """Replace some sites of `narrow` by those of `wider`; the result's `choice` records which ones and why."""
     limit = narrow.recipe.max_loss
     assert limit is not None
     graph = trace(model.module)
@@ -88,7 +89,7 @@ def choose(
     probes = min(PROBE_IMAGES, len(images))
     best = measured(units, probes).kl
     gains = {}
-    # Probe from the wide end: there errors are small and add up; near the narrow start they hide each other.
+    # All other units are wide: small errors add up, whereas the large errors of narrow units would mask each other.
     for unit in progress(units, len(units), "probing sites") if progress else units:
         gains[unit] = measured([other for other in units if other != unit], probes).kl - best
     order = sorted(units, key=lambda unit: -gains[unit])
@@ -115,7 +116,10 @@ def measure(float_logits: Tensor, logits: Tensor) -> Measure:
 
 
 def _rule(site: SitePlan, own: SiteRule) -> SiteRule:
-    """The site's own rule with raised bits. A residual site also gets its observer; it would default to the narrow one, PTF."""
+    """Return the site's rule with raised bits.
+
+    A residual site also gets the observer of the wide recipe, because the narrow recipe's default is PTF.
+    """
     if site.role != "residual":
         return msgspec.structs.replace(own, bits=site.bits)
     return msgspec.structs.replace(own, bits=site.bits, observer="ptf" if site.kind == "ptf" else site.observer)

@@ -32,7 +32,7 @@ BLOCK = 64  # columns whose errors are distributed together
 
 @dataclass
 class Moments:
-    """Over all tokens, float64: covariance [K, K] and mean [K] of the simulated inputs, mean [K] of the float inputs."""
+    """Moments over all tokens, float64: covariance [K, K] and mean [K] of simulated inputs, mean [K] of float inputs."""
 
     covariance: Tensor
     mean_simulated: Tensor
@@ -114,8 +114,8 @@ def fit(node: Node, moments: Moments, input_scales: NDArray[np.float64], calibra
 def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: int) -> Tensor:
     """Round values [O, K] to multiples of units [O, K], |code| <= largest, for a small error of values @ x.
 
-    covariance: of the inputs x [K, K]. InputBatches with large variance come first; the error of each is distributed over the
-    columns after it by the Cholesky factor of the inverse covariance.
+    covariance: of the inputs x [K, K]. Columns whose inputs have a large variance come first; the error of each column is
+    distributed over the columns after it by the Cholesky factor of the inverse covariance.
     """
     size = values.shape[1]
     mean = float(covariance.diagonal().mean())
@@ -138,7 +138,10 @@ def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: in
 
 
 def _factor(covariance: Tensor, mean: float) -> Tensor:
-    """Upper Cholesky factor of the inverse. Damping grows until it exists: a tiny covariance may be only rounding noise."""
+    """Return the upper Cholesky factor of the inverse covariance.
+
+    The damping grows until the factor exists: a tiny covariance may be only rounding noise.
+    """
     damping = DAMPING * mean
     while True:
         lower, failed = torch.linalg.cholesky_ex(covariance + damping * torch.eye(len(covariance), dtype=torch.float64))

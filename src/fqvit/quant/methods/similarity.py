@@ -1,4 +1,4 @@
-"""Search scales that keep the outputs of matrix products close to float (PTQ for ViT, Liu 2021).
+"""Search scales that keep matrix products close to those of the float model (PTQ for ViT, Liu 2021).
 
 There is one scale per weight matrix and one per site. The products are visited in network order; each one compares the float
 model's output with the quantized output:
@@ -33,9 +33,9 @@ from fqvit.quant.weights import QuantizedLinear
 from fqvit.system.progress import Progress
 
 FACTORS = np.linspace(0.5, 1.2, 100)
-ROUNDS = 20
-GAMMA = 0.1
-THETA = 0.2
+ROUNDS = 20  # at most this many searches per scale
+GAMMA = 0.1  # weight of the ranking loss
+THETA = 0.2  # margin of the ranking loss
 IMAGES = 32  # images that scales are scored on
 TOKENS = 32  # tokens per image (and per window)
 WINDOWS = 4  # windows per image
@@ -100,9 +100,9 @@ class RankingLoss:
         total = THETA * self.pairs - (a * self.balance).sum((1, 2), dtype=torch.float64)
         candidate, row = torch.nonzero(a.amax(-1) > THETA, as_tuple=True)
         some, exact = a[candidate, row], self.exact[row]
-        top, place = some.topk(self.most, -1)
+        top, position = some.topk(self.most, -1)
         beyond = (top[..., None] - some[:, None] - THETA).clamp_(min=0)
-        beyond *= exact.gather(1, place)[..., None] > exact[:, None]
+        beyond *= exact.gather(1, position)[..., None] > exact[:, None]
         total.index_add_(0, candidate, beyond.sum((1, 2), dtype=torch.float64))
         return total / max(self.pairs, 1)
 
@@ -141,8 +141,10 @@ class Searcher:
         self.chosen = {(name, group) for name in fixed for group in range(3)}
 
     def quantize_node(self, node: Node, exact: InputBatches, raw: InputBatches) -> list[Tensor]:
-        """exact: inputs in the float model; raw: inputs in the quantized network, not encoded yet. Returns the node's outputs
-        in the quantized network, one tensor per batch."""
+        """Return the node's outputs in the quantized network, one tensor per batch.
+
+        exact: inputs in the float model   raw: inputs in the quantized network, not encoded yet
+        """
         leaf = node.leaf
         if isinstance(leaf, layers.Linear | layers.Patches):
             return self._linear(node, exact, raw)
@@ -226,7 +228,7 @@ class Searcher:
             self._set_scale(source, factor)
 
     def _source(self, name: str) -> tuple[str, int]:
-        """The site that an operand comes from, through data movement, and its group of channels (0, or Q, K, V = 0, 1, 2)."""
+        """Return the site that an operand is read from, through data movement, and its group (Q, K, V: 0, 1, 2; others: 0)."""
         group = 0
         while name not in self.sites:
             node = self.graph.node(name)
@@ -261,8 +263,10 @@ def search_intervals(
 
 
 def _sample_indices(size: int, count: int) -> Tensor:
-    """At most `count` of 0 .. size-1, sorted, always the same. 0 is included: the class token differs from the others, and
-    clipping it would affect the logits directly."""
+    """Return at most `count` of 0 .. size-1, sorted, always the same ones.
+
+    0 is included: the class token differs from the others, and clipping it would affect the logits directly.
+    """
     others = 1 + torch.randperm(size - 1, generator=torch.Generator().manual_seed(0))[: count - 1]
     return torch.cat([torch.zeros(1, dtype=torch.long), others]).sort().values
 
@@ -285,6 +289,6 @@ def _normalized(x: Tensor) -> Tensor:
 
 
 def _mean(batches: Sequence[Tensor]) -> NDArray[np.float64]:
-    """Mean over all rows of batches [N, T, O]: float64 [O]"""
+    """Return the mean over all rows of batches [N, T, O]: float64 [O]"""
     rows = sum(batch.shape[0] * batch.shape[1] for batch in batches)
     return np.sum([batch.sum((0, 1), dtype=torch.float64).numpy() for batch in batches], axis=0) / rows  # type: ignore[no-any-return]
