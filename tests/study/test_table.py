@@ -203,7 +203,7 @@ def test_models_are_given_by_name_file_or_address() -> None:
     ]
     assert named_models(None, None, "vit_tiny.safetensors") == [Named(None, "vit_tiny.safetensors")]
     for models in (["a", "b"], ["a=b.pth"]):
-        with pytest.raises(FqvitError, match="expected one model, without a checkpoint"):
+        with pytest.raises(FqvitError, match="expected one model name without a checkpoint"):
             named_models(None, models, "c.pth")
 
 
