@@ -1,7 +1,7 @@
 """Check a hardware model against golden vectors, op by op: python examples/golden.py FOLDER
 
 FOLDER is written by `fqvit export FILE.fqvit --to vectors -o FOLDER`. Here the "hardware" is a few lines of Python that only
-implement `linear`; replace them by your simulator. All values must be equal: there is no tolerance.
+implement `linear`; replace them with your simulator. All values must be equal: there is no tolerance.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 import fqvit
 
-LARGEST = 20_000_000  # bytes of an image
+LARGEST = 20_000_000  # maximum size of an encoded image, in bytes
 
 
 def answer(engine: fqvit.Engine, body: bytes) -> dict[str, object]:
