@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 version: str
-"""Version of the sources it was built from; differs from the package's version only in a stale build."""
+"""Version of the sources that the engine was built from. It differs from the package's version only in a stale build."""
 
 class BadProgram(ValueError):
-    """A program breaks a rule, or this machine cannot run it."""
+    """The program violates a rule of the format, or this machine cannot run it."""
 
 def cpu_features() -> dict[str, bool]:
-    """Whether this machine supports avx2, avx_vnni, avx512_vnni, neon, neon_dotprod and neon_i8mm."""
+    """Return whether this machine supports each of avx2, avx_vnni, avx512_vnni, neon, neon_dotprod and neon_i8mm."""
 
 def instruction_sets() -> list[str]:
-    """Instruction sets that this build contains and this CPU supports, fastest first."""
+    """Return the instruction sets that this build contains and this CPU supports, fastest first."""
 
 def roi_align(
     map: NDArray[np.uint8],
@@ -30,10 +30,10 @@ def roi_align(
     threads: int,
     instruction_set: str = "",
 ) -> NDArray[np.uint8]:
-    """RoIAlign of a map [h, w, C] and boxes [n, 4] -> [n, side, side, C]. native/include/fqvit/roialign.h has the limits."""
+    """Compute RoIAlign: feature map [h, w, C], boxes [n, 4] -> [n, side, side, C]. Limits: native/include/fqvit/roialign.h."""
 
 class Engine:
-    """native/include/fqvit/engine.h. Values are known by number: 0 is the image, then what constant() and add() return."""
+    """The engine in native/include/fqvit/engine.h. Value 0 is the image; constant() and add() return the next numbers."""
 
     def __init__(self, image: list[int], instruction_set: str, threads: int) -> None: ...
     def constant(self, array: np.ndarray[Any, Any], /) -> int: ...

@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 from fqvit.errors import FqvitError
 
-# Limits the memory that an untrusted file can ask for. Real models are far below.
+# Limits the memory that an untrusted file can ask for. Real models are far below this limit.
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=8192)]
 
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

@@ -18,12 +18,12 @@ from fqvit.errors import FqvitError
 BLOCK = tarfile.BLOCKSIZE
 LONGEST_NAME = 1 << 16
 LARGEST_PAX = 1 << 20
-BEHIND = 1 << 20  # bytes after the end mark that must be zero; writers pad with less
-PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+TRAILING = 1 << 20  # bytes after the end mark that are checked to be zero; the padding of tar writers is shorter
+COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class Member(NamedTuple):
-    """offset: of the first byte after the header, in the tar file. regular: a file, not a link or device."""
+    """A member of a tar file. offset: of its first byte of content. regular: whether it is a file, not a link or device."""
 
     name: str
     offset: int
@@ -53,7 +53,7 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
         if len(block) < BLOCK:
             raise FqvitError(f"{path}: no end mark at byte {at}. The file is truncated; copy it again.")
         if not any(block):
-            _check_zero_padding(path, file.read(BEHIND))
+            _check_zero_padding(path, file.read(TRAILING))
             return
         try:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -126,11 +126,11 @@ def _size(path: Path, pax: dict[str, str]) -> int | None:
 
 
 def _check_not_compressed(path: Path, block: bytes) -> None:
-    for magic, kind in PACKED.items():
+    for magic, kind in COMPRESSED.items():
         if block.startswith(magic):
             raise FqvitError(f"{path}: compressed ({kind}), expected a plain tar file. Decompress it: images hardly shrink.")
 
 
-def _check_zero_padding(path: Path, behind: bytes) -> None:
-    if any(behind):
+def _check_zero_padding(path: Path, trailing: bytes) -> None:
+    if any(trailing):
         raise FqvitError(f"{path}: data after the end mark. Concatenate tar files with `tar -A` instead of `cat`.")

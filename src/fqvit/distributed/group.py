@@ -39,7 +39,7 @@ class Group:
 
     @classmethod
     def join(cls, rank: int, size: int, handler: Handler) -> Group:
-        """Connect to all workers at MASTER_ADDR (rendezvous). handler: for SIGTERM, restored by `close`."""
+        """Connect to all workers at MASTER_ADDR (rendezvous). handler: the SIGTERM handler that `close` restores."""
         try:
             store, _, _ = _interruptible(lambda: next(rendezvous("env://", timeout=timedelta(seconds=RENDEZVOUS))))
             # torchrun's store survives a restart of the workers, so their keys need a prefix per restart.
@@ -75,7 +75,7 @@ class Group:
         return _value(payload)
 
     def merge(self, state: Callable[[], Any], merge: Callable[[Any], None]) -> None:
-        """Merge states along a binary tree in log2(size) rounds: each worker receives from the next one and sends both on."""
+        """Merge states along a binary tree. In each round, every second remaining worker sends its state to the one before."""
         step = 1
         while step < self.size:
             if self.rank % (2 * step):

@@ -72,7 +72,7 @@ class Workers:
 
     @property
     def first(self) -> bool:
-        """Whether this is worker 0, which writes files and prints results."""
+        """True for worker 0, which writes files and prints results."""
         return self.rank == 0
 
     def share(self, count: int) -> range:
@@ -139,7 +139,7 @@ def _terminated_early(*_: object) -> NoReturn:
 
 
 def cores() -> int:
-    """Return the CPU cores for this process: the usable ones, divided by the workers that torchrun started on this machine."""
+    """Return the number of CPU cores for this process: the usable cores divided by the local workers of torchrun."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = number_in(os.environ, "WORLD_SIZE") or 1
     here = number_in(os.environ, "LOCAL_WORLD_SIZE") or size

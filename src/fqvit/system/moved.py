@@ -1,6 +1,6 @@
 """Keep the import paths of version 0.1 working, each with a DeprecationWarning.
 
-`import fqvit` appends the finder to sys.meta_path. It answers only for the names in MOVED, after every other finder has failed.
+`import fqvit` appends the finder to sys.meta_path. It handles only the names in MOVED, after every other finder has failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOVED = {
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Finder and loader for the old names: a module with the attributes of the new one."""
+    """Import an old name as a module with the attributes of the new module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(name, self, origin=MOVED[name]) if name in MOVED else None
@@ -41,7 +41,7 @@ class MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        message = f"{name} has moved to {MOVED[name]}. Import from there, or take the name from fqvit itself."
+        message = f"{name} has moved to {MOVED[name]}. Import from there, or from fqvit if the name is public."
         warnings.warn(message, DeprecationWarning, stacklevel=2)  # importlib's own frames do not count
         attributes = vars(import_module(MOVED[name]))
         vars(module).update({key: value for key, value in attributes.items() if not key.startswith("__")})

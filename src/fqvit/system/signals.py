@@ -18,7 +18,7 @@ from typing import NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """A subclass, because Python kills its own process after a plain KeyboardInterrupt in an import, whatever the exit code."""
+    """A signal arrived. Not a plain KeyboardInterrupt: after one in an import, Python kills itself, whatever the exit code."""
 
 
 _installed: list[int] = []  # the signals that `install` handles
