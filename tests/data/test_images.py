@@ -97,7 +97,7 @@ def test_class_folders_are_matched_by_id_if_ids_are_known() -> None:
     ("folders", "classes"),
     [(["a", "b"], 3), (["cat", "dig"], ["cat", "dog", "cow"]), (["1", "10", "2"], 3), (["cat", "CAT"], ["cat", "dog", "cow"])],
 )
-def test_class_folders_that_fit_no_rule_are_rejected(folders: list[str], classes: list[str] | int) -> None:
+def test_class_folders_that_match_no_rule_are_rejected(folders: list[str], classes: list[str] | int) -> None:
     with pytest.raises(FqvitError, match=r"data: \d class sub-folders for a model of 3 classes.*one sub-folder per class"):
         class_indices("data", folders, classes)
 
@@ -131,7 +131,7 @@ def test_folders_and_missing_files_are_unreadable(tmp_path: Path) -> None:
         read_image(tmp_path / "none.png", GREY)
 
 
-def test_more_than_one_percent_unreadable_is_rejected_with_the_first_name(tmp_path: Path) -> None:
+def test_more_than_one_percent_of_unreadable_images_is_an_error_that_names_the_first(tmp_path: Path) -> None:
     for value in range(100):
         save(tmp_path / f"{value:03}.png", value)
     (tmp_path / "005.png").write_bytes(b"")

@@ -43,8 +43,8 @@ def values(source: Source) -> list[int]:
     return [int(image[0, 0, 0]) for batch in source.batches(4) for image in batch.images]
 
 
-def labels(place: Path, classes: list[str] | int = 10, ids: tuple[str, ...] = ()) -> list[int]:
-    found = TarShards.labelled(place, GREY, classes, ids, SINGLE_PROCESS)
+def labels(path: Path, classes: list[str] | int = 10, ids: tuple[str, ...] = ()) -> list[int]:
+    found = TarShards.labelled(path, GREY, classes, ids, SINGLE_PROCESS)
     assert found.labels is not None
     return found.labels
 
@@ -77,7 +77,7 @@ def test_labels_are_read_from_cls_then_json_then_the_folder(tmp_path: Path, kind
         "./a.json": b'{"label": 9}',
         "b.jpg": png(1),
         "b.json": json.dumps({"label": 4, "filename": "b.JPEG", "width": 8}).encode(),
-        f"train/{deep}/{deep}/7/c.d.PNG": png(2),  # long enough for an extended header, with a dot in it
+        f"train/{deep}/{deep}/7/c.d.PNG": png(2),  # long enough for an extended header; a dot in the stem
         "7/c.json": b'{"caption": "no label in here"}',
         "7/c.png": png(3),
         "readme.txt": b"no image",
@@ -140,7 +140,7 @@ def test_unreadable_images_in_shards_are_skipped_as_in_folders(tmp_path: Path) -
         values(good)
 
 
-def test_workers_share_the_headers_and_all_get_the_whole_index(tmp_path: Path) -> None:
+def test_workers_read_a_share_of_the_headers_and_all_get_the_whole_index(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.distributed.together import together
 
@@ -171,14 +171,14 @@ def test_commands_accept_shards_and_give_the_fingerprint_of_the_folder(tmp_path:
     for shard in range(3):
         pack(tmp_path / "tars" / f"{shard}.tar", dict(list(files.items())[shard * 20 : (shard + 1) * 20]))
     made = [
-        fqvit("quantize", "--recipe", "ema", "--calib", place, "--images", 40, "-o", tmp_path / "x.fqvit", "--json").json
-        for place in (tmp_path / "folder", tmp_path / "tars", tmp_path / "tars" / "{0..2}.tar")
+        fqvit("quantize", "--recipe", "ema", "--calib", path, "--images", 40, "-o", tmp_path / "x.fqvit", "--json").json
+        for path in (tmp_path / "folder", tmp_path / "tars", tmp_path / "tars" / "{0..2}.tar")
     ]
     assert made[0]["calibration_images"] == 40
     assert len({each["fingerprint"] for each in made}) == 1
     found = [
-        fqvit("eval", tmp_path / "x.fqvit", "--data", place, "--limit", 30, "--json").json
-        for place in (tmp_path / "folder", tmp_path / "tars")
+        fqvit("eval", tmp_path / "x.fqvit", "--data", path, "--limit", 30, "--json").json
+        for path in (tmp_path / "folder", tmp_path / "tars")
     ]
     assert found[0]["images"] == 30 and found[0]["top1"] == found[1]["top1"] > 80
     assert_rejected(fqvit("eval", tmp_path / "x.fqvit", "--data", tmp_path / "none.tar"), "none.tar: no such file")

@@ -25,7 +25,7 @@ from fqvit.quant.batches import ImageSample, sample_positions, sample_size
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import RECIPES
 from tests.cli.command_line import assert_rejected, fqvit
-from tests.distributed.together import Thread, ends, start, together
+from tests.distributed.together import ThreadGroup, ends, start, together
 from tests.factories import float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -36,7 +36,7 @@ SOURCE = ImageArray(PICTURES, [i % 5 for i in range(53)], MODEL.preprocess)
 
 def test_shares_are_consecutive_and_cover_every_batch_once() -> None:
     for size in range(1, 9):
-        workers = [Workers(Thread(rank, size, {})) for rank in range(size)]
+        workers = [Workers(ThreadGroup(rank, size, {})) for rank in range(size)]
         for count in (0, 1, 5, 8, 63):
             assert [k for worker in workers for k in worker.share(count)] == list(range(count))
             assert max(len(worker.share(count)) for worker in workers) <= -(-count // size)

@@ -25,10 +25,10 @@ class OtherFailed(Exception):
     """Another worker raised an exception, so it will send nothing."""
 
 
-class Thread(Group):
-    """A group that sends through queues instead of gloo. Everything else is the code under test.
+class ThreadGroup(Group):
+    """A worker that is a thread: it sends through queues instead of gloo. Everything else is the code under test.
 
-    Only the thread that holds the baton runs, because torch.fx cannot trace in two threads. It is released while waiting.
+    Only the thread that holds the baton runs, because torch.fx cannot trace in two threads. A waiting thread releases it.
     """
 
     def __init__(self, rank: int, size: int, mail: Mail, baton: threading.Lock | None = None) -> None:
@@ -54,7 +54,7 @@ class Thread(Group):
 
 
 def together(size: int, work: Callable[[Workers], T]) -> list[T]:
-    """Run work(workers) as every worker and return the results. Raise the exception of the first worker that failed itself."""
+    """Run work(workers) as every worker and return the results. Raise the exception of the first worker whose work failed."""
     mail: Mail = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
     results: list[Any] = [None] * size
     baton = threading.Lock()
@@ -62,7 +62,7 @@ def together(size: int, work: Callable[[Workers], T]) -> list[T]:
     def run(rank: int) -> None:
         with baton:
             try:
-                results[rank] = work(Workers(Thread(rank, size, mail, baton)))
+                results[rank] = work(Workers(ThreadGroup(rank, size, mail, baton)))
             except Exception as error:
                 results[rank] = error
                 for other in range(size):

@@ -64,7 +64,7 @@ def make() -> None:
 
 
 def make_detectors() -> None:
-    shown = [picture.resize((60, 44)) for picture in sample_images()[:2]]
+    shown = [image.resize((60, 44)) for image in sample_images()[:2]]
     for name, (config, recipe) in DETECTORS.items():
         path = HERE / "detectors" / f"{name}.fqvit"
         if path.exists():
@@ -72,7 +72,7 @@ def make_detectors() -> None:
         detector = load_detector(random_release(config, "mmdetection"), msgspec.structs.replace(SETTINGS, detections=12))
         lowered = LoweredDetector(detector, calibrate_detector(detector, shown, load_recipe(recipe)))
         program = DetectorProgram.of(detector, lowered)
-        found = [program.ready(1, "reference").detect(prepare(picture, program.settings)) for picture in shown]
+        found = [program.ready(1, "reference").detect(prepare(image, program.settings)) for image in shown]
         path.parent.mkdir(exist_ok=True)
         program.save(path)
         arrays = {"fingerprint": np.array(program.fingerprint()), "pictures": np.stack([np.asarray(x) for x in shown])}

@@ -58,7 +58,7 @@ def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[
         if not over and (len(ours) > 1 or (connected and not ours) or "src/fqvit" in said or spent > PATIENCE):
             found.append(f"{spent:.0f} s, {ours}, {said[-1500:]}")
         found += [f"left running: {left}"] if (left := alive(process.pid)) else []
-        # A killed worker cannot remove its temporary files.
+        # Worker 0 writes all files. If it is killed, it cannot remove its temporary ones.
         faults += [
             f"worker {lost}, {after:.1f} s of {seconds:.1f}: {each}" for each in found if lost or not each.startswith("left .")
         ]

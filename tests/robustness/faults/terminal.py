@@ -16,14 +16,14 @@ from pathlib import Path
 import fqvit
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
-PYTHONS_START = ("Failed to import the site module", "Could not import runpy module", "<frozen runpy>")
+BEFORE_FQVIT = ("Failed to import the site module", "Could not import runpy module", "<frozen runpy>")
 OURS = str(Path(fqvit.__file__).with_name("__main__.py"))  # from its first line on, fqvit handles signals
 QUIET = {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command. code: as in Popen, negative for a signal. screen: all output. left: processes still running."""
+    """The result of a command. code: as in Popen, negative for a signal. screen: all output. left: processes still running."""
 
     code: int
     screen: str
@@ -32,8 +32,8 @@ class Ended:
 
     def faults(self, codes: Sequence[int]) -> list[str]:
         """List the violations after a signal. codes: the allowed exit codes."""
-        if any(words in self.screen for words in PYTHONS_START) and OURS not in self.screen:
-            return []  # the first 0.1 s, before any line of fqvit
+        if any(words in self.screen for words in BEFORE_FQVIT) and OURS not in self.screen:
+            return []  # the signal came in the first 0.1 s, before any line of fqvit ran
         found = []
         if self.code not in codes:
             found.append(f"exit code {self.code}")
@@ -42,7 +42,7 @@ class Ended:
         if self.screen.rfind(HIDE) > self.screen.rfind(SHOW):
             found.append("the cursor is hidden")
         if self.screen and not self.screen.endswith("\n") and not self.screen.endswith(SHOW):
-            found.append(f"the last line has no end: {self.screen[-200:]!r}")
+            found.append(f"the last line has no newline: {self.screen[-200:]!r}")
         if self.left:
             found.append(f"processes left running: {self.left}")
         return found
@@ -58,7 +58,7 @@ def run(
     limit: float = 120.0,
     **environment: str,
 ) -> Ended:
-    """Run `python WORDS` in `folder`. signum: a signal to send, `after` seconds.
+    """Run `python WORDS` in `folder`. signum: a signal to send when `after` seconds have passed.
 
     group: send it to the whole process group, as a terminal does, or to the process only.
     """
