@@ -1,4 +1,4 @@
-"""Swin's indices and module. Equality with timm is tested in test_parity.py."""
+"""Swin: the indices of windows and patch merging, and the traced module. Equality with timm is tested in test_parity.py."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ def test_recipes_that_read_images_twice_run_their_refinement() -> None:
 GOOD = json.loads(calibrate(MODEL, [IMAGES[:4]], RECIPES["w4"]).to_json())
 
 
-@pytest.mark.parametrize("place", ["", "recipe", "sites", "weights"])
-def test_from_json_rejects_unknown_fields(place: str) -> None:
+@pytest.mark.parametrize("field", ["", "recipe", "sites", "weights"])
+def test_from_json_rejects_unknown_fields(field: str) -> None:
     whole: Any = json.loads(json.dumps(GOOD))
-    table = whole[place] if place else whole
-    (next(iter(table.values())) if place in ("sites", "weights") else table)["colour"] = 1
+    table = whole[field] if field else whole
+    (next(iter(table.values())) if field in ("sites", "weights") else table)["colour"] = 1
     with pytest.raises(FqvitError, match="unknown field `colour`"):
         Calibration.from_json(json.dumps(whole))
 

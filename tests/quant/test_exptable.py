@@ -1,4 +1,4 @@
-"""Tables of exp: the rounded exponential, the paper's polynomial, that of its code, and levels of relative attention."""
+"""Tables of exp: the rounded exponential, the polynomials of the paper and of its code, and levels of relative attention."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_the_polynomial_is_within_the_papers_bound(scale: float) -> None:
 
 @many
 @given(SCALES | st.floats(1e-7, 1e-3), st.integers(1, 1024))
-@example(0.0031674016065418096, 197)  # detects c + 1 instead of c
-@example(1.010693265542995e-05, 197)  # detects a shift that is one bit too large
+@example(0.0031674016065418096, 197)  # fails with c + 1 instead of c
+@example(1.010693265542995e-05, 197)  # fails with a shift that is one bit too large
 def test_the_polynomial_matches_the_paper_in_exact_integers(scale: float, tokens: int) -> None:
     shift = max(0, math.ceil(math.log2(2**15 * scale / math.log(2))))
     fine = scale / 2**shift
@@ -121,7 +121,7 @@ BY_LEVELS = pytest.mark.parametrize("bits, tokens", LEVELS)
 
 
 @BY_LEVELS
-def test_levels_decrease_to_0_and_row_sums_are_proved_to_fit(bits: int, tokens: int) -> None:
+def test_levels_include_0_and_row_sums_are_proved_not_to_overflow(bits: int, tokens: int) -> None:
     levels = LEVELS[bits, tokens]
     assert len(levels) == 2**bits and min(levels) == 0 and max(levels) <= 2**15
     if bits <= 4:
@@ -145,7 +145,7 @@ def test_levels_decrease_to_0_and_row_sums_are_proved_to_fit(bits: int, tokens: 
 def test_level_tables_match_the_codes_of_exact_attention(
     bits: int, tokens: int, scale: float, wide: bool, masked: bool
 ) -> None:
-    """For a row with every distance, the codes equal those of the simulation, except where two levels are equally near."""
+    """For a row with every distance, the codes equal those of the simulation, except at ties between two levels."""
     levels = LEVELS[bits, tokens]
     codes = 2**12 if wide else 256
     table = level_table(scale, codes, levels, masked)
@@ -167,7 +167,7 @@ def test_masked_level_tables_end_with_level_0_even_if_no_distance_reaches_it(bit
     flat = level_table(1e-9, 256, levels, False)
     assert flat.tolist() == [levels.index(max(levels))]
     masked = level_table(1e-9, 256, levels, True)
-    # No distance reaches it: 256 entries for 256 distances come before it.
+    # The last entry is level 0, which no distance reads: the 256 entries before it are for 256 distances.
     assert len(masked) == 257 and levels[int(masked[-1])] == 0 and set(masked[:-1].tolist()) == set(flat.tolist())
     steep = level_table(30.0, 256, levels, True)
     assert steep.tolist() == [levels.index(max(levels)), levels.index(0)]
@@ -175,8 +175,8 @@ def test_masked_level_tables_end_with_level_0_even_if_no_distance_reaches_it(bit
 
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("tokens", [1, 2, 50, 4112, 4113, 16383])
-def test_levels_fit_31_bits_for_rows_of_any_length(bits: int, tokens: int) -> None:
+def test_row_sums_fit_31_bits_for_rows_of_any_length(bits: int, tokens: int) -> None:
     levels = relative(bits, tokens).levels
     assert len(levels) == 2**bits and 255 * tokens * max(levels) < 2**31
     assert list(levels) == sorted(levels, reverse=bits <= 4)
-    assert bits > 4 or tokens > 4112 or len(set(levels)) == 2**bits  # in longer rows the smallest of the 16 levels are 0
+    assert bits > 4 or tokens > 4112 or len(set(levels)) == 2**bits  # for longer rows, the smallest levels are all 0

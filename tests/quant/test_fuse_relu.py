@@ -1,4 +1,4 @@
-"""Tests of quant/fuse_relu.py: which ReLUs are fused into the map before them."""
+"""Tests of quant/fuse_relu.py: which ReLUs are fused into the layer before them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.plan import plan
 from fqvit.quant.recipe import RECIPES
 
-MAP = Node("map", Linear(4, 4, "inner"), ("images",))
-ACT = Node("act", Relu(), ("map",))
+LAYER = Node("layer", Linear(4, 4, "inner"), ("images",))
+ACT = Node("act", Relu(), ("layer",))
 
 
 @pytest.mark.parametrize("leaf", [Linear(4, 4, "inner"), Conv2d(4, 4, "inner"), Deconv(4, 4, "inner")])
-def test_a_relu_is_fused_into_the_map_that_it_alone_reads(leaf: Leaf) -> None:
-    assert fuse_relus(Graph((Node("map", leaf, ("images",)), ACT), "act")) == {"map": "act"}
+def test_a_relu_is_fused_into_a_layer_if_it_is_the_only_reader(leaf: Leaf) -> None:
+    assert fuse_relus(Graph((Node("layer", leaf, ("images",)), ACT), "act")) == {"layer": "act"}
 
 
-def test_a_map_with_a_second_reader_is_not_fused() -> None:
-    assert fuse_relus(Graph((MAP, ACT, Node("both", Add(), ("map", "act"))), "both")) == {}
+def test_a_layer_with_a_second_reader_is_not_fused() -> None:
+    assert fuse_relus(Graph((LAYER, ACT, Node("both", Add(), ("layer", "act"))), "both")) == {}
 
 
-def test_a_map_that_is_an_output_is_not_fused() -> None:
-    assert fuse_relus(Graph((MAP, ACT), "act", ("map",))) == {}
+def test_a_layer_that_is_an_output_is_not_fused() -> None:
+    assert fuse_relus(Graph((LAYER, ACT), "act", ("layer",))) == {}
 
 
-def test_a_map_that_no_relu_reads_is_not_fused() -> None:
-    assert fuse_relus(Graph((MAP, Node("sum", Add(), ("map", "images"))), "sum")) == {}
+def test_a_layer_that_no_relu_reads_is_not_fused() -> None:
+    assert fuse_relus(Graph((LAYER, Node("sum", Add(), ("layer", "images"))), "sum")) == {}
 
 
 def test_a_relu_is_not_fused_into_a_sum() -> None:
@@ -39,5 +39,5 @@ def test_a_relu_is_not_fused_into_a_sum() -> None:
     assert fuse_relus(Graph((total, Node("act", Relu(), ("sum",))), "act")) == {}
 
 
-def test_a_fused_map_has_no_site_of_its_own() -> None:
-    assert set(plan(Graph((MAP, ACT), "act"), RECIPES["minmax"])) == {"act"}
+def test_a_fused_layer_has_no_site() -> None:
+    assert set(plan(Graph((LAYER, ACT), "act"), RECIPES["minmax"])) == {"act"}

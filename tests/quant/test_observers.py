@@ -84,11 +84,11 @@ def test_a_site_without_data_is_reported_by_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("position", [0, -1])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_non_finite_values_are_reported_with_the_site(kind: str, place: int, bad: float) -> None:
+def test_non_finite_values_are_reported_with_the_site(kind: str, position: int, bad: float) -> None:
     poisoned = torch.randn(40, 100, 6)
-    poisoned.view(-1)[place] = bad
+    poisoned.view(-1)[position] = bad
     later = fed(MAKERS[kind](), [poisoned, torch.randn(2, 6)])
     observer = fed(MAKERS[kind](), [torch.randn(2, 6)])
     observer.merge(later)
@@ -121,7 +121,7 @@ def test_sites_of_zeros_give_a_valid_result(kind: str) -> None:
     if isinstance(observer, RangeObserver):
         assert observer.range() == (0.0, 0.0)
     else:
-        levels = 255 * 2**observer.k  # of the range 0..1
+        levels = 255 * 2**observer.k  # the range 0..1 is used instead of 0..0
         assert observer.result().scale == pytest.approx(1 / levels) and not observer.result().alpha.any()
 
 
@@ -287,7 +287,7 @@ def test_the_range_of_ptf_includes_0_for_values_of_one_sign(sign: float, zero: i
 
 
 def test_the_default_settings_are_those_of_the_papers_code() -> None:
-    """All batches count, unless last_batch is set."""
+    """Except for last_batch: the paper's code uses the last batch only, which must be requested here."""
     defaults = {observer.__name__: observer(SITE).state()["settings"] for observer in (MinMax, Ema, Percentile, Omse, Ptf)}
     assert defaults == {
         "MinMax": {},

@@ -147,8 +147,8 @@ def test_a_symmetric_relu_has_at_most_7_bits(bits: int, found: int) -> None:
     assert (site.bits, site.groups, site.symmetric) == (found, 1, False)
 
 
-def test_a_branch_of_the_pyramid_is_quantized_only_if_not_just_added() -> None:
-    """An Upsample that reads only its size does not count."""
+def test_a_branch_of_the_pyramid_that_is_only_added_is_not_quantized() -> None:
+    """An Upsample that reads only the size of the branch does not count as a reader."""
     lateral, other = (Node(name, Linear(4, 4, "pyramid"), ("images",)) for name in ("lateral", "other"))
     size = Node("size", Upsample(), ("other", "lateral"))
     total = Node("total", Add(), ("size", "lateral"))
@@ -285,10 +285,10 @@ def test_v_has_per_channel_scales_only_if_attention_times_v_has() -> None:
 
 def test_per_channel_scales_require_that_only_linear_layers_read_the_site() -> None:
     norm = Node("norm", LayerNorm(4, 1e-6), ("images",))
-    maps = tuple(Node(name, Linear(4, 4, "logits"), ("norm",)) for name in ("one", "two"))
-    assert with_channels(Graph((norm, *maps), "two", ("one",)), sites={}) == {"norm"}
+    readers = tuple(Node(name, Linear(4, 4, "logits"), ("norm",)) for name in ("one", "two"))
+    assert with_channels(Graph((norm, *readers), "two", ("one",)), sites={}) == {"norm"}
     total = Node("sum", Add(), ("norm", "images"))
-    assert with_channels(Graph((norm, *maps, total), "sum", ("one", "two")), sites={}) == set()
+    assert with_channels(Graph((norm, *readers, total), "sum", ("one", "two")), sites={}) == set()
 
 
 def test_v_read_twice_needs_per_channel_scales_in_both_readers() -> None:

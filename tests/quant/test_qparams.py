@@ -116,7 +116,7 @@ def test_log2_codes_match_a_slow_definition(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_log2_codes_of_every_integer_ratio(bits: int) -> None:
+def test_log2_codes_are_exact_for_every_integer_ratio(bits: int) -> None:
     """1 / p takes every integer that 4-bit codes distinguish, and more."""
     ratios = range(1, 2**16 + 1)
     got = log2_encode(1 / torch.tensor(ratios, dtype=torch.float64), 2**bits - 1)

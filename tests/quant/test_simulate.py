@@ -60,7 +60,7 @@ def test_models_with_masks_always_have_a_zero_code() -> None:
     assert {q.zero_code for q in Simulation(plain, calibration_of(plain, recipe)).sites.values() if q.log2} == {False}
 
 
-def test_quantized_weights_are_within_half_a_scale() -> None:
+def test_quantized_weights_are_within_half_a_scale_of_the_float_weights() -> None:
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model))
     for node in simulation.graph.nodes:
@@ -127,7 +127,7 @@ def test_input_scales_are_found_through_data_movement() -> None:
 
 
 class Merge(nn.Module):
-    """Concatenated rows without a norm: [N, 2, 2, 3] -> [N, 2, 5]"""
+    """Concatenate rows, then apply a linear layer without a norm in between: [N, 2, 2, 3] -> [N, 2, 5]"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_table_softmax_looks_up_the_distance_to_the_largest_code(exp: str, maske
 
 @pytest.mark.parametrize("exp", EXP_TABLES)
 def test_the_simulation_uses_the_exponential_of_the_recipe(exp: str) -> None:
-    """The exact table is simulated by softmax itself."""
+    """The exact table is simulated by the float softmax."""
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model, msgspec.structs.replace(RECIPES["fq-vit"], exp=exp)))
     node = simulation.graph.node("blocks.0.attn.softmax")

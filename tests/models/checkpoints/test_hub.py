@@ -1,4 +1,4 @@
-"""hf:ORG/NAME, tested with a local HTTP server that serves small random models."""
+"""Models loaded by hf:ORG/NAME, tested with a local HTTP server that serves small random models."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def files(**changes: Any) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("address", ["hf:someone/vit-here", "hf:someone/vit-here@v1"])
-def test_a_model_of_the_hub_has_its_own_classes_epsilon_and_source(hub: Hub, address: str) -> None:
+def test_a_model_from_the_hub_has_the_classes_and_epsilon_of_its_config_and_records_its_source(hub: Hub, address: str) -> None:
     hub.repositories["someone/vit-here"] = files()
     for name, weights in ((address, None), ("vit_small_here", address)):
         model = load_model(name, weights)
@@ -145,7 +145,7 @@ def test_mean_and_std_come_from_the_preprocessor_config(hub: Hub) -> None:
     assert (p.mean, p.std, p.resize) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 18)
 
 
-def test_repositories_with_a_bin_file_load(hub: Hub, tmp_path: Path) -> None:
+def test_repositories_with_only_a_bin_file_load(hub: Hub, tmp_path: Path) -> None:
     torch.save(hugging_face_state(), tmp_path / "w.bin")
     hub.repositories["a/b"] = {"config.json": files()["config.json"], "pytorch_model.bin": (tmp_path / "w.bin").read_bytes()}
     assert load_model("hf:a/b").source.startswith("hf:a/b pytorch_model.bin sha256:")

@@ -1,4 +1,4 @@
-"""Checkpoint files that cannot be read: the error distinguishes damage from lack of memory, I/O errors and versions."""
+"""Checkpoint files that cannot be read: the error distinguishes damage, lack of memory, I/O errors and unsupported versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fqvit.models.checkpoints.checkpoint import read_checkpoint
 
 def test_torchscript_is_rejected_and_not_run(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch recommends torch.export
+        warnings.simplefilter("ignore")  # torch warns that torch.export should be used instead
         torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(tmp_path / "w.pt")
     with pytest.raises(FqvitError, match=r"w\.pt: is a TorchScript program.*Save model\.state_dict\(\) instead"):
         read_checkpoint(tmp_path / "w.pt")

@@ -77,8 +77,8 @@ def slow_outputs(split: Split, x: Array, y: Array, rounds: int) -> Split:
             t = (y - x @ (a[:, None] * others).T).T @ x
             for n in range(x.shape[1]):
                 bits[k][:, n] = 0
-                lump = 2 * ((bits[k] @ square[n]) * a / 2**k - t[:, n])
-                bits[k][:, n] = np.where(np.abs(lump) < a / 2**k * square[n, n], 0, -np.sign(lump))
+                slope = 2 * ((bits[k] @ square[n]) * a / 2**k - t[:, n])
+                bits[k][:, n] = np.where(np.abs(slope) < a / 2**k * square[n, n], 0, -np.sign(slope))
     return Split(a, bits)
 
 
@@ -154,7 +154,7 @@ def test_an_input_that_is_always_zero_keeps_its_weights() -> None:
     y = x @ weight.T
     found = by_outputs(start, products_of(x, y))
     np.testing.assert_array_equal(found.bits[:, :, 3], start.bits[:, :, 3])
-    # The other inputs get the same bits as without it.
+    # The weights of the other inputs get the same bits as without this input.
     without = by_outputs(Split(start.scale, np.delete(start.bits, 3, 2)), products_of(np.delete(x, 3, 1), y))
     np.testing.assert_array_equal(np.delete(found.bits, 3, 2), without.bits)
     np.testing.assert_allclose(found.scale, without.scale, rtol=1e-9)
@@ -218,7 +218,7 @@ def test_fit_works_on_input_codes_and_uses_outputs_if_there_are_enough_rows(rows
 
 @pytest.mark.parametrize("share", [0.6, 0.9, 1.1, 3.0])
 def test_biases_are_at_most_2_to_the_30_units(share: float) -> None:
-    """share: the bias divided by 2^30 units of the scale that the row's weights alone would have."""
+    """share: the bias divided by 2^30 units of the scale that the row would have without a bias."""
     layer = LinearLayer.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
     weight = np.array([[0.5, -1.0, 0.25], [1.0, 1.0, 1.0]])
     own = by_weights(weight, 8).scale[0] / 2**6
