@@ -1,4 +1,4 @@
-"""Read the committed seeds of fuzzing."""
+"""Read the committed seed files of the fuzzing targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def seeds_of(target: str) -> dict[str, bytes]:
-    """Return {name: bytes} of a target, decompressed."""
+    """Return the decompressed seeds of a target as {name: bytes}."""
     found = {}
     for path in sorted((HERE / "seeds" / target).iterdir()):
         raw = path.read_bytes()

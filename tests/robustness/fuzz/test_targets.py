@@ -1,4 +1,4 @@
-"""The fuzzing targets without a fuzzer: all seeds are valid, and a few thousand mutations of them give no finding.
+"""Run the fuzzing targets without a fuzzer: all seeds are valid, and over a thousand mutations of them reveal no fault.
 
 `make fuzz` continues with coverage guidance, `make fuzz-files` with many files under sanitizers.
 """

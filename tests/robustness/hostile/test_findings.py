@@ -67,7 +67,7 @@ def test_the_error_for_too_much_memory_names_the_file(program: Path) -> None:
         Engine(program, 1, most_bytes=1)
 
 
-def test_the_native_engine_bounds_the_number_of_channels() -> None:
+def test_the_native_engine_limits_the_number_of_channels() -> None:
     engine = _native.Engine([8192, 8192, 1], "scalar", 1)
     flat = engine.add("flat", "permute", [0], [], [np.array(x, np.int64) for x in ([1 << 26], [0], [], [])])
     one, nothing = np.ones(1, np.int32), np.zeros(0, np.uint8)
@@ -100,7 +100,7 @@ def test_a_detector_block_with_a_huge_index_is_rejected(name: str, tmp_path: Pat
         load_detector(tmp_path / "d.safetensors")
 
 
-def test_a_window_of_1000_tokens_is_rejected_before_its_pairs_are_computed(tmp_path: Path) -> None:
+def test_a_window_of_1000_x_1000_tokens_is_rejected_before_its_pairs_are_computed(tmp_path: Path) -> None:
     (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
     tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
     wide = {name: torch.zeros(1999**2, x.shape[1], dtype=torch.int8) for name, x in tensors.items() if "bias_table" in name}

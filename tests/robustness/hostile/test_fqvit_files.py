@@ -1,6 +1,6 @@
 """Damaged and malicious .fqvit files: each is rejected in one line that names the file, without allocating much memory.
 
-The fingerprint has no secret key, so a hostile writer can always make it valid; `rewritten` does.
+The fingerprint has no secret key, so an attacker can always make it valid; `rewritten` recomputes it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,6 @@ def assert_rejected(raw: bytes, folder: Path, match: str = ".") -> str:
 
 def first(header: Json, op: str) -> Json:
     return next(o for o in header["ops"] if o["op"] == op)
-
-
-def number(header: Json, op: str) -> int:
-    return next(i for i, o in enumerate(header["ops"]) if o["op"] == op)
 
 
 def set_op(op: str, **fields: Any) -> Change:
@@ -109,7 +105,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a float version": (set_header(version=1.0), "version"),
     "no version": (lambda header, _: header.pop("version"), "format version None"),
     "an unknown op": (add_op(op="exec", y="z", x="x"), r"ops\[\d+\]\S*: invalid value 'exec'"),
-    "an op without a kind": (add_op(y="z", x="x"), r"ops\[\d+\]"),
+    "an op without a tag": (add_op(y="z", x="x"), r"ops\[\d+\]"),
     "an op that is a list": (lambda header, _: header["ops"].append([1]), r"ops\[\d+\]: expected object, got array"),
     "ops that are an object": (set_header(ops={}), "ops: expected array, got object"),
     "a string for a shift": (set_op("matmul", shift="41"), r"ops\[\d+\]\.shift: expected int, got str"),
@@ -177,7 +173,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "uint64 multipliers": (retype(".mult", "U64", 8), "is U64: only integers"),
     "an output that nothing writes": (lambda header, _: header["output"].update(buffer="none"), "reads 'none'"),
     "nested lists in the recipe": (set_header(recipe={"x": nested(900)}), "."),
-    "a multiplication that explodes": (
+    "a matrix product with a huge output": (
         lambda header, _: header.update(
             preprocess={**header["preprocess"], "height": 8192, "width": 8192},
             ops=[
@@ -188,7 +184,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         ),
         "z: shape .* is too large",
     ),
-    "a concatenation that explodes": (
+    "a concatenation with a huge output": (
         lambda header, _: header.update(
             preprocess={**header["preprocess"], "height": 8192, "width": 8192},
             ops=[
@@ -229,7 +225,7 @@ TEXTS = {
     "a word": "hello",
     "a list": "[1]",
     "a number": "1",
-    "half": '{"version": 1, "model": ',
+    "truncated JSON": '{"version": 1, "model": ',
     "NaN": '{"version": 1, "model": NaN}',
     "an integer of 10,000 digits": '{"version": ' + "9" * 10_000 + "}",
     "100,000 open brackets": "[" * 100_000,
@@ -261,16 +257,16 @@ def test_nesting_of_any_depth_loads_or_is_rejected(depth: int, original: bytes, 
 
 
 def test_a_truncated_file_is_rejected_at_any_length(original: bytes, tmp_path: Path) -> None:
-    places = {*range(64), *range(64, len(original), max(len(original) // 60, 1)), len(original) - 1}
-    for place in sorted(places):
-        assert_rejected(original[:place], tmp_path)
+    lengths = {*range(64), *range(64, len(original), max(len(original) // 60, 1)), len(original) - 1}
+    for length in sorted(lengths):
+        assert_rejected(original[:length], tmp_path)
 
 
 def test_a_flipped_bit_is_rejected_at_any_position(original: bytes, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    for place in [*range(16), *rng.integers(16, len(original), 250).tolist(), len(original) - 1]:
+    for position in [*range(16), *rng.integers(16, len(original), 250).tolist(), len(original) - 1]:
         raw = bytearray(original)
-        raw[place] ^= 1 << int(rng.integers(8))
+        raw[position] ^= 1 << int(rng.integers(8))
         assert_rejected(bytes(raw), tmp_path)
 
 

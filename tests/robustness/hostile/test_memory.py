@@ -89,7 +89,7 @@ def safetensors(entries: dict[str, Any], data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(head)) + head + data
 
 
-def itself() -> bytes:
+def self_containing() -> bytes:
     """Make a checkpoint that contains itself as its weights."""
     content: dict[str, Any] = {}
     content["model"] = content
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[bytes, str]] = {
         program([MILLION, *(add(x="million") | {"y": f"z{i}"} for i in range(50))], {}),
         "MB, but the file stores only 0.0 MB",
     ),
-    "program numbers of a large map.fqvit": (
+    "program i32 scores of a large map.fqvit": (
         program([COLUMN, {"op": "linear", "y": "z", "x": "column", "out": "acc"}, MAP], THREE, "scores"),
         "its buffers need 1,611 MB",
     ),
@@ -144,26 +144,32 @@ CASES: dict[str, tuple[bytes, str]] = {
         safetensors({"w": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}}),
         "damaged",
     ),
-    "safetensors no rows of 2^60.safetensors": (
+    "safetensors 0 rows of 2^60 elements.safetensors": (
         safetensors({"w": {"dtype": "F32", "shape": [0, 2**60], "data_offsets": [0, 0]}}),
         "not a ViT",
     ),
-    "torch one number as 10^12.pth": (saved({"head.weight": torch.zeros(1).expand(10**6, 10**6)}), "not a dense tensor"),
-    "torch numbers on no device.pth": (saved({"head.weight": torch.zeros(10**6, 10**6, device="meta")}), "not a dense tensor"),
-    "torch a checkpoint that holds itself.pth": (itself(), "contains no weights"),
+    "torch one number expanded to 10^12.pth": (
+        saved({"head.weight": torch.zeros(1).expand(10**6, 10**6)}),
+        "not a dense tensor",
+    ),
+    "torch a tensor on the meta device.pth": (
+        saved({"head.weight": torch.zeros(10**6, 10**6, device="meta")}),
+        "not a dense tensor",
+    ),
+    "torch a checkpoint that contains itself.pth": (self_containing(), "contains no weights"),
     "torch a storage of 4 TB.pth": (legacy(), "torch a storage"),
     "torch a network of terabytes.pth": (wide_detector(), "torch a network"),
-    "torch zeros that unpack.pth": (zipped({"x/data.pkl": bytes(100 << 20), "x/version": b"3"}), "claim to unpack"),
+    "torch a zip bomb.pth": (zipped({"x/data.pkl": bytes(100 << 20), "x/version": b"3"}), "claim to unpack"),
     "npz an array of 4 TB.npz": (zipped({"w.npy": npy("(1000000, 1000000)", bytes(16))}), "claims 4,000,000,000,000 bytes"),
-    "npz zeros that unpack.npz": (zipped({"w.npy": npy("(26214400,)", bytes(100 << 20))}), "claim to unpack"),
+    "npz a zip bomb.npz": (zipped({"w.npy": npy("(26214400,)", bytes(100 << 20))}), "claim to unpack"),
     "image a png of 10^10 pixels.png": (png(100_000, 100_000), "limit of"),
     "image a png of one row.png": (png(2**31 - 1, 1), "limit of"),
-    "coco runs of 10^10 pixels.json": (
+    "coco run lengths of 10^10 pixels.json": (
         annotated(100_000, 100_000, {"size": [100_000, 100_000], "counts": [5_000_000_000, 5_000_000_000]}),
         "pixels, expected",
     ),
-    "coco an image of 10^6.json": (annotated(10**6, 10**6, None), "height"),
-    "coco a far polygon.json": (annotated(9_999, 9_999, [[0, 0, 9e5, 0, 9e5, 9e5]]), "outline"),
+    "coco an image of 10^6 x 10^6 pixels.json": (annotated(10**6, 10**6, None), "height"),
+    "coco a polygon far outside the image.json": (annotated(9_999, 9_999, [[0, 0, 9e5, 0, 9e5, 9e5]]), "outline"),
     "results a mask of 10^10 pixels.json": (
         seeds_of("results")["one.json"].replace(b'"size": [8, 9]', b'"size": [100000, 100000]'),
         "results a mask",
@@ -173,12 +179,12 @@ CASES: dict[str, tuple[bytes, str]] = {
     "settings 10,000 brackets.toml": (b"x = " + b"[" * 10_000, "not TOML"),
     "settings a million proposals.toml": (b"proposals = 1000000", "proposals"),
     "classes 10,000 brackets.txt": (b"[" * 10_000, "not valid JSON"),
-    "shard a picture of 8 GB.tar": (tar("0/a.png", (1 << 33) - 1), "has size 8589934591"),
+    "shard an image of 8 GB.tar": (tar("0/a.png", (1 << 33) - 1), "has size 8589934591"),
     "shard a long name of 8 GB.tar": (tar("x", (1 << 33) - 1, tarfile.GNUTYPE_LONGNAME), "has size 8589934591"),
 }
 
 
-def test_a_small_file_allocates_no_memory_for_what_it_declares(tmp_path: Path) -> None:
+def test_a_small_file_does_not_allocate_the_sizes_that_it_declares(tmp_path: Path) -> None:
     (tmp_path / "warm-up.toml").write_text("short = 480\n")
     for name, (raw, _) in CASES.items():
         assert len(raw) < 500_000
