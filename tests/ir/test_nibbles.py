@@ -23,7 +23,7 @@ GROUP = 4  # for C = 6 inputs: the second group has only 2
 
 
 def random_weights(rng: np.random.Generator, outputs: int, inputs: int, group: int) -> tuple[Any, Any]:
-    """w i8 [O, K] and exponent u8 [O, G], including the extremes of both."""
+    """Return w i8 [O, K] and exponent u8 [O, G], including the extremes of both."""
     exponent = rng.integers(0, 5, (outputs, -(-inputs // group)), dtype=np.uint8)
     codes = rng.choice(np.array([-8, -7, -1, 0, 1, 7, int(rng.integers(-8, 8))]), (outputs, inputs))
     return (codes * 2 ** exponent[:, np.arange(inputs) // group].astype(np.int64)).astype(np.int8), exponent
@@ -57,8 +57,8 @@ def test_unpack_and_pack_are_inverse_for_all_codes_and_exponents() -> None:
     for found, (byte, low, high) in zip(w.tolist(), rows, strict=True):
         a, b = signed[byte % 16] * 2**low, signed[byte // 16] * 2**high
         assert found == [a, a, b, b], (byte, low, high)
-    apart = np.stack([exponents[:, 0] & 15, exponents[:, 0] >> 4], 1)
-    again, same = pack(w, apart, 2)
+    unpacked_exponents = np.stack([exponents[:, 0] & 15, exponents[:, 0] >> 4], 1)
+    again, same = pack(w, unpacked_exponents, 2)
     assert_same(again, codes, "codes")
     assert_same(same, exponents, "exponents")
 
@@ -74,7 +74,7 @@ def test_pack_asserts_that_weights_are_codes_times_powers_of_two(w: int, exponen
 
 
 def packed_linear(w: Any, exponent: Any, group: int = GROUP, /, **changes: Any) -> Program:
-    """A program with one packed Linear on 4 tokens of 6 channels; changes replace its constants, None removes one."""
+    """Return a program with one packed Linear on 4 tokens of 6 channels; changes replace its constants, None removes one."""
     codes, exponents = pack(w, exponent, group)
     parts = linear_parts("y", len(w)) | {"y.w": codes, "y.exponent": exponents}
     parts |= {f"y.{name}": array for name, array in changes.items() if array is not None}
@@ -104,7 +104,7 @@ def test_a_packed_linear_multiplies_by_its_unpacked_weights(library: Any, seed: 
     assert_same(seen["y"], expected, "accumulators")
 
 
-def test_packed_and_plain_weights_have_the_same_proofs_and_bits() -> None:
+def test_packed_and_plain_weights_give_the_same_ops_and_proofs() -> None:
     w, exponent = some_weights()
     program = packed_linear(w, exponent)
     plain = program_of([Linear(y="y", x="x", out="acc"), Concat(y="z", xs=("x",))], linear_parts("y") | {"y.w": w})
@@ -136,10 +136,10 @@ def test_a_linear_without_group_ignores_exponents() -> None:
 
 
 W, EXPONENT = some_weights()
-FULL = np.zeros((5, 3), np.uint8)
+ZERO_CODES = np.zeros((5, 3), np.uint8)
 ODD = Linear(y="odd", x="t", out="acc", group=2)  # 5 inputs, 3 groups: both constants have a padding nibble
 ODD_INPUT = Linear(y="t", x="x")
-ODD_PARTS = {"odd.w": FULL, "odd.exponent": np.zeros((5, 2), np.uint8), "odd.bias": np.zeros(5, np.int32)}
+ODD_PARTS = {"odd.w": ZERO_CODES, "odd.exponent": np.zeros((5, 2), np.uint8), "odd.bias": np.zeros(5, np.int32)}
 
 
 def odd(**changes: Any) -> Program:
@@ -147,13 +147,13 @@ def odd(**changes: Any) -> Program:
     return program_of([ODD_INPUT, ODD], parts, output="t")
 
 
-def of_group(group: Any) -> Program:
+def with_group(group: Any) -> Program:
     program = packed_linear(W, EXPONENT)
     ops = tuple(msgspec.structs.replace(op, group=group) if isinstance(op, Linear) else op for op in program.ops)
     return Program(msgspec.structs.replace(program.header, ops=ops), program.constants)
 
 
-def named_elsewhere(op: Any) -> Program:
+def with_extra_op(op: Any) -> Program:
     program = packed_linear(W, EXPONENT)
     return Program(msgspec.structs.replace(program.header, ops=(*program.ops, op)), program.constants)
 
@@ -162,7 +162,7 @@ def changed(**constants: Any) -> Program:
     return packed_linear(W, EXPONENT, **constants)
 
 
-PADDED = FULL.copy()
+PADDED = ZERO_CODES.copy()
 PADDED[3, 2] = 0x10
 REJECTED: dict[str, tuple[Any, str]] = {
     "exponent 5": (lambda: changed(exponent=np.full((5, 1), 0x05, np.uint8)), "'y.exponent' has exponent 5"),
@@ -174,7 +174,7 @@ REJECTED: dict[str, tuple[Any, str]] = {
     "no codes": (lambda: changed(w=None), "y: constant 'y.w' is missing"),
     "int8 weights with a group": (lambda: changed(w=W), "'y.w' is int8, expected u8"),
     "int8 weights in the packed shape": (
-        lambda: changed(w=FULL.astype(np.int8)),
+        lambda: changed(w=ZERO_CODES.astype(np.int8)),
         "'y.w' is int8, expected u8",
     ),
     "signed exponents": (lambda: changed(exponent=np.zeros((5, 1), np.int8)), "is int8, expected u8"),
@@ -189,17 +189,17 @@ REJECTED: dict[str, tuple[Any, str]] = {
         lambda: odd(exponent=np.full((5, 2), 0x10, np.uint8)),
         "odd: constant 'odd.exponent' has a padding nibble that is not 0",
     ),
-    "group 1": (lambda: of_group(1), "y: group is 1, expected 0 or 2 to 65536"),
-    "group -4": (lambda: of_group(-4), "y: group is -4"),
-    "group 65537": (lambda: of_group(2**16 + 1), "y: group is 65537"),
-    "group 10^30": (lambda: of_group(10**30), "y: group is 10+, expected"),
-    "packed weights without a group": (lambda: of_group(0), "'y.w' is uint8, expected i8"),
+    "group 1": (lambda: with_group(1), "y: group is 1, expected 0 or 2 to 65536"),
+    "group -4": (lambda: with_group(-4), "y: group is -4"),
+    "group 65537": (lambda: with_group(2**16 + 1), "y: group is 65537"),
+    "group 10^30": (lambda: with_group(10**30), "y: group is 10+, expected"),
+    "packed weights without a group": (lambda: with_group(0), "'y.w' is uint8, expected i8"),
     "packed weights as an operand": (
-        lambda: named_elsewhere(Add(y="s", terms=(Term(x="x", mult=1), Term(x="y.w", mult=1)), shift=1)),
+        lambda: with_extra_op(Add(y="s", terms=(Term(x="x", mult=1), Term(x="y.w", mult=1)), shift=1)),
         "s: reads 'y.w'",
     ),
     "exponents as an operand": (
-        lambda: named_elsewhere(Concat(y="s", xs=("x", "y.exponent"))),
+        lambda: with_extra_op(Concat(y="s", xs=("x", "y.exponent"))),
         "s: reads 'y.exponent'",
     ),
 }
@@ -214,7 +214,7 @@ def test_verify_rejects_packed_weights_with(case: str) -> None:
 
 
 def test_verify_accepts_the_same_weights_without_the_fault() -> None:
-    for program in (packed_linear(W, EXPONENT), odd(), of_group(GROUP), named_elsewhere(Concat(y="s", xs=("x",)))):
+    for program in (packed_linear(W, EXPONENT), odd(), with_group(GROUP), with_extra_op(Concat(y="s", xs=("x",)))):
         program.verify()
 
 

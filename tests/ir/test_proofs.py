@@ -1,4 +1,4 @@
-"""Tests that the proofs of verify() hold: adversarial inputs reach the bounds and never exceed them."""
+"""Tests that the bounds proved by verify() hold: adversarial inputs never exceed them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.factories import few
 
 @few
 @given(seed=st.integers(0, 2**32 - 1))
-def test_the_bound_of_linear_is_reached_and_never_exceeded(seed: int) -> None:
+def test_the_bound_of_linear_is_tight_up_to_the_bias_and_never_exceeded(seed: int) -> None:
     rng = np.random.default_rng(seed)
     inputs = int(rng.integers(1, 40))
     w = rng.integers(-127, 128, (3, inputs)).astype(np.int8)

@@ -23,7 +23,7 @@ def test_magnitude_is_the_largest_distance_over_all_pairs() -> None:
     for (lo, hi), (first, last) in itertools.product(pairs, pairs):
         tried = max(abs(x - zero) for x in range(lo, hi + 1) for zero in range(first, last + 1))
         assert magnitude(lo, hi, first, last) == tried
-    assert [magnitude(lo, hi) for lo, hi in ((-3, 7), (-9, 7), (2, 7))] == [7, 9, 7]  # from 0
+    assert [magnitude(lo, hi) for lo, hi in ((-3, 7), (-9, 7), (2, 7))] == [7, 9, 7]  # zero point 0
 
 
 def test_limits_are_those_of_the_format() -> None:

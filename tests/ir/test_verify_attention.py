@@ -16,7 +16,7 @@ from fqvit.ir.ops import Lookup
 from fqvit.ir.program import Program
 from tests.ir.test_verify import HEADS, SCORES, TABLE, T, program_of
 
-THIRDS = Permute(y="t", x="x", view=(2, 2, 3, 2), perm=(0, 1, 2, 3))
+THREE_TOKENS = Permute(y="t", x="x", view=(2, 2, 3, 2), perm=(0, 1, 2, 3))
 
 
 def context(**fields: Any) -> ShiftMatMul:
@@ -68,7 +68,7 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         "a: shift must be in 1..52 and mult in 1",
     ),
     "V with a different number of tokens": (
-        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), THIRDS, context(v="t")], {"a.table": TABLE}),
+        lambda: program_of([HEADS, SCORES, LogSoftmax(y="a", x="s"), THREE_TOKENS, context(v="t")], {"a.table": TABLE}),
         r"y: shapes \[2, 2, 2, 2\] and \[2, 2, 3, 2\] do not match",
     ),
     "V with a different number of heads": (
@@ -86,12 +86,12 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "attend with a different number of tokens": (
         lambda: program_of(
-            [HEADS, SCORES, RowCodes(y="a", x="s"), THIRDS, Attend(y="y", a="a", v="t", mult=1, shift=1, levels=(1,))],
+            [HEADS, SCORES, RowCodes(y="a", x="s"), THREE_TOKENS, Attend(y="y", a="a", v="t", mult=1, shift=1, levels=(1,))],
             {"a.table": np.zeros(2, np.uint8)},
         ),
         "y: shapes .* do not match",
     ),
-    "attention times V of 5 bits": (  # V is all 0, so that the accumulator cannot overflow
+    "5-bit attention codes times V": (  # V is all 0, so that the accumulator cannot overflow
         lambda: program_of(
             [HEADS, SCORES, Lookup(y="a", x="s"), Lookup(y="v", x="h"), context(v="v", a_bits=5)],
             {"a.table": np.arange(256, dtype=np.uint8) // 8, "v.table": np.zeros(256, np.uint8)},

@@ -48,11 +48,12 @@ def test_sums_maps_every_input_of_a_sum_to_the_parameters_of_that_sum() -> None:
 
 
 def test_context_collects_facts_of_a_graph() -> None:
-    one, act = Node("map", Linear(4, 4, "inner"), ("images",)), Node("act", Relu(), ("map",))
-    plain = facts_of(Graph((one, act), "act"))
-    assert plain.fused_relus == {"map": "act"} and plain.sums == {} and not plain.masked and not plain.resizable
+    linear, act = Node("linear", Linear(4, 4, "inner"), ("images",)), Node("act", Relu(), ("linear",))
+    plain = facts_of(Graph((linear, act), "act"))
+    assert plain.fused_relus == {"linear": "act"} and plain.sums == {} and not plain.masked and not plain.resizable
     q = params(0.5, 3)
-    assert facts_of(Graph((one, Node("sum", Add(), ("map", "images"))), "sum"), sum=q).sums == {"map": q, "images": q}
+    added = Graph((linear, Node("sum", Add(), ("linear", "images"))), "sum")
+    assert facts_of(added, sum=q).sums == {"linear": q, "images": q}
     assert facts_of(Graph((Node("grid", Grid((2, 3)), ("images",)),), "grid")).resizable
     for mask in (None, MASK):
         assert facts_of(Graph((Node("soft", Softmax(mask), ("images",)),), "soft")).masked == (mask is not None)

@@ -1,4 +1,4 @@
-"""Tests of lowering/sites.py: how a header describes every kind of codes."""
+"""Tests of lowering/sites.py: how a header describes each quantization format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def params(scale: list[float], zero: list[int], bits: int = 8, **more: Any) -> Q
     return QParams(bits, np.array(scale), np.array(zero, np.int64), **more)
 
 
-def test_every_kind_of_codes_is_described() -> None:
+def test_every_quantization_format_is_described() -> None:
     many = [0.25, 0.5, 0.5, 1.0]
     sites = {
         "log2": (Leaf("attention"), params([1.0], [0], 4, log2=True, zero_code=True)),
@@ -33,7 +33,7 @@ def test_every_kind_of_codes_is_described() -> None:
         "norm": (Leaf("norm"), params(many, [4] * 4)),
         "norm with zero points": (Leaf("norm"), params(many, [1, 2, 3, 5])),
         "qkv": (Leaf("qkv"), params([0.1, 0.1, 0.2, 0.2, 0.25, 0.5], [1, 1, 2, 2, 3, 3])),
-        "thirds": (Leaf("qkv"), params([0.1, 0.2, 1 / 3], [1, 2, 3])),
+        "qkv with three scales": (Leaf("qkv"), params([0.1, 0.2, 1 / 3], [1, 2, 3])),
         "ptf": (Leaf("residual"), params([0.5], [3], alpha=np.array([0, 1, 2, 3], np.uint8))),
         "not calibrated": (Leaf("norm"), params([0.5], [3])),
         "sum": (Leaf("norm"), None),
@@ -41,24 +41,24 @@ def test_every_kind_of_codes_is_described() -> None:
     calibrated = {name: q for name, (_, q) in sites.items() if q is not None and name != "not calibrated"}
     values = {name: LoweredValue(name, (4,), q) for name, (_, q) in sites.items()}
     graph = Graph(tuple(Node(name, leaf, ()) for name, (leaf, _) in sites.items()), "sum")
-    found = Emitter()
-    read = describe_sites(graph, Calibration(Recipe(name="test"), "logits", 1, calibrated), values, found)
-    assert read == {
+    emitter = Emitter()
+    found = describe_sites(graph, Calibration(Recipe(name="test"), "logits", 1, calibrated), values, emitter)
+    assert found == {
         "log2": Site("attention", 4, log2=True, zero_code=True),
         "levels": Site("attention", 2, levels=(4, 2, 1, 0)),
         "gelu": Site("gelu", 8, (0.25,), (1, 2, 3), "alpha.0"),
         "gelu with one scale": Site("gelu", 8, (0.5,), (3,)),
-        "norm": Site("norm", 8, read["norm"].scale, (4,), steps="steps.0"),
-        "norm with zero points": Site("norm", 8, read["norm"].scale, "zero.0", steps="steps.0"),
-        "qkv": Site("qkv", 8, read["qkv"].scale, (1, 2, 3), steps="steps.1"),
-        "thirds": Site("qkv", 8, (0.1, 0.2, 0.333333333), (1, 2, 3)),
+        "norm": Site("norm", 8, found["norm"].scale, (4,), steps="steps.0"),
+        "norm with zero points": Site("norm", 8, found["norm"].scale, "zero.0", steps="steps.0"),
+        "qkv": Site("qkv", 8, found["qkv"].scale, (1, 2, 3), steps="steps.1"),
+        "qkv with three scales": Site("qkv", 8, (0.1, 0.2, 0.333333333), (1, 2, 3)),
         "ptf": Site("residual", 8, (0.5,), (3,), "alpha.1"),
     }
     # Q and K have one scale each.
-    assert read["qkv"].scale[:2] == (0.1, 0.2) and len(found.constants["steps.1"]) == 2
+    assert found["qkv"].scale[:2] == (0.1, 0.2) and len(emitter.constants["steps.1"]) == 2
     for name in ("gelu", "norm", "norm with zero points", "qkv"):
         q = sites[name][1]
         assert q is not None
-        scale, zero = read[name].scales_and_zeros(found.constants)
+        scale, zero = found[name].scales_and_zeros(emitter.constants)
         np.testing.assert_allclose(scale, q.scale, rtol=1e-4)  # scales are rounded to multiples of a unit
         np.testing.assert_array_equal(np.repeat(zero, len(q.zero) // len(zero)), q.zero)

@@ -1,7 +1,8 @@
-"""Turn one op, or a few, into a whole program: the first ops compute the buffers that they read from pixels.
+"""Turn one op, or a few, into a whole program, in which earlier ops compute their input buffers from pixels.
 
-A runtime only takes pixels. A code of up to 16 bits becomes a cell of four pixels, its low byte and three times its high byte;
-a linear op with the weights 1, 127, 127 and 2 recombines them. Accumulators are rows of a constant. See also: tests/ir/draw.py.
+The only input of a program is pixels. A code of up to 16 bits becomes a cell of four pixels: its low byte, then its high byte
+three times; a linear op with the weights 1, 127, 127 and 2 recombines them. Accumulators are rows of a constant. See also:
+tests/ir/draw.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.factories import assert_same, buffers_of
 from tests.ir.draw import IMAGES, Draw
 
 ISAS = tuple(_native.instruction_sets())
-CELLS = 64  # per row of pixels
+CELLS = 64  # cells per row of pixels
 RECOMBINE = np.array([[1, 127, 127, 2]], np.int8)
 
 
@@ -49,7 +50,7 @@ def program_with(draw: Draw, *ops: AnyOp) -> tuple[Program, NDArray[np.uint8]]:
 
 
 def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int, int, int]) -> Program:
-    """A program whose output is the flattened result of the last op."""
+    """Return a program whose output is the flattened result of the last op."""
     values = {INPUT: Value("u8", image, 0, 255)}
     for op in ops:
         values[op.y], _ = op.infer(Scope(values, constants, op.y))
@@ -71,7 +72,7 @@ def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int
 
 
 def codes_from_cells(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
-    """Ops that compute a buffer of codes; appends their cells."""
+    """Return ops that compute a buffer of codes from cells, and append these cells to `cells`."""
     n, first = math.prod(value.shape), sum(x.shape[1] for x in cells)
     cells.append(codes.reshape(IMAGES, n).astype(np.uint16))
     column = f"{name}.column"
@@ -86,7 +87,10 @@ def codes_from_cells(name: str, codes: Any, value: Value, constants: dict[str, A
 
 
 def accumulator(name: str, x: Any, constants: dict[str, Any]) -> list[AnyOp]:
-    """Ops that compute a buffer of accumulators, equal for all images: rows of a constant, concatenated to a computed row."""
+    """Return ops that compute a buffer of accumulators, equal for all images.
+
+    Concat needs a computed buffer: a row of zeros precedes the rows of the constant, and Take removes it.
+    """
     channels = x.shape[-1]
     one, rows = f"{name}.one", x.size // channels
     constants |= {f"{one}.w": np.zeros((channels, 4), np.int8), f"{one}.bias": np.zeros(channels, np.int32)}
@@ -102,7 +106,7 @@ def accumulator(name: str, x: Any, constants: dict[str, Any]) -> list[AnyOp]:
 
 
 def row_codes(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
-    """Ops that compute the codes an Attend reads: RowCodes must write them, so these are the scores that give the codes."""
+    """Return ops that compute the codes that an Attend reads. RowCodes must write them, so the cells hold matching scores."""
     table = np.arange(value.hi + 1, dtype=np.uint8)
     table[[0, value.row_code]] = table[[value.row_code, 0]]  # a transposition is its own inverse
     scores = Value("u8", value.shape, 0, 255)

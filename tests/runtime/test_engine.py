@@ -1,6 +1,6 @@
-"""Tests of the native engine on whole networks: the reference's bits on every instruction set, thread count and batch size.
+"""The native engine matches the reference on whole networks, for every instruction set, thread count and batch size.
 
-See also: test_engine_ops.py (single ops), tests/robustness/hostile/test_native_engine.py (what the C++ side rejects).
+See also: test_engine_ops.py (single ops), tests/robustness/hostile/test_native_engine.py (input that the C++ code rejects).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.golden.test_golden import FILES
 from tests.runtime.programs import ISAS, compare_with_reference
 from tests.runtime.test_networks import every_pair, lowered
 
-# Tokens, widths and classes that are not multiples of a vector: 7 to 197 tokens, heads of 5 to 64, 10 to 1000 classes.
+# Sizes that are mostly not multiples of a vector: 7 to 197 tokens, head widths of 5 to 64, 10 to 1000 classes.
 WIDER: dict[str, ViTConfig | SwinConfig] = {
     "7 tokens of 20": ViTConfig((8, 12), 4, 3, 10, 20, 1, 4, 28),
     "49 tokens of 100": ViTConfig((28, 28), 4, 1, 1000, 100, 1, 5, 132, prefix=0, pool="mean"),
@@ -47,7 +47,7 @@ WIDER: dict[str, ViTConfig | SwinConfig] = {
 
 @cache
 def wider(kind: str, recipe: str) -> tuple[Program, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """A program, four images (including noise, a white and a black one) and the reference's output."""
+    """Return a program, four images (including noise, a white and a black one) and the reference's output."""
     model = model_of(WIDER[kind], kind)
     program = lower(model, calibration_of(model, recipe, count=4))
     images = images_for(model.preprocess, 4, 1)
@@ -55,21 +55,21 @@ def wider(kind: str, recipe: str) -> tuple[Program, np.ndarray[Any, Any], np.nda
 
 
 @every_pair
-def test_every_buffer_has_the_references_bits(kind: str, recipe: str) -> None:
+def test_every_buffer_matches_the_reference(kind: str, recipe: str) -> None:
     model, _, program, _ = lowered(kind, recipe)
     compare_with_reference(program, images_for(model.preprocess, 5, 1), f"{kind}, {recipe}")
 
 
 @pytest.mark.parametrize("recipe", ["fqvit", "fq-vit", "minmax"])
 @pytest.mark.parametrize("kind", WIDER)
-def test_every_buffer_of_wider_networks_has_the_references_bits(kind: str, recipe: str) -> None:
+def test_every_buffer_of_wider_networks_matches_the_reference(kind: str, recipe: str) -> None:
     program, images, _ = wider(kind, recipe)
     compare_with_reference(program, images[1:3], f"{kind}, {recipe}", 2)
 
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @pytest.mark.parametrize("kind", ["mean", "distilled", "swin"])
-def test_features_have_the_references_bits(kind: str, features: Any) -> None:
+def test_features_match_the_reference(kind: str, features: Any) -> None:
     for recipe in ("fq-vit", "fqvit"):
         model, _, program, _ = lowered(kind, recipe, features)
         compare_with_reference(program, images_for(model.preprocess, 2, 1), f"{kind}, {recipe}, {features}", 3)
@@ -78,7 +78,7 @@ def test_features_have_the_references_bits(kind: str, features: Any) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
-def test_batches_of_any_size_give_the_same_bits_on_any_number_of_threads(kind: str, threads: int, isa: str) -> None:
+def test_results_do_not_depend_on_batch_size_or_threads(kind: str, threads: int, isa: str) -> None:
     for recipe in ("fqvit", "fq-vit"):
         model, _, program, _ = lowered(kind, recipe)
         images = images_for(model.preprocess, 7, 3)
@@ -93,7 +93,7 @@ def test_batches_of_any_size_give_the_same_bits_on_any_number_of_threads(kind: s
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["65 tokens of 36", "50 tokens of 64", "swin, windows of 7"])
-def test_wider_networks_give_the_same_bits_on_any_number_of_threads(kind: str, isa: str) -> None:
+def test_results_of_wider_networks_do_not_depend_on_threads(kind: str, isa: str) -> None:
     for recipe in ("fqvit", "fq-vit"):
         program, images, expected = wider(kind, recipe)
         for threads in (1, 2, 3, 8):
@@ -106,7 +106,7 @@ def test_wider_networks_give_the_same_bits_on_any_number_of_threads(kind: str, i
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_golden_files_give_their_stored_bits(path: Path, isa: str) -> None:
+def test_golden_files_give_their_stored_outputs(path: Path, isa: str) -> None:
     expected = np.load(path.with_suffix(".npz"))
     for threads in (1, 2):
         assert_same(
@@ -114,7 +114,7 @@ def test_golden_files_give_their_stored_bits(path: Path, isa: str) -> None:
         )
 
 
-def test_two_engines_shared_by_eight_python_threads_give_the_right_bits() -> None:
+def test_two_engines_shared_by_eight_python_threads_match_the_reference() -> None:
     cases = [wider(kind, recipe) for kind, recipe in (("50 tokens of 64", "fqvit"), ("65 tokens of 36", "fq-vit"))]
     engines = [Engine(cases[0][0], 2), Engine(cases[1][0], 3)]
     start = threading.Barrier(8)
@@ -186,8 +186,8 @@ def test_running_does_not_change_the_images_or_the_program() -> None:
     before, fingerprint = images.copy(), program.fingerprint()
     images.flags.writeable = False
     engine = Engine(program, 2)
-    for _ in range(2):
-        assert_same(engine.run(images), expected, "second run")
+    for number in (1, 2):
+        assert_same(engine.run(images), expected, f"run {number}")
     images.flags.writeable = True
     assert_same(images, before, "images")
     assert program.fingerprint() == fingerprint
@@ -246,12 +246,12 @@ def test_an_unknown_instruction_set_is_rejected_with_a_list_of_the_known_ones(mo
         assert_same(engine.run(images), expected, isa)
 
 
-def test_the_default_number_of_threads_is_that_of_available_cores() -> None:
+def test_the_default_number_of_threads_is_the_number_of_available_cores() -> None:
     assert Engine(wider("7 tokens of 20", "fqvit")[0]).threads == cores()
 
 
 @pytest.mark.parametrize("name", ["deit_tiny", "vit_tiny"])
-def test_real_models_give_the_references_logits_on_real_images(shared_data: Path, name: str) -> None:
+def test_pretrained_models_match_the_reference_on_real_images(shared_data: Path, name: str) -> None:
     model = load_model(name, shared_data / "weights" / f"{name}_patch16_224.safetensors")
     calib = ImageFolder.unlabelled(shared_data / "imagenet" / "calib", model.preprocess).limit(32)
     program = lower(model, calibrate(model, (batch.images for batch in calib.batches()), load_recipe("fqvit")))
