@@ -23,7 +23,7 @@ def test_equal_scores_are_ranked_by_class_index_as_in_argmax_and_top() -> None:
 
 
 def test_scores_with_nan_are_rejected() -> None:
-    """No score compares greater than NaN, so that accuracy would be 100 %."""
+    """No score compares greater than NaN, so the accuracy would be 100 %."""
     images, labels = np.zeros((2, 2, 2, 1), np.uint8), np.array([0, 3])
     with pytest.raises(FqvitError, match="the scores of the model contain NaN"):
         measure(lambda x: np.full((len(x), 4), np.nan, np.float32), arrays(images, labels, 2))

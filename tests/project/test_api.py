@@ -25,10 +25,10 @@ def test_the_reference_is_available_after_the_engine() -> None:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    # The documentation site shows them. Without a docstring, msgspec and dataclass generate one that is a signature.
+    # The documentation site shows docstrings. If one is missing, msgspec and dataclasses generate a signature instead.
     import fqvit as package
 
-    silent = []
+    undocumented = []
     for name in package.__all__:
         thing = getattr(package, name)
         parts = {name: thing}
@@ -37,8 +37,8 @@ def test_every_public_name_has_a_docstring() -> None:
         for part, value in parts.items():
             described = inspect.isclass(value) or callable(value) or isinstance(value, property)
             if described and (inspect.getdoc(value) or "(").startswith((f"{part}(", "(")):
-                silent.append(part)
-    assert silent == []
+                undocumented.append(part)
+    assert undocumented == []
 
 
 def test_the_public_names_exist() -> None:

@@ -1,5 +1,6 @@
-"""The documentation keeps up with the code: every op, field and recipe is described, links and paths lead somewhere, and
-the examples are real. Running the README's commands is another test's business.
+"""The documentation matches the code: every op, field and recipe is described, links and paths exist, and examples are real.
+
+See also: test_readme.py (runs the README's commands).
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ def named(path: Path) -> str:
 
 
 def section(text: str, title: str) -> str:
-    """From a heading to the next heading of any level."""
+    """Return the text from a heading to the next heading of any level."""
     found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", text, re.DOTALL | re.MULTILINE)
     assert found is not None, f"no section '{title}'"
     return found[1]
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The tables' rows by every word in backticks of their first cell."""
+    """Return the cells of each table row, keyed by every word in backticks in the row's first cell."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -73,7 +74,7 @@ def fields(kind: Any) -> dict[str, Any]:
 
 
 def plain_default(field: Any) -> str | None:
-    """The default as a page writes it; None where there is none."""
+    """Return the default of a field as a page writes it; None if it has none."""
     if field.default is msgspec.NODEFAULT:
         return None
     value = msgspec.to_builtins(field.default)
@@ -107,7 +108,7 @@ def test_every_field_of_the_program_is_described(kind: Any) -> None:
     assert [name for name in fields(kind) if name not in table] == []
 
 
-def test_every_kind_of_output_is_described() -> None:
+def test_every_kind_of_output_and_move_is_described() -> None:
     table = rows(section(page("docs/reference/format.md"), "Program"))
     assert [kind for kind in (*KINDS, *get_args(MoveKind)) if kind not in table] == []
 
@@ -177,7 +178,7 @@ def test_toml_examples_are_recipes(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
-def test_python_examples_compile_and_name_what_exists(path: Path) -> None:
+def test_python_examples_compile_and_use_existing_names(path: Path) -> None:
     import fqvit
 
     for text in blocks(path.read_text(encoding="utf-8"), "python"):
@@ -188,7 +189,7 @@ def test_python_examples_compile_and_name_what_exists(path: Path) -> None:
 
 
 def options_by_command(command: Any, name: str = "fqvit") -> dict[str, set[str]]:
-    """{"fqvit detect eval": {"--data", ...}}, of every command that typer knows."""
+    """Return the options of every command: {"fqvit detect eval": {"--data", ...}, ...}."""
     found = {name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}}
     for child, below in getattr(command, "commands", {}).items():
         found |= options_by_command(below, f"{name} {child}")
@@ -222,13 +223,13 @@ def test_relative_links_resolve(path: Path) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """The headings of a page, as links spell them."""
+    """Return the headings of a page as link anchors."""
     titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
-def test_paths_and_tests_that_are_named_exist(path: Path) -> None:
+def test_mentioned_paths_and_tests_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     paths = set(re.findall(rf"`({FOLDERS}/[\w./-]*)`", text))
     assert [p for p in sorted(paths) if not (ROOT / p).exists() and not (ROOT / "src" / "fqvit" / p).exists()] == []
@@ -252,10 +253,10 @@ def test_the_architecture_is_short_and_lists_every_package() -> None:
     layers = re.findall(r"^    (\w+)$", section(text, "Dependencies between packages"), re.MULTILINE)
     assert sorted(layers) == sorted([*packages, "errors"])
     contract = tomllib.loads(page("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]
-    assert layers == contract["layers"]  # those that `make lint` checks
+    assert layers == contract["layers"]  # the layers that `make lint` checks
 
 
-def test_names_of_models_that_are_not_listed_are_taken() -> None:
+def test_example_names_of_unlisted_models_are_accepted() -> None:
     from fqvit.models.zoo import BY_NAME, lookup
 
     names = re.findall(r"`(\w+_\w+_\d+[\w.]*)`", page("docs/reference/models.md"))
@@ -268,7 +269,7 @@ def test_no_placeholder_is_left() -> None:
 
 
 def test_the_example_of_the_format_is_real() -> None:
-    """Read, hashed by the page's own words, verified and run."""
+    """Hash the example as the page specifies, then load, verify and run it."""
     example = section(page("docs/reference/format.md"), "Example")
     wrapped, constants_text, buffers_text = blocks(example, "json")
     text = wrapped.replace("\n", "")

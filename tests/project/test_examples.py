@@ -1,4 +1,4 @@
-"""Every example in examples/ runs as its page says."""
+"""Every example in examples/ runs as examples/README.md describes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.cli.command_line import fqvit
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *words: object) -> str:
-    command = [sys.executable, EXAMPLES / name, *map(str, words)]
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -31,7 +31,7 @@ def run(name: str, *words: object) -> str:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program that quantize.py writes."""
+    """Return the path of the program that quantize.py writes."""
     out = tmp_path_factory.mktemp("examples") / "vit.fqvit"
     said = run("quantize.py", out)
     assert "on 1000 test images" in said and float(said.split("top-1 ")[1].split(" %")[0]) > 90
@@ -39,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     path = tmp_path / "shoe.png"
     Image.fromarray(embedded.test_images()[0][0, :, :, 0]).save(path)
     return path
@@ -50,8 +50,8 @@ def test_the_page_lists_every_example() -> None:
     assert all(f"[{path.name}]({path.name})" in page for path in EXAMPLES.iterdir() if path.name != "README.md")
 
 
-def test_run_names_the_class_of_each_image(program: Path, picture: Path) -> None:
-    assert run("run.py", program, picture).startswith(f"{picture}: ")
+def test_run_names_the_class_of_each_image(program: Path, image: Path) -> None:
+    assert run("run.py", program, image).startswith(f"{image}: ")
 
 
 def test_the_recipe_can_be_used(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_golden_vectors_are_checked_op_by_op(program: Path, tmp_path: Path) -> N
     assert "all their values are equal" in run("golden.py", tmp_path / "golden")
 
 
-def test_the_server_classifies_images_and_rejects_other_requests(program: Path, picture: Path) -> None:
+def test_the_server_classifies_images_and_rejects_other_requests(program: Path, image: Path) -> None:
     spec = importlib.util.spec_from_file_location("serve", EXAMPLES / "serve.py")
     assert spec is not None and spec.loader is not None
     serve = importlib.util.module_from_spec(spec)
@@ -72,10 +72,10 @@ def test_the_server_classifies_images_and_rejects_other_requests(program: Path, 
     with serve.server(str(program), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        with urllib.request.urlopen(address, picture.read_bytes()) as reply:
+        with urllib.request.urlopen(address, image.read_bytes()) as reply:
             assert json.load(reply)["name"]
         with pytest.raises(urllib.error.HTTPError) as rejected:
-            urllib.request.urlopen(address, io.BytesIO(b"no picture").read())
+            urllib.request.urlopen(address, io.BytesIO(b"not an image").read())
         assert rejected.value.code == 400
         rejected.value.close()
         for length in (-1, 10**9):  # announced but not sent: the server must not wait for the body

@@ -1,4 +1,4 @@
-"""The README's commands run unchanged, in its order, in one folder; and integer programs keep the accuracy of float."""
+"""The README's commands run unchanged and in order, in one folder; integer programs keep the accuracy of the float model."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_the_commands_without_a_checkpoint_run(tmp_path: Path, monkeypatch: pyte
 
 def test_the_commands_with_deit_tiny_run(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(shared_data / "weights" / "deit_tiny_patch16_224.safetensors", tmp_path)
-    pictures = sorted((shared_data / "imagenet" / "calib").glob("*/*.jpg"))[:4]
+    images = sorted((shared_data / "imagenet" / "calib").glob("*/*.jpg"))[:4]
     (tmp_path / "photos").mkdir()
-    for number, picture in enumerate(pictures):
+    for number, image in enumerate(images):
         (tmp_path / "val" / str(number)).mkdir(parents=True)
-        shutil.copy(picture, tmp_path / "val" / str(number) / "0.jpg")
-        shutil.copy(picture, tmp_path / "photos" / f"{number}.jpg")
-    shutil.copy(pictures[0], tmp_path / "cat.jpg")
-    shutil.copy(pictures[1], tmp_path / "dog.jpg")
+        shutil.copy(image, tmp_path / "val" / str(number) / "0.jpg")
+        shutil.copy(image, tmp_path / "photos" / f"{number}.jpg")
+    shutil.copy(images[0], tmp_path / "cat.jpg")
+    shutil.copy(images[1], tmp_path / "dog.jpg")
     monkeypatch.chdir(tmp_path)
     lines = [line for line in COMMANDS if "deit" in line]
     assert len(lines) >= 5
@@ -54,7 +54,7 @@ def test_the_commands_with_deit_tiny_run(shared_data: Path, tmp_path: Path, monk
 @pytest.mark.parametrize("recipe", ["fq-vit", DEFAULT_RECIPE])
 @pytest.mark.parametrize("name", embedded.MODELS)
 def test_program_and_simulation_keep_the_accuracy_of_the_embedded_models(name: str, recipe: str) -> None:
-    """1,000 test images: integer within 0.5 points of float, the simulation within 0.3 points of integer."""
+    """1,000 test images: integer within 0.5 percentage points of float, the simulation within 0.3 of integer."""
     model = fqvit.load_model(name)
     calibration = fqvit.calibrate(model, [embedded.calibration_images()], fqvit.load_recipe(recipe))
     program = fqvit.lower(model, calibration)

@@ -1,6 +1,6 @@
 """The page in Chromium: no network requests, no console messages, usable by keyboard, on phones, in dark mode, without scripts.
 
-Skipped without Chromium or playwright.
+These tests are skipped if Chromium or playwright is not installed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def browser() -> Iterator[object]:
 
 @dataclass
 class Seen:
-    complaints: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)  # console messages and page errors
     requests: list[str] = field(default_factory=list)
 
 
 def opened(browser, made: Made, width: int = 1100, **options):  # type: ignore[no-untyped-def]
     context = browser.new_context(viewport={"width": width, "height": 800}, reduced_motion="reduce", **options)
     page, seen = context.new_page(), Seen()
-    page.on("console", lambda message: seen.complaints.append(message.text))
-    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    page.on("console", lambda message: seen.messages.append(message.text))
+    page.on("pageerror", lambda error: seen.messages.append(str(error)))
     page.on("request", lambda request: seen.requests.append(request.url))
     page.goto(made.path.as_uri())
     return page, seen
@@ -53,9 +53,9 @@ def column(page, number: int) -> list[str]:  # type: ignore[no-untyped-def]
 def test_the_page_loads_without_requests_or_console_messages(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, seen = opened(browser, made)
     page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
-    assert seen.complaints == []
+    assert seen.messages == []
     assert [url for url in seen.requests if not url.startswith("data:")] == [made.path.as_uri()]
-    assert page.evaluate("window.broken") is None
+    assert page.evaluate("window.broken") is None  # the hostile class names of conftest.py try to set it
     page.context.close()
 
 
@@ -133,7 +133,7 @@ def test_narrow_screens_scroll_only_vertically(browser, made: Made, width: int) 
     page.context.close()
 
 
-def test_every_picture_has_an_accessible_name(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_every_image_and_chart_has_an_accessible_name(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made)
     nameless = page.evaluate(
         """[...document.querySelectorAll('img, svg')].filter(e => e.getAttribute('aria-hidden') !== 'true'
@@ -165,7 +165,7 @@ CONTRAST = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_both_themes(browser, made: Made, scheme: str) -> None:  # type: ignore[no-untyped-def]
+def test_text_has_enough_contrast_in_both_themes(browser, made: Made, scheme: str) -> None:  # type: ignore[no-untyped-def]
     page, seen = opened(browser, made, color_scheme=scheme)
     found = page.evaluate(CONTRAST)
     assert len(found) >= 16 and {name: ratio for name, ratio in found.items() if ratio < 4.5} == {}
@@ -176,7 +176,7 @@ def test_text_has_contrast_in_both_themes(browser, made: Made, scheme: str) -> N
     assert min(page.evaluate(CONTRAST).values()) >= 4.5
     page.reload()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before  # the chosen theme is kept
-    assert seen.complaints == []
+    assert seen.messages == []
     page.context.close()
 
 

@@ -70,7 +70,7 @@ def test_masked_positions_of_attention_are_not_counted(model: fqvit.FloatModel) 
 def test_log2_codes_are_those_of_the_paper() -> None:
     p = torch.tensor([1.0, 0.5, 0.4, 1 / 3, 0.3, 1 / 16, 1 / 17, 2.0**-14, 2.0**-20, 0.0])
     found = count(p)
-    # round(1 / p): 1, 2, 3 (0.4 -> 2.5 up), 3, 3, 16, 17, ...; 3 = 1.5 * 2 rounds up to code 2
+    # round(1 / p): 1, 2, 3 (2.5 rounds up), 3, 3, 16, 17, ...; 3 = 1.5 * 2 rounds up to code 2
     assert found.log2.tolist() == [1, 1, 3, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
     assert found.below.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
 
@@ -96,7 +96,7 @@ def test_maps_of_a_vit_show_the_attention_of_the_class_token() -> None:
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 def test_prefix_tokens_are_not_part_of_the_map(prefix: int) -> None:
-    """Without prefix: attention that patches receive, times their number; otherwise: attention of the first prefix token."""
+    """Without prefix tokens: attention that each patch receives, times 49; otherwise: attention of the first prefix token."""
     config = dataclasses.replace(
         embedded.FMNIST_VIT_CONFIG, prefix=prefix, **({} if prefix else {"pool": "mean", "norm_first": True})
     )
@@ -111,10 +111,10 @@ def test_maps_of_windows_put_every_token_back_at_its_position(site: str) -> None
     """Plain and shifted windows of the embedded Swin: 14 x 14 tokens, four windows of 7 x 7."""
     model = fqvit.load_model("fmnist_swin")
     attention = model.module.get_submodule(site.removesuffix(".softmax"))
-    index = attention.windows.index  # [W, T]: the token at each place
+    index = attention.windows.index  # [W, T]: the token at each position of each window
     p = torch.rand(1, *index.shape[:1], 2, 49, 49)
     wanted = np.zeros(14 * 14)
     for window, tokens in enumerate(index.tolist()):
-        for place, token in enumerate(tokens):
-            wanted[token] = p[0, window, :, :, place].mean() * 49
+        for position, token in enumerate(tokens):
+            wanted[token] = p[0, window, :, :, position].mean() * 49
     assert as_map(model, site, p) == pytest.approx(wanted.reshape(14, 14), abs=1e-4)

@@ -69,7 +69,7 @@ def test_the_share_below_one_sixteenth_excludes_one_sixteenth() -> None:
     assert (found + found).total == 8
 
 
-def test_entropy_and_used_bins_are_those_of_the_definition() -> None:
+def test_entropy_and_used_bins_match_their_definitions() -> None:
     assert entropy(np.full(16, 3)) == 4
     assert entropy(np.array([0, 9, 0])) == 0
     assert entropy(np.zeros(4, np.int64)) == 0
@@ -83,7 +83,7 @@ def test_the_error_quoted_by_the_paper_is_that_of_the_coefficients_in_its_code()
     assert gaps["paper"] == pytest.approx(2.128e-3, rel=1e-3)
 
 
-def test_no_argument_has_a_larger_error() -> None:
+def test_no_argument_of_exp_exceeds_the_reported_error() -> None:
     x = np.random.default_rng(1).uniform(-40, 0, 100_000)
     for kind, gap in exp_curves(0.1).gaps.items():
         assert np.abs(i_exp(x, kind) - np.exp(x)).max() <= gap * (1 + 1e-6)

@@ -1,4 +1,4 @@
-"""The page is escaped, self-contained and complete; and the command that writes it."""
+"""The report page is escaped, self-contained and complete, and the command writes it or reports mistakes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_hostile_names_are_escaped(made: Made) -> None:
     assert "<u>careful</u>" in text and "<i>model</i>.fqvit" in text and "49" not in HOSTILE[3]
 
 
-def test_the_page_refers_to_nothing_outside(made: Made) -> None:
+def test_the_page_references_no_external_resources(made: Made) -> None:
     addresses = [value for _, attributes in Reader(made.page).tags for key in ("src", "href") if (value := attributes.get(key))]
     assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', made.page)
@@ -85,7 +85,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pictures(folder: Path, names: list[str]) -> Path:
+def with_images(folder: Path, names: list[str]) -> Path:
+    """Write one test image per name into the folder and return the folder."""
     for i, name in enumerate(names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ def pictures(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-def test_the_command_writes_a_page_pictures_and_json(programs: Path) -> None:
+def test_the_command_writes_a_page_figures_and_json(programs: Path) -> None:
     start = time.perf_counter()
     out, folder = programs / "r.html", programs / "pictures"
     done = fqvit("report", programs / "vit.fqvit", "--limit", 40, "-o", out, "--pictures", folder, "--json").json
@@ -107,7 +108,7 @@ def test_the_command_writes_a_page_pictures_and_json(programs: Path) -> None:
 
 
 def test_images_without_labels_give_agreement_but_no_accuracy(programs: Path, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "photos", [f"{i}.png" for i in range(5)])
+    data = with_images(tmp_path / "photos", [f"{i}.png" for i in range(5)])
     done = fqvit("report", programs / "vit.fqvit", "--data", data, "-o", tmp_path / "r.html", "--json")
     assert done.json["accuracy"] is None and done.json["agreement"] is not None and done.err == ""
     page = (tmp_path / "r.html").read_text()
@@ -115,7 +116,7 @@ def test_images_without_labels_give_agreement_but_no_accuracy(programs: Path, tm
 
 
 def test_folders_that_are_not_classes_give_a_warning(programs: Path, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "photos", ["summer/1.png", "winter/2.png"])
+    data = with_images(tmp_path / "photos", ["summer/1.png", "winter/2.png"])
     done = fqvit("report", programs / "vit.fqvit", "--data", data, "-o", tmp_path / "r.html")
     assert done.code == 0 and "warning: the images are read without labels" in done.err and "summer" in done.err
     assert "read without labels" in (tmp_path / "r.html").read_text()

@@ -1,4 +1,4 @@
-"""Bit operations: the paper's numbers, and the same counts from a traced model, layer by layer."""
+"""Counts of bit operations equal the paper's numbers and, layer by layer, the counts from a traced model."""
 
 from __future__ import annotations
 

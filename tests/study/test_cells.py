@@ -1,4 +1,4 @@
-"""Cells of a table: the same answers as `eval`, cached so that no finished step runs twice."""
+"""Cells of a table: the same predictions as the engine, cached so that no finished step runs twice."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Counted(ImageArray):
     """Images that count how often they are read, and can interrupt the run at a given batch."""
 
     passes = 0
-    dies_at: int | None = None
+    interrupt_at: int | None = None
 
     def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
         self.passes += 1
         for number, batch in enumerate(super().batches(size, share)):
-            if number == self.dies_at:
+            if number == self.interrupt_at:
                 raise KeyboardInterrupt
             yield batch
 
@@ -47,10 +47,10 @@ def calibration_images(count: int) -> Counted:
     return Counted(embedded.calibration_images()[:count], None, embedded.FMNIST_PREPROCESS)
 
 
-def labelled_images(count: int = 64, dies_at: int | None = None) -> Counted:
+def labelled_images(count: int = 64, interrupt_at: int | None = None) -> Counted:
     pixels, labels = embedded.test_images()
     found = Counted(pixels[:count], labels[:count].tolist(), embedded.FMNIST_PREPROCESS)
-    found.dies_at = dies_at
+    found.interrupt_at = interrupt_at
     return found
 
 
@@ -61,7 +61,7 @@ def bench(model: fqvit.FloatModel, folder: Path, calib: Counted, data: Counted, 
     return Bench(model, lambda limit: Images(calib, "here"), Images(data, "here"), Cache(folder, fresh))
 
 
-def test_a_cell_has_the_answers_of_the_program(model: fqvit.FloatModel, tmp_path: Path) -> None:
+def test_a_cell_has_the_predictions_of_the_program(model: fqvit.FloatModel, tmp_path: Path) -> None:
     here = bench(model, tmp_path, calibration_images(32), labelled_images())
     answers, reused = here.answers(MINMAX)
     exact, _ = here.answers(FLOAT)
@@ -71,10 +71,10 @@ def test_a_cell_has_the_answers_of_the_program(model: fqvit.FloatModel, tmp_path
     logits = fqvit.Engine(program).run(pixels[:64])
     assert not reused and answers.fingerprint == program.fingerprint() and answers.calibration_images == 32
     assert np.array_equal(answers.predicted(), logits.argmax(-1))
-    told = row(model.name, MINMAX, answers, exact)
-    assert told.top1 == 100 * np.mean(logits.argmax(-1) == labels[:64]) and told.runs == "integer"
+    found = row(model.name, MINMAX, answers, exact)
+    assert found.top1 == 100 * np.mean(logits.argmax(-1) == labels[:64]) and found.runs == "integer"
     program.save(tmp_path / "a.fqvit")
-    assert told.file_bytes == (tmp_path / "a.fqvit").stat().st_size
+    assert found.file_bytes == (tmp_path / "a.fqvit").stat().st_size
 
 
 def test_a_finished_cell_is_not_repeated(model: fqvit.FloatModel, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_finished_cell_is_not_repeated(model: fqvit.FloatModel, tmp_path: Path
 def test_an_interrupted_run_keeps_its_calibration(model: fqvit.FloatModel, tmp_path: Path) -> None:
     calib = calibration_images(32)
     with pytest.raises(KeyboardInterrupt):
-        bench(model, tmp_path, calib, labelled_images(dies_at=2)).answers(MINMAX)
+        bench(model, tmp_path, calib, labelled_images(interrupt_at=2)).answers(MINMAX)
     resumed, reused = bench(model, tmp_path, calib, labelled_images()).answers(MINMAX)
     whole, _ = bench(model, tmp_path / "other", calibration_images(32), labelled_images()).answers(MINMAX)
     assert not reused and calib.passes == 1

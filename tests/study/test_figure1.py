@@ -1,4 +1,4 @@
-"""The bar chart of the ablation: a bar per measured setting, well-formed, also with missing settings."""
+"""The bar chart of the ablation is well-formed and has one bar per measured setting, even if settings are missing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fqvit.study.table import Row, as_csv, flat, read_csv, row
 
 
 def answers(right: int) -> Answers:
-    """A cell of 100 images with `right` correct answers."""
+    """Return a cell of 100 images with `right` correct answers."""
     ranks = np.where(np.arange(100) < right, 0, 7).astype("<i4").tobytes()
     return Answers(1000, 1.0, 1.0, 1, "", ranks, ranks, [])
 
 
 def cells(model: str, *measured: int) -> list[Row]:
-    """The float row (80 % top-1) and one row per percentage, in the order of settings()."""
+    """Return the float row (80 % top-1) and one row per measured percentage, in the order of settings()."""
     exact = answers(80)
     found = [row(model, setting.method, answers(right), exact) for setting, right in zip(settings(), measured)]
     return [row(model, FLOAT, exact, exact), *found]
@@ -57,16 +57,16 @@ def test_model_names_are_escaped() -> None:
     assert len(bars(draw(cells("<script>&", 1, 2)))) == 2
 
 
-def test_rows_survive_a_csv_file() -> None:
+def test_rows_are_restored_from_a_csv_file() -> None:
     every = cells("vit_base_patch16_224", *range(10, 19))
     assert read_csv(as_csv([{**flat(cell), "machine": "any"} for cell in every])) == [rounded(cell) for cell in every]
 
 
 def rounded(cell: Row) -> Row:
-    """The row with the three decimals that a CSV file keeps."""
+    """Return the row with the three decimals that a CSV file keeps."""
     import msgspec
 
-    told = msgspec.to_builtins(cell)
-    for part in (told, told["against_float"]):
+    fields = msgspec.to_builtins(cell)
+    for part in (fields, fields["against_float"]):
         part |= {name: round(value, 3) for name, value in part.items() if isinstance(value, float)}
-    return msgspec.convert(told, Row, strict=False)
+    return msgspec.convert(fields, Row, strict=False)
