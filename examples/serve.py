@@ -32,9 +32,10 @@ def server(file: str, port: int) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
+            text = self.headers.get("Content-Length", "0")
+            length = int(text) if text.isdecimal() else -1
             if not 0 <= length <= LARGEST:
-                return self.reply(413, {"error": f"Content-Length is {length}, expected 0 to {LARGEST}"})
+                return self.reply(413, {"error": f"Content-Length is {text}, expected 0 to {LARGEST}"})
             try:
                 return self.reply(200, answer(engine, self.rfile.read(length)))
             except (fqvit.FqvitError, UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:

@@ -1,6 +1,6 @@
 """Read images from tar shards, as WebDataset writes them, without unpacking.
 
-The headers of all shards are read once into an index of about 30 bytes per image; workers share this task. An image is then
+The headers of all shards are read once into an index of at most 32 bytes per image; workers share this task. An image is then
 one read at a known offset, so limits, shuffling and assignment to workers work as with folders. Shards are sorted by path;
 members keep their order. A sample is an image and the members next to it with the same name up to the first dot: NAME.jpg,
 NAME.cls (class index), NAME.json ({"label": index}). Without a label, the folder of the image is its class.
