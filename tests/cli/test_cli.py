@@ -178,7 +178,7 @@ def test_classify_continues_after_an_unreadable_image_and_fails_at_the_end(
 
 def test_inspect_prints_a_summary_and_the_requested_lists(program: Path) -> None:
     done = fqvit("inspect", program)
-    for words in ("0 floating-point ops, 0 float buffers", "fingerprint", "No overflow", "16 calibration images", "tightest proof"):
+    for words in ("0 floating-point ops, 0 float buffers", "fingerprint", "16 calibration images", "No overflow", "tightest"):
         assert words in done.out
     whole = fqvit("inspect", program, "--sites", "--ops", "--proofs", "--json").json
     assert whole["float_ops"] == 0 and len(whole["ops"]) == whole["op_count"] and len(whole["proofs"]) == whole["proof_count"]
