@@ -13,7 +13,8 @@ const Value& require_movable(const Value& value) {
     return value;
 }
 
-// Clears the facts about whole rows of attention codes, which do not hold for rows of moved values.
+// Clears the facts about whole rows of attention codes, which do not hold for rows of moved values. mask_code is used
+// only together with row_code. `masked` stays: it says what a code means, wherever the code is moved.
 void forget_rows(Value& value) { value.row_sum = -1, value.row_code = -1, value.mask_code = -1; }
 
 class Concat final : public Op {

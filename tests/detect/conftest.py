@@ -13,7 +13,7 @@ import pytest
 def torchvision_ops() -> ModuleType:
     """Import torchvision.ops as an oracle; skip the test if its compiled operators do not load.
 
-    Without them torchvision falls back to Python versions, which treat samples outside the map differently.
+    Without them torchvision falls back to Python versions, which treat samples outside the feature map differently.
     """
     try:
         with warnings.catch_warnings():

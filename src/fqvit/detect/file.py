@@ -1,7 +1,7 @@
 """Save and load a detector as one .fqvit file.
 
-The container format is that of ir/file.py; constants are named PART/NAME. Files that are truncated, altered, of a newer version
-or do not verify are rejected with a one-line error that names the file.
+The container format is that of ir/file.py; constants are named PART/NAME. Files that are truncated, altered,
+invalid or of a newer version are rejected with a one-line error that names the file.
 """
 
 from __future__ import annotations

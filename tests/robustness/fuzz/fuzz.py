@@ -74,7 +74,7 @@ def main() -> None:
     with atheris.instrument_imports(include=INSTRUMENTED):
         for name, raw in seeds.items():
             (kept / name).write_bytes(raw)
-            one_input(raw)  # imports lazily loaded modules while they are instrumented
+            one_input(raw)  # imports the modules that readers load lazily, so that they are instrumented, too
     longest = max(2 * max(map(len, seeds.values())), 16384)
     arguments = [sys.argv[0], *OPTIONS, f"-max_len={longest}", f"-artifact_prefix={ROOT}/build/fuzz/{target}-", *given]
     if not any(Path(word).is_file() for word in given):

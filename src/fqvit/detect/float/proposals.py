@@ -64,8 +64,9 @@ def sigmoid(logits: Floats) -> Floats:
 def select_detections(
     boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int], s: DetectSettings
 ) -> Detections:
-    """Select the detections of an image: all pairs of box and class with a score above s.score, after NMS within each class.
+    """Select the detections of an image, best first, at most s.detections.
 
+    Candidates are all pairs of box and class with a score above s.score; NMS then runs within each class.
     boxes: [n, 4], of the last stage   logits: [n, classes + 1], mean of all stages   deltas: as in refine
     """
     scores = softmax(logits.astype(np.float64))[:, :-1]

@@ -20,7 +20,10 @@ MOVES = (Permute, Take, Concat)
 
 
 class BufferScales:
-    """Scales, zero points, shapes and readers of a program's buffers."""
+    """Scales, zero points, shapes and readers of a program's buffers.
+
+    symmetric: buffers that only linear ops read get the middle code as zero point
+    """
 
     def __init__(self, program: Program, symmetric: bool) -> None:
         self.program, self.symmetric = program, symmetric
@@ -88,7 +91,7 @@ class BufferScales:
         return QdqParams(collapsed(scale) * self.factors.get(name, 1.0), collapsed(zero), bits, product)
 
     def _site_scale(self, name: str, zero: Zero | None) -> tuple[Floats, Ints]:
-        """Return scales and zero points of the buffer's site. Zero points given by the op take precedence."""
+        """Return scales and zero points of the buffer's site (1 and 128 without a site). `zero` overrides its zero points."""
         site = self._find_site(name)
         if site is None or not site.scale:
             scale, zeros = np.ones(1), np.array([128])

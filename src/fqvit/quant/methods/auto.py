@@ -1,9 +1,9 @@
 """Mixed precision for recipe `auto`: raise the bits of as few sites as possible, without labels.
 
 There are two calibrations of the same images. At some sites the wide one has more bits than the narrow one; in the residual
-stream it also has per-tensor scales instead of PTF. A unit is the set of such sites of one role in one block. Its cost is
-measured with this unit narrow and all others wide. Units are then raised from narrow to wide, in order of decreasing cost,
-until the expected loss is at most recipe.max_loss.
+stream it also has per-tensor scales instead of PTF. A unit is the set of such sites of one role in one block. Its gain
+is the KL divergence from the float model that raising it saves, measured with all other units wide. Units are raised from
+narrow to wide, in order of decreasing gain, until the expected top-1 loss is at most recipe.max_loss.
 See also: calibrate.py (makes both calibrations), simulate.py (runs them).
 """
 
@@ -30,7 +30,7 @@ from fqvit.quant.simulate import Simulation
 from fqvit.system.progress import Progress
 
 WIDER = {"residual": 16, "hidden": 12, "scores": 10, "attention": 8}  # bits that `auto` may raise a site to, by role
-PROBE_IMAGES = 32  # images for measuring the cost of one unit; the number of raised units is decided on all images
+PROBE_IMAGES = 32  # images for measuring the gain of one unit; the number of raised units is decided on all images
 BATCH = 16
 
 
