@@ -90,7 +90,10 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
             scope.check(codes.hi < len(self.levels), f"{len(self.levels)} levels for codes up to {codes.hi}")
             scope.check(max(self.levels) > 0, "no level above 0")
         elif self.steps is not None:
-            scope.check(groups in (1, 3) and codes.channels % groups == 0, f"{groups} scales with steps, expected 1 or 3")
+            scope.check(
+                groups in (1, 3) and codes.channels % groups == 0,
+                f"{groups} scales with steps for {codes.channels} channels, expected 1, or 3 if channels are a multiple of 3",
+            )
             steps = scope.constant(self.steps, ("u16",), (codes.channels // groups,))
             scope.check(int(steps.min()) > 0, f"constant {self.steps!r} has a step of 0")
             scope.zero(self.zero, codes.channels)
@@ -129,7 +132,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         raise FqvitError(f"{self.buffer}: output of kind {self.kind} (part of a detector), expected logits, tokens or pooled.")
 
     def check(self, scope: Scope) -> Value:
-        """Return the value of the output's buffer. Rejects a buffer that does not match the kind."""
+        """Return the Value of the output's buffer. Rejects a buffer that does not match the kind."""
         dtypes, axes = KINDS[self.kind]
         value = scope.buffer(self.buffer, dtypes)
         if dtypes == INT32:
@@ -176,7 +179,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: int
     model: str
     preprocess: Preprocess
-    ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # native/core/arena.cpp compares all pairs
+    ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # planning the arena takes quadratic time
     output: Output
     sites: dict[str, Site]
     recipe: dict[str, object]
@@ -202,7 +205,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of verify(): the value of every buffer and all overflow proofs."""
+    """The result of verify(): the Value (dtype, shape, range) of every buffer and all overflow proofs."""
 
     buffers: Mapping[str, Value]
     proofs: tuple[Proof, ...]
@@ -233,7 +236,7 @@ class Program:
         return tuple(self.constants[CLASSES].tobytes().decode("utf-8", "replace").split("\n"))
 
     def verify(self) -> Verified:
-        """Infer the value of every buffer and prove that nothing overflows. Raises FqvitError that names the faulty op."""
+        """Infer the Value of every buffer and prove that nothing overflows. Raises FqvitError that names the faulty op."""
         written = {INPUT, *(op.y for op in self.ops)}
         for name, array in self.constants.items():
             if name in written:
@@ -243,7 +246,7 @@ class Program:
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
             raise FqvitError(f"input shape {list(shape)} is empty or too large. {DAMAGED}")
-        # Only their own op may read packed weights and exponents, because unpacking replaces them.
+        # Only linear ops with packed weights may read these and their exponents, because unpacked() replaces them.
         packed = {op.part(part) for op in self.ops if _is_packed(op) for part in ("w", "exponent")}
         common = {name: array for name, array in self.constants.items() if name not in packed}
         buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
