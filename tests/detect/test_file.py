@@ -204,7 +204,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "an anchor of 10^9 pixels": (set_field("between", "anchors", 0, 0, 0, value=10**9), "between.anchors"),
     "a shift of 63": (set_field("between", "classes", 0, value=[1, 63]), "between.classes"),
     "fewer anchors": (lambda header, _: [level.pop() for level in header["between"]["anchors"]], "for 2 anchors"),
-    "logits that overflow": (set_field("between", "classes", value=[[2**31 - 1, 1]] * 3), "sum of class logits|does not fit"),
+    "logits that overflow": (set_field("between", "classes", value=[[2**31 - 1, 1]] * 3), "sums of class logits|does not fit"),
     "images of 100,000 pixels per side": (set_field("settings", "long", value=100_000), "images of 96 x 100000"),
     "a short side of 0": (set_field("settings", "short", value=0), "settings.short"),
     "a different mean": (set_field("settings", "mean", value=[0.1, 0.1, 0.1]), "mean or std"),

@@ -134,13 +134,13 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         side = MAX_SIDE << BOX_FRACTION  # largest side of an image; edges are clipped to it
         anchor = 2 * max(half for level in self.anchors for pair in level for half in pair)
         size = max(side, anchor)
-        # Mantissas are below 2^31; the largest factor is 2^log_limit.
+        # In decode, 2^log <= 2^(log_limit 2^-27), with a mantissa below 2^31; |move side| <= 2^61 is shifted right by 16.
         grown = size << (self.log_limit >> LOG_FRACTION) + 1 << BOX_FRACTION
         cells = MAX_SIDE // min(self.strides) + 2  # largest number of cells in a bin of RoIAlign
         weights = (1 << 15) + cells  # each weight is rounded by at most half a unit
         strip = (255 * weights >> 8) + 1
         return (
-            Proof("classes", "the sum of class logits", 2 * sum(ratio.reach() for ratio in self.classes), 62),
+            Proof("classes", "a difference of sums of class logits", 2 * sum(ratio.reach() for ratio in self.classes), 62),
             Proof("decode", "a size times its mantissa", size << 31, 62),
             Proof("decode", "a moved edge", (1 << 62 - 16) + grown + (size << BOX_FRACTION), 62),
             Proof("suppress", "a union times its threshold", 2 * side * side << IOU_FRACTION, 62),
