@@ -1,9 +1,9 @@
 """Reproduce the paper's tables on DeiT-Tiny and ViT-Tiny: write results/table.csv, ablation.csv and sweep_k.csv.
 
-    .venv/bin/python benchmarks/paper.py --data-root DIR [--cache DIR] [--only table,ablate,sweep-k]
+    .venv/bin/python benchmarks/paper.py --data-root ROOT [--cache DIR] [--only table,ablate,sweep-k]
 
-DIR has weights/*.safetensors, imagenet/calib and imagenet/val. Runs `fqvit table`, `ablate` and `sweep-k`, which keep finished
-cells, so an interrupted run continues. Machine and commit are added to every row.
+ROOT has weights/*.safetensors, imagenet/calib and imagenet/val. Runs `fqvit table`, `ablate` and `sweep-k`, which cache
+finished cells, so that a restarted run continues where it was interrupted. Machine and commit are added to every row.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@
 //    The four bytes at offsets 0, 1 and 4 are the three ways to pair the inputs of the quad; offset 3 is the pairing of
 //    offset 1 with its two lanes swapped.
 //  - A quad that meets the limit in no pairing is split into two quads: weights clipped to the limit, and the rest.
-//  - Two quads that meet the limit together form a double (per row 5 arithmetic instructions for 64 products); a quad
-//  without a
-//    partner is a single (3 instructions for 32 products). A list of offsets tells the micro-kernel which four bytes to
-//    broadcast.
+//  - Two quads that meet the limit together form a double (per row 5 arithmetic instructions for 64 products);
+//    a quad without a partner is a single (3 instructions for 32 products).
+//    A list of offsets tells the micro-kernel which four bytes to broadcast.
 // Packing checks every single and double against the limit, so nothing saturates for any activations.
 //
 // Tile: 11 rows x 8 columns. 11 accumulators, 2 vectors of weights, 1 of ones, 2 temporaries: all 16 registers.
@@ -47,8 +46,8 @@ constexpr int OFFSETS[PAIRINGS] = {0, 1, 3, 4};
 // The inputs at each offset of a cell. Lane 0 adds the products of the first two, lane 1 those of the last two.
 constexpr int ORDER[PAIRINGS][4] = {{0, 2, 1, 3}, {2, 1, 3, 0}, {3, 0, 1, 2}, {0, 1, 2, 3}};
 
-// One K-block of one panel: `doubles` pairs of offsets, then `singles` offsets. Weights in the same order, 32 bytes per
-// quad.
+// One K-block of one panel: `doubles` pairs of offsets, then `singles` offsets.
+// The weights are in the same order, 32 bytes per quad.
 struct KBlock {
     std::uint32_t doubles, singles;
     std::size_t offsets, weights;  // first entry in offsets_ and weights_

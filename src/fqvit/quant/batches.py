@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import Recipe
 
-SAMPLE_IMAGES = 128  # images for methods that refine a calibration
-FIT_IMAGES = 256  # the same for methods that fit weights to outputs: with fewer images they would overfit
+SAMPLE_IMAGES = 128  # sample size of methods that refine a calibration
+FIT_IMAGES = 256  # sample size of methods that fit weights to outputs, which would overfit with fewer images
 
 Batch = TypeVar("Batch")
 
