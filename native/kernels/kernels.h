@@ -19,7 +19,7 @@ struct Requantization {
     // The same for vectors of 8 channels, padded. Set by RequantizationConstants (ops/requantization.cpp).
     enum Form : std::uint8_t {
         ANY,        // use the parameters above
-        HIGH_HALF,  // every shift is >= 32: the result is in the high half of the 64-bit product
+        HIGH_HALF,  // every shift is >= 32 and zero 2^shift < 2^60: the result is in the high half of the product
     } form;
     const std::int32_t* vector_mult;
     const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift + bias mult; channels in order 0 2 4 6 1 3 5 7

@@ -60,9 +60,10 @@ def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tupl
 def select_detections(
     boxes: Integers, logits: Integers, deltas: Codes, size: tuple[int, int], c: DetectorConstants
 ) -> IntegerDetections:
-    """Select the detections of an image: all pairs of box and class with a score above c.score, after NMS within each class.
+    """Select the detections of an image, best first, at most c.detections.
 
-    boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1] in 2^-27 of log2, mean of all stages
+    Candidates are all pairs of box and class with a score above c.score; NMS then runs within each class.
+    boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1], base-2 logarithms in 2^-27, mean of all stages
     deltas: i32, as in refine
     """
     scores = softmax(logits)[:, :-1]
