@@ -75,7 +75,7 @@ class Scope:
             self.fail(problem)
 
     def buffer(self, name: str, dtypes: tuple[str, ...] = ("u8", "u16"), min_rank: int = 1) -> Value:
-        """Return the value of a buffer after checking its dtype and its number of axes."""
+        """Return the Value of a buffer after checking its dtype and its number of axes."""
         if name not in self.buffers:
             self.fail(f"reads {name!r} before any op writes it")
         value = self.buffers[name]
@@ -96,7 +96,7 @@ class Scope:
         return array
 
     def either(self, name: str, dtypes: tuple[str, ...]) -> Value:
-        """Return the value of a buffer, or of a constant used as an operand: lo and hi are its actual minimum and maximum."""
+        """Return the Value of a buffer, or of a constant used as an operand: lo and hi are its actual minimum and maximum."""
         if name in self.buffers:
             return self.buffer(name, dtypes)
         if name not in self.constants:

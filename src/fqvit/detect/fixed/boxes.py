@@ -51,7 +51,7 @@ def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: DeltaRatios, log_
     farthest = MAX_PRODUCT // np.maximum(sides, 1)
     moved = round_shift(np.clip(moves, -farthest, farthest) * sides, BOX_FRACTION + MOVE_FRACTION - FINE_FRACTION)
     mantissa, exponent = power_of_two(np.clip(logs, -log_limit, log_limit))
-    # side < 2^23 and mantissa < 2^31; log_limit <= 8 keeps the shift within 15..31.
+    # side < 2^23 and mantissa < 2^31; log_limit <= 8 · 2^27 keeps the shift within 15..31.
     half = round_shift(sides * mantissa, MANTISSA_FRACTION + 1 + BOX_FRACTION - FINE_FRACTION - exponent)
     centre = (boxes[..., :2] + boxes[..., 2:]) * (1 << FINE_FRACTION - BOX_FRACTION - 1) + moved
     edges = round_shift(np.concatenate([centre - half, centre + half], -1), FINE_FRACTION - BOX_FRACTION)
