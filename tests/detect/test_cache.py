@@ -33,7 +33,7 @@ def test_the_least_recently_used_value_is_dropped_before_a_new_one_is_made() -> 
     assert held == [0, 1, 1, 1]
 
 
-def test_a_size_that_cannot_be_made_is_not_kept() -> None:
+def test_a_failed_value_is_not_cached() -> None:
     cache: SizeCache[int] = SizeCache(2)
 
     def fail(height: int, width: int) -> int:

@@ -38,7 +38,7 @@ def shift_to(draw: Draw, x: Any, bits: int, last: int = 62) -> int:
 
 
 def linear_parts(draw: Draw, name: str, x: Any, outputs: int, bits: int) -> Any:
-    """Draw weights of five kinds, biases within the 31-bit bound, multipliers and shifts; return the accumulators of x."""
+    """Draw weights, biases that keep |acc| < 2^31 if possible, multipliers and shifts; return the accumulators of x."""
     x = x.reshape(-1, x.shape[-1]).astype(np.int64)
     w = draw.rng.integers(-128, 127, (outputs, x.shape[-1]), endpoint=True)
     kind = draw.int(0, 4)
@@ -173,7 +173,7 @@ def layernorm(draw: Draw) -> Case:
 
 
 def last_bits(draw: Draw) -> Case:
-    """Draw a LayerNorm whose g and b make the codes about t / 2, near the middle code: an error of one in t changes a code."""
+    """Draw a LayerNorm with 1/4 <= |g| / 2^shift < 1/2 and codes near the middle one: errors of 1 in t often change a code."""
     channels, bits = draw.one(7, 8, 16, 64, 192, 200, 384, 768, 1000, 3960, 3968), draw.one(1, 8, 8, 12, 16)
     room = max(30 - math.ceil(math.log2(channels)) - bits, 0)
     draw.buffer("x", (1, channels), bits)
@@ -348,7 +348,7 @@ def relative(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: in
 
 
 def mixed(draw: Draw, tokens: int, codes: int, region: str | None, v_zero: int) -> Case:
-    """Draw the softmax of one kind with the product of another: valid, although no recipe produces it."""
+    """Draw the softmax of one kind and the product with V of another: valid, although no recipe produces it."""
     kinds = (log2_codes, uniform, relative)
     first, second = draw.rng.permutation(3)[:2]
     _, times_v = kinds[second % 2](draw, tokens, codes, None, v_zero)  # not Attend, which reads only codes of RowCodes
@@ -380,7 +380,7 @@ WIDE: dict[str, Callable[[Draw], Case]] = {
 
 
 def accepted(draw: Draw, ops: Case) -> bool:
-    """Return whether the proofs of all ops hold: verify() accepts them because none can overflow."""
+    """Return whether no op can overflow (all proofs hold), so that verify() accepts the ops."""
     values: dict[str, Any] = dict(draw.values)
     for op in ops:
         values[op.y], proofs = op.infer(Scope(values, draw.constants, op.y))

@@ -173,7 +173,7 @@ def test_empty_items_among_bits_are_ignored() -> None:
 def test_cells_with_different_images_are_not_compared() -> None:
     exact = answers([0, 0, 3], [1, 2, 3])
     other = msgspec.structs.replace(exact, skipped=["a.png"])
-    said = r"^skipped images: 1 here and 0 with the float model, expected the same images\. .*--fresh"
+    said = r"^skipped images: 1 with minmax and 0 with the float model, expected the same images\. .*--fresh"
     with pytest.raises(FqvitError, match=said):
         row("fmnist_vit", Method("minmax", load_recipe("minmax")), other, exact)
 

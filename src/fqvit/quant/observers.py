@@ -26,7 +26,7 @@ from fqvit.quant.qparams import affine, symmetric
 
 PTF_BINS = 512
 OMSE_BINS = 8192
-OMSE_STRIDE = 13  # every 13th element is counted
+OMSE_STRIDE = 13  # every 13th element is counted, fewer if the channel count is a multiple of 13
 SHRINK_STEPS = 90  # ranges shrunk by 0 to 89 percent are tried
 
 
@@ -205,7 +205,7 @@ class Percentile(Ema):
 class Omse(MinMax):
     """The range that minimises ||x - Q(x)||^2 at `bits`, among the MinMax range shrunk by 0, 1, ... 89 percent.
 
-    The range uses all elements; the error uses a histogram of every 13th element of all batches, or of the last batch only.
+    The range uses all elements; the error uses a histogram of about every 13th element of all batches, or of the last one only.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("bits", "last_batch")

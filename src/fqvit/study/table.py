@@ -1,6 +1,6 @@
 """Make rows of a table from cells, and format them as Markdown and CSV.
 
-See also: cells.py (runs the cells).
+A cell is one model evaluated with one method. See also: cells.py (runs the cells).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
     ranks = answers.ranked()
     if answers.skipped != exact.skipped:
         raise FqvitError(
-            f"skipped images: {len(answers.skipped)} here and {len(exact.skipped)} with the float model, expected the same"
-            " images. Measure both again (--fresh)."
+            f"skipped images: {len(answers.skipped)} with {method.label} and {len(exact.skipped)} with the float model,"
+            " expected the same images. Measure both again (--fresh)."
         )
     return Row(
         model,

@@ -1,4 +1,7 @@
-"""Read files in a process with little memory and print the outcome of each on stdout. Run by test_memory.py."""
+"""Read the files of a folder in a process with little memory. Run by test_memory.py.
+
+Prints one line of JSON per file: [name, "accepted" or the error message, growth of peak resident memory in bytes].
+"""
 
 from __future__ import annotations
 

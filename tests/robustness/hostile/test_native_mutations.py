@@ -1,7 +1,7 @@
-"""Random mutations of valid records, sent to the native engine directly: it rejects them or runs them, and never crashes.
+"""Mutate the recorded calls that build a native engine: the engine rejects or runs them, and never crashes.
 
 Accepted records give the same bits on every instruction set, with and without fusion, on one and on two threads, and codes
-stay within their number of bits. native/fuzz does the same with sanitizers and without Python.
+stay within their number of bits. See also: records.py (records calls), native/fuzz (a similar fuzzer in C++, with sanitizers).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.runtime.test_networks import lowered
 from tests.runtime.wide import WIDE, accepted
 
 DTYPES = (np.uint8, np.int8, np.uint16, np.int16, np.int32, np.int64)
-ENDS = (
+ENDS = (  # boundary values of shifts, sizes, zero points and multipliers
     0,
     1,
     -1,
@@ -48,7 +48,7 @@ ENDS = (
     -(2**31),
     2**40,
 )
-FAR = (2**58, 2**62, 2**63 - 1, -(2**63))
+FAR = (2**58, 2**62, 2**63 - 1, -(2**63))  # boundary values of 64-bit arithmetic
 # {op: index of the number of bits among the integers of its record}
 BITS = {"linear": 1, "layernorm": 3, "add": 1, "mean": 4, "matmul": 6, "attend": 4}
 BITS |= {"log_softmax": 0, "softmax": 2, "shift_matmul": 6}
@@ -137,7 +137,7 @@ def test_altered_records_are_rejected_or_give_the_same_bits_everywhere(kind: str
     expected = []
     for image in images:
         expected.append(kept.run(image[None])[0])
-        codes = {
+        codes = {  # values that hold codes; a linear op writes codes if ints[0] is 0
             number: record
             for number, record in enumerate(program.records, 1)
             if record.tag in BITS and not (record.tag == "linear" and record.ints[0] != 0)
