@@ -47,7 +47,8 @@ public:
     int threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
     // Calls task(thread, begin, end) for chunks of at most `chunk` items that together cover 0..items, on the caller's
-    // thread and the workers, and returns when all are done. One caller at a time; the task must not throw.
+    // thread and the workers, and returns when all are done. Without workers, one call covers all items. One caller at
+    // a time; the task must not throw.
     template <class Task>
     void run(std::int64_t items, std::int64_t chunk, const Task& task) {
         State& s = *state_;

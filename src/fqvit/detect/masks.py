@@ -81,7 +81,7 @@ def lengths_of(runs: Runs) -> list[int]:
 
 
 def check_lengths(lengths: list[int], size: Sequence[int], complete: bool = True) -> None:
-    """Check that run lengths cover exactly height x width pixels. complete: whether the last length was not truncated"""
+    """Check that run lengths cover exactly height x width pixels. complete: False if the last length is truncated"""
     height, width = size
     pixels = height * width
     # Lengths are checked before their sum is printed: a number from a file may have more digits than Python agrees to print.

@@ -190,7 +190,7 @@ class Watchdog:
         self._end(2)
 
     def _fail_without_store(self) -> NoReturn:
-        """End the process. The workers cannot agree on who prints: the first of each machine does, else worker 1."""
+        """End the process. Workers cannot agree on who prints: the first on each machine does; without LOCAL_RANK, worker 1."""
         local = os.environ.get("LOCAL_RANK")
         if local == "0" or (local is None and self.rank == 1):
             _print(f"worker 0 or its machine was lost: the workers cannot reach each other any more. {ADVICE}")

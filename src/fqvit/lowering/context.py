@@ -13,7 +13,8 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.qparams import QParams
 
-SUM_BITS = 16  # of a residual sum's terms with 16-bit multipliers: the bits of the sum's codes plus fraction bits
+# With 16-bit multipliers, the width of a residual sum's terms: the bits of the sum's codes plus fraction bits (at least 2).
+SUM_BITS = 16
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def fqvit(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> byte
 
 
 def zipped(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
-    """Mutate one member of a zip file, with valid checksums; mostly the first, which describes the others."""
+    """Mutate one member of a zip file, with valid checksums; mostly the first, which in PyTorch files describes the others."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = [(name, archive.read(name)) for name in archive.namelist()]

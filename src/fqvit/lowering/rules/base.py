@@ -49,7 +49,10 @@ class Lowering:
         return encode_ratio(self.name, ratio, self.context.short)
 
     def move(self, y: str, kind: MoveKind, cut: tuple[int, int] = (0, 0), of: str = "") -> None:
-        """If the program is resizable, record how the op that writes `y` depends on the image size. cut: window and shift."""
+        """If the program is resizable, record how the op that writes `y` depends on the image size.
+
+        cut: (window, shift)   of: the buffer that gives the target size; see ir.program.Move
+        """
         if self.context.resizable:
             self.emit.moves[y] = Move(kind, *cut, of)
 
