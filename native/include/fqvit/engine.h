@@ -42,8 +42,8 @@ public:
     // Values are numbered: 0 is the image, then each call of constant() or add() returns the next number.
     int constant(const Array& array);
     int add(const std::string& name, const Record& record);
-    // Ends loading. keep_buffers: fuse nothing and keep every buffer of the last image readable. others: further
-    // outputs, which run_all() returns after `output`.
+    // Ends loading. keep_buffers: fuse nothing and keep every buffer readable after a run of one image. others:
+    // further outputs, which run_all() returns after `output`.
     void finish(int output, bool keep_buffers, const std::vector<int>& others = {});
 
     // images: u8 [count, *image]. y: [count, *output().shape].

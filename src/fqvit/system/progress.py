@@ -49,7 +49,8 @@ def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "bat
                 yield item
                 progress.advance(task)
     finally:
-        if not isinstance(sys.exception(), KeyboardInterrupt):  # one may be raised while the bar itself starts or stops
+        # Ctrl-C may interrupt the bar while it starts or stops; end_bars() then stops it.
+        if not isinstance(sys.exception(), KeyboardInterrupt):
             _shown.discard(progress.stop)
 
 

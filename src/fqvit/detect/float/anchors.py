@@ -8,10 +8,10 @@ from fqvit.detect.boxes import Floats
 
 
 def anchors(grid: tuple[int, int], stride: int, scale: float, ratios: tuple[float, ...]) -> Floats:
-    """Return the anchors [rows columns A, 4] of a grid (rows, columns), ordered by row, column and ratio.
+    """Return the anchors [rows * columns * A, 4] of a grid (rows, columns), ordered by row, column and ratio.
 
-    The A anchors of a cell are centred at (column stride, row stride). Ratio r has width stride scale / sqrt(r) and height
-    stride scale sqrt(r). Anchors may extend beyond the image.
+    The A anchors of a cell are centred at x = column * stride, y = row * stride. An anchor of ratio r has width
+    stride * scale / sqrt(r) and height stride * scale * sqrt(r). Anchors may extend beyond the image.
     """
     root = np.sqrt(np.asarray(ratios, np.float64))
     half = stride * scale / 2 * np.stack([1 / root, root], -1)  # [A, 2]: x, y
