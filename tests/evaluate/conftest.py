@@ -30,7 +30,7 @@ class Made:
 
 
 def make(config: ViTConfig | SwinConfig, recipe: Recipe, features: str = "logits") -> Made:
-    """Build, calibrate and lower a model. Its weights are larger than usual, so that attention and classes differ."""
+    """Build, calibrate and lower a model. Large weights make attention uneven and logits distinct."""
     torch.manual_seed(0)
     module = build(config).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tests of lowering with unusual input: all bit widths, all K, dead channels, huge weights.
+"""Tests of lowering with unusual input: few bits, extreme Power-of-Two Factors, dead channels, huge weights.
 
 Each case gives a verified program or a one-line error.
 """

@@ -1,4 +1,4 @@
-"""Calibration: fixed batches, ranges before GELU, JSON, and errors of images and files."""
+"""Calibration: fixed batches, ranges before GELU, JSON, and rejected images and files."""
 
 from __future__ import annotations
 
