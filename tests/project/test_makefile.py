@@ -16,7 +16,11 @@ def make(folder: Path, *words: str) -> str:
     """Run make, which must succeed, in a folder whose .venv contains only stamp files."""
     (folder / ".venv").mkdir(exist_ok=True)
     done = subprocess.run(
-        ["make", "-f", str(ROOT / "Makefile"), *words], cwd=folder, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
