@@ -40,7 +40,7 @@ def main() -> None:
         f"""
 1,000 Fashion-MNIST test images each. Agreement: images with the same class. Times are per image on one core, in batches
 of {BATCH}: float with torch, integer with the native engine ({instruction_sets()[0]}). Every logit equals the reference's.
-The integer programs are in {FOLDER}. To inspect one: fqvit inspect {FOLDER / MODELS[0]}.fqvit
+The integer programs are in {FOLDER}. To inspect one: .venv/bin/fqvit inspect {FOLDER / MODELS[0]}.fqvit
 Done in {time.perf_counter() - start:.0f} s."""
     )
 

@@ -28,6 +28,7 @@ from fqvit.distributed.workers import Workers, cores
 from fqvit.errors import FqvitError
 
 T = TypeVar("T")
+MISSING = "no such file"
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 THREADS = 4  # at most; fewer if workers share a machine
 BATCHES_AHEAD = 2
@@ -232,7 +233,8 @@ class UnreadableImage(FqvitError):
     """An image that cannot be decoded. A source skips a few of them."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}. Expected an image file; repair or remove it.")
+        remedy = "Check the path." if reason == MISSING else "Expected an image file; repair or remove it."
+        super().__init__(f"{name}: {reason}. {remedy}")
         self.name, self.reason = name, reason
 
 
@@ -257,7 +259,7 @@ def decode_as(make: Callable[[Image.Image], T], file: str | Path | IO[bytes], na
     except (UnreadableImage, MemoryError):
         raise
     except FileNotFoundError as error:
-        raise UnreadableImage(name, "no such file") from error
+        raise UnreadableImage(name, MISSING) from error
     except UnidentifiedImageError as error:
         raise UnreadableImage(name, "not an image") from error
     except Exception as error:  # Pillow's decoders raise almost any exception for damaged files

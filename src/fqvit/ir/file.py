@@ -115,7 +115,7 @@ def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
     safetensors validates the container when it opens the file.
     """
     if not path.is_file():
-        raise FqvitError(f"{path}: no such file. Make one with `{MADE_BY[kind]} -o {path.name}`.")
+        raise FqvitError(f"{path}: no such file. Check the path, or make one with `{MADE_BY[kind]} -o {path.name}`.")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}

@@ -97,6 +97,7 @@ class Engine:
         return tuple(self._engine.run_all(self._checked(images)))
 
     def _checked(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        images = np.asarray(images)
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
             expected = ", ".join(map(str, self.input_shape))
             raise FqvitError(f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {expected}].")

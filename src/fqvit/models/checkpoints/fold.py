@@ -339,7 +339,7 @@ def _advice(row: Row | None) -> str:
     if row is None:
         return "No known model has these sizes; `fqvit models` lists them."
     short = row.aliases[0] if row.aliases else row.name
-    return f"This looks like {short}: width {row.config.width}. Use that name."
+    return f"This looks like {short} or another model of width {row.config.width}. Pass the name of the model it belongs to."
 
 
 def _rows(state: dict[str, Tensor], key: str, otherwise: int) -> int:
