@@ -40,7 +40,7 @@ public:
     }
 
 private:
-    // Whether exactly one op reads the value and no run returns it, so that fusion may remove it.
+    // Whether exactly one op reads the value and it is not an output, so that fusion may remove it.
     bool is_internal(int value) { return uses_[value] == 1 && !outputs_.contains(value); }
 
     // The op of type T that writes an internal value; null if there is none.
@@ -73,7 +73,7 @@ private:
         if (reshape != nullptr) ops_[writer_[reshape->output]] = nullptr;
     }
 
-    // times_v_index: of the op that multiplies the softmax output by V.
+    // times_v_index: index of the op that multiplies the softmax output by V.
     void fuse_attention(std::size_t times_v_index) {
         Op* times_v = ops_[times_v_index].get();
         const auto* product = dynamic_cast<MatMul*>(times_v);

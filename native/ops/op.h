@@ -24,7 +24,7 @@ public:
     virtual ~Op() = default;
     // The work is divided into items that can run in any order and on different threads.
     virtual std::int64_t items() const = 0;
-    // Computes items begin..end - 1. scratch: scratch() bytes, 64-byte aligned, one per thread.
+    // Computes items begin..end - 1. scratch: a buffer of scratch() bytes, 64-byte aligned, one buffer per thread.
     virtual void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const = 0;
     virtual std::size_t scratch() const { return 0; }
     virtual std::int64_t macs() const { return 0; }

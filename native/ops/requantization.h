@@ -13,7 +13,7 @@ namespace fqvit {
 class RequantizationConstants {
 public:
     RequantizationConstants() = default;
-    // bias: one per channel, included in vector_half; null for none.
+    // bias: one value per channel, folded into vector_half; null if there is no bias.
     RequantizationConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift,
                             std::vector<std::int32_t> zero, std::int64_t last, const std::int32_t* bias);
     Requantization view() const;

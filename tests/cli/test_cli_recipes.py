@@ -115,7 +115,7 @@ def test_compare_shows_the_gain_over_another_program(weights: Path, tmp_path: Pa
     assert found["baseline_db"] == {row["site"]: row["integer_db"] for row in alone["sites"]}
     other = tmp_path / "vit.fqvit"
     assert fqvit("quantize", "--images", 2, "-o", other).code == 0
-    assert_rejected(fqvit(*words, "--baseline", other), "vit.fqvit", "Pass two programs of one model")
+    assert_rejected(fqvit(*words, "--baseline", other), "vit.fqvit", "Pass two programs of the same model")
 
 
 def test_the_table_of_auto_shows_signs_and_an_unreachable_limit() -> None:

@@ -1,4 +1,4 @@
-"""Test folders of images: order, labels, unreadable images and wrong folders."""
+"""Tests of ImageFolder: order, labels, unreadable images and wrong folders."""
 
 from __future__ import annotations
 

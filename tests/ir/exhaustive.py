@@ -192,7 +192,7 @@ def tables() -> Case:
 
 
 def log2_code(total: int, part: int, bits: int) -> int:
-    """Return the log2 code of part / total: log2(total / part), rounded up from 1.5 times a power of two on."""
+    """Return the log2 code of part / total: log2(total / part), rounded up if the ratio is >= 1.5 times a power of two."""
     last = 2**bits - 1
     if part == 0:
         return last

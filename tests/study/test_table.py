@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.cli.commands.study import Named, named_models
+from fqvit.cli.commands.study import ModelArgument, named_models
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.quant.recipe import load_recipe
@@ -193,15 +193,15 @@ def test_a_sweep_without_finished_cells_can_be_drawn() -> None:
 
 
 def test_models_are_given_by_name_file_or_address() -> None:
-    assert named_models("deit_tiny", None, "a.pth") == [Named("deit_tiny", "a.pth")]
+    assert named_models("deit_tiny", None, "a.pth") == [ModelArgument("deit_tiny", "a.pth")]
     assert named_models(None, ["deit_tiny=a.pth,vit_tiny=hf:o/n", "hf:o/m", "x/vit_tiny.safetensors", "fmnist_vit"], None) == [
-        Named("deit_tiny", "a.pth"),
-        Named("vit_tiny", "hf:o/n"),
-        Named(None, "hf:o/m"),
-        Named(None, "x/vit_tiny.safetensors"),
-        Named("fmnist_vit", None),
+        ModelArgument("deit_tiny", "a.pth"),
+        ModelArgument("vit_tiny", "hf:o/n"),
+        ModelArgument(None, "hf:o/m"),
+        ModelArgument(None, "x/vit_tiny.safetensors"),
+        ModelArgument("fmnist_vit", None),
     ]
-    assert named_models(None, None, "vit_tiny.safetensors") == [Named(None, "vit_tiny.safetensors")]
+    assert named_models(None, None, "vit_tiny.safetensors") == [ModelArgument(None, "vit_tiny.safetensors")]
     for models in (["a", "b"], ["a=b.pth"]):
         with pytest.raises(FqvitError, match="expected one model name without a checkpoint"):
             named_models(None, models, "c.pth")

@@ -1,9 +1,9 @@
 // One head of attention with AVX2, six rows at a time, so that scores and weights stay in the L1 cache.
 //     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
 //
-// Both products multiply i16 x i16 with vpmaddwd. Exact because codes minus their zero point need 9 bits, weights need
-// 16, and the ops prove that every sum fits in i32. Keys and values are packed once per head, in panels of 16 columns
-// that store pairs of adjacent elements along the reduction.
+// Both products multiply i16 x i16 with vpmaddwd. This is exact because codes minus their zero point need 9 bits,
+// weights need 16, and the ops prove that every sum fits in i32. Keys and values are packed once per head, in panels of
+// 16 columns that store pairs of adjacent elements along the reduction.
 //
 // Tile: 6 rows x 16 columns. 12 accumulators, 2 vectors of keys or values, 2 temporaries: all 16 registers.
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -182,7 +182,7 @@ bool raise_shift(std::int64_t& mult, int& shift) {
     return shift >= 32;
 }
 
-// Computes the codes of the scores of `rows` queries with all keys, and 32 zeros after each row.
+// Computes the score codes of `rows` queries against all keys, and writes 32 zeros after each row.
 FQVIT_AVX2 void compute_scores(const Attention& head, const RequantizeHigh& requantize_high,
                                const std::uint8_t* queries, const std::int16_t* keys, int rows,
                                const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {

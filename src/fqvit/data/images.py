@@ -146,7 +146,8 @@ def check_not_too_many_skipped(skipped: Sequence[tuple[str, str]], total: int) -
     if len(skipped) > UNREADABLE_SHARE * total:
         name, reason = skipped[0]
         raise FqvitError(
-            f"{name}: {reason}. {len(skipped)} of {total} images cannot be read, at most 1 % may be. Repair or remove them."
+            f"{name}: {reason}. {len(skipped)} of {total} images cannot be read, at most 1 % may be unreadable."
+            " Repair or remove them."
         )
 
 

@@ -38,7 +38,7 @@ WHOLE_LIMIT = 1 << 24
 class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Resize the short side to `resize` (antialiased), then center-crop to height x width.
 
-    mean, std: one value per channel, of pixels / 255.
+    mean, std: one value per channel, for pixels scaled to 0..1 (pixel / 255).
     """
 
     height: Pixels

@@ -116,7 +116,7 @@ def padding(s: DetectSettings) -> tuple[int, int, int]:
 
 
 def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
-    """Pad with the colour of `padding`. Integer programs normalise in their first op, so their pixels are padded before."""
+    """Pad with the colour of `padding`. Integer programs normalise in their first op, so pixels are padded before that."""
     return pad_with(pixels, padding(s))
 
 

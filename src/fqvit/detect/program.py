@@ -159,7 +159,7 @@ class DetectorProgram:
 
 
 def _check_settings(s: DetectSettings, d: DetectorProgram) -> None:
-    """Check the settings that running uses: image size, class names and categories, normalization."""
+    """Check the settings used at run time: image size, class names and categories, normalization."""
     _expect(
         "settings", max(s.short, s.long) <= MAX_SIDE, f"images of {s.short} x {s.long}, expected sides of at most {MAX_SIDE}"
     )

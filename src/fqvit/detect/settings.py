@@ -33,7 +33,7 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     short, long: largest short side and long side; images are resized to reach one of them, keeping their aspect ratio
     mean, std: of pixels / 255, one per colour (red, green, blue)
     anchor_scale: side of a square anchor / stride of its level   anchor_ratios: height / width   strides: one per level
-    finest: boxes smaller than twice this side (square root of the area) take RoI features from the first level
+    finest: boxes with sqrt(area) < 2 finest take their RoI features from the first level
     proposals_a_level, proposals: proposals kept per level before NMS, and per image after NMS   proposal_iou: threshold of NMS
     score: scores of detections are above this   iou: threshold of the NMS within a class
     detections: at most this many per image   mask: smallest probability of a pixel in a mask

@@ -158,7 +158,7 @@ def broken(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"neck__fpn_convs__2__conv__bias": None}, "lacks 1 key: 'neck.fpn_convs.2.conv.bias'"),
         ({"rpn_head__rpn_cls__weight": None}, "lacks 'rpn_head.rpn_cls.weight'"),
         ({"roi_head__bbox_head__fc_cls__weight": None}, "lacks 'roi_head.bbox_head.fc_cls.weight'"),
-        ({"roi_head__mask_head__extra": torch.zeros(1)}, "unexpected 1 key: 'roi_head.mask_head.extra'"),
+        ({"roi_head__mask_head__extra": torch.zeros(1)}, "1 unexpected key: 'roi_head.mask_head.extra'"),
         ({"backbone__norm1__bias": torch.zeros(5)}, r"'backbone.norm1.bias' is \[5\], expected \[16\]"),
         ({"rpn_head__rpn_cls__weight": torch.zeros(3)}, "'rpn_head.rpn_cls.weight' is .3., expected 2 axes"),
         ({"backbone__stages__0__downsample__norm__bias": torch.zeros(30)}, "expected a last axis divisible by 4"),

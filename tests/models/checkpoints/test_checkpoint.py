@@ -58,7 +58,7 @@ def logits(name: str, weights: Any) -> Tensor:
 
 
 def to_google(state: State) -> dict[str, np.ndarray]:
-    """Convert timm's ViT names to those of Google's augreg files; kernels have inputs first."""
+    """Convert timm's ViT names to those of Google's augreg files; the input axis of a kernel comes first."""
     width, heads, out = VIT.width, VIT.heads, {}
     flat = {k: v.numpy() for k, v in state.items()}
     out["cls"], out["Transformer/posembed_input/pos_embedding"] = flat["cls_token"], flat["pos_embed"]
@@ -286,7 +286,7 @@ def changed(state: State, *gone: str, **new: Tensor) -> State:
         ("vit_one", lambda: changed(random_state(VIT), "head.weight", "head.bias"), "'head.weight'.*fine-tuned"),
         ("vit_one", lambda: changed(random_state(VIT), "norm.bias", "blocks.0.norm1.weight"), "lacks 2 keys: .*'norm.bias'"),
         ("vit_one", lambda: changed(random_state(VIT), "pos_embed"), "missing key 'pos_embed'"),
-        ("vit_one", lambda: changed(random_state(VIT), surprise=torch.zeros(1)), "unexpected 1 key: 'surprise'"),
+        ("vit_one", lambda: changed(random_state(VIT), surprise=torch.zeros(1)), "1 unexpected key: 'surprise'"),
         ("vit_one", lambda: {**random_state(VIT), "norm.bias": torch.zeros(7)}, r"'norm.bias' is \[7\], expected \[12\]"),
         ("vit_one", lambda: {**random_state(VIT), "norm.bias": torch.full((12,), torch.nan)}, "'norm.bias' contains NaN"),
         ("vit_one", lambda: {**random_state(VIT), "pos_embed": torch.zeros(1, 8, 12)}, "8 positions.*square grid"),

@@ -63,7 +63,7 @@ def test_a_vit_with_invalid_tensors_is_rejected_in_one_line(changes: State, with
     [
         ("layers.99999999.blocks.0.y", NUMBER, "'layers.99999999.blocks.0.y' has a block"),
         ("layers.0.blocks.99999999.y", NUMBER, "'layers.0.blocks.99999999.y' has a block"),
-        ("layers.98.blocks.0.y", NUMBER, "unexpected 1 key: 'layers.98.blocks.0.y'"),
+        ("layers.98.blocks.0.y", NUMBER, "1 unexpected key: 'layers.98.blocks.0.y'"),
         ("layers.0.blocks.1.attn_mask", torch.zeros(1 << 40, 0, 0), "images of 14680064 x 14680064 pixels"),
         ("layers.0.blocks.0.mlp.fc1.weight", torch.zeros(3, 8), "'layers.0.blocks.0.mlp.fc1.weight' is [3, 8]"),
     ],

@@ -20,7 +20,9 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
     header = program.header
     other = None if baseline is None else Program.load(baseline)
     if other is not None and (other.header.model, other.header.preprocess) != (header.model, header.preprocess):
-        raise FqvitError(f"{baseline}: its model or preprocessing differs from {file}. Pass two programs of one model.")
+        raise FqvitError(
+            f"{baseline}: its model or preprocessing differs from that of {file}. Pass two programs of the same model."
+        )
     inputs.require_torch("compare")
     from fqvit.evaluate.compare import Comparer
     from fqvit.models.device import one_thread

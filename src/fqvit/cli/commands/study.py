@@ -30,14 +30,14 @@ SUFFIXES = (".md", ".csv", ".json")
 
 
 @dataclass(frozen=True)
-class Named:
+class ModelArgument:
     """A model given on the command line: a name, a checkpoint, or both."""
 
     name: str | None
     weights: str | None
 
 
-def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[Named]:
+def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[ModelArgument]:
     """Parse MODEL with --weights, or --models with items NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME or FILE.
 
     A FILE without a NAME must be named like its model.
@@ -52,19 +52,19 @@ def named_models(model: str | None, models: Sequence[str] | None, weights: str |
         raise FqvitError(
             f"--weights {weights}: expected one model name without a checkpoint. Use --models NAME=FILE,... instead."
         )
-    return [Named(found[0].name if found else None, weights)]
+    return [ModelArgument(found[0].name if found else None, weights)]
 
 
-def _named(word: str) -> Named:
+def _named(word: str) -> ModelArgument:
     name, equals, weights = word.partition("=")
     if equals and weights:
-        return Named(name, weights)
+        return ModelArgument(name, weights)
     if word.startswith("hf:") or "/" in word or Path(word).suffix in inputs.CHECKPOINTS:
-        return Named(None, word)
-    return Named(word, None)
+        return ModelArgument(None, word)
+    return ModelArgument(word, None)
 
 
-def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, command: str) -> Iterator[Bench]:
+def benches(models: Sequence[ModelArgument], options: StudyOptions, workers: Workers, command: str) -> Iterator[Bench]:
     """Yield one Bench per model, so that only one model is in memory at a time."""
     if options.images is not None and options.images < 1:
         raise FqvitError(f"--images {options.images}: expected at least 1.")
@@ -78,7 +78,7 @@ def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, co
     cache = Cache(options.cache or default_cache(), options.fresh, workers)
     inputs.warn_of_different_machines(workers)
     reported: set[str] = set()  # unreadable images are reported once, not by every cell
-    for named in models or [Named(model, None) for model in embedded.MODELS]:
+    for named in models or [ModelArgument(model, None) for model in embedded.MODELS]:
         model = inputs.float_model(named.name, named.weights)
         if workers.first:
             inputs.warn_of_other_name(model, named.weights)
@@ -98,7 +98,7 @@ def benches(models: Sequence[Named], options: StudyOptions, workers: Workers, co
         yield Bench(model, calib, data, cache, options.device)
 
 
-def _check_models(models: Sequence[Named]) -> None:
+def _check_models(models: Sequence[ModelArgument]) -> None:
     """Check all models before the first one runs: known names, no duplicates, and existing weights."""
     seen: set[str] = set()
     for named in models:
@@ -123,7 +123,7 @@ def default_cache() -> Path:
 
 
 @dataclass
-class Ran:
+class StudyResults:
     """Results of all cells. rows: finished cells. failed: one message per failed cell. reused: cells from the cache."""
 
     rows: list[Row] = field(default_factory=list)
@@ -132,13 +132,15 @@ class Ran:
     configs: dict[str, ViTConfig | SwinConfig] = field(default_factory=dict)
 
 
-def run_cells(models: Sequence[Named], methods: Sequence[Method], options: StudyOptions, workers: Workers, command: str) -> Ran:
+def run_cells(
+    models: Sequence[ModelArgument], methods: Sequence[Method], options: StudyOptions, workers: Workers, command: str
+) -> StudyResults:
     """Run the float model and every method on every model."""
     from fqvit.study.cells import CacheError
     from fqvit.study.methods import FLOAT, with_images
     from fqvit.study.table import row
 
-    ran = Ran()
+    ran = StudyResults()
     if options.images is not None:
         methods = [with_images(method, options.images) for method in methods]
     for bench in benches(models, options, workers, command):
@@ -170,7 +172,7 @@ def check_outputs(paths: Sequence[Path], options: StudyOptions, drawn: bool = Fa
 
 
 def finish(
-    ran: Ran,
+    ran: StudyResults,
     rows: Sequence[Mapping[str, object]],
     markdown: str,
     out: Sequence[Path],

@@ -321,18 +321,18 @@ def mismatch(
     if missing:
         return FqvitError(f"{name}: {label} lacks {_named(missing)}. The checkpoint is incomplete or of another model.")
     if unexpected:
-        return FqvitError(f"{name}: {label} has unexpected {_named(unexpected)}. The checkpoint is of another model.")
+        return FqvitError(f"{name}: {label} has {_named(unexpected, 'unexpected ')}. The checkpoint belongs to another model.")
     if shapes:
         key = shapes[0]
         more = f" ({len(shapes)} tensors differ)" if len(shapes) > 1 else ""
         problem = f"'{origin.get(key, key)}' is {list(state[key].shape)}, expected {list(want[key].shape)}{more}"
-        return FqvitError(f"{name}: in {label} {problem}. The checkpoint is of another model.")
+        return FqvitError(f"{name}: in {label} {problem}. The checkpoint belongs to another model.")
     return None
 
 
-def _named(keys: list[str]) -> str:
+def _named(keys: list[str], adjective: str = "") -> str:
     few = ", ".join(f"'{key}'" for key in keys[:3])
-    return f"{len(keys)} key{'s' if len(keys) > 1 else ''}: {few}{', ...' if len(keys) > 3 else ''}"
+    return f"{len(keys)} {adjective}key{'s' if len(keys) > 1 else ''}: {few}{', ...' if len(keys) > 3 else ''}"
 
 
 def _advice(row: Row | None) -> str:

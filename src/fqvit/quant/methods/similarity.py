@@ -1,7 +1,7 @@
 """Search scales that keep matrix products close to those of the float model (PTQ for ViT, Liu 2021).
 
-There is one scale per weight matrix and one per site. The products are visited in network order; each one compares the float
-model's output with the quantized output:
+There is one scale per weight matrix and one per site. The matrix products are visited in network order. For each, the search
+compares the output of the float model with the quantized output:
   linear layer     weight and input scales that maximise the mean Pearson correlation per image;
   Q K^T            scales of Q and K that maximise the correlation of the attention maps - GAMMA * ranking loss;
   attention x V    scales of attention and V that maximise the correlation.
@@ -120,7 +120,7 @@ def search(score: Score, first: Operand, second: Operand, free: tuple[bool, bool
             trials = operands[side].quantized_all(FACTORS[start : start + chunk])
             scores.append(score(trials, other) if side == 0 else score(other, trials))
         before, factors[side] = factors[side], float(FACTORS[int(torch.cat(scores).argmax())])
-        if turn >= 2 and factors[side] == before:  # the other factor was already searched with this one
+        if turn >= 2 and factors[side] == before:  # converged: the other factor was already searched for this value
             break
     return factors[0], factors[1]
 
