@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "fqvit/cpu.h"
-#include "fqvit/engine.h"
+#include "core/cpu.h"
+#include "core/engine.h"
 
 namespace fqvit {
 namespace {

@@ -1,21 +1,26 @@
-#include "fqvit/engine.h"
+#include "core/engine.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <set>
 
 #include "core/aligned.h"
 #include "core/arena.h"
 #include "core/fuse.h"
 #include "core/thread_pool.h"
 #include "ops/op.h"
-#include "ops/record.h"
+#include "ops/weights.h"
 
 namespace fqvit {
 
 struct Engine::State {
-    State(const KernelSet& kernels, int threads) : kernels(kernels), pool(threads) {}
+    State(const EngineOptions& options)
+        : kernels(select_kernels(options.instruction_set)),
+          pool(std::clamp(options.threads, 1, 256)),
+          keep_buffers(options.keep_buffers),
+          weights(options.weights == nullptr ? std::make_shared<WeightStore>() : options.weights) {}
 
     // Memory for one image, and the address of every value in it.
     struct Workspace {
@@ -23,9 +28,9 @@ struct Engine::State {
         std::vector<std::uint8_t*> frame;
     };
 
-    bool finished() const { return !outputs.empty(); }
     bool is_buffer(int number) const;
-    int add_value(Value value, std::string name, bool constant);
+    void add_ops(const Program& program);
+    void add_outputs(const Program& program);
     void plan();
     Workspace& workspace(std::size_t i);
     template <class RunOp>
@@ -35,36 +40,117 @@ struct Engine::State {
 
     const KernelSet kernels;
     ThreadPool pool;
-    // One entry per value.
-    std::vector<Value> values;
-    std::vector<bool> is_constant;
-    std::vector<AlignedVector<std::uint8_t>> data;  // constants; empty for buffers
-    std::vector<std::string> names;                 // buffers; empty for constants
-    std::vector<std::size_t> offsets;               // buffers, in the arena
+    bool keep_buffers;
+    std::shared_ptr<WeightStore> weights;
+    Values values;
+    std::vector<std::size_t> offsets;  // of buffers, in the arena
     std::vector<std::unique_ptr<Op>> ops;
-    std::vector<int> outputs;  // empty until finish()
-    bool keep_buffers = false;
+    std::vector<int> outputs;
     std::size_t arena_bytes = 0, scratch_bytes = 0, constant_bytes = 0;
     std::vector<std::unique_ptr<Workspace>> workspaces;
     std::vector<AlignedVector<std::uint8_t>> scratch;  // one per thread
     std::mutex mutex;                                  // held by every call that changes or runs the engine
 };
 
-bool Engine::State::is_buffer(int number) const {
-    return number > 0 && number < static_cast<int>(values.size()) && !is_constant[static_cast<std::size_t>(number)];
+namespace {
+
+// Parameters are expanded per op and channel, even if the file stores one number or several ops share a constant. They
+// may take this many bytes, or this many times the bytes stored in the file, whichever is more.
+constexpr std::size_t MOST_PARAMETERS = std::size_t{64} << 20, MOST_TIMES = 20;
+
+bool is_packed(const OpFields& op) {
+    const auto* linear = std::get_if<LinearFields>(&op);
+    return linear != nullptr && linear->group != 0;
 }
 
-int Engine::State::add_value(Value value, std::string name, bool constant) {
-    values.push_back(std::move(value));
-    is_constant.push_back(constant), data.emplace_back(), names.push_back(std::move(name));
-    return static_cast<int>(values.size()) - 1;
+// Checks that weights_of names an earlier Linear with its own weights, the same group and the same number of inputs.
+// The inputs must be checked here: packed weights of K and, for odd K, of K + 1 inputs have the same shape.
+void check_owner(const LinearFields& op, const Scope& scope, const std::map<std::string, const LinearFields*>& earlier) {
+    if (!op.weights_of.has_value()) return;
+    const auto found = earlier.find(*op.weights_of);
+    require(found != earlier.end() && !found->second->weights_of.has_value(), "weights_of is '", *op.weights_of,
+            "', expected an earlier linear op that has its own weights");
+    const LinearFields& owner = *found->second;
+    require(owner.group == op.group, "group is ", op.group, ", but '", *op.weights_of, "' (weights_of) has ",
+            owner.group);
+    require(scope.codes(owner.x).value.channels() == scope.codes(op.x).value.channels(),
+            "reads a different number of channels than '", *op.weights_of, "' (weights_of)");
+}
+
+void check_constants(const Program& program) {
+    std::set<std::string, std::less<>> written{INPUT};
+    for (const OpFields& op : program.ops) written.insert(output_of(op));
+    for (const auto& [name, entry] : program.constants.entries()) {
+        require(!written.contains(name), "constant '", name, "' has the name of a buffer");
+        const std::size_t count = entry.bytes() / static_cast<std::size_t>(size_of(entry.dtype));
+        require(count <= static_cast<std::size_t>(MAX_ELEMENTS), "constant '", name, "' has ", count,
+                " elements, at most ", MAX_ELEMENTS);
+    }
+}
+
+}  // namespace
+
+bool Engine::State::is_buffer(int number) const {
+    return number > 0 && number < static_cast<int>(values.values.size()) &&
+           !values.is_constant[static_cast<std::size_t>(number)];
+}
+
+void Engine::State::add_ops(const Program& program) {
+    require(program.ops.size() <= MAX_OPS, "too many ops: ", program.ops.size(), ", at most ", MAX_OPS);
+    check_constants(program);
+    // Only linear ops with packed weights may read these and their exponents: no other op can interpret them.
+    std::set<std::string> packed;
+    for (const OpFields& op : program.ops) {
+        if (!is_packed(op)) continue;
+        for (const char* part : {"w", "exponent"}) packed.insert(std::get<LinearFields>(op).weight_part(part));
+    }
+    const std::set<std::string> none;
+    const std::size_t stored = program.constants.stored_bytes();
+    std::map<std::string, const LinearFields*> linears;
+    for (const OpFields& fields : program.ops) {
+        const std::string& name = output_of(fields);
+        try {
+            Scope scope(values, program.constants, is_packed(fields) ? none : packed, *weights, kernels);
+            require(!values.numbers.contains(name), "written twice");
+            if (const auto* linear = std::get_if<LinearFields>(&fields)) {
+                check_owner(*linear, scope, linears);
+                linears[name] = linear;
+            }
+            std::unique_ptr<Op> op = make_op(fields, scope);
+            op->output = values.add(op->value, name, false);
+            constant_bytes += op->bytes();
+            const std::size_t taken = constant_bytes + weights->bytes();
+            require(taken <= MOST_PARAMETERS || taken <= MOST_TIMES * stored, "parameters need ", taken >> 20,
+                    " MB, but the file stores only ", stored, " bytes");
+            ops.push_back(std::move(op));
+        } catch (const BadProgramWithRemedy& error) {
+            throw BadProgramWithRemedy(name + ": " + error.what());
+        } catch (const BadFile&) {
+            throw;
+        } catch (const BadProgram& error) {
+            throw BadProgram(name + ": " + error.what());
+        }
+    }
+    for (const AlignedVector<std::uint8_t>& data : values.data) constant_bytes += data.size();
+}
+
+void Engine::State::add_outputs(const Program& program) {
+    for (const std::string& name : program.outputs) {
+        const auto found = values.numbers.find(name);
+        require(found != values.numbers.end() && (found->second == 0 || is_buffer(found->second)), "output: reads '",
+                name, "' before any op writes it");
+        require(std::count(program.outputs.begin(), program.outputs.end(), name) == 1, "output: '", name,
+                "' is listed as an output twice");
+        outputs.push_back(found->second);
+    }
+    require(!outputs.empty(), "output: none, expected one or more");
 }
 
 // Computes the lifetime of every buffer and assigns its offset in the arena.
 void Engine::State::plan() {
     constexpr int UNUSED = -1;
     const int end = static_cast<int>(ops.size());
-    std::vector<Lifetime> lifetimes(values.size(), Lifetime{0, UNUSED, UNUSED});
+    std::vector<Lifetime> lifetimes(values.values.size(), Lifetime{0, UNUSED, UNUSED});
     lifetimes[0].first = lifetimes[0].last = 0;
     for (int i = 0; i < end; ++i) {
         const Op& op = *ops[static_cast<std::size_t>(i)];
@@ -76,16 +162,16 @@ void Engine::State::plan() {
     for (const int number : outputs) lifetimes[static_cast<std::size_t>(number)].last = end;
     std::vector<std::size_t> numbers;  // values that need memory: not constants, nor buffers that fusion removed
     std::vector<Lifetime> buffers;
-    for (std::size_t v = 0; v < values.size(); ++v) {
+    for (std::size_t v = 0; v < values.values.size(); ++v) {
         Lifetime life = lifetimes[v];
-        if (is_constant[v] || life.first == UNUSED) continue;
+        if (values.is_constant[v] || life.first == UNUSED) continue;
         if (keep_buffers) life.first = 0, life.last = end;
         // Vector loads may read up to 64 bytes past the end.
-        life.bytes = round_up(static_cast<std::size_t>(values[v].bytes()) + 64, std::size_t{64});
+        life.bytes = round_up(static_cast<std::size_t>(values.values[v].bytes()) + 64, std::size_t{64});
         numbers.push_back(v), buffers.push_back(life);
     }
     const ArenaPlan arena = plan_arena(buffers);
-    offsets.assign(values.size(), 0);
+    offsets.assign(values.values.size(), 0);
     for (std::size_t i = 0; i < numbers.size(); ++i) offsets[numbers[i]] = arena.offsets[i];
     arena_bytes = arena.bytes;
     scratch_bytes = round_up(scratch_bytes + 64, std::size_t{64});
@@ -97,8 +183,8 @@ Engine::State::Workspace& Engine::State::workspace(std::size_t i) {
     while (workspaces.size() <= i) {
         auto made = std::make_unique<Workspace>();
         made->arena.resize(arena_bytes);
-        for (std::size_t v = 0; v < values.size(); ++v) {
-            made->frame.push_back(is_constant[v] ? data[v].data() : made->arena.data() + offsets[v]);
+        for (std::size_t v = 0; v < values.values.size(); ++v) {
+            made->frame.push_back(values.is_constant[v] ? values.data[v].data() : made->arena.data() + offsets[v]);
         }
         workspaces.push_back(std::move(made));
     }
@@ -108,7 +194,7 @@ Engine::State::Workspace& Engine::State::workspace(std::size_t i) {
 // Copies the image first: its owner may change it during the run, and ops that read it twice need the same bytes.
 template <class RunOp>
 void Engine::State::run_image(Workspace& workspace, const std::uint8_t* image, const RunOp& run_op) const {
-    std::memcpy(workspace.frame[0], image, static_cast<std::size_t>(values[0].bytes()));
+    std::memcpy(workspace.frame[0], image, static_cast<std::size_t>(values.values[0].bytes()));
     for (const std::unique_ptr<Op>& op : ops) run_op(*op, workspace.frame.data());
 }
 
@@ -117,7 +203,7 @@ void Engine::State::copy_outputs(const Workspace& workspace, std::int64_t i,
                                  const std::vector<std::uint8_t*>& ys) const {
     for (std::size_t k = 0; k < ys.size(); ++k) {
         const auto number = static_cast<std::size_t>(outputs[k]);
-        const std::int64_t bytes = values[number].bytes();
+        const std::int64_t bytes = values.values[number].bytes();
         std::memcpy(ys[k] + i * bytes, workspace.frame[number], static_cast<std::size_t>(bytes));
     }
 }
@@ -125,7 +211,7 @@ void Engine::State::copy_outputs(const Workspace& workspace, std::int64_t i,
 // Runs one whole image per thread while there is an image for every thread. The remaining images run one by one, each
 // op shared by all threads. One thread computes each output element completely, so the bits do not depend on the split.
 void Engine::State::run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
-    const std::int64_t image_bytes = values[0].bytes(), threads = pool.threads();
+    const std::int64_t image_bytes = values.values[0].bytes(), threads = pool.threads();
     const std::int64_t parallel_images = threads == 1 ? count : count / threads * threads;
     if (parallel_images > 0) {
         workspace(static_cast<std::size_t>(threads) - 1);
@@ -150,76 +236,26 @@ void Engine::State::run(const std::uint8_t* images, std::int64_t count, const st
     }
 }
 
-namespace {
-
-constexpr const char* FINISHED = "engine: finish() was called already, expected no more ops, constants or outputs";
-constexpr const char* NOT_FINISHED = "engine: the program is not complete, expected a call of finish() before a run";
-
-}  // namespace
-
-Engine::Engine(Shape image, const std::string& instruction_set, int threads)
-    : state_(std::make_unique<State>(select_kernels(instruction_set), std::clamp(threads, 1, 256))) {
-    require(image.size() == 3, "image: ", image.size(), " axes, expected 3: height, width, channels");
-    elements(image);  // throws if the image is too large
-    state_->add_value(Value{DType::u8, std::move(image), 0, 255}, "pixels", false);
+Engine::Engine(const Program& program, const EngineOptions& options) : state_(std::make_unique<State>(options)) {
+    State& s = *state_;
+    require(program.input.size() == 3 && elements(program.input) < MAX_ELEMENTS, "input shape ", program.input,
+            ": expected height, width and channels with fewer than ", MAX_ELEMENTS, " elements");
+    s.values.add(Value{DType::u8, program.input, 0, 255}, INPUT, false);
+    s.add_ops(program);
+    s.add_outputs(program);
+    if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels);
+    s.plan();
+    const auto needed = static_cast<std::int64_t>(run_bytes());
+    require(needed <= options.most_run_bytes, "its buffers need ", needed >> 20, " MB per image, at most ",
+            options.most_run_bytes >> 20, " MB are allowed");
 }
 
 Engine::~Engine() = default;
-
-int Engine::constant(const Array& array) {
-    State& s = *state_;
-    const std::lock_guard lock(s.mutex);
-    require(!s.finished(), FINISHED);
-    require(!array.shape.empty() && array.shape.size() <= MAX_AXES && count_of(array) > 0, "constant: shape ",
-            array.shape, ", expected 1 to ", MAX_AXES, " axes, none empty");
-    require(array.dtype != DType::i8 && array.dtype != DType::i64, "constant: ", array.dtype,
-            ", expected u8, u16, i16 or i32");
-    const std::vector<std::int64_t> entries =
-        read_integers(array, -(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1, "constant");
-    const auto [lo, hi] = std::minmax_element(entries.begin(), entries.end());
-    Value value{array.dtype, array.shape, *lo, *hi};
-    const auto* bytes = static_cast<const std::uint8_t*>(array.data);
-    AlignedVector<std::uint8_t> copy(bytes, bytes + value.bytes());
-    const int number = s.add_value(std::move(value), "", true);
-    s.constant_bytes += copy.size();
-    s.data.back() = std::move(copy);
-    return number;
-}
-
-int Engine::add(const std::string& name, const Record& record) {
-    State& s = *state_;
-    const std::lock_guard lock(s.mutex);
-    require(!s.finished(), FINISHED);
-    require(s.ops.size() < MAX_OPS, "too many ops: ", s.ops.size() + 1, ", at most ", MAX_OPS);
-    std::unique_ptr<Op> op = make_op(record, {s.values, s.is_constant, s.kernels});
-    op->output = s.add_value(op->value, name, false);
-    s.constant_bytes += op->bytes();
-    s.ops.push_back(std::move(op));
-    return s.ops.back()->output;
-}
-
-void Engine::finish(int output, bool keep_buffers, const std::vector<int>& others) {
-    State& s = *state_;
-    const std::lock_guard lock(s.mutex);
-    require(!s.finished(), FINISHED);
-    std::vector<int> outputs{output};
-    outputs.insert(outputs.end(), others.begin(), others.end());
-    for (const int number : outputs) {
-        require(s.is_buffer(number), "output: value ", number, ", expected a buffer that an op writes");
-        require(std::count(outputs.begin(), outputs.end(), number) == 1, "output: value ", number,
-                " is listed twice, expected every output once");
-    }
-    s.keep_buffers = keep_buffers;
-    if (!keep_buffers) fuse(s.ops, outputs, s.kernels);
-    s.outputs = std::move(outputs);
-    s.plan();
-}
 
 void Engine::run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y) { run_all(images, count, {y}); }
 
 void Engine::run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
     State& s = *state_;
-    require(s.finished(), NOT_FINISHED);
     require(ys.size() <= s.outputs.size(), "engine: expected at most one array per output, got ", ys.size(), " for ",
             s.outputs.size(), " outputs");
     const std::lock_guard lock(s.mutex);
@@ -229,12 +265,11 @@ void Engine::run_all(const std::uint8_t* images, std::int64_t count, const std::
 void Engine::run_buffers(const std::uint8_t* image, const std::vector<int>& numbers,
                          const std::vector<std::uint8_t*>& ys) {
     State& s = *state_;
-    require(s.finished(), NOT_FINISHED);
     require(ys.size() == numbers.size(), "engine: expected one array per buffer, got ", ys.size(), " for ",
             numbers.size(), " buffers");
     for (const int number : numbers) {
         require(keeps(number), "buffer: value ", number,
-                " is not kept, expected a buffer of an engine finished with keep_buffers");
+                " is not kept, expected a buffer of an engine with keep_buffers");
     }
     const std::lock_guard lock(s.mutex);
     s.run(image, 1, {});
@@ -245,11 +280,10 @@ void Engine::run_buffers(const std::uint8_t* image, const std::vector<int>& numb
 
 std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
     State& s = *state_;
-    require(s.finished(), NOT_FINISHED);
     const std::lock_guard lock(s.mutex);
     std::vector<OpTime> times;
     for (const std::unique_ptr<Op>& op : s.ops) {
-        times.push_back({s.names[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
+        times.push_back({s.values.names[static_cast<std::size_t>(op->output)], op->tag, 1e300, op->macs()});
     }
     for (int round = 0; round < rounds; ++round) {
         std::size_t i = 0;
@@ -264,14 +298,18 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
     return times;
 }
 
-bool Engine::finished() const { return state_->finished(); }
-const Value& Engine::value(int number) const { return state_->values.at(static_cast<std::size_t>(number)); }
+int Engine::find(const std::string& buffer) const {
+    const auto found = state_->values.numbers.find(buffer);
+    const bool is_buffer = found != state_->values.numbers.end() && (found->second == 0 || state_->is_buffer(found->second));
+    return is_buffer ? found->second : -1;
+}
+const Value& Engine::value(int number) const { return state_->values.values.at(static_cast<std::size_t>(number)); }
 const std::vector<int>& Engine::outputs() const { return state_->outputs; }
 bool Engine::keeps(int number) const { return state_->keep_buffers && state_->is_buffer(number); }
 
 const std::uint8_t* Engine::buffer(int number) const {
     require(keeps(number), "buffer: value ", number,
-            " is not kept, expected a buffer of an engine finished with keep_buffers");
+            " is not kept, expected a buffer of an engine with keep_buffers");
     require(!state_->workspaces.empty(), "buffer: the engine has not run yet, expected a call of run() first");
     return state_->workspaces.front()->frame[static_cast<std::size_t>(number)];
 }
@@ -280,6 +318,6 @@ const char* Engine::instruction_set() const { return state_->kernels.name; }
 int Engine::threads() const { return state_->pool.threads(); }
 std::size_t Engine::arena_bytes() const { return state_->arena_bytes; }
 std::size_t Engine::run_bytes() const { return state_->arena_bytes + state_->scratch_bytes; }
-std::size_t Engine::constant_bytes() const { return state_->constant_bytes; }
+std::size_t Engine::constant_bytes() const { return state_->constant_bytes + state_->weights->bytes(); }
 
 }  // namespace fqvit

@@ -1,10 +1,10 @@
 // RoIAlign: checks of the limits, the weights of a box, and the choice of kernel and threads.
-#include "fqvit/roialign.h"
+#include "core/roialign.h"
 
 #include "core/dispatch.h"
 #include "core/thread_pool.h"
-#include "fqvit/cpu.h"
-#include "fqvit/value.h"
+#include "core/cpu.h"
+#include "core/value.h"
 #include "kernels/roialign.h"
 
 namespace fqvit {

@@ -1,4 +1,4 @@
-#include "fqvit/value.h"
+#include "core/value.h"
 
 namespace fqvit {
 

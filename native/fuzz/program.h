@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "fqvit/engine.h"
+#include "core/engine.h"
 
 namespace fqvit::fuzz {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/fixed.h"
-#include "fqvit/roialign.h"
+#include "core/roialign.h"
 
 #if defined(__GNUC__)
 #define FQVIT_ALWAYS_INLINE __attribute__((always_inline)) inline

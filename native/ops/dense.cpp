@@ -4,7 +4,6 @@
 #include "core/codes.h"
 #include "core/fixed.h"
 #include "ops/ops.h"
-#include "ops/record.h"
 
 namespace fqvit {
 
@@ -34,37 +33,35 @@ std::int64_t load_element(const void* data, DType dtype, std::int64_t i) {
 
 }  // namespace
 
-Lookup::Lookup(const Record& record, const Scope& scope) {
-    require_fields(record, 1, 1, 3);
-    const Value& x = codes_input(record, scope, 0);
-    const Array& table = record.arrays[0];
+Lookup::Lookup(const LookupFields& fields, Scope& scope) {
+    const Operand input = scope.codes(fields.x);
+    const Value& x = input.value;
+    inputs = {input.number};
     wide_in = x.is_wide();
     length = x.hi + 1;
-    require(table.shape == Shape({length}), "table: shape ", table.shape, ", expected one entry per code, [", length,
-            "]");
+    const std::string name = fields.y + ".table";
     const std::int64_t channels = x.channels();
-    if (count_of(record.arrays[1]) == 0) {  // without alpha, the entries are the codes
-        require(table.dtype == DType::u8 || table.dtype == DType::u16, "table: ", table.dtype,
-                ", expected codes (u8 or u16)");
+    require(channels <= MAX_CHANNELS, "too many channels: ", channels, ", at most ", MAX_CHANNELS);
+    if (!fields.alpha.has_value()) {  // the entries are the codes
+        const Constant table = scope.constant(name, {DType::u8, DType::u16}, {length});
         tables = read_as<std::uint16_t>(table, 0, MAX_CODE, "table");
-        require_channels(channels);
         table_of.assign(static_cast<std::size_t>(channels), 0);
         const auto [lo, hi] = std::minmax_element(tables.begin(), tables.end());
         value = Value{table.dtype, x.shape, *lo, *hi};
         return;
     }
     // Entries are in units of half the scale: code = clamp(round_shift(entry, alpha + 1) + y_zero[alpha]).
-    require(table.dtype == DType::i16 || table.dtype == DType::i32, "table: ", table.dtype,
-            ", expected i16 or i32 with alpha");
-    const std::vector<std::int64_t> entries = read_integers(table, -(MAX_MULT + 1), MAX_MULT, "table");
-    const std::vector<std::int32_t> alpha = read_alphas(record.arrays[1], channels, "alpha");
+    const Constant table = scope.constant(name, {DType::i16, DType::i32}, {length});
+    const std::vector<std::int64_t> entries = read_as<std::int64_t>(table, -(MAX_MULT + 1), MAX_MULT, "table");
+    const std::vector<std::int32_t> alpha = scope.alphas(fields.alpha, channels);
     const std::int64_t alphas = largest_of(alpha) + 1;
-    value = codes_value(record.ints[0], x.shape);
-    const std::vector<std::int64_t> zeros = read_integers(record.arrays[2], 0, value.hi, "y_zero");
-    require(static_cast<std::int64_t>(zeros.size()) == alphas, "y_zero: ", zeros.size(),
-            " entries, expected one per alpha (", alphas, ")");
+    value = codes_value(fields.bits, x.shape);
+    const std::vector<std::int64_t>& zeros = fields.y_zero;
+    for (const std::int64_t zero : zeros) in_range(zero, 0, value.hi, "y_zero");
+    require(static_cast<std::int64_t>(zeros.size()) == alphas, zeros.size(), " zero points, expected ", alphas,
+            ": one per value of alpha");
     for (const std::int64_t entry : entries) {
-        prove((entry < 0 ? -entry : entry) + (1 << (alphas - 1)) + value.hi + 1, 31, "lookup");
+        prove((entry < 0 ? -entry : entry) + (1 << (alphas - 1)) + value.hi + 1, 31, "y before its clamp");
     }
     for (std::int64_t a = 0; a < alphas; ++a) {
         for (const std::int64_t entry : entries) {
@@ -87,43 +84,48 @@ void Lookup::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
     }
 }
 
-Add::Add(const Record& record, const Scope& scope) : kernels_(scope.kernels.kernels) {
-    require_fields(record, 2, 2, 8);
-    const Value* values[2];
-    bool constant[2];
-    for (std::size_t i = 0; i < 2; ++i) {
-        values[i] = &value_input(record, scope, i);
-        constant[i] = scope.is_constant[static_cast<std::size_t>(record.inputs[i])];
-        require(values[i]->dtype != DType::i8 && values[i]->dtype != DType::i64, "input ", i, ": ", values[i]->dtype,
-                ", expected u8, u16, i16 or i32");
+Add::Add(const AddFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {
+    std::vector<Operand> operands;
+    for (const TermFields& term : fields.terms) {
+        operands.push_back(scope.buffer_or_constant(term.x, {DType::u8, DType::u16, DType::i16, DType::i32}));
+        inputs.push_back(operands.back().number);
     }
-    require(!constant[0] || !constant[1], "inputs: constants only, expected at least one buffer");
-    const Shape& shape = values[constant[0] ? 1 : 0]->shape;
+    require(!operands[0].is_constant || !operands[1].is_constant, "adds only constants, expected at least one buffer");
+    const Shape& shape = operands[operands[0].is_constant ? 1 : 0].value.shape;
     const std::int64_t channels = shape.back();
     std::int64_t total = 0;
     for (std::size_t i = 0; i < 2; ++i) {
         // A constant may lack leading axes; a buffer may not.
-        const Shape& own = values[i]->shape;
-        const bool fits = constant[i] ? own.size() <= shape.size() : own.size() == shape.size();
-        require(fits && std::equal(own.rbegin(), own.rend(), shape.rbegin()), "input ", i, ": shape ", own,
-                ", expected ", shape);
+        const Value& x = operands[i].value;
+        const Shape& own = x.shape;
+        const bool fits = operands[i].is_constant ? own.size() <= shape.size() : own.size() == shape.size();
+        require(fits && std::equal(own.rbegin(), own.rend(), shape.rbegin()), "'", fields.terms[i].x, "' has shape ",
+                own, ", expected ", shape);
+        const Multiplier& mult = fields.terms[i].mult;
         Term& term = terms_[i];
-        term.dtype = values[i]->dtype;
-        term.count = values[i]->count();
-        term.mult = read_channels(record.arrays[3 * i], channels, 0, (std::int64_t{1} << 30) - 1, "mult");
-        term.zero = read_channels(record.arrays[3 * i + 1], channels, 0, MAX_CODE, "zero");
-        term.alpha = read_alphas(record.arrays[3 * i + 2], channels, "alpha");
-        const std::int64_t largest = shifted_bound(*values[i], term.zero, term.alpha);
+        term.dtype = x.dtype;
+        term.count = x.count();
+        term.zero = scope.zeros(fields.terms[i].zero, channels, 0, MAX_CODE, "zero");
+        term.alpha = scope.alphas(fields.terms[i].alpha, channels);
+        constexpr std::int64_t LARGEST = (std::int64_t{1} << 30) - 1;
+        if (mult.constant.has_value()) {
+            const Constant mults = scope.constant(*mult.constant, {DType::i32}, {channels});
+            term.mult = read_as<std::int32_t>(mults, 0, LARGEST, "mult");
+        } else {
+            const auto one = static_cast<std::int32_t>(in_range(mult.value, 0, LARGEST, "mult"));
+            term.mult.assign(static_cast<std::size_t>(channels), one);
+        }
+        const std::int64_t largest = shifted_bound(x, term.zero, term.alpha);
         total = bound_add(total, bound_multiply(largest, largest_of(term.mult)));
     }
-    value = codes_value(record.ints[1], shape);
-    zero_ = read_channels(record.arrays[6], channels, 0, value.hi, "y_zero");
-    const std::vector<std::int32_t> alpha = read_alphas(record.arrays[7], channels, "y_alpha");
-    in_range(record.ints[0], 1, MAX_SHIFT, "shift");
-    const std::int64_t largest_shift = in_range(record.ints[0] + largest_of(alpha), 1, MAX_SHIFT, "shift + y_alpha");
+    value = codes_value(fields.bits, shape);
+    zero_ = scope.zeros(fields.y_zero, channels, 0, value.hi, "y_zero");
+    const std::vector<std::int32_t> alpha = scope.alphas(fields.y_alpha, channels);
+    in_range(fields.shift, 1, MAX_SHIFT, "shift");
+    const std::int64_t largest_shift = in_range(fields.shift + largest_of(alpha), 1, MAX_SHIFT, "shift + y_alpha");
     bound_ = bound_add(total, std::int64_t{1} << (largest_shift - 1));
     prove(bound_, 63, "sum");
-    for (const std::int32_t a : alpha) shift_.push_back(static_cast<std::uint8_t>(record.ints[0] + a));
+    for (const std::int32_t a : alpha) shift_.push_back(static_cast<std::uint8_t>(fields.shift + a));
     acc_term_ = make_epilogue(0) ? 0 : make_epilogue(1) ? 1 : -1;
     if (acc_term_ >= 0) no_bias_.assign(static_cast<std::size_t>(channels), 0);
 }
@@ -197,27 +199,26 @@ namespace {
 // kernels.h has the formula of LayerNorm. |C v - M1| <= (isqrt(C) + 1) sqrt(D), so |t| <= (isqrt(C) + 1) 2^24.
 class LayerNorm final : public Op {
 public:
-    LayerNorm(const Record& record, const Scope& scope) : kernels_(scope.kernels.kernels) {
-        require_fields(record, 1, 4, 3);
-        const Value& x = codes_input(record, scope, 0);
+    LayerNorm(const LayerNormFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {
+        const Operand input = scope.codes(fields.x);
+        const Value& x = input.value;
+        inputs = {input.number};
         const std::int64_t channels = x.channels();
-        const Array& affine = record.arrays[0];
-        require(affine.dtype == DType::i32 && affine.shape == Shape({2, channels}), "affine: ", affine.dtype, " ",
-                affine.shape, ", expected i32 [2, ", channels, "]");
-        const std::int64_t epsilon = in_range(record.ints[0], 1, (std::int64_t{1} << 62) - 1, "epsilon");
-        const auto shift = static_cast<int>(in_range(record.ints[1], 1, MAX_SHIFT, "shift"));
-        const auto b_shift = static_cast<int>(in_range(record.ints[2], 0, 32, "b_shift"));
-        value = codes_value(record.ints[3], x.shape);
-        zero_ = read_channels(record.arrays[1], channels, 0, MAX_CODE, "zero");
-        alpha_ = read_alphas(record.arrays[2], channels, "alpha");
+        const Constant affine = scope.constant(fields.y + ".affine", {DType::i32}, {2, channels});
+        const std::int64_t epsilon = in_range(fields.epsilon, 1, (std::int64_t{1} << 62) - 1, "epsilon");
+        const auto shift = static_cast<int>(in_range(fields.shift, 1, MAX_SHIFT, "shift"));
+        const auto b_shift = static_cast<int>(in_range(fields.b_shift, 0, 32, "b_shift"));
+        value = codes_value(fields.bits, x.shape);
+        zero_ = scope.zeros(fields.zero, channels, 0, MAX_CODE, "zero");
+        alpha_ = scope.alphas(fields.alpha, channels);
         const std::int64_t v = shifted_bound(x, zero_, alpha_), root = isqrt(channels) + 1;
         const std::int64_t squares = bound_multiply(bound_multiply(channels, channels), bound_multiply(v, v));
-        prove(bound_add(squares, epsilon), 62, "D of layernorm");
-        prove(bound_add(bound_shift(root, 55), std::int64_t{1} << 31), 63, "numerator of t of layernorm");
+        prove(bound_add(squares, epsilon), 62, "D");
+        prove(bound_add(bound_shift(root, 55), std::int64_t{1} << 31), 63, "t numerator");
         const std::int64_t t = bound_shift(root, 24);
-        prove(t, 31, "t of layernorm");
+        prove(t, 31, "t");
         std::int64_t g_largest = 0, b_largest = 0;
-        const auto* data = static_cast<const std::int32_t*>(affine.data);
+        const auto* data = affine.as<std::int32_t>();
         const std::int64_t half = std::int64_t{1} << (shift - 1);
         for (std::int64_t c = 0; c < channels; ++c) {
             const std::int64_t g = data[c], b = data[channels + c];
@@ -226,7 +227,7 @@ public:
             g_.push_back(data[c]);
         }
         const std::int64_t y = bound_add(bound_multiply(g_largest, t), bound_shift(b_largest, b_shift));
-        prove(bound_add(y, half), 63, "y of layernorm before its shift");
+        prove(bound_add(y, half), 63, "y before its shift");
         for (std::int64_t c = 0; c < channels; ++c) {
             b_.push_back(data[channels + c] * (std::int64_t{1} << b_shift) + half);
         }
@@ -260,21 +261,22 @@ private:
 // y[c] = clamp(requantize(sum over t >= skip of (x[t, c] - zero[c]) 2^alpha[c]) + y_zero)
 class Mean final : public Op {
 public:
-    Mean(const Record& record, const Scope& scope) {
-        require_fields(record, 1, 5, 2);
-        const Value& x = codes_input(record, scope, 0);
-        require(x.shape.size() == 2, "input 0: shape ", x.shape, ", expected [T, C]");
+    Mean(const MeanFields& fields, Scope& scope) {
+        const Operand input = scope.codes(fields.x, 2);
+        const Value& x = input.value;
+        inputs = {input.number};
+        require(x.shape.size() == 2, "mean of shape ", x.shape, ", expected [T, C]");
         const std::int64_t channels = x.channels();
-        mult_ = in_range(record.ints[0], 0, MAX_MULT, "mult");
-        shift_ = static_cast<int>(in_range(record.ints[1], 1, MAX_SHIFT, "shift"));
-        skip_ = in_range(record.ints[2], 0, x.shape[0] - 1, "skip");
+        mult_ = in_range(fields.mult, 0, MAX_MULT, "mult");
+        shift_ = static_cast<int>(in_range(fields.shift, 1, MAX_SHIFT, "shift"));
+        skip_ = in_range(fields.skip, 0, x.shape[0] - 1, "skip");
         tokens_ = x.shape[0];
-        value = codes_value(record.ints[4], {channels});
-        y_zero_ = in_range(record.ints[3], 0, value.hi, "y_zero");
-        zero_ = read_channels(record.arrays[0], channels, 0, MAX_CODE, "zero");
-        alpha_ = read_alphas(record.arrays[1], channels, "alpha");
+        value = codes_value(fields.bits, {channels});
+        y_zero_ = in_range(fields.y_zero, 0, value.hi, "y_zero");
+        zero_ = scope.zeros(fields.zero, channels, 0, MAX_CODE, "zero");
+        alpha_ = scope.alphas(fields.alpha, channels);
         wide_ = x.is_wide();
-        prove(bound_multiply(shifted_bound(x, zero_, alpha_), tokens_ - skip_), 31, "mean");
+        prove(bound_multiply(shifted_bound(x, zero_, alpha_), tokens_ - skip_), 31, "acc");
     }
 
     std::int64_t items() const override { return value.channels(); }
@@ -300,11 +302,9 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_layernorm(const Record& record, const Scope& scope) {
-    return std::make_unique<LayerNorm>(record, scope);
+std::unique_ptr<Op> make_layernorm(const LayerNormFields& fields, Scope& scope) {
+    return std::make_unique<LayerNorm>(fields, scope);
 }
-std::unique_ptr<Op> make_mean(const Record& record, const Scope& scope) {
-    return std::make_unique<Mean>(record, scope);
-}
+std::unique_ptr<Op> make_mean(const MeanFields& fields, Scope& scope) { return std::make_unique<Mean>(fields, scope); }
 
 }  // namespace fqvit

@@ -6,23 +6,22 @@
 #include "core/codes.h"
 #include "core/fixed.h"
 #include "ops/ops.h"
-#include "ops/record.h"
 
 namespace fqvit {
 namespace {
 
-enum Out : std::int64_t { OUT_CODES, OUT_ACC, OUT_I32 };
-
 // The length of per-channel arrays is a multiple of this, because vectors read past the last output.
 constexpr std::size_t PADDING = 64;
 
-// The range of sum_k x[k] w[k] + b for x in 0..x_hi, from the sums of the negative and of the positive weights. It also
-// bounds every partial sum, in any order.
-struct Range {
-    std::int64_t lo, hi;
+constexpr int MAX_EXPONENT = 4;  // of 4-bit weights: -8 * 2^4 = -128 is the smallest i8
+constexpr std::int64_t MAX_GROUP = 65536;
+
+// Sums of the positive and of the negative weights of one output.
+struct Sums {
+    std::int64_t positive, negative;
 };
 
-Range accumulator_range(const std::int8_t* w, std::int64_t inputs, std::int64_t x_hi, std::int64_t bias) {
+Sums sum_weights(const std::int8_t* w, std::int64_t inputs) {
     std::int64_t sum = 0, size = 0;
     for (std::int64_t k = 0; k < inputs;) {
         std::int32_t part = 0, part_size = 0;  // 32 bits are enough for 4096 weights and let compilers vectorize
@@ -33,61 +32,120 @@ Range accumulator_range(const std::int8_t* w, std::int64_t inputs, std::int64_t 
         }
         sum += part, size += part_size;
     }
-    return {(sum - size) / 2 * x_hi + std::min<std::int64_t>(bias, 0),
-            (sum + size) / 2 * x_hi + std::max<std::int64_t>(bias, 0)};
+    return {(sum + size) / 2, (sum - size) / 2};
+}
+
+int nibble(const std::uint8_t* row, std::int64_t i) { return row[i / 2] >> (i % 2 * 4) & 15; }
+
+// Unpacks 4-bit weights, two per byte, the even one in the low half: w = code 2^exponent, code in -8..7.
+std::vector<std::int8_t> unpack_weights(const LinearFields& fields, std::int64_t inputs, Scope& scope,
+                                        std::int64_t& outputs) {
+    const std::int64_t group = in_range(fields.group, 2, MAX_GROUP, "group");
+    const std::int64_t groups = (inputs + group - 1) / group, row = (inputs + 1) / 2, exponent_row = (groups + 1) / 2;
+    const Constant codes = scope.constant(fields.weight_part("w"), {DType::u8}, {ANY, row});
+    outputs = codes.shape[0];
+    const Constant exponents = scope.constant(fields.weight_part("exponent"), {DType::u8}, {outputs, exponent_row});
+    require(outputs <= MAX_ELEMENTS / inputs, "too many weights: ", outputs, " x ", inputs);
+    std::vector<std::int8_t> out(static_cast<std::size_t>(outputs * inputs));
+    for (std::int64_t o = 0; o < outputs; ++o) {
+        const std::uint8_t* code_row = codes.as<std::uint8_t>() + o * row;
+        const std::uint8_t* shift_row = exponents.as<std::uint8_t>() + o * exponent_row;
+        require((inputs % 2 == 0 || nibble(code_row, inputs) == 0) && (groups % 2 == 0 || nibble(shift_row, groups) == 0),
+                "4-bit weights: a padding nibble is not 0");
+        for (std::int64_t g = 0; g < groups; ++g) {
+            const auto shift = in_range(nibble(shift_row, g), 0, MAX_EXPONENT, "exponent");
+            for (std::int64_t k = g * group; k < std::min(inputs, (g + 1) * group); ++k) {
+                const int code = (nibble(code_row, k) ^ 8) - 8;  // two's complement
+                out[static_cast<std::size_t>(o * inputs + k)] = static_cast<std::int8_t>(code * (1 << shift));
+            }
+        }
+    }
+    return out;
+}
+
+// Returns the packed weights of an op, from the store if an earlier op has packed them.
+std::shared_ptr<const LinearWeights> read_weights(const LinearFields& fields, const Value& x, Scope& scope) {
+    const std::int64_t inputs = x.channels();
+    const std::string name = fields.weight_part("w");
+    const WeightStore::Key key{name, x.is_wide()};
+    if (auto found = scope.weights.find(key)) {
+        require(found->inputs == inputs, "constant '", name, "' has ", found->inputs, " inputs, expected ", inputs);
+        return found;
+    }
+    auto made = std::make_shared<LinearWeights>();
+    made->inputs = inputs;
+    std::vector<std::int8_t> unpacked;
+    Constant constant;
+    const std::int8_t* w = nullptr;
+    if (fields.group == 0) {
+        constant = scope.constant(name, {DType::i8}, {ANY, inputs});
+        made->outputs = constant.shape[0];
+        w = constant.as<std::int8_t>();
+    } else {
+        unpacked = unpack_weights(fields, inputs, scope, made->outputs);
+        w = unpacked.data();
+    }
+    for (std::int64_t o = 0; o < made->outputs; ++o) {
+        const Sums sums = sum_weights(w + o * inputs, inputs);
+        made->positive.push_back(sums.positive), made->negative.push_back(sums.negative);
+    }
+    if (x.is_wide()) {
+        made->plain.assign(w, w + made->outputs * inputs);
+    } else {
+        made->packed = scope.kernels.gemm->pack_weights(w, made->outputs, inputs);
+    }
+    scope.weights.add(key, made);
+    return made;
 }
 
 }  // namespace
 
-Linear::Linear(const Record& record, const Scope& scope) : kernels_(scope.kernels) {
-    require_fields(record, 1, 2, 5);
-    const Value& x = codes_input(record, scope, 0);
-    const Array &w = record.arrays[0], &bias = record.arrays[1];
+Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernels) {
+    const Operand input = scope.codes(fields.x);
+    const Value& x = input.value;
+    inputs = {input.number};
     inputs_ = x.channels();
-    require(w.dtype == DType::i8 && w.shape.size() == 2 && w.shape[1] == inputs_ && w.shape[0] > 0,
-            "weights: ", w.dtype, " ", w.shape, ", expected i8 [O, ", inputs_, "]");
-    outputs_ = w.shape[0];
     rows_ = x.rows();
-    require(count_of(w) <= MAX_ELEMENTS && bound_multiply(rows_, outputs_) <= MAX_ELEMENTS, "weights: ", w.shape,
-            " for ", rows_, " rows, expected at most ", MAX_ELEMENTS, " weights and outputs");
     wide_in_ = x.is_wide();
-    require(bias.dtype == DType::i32 && bias.shape == Shape({outputs_}), "bias: ", bias.dtype, " ", bias.shape,
-            ", expected i32 [", outputs_, "]");
-    const auto* bias_data = static_cast<const std::int32_t*>(bias.data);
-    const auto* weights = static_cast<const std::int8_t*>(w.data);
-    std::vector<Range> ranges;
+    weights_ = read_weights(fields, x, scope);
+    outputs_ = weights_->outputs;
+    require(bound_multiply(rows_, outputs_) <= MAX_ELEMENTS, "too large: ", rows_, " rows of ", outputs_, " outputs");
+    const Constant bias = scope.constant(fields.y + ".bias", {DType::i32}, {outputs_});
+    const auto* bias_data = bias.as<std::int32_t>();
+    // The range of sum_k x[k] w[k] + b for x in 0..x.hi, which also bounds every partial sum, in any order.
+    std::vector<std::int64_t> lows, highs;
     std::int64_t lo = 0, hi = 0;
     for (std::int64_t o = 0; o < outputs_; ++o) {
-        ranges.push_back(accumulator_range(weights + o * inputs_, inputs_, x.hi, bias_data[o]));
-        lo = std::min(lo, ranges.back().lo), hi = std::max(hi, ranges.back().hi);
+        const auto at = static_cast<std::size_t>(o);
+        const std::int64_t b = bias_data[o];
+        lows.push_back(weights_->negative[at] * x.hi + std::min<std::int64_t>(b, 0));
+        highs.push_back(weights_->positive[at] * x.hi + std::max<std::int64_t>(b, 0));
+        lo = std::min(lo, lows.back()), hi = std::max(hi, highs.back());
     }
-    prove(std::max(hi, -lo), 31, "accumulator");
+    prove(std::max(hi, -lo), 31, "acc");
 
     Shape shape = x.shape;
     shape.back() = outputs_;
-    const std::int64_t out = in_range(record.ints[0], OUT_CODES, OUT_I32, "out");
-    if (out == OUT_ACC) {
+    if (fields.out == LinearOut::acc) {
         value = Value{DType::i32, shape, lo, hi};
         epilogue_.kind = Epilogue::ACC;
     } else {
-        const std::vector<std::int64_t> mult = read_integers(record.arrays[2], 0, MAX_MULT, "mult");
-        const std::vector<std::int64_t> shift = read_integers(record.arrays[3], 1, MAX_SHIFT, "shift");
-        require(static_cast<std::int64_t>(mult.size()) == outputs_ && mult.size() == shift.size(),
-                "mult and shift: ", mult.size(), " and ", shift.size(), " entries, expected one per output (", outputs_,
-                ")");
+        const Constant mults = scope.constant(fields.y + ".mult", {DType::i32, DType::u16}, {outputs_});
+        const Constant shifts = scope.constant(fields.y + ".shift", {DType::u8}, {outputs_});
+        const std::vector<std::int64_t> mult = read_as<std::int64_t>(mults, 0, MAX_MULT, "mult");
+        const std::vector<std::int64_t> shift = read_as<std::int64_t>(shifts, 1, MAX_SHIFT, "shift");
         std::vector<std::int32_t> zero(mult.size());
-        if (out == OUT_CODES) {
-            value = codes_value(record.ints[1], shape);
-            zero = read_channels(record.arrays[4], outputs_, 0, value.hi, "y_zero");
+        if (fields.out == LinearOut::codes) {
+            value = codes_value(fields.bits, shape);
+            zero = scope.zeros(fields.y_zero, outputs_, 0, value.hi, "y_zero");
             epilogue_.kind = Epilogue::CODES;
         } else {
             std::int64_t largest = 0;
             for (std::size_t o = 0; o < mult.size(); ++o) {
                 const int s = static_cast<int>(shift[o]);
-                largest =
-                    std::max({largest, requantize(ranges[o].hi, mult[o], s), -requantize(ranges[o].lo, mult[o], s)});
+                largest = std::max({largest, requantize(highs[o], mult[o], s), -requantize(lows[o], mult[o], s)});
             }
-            prove(largest, 31, "score");
+            prove(largest, 31, "y");
             value = Value{DType::i32, shape, -largest, largest};
             epilogue_.kind = Epilogue::I32;
         }
@@ -98,11 +156,6 @@ Linear::Linear(const Record& record, const Scope& scope) : kernels_(scope.kernel
     bias_.assign(bias_data, bias_data + outputs_);
     bias_.resize(round_up(bias_.size(), PADDING));
     const Gemm& gemm = *kernels_.gemm;
-    if (wide_in_) {
-        plain_weights_.assign(weights, weights + outputs_ * inputs_);
-    } else {
-        packed_ = gemm.pack_weights(weights, outputs_, inputs_);
-    }
     tile_ = round_up(std::int64_t{gemm.rows} * gemm.columns, 16);  // every tile starts at a cache line
     row_blocks_ = (rows_ + gemm.rows - 1) / gemm.rows;
     panels_ = (outputs_ + gemm.columns - 1) / gemm.columns;
@@ -115,7 +168,7 @@ std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * pan
 // Scratch: the packed block of rows, then the tiles (all panels of a group if there are several K-blocks, else one),
 // then the gathered rows of a fused take.
 std::size_t Linear::scratch() const {
-    const bool several_k_blocks = packed_ != nullptr && packed_->k_blocks() > 1;
+    const bool several_k_blocks = weights_->packed != nullptr && weights_->packed->k_blocks() > 1;
     const std::int64_t tiles = several_k_blocks ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
     const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(kernels_.gemm->rows * inputs_);
     return round_up(kernels_.gemm->block_bytes(inputs_), std::size_t{64}) +
@@ -123,9 +176,8 @@ std::size_t Linear::scratch() const {
 }
 
 std::size_t Linear::bytes() const {
-    const std::size_t weights = packed_ ? packed_->bytes() : plain_weights_.size();
     const std::size_t take = take_ == nullptr ? 0 : take_->bytes();
-    return weights + bias_.size() * 4 + requantization_.bytes() + tables_.size() + take;
+    return bias_.size() * 4 + requantization_.bytes() + tables_.size() + take;
 }
 
 void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
@@ -139,6 +191,7 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
         return;
     }
     const Gemm& gemm = *kernels_.gemm;
+    const PackedWeights& packed = *weights_->packed;
     std::uint8_t* block = scratch;
     auto* acc = reinterpret_cast<std::int32_t*>(scratch + round_up(gemm.block_bytes(inputs_), std::size_t{64}));
     std::int64_t packed_block = -1;
@@ -159,11 +212,11 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
             packed_block = row_block;
         }
         const std::int64_t first = panels_ * group / panel_groups_, last = panels_ * (group + 1) / panel_groups_;
-        const int k_blocks = packed_->k_blocks();
+        const int k_blocks = packed.k_blocks();
         for (int k_block = 0; k_block < k_blocks; ++k_block) {
             for (std::int64_t panel = first; panel < last; ++panel) {
                 std::int32_t* tile = k_blocks == 1 ? acc : acc + (panel - first) * tile_;
-                packed_->multiply_k_block(k_block, panel, block, count, tile);
+                packed.multiply_k_block(k_block, panel, block, count, tile);
                 if (k_block + 1 < k_blocks) continue;
                 const std::int64_t channel = panel * gemm.columns;
                 const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
@@ -181,7 +234,7 @@ void Linear::run_wide(const Epilogue& epilogue, Frame frame, std::int64_t begin,
         for (std::int64_t o = 0; o < outputs_; ++o) {
             std::int32_t acc = 0;
             for (std::int64_t k = 0; k < inputs_; ++k) {
-                const std::int8_t weight = plain_weights_[static_cast<std::size_t>(o * inputs_ + k)];
+                const std::int8_t weight = weights_->plain[static_cast<std::size_t>(o * inputs_ + k)];
                 acc += static_cast<std::int32_t>(x[r * inputs_ + k]) * weight;
             }
             kernels_scalar()->epilogue(epilogue, {&acc, 1, 1, 1, r, o, outputs_}, frame[output]);

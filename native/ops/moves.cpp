@@ -3,15 +3,11 @@
 #include <cstring>
 
 #include "ops/ops.h"
-#include "ops/record.h"
 
 namespace fqvit {
 namespace {
 
-const Value& require_movable(const Value& value) {
-    require(value.is_codes() || value.dtype == DType::i32, "input: ", value.dtype, ", expected u8, u16 or i32");
-    return value;
-}
+constexpr std::initializer_list<DType> MOVABLE = {DType::u8, DType::u16, DType::i32};
 
 // Clears the facts about whole rows of attention codes, which do not hold for rows of moved values. mask_code is used
 // only together with row_code. `masked` stays: it says what a code means, wherever the code is moved.
@@ -19,28 +15,27 @@ void forget_rows(Value& value) { value.row_sum = -1, value.row_code = -1, value.
 
 class Concat final : public Op {
 public:
-    Concat(const Record& record, const Scope& scope) {
-        require(!record.inputs.empty() && record.ints.empty() && record.arrays.empty(),
-                "record: ", record.inputs.size(), " inputs, ", record.ints.size(), " integers and ",
-                record.arrays.size(), " arrays, expected 1 or more, 0 and 0");
-        bool has_buffer = false;
-        for (std::size_t i = 0; i < record.inputs.size(); ++i) {
-            const Value& x = require_movable(value_input(record, scope, i));
-            require(x.shape.size() == 2, "input ", i, ": shape ", x.shape, ", expected [T, C]");
-            if (i == 0) {
+    Concat(const ConcatFields& fields, Scope& scope) {
+        const bool has_buffer = std::any_of(fields.xs.begin(), fields.xs.end(),
+                                            [&](const std::string& name) { return scope.is_buffer(name); });
+        require(has_buffer, "concatenates only constants, expected at least one buffer");
+        for (const std::string& name : fields.xs) {
+            const Operand input = scope.buffer_or_constant(name, MOVABLE);
+            const Value& x = input.value;
+            require(x.shape.size() == 2, "'", name, "' has shape ", x.shape, ", expected [T, C]");
+            if (inputs.empty()) {
                 value = x;
                 forget_rows(value);
             } else {
-                require(x.dtype == value.dtype && x.channels() == value.channels(), "input ", i, ": ", x.dtype, " ",
-                        x.shape, ", expected ", value.dtype, " with ", value.channels(), " channels");
+                require(x.dtype == value.dtype && x.channels() == value.channels(), "'", name,
+                        "' does not match the dtype and channels of '", fields.xs[0], "'");
                 value.shape[0] += x.shape[0];
                 value.lo = std::min(value.lo, x.lo), value.hi = std::max(value.hi, x.hi);
                 value.masked = value.masked || x.masked;
             }
+            inputs.push_back(input.number);
             sizes_.push_back(static_cast<std::size_t>(x.bytes()));
-            has_buffer = has_buffer || !scope.is_constant[static_cast<std::size_t>(record.inputs[i])];
         }
-        require(has_buffer, "inputs: constants only, expected at least one buffer");
     }
 
     std::int64_t items() const override { return static_cast<std::int64_t>(sizes_.size()); }
@@ -58,15 +53,13 @@ private:
 
 }  // namespace
 
-Take::Take(const Record& record, const Scope& scope) {
-    require_fields(record, 1, 0, 2);
-    const Value& x = require_movable(buffer_input(record, scope, 0));
-    require(x.shape.size() >= 2, "input 0: shape ", x.shape, ", expected at least 2 axes");
-    const Array& rows = record.arrays[0];
-    require(rows.dtype == DType::i32 && rows.shape.size() < MAX_AXES && count_of(rows) > 0, "index: ", rows.dtype, " ",
-            rows.shape, ", expected i32 with at most ", MAX_AXES - 1, " axes, none empty");
+Take::Take(const TakeFields& fields, Scope& scope) {
+    const Operand input = scope.buffer(fields.x, MOVABLE, 2);
+    const Value& x = input.value;
+    inputs = {input.number};
+    const Constant rows = scope.constant(fields.index, {DType::i32});
     index = read_as<std::int32_t>(rows, -1, x.rows() - 1, "index");
-    const std::vector<std::int32_t> codes = read_channels(record.arrays[1], x.channels(), x.lo, x.hi, "fill");
+    const std::vector<std::int32_t> codes = scope.zeros(fields.fill, x.channels(), x.lo, x.hi, "fill");
     fill.resize(static_cast<std::size_t>(x.channels() * size_of(x.dtype)));
     for (std::size_t c = 0; c < codes.size(); ++c) {
         switch (x.dtype) {
@@ -97,34 +90,32 @@ void Take::gather(const std::uint8_t* x, std::int64_t begin, std::int64_t end, s
     }
 }
 
-Permute::Permute(const Record& record, const Scope& scope) {
-    require_fields(record, 1, 0, 4);
-    const Value& x = require_movable(buffer_input(record, scope, 0));
-    const auto sizes_of = [&](std::size_t i, const char* name) {
-        return read_integers(record.arrays[i], 0, MAX_ELEMENTS, name);
-    };
-    view = sizes_of(0, "view"), perm = sizes_of(1, "perm"), select = sizes_of(3, "select");
-    Shape shape = sizes_of(2, "shape");
-    require(!view.empty() && view.size() <= MAX_AXES && elements(view) == x.count(), "view: ", view, ", expected 1 to ",
-            MAX_AXES, " axes and ", x.count(), " elements");
+Permute::Permute(const PermuteFields& fields, Scope& scope) : view(fields.view), perm(fields.perm) {
+    const Operand input = scope.buffer(fields.x, MOVABLE);
+    const Value& x = input.value;
+    inputs = {input.number};
+    if (fields.select.has_value()) select.assign(fields.select->begin(), fields.select->end());
+    Shape shape = fields.shape;
+    require(!view.empty() && view.size() <= MAX_AXES && elements(view) == x.count(), "view ", view, " does not fit ",
+            x.shape);
     Shape sizes = view, strides(view.size());
     std::int64_t stride = size_of(x.dtype);
     for (std::size_t axis = view.size(); axis-- > 0; stride *= view[axis]) strides[axis] = stride;
     first_ = 0;
     if (!select.empty()) {
-        require(select.size() == 2 && select[0] < static_cast<std::int64_t>(view.size()) &&
+        require(select[0] >= 0 && select[0] < static_cast<std::int64_t>(view.size()) && select[1] >= 0 &&
                     select[1] < view[static_cast<std::size_t>(select[0])],
-                "select: ", select, ", expected an axis of ", view, " and an index in it");
+                "select ", select, " is outside the view ", view);
         first_ = select[1] * strides[static_cast<std::size_t>(select[0])];
         sizes.erase(sizes.begin() + select[0]), strides.erase(strides.begin() + select[0]);
     }
     Shape sorted = perm;
     std::sort(sorted.begin(), sorted.end());
-    bool is_permutation = perm.size() == sizes.size() && !perm.empty();
+    bool is_permutation = perm.size() == sizes.size();
     for (std::size_t i = 0; is_permutation && i < sorted.size(); ++i) {
         is_permutation = sorted[i] == static_cast<std::int64_t>(i);
     }
-    require(is_permutation, "perm: ", perm, ", expected a permutation of ", sizes.size(), " axes");
+    require(is_permutation, "perm ", perm, " is not a permutation of ", sizes.size(), " axes");
     Shape permuted;
     for (const std::int64_t axis : perm) {
         permuted.push_back(sizes[static_cast<std::size_t>(axis)]);
@@ -140,7 +131,7 @@ Permute::Permute(const Record& record, const Scope& scope) {
     outer_ = 1;
     for (const std::int64_t size : sizes_) outer_ *= size;
     if (shape.empty()) shape = permuted;
-    require(elements(shape) == elements(permuted), "shape: ", shape, ", expected ", elements(permuted), " elements");
+    require(!shape.empty() && elements(shape) == elements(permuted), "shape ", shape, " does not fit ", permuted);
     value = x;
     forget_rows(value);
     value.shape = shape;
@@ -158,8 +149,8 @@ void Permute::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_
     }
 }
 
-std::unique_ptr<Op> make_concat(const Record& record, const Scope& scope) {
-    return std::make_unique<Concat>(record, scope);
+std::unique_ptr<Op> make_concat(const ConcatFields& fields, Scope& scope) {
+    return std::make_unique<Concat>(fields, scope);
 }
 
 }  // namespace fqvit

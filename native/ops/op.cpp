@@ -1,4 +1,4 @@
-// Maps the tag of a record to its op.
+// Makes the op that belongs to the fields.
 #include "ops/op.h"
 
 #include "ops/ops.h"
@@ -6,51 +6,35 @@
 namespace fqvit {
 namespace {
 
-using Make = std::unique_ptr<Op> (*)(const Record&, const Scope&);
-
 template <class T>
-std::unique_ptr<Op> make(const Record& record, const Scope& scope) {
-    return std::make_unique<T>(record, scope);
-}
-
-struct Entry {
-    const char* tag;
-    Make make;
-};
-
-constexpr Entry OPS[] = {
-    {"linear", make<Linear>},
-    {"lookup", make<Lookup>},
-    {"layernorm", make_layernorm},
-    {"add", make<Add>},
-    {"mean", make_mean},
-    {"take", make<Take>},
-    {"permute", make<Permute>},
-    {"concat", make_concat},
-    {"matmul", make<MatMul>},
-    {"log_softmax", make<Softmax>},
-    {"softmax", make<Softmax>},
-    {"row_codes", make<Softmax>},
-    {"shift_matmul", make<WeightedSum>},
-    {"attend", make<WeightedSum>},
-};
-
-Make find(const std::string& tag) {
-    for (const Entry& entry : OPS) {
-        if (tag == entry.tag) return entry.make;
-    }
-    fail({"tag: ", tag, ", expected the name of an op"});
+std::unique_ptr<Op> make(const T& fields, Scope& scope) {
+    if constexpr (std::is_same_v<T, LookupFields>) return std::make_unique<Lookup>(fields, scope);
+    if constexpr (std::is_same_v<T, LinearFields>) return std::make_unique<Linear>(fields, scope);
+    if constexpr (std::is_same_v<T, LayerNormFields>) return make_layernorm(fields, scope);
+    if constexpr (std::is_same_v<T, AddFields>) return std::make_unique<Add>(fields, scope);
+    if constexpr (std::is_same_v<T, MeanFields>) return make_mean(fields, scope);
+    if constexpr (std::is_same_v<T, TakeFields>) return std::make_unique<Take>(fields, scope);
+    if constexpr (std::is_same_v<T, PermuteFields>) return std::make_unique<Permute>(fields, scope);
+    if constexpr (std::is_same_v<T, ConcatFields>) return make_concat(fields, scope);
+    if constexpr (std::is_same_v<T, MatMulFields>) return std::make_unique<MatMul>(fields, scope);
+    if constexpr (std::is_same_v<T, LogSoftmaxFields>) return std::make_unique<Softmax>(fields, scope);
+    if constexpr (std::is_same_v<T, SoftmaxFields>) return std::make_unique<Softmax>(fields, scope);
+    if constexpr (std::is_same_v<T, RowCodesFields>) return std::make_unique<Softmax>(fields, scope);
+    if constexpr (std::is_same_v<T, ShiftMatMulFields>) return std::make_unique<WeightedSum>(fields, scope);
+    if constexpr (std::is_same_v<T, AttendFields>) return std::make_unique<WeightedSum>(fields, scope);
 }
 
 }  // namespace
 
-std::unique_ptr<Op> make_op(const Record& record, const Scope& scope) {
-    std::unique_ptr<Op> op = find(record.tag)(record, scope);
-    require(op->value.shape.size() <= MAX_AXES, "output: ", op->value.shape.size(), " axes, expected at most ",
-            MAX_AXES);
-    elements(op->value.shape);  // throws if the output is too large
-    op->tag = record.tag;
-    for (const std::int64_t number : record.inputs) op->inputs.push_back(static_cast<int>(number));
+std::unique_ptr<Op> make_op(const OpFields& fields, Scope& scope) {
+    std::unique_ptr<Op> op = std::visit([&](const auto& alternative) { return make(alternative, scope); }, fields);
+    op->tag = std::visit([](const auto& alternative) { return alternative.TAG; }, fields);
+    const Shape& shape = op->value.shape;
+    require(shape.size() <= MAX_AXES, "shape ", shape, " has more than ", MAX_AXES, " axes");
+    require(elements(shape) < MAX_ELEMENTS, "shape ", shape, " is too large");
+    // Values that are only moved have no parameters per channel.
+    const bool moved = std::holds_alternative<PermuteFields>(fields) || std::holds_alternative<ConcatFields>(fields);
+    require(moved || shape.back() <= MAX_CHANNELS, "too many channels: ", shape.back(), ", at most ", MAX_CHANNELS);
     return op;
 }
 

@@ -1,7 +1,7 @@
 // An op of a program, checked and ready to run on one image. Formulas: src/fqvit/ir/ops.py, moves.py and attention.py.
 //
-// A constructor takes a Record, checks every index, shape, shift and bound, and packs the constants. It trusts nothing
-// and throws BadProgram if a record breaks a rule, so run() needs no checks.
+// A constructor takes the fields of the op, checks every index, shape, shift and bound, and packs the constants. It
+// trusts nothing and throws BadProgram if a field breaks a rule, so run() needs no checks.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/dispatch.h"
-#include "fqvit/record.h"
-#include "fqvit/value.h"
+#include "core/value.h"
+#include "ops/scope.h"
 
 namespace fqvit {
 
@@ -36,13 +35,7 @@ public:
     Value value{};  // of the output
 };
 
-// The values defined so far and the kernels, for the constructor of an op.
-struct Scope {
-    const std::vector<Value>& values;
-    const std::vector<bool>& is_constant;  // per value
-    const KernelSet& kernels;
-};
-
-std::unique_ptr<Op> make_op(const Record& record, const Scope& scope);
+// Checks an op and prepares it to run. The caller gives the number of the output.
+std::unique_ptr<Op> make_op(const OpFields& fields, Scope& scope);
 
 }  // namespace fqvit

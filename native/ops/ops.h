@@ -17,7 +17,7 @@ namespace fqvit {
 // y = tables[table_of[c]][x]. Loading computes one table per alpha, with all rounding done.
 class Lookup final : public Op {
 public:
-    Lookup(const Record& record, const Scope& scope);
+    Lookup(const LookupFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::size_t bytes() const override { return table_of.size() + tables.size() * sizeof(std::uint16_t); }
@@ -31,7 +31,7 @@ public:
 // y = clamp(round_shift(sum over both terms of (x - zero) 2^alpha mult, shift) + y_zero)
 class Add final : public Op {
 public:
-    Add(const Record& record, const Scope& scope);
+    Add(const AddFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::size_t bytes() const override;
@@ -64,7 +64,7 @@ private:
 // y[i] = x[index[i]] for rows of x, or `fill` if index[i] is -1.
 class Take final : public Op {
 public:
-    Take(const Record& record, const Scope& scope);
+    Take(const TakeFields& fields, Scope& scope);
     std::int64_t items() const override { return static_cast<std::int64_t>(index.size()); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::size_t bytes() const override { return index.size() * sizeof(std::int32_t) + fill.size(); }
@@ -79,7 +79,7 @@ public:
 // fusion, a table or a residual sum.
 class Linear final : public Op {
 public:
-    Linear(const Record& record, const Scope& scope);
+    Linear(const LinearFields& fields, Scope& scope);
     std::int64_t items() const override;
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::size_t scratch() const override;
@@ -100,8 +100,7 @@ private:
     std::int64_t rows_, inputs_, outputs_;
     bool wide_in_;
     std::int64_t row_blocks_, panels_, panel_groups_, tile_;
-    std::unique_ptr<PackedWeights> packed_;
-    std::vector<std::int8_t> plain_weights_;  // instead of packed_ for u16 activations
+    std::shared_ptr<const LinearWeights> weights_;
     AlignedVector<std::int32_t> bias_;
     RequantizationConstants requantization_;
     Epilogue epilogue_{};
@@ -117,7 +116,7 @@ private:
 // Reshapes to `view`, selects one index of one axis, permutes the axes, reshapes to the output.
 class Permute final : public Op {
 public:
-    Permute(const Record& record, const Scope& scope);
+    Permute(const PermuteFields& fields, Scope& scope);
     std::int64_t items() const override { return outer_; }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
 
@@ -133,7 +132,7 @@ private:
 // y = clamp(requantize(sum_k (a - a_zero) (b - b_zero) + bias) + y_zero), for each slice of the last two axes.
 class MatMul final : public Op {
 public:
-    MatMul(const Record& record, const Scope& scope);
+    MatMul(const MatMulFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::int64_t macs() const override { return value.count() * inner; }
@@ -150,7 +149,9 @@ public:
 // log_softmax, softmax and row_codes.
 class Softmax final : public Op {
 public:
-    Softmax(const Record& record, const Scope& scope);
+    Softmax(const LogSoftmaxFields& fields, Scope& scope);
+    Softmax(const SoftmaxFields& fields, Scope& scope);
+    Softmax(const RowCodesFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::size_t bytes() const override { return table.size() * sizeof(std::int32_t) + region.size(); }
@@ -160,12 +161,19 @@ public:
     bool wide_in;
     std::vector<std::int32_t> table;
     std::vector<std::uint8_t> region;
+
+private:
+    // Reads the scores and their regions.
+    Value read_scores(const std::string& x, const OptionalName& region_name, Scope& scope);
+    // Reads a table of exponentials; returns its largest entry.
+    std::int64_t read_exponentials(const std::string& y, std::int64_t tokens, Scope& scope);
 };
 
 // Attention times V: shift_matmul and attend.
 class WeightedSum final : public Op {
 public:
-    WeightedSum(const Record& record, const Scope& scope);
+    WeightedSum(const ShiftMatMulFields& fields, Scope& scope);
+    WeightedSum(const AttendFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::int64_t macs() const override { return value.count() * inner; }
@@ -174,10 +182,15 @@ public:
     std::int64_t largest_weight = 0;  // attend only: each row is divided by the sum of its weights
     bool wide_v;
     std::vector<std::int32_t> weight;  // by code
+
+private:
+    // Reads both inputs, checks their shapes and sets the fields that both ops have; returns the attention codes and V.
+    std::pair<Value, Value> read_inputs(const std::string& a, const std::string& v, Scope& scope);
+    void set_output(std::int64_t bits, std::int64_t zero, const Value& a, const Value& v);
 };
 
-std::unique_ptr<Op> make_layernorm(const Record& record, const Scope& scope);
-std::unique_ptr<Op> make_mean(const Record& record, const Scope& scope);
-std::unique_ptr<Op> make_concat(const Record& record, const Scope& scope);
+std::unique_ptr<Op> make_layernorm(const LayerNormFields& fields, Scope& scope);
+std::unique_ptr<Op> make_mean(const MeanFields& fields, Scope& scope);
+std::unique_ptr<Op> make_concat(const ConcatFields& fields, Scope& scope);
 
 }  // namespace fqvit

@@ -2,22 +2,22 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <limits>
 #include <new>
 
-#include "fqvit/cpu.h"
-#include "fqvit/engine.h"
-#include "fqvit/roialign.h"
+#include "core/cpu.h"
+#include "core/model.h"
+#include "core/roialign.h"
 #include "python/gate.h"
 
 namespace nb = nanobind;
 
 namespace {
 
-using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using FeatureMap = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Boxes = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
@@ -66,35 +66,6 @@ nb::dict features() {
     return out;
 }
 
-fqvit::DType dtype_of(const AnyArray& array) {
-    using fqvit::DType;
-    const nb::dlpack::dtype type = array.dtype();
-    if (type == nb::dtype<std::uint8_t>()) return DType::u8;
-    if (type == nb::dtype<std::int8_t>()) return DType::i8;
-    if (type == nb::dtype<std::uint16_t>()) return DType::u16;
-    if (type == nb::dtype<std::int16_t>()) return DType::i16;
-    if (type == nb::dtype<std::int32_t>()) return DType::i32;
-    if (type == nb::dtype<std::int64_t>()) return DType::i64;
-    throw fqvit::BadProgram("array: not an integer type, expected u8, i8, u16, i16, i32 or i64");
-}
-
-fqvit::Array borrow(const AnyArray& array) {
-    fqvit::Array out{dtype_of(array), {}, array.data()};
-    const auto size = static_cast<std::uintptr_t>(fqvit::size_of(out.dtype));
-    fqvit::require(reinterpret_cast<std::uintptr_t>(array.data()) % size == 0, "array: ", out.dtype,
-                   " data is not aligned, expected an address that is a multiple of ", size);
-    for (std::size_t i = 0; i < array.ndim(); ++i) out.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
-    return out;
-}
-
-int add(fqvit::Engine& engine, const std::string& name, const std::string& tag, const std::vector<std::int64_t>& inputs,
-        const std::vector<std::int64_t>& ints, const std::vector<AnyArray>& arrays) {
-    fqvit::Record record{tag, inputs, ints, {}};
-    for (const AnyArray& array : arrays) record.arrays.push_back(borrow(array));
-    const WithoutGil without;
-    return engine.add(name, record);
-}
-
 // Makes a numpy array for a value. first: size of an additional leading axis; negative for none.
 nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t*& data) {
     std::vector<std::size_t> shape;
@@ -113,24 +84,35 @@ nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t
     return nb::cast(nb::ndarray<nb::numpy>(memory, shape.size(), shape.data(), owner, nullptr, type));
 }
 
+std::unique_ptr<fqvit::Model> load(std::shared_ptr<fqvit::Source> source, int threads, const std::string& isa, bool keep,
+                                   std::int64_t most_run_bytes) {
+    return std::make_unique<fqvit::Model>(std::move(source), fqvit::EngineOptions{.instruction_set = isa,
+                                                                                  .threads = threads,
+                                                                                  .keep_buffers = keep,
+                                                                                  .most_run_bytes = most_run_bytes});
+}
+
+std::unique_ptr<fqvit::Model> load_file(const nb::bytes& path, int threads, const std::string& isa, bool keep,
+                                        std::int64_t most_run_bytes) {
+    const std::string name(path.c_str(), path.size());
+    const WithoutGil without;
+    return load(fqvit::open_file(name), threads, isa, keep, most_run_bytes);
+}
+
+std::unique_ptr<fqvit::Model> load_memory(const nb::bytes& data, int threads, const std::string& isa, bool keep,
+                                          std::int64_t most_run_bytes) {
+    const WithoutGil without;
+    return load(fqvit::borrow_memory(data.data(), data.size()), threads, isa, keep, most_run_bytes);
+}
+
 void check_images(const fqvit::Engine& engine, const Images& images) {
-    fqvit::require(engine.finished(), "engine: the program is not complete, expected a call of finish() before a run");
     fqvit::Shape shape;
     for (std::size_t i = 1; i < 4; ++i) shape.push_back(static_cast<std::int64_t>(images.shape(i)));
     fqvit::require(shape == engine.image().shape, "images: ", shape, ", expected ", engine.image().shape);
 }
 
-nb::object run(fqvit::Engine& engine, const Images& images) {
-    check_images(engine, images);
-    std::uint8_t* y = nullptr;
-    const auto count = static_cast<std::int64_t>(images.shape(0));
-    nb::object out = new_array(engine.output(), count, y);
-    const WithoutGil without;
-    engine.run(images.data(), count, y);
-    return out;
-}
-
-nb::list run_all(fqvit::Engine& engine, const Images& images) {
+nb::list run(fqvit::Model& model, const Images& images, bool all) {
+    fqvit::Engine& engine = model.engine();
     check_images(engine, images);
     const auto count = static_cast<std::int64_t>(images.shape(0));
     nb::list out;
@@ -139,42 +121,48 @@ nb::list run_all(fqvit::Engine& engine, const Images& images) {
         std::uint8_t* y = nullptr;
         out.append(new_array(engine.value(number), count, y));
         ys.push_back(y);
+        if (!all) break;
     }
     const WithoutGil without;
     engine.run_all(images.data(), count, ys);
     return out;
 }
 
-nb::list profile(fqvit::Engine& engine, const Images& images, int rounds) {
-    check_images(engine, images);
+nb::list profile(fqvit::Model& model, const Images& images, int rounds) {
+    check_images(model.engine(), images);
     fqvit::require(images.shape(0) == 1 && rounds >= 1, "profile: ", images.shape(0), " images and ", rounds,
                    " rounds, expected 1 image and at least 1 round");
     std::vector<fqvit::OpTime> times;
     {
         const WithoutGil without;
-        times = engine.profile(images.data(), rounds);
+        times = model.engine().profile(images.data(), rounds);
     }
     nb::list out;
     for (const fqvit::OpTime& time : times) out.append(nb::make_tuple(time.name, time.tag, time.seconds, time.macs));
     return out;
 }
 
-nb::list buffers(fqvit::Engine& engine, const Images& images, const std::vector<int>& numbers) {
+nb::list buffers(fqvit::Model& model, const Images& images, const std::vector<std::string>& names) {
+    fqvit::Engine& engine = model.engine();
     check_images(engine, images);
     fqvit::require(images.shape(0) == 1, "buffers: ", images.shape(0), " images, expected 1");
     nb::list out;
+    std::vector<int> numbers;
     std::vector<std::uint8_t*> ys;
-    for (const int number : numbers) {
-        fqvit::require(engine.keeps(number), "buffer: value ", number,
-                       " is not kept, expected a buffer of an engine finished with keep_buffers");
+    for (const std::string& name : names) {
+        const int number = engine.find(name);
+        fqvit::require(engine.keeps(number), "buffer '", name,
+                       "' is not kept, expected a buffer of an engine with keep=True");
         std::uint8_t* y = nullptr;
         out.append(new_array(engine.value(number), -1, y));
-        ys.push_back(y);
+        ys.push_back(y), numbers.push_back(number);
     }
     const WithoutGil without;
     engine.run_buffers(images.data(), numbers, ys);
     return out;
 }
+
+nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 nb::object roi_align(const FeatureMap& map, const Boxes& boxes, std::int64_t side, std::int64_t cell, std::int32_t zero,
                      std::int64_t mult, int shift, std::int32_t head_zero, std::int32_t last, int threads,
@@ -227,20 +215,22 @@ NB_MODULE(_native, m) {
                                     nb::arg("after_in_child") = nb::cpp_function(&in_child));
     }
     nb::exception<fqvit::BadProgram>(m, "BadProgram", PyExc_ValueError);
-    nb::class_<fqvit::Engine>(m, "Engine")
-        .def(nb::init<fqvit::Shape, const std::string&, int>(), nb::arg("image"), nb::arg("instruction_set"),
-             nb::arg("threads"))
-        .def("constant", [](fqvit::Engine& e, const AnyArray& a) { return e.constant(borrow(a)); })
-        .def("add", &add, nb::arg("name"), nb::arg("tag"), nb::arg("inputs"), nb::arg("ints"), nb::arg("arrays"))
-        .def("finish", &fqvit::Engine::finish, nb::arg("output"), nb::arg("keep"),
-             nb::arg("others") = std::vector<int>())
-        .def("run", &run, nb::arg("images").noconvert())
-        .def("run_all", &run_all, nb::arg("images").noconvert())
+    nb::class_<fqvit::Model>(m, "Model")
+        .def("run", &run, nb::arg("images").noconvert(), nb::arg("all"))
         .def("profile", &profile, nb::arg("image").noconvert(), nb::arg("rounds"))
-        .def("buffers", &buffers, nb::arg("image").noconvert(), nb::arg("numbers"))
-        .def_prop_ro("instruction_set", &fqvit::Engine::instruction_set)
-        .def_prop_ro("threads", &fqvit::Engine::threads)
-        .def_prop_ro("arena_bytes", &fqvit::Engine::arena_bytes)
-        .def_prop_ro("run_bytes", &fqvit::Engine::run_bytes)
-        .def_prop_ro("constant_bytes", &fqvit::Engine::constant_bytes);
+        .def("buffers", &buffers, nb::arg("image").noconvert(), nb::arg("names"))
+        .def_prop_ro("header", [](const fqvit::Model& model) { return to_bytes(model.json()); })
+        .def_prop_ro("classes", [](const fqvit::Model& model) -> nb::object {
+            return model.has_classes() ? nb::object(to_bytes(model.classes())) : nb::none();
+        })
+        .def_prop_ro("fingerprint", &fqvit::Model::fingerprint)
+        .def_prop_ro("instruction_set", [](const fqvit::Model& model) { return model.engine().instruction_set(); })
+        .def_prop_ro("threads", [](const fqvit::Model& model) { return model.engine().threads(); })
+        .def_prop_ro("arena_bytes", [](const fqvit::Model& model) { return model.engine().arena_bytes(); })
+        .def_prop_ro("run_bytes", [](const fqvit::Model& model) { return model.engine().run_bytes(); })
+        .def_prop_ro("constant_bytes", [](const fqvit::Model& model) { return model.engine().constant_bytes(); });
+    m.def("load_file", &load_file, nb::arg("path"), nb::arg("threads"), nb::arg("instruction_set"), nb::arg("keep"),
+          nb::arg("most_run_bytes"), "Load and verify a .fqvit file.");
+    m.def("load_memory", &load_memory, nb::arg("data"), nb::arg("threads"), nb::arg("instruction_set"), nb::arg("keep"),
+          nb::arg("most_run_bytes"), "Load and verify the bytes of a .fqvit file.");
 }

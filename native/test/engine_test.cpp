@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/aligned.h"
-#include "fqvit/engine.h"
+#include "core/engine.h"
 #include "test/random.h"
 
 namespace {

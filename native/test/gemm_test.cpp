@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/aligned.h"
-#include "fqvit/cpu.h"
+#include "core/cpu.h"
 #include "kernels/gemm.h"
 #include "kernels/vnni/gemm_vnni_shim.h"
 #include "test/random.h"

@@ -1,7 +1,7 @@
 // Compares RoIAlign with scalar code on one thread and with the fastest instruction set on three threads, on random and
 // extreme boxes. `make sanitize` builds it with sanitizers; tests/detect compares the bits with numpy.
 // Exits with 1 if something differs.
-#include "fqvit/roialign.h"
+#include "core/roialign.h"
 
 #include <cstdio>
 #include <vector>

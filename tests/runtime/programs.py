@@ -18,7 +18,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.ir.attention import Attend, RowCodes
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Linear
-from fqvit.ir.program import INPUT, AnyOp, Header, Output, Program
+from fqvit.ir.program import INPUT, AnyOp, CodeInput, Header, Output, Program
 from fqvit.ir.value import Scope, Value
 from fqvit.runtime.native import Engine
 from tests.factories import assert_same, buffers_of
@@ -56,17 +56,21 @@ def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int
         values[op.y], _ = op.infer(Scope(values, constants, op.y))
     last = values[ops[-1].y]
     flat = Permute(y="flat", x=ops[-1].y, view=(math.prod(last.shape),), perm=(0,))
-    channels = image[2]
+    height, width, channels = image
+    is_picture = channels in (1, 3) and max(image) <= 8192  # else the input is declared as codes
+    if not is_picture:
+        height, width, channels = 1, 1, 1
     header = Header(
         version=1,
         model="test",
-        preprocess=Preprocess(*image, 1, "bicubic", (0.5,) * channels, (0.5,) * channels),  # type: ignore[arg-type]
+        preprocess=Preprocess(height, width, channels, 1, "bicubic", (0.5,) * channels, (0.5,) * channels),  # type: ignore[arg-type]
         ops=(*ops, flat),
         output=Output("flat", "logits" if last.dtype == "i32" else "pooled", 1.0),
         sites={},
         recipe={},
         source="",
         images=1,
+        input=None if is_picture else CodeInput(image, 1.0, 0),
     )
     return Program(header, constants)
 

@@ -15,9 +15,16 @@ namespace fqvit {
 // Sizes are computed in 64 bits without overflow checks: MAX_OPS buffers of MAX_ELEMENTS need less than 2^63 bytes.
 static_assert(sizeof(std::size_t) >= 8);
 
+// What is wrong with a program, without a full stop: "<thing>: <found>, expected <what>".
 class BadProgram : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
+};
+
+// The same, and the message ends with a remedy. To other messages, the loader adds that the file is damaged.
+class BadProgramWithRemedy : public BadProgram {
+public:
+    using BadProgram::BadProgram;
 };
 
 enum class DType : std::uint8_t { u8, i8, u16, i16, i32, i64 };
@@ -70,7 +77,7 @@ void require(bool condition, const Parts&... parts) {
         fail({MessagePart(parts)...});
 }
 
-constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // per buffer, for one image
+constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // buffers of one image have fewer, constants at most these
 constexpr std::int64_t MAX_CHANNELS = std::int64_t{1} << 20;  // per computed buffer: parameters are stored per channel
 constexpr std::size_t MAX_AXES = 8;
 constexpr std::size_t MAX_OPS = 8192;  // the arena planner compares each buffer with all others

@@ -1,9 +1,6 @@
-// An integer program that is ready to run. The caller adds ops one by one; add() checks each op and packs its weights.
-// finish() then fuses ops and plans the arena, and run() computes images.
+// An integer program that is ready to run: verified, its weights packed, its ops fused and its arena planned.
 //
-//   Engine engine({224, 224, 3}, "", 2);
-//   const int y = engine.add("y", record);
-//   engine.finish(y, false);
+//   Engine engine(program, {.threads = 2});
 //   engine.run(images, count, logits);
 #pragma once
 
@@ -13,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "fqvit/record.h"
-#include "fqvit/value.h"
+#include "core/value.h"
+#include "ir/program.h"
 
 namespace fqvit {
 
@@ -28,34 +25,40 @@ struct OpTime {
     std::int64_t macs;      // multiply-accumulates of matrix products
 };
 
+class WeightStore;
+
+struct EngineOptions {
+    std::string instruction_set{};  // one of instruction_sets(), or "" for the fastest
+    int threads = 1;                // clamped to 1..256
+    bool keep_buffers = false;      // fuse nothing and keep every buffer readable after a run of one image
+    // Limit of the memory for the buffers of one image, in bytes. It is allocated by the first run only.
+    std::int64_t most_run_bytes = std::int64_t{512} << 20;
+    // Packed weights that programs share; null: the engine keeps its own. Must only be used with one instruction set.
+    std::shared_ptr<WeightStore> weights = nullptr;
+};
+
 // Safe to call from several threads: calls on one engine run one after the other. Errors throw BadProgram and leave the
 // engine unchanged.
 class Engine {
 public:
-    // image: [height, width, channels] of the u8 input. instruction_set: one of instruction_sets(), or "" for the
-    // fastest. threads: clamped to 1..256.
-    Engine(Shape image, const std::string& instruction_set, int threads);
+    // Verifies the program completely, with the rules of Program.verify in src/fqvit/ir/program.py, and packs it.
+    // Throws BadProgram "<op>: <problem>", or if it needs more memory than allowed. Reads constants only here.
+    Engine(const Program& program, const EngineOptions& options);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
-
-    // Values are numbered: 0 is the image, then each call of constant() or add() returns the next number.
-    int constant(const Array& array);
-    int add(const std::string& name, const Record& record);
-    // Ends loading. keep_buffers: fuse nothing and keep every buffer readable after a run of one image. others:
-    // further outputs, which run_all() returns after `output`.
-    void finish(int output, bool keep_buffers, const std::vector<int>& others = {});
 
     // images: u8 [count, *image]. y: [count, *output().shape].
     void run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y);
     // ys: one array per output, in the order of outputs(); fewer arrays return the first outputs only.
     void run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
-    // Runs one image and copies the buffers `numbers` to the arrays `ys`. Needs keep_buffers.
+    // Runs one image and copies the values `numbers` to the arrays `ys`. Needs keep_buffers.
     void run_buffers(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys);
     // Runs one image `rounds` times on one thread and times every op.
     std::vector<OpTime> profile(const std::uint8_t* image, int rounds);
 
-    bool finished() const;
+    // Values are numbered: 0 is the image. Returns -1 if there is no buffer of this name.
+    int find(const std::string& buffer) const;
     const Value& value(int number) const;
     const Value& image() const { return value(0); }
     const Value& output() const { return value(outputs().front()); }
@@ -66,7 +69,7 @@ public:
     int threads() const;
     std::size_t arena_bytes() const;     // buffers of one image
     std::size_t run_bytes() const;       // arena and scratch of one image
-    std::size_t constant_bytes() const;  // packed weights and other constants
+    std::size_t constant_bytes() const;  // packed weights and other constants, shared ones included
 
 private:
     struct State;

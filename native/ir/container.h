@@ -1,0 +1,27 @@
+// The container of a .fqvit file: safetensors, with the JSON of the program in its metadata.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "ir/constants.h"
+
+namespace fqvit {
+
+// The metadata keys of the two kinds of files.
+constexpr const char* PROGRAM_KEY = "fqvit";
+constexpr const char* DETECTOR_KEY = "fqvit_detector";
+
+struct Container {
+    std::map<std::string, std::string, std::less<>> metadata;
+    Constants constants;
+};
+
+// Reads and checks the header: lengths, types, and that the constants fill the rest of the file without gaps.
+Container read_container(std::shared_ptr<Source> source);
+
+// Returns the JSON of a container of this kind, after comparing the fingerprint with the contents.
+const std::string& checked_json(const Container& container, const char* key);
+
+}  // namespace fqvit

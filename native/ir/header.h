@@ -1,0 +1,195 @@
+// The JSON of a program: its ops and everything that describes it. See src/fqvit/ir/program.py for the meaning.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "image/preprocess.h"
+#include "ir/fields.h"
+#include "ir/op_json.h"
+#include "ir/program.h"
+
+namespace fqvit {
+
+enum class OutputKind : std::uint8_t { logits, tokens, pooled, map, scores, deltas };
+enum class MoveKind : std::uint8_t { patches, grid, windows, tokens, merge, neighbours, enlarged, second };
+
+template <>
+struct Names<OutputKind> {
+    static constexpr const char* names[] = {"logits", "tokens", "pooled", "map", "scores", "deltas"};
+};
+template <>
+struct Names<MoveKind> {
+    static constexpr const char* names[] = {"patches", "grid",       "windows",  "tokens",
+                                            "merge",   "neighbours", "enlarged", "second"};
+};
+template <>
+struct Names<Interpolation> {
+    static constexpr const char* names[] = {"bilinear", "bicubic"};
+};
+
+// A scale: positive and below 1e30.
+struct Scale {
+    double value = 1;
+};
+
+// A buffer that a run returns: value = (code - zero) scale 2^alpha[c].
+struct Output {
+    std::string buffer;
+    OutputKind kind = OutputKind::logits;
+    Scale scale{};
+    std::int64_t zero = 0;
+    OptionalName alpha{};
+};
+
+// The input of a program that reads codes instead of pixels.
+struct CodeInput {
+    std::array<std::int64_t, 3> shape{};
+    Scale scale{};
+    std::int64_t zero = 0, bits = 8;
+};
+
+// How an op depends on the image size.
+struct Move {
+    MoveKind kind = MoveKind::patches;
+    std::int64_t window = 0, shift = 0;
+    std::string of{};
+};
+
+// The zero points of a site: numbers, or the name of a constant.
+struct SiteZero {
+    std::vector<std::int64_t> values{};
+    OptionalName constant{};
+};
+
+// How to decode the codes of a buffer.
+struct Site {
+    std::string role;
+    std::int64_t bits = 8;
+    std::vector<Scale> scale{};
+    SiteZero zero{};
+    OptionalName alpha{};
+    bool log2 = false, zero_code = false;
+    OptionalName steps{};
+    std::vector<std::int64_t> levels{};
+};
+
+// Any JSON object, kept as text.
+struct RawObject {
+    std::string text = "{}";
+};
+
+struct Header {
+    std::int64_t version = 0;
+    std::string model{};
+    Preprocess preprocess{};
+    std::vector<OpFields> ops{};
+    Output output{};
+    std::map<std::string, Site, std::less<>> sites{};
+    RawObject recipe{};
+    std::string source{};
+    std::int64_t images = 0;
+    std::vector<Output> others{};
+    std::optional<CodeInput> input{};
+    std::map<std::string, Move, std::less<>> moves{};
+
+    Shape input_shape() const;
+    std::vector<Output> outputs() const;  // output, then others
+};
+
+template <>
+struct Description<Preprocess> {
+    static constexpr auto fields() {
+        using F = Preprocess;
+        constexpr Bounds PIXELS{.lo = 1, .hi = F::MAX_OUTPUT_SIDE};
+        return std::tuple{required("height", &F::height, PIXELS),
+                          required("width", &F::width, PIXELS),
+                          required("channels", &F::channels),
+                          required("resize", &F::resize, PIXELS),
+                          required("interpolation", &F::interpolation),
+                          required("mean", &F::mean),
+                          required("std", &F::std)};
+    }
+    static void check(const Preprocess& preprocess, const Where& where);
+};
+
+template <>
+struct Description<Output> {
+    static constexpr auto fields() {
+        using F = Output;
+        return std::tuple{required("buffer", &F::buffer), required("kind", &F::kind), required("scale", &F::scale),
+                          optional("zero", &F::zero, {.lo = 0, .hi = 65535}), optional("alpha", &F::alpha)};
+    }
+};
+
+template <>
+struct Description<CodeInput> {
+    static constexpr auto fields() {
+        using F = CodeInput;
+        return std::tuple{required("shape", &F::shape), required("scale", &F::scale),
+                          required("zero", &F::zero, {.lo = 0, .hi = 255}),
+                          optional("bits", &F::bits, {.lo = 1, .hi = 8})};
+    }
+};
+
+template <>
+struct Description<Move> {
+    static constexpr auto fields() {
+        using F = Move;
+        return std::tuple{required("kind", &F::kind), optional("window", &F::window, {.lo = 0, .hi = 256}),
+                          optional("shift", &F::shift, {.lo = 0, .hi = 256}), optional("of", &F::of)};
+    }
+};
+
+template <>
+struct Description<Site> {
+    static constexpr bool IS_ARRAY = true;
+    static constexpr auto fields() {
+        using F = Site;
+        constexpr Bounds CODE{.lo = 0, .hi = 65535};
+        return std::tuple{required("role", &F::role),
+                          required("bits", &F::bits, {.lo = 1, .hi = 16}),
+                          optional("scale", &F::scale),
+                          optional("zero", &F::zero, CODE),
+                          optional("alpha", &F::alpha),
+                          optional("log2", &F::log2),
+                          optional("zero_code", &F::zero_code),
+                          optional("steps", &F::steps),
+                          optional("levels", &F::levels, CODE)};
+    }
+};
+
+template <>
+struct Description<Header> {
+    static constexpr auto fields() {
+        using F = Header;
+        return std::tuple{required("version", &F::version),
+                          required("model", &F::model),
+                          required("preprocess", &F::preprocess),
+                          required("ops", &F::ops, {.longest = MAX_OPS}),
+                          required("output", &F::output),
+                          required("sites", &F::sites),
+                          required("recipe", &F::recipe),
+                          required("source", &F::source),
+                          required("images", &F::images),
+                          optional("others", &F::others),
+                          optional("input", &F::input),
+                          optional("moves", &F::moves)};
+    }
+};
+
+void read_field(Json json, const Where& where, const Bounds& bounds, Scale& out);
+void read_field(Json json, const Where& where, const Bounds& bounds, SiteZero& out);
+void read_field(Json json, const Where& where, const Bounds& bounds, RawObject& out);
+
+// Checks the version of a file's JSON, before anything else of it is read.
+void check_version(Json json);
+
+// Reads the JSON of a program.
+Header read_header(const std::string& json);
+
+}  // namespace fqvit

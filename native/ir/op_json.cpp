@@ -1,0 +1,186 @@
+#include "ir/op_json.h"
+
+namespace fqvit {
+
+template <>
+struct Names<LinearOut> {
+    static constexpr const char* names[] = {"codes", "acc", "i32"};
+};
+
+// Both kinds of zero points and multipliers are unions: the JSON type decides.
+void read_field(Json json, const Where& where, const Bounds& bounds, Zero& out) {
+    out = Zero{};
+    if (json.is(Json::text)) {
+        read_field(json, where, bounds, out.constant);
+    } else if (json.is(Json::array)) {
+        read_field(json, where, bounds, out.values);
+    } else {
+        read_field(json, where, bounds, out.values.front());
+    }
+}
+
+void read_field(Json json, const Where& where, const Bounds& bounds, Multiplier& out) {
+    out = Multiplier{};
+    if (json.is(Json::text)) {
+        read_field(json, where, bounds, out.constant);
+    } else {
+        read_field(json, where, bounds, out.value);
+    }
+}
+
+template <>
+struct Description<LookupFields> {
+    static constexpr auto fields() {
+        using F = LookupFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), optional("alpha", &F::alpha), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+    }
+};
+
+template <>
+struct Description<LinearFields> {
+    static constexpr auto fields() {
+        using F = LinearFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), optional("out", &F::out), optional("y_zero", &F::y_zero), optional("bits", &F::bits), optional("group", &F::group), optional("weights_of", &F::weights_of)};
+    }
+};
+
+template <>
+struct Description<LayerNormFields> {
+    static constexpr auto fields() {
+        using F = LayerNormFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), required("epsilon", &F::epsilon), required("shift", &F::shift), required("b_shift", &F::b_shift), optional("zero", &F::zero), optional("alpha", &F::alpha), optional("bits", &F::bits)};
+    }
+};
+
+template <>
+struct Description<TermFields> {
+    static constexpr auto fields() {
+        using F = TermFields;
+        return std::tuple{required("x", &F::x), required("mult", &F::mult), optional("zero", &F::zero), optional("alpha", &F::alpha)};
+    }
+};
+
+template <>
+struct Description<AddFields> {
+    static constexpr auto fields() {
+        using F = AddFields;
+        return std::tuple{required("y", &F::y), required("terms", &F::terms), required("shift", &F::shift), optional("y_zero", &F::y_zero), optional("y_alpha", &F::y_alpha), optional("bits", &F::bits)};
+    }
+};
+
+template <>
+struct Description<MeanFields> {
+    static constexpr auto fields() {
+        using F = MeanFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), required("mult", &F::mult), required("shift", &F::shift), optional("skip", &F::skip), optional("zero", &F::zero), optional("alpha", &F::alpha), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+    }
+};
+
+template <>
+struct Description<TakeFields> {
+    static constexpr auto fields() {
+        using F = TakeFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), required("index", &F::index), optional("fill", &F::fill)};
+    }
+};
+
+template <>
+struct Description<PermuteFields> {
+    static constexpr auto fields() {
+        using F = PermuteFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), required("view", &F::view), required("perm", &F::perm), optional("shape", &F::shape), optional("select", &F::select)};
+    }
+};
+
+template <>
+struct Description<ConcatFields> {
+    static constexpr auto fields() {
+        using F = ConcatFields;
+        return std::tuple{required("y", &F::y), required("xs", &F::xs)};
+    }
+};
+
+template <>
+struct Description<MatMulFields> {
+    static constexpr auto fields() {
+        using F = MatMulFields;
+        return std::tuple{required("y", &F::y), required("a", &F::a), required("b", &F::b), required("mult", &F::mult), required("shift", &F::shift), optional("a_zero", &F::a_zero), optional("b_zero", &F::b_zero), optional("b_rows", &F::b_rows), optional("index", &F::index), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+    }
+};
+
+template <>
+struct Description<LogSoftmaxFields> {
+    static constexpr auto fields() {
+        using F = LogSoftmaxFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), optional("bits", &F::bits), optional("region", &F::region)};
+    }
+};
+
+template <>
+struct Description<SoftmaxFields> {
+    static constexpr auto fields() {
+        using F = SoftmaxFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), required("mult", &F::mult), required("shift", &F::shift), optional("bits", &F::bits), optional("region", &F::region)};
+    }
+};
+
+template <>
+struct Description<RowCodesFields> {
+    static constexpr auto fields() {
+        using F = RowCodesFields;
+        return std::tuple{required("y", &F::y), required("x", &F::x), optional("region", &F::region)};
+    }
+};
+
+template <>
+struct Description<ShiftMatMulFields> {
+    static constexpr auto fields() {
+        using F = ShiftMatMulFields;
+        return std::tuple{required("y", &F::y), required("a", &F::a), required("v", &F::v), required("mult", &F::mult), required("shift", &F::shift), optional("v_zero", &F::v_zero), optional("a_bits", &F::a_bits), optional("zero_code", &F::zero_code), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+    }
+};
+
+template <>
+struct Description<AttendFields> {
+    static constexpr auto fields() {
+        using F = AttendFields;
+        return std::tuple{required("y", &F::y), required("a", &F::a), required("v", &F::v), required("mult", &F::mult), required("shift", &F::shift), optional("levels", &F::levels), optional("v_zero", &F::v_zero), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+    }
+};
+
+namespace {
+
+constexpr const char* TAG_FIELD = "op";
+
+// Reads the op as the alternative of the variant with this tag; returns whether there is one.
+template <std::size_t I = 0>
+bool read_tagged(std::string_view tag, Json json, const Where& where, OpFields& out) {
+    if constexpr (I == std::variant_size_v<OpFields>) {
+        return false;
+    } else {
+        using Fields = std::variant_alternative_t<I, OpFields>;
+        if (tag != Fields::TAG) return read_tagged<I + 1>(tag, json, where, out);
+        read_object(json, where, out.emplace<I>(), TAG_FIELD);
+        return true;
+    }
+}
+
+}  // namespace
+
+void read_field(Json json, const Where& where, const Bounds&, OpFields& out) {
+    require_type(where, json, Json::object);
+    std::optional<std::string> tag;
+    json.for_each_member([&](std::string_view name, Json value) {
+        if (name != TAG_FIELD) return;
+        const Where here{&where, TAG_FIELD};
+        require_type(here, value, Json::text);
+        if (tag.has_value() && *tag != value.as_text()) fail_at(here, "given twice, with different values");
+        tag = value.as_text();
+    });
+    if (!tag.has_value()) fail_at(where, "missing field 'op'");
+    if (!read_tagged(*tag, json, where, out)) {
+        fail_at(Where{&where, TAG_FIELD}, "unknown value '" + *tag + "'");
+    }
+}
+
+}  // namespace fqvit
