@@ -32,6 +32,11 @@ def roi_align(
 ) -> NDArray[np.uint8]:
     """Compute RoIAlign: feature map [h, w, C], boxes [n, 4] -> [n, side, side, C]. Limits: native/include/fqvit/roialign.h."""
 
+def preprocess(
+    pixels: NDArray[np.uint8], height: int, width: int, channels: int, resize: int, interpolation: str
+) -> NDArray[np.uint8]:
+    """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the bits of fqvit.Preprocess.apply."""
+
 class Engine:
     """The engine in native/include/fqvit/engine.h. Value 0 is the image; constant() and add() return the next numbers."""
 
