@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt native/CMakeLists.txt \
-  $(wildcard native/core/* native/include/*/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
+  $(wildcard native/core/* native/image/* native/include/*/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
 # Test arrays are small: several threads per process would cost more than they save.
@@ -77,21 +77,25 @@ mutants: .venv/.dev
 	$(BIN)/cr-report --surviving-only --show-diff build/mutants/session.sqlite
 
 # Run the C++ engine without Python under ASan, UBSan and TSan, on programs written by Python, with several engines and threads at once.
-CORE := $(wildcard native/core/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
-HEADERS := $(wildcard native/core/*.h native/include/*/*.h native/kernels/*.h native/kernels/*/*.h native/ops/*.h native/fuzz/*.h)
+CORE := $(wildcard native/core/*.cpp native/image/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
+HEADERS := $(wildcard native/core/*.h native/image/*.h native/include/*/*.h native/kernels/*.h native/kernels/*/*.h native/ops/*.h native/fuzz/*.h)
 INCLUDES := -Inative -Inative/include
 SANITIZE_CXX ?= $(shell command -v clang++ || echo g++)
 CHECKED := $(SANITIZE_CXX) -std=c++20 $(INCLUDES) -O2 -g -fno-sanitize-recover=all -pthread
 
-ALIGN_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread
-sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $(ALIGN_CHECKED)
+TESTS_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread build/sanitize/preprocess
+sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $(TESTS_CHECKED)
 	build/sanitize/address native/fuzz/seeds build/sanitize/programs
 	build/sanitize/thread native/fuzz/seeds build/sanitize/programs
-	for program in $(ALIGN_CHECKED); do $$program || exit 1; done
+	for program in $(TESTS_CHECKED); do $$program || exit 1; done
 
 build/sanitize/roialign-%: native/test/roialign_test.cpp $(CORE) $(HEADERS)
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=$* native/test/roialign_test.cpp $(CORE) -o $@
+
+build/sanitize/preprocess: native/test/preprocess_test.cpp $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	$(CHECKED) -fsanitize=address,undefined native/test/preprocess_test.cpp $(CORE) -o $@
 
 build/sanitize/address: native/test/programs_test.cpp $(CORE) $(HEADERS)
 	@mkdir -p $(@D)

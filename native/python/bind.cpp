@@ -12,6 +12,7 @@
 #include "core/cpu.h"
 #include "core/model.h"
 #include "core/roialign.h"
+#include "image/preprocess.h"
 #include "python/gate.h"
 
 namespace nb = nanobind;
@@ -20,6 +21,7 @@ namespace {
 
 using FeatureMap = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Boxes = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Pixels = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
 fqvit::Gate* gate = new fqvit::Gate;  // never deleted: threads may sleep in it until the process exits
@@ -194,6 +196,24 @@ nb::object roi_align(const FeatureMap& map, const Boxes& boxes, std::int64_t sid
     return out;
 }
 
+fqvit::Interpolation interpolation_of(const std::string& name) {
+    fqvit::require(name == "bilinear" || name == "bicubic", "preprocess: interpolation is ", name,
+                   ", expected bilinear or bicubic");
+    return name == "bilinear" ? fqvit::Interpolation::bilinear : fqvit::Interpolation::bicubic;
+}
+
+nb::object preprocess(const Pixels& pixels, std::int64_t height, std::int64_t width, std::int64_t channels,
+                      std::int64_t resize, const std::string& interpolation) {
+    const fqvit::Preprocess p{height, width, channels, resize, interpolation_of(interpolation), {}, {}};
+    const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(pixels.shape(i)); };
+    const auto stride = static_cast<std::int64_t>(pixels.shape(1) * pixels.shape(2));
+    std::uint8_t* y = nullptr;
+    nb::object out = new_array({fqvit::DType::u8, {height, width, channels}, 0, 255}, -1, y);
+    const WithoutGil without;
+    fqvit::preprocess(p, pixels.data(), axis(0), axis(1), axis(2), stride, y);
+    return out;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -206,6 +226,9 @@ NB_MODULE(_native, m) {
           nb::arg("cell"), nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"),
           nb::arg("threads"), nb::arg("instruction_set") = "",
           "Pool the codes of a feature map into a grid of side x side bins per box (RoIAlign).");
+    m.def("preprocess", &preprocess, nb::arg("pixels").noconvert(), nb::arg("height"), nb::arg("width"),
+          nb::arg("channels"), nb::arg("resize"), nb::arg("interpolation"),
+          "Resize and center-crop a decoded image with the bits of fqvit.Preprocess.apply.");
     nb::set_leak_warnings(false);  // a daemon thread may keep its engine until the process exits
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));
     const nb::module_ os = nb::module_::import_("os");

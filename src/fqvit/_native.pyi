@@ -32,6 +32,11 @@ def roi_align(
 ) -> NDArray[np.uint8]:
     """Compute RoIAlign: feature map [h, w, C], boxes [n, 4] -> [n, side, side, C]. Limits: native/core/roialign.h."""
 
+def preprocess(
+    pixels: NDArray[np.uint8], height: int, width: int, channels: int, resize: int, interpolation: str
+) -> NDArray[np.uint8]:
+    """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the bits of fqvit.Preprocess.apply."""
+
 class Model:
     """A loaded .fqvit file: native/core/model.h. run returns the first output only, or with `all` every output."""
 

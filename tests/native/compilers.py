@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 NATIVE = ROOT / "native"
 STANDARD = ("-std=c++20", "-Wall", "-Wextra", "-Werror")
+FLAGS = {"image/weights.cpp": ("-ffp-contract=off",)}  # as in native/CMakeLists.txt
 
 
 def core() -> list[str]:
@@ -49,6 +50,7 @@ class Compiler:
         name = re.sub(r"\W+", "_", " ".join((str(source), *flags)))
         to = self.folder / f"{name}.o"
         if not to.exists():
+            flags = (*flags, *FLAGS.get(str(source), ()))
             run(self.command, *STANDARD, *flags, "-I", NATIVE, "-I", NATIVE / "include", "-c", NATIVE / source, "-o", to)
         return to
 

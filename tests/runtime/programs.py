@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,23 +57,29 @@ def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int
         values[op.y], _ = op.infer(Scope(values, constants, op.y))
     last = values[ops[-1].y]
     flat = Permute(y="flat", x=ops[-1].y, view=(math.prod(last.shape),), perm=(0,))
-    height, width, channels = image
-    is_picture = channels in (1, 3) and max(image) <= 8192  # else the input is declared as codes
-    if not is_picture:
-        height, width, channels = 1, 1, 1
+    channels = image[2]
     header = Header(
         version=1,
         model="test",
-        preprocess=Preprocess(height, width, channels, 1, "bicubic", (0.5,) * channels, (0.5,) * channels),  # type: ignore[arg-type]
+        preprocess=Preprocess(*image, 1, "bicubic", (0.5,) * channels, (0.5,) * channels),  # type: ignore[arg-type]
         ops=(*ops, flat),
         output=Output("flat", "logits" if last.dtype == "i32" else "pooled", 1.0),
         sites={},
         recipe={},
         source="",
         images=1,
-        input=None if is_picture else CodeInput(image, 1.0, 0),
     )
     return Program(header, constants)
+
+
+def engine_of(program: Program, threads: int | None = None, **options: Any) -> Engine:
+    """Return an engine. An input that cannot be a picture (more than 8192 rows, or 2 channels) is declared as codes."""
+    height, width, channels = program.input_shape
+    if channels not in (1, 3) or max(height, width) > 8192:
+        picture = Preprocess(1, 1, 1, 1, "bicubic", (0.5,), (0.5,))
+        codes = CodeInput(program.input_shape, 1.0, 0)
+        program = Program(msgspec.structs.replace(program.header, preprocess=picture, input=codes), program.constants)
+    return Engine(program, threads, **options)
 
 
 def codes_from_cells(name: str, codes: Any, value: Value, constants: dict[str, Any], cells: list[Any]) -> list[AnyOp]:
@@ -123,9 +130,9 @@ def compare_with_reference(program: Program, images: NDArray[np.uint8], name: st
     """Compare the engine with the reference on every instruction set: every buffer without fusion, the output with fusion."""
     expected = buffers_of(program, images)
     for isa in ISAS:
-        engine = Engine(program, threads, isa=isa, keep=True)
+        engine = engine_of(program, threads, isa=isa, keep=True)
         for i, image in enumerate(images):
             assert_same(engine.buffers(image), {key: x[i] for key, x in expected.items()}, f"{name}: {isa} image {i},")
-        output = Engine(program, threads, isa=isa).run(images)
+        output = engine_of(program, threads, isa=isa).run(images)
         assert_same(output, expected[program.header.output.buffer], f"{name}: {isa}, fused ops")
         assert output.dtype == expected[program.header.output.buffer].dtype

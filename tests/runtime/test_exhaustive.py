@@ -9,10 +9,9 @@ from functools import cache
 
 import pytest
 
-from fqvit.runtime.native import Engine
 from tests.factories import buffers_of
 from tests.ir.exhaustive import CASES, IMAGE, Case, check
-from tests.runtime.programs import ISAS
+from tests.runtime.programs import ISAS, engine_of
 
 BY_CASE = pytest.mark.parametrize("name", CASES)
 
@@ -32,7 +31,7 @@ def test_the_reference_is_exact(name: str, library: str) -> None:
 @BY_CASE
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_engine_is_exact(name: str, isa: str) -> None:
-    check(Engine(case(name).program, isa=isa, keep=True).buffers(IMAGE[0]), case(name).expected, f"{name}: {isa}")
+    check(engine_of(case(name).program, isa=isa, keep=True).buffers(IMAGE[0]), case(name).expected, f"{name}: {isa}")
 
 
 @BY_CASE
