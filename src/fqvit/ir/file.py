@@ -62,7 +62,7 @@ def write_container(path: Path, kind: Kind, text: bytes, fingerprint: str, const
 def container(kind: Kind, text: bytes, fingerprint: str, constants: Mapping[str, Constant]) -> bytes:
     """Return the bytes of a container. Equal contents give equal bytes."""
     metadata = {kind: text.decode(), "fingerprint": fingerprint}
-    tensors = {name: np.ascontiguousarray(array) for name, array in constants.items()}
+    tensors = {name: np.asarray(array, order="C") for name, array in constants.items()}
     return _sorted_metadata(serialize(tensors, metadata))
 
 

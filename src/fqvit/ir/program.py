@@ -362,7 +362,7 @@ def fingerprint(text: bytes, constants: Mapping[str, Constant]) -> str:
     """Return the SHA-256 of a header's JSON text and of its constants, sorted by name."""
     digest = hashlib.sha256(text)
     for name in sorted(constants):
-        array = np.ascontiguousarray(constants[name])
+        array = np.asarray(constants[name], order="C")  # np.ascontiguousarray would turn a 0-d array into a 1-d one
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         shape = ",".join(map(str, array.shape))
         digest.update(f"\n{name} {NAMES[array.dtype]} {shape}\n".encode())
