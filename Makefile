@@ -178,10 +178,12 @@ SOAK_SECONDS ?= 600
 soak: .venv/.dev
 	$(BIN)/python scripts/soak.py --seconds $(SOAK_SECONDS)
 
-# Tests compare with timm and skip without it, so a failed installation is not an error and is tried again next time.
+# Tests compare with timm and OpenCV and skip without them, so a failed installation is not an error and is tried again next time.
 # --no-deps: torchvision would replace the installed torch.
+# OpenCV is installed separately, because it has wheels for some platforms only.
 oracles: .venv/.oracles
 .venv/.oracles: .venv/.dev
+	-$(PIP) install -q --no-deps --only-binary :all: opencv-python-headless
 	-$(PIP) install -q --no-deps timm torchvision && $(PIP) install -q huggingface_hub pyyaml && touch $@
 
 # The development installation also satisfies .run, so that a fresh `make test` compiles once.

@@ -38,7 +38,7 @@ from fqvit.detect.float.networks import FloatNetworks  # noqa: E402
 from fqvit.detect.float.pipeline import Maps, detect  # noqa: E402
 from fqvit.detect.float.proposals import propose, softmax  # noqa: E402
 from fqvit.detect.float.roialign import multiscale_roi_align  # noqa: E402
-from fqvit.detect.images import Input, pad_pixels, prepare  # noqa: E402
+from fqvit.detect.images import FLOAT_RULE, Input, pad_pixels, prepare  # noqa: E402
 from fqvit.detect.lower import LoweredDetector  # noqa: E402
 from fqvit.detect.model.detector import FloatDetector  # noqa: E402
 from fqvit.detect.model.float_models import box_model, mask_model, pyramid_model  # noqa: E402
@@ -79,7 +79,7 @@ def main() -> None:
     photographs = [Image.open(path).convert("RGB") for path in paths[: calib + 1]]
     calibration = calibrate_detector(detector, photographs[:calib], load_recipe(arguments.recipe))
     lowered = LoweredDetector(detector, calibration)
-    image = prepare(photographs[calib], settings)
+    image = prepare(photographs[calib], settings, FLOAT_RULE)
     networks = FloatNetworks(detector)
     rois = float_rois(networks, image, settings)
     busy = replace(detector, settings=msgspec.structs.replace(settings, score=busy_score(networks, rois["box"])))

@@ -13,7 +13,6 @@ import sys
 from PIL import Image
 
 from fqvit.bench.worker import peak_memory
-from fqvit.detect.images import prepare
 from fqvit.detect.program import DetectorProgram
 
 
@@ -27,7 +26,7 @@ def main() -> None:
     program = DetectorProgram.load(sys.argv[1])
     ready = program.ready(threads=1)
     found["loaded"] = peak()
-    image = prepare(Image.open(sys.argv[2]), program.settings)
+    image = program.prepare(Image.open(sys.argv[2]))
     count = len(list(ready.detect(image).masks()))
     found["detected"] = peak()
     assert "torch" not in sys.modules

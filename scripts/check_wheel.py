@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 import fqvit
-from fqvit.detect.images import prepare
 from fqvit.detect.program import DetectorProgram
 from fqvit.runtime.native import instruction_sets
 
@@ -42,7 +41,7 @@ def check_detectors() -> None:
         program = DetectorProgram.load(file)
         detector = program.ready()
         for i, image in enumerate(expected["pictures"]):
-            found = detector.detect(prepare(Image.fromarray(image), program.settings))
+            found = detector.detect(program.prepare(Image.fromarray(image)))
             for part in ("boxes", "scores", "labels", "probabilities"):
                 if not np.array_equal(getattr(found, part), expected[f"{part}{i}"]):
                     sys.exit(f"{file.name}: the detector returned other {part}, expected those in {file.stem}.npz.")

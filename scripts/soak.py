@@ -42,7 +42,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 def prepare(folder: Path) -> None:
     """Write programs of the two embedded models and a small random detector, with the results of the reference."""
     sys.path.insert(0, str(ROOT))
-    from fqvit.detect.images import prepare as prepared
     from fqvit.models import embedded
     from fqvit.runtime.reference import Reference
     from tests.detect.saved import program as detector_program
@@ -59,7 +58,7 @@ def prepare(folder: Path) -> None:
     slow, arrays = detector.ready(backend="reference"), {}
     for number, image in enumerate(sample_images()):
         arrays[f"image{number}"] = np.asarray(image)
-        found = slow.detect(prepared(image, detector.settings))
+        found = slow.detect(detector.prepare(image))
         arrays |= {f"{name}{number}": getattr(found, name) for name in FOUND}
     np.savez(folder / "detector.npz", **arrays)
 
@@ -104,13 +103,12 @@ class DetectorCase:
     def __init__(self, path: Path) -> None:
         from PIL import Image
 
-        from fqvit.detect.images import prepare as prepared
         from fqvit.detect.program import DetectorProgram
 
         program, known = DetectorProgram.load(path), np.load(path.with_suffix(".npz"))
         self.ready = program.ready(2)
         numbers = range(sum(name.startswith("image") for name in known.files))
-        self.images = [prepared(Image.fromarray(known[f"image{n}"]), program.settings) for n in numbers]
+        self.images = [program.prepare(Image.fromarray(known[f"image{n}"])) for n in numbers]
         self.found = [[known[f"{name}{n}"] for name in FOUND] for n in numbers]
 
     def check(self, rng: random.Random) -> bool:

@@ -46,6 +46,7 @@ def test_the_shuffle_seed_determines_the_order_of_images(shuffle: int | None, se
     found = calibrate_detector(DETECTOR, IMAGES, recipe, seen=counts.append)
     order = [0, 1, 2] if shuffle is None else np.random.default_rng(shuffle).permutation(3).tolist()
     assert [IMAGES.index(given[0]) for given, _ in seen["prepare"]] == order
+    assert {given[2] for given, _ in seen["prepare"]} == {"opencv"}
     assert counts == [1, 2, 3] and found.pyramid.images == found.boxes[0].images == found.masks[0].images == 3
 
 

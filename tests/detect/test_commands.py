@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from fqvit.detect.images import prepare
 from tests.cli.command_line import assert_rejected, fqvit
+from tests.factories import assert_same
 from tests.factories import one_thread as one_thread
 
 pytest.importorskip("torch")
 
+from fqvit.cli.commands.detectors import load_float, load_program
 from fqvit.models.config import SwinConfig
 from fqvit.models.swin import Swin
 
 from .saved import here as here
 from .saved import home as home
 from .saved import results_of, shape_program
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "detectors"
 
 
 def evaluated(*words: object, annotations: object = "instances_val.json") -> Any:
@@ -37,6 +45,19 @@ def test_quantize_writes_a_detector_and_describes_it(tmp_path: Path) -> None:
     assert fqvit("inspect", out, "--json").json["fingerprint"] == done["fingerprint"]
     said = fqvit(*words, "--images", 1, "--recipe", "fast", "--bits", "6/8/8")
     assert said.code == 0 and "fast 6/8/8" in said.out and "1 (train)" in said.out and "float32:" in said.out
+
+
+def test_commands_resize_by_the_rule_of_the_file_and_float_detectors_as_opencv() -> None:
+    rules = {path.stem: load_program(path, threads=1).resize for path in sorted(GOLDEN.glob("*_v1.fqvit"))}
+    assert rules == {"cascade_v1": "rounded", "mask_rcnn_v1": "rounded", "opencv_v1": "opencv"}
+    assert load_float(Path("shapes.safetensors"), None, None).resize == "opencv"
+    image, seen = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)), []
+    for path in (GOLDEN / "mask_rcnn_v1.fqvit", GOLDEN / "opencv_v1.fqvit"):
+        detector = load_program(path, threads=1)
+        spied = replace(detector, detect=lambda given, run=detector.detect: seen.append(given.pixels) or run(given))
+        spied.results(image, 1, "image")
+        assert_same(seen[-1], prepare(image, detector.settings, detector.resize).pixels, "seen and expected")
+    assert (seen[0] != seen[1]).any()
 
 
 def test_quantize_accepts_settings_files(tmp_path: Path) -> None:
@@ -334,6 +355,7 @@ def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
 def test_inspect_shows_parts_proofs_and_steps_outside_integer_arithmetic() -> None:
     done = fqvit("inspect", "shapes.fqvit", "--json").json
     assert done["kind"] == "detector" and done["float_ops"] == 0 and "decoding" in done["outside"]
+    assert done["resize"] == "opencv" and "interpolation weights" in done["outside"]
     assert list(done["parts"]) == ["pyramid", "boxes.0", "masks.0"] and done["fingerprint"] == shape_program().fingerprint()
     assert all(part["proof_count"] > 0 and part["op_count"] > 0 for part in done["parts"].values())
     assert all(proof["bound"] < 2 ** proof["bits"] for proof in done["between"])
@@ -343,6 +365,7 @@ def test_inspect_shows_parts_proofs_and_steps_outside_integer_arithmetic() -> No
         "outside",
         "decoding of image files",
         "0 floating-point ops",
+        "bilinear, bit-exact with OpenCV",
         "Ops of masks.0",
         "Sites of pyramid",
         "roialign",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from fqvit.detect.images import prepare
+from fqvit.detect import opencv
+from fqvit.detect.images import ResizeRule, resize
 from fqvit.detect.results import coco_results
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
@@ -29,6 +30,8 @@ from .detectors import CONFIGS
 from .saved import program
 from .test_programs import sample_images
 
+GOLDEN = Path(__file__).parent.parent / "golden" / "detectors"
+
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_loaded_detector_equals_the_saved_one(name: str, tmp_path: Path) -> None:
@@ -45,11 +48,42 @@ def test_a_loaded_detector_equals_the_saved_one(name: str, tmp_path: Path) -> No
 def test_a_loaded_detector_gives_the_same_detections(tmp_path: Path) -> None:
     saved = program("cascade")
     saved.save(tmp_path / "d.fqvit")
-    image = prepare(sample_images()[0], saved.settings)
+    image = saved.prepare(sample_images()[0])
     before = saved.ready(1).detect(image)
     after = DetectorProgram.load(tmp_path / "d.fqvit").ready(1, "reference").detect(image)
     assert len(before.boxes) > 0
     assert coco_results(before, 1, saved.settings) == coco_results(after, 1, saved.settings)
+
+
+def test_a_new_detector_stores_the_rule_of_opencv_and_uses_it(tmp_path: Path) -> None:
+    path, image = tmp_path / "d.fqvit", sample_images()[0]
+    program("mask r-cnn").save(path)
+    loaded = DetectorProgram.load(path)
+    assert loaded.resize == loaded.header.resize == "opencv" and b'"resize":"opencv"' in loaded.encoded()
+    pixels = np.asarray(image.convert("RGB"))
+    found = loaded.prepare(image)
+    assert_same(found.pixels, opencv.resize(pixels, *found.size), "prepared and resized as in OpenCV")
+    assert (found.pixels != resize(pixels, *found.size)).any()
+
+
+def test_a_file_without_the_field_keeps_one_rounding_and_its_bytes(tmp_path: Path) -> None:
+    path, image = GOLDEN / "mask_rcnn_v1.fqvit", sample_images()[0]
+    loaded = DetectorProgram.load(path)
+    assert loaded.resize == "rounded" and b'"resize":"r' not in loaded.encoded() and b'"resize":"o' not in loaded.encoded()
+    found = loaded.prepare(image)
+    assert_same(found.pixels, resize(np.asarray(image.convert("RGB")), *found.size), "prepared and rounded once")
+    loaded.save(tmp_path / "again.fqvit")
+    assert (tmp_path / "again.fqvit").read_bytes() == path.read_bytes()
+
+
+def test_the_rule_of_resizing_survives_saving(tmp_path: Path) -> None:
+    whole, rules = program("mask r-cnn"), get_args(ResizeRule)
+    saved = [dataclasses.replace(whole, resize=rule) for rule in rules]
+    for one in saved:
+        one.save(tmp_path / "d.fqvit")
+        loaded = DetectorProgram.load(tmp_path / "d.fqvit")
+        assert loaded.resize == one.resize and loaded.fingerprint() == one.fingerprint()
+    assert len({one.fingerprint() for one in saved}) == len(rules) == 2
 
 
 def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -194,6 +228,9 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "an unknown setting": (set_field("settings", "more", value=1), "settings: .*unknown field more"),
     "an unknown constant": (set_field("between", "more", value=1), "between: .*unknown field more"),
     "an unknown field of a part": (set_field("boxes", 1, "more", value=1), r"boxes\[\S+\]: .*unknown field more"),
+    "an unknown rule of resizing": (set_field("resize", value="nearest"), "resize: invalid enum value 'nearest'"),
+    "a rule of resizing that is a number": (set_field("resize", value=1), "resize: expected str, got int"),
+    "a rule of resizing that is null": (set_field("resize", value=None), "resize: expected str, got null"),
     "no settings": (without("settings"), "missing required field settings"),
     "no constants": (without("between"), "missing required field between"),
     "no pyramid": (without("pyramid"), "missing required field pyramid"),

@@ -19,7 +19,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
 from fqvit.detect.calibrate import calibrate_detector  # noqa: E402
-from fqvit.detect.images import prepare  # noqa: E402
 from fqvit.detect.lower import LoweredDetector  # noqa: E402
 from fqvit.detect.model.load import load_detector, random_release  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
@@ -49,7 +48,8 @@ SMALL_SWIN = SwinConfig((64, 64), 4, 3, 0, 4, (1, 1, 1, 1), (1, 1, 2, 2), 2, hid
 MASK_RCNN = DetectorConfig(SMALL_SWIN, 3, channels=8, box_width=12, mask_convs=1, mask_channels=8)
 CASCADE = replace(MASK_RCNN, stages=2, agnostic=True, box_convs=1, box_fcs=1, box_channels=8)
 # {file in detectors/: (configuration, recipe)}
-DETECTORS = {"mask_rcnn_v1": (MASK_RCNN, "fqvit"), "cascade_v1": (CASCADE, "fq-vit")}
+# The first two were made by 0.1.0: their files have no field `resize`.
+DETECTORS = {"mask_rcnn_v1": (MASK_RCNN, "fqvit"), "cascade_v1": (CASCADE, "fq-vit"), "opencv_v1": (MASK_RCNN, "fq-vit")}
 
 
 def make() -> None:
@@ -72,7 +72,7 @@ def make_detectors() -> None:
         detector = load_detector(random_release(config, "mmdetection"), msgspec.structs.replace(SETTINGS, detections=12))
         lowered = LoweredDetector(detector, calibrate_detector(detector, shown, load_recipe(recipe)))
         program = DetectorProgram.of(detector, lowered)
-        found = [program.ready(1, "reference").detect(prepare(image, program.settings)) for image in shown]
+        found = [program.ready(1, "reference").detect(program.prepare(image)) for image in shown]
         path.parent.mkdir(exist_ok=True)
         program.save(path)
         arrays = {"fingerprint": np.array(program.fingerprint()), "pictures": np.stack([np.asarray(x) for x in shown])}

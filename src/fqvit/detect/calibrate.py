@@ -22,7 +22,7 @@ from fqvit.detect.float.networks import BOXES_AT_ONCE, FloatNetworks
 from fqvit.detect.float.pipeline import Maps, classify
 from fqvit.detect.float.proposals import propose
 from fqvit.detect.float.roialign import Floats32, multiscale_roi_align
-from fqvit.detect.images import Input, Pixels, normalise_and_pad, prepare
+from fqvit.detect.images import FLOAT_RULE, Input, Pixels, normalise_and_pad, prepare
 from fqvit.detect.model.detector import FloatDetector
 from fqvit.detect.model.pyramid import split_outputs
 from fqvit.errors import FqvitError
@@ -116,7 +116,7 @@ def calibrate_detector(
         taken = [given[i] for i in np.random.default_rng(recipe.shuffle).permutation(len(given))]
     for image, last in mark_last(taken):
         networks.last = last
-        _observe_image(networks, prepare(image, detector.settings))
+        _observe_image(networks, prepare(image, detector.settings, FLOAT_RULE))
         count += 1
         if seen is not None:
             seen(count)

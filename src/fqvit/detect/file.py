@@ -59,4 +59,5 @@ def _assemble(header: DetectorHeader, constants: dict[str, Constant]) -> Detecto
         pyramid=program("pyramid", header.pyramid),
         boxes=tuple(program(f"boxes.{stage}", one) for stage, one in enumerate(header.boxes)),
         masks=tuple(program(f"masks.{stage}", one) for stage, one in enumerate(header.masks)),
+        resize=header.resize,
     )

@@ -1,26 +1,32 @@
 """Prepare an image for a detector: turn it upright, resize it with its aspect ratio kept, pad it to multiples of 32.
 
-Resizing is bilinear interpolation between pixel centres without antialiasing, in integer arithmetic for float and integer
-detectors alike. It equals OpenCV's, which released detectors were trained with, except for rounding.
-See also: data/preprocess.py, the same for classifiers.
+Resizing is bilinear interpolation between pixel centres without antialiasing, by one of two rules: `opencv` gives the bits of
+OpenCV, with which released detectors were trained, and `rounded` rounds once. Float detectors and new integer detectors use
+`opencv`; a file without the field `resize` means `rounded`.
+See also: opencv.py (the rule `opencv`), data/preprocess.py (the same for classifiers).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from fqvit.data.preprocess import to_eight_bit, upright
+from fqvit.detect import opencv
 from fqvit.detect.boxes import Floats
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import round_divide, round_shift
 
 Pixels = NDArray[np.uint8]
+ResizeRule = Literal["rounded", "opencv"]
+FLOAT_RULE: ResizeRule = "opencv"  # of float detectors, which were trained with it, and of integer detectors made from them
 STRIDE = 32  # sides of network inputs are multiples of this
 WEIGHT_FRACTION = 11  # interpolation weights are in 2^-11
 ONE = 1 << WEIGHT_FRACTION
@@ -70,7 +76,7 @@ def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, i
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize by bilinear interpolation, u8 [h, w, C] -> [height, width, C].
+    """Resize by bilinear interpolation with one rounding (rule `rounded`), u8 [h, w, C] -> [height, width, C].
 
     On an axis, pixel i of n is at (i + 0.5) old / n - 0.5, clamped to the image.
     Weights have 11 bits per axis and the sum is rounded once: 255 2^22 + 2^21 fits int32.
@@ -100,13 +106,19 @@ def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
     return first, np.minimum(first + 1, old - 1), share.astype(np.int32)
 
 
-def prepare(image: Image.Image, s: DetectSettings) -> Input:
-    """Prepare an image for a detector with these settings; the given image is not modified."""
+RESIZERS: dict[ResizeRule, Callable[[Pixels, int, int], Pixels]] = {"rounded": resize, "opencv": opencv.resize}
+
+
+def prepare(image: Image.Image, s: DetectSettings, rule: ResizeRule = "rounded") -> Input:
+    """Prepare an image for a detector with these settings; the given image is not modified.
+
+    rule: that of the detector. DetectorProgram.prepare passes the one in its file.
+    """
     if 0 in image.size:
         raise FqvitError(f"image of {image.width} x {image.height}: it has no pixels. Remove it.")
     pixels = np.asarray(to_eight_bit(upright(image), "RGB"), dtype=np.uint8)
     height, width = pixels.shape[:2]
-    return Input(resize(pixels, *resized_size(height, width, s.short, s.long)), height, width)
+    return Input(RESIZERS[rule](pixels, *resized_size(height, width, s.short, s.long)), height, width)
 
 
 def padding(s: DetectSettings) -> tuple[int, int, int]:

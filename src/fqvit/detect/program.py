@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from PIL import Image
 
 from fqvit.detect.fixed.compatibility import check_compatibility, check_grids
 from fqvit.detect.fixed.constants import MAX_SIDE, DetectorConstants, make_constants
+from fqvit.detect.images import FLOAT_RULE, Input, ResizeRule, prepare
 from fqvit.detect.resize import resized
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
@@ -36,6 +38,7 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The JSON of a detector's file: everything except its arrays.
 
     between: constants of the arithmetic between the networks   boxes, masks: one per stage
+    resize: how images are interpolated; omitted from the JSON if it is `rounded`, the only rule of the first files
     """
 
     version: int
@@ -46,6 +49,7 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pyramid: Header
     boxes: tuple[Header, ...]
     masks: tuple[Header, ...]
+    resize: ResizeRule = "rounded"
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class DetectorProgram:
     """A detector as integer programs: the content of a .fqvit file from `fqvit detect quantize`.
 
     between: constants of the arithmetic between the networks   pyramid: for one image size; other sizes are derived from it
-    boxes, masks: programs of the heads, one per stage
+    boxes, masks: programs of the heads, one per stage   resize: how images are interpolated (images.py)
     """
 
     model: str
@@ -63,15 +67,15 @@ class DetectorProgram:
     pyramid: Program = field(repr=False)
     boxes: tuple[Program, ...] = field(repr=False)
     masks: tuple[Program, ...] = field(repr=False)
+    resize: ResizeRule = "rounded"
 
     @staticmethod
     def of(detector: FloatDetector, lowered: LoweredDetector) -> DetectorProgram:
         """Combine the lowered programs with the settings and the name of their float detector."""
         boxes, masks = ([program.header for program in part] for part in (lowered.boxes, lowered.masks))
         between = make_constants(detector.settings, lowered.template.header, boxes, masks)
-        return DetectorProgram(
-            detector.name, detector.source, detector.settings, between, lowered.template, lowered.boxes, lowered.masks
-        )
+        networks = (lowered.template, lowered.boxes, lowered.masks)
+        return DetectorProgram(detector.name, detector.source, detector.settings, between, *networks, FLOAT_RULE)
 
     @property
     def stages(self) -> int:
@@ -96,6 +100,7 @@ class DetectorProgram:
             pyramid=self.pyramid.header,
             boxes=tuple(part.header for part in self.boxes),
             masks=tuple(part.header for part in self.masks),
+            resize=self.resize,
         )
 
     def parts(self) -> Iterator[tuple[str, Program]]:
@@ -114,8 +119,10 @@ class DetectorProgram:
         plain: dict[str, Any] = {
             name: msgspec.to_builtins(getattr(header, name), order="deterministic")
             for name in header.__struct_fields__
-            if name not in ("pyramid", "boxes", "masks")
+            if name not in ("pyramid", "boxes", "masks", "resize")
         }
+        if header.resize != "rounded":  # files of 0.1.0 do not have the field, and their text must stay the same
+            plain["resize"] = header.resize
         plain["pyramid"] = plain_header(header.pyramid)
         plain["boxes"], plain["masks"] = ([plain_header(one) for one in part] for part in (header.boxes, header.masks))
         return msgspec.json.encode(plain)
@@ -137,6 +144,10 @@ class DetectorProgram:
         _check_pyramid(self.pyramid, found["pyramid"].buffers, self.between.strides)
         _check_settings(self.settings, self)
         return found
+
+    def prepare(self, image: Image.Image) -> Input:
+        """Prepare an image for this detector: upright, and resized by the detector's rule. The given image is not modified."""
+        return prepare(image, self.settings, self.resize)
 
     def ready(self, threads: int | None = None, backend: Backend = "native") -> IntegerDetector:
         """Prepare the detector to run. threads: None uses every core   backend: both give the same bits; reference is slow"""

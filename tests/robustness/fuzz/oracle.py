@@ -16,7 +16,6 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from fqvit.detect.images import prepare
 from fqvit.detect.program import DetectorProgram
 from fqvit.errors import LONGEST, FqvitError
 from fqvit.ir.file import opened
@@ -112,7 +111,7 @@ def judge_detector(path: Path, number: int) -> str:
         if max(detector.settings.short, detector.settings.long) > 128 or detector.settings.proposals > 100:
             return "accepted | too large to run here"
         noise = np.random.default_rng(number).integers(0, 256, (24, 32, 3)).astype(np.uint8)
-        image = prepare(Image.fromarray(noise), detector.settings)
+        image = detector.prepare(Image.fromarray(noise))
         found, exact = native.detect(image), detector.ready(1, "reference").detect(image)
         for name in ("boxes", "scores", "labels", "probabilities"):
             if not np.array_equal(getattr(found, name), getattr(exact, name)):

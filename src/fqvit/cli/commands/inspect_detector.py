@@ -17,6 +17,8 @@ from fqvit.evaluate.inspect import Inspection, bits_of, inspect_part
 from fqvit.system.text import facts, size, table
 
 OUTSIDE = "decoding of image files (Pillow), and conversion of integer results to pixels and scores"
+OUTSIDE_OPENCV = OUTSIDE.replace(", and", ", interpolation weights of resizing (float32, as in OpenCV), and")
+RESIZES = {"rounded": "bilinear, rounded once", "opencv": "bilinear, bit-exact with OpenCV"}
 
 
 def run(file: Path, sites: bool, ops: bool, proofs: bool, as_json: bool) -> None:
@@ -43,13 +45,18 @@ def _summary(d: DetectorProgram, parts: dict[str, Inspection], file: Path, wante
         "stages": d.stages,
         "classes": d.classes,
         "settings": msgspec.to_builtins(d.settings),
+        "resize": d.resize,
         "bytes": file.stat().st_size,
         "float_ops": sum(found.floats for found in parts.values()),
-        "outside": OUTSIDE,
+        "outside": _outside(d),
         "fingerprint": d.fingerprint(),
         "between": _between(d),
         "parts": {name: _part(found, wanted) for name, found in parts.items()},
     }
+
+
+def _outside(d: DetectorProgram) -> str:
+    return OUTSIDE_OPENCV if d.resize == "opencv" else OUTSIDE
 
 
 def _between(d: DetectorProgram) -> list[dict[str, Any]]:
@@ -76,9 +83,10 @@ def _text(d: DetectorProgram, parts: dict[str, Inspection], file: Path) -> str:
         ("source", d.source),
         ("recipe", f"{header.recipe.get('name')} {bits} (weights/activations/attention), {header.images} calibration images"),
         ("input", f"images of any size, resized to {s.short} x {s.long} at most, sides padded to multiples of 32"),
+        ("resize", RESIZES[d.resize]),
         ("output", f"at most {b.detections} boxes with class, score and mask; scores above {b.score / 2**SCORE_FRACTION:.6g}"),
         ("floats", f"{floats} floating-point ops, {floats} float buffers"),
-        ("outside", OUTSIDE),
+        ("outside", _outside(d)),
         ("fingerprint", d.fingerprint()),
     ]
     lines = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from fqvit.detect.cache import SizeCache
 from fqvit.detect.float.pipeline import FloatFound, Maps, detect
 from fqvit.detect.float.roialign import Floats32
-from fqvit.detect.images import Pixels, normalise_and_pad, prepare
+from fqvit.detect.images import FLOAT_RULE, Pixels, normalise_and_pad, prepare
 from fqvit.detect.model.detector import FloatDetector, at_size
 from fqvit.detect.model.pyramid import Pyramid, split_outputs
 
@@ -64,4 +64,4 @@ def detect_float(detector: FloatDetector, images: Iterable[Image.Image]) -> Iter
     """Yield the float detector's detections of each image. See also: results.coco_results."""
     networks = FloatNetworks(detector)
     for image in images:
-        yield detect(networks, prepare(image, detector.settings), detector.settings)
+        yield detect(networks, prepare(image, detector.settings, FLOAT_RULE), detector.settings)
