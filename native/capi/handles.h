@@ -1,0 +1,88 @@
+// What all functions of the C API share: handles, error messages and the translation of exceptions.
+#pragma once
+
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+
+#include "core/engine.h"
+#include "fqvit.h"
+#include "ir/source.h"
+
+namespace fqvit::capi {
+
+// A wrong argument of a call.
+class BadArgument : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+void require_argument(bool condition, const std::string& problem);
+
+// Remembers the error of this thread; returns the status.
+fqvit_status fail_with(fqvit_status status, const std::string& message) noexcept;
+
+// Calls the function and translates its exceptions: none crosses the boundary.
+template <class Call>
+fqvit_status guarded(const Call& call) noexcept {
+    try {
+        call();
+        return FQVIT_OK;
+    } catch (const BadArgument& error) {
+        return fail_with(FQVIT_ERROR_ARGUMENT, error.what());
+    } catch (const BadFile& error) {
+        return fail_with(FQVIT_ERROR_FILE, error.what());
+    } catch (const BadProgram& error) {
+        return fail_with(FQVIT_ERROR_PROGRAM, error.what());
+    } catch (const std::bad_alloc&) {
+        return fail_with(FQVIT_ERROR_MEMORY, "not enough memory");
+    } catch (const std::exception& error) {
+        return fail_with(FQVIT_ERROR_INTERNAL, error.what());
+    }
+}
+
+// The handles of one kind that exist. A freed handle is found to be gone, unless a new one has the same address.
+template <class Handle>
+class Handles {
+public:
+    void add(const Handle* handle) {
+        const std::lock_guard lock(mutex_);
+        live_.insert(handle);
+    }
+    // Returns whether the handle existed.
+    bool remove(const Handle* handle) {
+        const std::lock_guard lock(mutex_);
+        return live_.erase(handle) == 1;
+    }
+    void require(const Handle* handle) {
+        const std::lock_guard lock(mutex_);
+        require_argument(live_.contains(handle), handle == nullptr ? "handle: null, expected one that was loaded"
+                                                                   : "handle: unknown, it was freed or never loaded");
+    }
+
+private:
+    std::mutex mutex_;
+    std::set<const Handle*> live_;
+};
+
+// Checks the options and converts them. most_run_bytes: the default limit.
+EngineOptions read_options(const fqvit_options* options, std::int64_t most_run_bytes);
+
+// Calls load() and puts "path: " before its errors.
+template <class Load>
+void with_path(const char* path, const Load& load) {
+    const auto named = [&](const std::exception& error) { return std::string(path) + ": " + error.what(); };
+    try {
+        load();
+    } catch (const BadFile& error) {
+        throw BadFile(named(error));
+    } catch (const BadProgram& error) {
+        throw BadProgram(named(error));
+    }
+}
+
+// Copies the first `size` bytes of a struct, those that the caller knows.
+void copy_known(void* to, std::size_t size, const void* from, std::size_t known);
+
+}  // namespace fqvit::capi
