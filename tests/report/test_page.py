@@ -44,7 +44,7 @@ def test_hostile_names_are_escaped(made: Made) -> None:
     )
     assert not [key for _, attributes in read.tags for key in attributes if key.startswith("on") or key == "style"]
     text = "".join(read.words)
-    shown = {name for one in made.report.answers.disagreements for guess in one.exact for name in [HOSTILE[guess.label]]}  # type: ignore[union-attr]
+    shown = {HOSTILE[guess.label] for one in made.report.answers.disagreements for guess in one.float_guesses}  # type: ignore[union-attr]
     assert len(shown) >= 8 and all(name in text for name in shown)
     assert "<u>careful</u>" in text and "<i>model</i>.fqvit" in text and HOSTILE[3] in text
 
@@ -99,6 +99,7 @@ def test_the_command_writes_a_page_figures_and_json(programs: Path) -> None:
     out, folder = programs / "r.html", programs / "pictures"
     done = fqvit("report", programs / "vit.fqvit", "--limit", 40, "-o", out, "--pictures", folder, "--json").json
     assert done["images"] == 40 and done["float_ops"] == 0 and done["bytes"] == out.stat().st_size
+    assert done["accuracy"].keys() == {"exact_top1", "exact_top5", "integer_top1", "integer_top5", "pair"}
     assert done["accuracy"]["integer_top1"] > 70 and done["agreement"] > 90
     assert done["exp_gaps"]["polynomials"]["code"] == pytest.approx(1.913e-3, rel=1e-3)
     assert 0.5 < done["attention"]["share_below_sixteenth"] < 1 and done["attention"]["log2_bins_below_sixteenth"] == 12

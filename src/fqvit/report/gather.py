@@ -114,9 +114,9 @@ def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: 
 
     for number, batch in enumerate(batches):
         counting = number % every == 0
-        exact = graph.run(normalise(batch.images, model.preprocess), visit)
+        scores = graph.run(normalise(batch.images, model.preprocess), visit)
         if seen.answers is not None:
-            seen.answers.add(batch.images, batch.labels, batch.paths, exact.numpy(), engine.run(batch.images))
+            seen.answers.add(batch.images, batch.labels, batch.paths, scores.numpy(), engine.run(batch.images))
         seen.chosen += [pixels.copy() for i, pixels in enumerate(batch.images, seen.images) if i in wanted]
         seen.images += len(batch.images)
         seen.counted += len(batch.images) if counting else 0

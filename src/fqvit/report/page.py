@@ -218,12 +218,12 @@ def _cards(report: Report) -> list[Card]:
     cards = []
     accuracy = None if answers is None else answers.accuracy()
     if accuracy is not None:
-        for name, exact, integer in (
-            ("top-1", accuracy.exact_top1, accuracy.integer_top1),
-            ("top-5", accuracy.exact_top5, accuracy.integer_top5),
+        for name, float_top, integer_top in (
+            ("top-1", accuracy.float_top1, accuracy.integer_top1),
+            ("top-5", accuracy.float_top5, accuracy.integer_top5),
         ):
-            change = f"float {exact:.1f} %, {_signed(integer - exact)} percentage points"
-            cards.append(Card(name, f"{integer:.1f} %", change))
+            change = f"float {float_top:.1f} %, {_signed(integer_top - float_top)} percentage points"
+            cards.append(Card(name, f"{integer_top:.1f} %", change))
     if answers is not None:
         differing = answers.images - answers.agree
         same = f"same class as the float model; {differing} of {answers.images:,} differ"
@@ -233,7 +233,7 @@ def _cards(report: Report) -> list[Card]:
     cards.append(Card("bits", bits, "weights / activations / attention"))
     floats = 4 * report.parameters
     cards.append(Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"))
-    times = f"{speed.integer:.3g} ms per image, PyTorch {speed.exact:.3g} ms"
+    times = f"{speed.integer_ms:.3g} ms per image, PyTorch {speed.float_ms:.3g} ms"
     cards.append(Card("speed (rough)", f"{speed.ratio:.1f}×", f"{times}; one thread, {speed.isa}"))
     cards.append(Card("float operations", str(found.floats), f"in {len(found.ops)} ops, from pixels to the output"))
     headroom = f"all hold; the tightest has {_tightest(report)} bits of headroom"
@@ -260,7 +260,7 @@ def _disagreement(one: Disagreement, about: About) -> dict[str, Any]:
         "path": path,
         "truth": truth,
         "thumbnail": maps.jpeg(one.pixels, THUMBNAIL),
-        "sides": (("float", lines(one.exact)), ("integer", lines(one.integer))),
+        "sides": (("float", lines(one.float_guesses)), ("integer", lines(one.integer_guesses))),
     }
 
 

@@ -159,7 +159,11 @@ def summary(found: Report) -> dict[str, object]:
         "float_ops": inspection.floats,
         "proof_count": len(inspection.proofs),
         "fingerprint": found.fingerprint,
-        "speed": {"integer_ms": round(found.speed.integer, 3), "float_ms": round(found.speed.exact, 3), "isa": found.speed.isa},
+        "speed": {
+            "integer_ms": round(found.speed.integer_ms, 3),
+            "float_ms": round(found.speed.float_ms, 3),
+            "isa": found.speed.isa,
+        },
         "max_over_median": {one.norm: round(one.ratio, 2) for one in found.norms if math.isfinite(one.ratio)},
         "sites": msgspec.to_builtins(found.sites.sites),
     }
@@ -182,8 +186,8 @@ def _text(found: Report, where: str) -> str:
     rows = [("images", f"{found.images} ({where})")]
     accuracy = None if found.answers is None else found.answers.accuracy()
     if accuracy is not None:
-        rows.append(("top-1", f"integer {accuracy.integer_top1:.2f} %, float {accuracy.exact_top1:.2f} %"))
-        rows.append(("top-5", f"integer {accuracy.integer_top5:.2f} %, float {accuracy.exact_top5:.2f} %"))
+        rows.append(("top-1", f"integer {accuracy.integer_top1:.2f} %, float {accuracy.float_top1:.2f} %"))
+        rows.append(("top-5", f"integer {accuracy.integer_top5:.2f} %, float {accuracy.float_top5:.2f} %"))
     if found.answers is not None:
         rows.append(("agreement", f"{found.answers.agreement:.2f} %"))
     if found.norms:
