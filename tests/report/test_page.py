@@ -149,12 +149,20 @@ def test_mistakes_are_reported_in_one_line(programs: Path, tmp_path: Path) -> No
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_missing_library_is_named_with_the_install_command(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (("jinja2",), "needs jinja2, which is not installed. Run `pip install 'fqvit[report]'`."),
+        (("torch",), "needs torch, which is not installed. Run `pip install 'fqvit[quantize]'`."),
+        (("jinja2", "torch"), "needs torch and jinja2, which are not installed. Run `pip install 'fqvit[quantize,report]'`."),
+    ],
+)
+def test_all_missing_packages_are_named_with_the_install_command(
+    missing: tuple[str, ...], said: str, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jinja2" else found(name, *rest))
-    assert_rejected(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), "pip install 'fqvit[report]'")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name, *rest))
+    assert_rejected(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), said)
 
 
 def test_a_single_image_is_enough(programs: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from fqvit.cli import inputs
 from fqvit.cli.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
-from fqvit.report import MISSING
 from fqvit.report.data import entropy, used
 from fqvit.system.files import write_atomically
 from fqvit.system.progress import track
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from fqvit.report.gather import Report
 
 LIMIT = 1000
+EXTRAS = {"torch": "quantize", "jinja2": "report"}  # required packages, and the extra of fqvit that installs each
 
 
 def run(
@@ -43,9 +43,7 @@ def run(
     inputs.check_output(target, file, weights, classes)
     if pictures is not None:
         inputs.check_folder(pictures, "--pictures")
-    if importlib.util.find_spec("jinja2") is None:
-        raise FqvitError(MISSING)
-    inputs.require_torch("report")
+    _check_packages()
     from fqvit.report.gather import BATCH, gather
     from fqvit.report.page import About, render
     from fqvit.report.page import pictures_of as drawn
@@ -76,6 +74,16 @@ def run(
         return
     say(_text(found, images.where))
     say(f"\nWritten: {target}, {size(len(page))}" + (f"; {len(written)} figures in {pictures}" if written else ""))
+
+
+def _check_packages() -> None:
+    """Raise FqvitError with the names of all required packages that are not installed."""
+    missing = [package for package in EXTRAS if importlib.util.find_spec(package) is None]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        extras = ",".join(EXTRAS[package] for package in missing)
+        said = f"report: needs {' and '.join(missing)}, which {are} not installed"
+        raise FqvitError(f"{said}. Run `pip install 'fqvit[{extras}]'`.")
 
 
 def _names(program: Program, classes: Path | None, file: Path) -> tuple[tuple[str, ...], list[str]]:
