@@ -34,7 +34,7 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         largest size within both limits
     mean, std: of pixels / 255, one per colour (red, green, blue)
     anchor_scale: side of a square anchor / stride of its level   anchor_ratios: height / width   strides: one per level
-    finest: the RoI features of boxes with sqrt(area) < 2 finest come from the first level, < 4 finest from the second, ...
+    finest: the RoI features of boxes with sqrt(area) < 2 * finest come from the first level, < 4 * finest from the second, ...
     proposals_a_level, proposals: proposals kept per level before NMS, and per image after NMS   proposal_iou: threshold of NMS
     score: scores of detections are above this   iou: threshold of the NMS within a class
     detections: at most this many per image   mask: smallest probability of a pixel in a mask
@@ -70,8 +70,9 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.finest,
             *(x for s in self.stds for x in s),
         )
+        # While it decodes or converts, msgspec turns a ValueError raised here into a ValidationError. It adds the path of these
+        # settings (not of the field) if another object contains them. A direct call of the constructor raises the ValueError.
         if not all(map(math.isfinite, numbers)):
-            # A ValueError, to which msgspec adds the path of the field while it decodes a file.
             raise ValueError("numbers must be finite")
         if len(set(self.categories)) != len(self.categories):
             raise ValueError("a category occurs twice")
