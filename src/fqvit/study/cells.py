@@ -1,4 +1,4 @@
-"""Run one cell of a table (a model with a method) and cache its answers to every image.
+"""Run one cell of a table (a model with a method) and cache its predictions for every image.
 
 A cell has two steps, calibration and evaluation. Each is cached under a key of everything that decides its result:
 checkpoint, recipe, images and the code of this package. A run that was killed repeats no finished step. Needs torch.
