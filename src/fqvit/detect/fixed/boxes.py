@@ -1,6 +1,7 @@
 """Integer boxes: anchors, decoding and IoU thresholds. Boxes are int64 [..., 4], x1, y1, x2, y2 in 1/256 pixel.
 
-Sides of images are at most 8192 pixels, so clipped edges are within 0 .. 2^21; sides of anchors are at most 2^22.
+Sides of resized images (the network's input) are at most 8192 pixels, so clipped edges are within 0 .. 2^21; sides of anchors
+are at most 2^22.
 See also: float/boxes.py and float/anchors.py, the same in float.
 """
 
@@ -73,7 +74,10 @@ def iou_above(iou: int) -> Callable[[Integers, Integers], NDArray[np.bool_]]:
 
 
 def rescaled(boxes: Integers, old: tuple[int, int], new: tuple[int, int]) -> Integers:
-    """Scale boxes from an image of size `old` (height, width) to size `new` and round. Edges <= 2^21, image sides < 2^31."""
+    """Scale boxes from an image of size `old` (height, width) to size `new` and round.
+
+    Edges <= 2^21; sides of the original image (`new`) < 2^31.
+    """
     (old_height, old_width), (height, width) = old, new
     numerator, denominator = np.array([width, height] * 2, np.int64), np.array([old_width, old_height] * 2, np.int64)
     return np.asarray(round_divide(boxes * numerator, denominator))
