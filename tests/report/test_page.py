@@ -44,7 +44,7 @@ def test_hostile_names_are_escaped(made: Made) -> None:
     )
     assert not [key for _, attributes in read.tags for key in attributes if key.startswith("on") or key == "style"]
     text = "".join(read.words)
-    shown = {HOSTILE[guess.label] for one in made.report.answers.disagreements for guess in one.float_guesses}  # type: ignore[union-attr]
+    shown = {HOSTILE[guess.label] for one in made.report.predictions.disagreements for guess in one.float_guesses}  # type: ignore[union-attr]
     assert len(shown) >= 8 and all(name in text for name in shown)
     assert "<u>careful</u>" in text and "<i>model</i>.fqvit" in text and HOSTILE[3] in text
 
@@ -69,7 +69,7 @@ def test_every_site_has_a_row_and_the_summary_has_the_accuracy(made: Made) -> No
     assert made.page.count('<th scope="row"><code>') >= len(sites)
     assert all(f"<code>{row.site}</code>" in made.page for row in sites)
     assert made.report.fingerprint in made.page
-    accuracy = made.report.answers.accuracy()  # type: ignore[union-attr]
+    accuracy = made.report.predictions.accuracy()  # type: ignore[union-attr]
     assert accuracy is not None and f"{accuracy.integer_top1:.1f} %" in made.page
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from fqvit.evaluate.compare import SiteNoise
 from fqvit.report import maps, plots
-from fqvit.report.answers import ClassChange
 from fqvit.report.data import BINS, FINE, OCTAVES, AttentionCounts, AttentionMaps, ChannelRanges, QuantizedMap, exp_curves
+from fqvit.report.predictions import ClassChange
 from fqvit.report.svg import Axis, label, standalone
 
 BAD = "<script>\"'&\x07</script>"

@@ -1,6 +1,6 @@
 """Data of the report's figures as plain values, and the statistics computed from them. Needs numpy only.
 
-See also: collect.py (fills them from a float model and images), plots.py (draws them), answers.py (classes and accuracy).
+See also: collect.py (fills them from a float model and images), plots.py (draws them), predictions.py (classes and accuracy).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fqvit.report.answers import ClassChange
 from fqvit.report.data import BINS, FINE, AttentionCounts, Box, ChannelRanges, ExpCurves, box, entropy, used
+from fqvit.report.predictions import ClassChange
 from fqvit.report.svg import Axis, Canvas, label
 
 if TYPE_CHECKING:

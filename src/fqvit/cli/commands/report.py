@@ -155,12 +155,12 @@ def _write_pictures(folder: Path, found: list[tuple[str, str]]) -> list[str]:
 
 def summary(found: Report) -> dict[str, object]:
     """Return the object that --json prints."""
-    answers, attention, inspection = found.answers, found.attention, found.inspection
-    accuracy = None if answers is None else answers.accuracy()
+    predictions, attention, inspection = found.predictions, found.attention, found.inspection
+    accuracy = None if predictions is None else predictions.accuracy()
     result: dict[str, object] = {
         "model": found.program.header.model,
         "images": found.images,
-        "agreement": None if answers is None else round(answers.agreement, 4),
+        "agreement": None if predictions is None else round(predictions.agreement, 4),
         "accuracy": None if accuracy is None else msgspec.to_builtins(accuracy),
         "program_bytes": inspection.total,
         "float32_bytes": 4 * found.parameters,
@@ -192,12 +192,12 @@ def summary(found: Report) -> dict[str, object]:
 
 def _text(found: Report, where: str) -> str:
     rows = [("images", f"{found.images} ({where})")]
-    accuracy = None if found.answers is None else found.answers.accuracy()
+    accuracy = None if found.predictions is None else found.predictions.accuracy()
     if accuracy is not None:
         rows.append(("top-1", f"integer {accuracy.integer_top1:.2f} %, float {accuracy.float_top1:.2f} %"))
         rows.append(("top-5", f"integer {accuracy.integer_top5:.2f} %, float {accuracy.float_top5:.2f} %"))
-    if found.answers is not None:
-        rows.append(("agreement", f"{found.answers.agreement:.2f} %"))
+    if found.predictions is not None:
+        rows.append(("agreement", f"{found.predictions.agreement:.2f} %"))
     if found.norms:
         worst = max(found.norms, key=lambda one: one.ratio)
         rows.append(("LayerNorm", f"widest channel {worst.ratio:.1f}x the median channel ({worst.norm})"))

@@ -145,13 +145,13 @@ def run_cells(
         methods = [with_images(method, options.images) for method in methods]
     for bench in benches(models, options, workers, command):
         ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
-        float_answers, reused = bench.answers(FLOAT)
-        ran.rows.append(row(bench.model.name, FLOAT, float_answers, float_answers))
+        float_result, reused = bench.result(FLOAT)
+        ran.rows.append(row(bench.model.name, FLOAT, float_result, float_result))
         ran.reused += reused
         for method in methods:
             try:
-                answers, reused = bench.answers(method)
-                found = row(bench.model.name, method, answers, float_answers)
+                result, reused = bench.result(method)
+                found = row(bench.model.name, method, result, float_result)
             except FqvitError as error:
                 if workers.size > 1 or isinstance(error, CacheError):
                     raise  # other workers would wait for this one, and a broken cache stops every cell

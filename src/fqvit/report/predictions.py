@@ -1,4 +1,4 @@
-"""Compare a float model with its integer program: accuracy, agreement, changes per class, disagreements.
+"""Compare the predictions of a float model and its integer program: accuracy, agreement, changes per class, disagreements.
 
 Scores arrive in batches and are not kept; memory grows by a few integers per image, plus the disagreements that are shown.
 Needs no torch. See also: evaluate/accuracy.py (ranks), gather.py (runs the models), page.py (shows the results).
@@ -58,8 +58,8 @@ class ClassChange:
 
 
 @dataclass
-class Answers:
-    """Accumulates batches of scores.
+class Predictions:
+    """The predictions of a float model and its integer program, accumulated from batches of scores.
 
     scale: the scale of integer scores; shown: number of disagreements to keep, those with the highest float confidence
     """
