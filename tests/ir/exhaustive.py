@@ -259,7 +259,7 @@ def shifts() -> Case:
 
 
 def attends() -> Case:
-    """Attention rows of two tokens: one has the largest weight, the other every pair of a code and a value."""
+    """Attention over two tokens: the first has code 0 and value 40, the second every combination of code and value."""
     levels = tuple(2**15 - 128 * x for x in BYTES)
     constants: dict[str, Any] = {"codes.table": np.arange(256, dtype=np.uint8)}
     constants |= {"pair.w": np.array([[0], [-1]], np.int8), "pair.bias": np.array([255, 255], np.int32)}

@@ -31,8 +31,9 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Above this many resized pixels only the cropped part is computed: a 1 x 100000 image would need 20 GB otherwise.
-WHOLE_LIMIT = 1 << 24
+# Images of up to this many pixels after resizing are resized in full, then cropped. For larger ones only the crop is computed:
+# a 1 x 100000 image would need 20 GB otherwise.
+FULL_RESIZE_LIMIT = 1 << 24
 
 
 class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +69,7 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         width, height = resized_size(image.width, image.height, self.resize)
         left, top = crop_start(width, self.width), crop_start(height, self.height)
         resample = FILTERS[self.interpolation]
-        if width * height <= WHOLE_LIMIT:
+        if width * height <= FULL_RESIZE_LIMIT:
             if image.size != (width, height):
                 image = image.resize((width, height), resample)
             # If the crop is larger than the image, PIL pads with 0, as torchvision does.

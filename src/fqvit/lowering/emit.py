@@ -33,7 +33,7 @@ class LoweredValue:
     def codes(self) -> QParams:
         """Return the quantization parameters. Raises FqvitError if the buffer holds accumulators."""
         if self.q is None:
-            raise FqvitError(f"{self.buffer}: holds accumulators, expected codes. Give this site bits in the recipe.")
+            raise FqvitError(f"{self.buffer}: holds accumulators, expected codes. Set a bit width for this site in the recipe.")
         return self.q
 
 

@@ -1,6 +1,6 @@
 """Data of the report's figures as plain values, and the statistics computed from them. Needs numpy only.
 
-See also: collect.py (fills them from a float model and images), plots.py (draws them), answers.py (classes and accuracy).
+See also: collect.py (fills them from a float model and images), plots.py (draws them), predictions.py (classes and accuracy).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class QuantizedMap:
 class AttentionMaps:
     """Attention of one image in float and in several integer formats.
 
-    pixels: u8 [H, W, C]   exact: the float map, float32 [rows, columns] of patches   stored: the same map in integer formats
+    pixels: u8 [H, W, C]   float_map: float32 [rows, columns] of patches   stored: the same map in integer formats
     kind: "class token" (attention of the class token, averaged over heads) or "received" (attention that each patch receives,
     averaged over heads and the queries of its window; for models without a class token).
     """
@@ -141,7 +141,7 @@ class AttentionMaps:
     site: str
     kind: str
     pixels: NDArray[np.uint8]
-    exact: NDArray[np.float32]
+    float_map: NDArray[np.float32]
     stored: Sequence[QuantizedMap]
 
 

@@ -69,7 +69,7 @@ def attention_maps(found: AttentionMaps) -> str:
     """
     size, gap, left, head = 150, 14, 196, 30
     canvas = Canvas(760, head + 3 * (size + 34) - 6)
-    largest = float(np.quantile(found.exact, 0.98))
+    largest = float(np.quantile(found.float_map, 0.98))
 
     def cell(x: float, y: float, pixels: NDArray[np.uint8], words: str, kind: str, tip: str) -> None:
         height, width = pixels.shape[:2]
@@ -89,7 +89,7 @@ def attention_maps(found: AttentionMaps) -> str:
     canvas.text("tick", (0, head + 2 * step + 34), "0")
     canvas.text("tick", (size, head + 2 * step + 34), f"{largest:.2g}", "end")
     cell(0, head, found.pixels, "image", "word", "the image as the model sees it")
-    cell(0, head + step, overlay(found.pixels, found.exact, largest), "float", "strong", "attention in float")
+    cell(0, head + step, overlay(found.pixels, found.float_map, largest), "float", "strong", "attention in float")
     for column, bits in enumerate((8, 6, 4)):
         x = left + column * (size + gap + 24)
         canvas.text("strong", (x, 16), f"{bits} bits")

@@ -1,4 +1,4 @@
-"""Format accuracy over the largest Power-of-Two Factor K as a table and as a figure.
+"""Format accuracy over K, the largest exponent of the Power-of-Two Factor, as a table and as a figure.
 
 See also: cells.py (runs the cells), methods.py (`sweep` makes the methods).
 """
