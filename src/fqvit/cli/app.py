@@ -101,7 +101,7 @@ def quantize(
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Output features instead of logits.")] = None,
     images: CalibrationImages = None,
-    k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor, 0 to 8.")] = None,
+    k: Annotated[int | None, typer.Option(metavar="K", help="Largest exponent of the Power-of-Two Factor, 0 to 8.")] = None,
     max_loss: Annotated[
         float | None, typer.Option(metavar="X", help="Percentage points of top-1 accuracy that recipe auto may lose.")
     ] = None,
@@ -338,7 +338,7 @@ def sweep_k(
     out: FigureOut = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how the accuracy depends on K, the largest Power-of-Two Factor. Finished cells are cached."""
+    """Measure how the accuracy depends on K, the largest exponent of the Power-of-Two Factor. Finished cells are cached."""
     from fqvit.cli.commands import sweep as sweep_command
 
     sweep_command.run(model, recipe, largest, options, out or [], as_json)

@@ -46,7 +46,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     scale: one number, or one per group of channels of equal size (three for Q, K and V)
     zero: one number, one per group, one per value of alpha, or, with steps, the name of a u8 or u16 [C] constant
-    alpha: the name of a u8 [C] constant, the Power-of-Two Factor per channel
+    alpha: the name of a u8 [C] constant, the exponent of the Power-of-Two Factor per channel
     steps: the name of a u16 [C] constant, the scale of each channel in units of `scale`; with three scales it has C / 3
         entries and applies to V only
     zero_code: the last log2 code means 0

@@ -119,7 +119,7 @@ class Scope:
         return int(vector.min()), int(vector.max())
 
     def alpha(self, name: str | None, channels: int) -> int:
-        """Return the largest Power-of-Two Factor of the constant u8 [C], at most 15; 0 if there is no constant."""
+        """Return the largest exponent in a constant u8 [C] of Power-of-Two Factors, at most 15; 0 if there is no constant."""
         if name is None:
             return 0
         vector = self.constant(name, ("u8",), (channels,))

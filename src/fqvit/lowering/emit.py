@@ -78,7 +78,7 @@ class Emitter:
         return None
 
     def alpha(self, q: QParams) -> str | None:
-        """Return the name of the constant that holds the Power-of-Two Factors; None if there are none."""
+        """Return the name of the constant that holds the exponents of the Power-of-Two Factors; None if there are none."""
         return None if q.alpha is None else self.shared("alpha", q.alpha)
 
     def zero(self, q: QParams) -> Zero:

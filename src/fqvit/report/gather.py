@@ -135,7 +135,7 @@ def _exp(program: Program) -> ExpCurves | None:
     scores = {name: site for name, site in program.header.sites.items() if site.role == "scores" and site.scale}
     if not scores:
         return None
-    step = float(np.median([site.scale[0] for site in scores.values()]))
+    scale = float(np.median([site.scale[0] for site in scores.values()]))
     buffers = program.verify().buffers
     name, site = next(iter(scores.items()))
-    return exp_curves(step, 2**site.bits, buffers[name].shape[-1])
+    return exp_curves(scale, 2**site.bits, buffers[name].shape[-1])

@@ -47,9 +47,9 @@ def overlay(pixels: NDArray[np.uint8], weights: NDArray[np.float32], largest: fl
     rows = np.arange(height) * len(t) // height
     columns = np.arange(width) * t.shape[1] // width
     heat = t[rows][:, columns]
-    place = heat * (len(HEAT) - 1)
-    low = np.minimum(place.astype(np.int64), len(HEAT) - 2)
-    part = (place - low)[..., None]
+    position = heat * (len(HEAT) - 1)
+    low = np.minimum(position.astype(np.int64), len(HEAT) - 2)
+    part = (position - low)[..., None]
     colour = HEAT[low] * (1 - part) + HEAT[low + 1] * part
     cover = 0.45 + 0.4 * heat[..., None]
     mixed: NDArray[np.uint8] = np.clip((1 - cover) * grey + cover * colour, 0, 255).astype(np.uint8)

@@ -64,7 +64,7 @@ def pictures(report: Report) -> list[Picture]:
             "The paper approximates exp by a parabola on (−ln 2, 0] and halves it for every further ln 2. The largest error is"
             f" {gaps['code']:.2e} with the coefficients of the paper’s code (the 1.9e-3 that the paper quotes) and"
             f" {gaps['paper']:.2e} with the coefficients that the paper prints. In integers, at the median score scale of this"
-            f" program ({report.exp.step:.3g}), it is {tables['coarse']:.1e} as the paper’s code computes it,"
+            f" program ({report.exp.scale:.3g}), it is {tables['coarse']:.1e} as the paper’s code computes it,"
             f" {tables['polynomial']:.1e} with more bits, and {tables['table']:.1e} with a lookup table of exp."
         )
         found.append(Picture("i-exp", "I-Exp against exp", caption, plots.exponentials(report.exp)))

@@ -84,7 +84,7 @@ def row(model: str, method: Method, result: CellResult, exact: CellResult) -> Ro
 
 
 def name_of(row: Row) -> str:
-    """Return the display name, without the bits of a label such as `fq-vit@8/8/8`: they have a column of their own."""
+    """Return the display name, without the bits of a label such as `fq-vit@8/8/8`: they have a separate column."""
     stem = row.method.removesuffix(f"@{row.bits}")
     name = NAMES.get(stem, stem)
     return f"{name} *" if row.runs == "simulation" else name
@@ -161,7 +161,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def flat(row: Row) -> dict[str, object]:
-    """Return a row as one flat dict, for CSV: the fields of `against_float` become columns of their own."""
+    """Return a row as one flat dict, for CSV: the fields of `against_float` become separate columns."""
     fields: dict[str, object] = msgspec.to_builtins(row)
     pair = fields.pop("against_float")
     assert isinstance(pair, dict)

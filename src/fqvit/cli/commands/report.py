@@ -186,7 +186,7 @@ def summary(found: Report) -> dict[str, object]:
             "log2_entropy_bits": round(entropy(attention.log2), 3),
         }
     if found.exp is not None:
-        result["exp_gaps"] = {"polynomials": found.exp.gaps, "tables": found.exp.tables, "step": found.exp.step}
+        result["exp_gaps"] = {"polynomials": found.exp.gaps, "tables": found.exp.tables, "step": found.exp.scale}
     return result
 
 

@@ -111,9 +111,9 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise FqvitError(f"between: {error}. {DAMAGED}") from None
         levels = {"anchors": self.anchors, "objectness": self.objectness, "deltas": self.deltas}
         stages = {"box_deltas": self.box_deltas, "mask_logits": self.mask_logits}
-        squares = {"box_squares": self.box_squares, "mask_squares": self.mask_squares}
-        rows = {f"{name}[{i}]": row for name, part in squares.items() for i, row in enumerate(part)}
-        for lists, length in ((levels, len(self.strides)), (stages | squares, self.stages), (rows, self.maps)):
+        roi_ratios = {"box_squares": self.box_squares, "mask_squares": self.mask_squares}
+        rows = {f"{name}[{i}]": row for name, part in roi_ratios.items() for i, row in enumerate(part)}
+        for lists, length in ((levels, len(self.strides)), (stages | roi_ratios, self.stages), (rows, self.maps)):
             for name, found in lists.items():
                 _need(len(found) == length, f"{name} has {len(found)} entries, expected {length}")
         _need(self.maps <= len(self.strides), f"{self.maps} maps, but {len(self.strides)} strides")
