@@ -192,7 +192,10 @@ def tables() -> Case:
 
 
 def log2_code(total: int, part: int, bits: int) -> int:
-    """Return the log2 code of part / total: log2(total / part), rounded up if the ratio is >= 1.5 times a power of two."""
+    """Return the log2 code of part / total: n + 1 if r >= 1.5 2^n, else n, with r = round(total / part), n = floor(log2(r)).
+
+    Codes saturate at 2^bits - 1, which is also the code of part = 0.
+    """
     last = 2**bits - 1
     if part == 0:
         return last

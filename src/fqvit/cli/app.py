@@ -247,7 +247,10 @@ def bench(
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds. Each runtime is measured once per round.")] = 10,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint for the other runtimes. Default: random weights."),
+        typer.Option(
+            metavar="FILE|hf:ORG/NAME",
+            help="Checkpoint for the other runtimes. Default: the embedded weights if the model has any, else random ones.",
+        ),
     ] = None,
     ops: Annotated[bool, typer.Option("--ops", help="Also show the engine's time per op.")] = False,
     as_json: Json = False,
@@ -353,7 +356,7 @@ def bitops(
     layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the bit operations of a model per image. Uses the paper's convention and the usual one."""
+    """Count the bit operations of a model per image. Uses the paper's convention and the usual W x A per multiplication."""
     from fqvit.cli.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, layers, as_json)
