@@ -131,7 +131,22 @@ def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
                     raise FqvitError(f"{path}: constant {name!r} is {dtype}: only integers may be in a program.")
         return metadata
     except (SafetensorError, OSError, ValueError) as error:
-        raise FqvitError(f"{path}: not a readable .fqvit file ({error}). It is damaged or truncated. Quantize again.") from None
+        raise _unreadable(path, kind, error) from None
+
+
+def _unreadable(path: Path, kind: Kind, error: Exception) -> FqvitError:
+    """Turn an exception of safetensors into a FqvitError: the file cannot be read, has another format, or is damaged."""
+    start = b""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as failed:
+        error = failed  # names the cause; safetensors says "No such file" if the permission is missing
+    if isinstance(error, OSError):
+        return FqvitError(f"{path}: cannot be read ({error.strerror or error}). Check the disk and the file's permissions.")
+    if start[8:] != b"{":  # safetensors: 8 bytes for the length of the JSON, then the JSON
+        return FqvitError(f"{path}: not a .fqvit file, expected one written by `{MADE_BY[kind]}`. Check the path.")
+    return FqvitError(f"{path}: damaged or truncated, expected a complete .fqvit file. Quantize again.")
 
 
 def _check(path: Path, program: Program, metadata: dict[str, str]) -> Verified:

@@ -131,7 +131,7 @@ def judge_detector(path: Path, number: int) -> str:
 def _stage(line: str) -> str:
     """Return the stage that rejected a file, judged by the words of its message."""
     for stage, words in (
-        ("container", ("not a readable", "only integers may be in a program", "safetensors, but", "holds a")),
+        ("container", ("not a .fqvit file", "damaged or truncated", "only integers may be", "safetensors, but", "holds a")),
         ("fingerprint", ("the fingerprint does not",)),
         (
             "types",
