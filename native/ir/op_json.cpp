@@ -199,7 +199,48 @@ bool read_tagged(std::string_view tag, Json json, const Where& where, OpFields& 
     }
 }
 
+// Defaults as JSON. Zero points have one number as default.
+std::string as_json(std::int64_t value) { return std::to_string(value); }
+std::string as_json(bool value) { return value ? "true" : "false"; }
+std::string as_json(LinearOut value) {
+    return '"' + std::string(Names<LinearOut>::names[static_cast<std::size_t>(value)]) + '"';
+}
+std::string as_json(const Zero& zero) { return as_json(zero.values.front()); }
+std::string as_json(const std::vector<std::int64_t>& values) { return values.empty() ? "[]" : "not empty"; }
+template <class T>
+std::string as_json(const std::optional<T>& value) {
+    return value.has_value() ? "not null" : "null";
+}
+
+template <class T>
+std::string list_fields() {
+    const T defaults{};
+    std::string out;
+    const auto add = [&](const auto& field) {
+        using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;
+        out += std::string(out.empty() ? "{\"" : ", \"") + field.name + "\": {\"required\": " + as_json(field.required);
+        if constexpr (requires(const Member& value) { as_json(value); }) {
+            if (!field.required) out += ", \"default\": " + as_json(defaults.*(field.member));
+        }
+        out += "}";
+    };
+    std::apply([&](const auto&... fields) { (add(fields), ...); }, Description<T>::fields());
+    return out + "}";
+}
+
+template <std::size_t... I>
+std::string list_alternatives(std::index_sequence<I...>) {
+    std::string out = "{\"term\": " + list_fields<TermFields>();
+    const auto add = [&]<class Fields>(const Fields*) {
+        out += std::string(", \"") + Fields::TAG + "\": " + list_fields<Fields>();
+    };
+    (add(static_cast<const std::variant_alternative_t<I, OpFields>*>(nullptr)), ...);
+    return out + "}";
+}
+
 }  // namespace
+
+std::string list_op_fields() { return list_alternatives(std::make_index_sequence<std::variant_size_v<OpFields>>()); }
 
 void read_field(Json json, const Where& where, const Bounds&, OpFields& out) {
     require_type(where, json, Json::object);
