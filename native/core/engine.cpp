@@ -65,7 +65,8 @@ bool is_packed(const OpFields& op) {
 
 // Checks that weights_of names an earlier Linear with its own weights, the same group and the same number of inputs.
 // The inputs must be checked here: packed weights of K and, for odd K, of K + 1 inputs have the same shape.
-void check_owner(const LinearFields& op, const Scope& scope, const std::map<std::string, const LinearFields*>& earlier) {
+void check_owner(const LinearFields& op, const Scope& scope,
+                 const std::map<std::string, const LinearFields*>& earlier) {
     if (!op.weights_of.has_value()) return;
     const auto found = earlier.find(*op.weights_of);
     require(found != earlier.end() && !found->second->weights_of.has_value(), "weights_of is '", *op.weights_of,
@@ -82,9 +83,15 @@ void check_constants(const Program& program) {
     for (const OpFields& op : program.ops) written.insert(output_of(op));
     for (const auto& [name, entry] : program.constants.entries()) {
         require(!written.contains(name), "constant '", name, "' has the name of a buffer");
-        const std::size_t count = entry.bytes() / static_cast<std::size_t>(size_of(entry.dtype));
-        require(count <= static_cast<std::size_t>(MAX_ELEMENTS), "constant '", name, "' has ", count,
-                " elements, at most ", MAX_ELEMENTS);
+        // An empty axis counts as 1, as in Python, whose arrays cannot have every shape of 0 elements.
+        std::int64_t count = 1;
+        bool fits = entry.shape.size() <= MAX_AXES;
+        for (const std::int64_t size : entry.shape) {
+            fits = fits && std::max<std::int64_t>(size, 1) <= MAX_ELEMENTS / count;
+            if (fits) count *= std::max<std::int64_t>(size, 1);
+        }
+        require(fits, "constant '", name, "' has shape ", entry.shape, ", expected at most ", MAX_AXES, " axes and ",
+                MAX_ELEMENTS, " elements");
     }
 }
 
@@ -300,7 +307,8 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
 
 int Engine::find(const std::string& buffer) const {
     const auto found = state_->values.numbers.find(buffer);
-    const bool is_buffer = found != state_->values.numbers.end() && (found->second == 0 || state_->is_buffer(found->second));
+    const bool is_buffer =
+        found != state_->values.numbers.end() && (found->second == 0 || state_->is_buffer(found->second));
     return is_buffer ? found->second : -1;
 }
 const Value& Engine::value(int number) const { return state_->values.values.at(static_cast<std::size_t>(number)); }
@@ -308,8 +316,7 @@ const std::vector<int>& Engine::outputs() const { return state_->outputs; }
 bool Engine::keeps(int number) const { return state_->keep_buffers && state_->is_buffer(number); }
 
 const std::uint8_t* Engine::buffer(int number) const {
-    require(keeps(number), "buffer: value ", number,
-            " is not kept, expected a buffer of an engine with keep_buffers");
+    require(keeps(number), "buffer: value ", number, " is not kept, expected a buffer of an engine with keep_buffers");
     require(!state_->workspaces.empty(), "buffer: the engine has not run yet, expected a call of run() first");
     return state_->workspaces.front()->frame[static_cast<std::size_t>(number)];
 }

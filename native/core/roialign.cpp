@@ -1,9 +1,9 @@
 // RoIAlign: checks of the limits, the weights of a box, and the choice of kernel and threads.
 #include "core/roialign.h"
 
+#include "core/cpu.h"
 #include "core/dispatch.h"
 #include "core/thread_pool.h"
-#include "core/cpu.h"
 #include "core/value.h"
 #include "kernels/roialign.h"
 
