@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "capi/text.h"
+
 namespace fqvit::capi {
 namespace {
 
@@ -17,26 +19,31 @@ void require_argument(bool condition, const std::string& problem) {
     if (!condition) throw BadArgument(problem);
 }
 
-fqvit_status fail_with(fqvit_status status, const std::string& message) noexcept {
-    std::size_t length = std::min(message.size(), sizeof last_error - 2);
-    // Never ends inside of a character: bytes 10xxxxxx continue one.
-    while (length < message.size() && length > 0 && (message[length] & 0xC0) == 0x80) --length;
-    for (std::size_t i = 0; i < length; ++i) {
-        // Names in a file may contain control characters; the message stays on one line.
-        last_error[i] = static_cast<unsigned char>(message[i]) < 0x20 ? ' ' : message[i];
-    }
-    if (length > 0 && last_error[length - 1] != '.') last_error[length++] = '.';
-    last_error[length] = '\0';
+fqvit_status fail_with(fqvit_status status, const char* message) noexcept {
+    const std::size_t length = copy_line(message, last_error, sizeof last_error - 1);
+    if (length > 0 && last_error[length - 1] != '.') std::strcpy(last_error + length, ".");
     return status;
+}
+
+std::string shown_path(const char* path) {
+    constexpr std::size_t LONGEST = 300;  // U+FFFD may triple it, and the problem after it must not be cut off
+    const std::string text(path);
+    return text.size() <= LONGEST ? text : "..." + text.substr(text.size() - LONGEST);
 }
 
 EngineOptions read_options(const fqvit_options* given, std::int64_t most_run_bytes) {
     fqvit_options options = FQVIT_OPTIONS_INIT;
     if (given != nullptr) {
-        require_argument(given->struct_size >= sizeof(std::size_t) && given->struct_size <= 4096,
-                         "options: struct_size is " + std::to_string(given->struct_size) +
+        const std::size_t size = given->struct_size;
+        require_argument(is_struct_size<fqvit_options>(size),
+                         "options: struct_size is " + std::to_string(size) +
                              ", expected sizeof(fqvit_options). Initialize with FQVIT_OPTIONS_INIT");
-        std::memcpy(&options, given, std::min(given->struct_size, sizeof options));
+        std::memcpy(&options, given, std::min(size, sizeof options));
+        // Members that a newer caller has set would otherwise be ignored in silence.
+        const auto* bytes = reinterpret_cast<const std::uint8_t*>(given);
+        require_argument(
+            std::all_of(bytes + std::min(size, sizeof options), bytes + size, [](auto b) { return b == 0; }),
+            "options: sets a member that this version of the library does not have. Set it to 0");
     }
     require_argument(options.threads <= MAX_THREADS,
                      "threads: " + std::to_string(options.threads) + ", expected 1 to " + std::to_string(MAX_THREADS));
@@ -59,13 +66,6 @@ EngineOptions read_options(const fqvit_options* given, std::int64_t most_run_byt
     return out;
 }
 
-void copy_known(void* to, std::size_t size, const void* from, std::size_t known) {
-    require_argument(to != nullptr, "description: null, expected a struct");
-    require_argument(size > 0 && size <= 4096, "size: " + std::to_string(size) + ", expected the size of the struct");
-    std::memset(to, 0, size);
-    std::memcpy(to, from, std::min(size, known));
-}
-
 }  // namespace fqvit::capi
 
 using namespace fqvit;
@@ -77,9 +77,13 @@ const char* fqvit_version(void) { return FQVIT_VERSION; }
 const char* fqvit_last_error(void) { return capi::last_error; }
 
 const char* fqvit_instruction_set(size_t i) {
-    // Kept for ever, because callers keep the pointers.
-    static const std::vector<std::string>* const names = new std::vector<std::string>(instruction_sets());
-    return i < names->size() ? (*names)[i].c_str() : nullptr;
+    const char* name = nullptr;
+    static_cast<void>(capi::guarded([&] {
+        // Never deleted, because callers keep the pointers.
+        static const std::vector<std::string>* const names = new std::vector<std::string>(instruction_sets());
+        if (i < names->size()) name = (*names)[i].c_str();
+    }));
+    return name;
 }
 
 }  // extern "C"

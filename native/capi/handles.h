@@ -1,6 +1,8 @@
 // What all functions of the C API share: handles, error messages and the translation of exceptions.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <set>
@@ -20,8 +22,8 @@ public:
 
 void require_argument(bool condition, const std::string& problem);
 
-// Remembers the error of this thread; returns the status.
-fqvit_status fail_with(fqvit_status status, const std::string& message) noexcept;
+// Remembers the error of this thread; returns the status. Allocates nothing, so that it also works without memory.
+fqvit_status fail_with(fqvit_status status, const char* message) noexcept;
 
 // Calls the function and translates its exceptions: none crosses the boundary.
 template <class Call>
@@ -69,10 +71,13 @@ private:
 // Checks the options and converts them. most_run_bytes: the default limit.
 EngineOptions read_options(const fqvit_options* options, std::int64_t most_run_bytes);
 
+// Returns the path, or the end of a long one.
+std::string shown_path(const char* path);
+
 // Calls load() and puts "path: " before its errors.
 template <class Load>
 void with_path(const char* path, const Load& load) {
-    const auto named = [&](const std::exception& error) { return std::string(path) + ": " + error.what(); };
+    const auto named = [&](const std::exception& error) { return shown_path(path) + ": " + error.what(); };
     try {
         load();
     } catch (const BadFile& error) {
@@ -82,7 +87,19 @@ void with_path(const char* path, const Load& load) {
     }
 }
 
-// Copies the first `size` bytes of a struct, those that the caller knows.
-void copy_known(void* to, std::size_t size, const void* from, std::size_t known);
+// Whether a version of the struct can have this size. Others would cut a member in two.
+template <class Struct>
+bool is_struct_size(std::size_t size) {
+    return size > 0 && size <= 4096 && size % alignof(Struct) == 0;
+}
+
+// Copies the members that the caller knows; those that only a newer caller knows become 0.
+template <class Struct>
+void copy_known(const Struct& from, Struct* to, std::size_t size) {
+    require_argument(to != nullptr, "description: null, expected a struct");
+    require_argument(is_struct_size<Struct>(size), "size: " + std::to_string(size) + ", expected sizeof of the struct");
+    std::memset(to, 0, size);
+    std::memcpy(to, &from, std::min(size, sizeof from));
+}
 
 }  // namespace fqvit::capi

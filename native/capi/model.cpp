@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "capi/handles.h"
+#include "capi/text.h"
 #include "image/preprocess.h"
 
 using namespace fqvit;
@@ -14,7 +15,7 @@ struct fqvit_model {
         const std::string& names = model.classes();
         for (std::size_t begin = 0; model.has_classes() && begin <= names.size();) {
             const std::size_t end = std::min(names.find('\n', begin), names.size());
-            classes.push_back(names.substr(begin, end - begin));
+            classes.push_back(valid_utf8(std::string_view(names).substr(begin, end - begin)));
             begin = end + 1;
         }
         outputs = model.header().outputs();
@@ -48,7 +49,7 @@ fqvit_tensor describe(const Value& value, const char* name, const char* kind) {
 }
 
 void require_size(const char* name, const void* pointer, std::size_t size, std::int64_t bytes, std::size_t count) {
-    require_argument(pointer != nullptr, std::string(name) + ": null, expected an array");
+    require_argument(pointer != nullptr || count == 0, std::string(name) + ": null, expected an array");
     const auto each = static_cast<std::uint64_t>(bytes);
     require_argument(count <= UINT64_MAX / each && size == each * count,
                      std::string(name) + ": " + std::to_string(size) + " bytes, expected " + std::to_string(each) +
@@ -124,7 +125,7 @@ fqvit_status fqvit_model_describe(const fqvit_model* handle, fqvit_description* 
         out.weight_bytes = model.engine().constant_bytes(), out.run_bytes = model.engine().run_bytes();
         out.resize = static_cast<std::uint32_t>(header.preprocess.resize);
         out.interpolation = Names<Interpolation>::names[static_cast<std::size_t>(header.preprocess.interpolation)];
-        copy_known(description, size, &out, sizeof out);
+        copy_known(out, description, size);
     });
 }
 
@@ -134,7 +135,7 @@ fqvit_status fqvit_model_input(const fqvit_model* handle, fqvit_tensor* tensor, 
         const std::optional<CodeInput>& codes = model.header().input;
         fqvit_tensor out = describe(model.engine().image(), INPUT, codes.has_value() ? "codes" : "pixels");
         if (codes.has_value()) out.scale = codes->scale.value, out.zero_point = codes->zero;
-        copy_known(tensor, size, &out, sizeof out);
+        copy_known(out, tensor, size);
     });
 }
 
@@ -149,7 +150,7 @@ fqvit_status fqvit_model_output(const fqvit_model* handle, uint32_t i, fqvit_ten
         fqvit_tensor out = describe(engine.value(engine.outputs()[i]), output.buffer.c_str(), kind);
         out.scale = output.scale.value, out.zero_point = output.zero;
         out.alpha = model.alpha(i).empty() ? nullptr : model.alpha(i).data();
-        copy_known(tensor, size, &out, sizeof out);
+        copy_known(out, tensor, size);
     });
 }
 

@@ -21,5 +21,9 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/fqvit-config.cmake ${CMAKE_CURRENT_BIN
 
 # Relative to the file, so that the installed folder can be moved.
 file(RELATIVE_PATH FQVIT_PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+set(FQVIT_PC_LIBRARIES)
+foreach(runtime ${FQVIT_CXX_RUNTIME})
+  string(APPEND FQVIT_PC_LIBRARIES "-l${runtime} ")
+endforeach()
 configure_file(cmake/fqvit.pc.in ${CMAKE_CURRENT_BINARY_DIR}/fqvit.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/fqvit.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
