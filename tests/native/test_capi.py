@@ -24,7 +24,6 @@ from tests.native.capi import Api, LibraryError, Model, Options
 from tests.native.compilers import NATIVE, run, tool
 from tests.native.golden import GOLDEN, NAMES, write_golden
 from tests.native.library import Library
-from tests.native.test_preprocess import order_of_pillow_13  # noqa: F401
 
 C99 = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror")
 HEADER = NATIVE / "include" / "fqvit.h"
