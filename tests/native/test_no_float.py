@@ -16,16 +16,10 @@ SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
 # Files that are not scalar code without floats, with the reason.
 OTHERS = {
     "core/engine.cpp": "profile() measures seconds as a double",
-    "core/model.cpp": "includes ir/header.h, whose scales, means and standard deviations are doubles",
     "image/weights.cpp": "computes the weights of image filters in double, as Pillow does",
-    "ir/container.cpp": "includes ir/fields.h, which reads numbers of the JSON as doubles",
     "ir/fields.cpp": "reads numbers of the JSON as doubles",
-    "ir/header.cpp": "reads scales, means and standard deviations",
     "ir/json.cpp": "parses numbers of the JSON",
-    "ir/op_json.cpp": "includes ir/fields.h, which reads numbers of the JSON as doubles",
     "kernels/neon/gemm_neon.cpp": "an x86-64 compiler cannot build it",
-    "kernels/neon/sha256_neon.cpp": "an x86-64 compiler cannot build it",
-    "kernels/x86/sha256_x86.cpp": "uses vector registers, for integers",
 }
 SCALAR = [name for name in core() if name not in (*SIMD, *OTHERS)]
 
