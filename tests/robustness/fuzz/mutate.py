@@ -195,9 +195,8 @@ def _spelled(rng: random.Random, text: str) -> str:
     if what < 2 and numbers:
         found = rng.choice(numbers)
         value = found.group()
-        other = rng.choice(
-            (f"{value}.0", f"{value}e0", f"{value}E+0", "-0", "-0.0", f"0{value}", f"+{value}", f"{value}{'0' * 30}")
-        )
+        spellings = (f"{value}.0", f"{value}e0", f"{value}E+0", "-0", "-0.0", f"0{value}", f"+{value}", value + "0" * 30)
+        other = rng.choice(spellings)
         return text[: found.start()] + other + text[found.end() :]
     if what == 2 and keys:
         found, value = rng.choice(keys), rng.choice(("null", "1", '"x"', "[]", "{}", "true", "1.0", '"pixels"'))
