@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt native/CMakeLists.txt \
-  $(wildcard native/core/* native/image/* native/include/*/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
+  $(wildcard native/core/* native/image/* native/ir/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
 # Test arrays are small: several threads per process would cost more than they save.
@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # One process per core. Idle workers take over tests from busy ones; tests of one file mostly share a worker and its fixtures.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-engine fuzz-readers fuzz-files faults soak \
+.PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files faults soak \
   mutants pythons oracles clean
 
 demo: .venv/.run
@@ -76,12 +76,14 @@ mutants: .venv/.dev
 	$(BIN)/cosmic-ray exec build/mutants/config.toml build/mutants/session.sqlite
 	$(BIN)/cr-report --surviving-only --show-diff build/mutants/session.sqlite
 
-# Run the C++ engine without Python under ASan, UBSan and TSan, on programs written by Python, with several engines and threads at once.
-CORE := $(wildcard native/core/*.cpp native/image/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
-HEADERS := $(wildcard native/core/*.h native/image/*.h native/include/*/*.h native/kernels/*.h native/kernels/*/*.h native/ops/*.h native/fuzz/*.h)
-INCLUDES := -Inative -Inative/include
+# Run the C++ engine without Python under ASan, UBSan and TSan, on files written by Python, with several engines and threads at once.
+CORE := $(wildcard native/core/*.cpp native/image/*.cpp native/ir/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
+HEADERS := $(wildcard native/*/*.h native/kernels/*/*.h)
+# The headers of nlohmann-json, which the development installation contains as a wheel.
+JSON = $(shell $(BIN)/python -c 'from importlib.util import find_spec; print(find_spec("nlohmann_json").submodule_search_locations[0])')/include
+INCLUDES = -Inative -isystem $(JSON)
 SANITIZE_CXX ?= $(shell command -v clang++ || echo g++)
-CHECKED := $(SANITIZE_CXX) -std=c++20 $(INCLUDES) -O2 -g -fno-sanitize-recover=all -pthread
+CHECKED = $(SANITIZE_CXX) -std=c++20 $(INCLUDES) -O2 -g -fno-sanitize-recover=all -pthread
 
 TESTS_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread build/sanitize/preprocess
 sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $(TESTS_CHECKED)
@@ -89,19 +91,19 @@ sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $
 	build/sanitize/thread native/fuzz/seeds build/sanitize/programs
 	for program in $(TESTS_CHECKED); do $$program || exit 1; done
 
-build/sanitize/roialign-%: native/test/roialign_test.cpp $(CORE) $(HEADERS)
+build/sanitize/roialign-%: native/test/roialign_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=$* native/test/roialign_test.cpp $(CORE) -o $@
 
-build/sanitize/preprocess: native/test/preprocess_test.cpp $(CORE) $(HEADERS)
+build/sanitize/preprocess: native/test/preprocess_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=address,undefined native/test/preprocess_test.cpp $(CORE) -o $@
 
-build/sanitize/address: native/test/programs_test.cpp $(CORE) $(HEADERS)
+build/sanitize/address: native/test/programs_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=address,undefined native/test/programs_test.cpp $(CORE) -o $@
 
-build/sanitize/thread: native/test/programs_test.cpp $(CORE) $(HEADERS)
+build/sanitize/thread: native/test/programs_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=thread native/test/programs_test.cpp $(CORE) -o $@
 
@@ -109,13 +111,14 @@ build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/r
 	rm -rf $@
 	$(BIN)/python native/fuzz/make_seeds.py --networks $@
 
-# Fuzz the engine, then the readers of untrusted files (docs/explanation/hardening.md), FUZZ_SECONDS each. A finding is kept in build/fuzz
+# Fuzz the native loader and the engine, then the readers of untrusted files (docs/explanation/hardening.md), FUZZ_SECONDS each. A
+# finding is kept in build/fuzz
 # and fails the run.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= program detector safetensors torch npz image coco results recipe settings classes shard
-fuzz: fuzz-engine fuzz-readers
+fuzz: fuzz-loader fuzz-readers
 
-# Atheris has wheels for some platforms only. Without it, only the engine is fuzzed.
+# Atheris has wheels for some platforms only. Without it, only the native loader is fuzzed.
 fuzz-readers: .venv/.fuzz
 	@if ! $(BIN)/python -c 'import atheris' 2>/dev/null; then \
 	  echo 'fuzz-readers: atheris has no wheel for this platform and Python; the readers were NOT fuzzed.'; exit 0; fi; \
@@ -125,7 +128,7 @@ fuzz-readers: .venv/.fuzz
 .venv/.fuzz: .venv/.dev
 	-$(PIP) install -q 'atheris>=3' && touch $@
 
-# Load mutated .fqvit files, using an extension built with ASan and UBSan instead of the installed one.
+# Load mutated .fqvit files with both loaders, using an extension built with ASan and UBSan instead of the installed one.
 COUNT ?= 1000000
 SEED ?= 1
 WORKERS ?= 1
@@ -143,12 +146,12 @@ build/sanitize/site: .venv/.dev $(SOURCES)
 	@touch $@
 
 # Needs libFuzzer, which comes with clang (Debian: clang libclang-rt-14-dev).
-fuzz-engine: build/fuzz/engine
+fuzz-loader: build/fuzz/loader
 	@mkdir -p build/fuzz/corpus
-	build/fuzz/engine -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 -max_len=4096 -print_final_stats=1 \
+	build/fuzz/loader -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
 	  -artifact_prefix=build/fuzz/ build/fuzz/corpus native/fuzz/seeds
 
-build/fuzz/engine: native/fuzz/engine_fuzz.cpp $(CORE) $(HEADERS)
+build/fuzz/loader: native/fuzz/loader_fuzz.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	clang++ -std=c++20 $(INCLUDES) -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
 

@@ -81,9 +81,18 @@ def test_the_neon_gemm_equals_three_plain_loops(aarch64_compiler: Compiler) -> N
     assert set(passed(emulated(gemm_test(aarch64_compiler)))) == {"scalar", "neon_dotprod"}
 
 
+def engine_test(compiler: Compiler) -> Path:
+    return compiler.program(compiler.object("test/engine_test.cpp", "-O1"), *compiler.engine())
+
+
+def test_a_transformer_gives_the_same_bits_on_every_instruction_set(compiler: Compiler) -> None:
+    output = run(engine_test(compiler))
+    assert [name for name in _native.instruction_sets() if f"{name}: as scalar" not in output] == []
+    passed(output)
+
+
 @pytest.mark.nightly
 def test_the_whole_engine_runs_on_aarch64(aarch64_compiler: Compiler) -> None:
-    program = aarch64_compiler.program(aarch64_compiler.object("test/engine_test.cpp", "-O1"), *aarch64_compiler.engine())
-    output = emulated(program)
+    output = emulated(engine_test(aarch64_compiler))
     assert "neon_dotprod: as scalar" in output and "scalar: as scalar" in output
     passed(output)

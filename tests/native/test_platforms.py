@@ -23,8 +23,6 @@ from tests.detect.test_programs import lowered, packed, some_codes
 from tests.factories import embedded_program
 from tests.ir.draw import STYLES, Draw
 from tests.native.compilers import Compiler, run, tool
-from tests.robustness.hostile.encoding import encoded, little_endian
-from tests.robustness.hostile.records import recorded
 from tests.runtime.programs import program_with
 from tests.runtime.wide import accepted
 from tests.runtime.wide_moves import EVERY_WIDE
@@ -59,10 +57,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """Write programs, images and the reference's outputs for answers_test; return the folder and the number of programs."""
     folder = tmp_path_factory.mktemp("answers")
     for name, program, images in cases():
-        (folder / f"{name}.program").write_bytes(encoded(recorded(program)))
+        program.save(folder / f"{name}.fqvit")
         (folder / f"{name}.images").write_bytes(images.tobytes())
         (folder / f"{name}.answers").write_bytes(b"".join(map(little_endian, Reference(program).run_all(images))))
     return folder, len(list(folder.glob("*.answers")))
+
+
+def little_endian(x: Any) -> bytes:
+    return np.ascontiguousarray(x, x.dtype.newbyteorder("<")).tobytes()
 
 
 def answers_test(compiler: Compiler) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,11 @@ def mutated(rng: random.Random, seed: Seed) -> bytes:
         with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):
             change(rng, header, tensors)
     text = json.dumps(header, separators=(",", ":"))
-    if rng.random() < 0.02:
+    chance = rng.random()
+    if chance < 0.02:
         text = _cut_text(rng, text)
+    elif chance < 0.06:
+        text = _spelled(rng, text)
     return packed(text, fingerprint_of(text, tensors), tensors, seed.kind)
 
 
@@ -181,6 +185,27 @@ def _cut_text(rng: random.Random, text: str) -> str:
     return rng.choice(
         (text[:i], text[:i] + text[i + 1 :], text[:i] + rng.choice('{}[]",:0-e\\\x01é') + text[i:], f"{text} ", "", "[]")
     )
+
+
+def _spelled(rng: random.Random, text: str) -> str:
+    """Spell a value of the JSON in another way, or give a key twice: loaders must agree on what they accept."""
+    numbers = list(re.finditer(r"(?<=[:,\[])-?[0-9][0-9.e+-]*(?=[,}\]])", text))
+    keys = list(re.finditer(r'(?<=[{,])"([^"\\]*)":', text))
+    what = rng.randrange(4)
+    if what < 2 and numbers:
+        found = rng.choice(numbers)
+        value = found.group()
+        spellings = (f"{value}.0", f"{value}e0", f"{value}E+0", "-0", "-0.0", f"0{value}", f"+{value}", value + "0" * 30)
+        other = rng.choice(spellings)
+        return text[: found.start()] + other + text[found.end() :]
+    if what == 2 and keys:
+        found, value = rng.choice(keys), rng.choice(("null", "1", '"x"', "[]", "{}", "true", "1.0", '"pixels"'))
+        return f"{text[: found.start()]}{found.group()}{value},{text[found.start() :]}"
+    if keys:
+        found = rng.choice(keys)
+        escaped = "".join(f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else letter for letter in found.group(1))
+        return f'{text[: found.start()]}"{escaped}": {text[found.end() :]}'
+    return text
 
 
 # Changes to the constants.

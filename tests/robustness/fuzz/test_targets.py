@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def test_files_of_the_campaign_are_reproducible_and_reach_every_stage(tmp_path: 
         outcome = (judge_detector if kind == "detector" else judge_program)(path, number)
         stages.add(outcome.partition(" | ")[0])
     assert {"container", "types", "verify", "accepted"} <= stages
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_python_and_the_native_loader_accept_the_same_mutated_programs(part: int, tmp_path: Path) -> None:
+    """judge_program also compares the results of accepted programs. `make fuzz-files` tries many more files."""
+    files, path, outcomes = Files(2), tmp_path / "file.fqvit", Counter[str]()
+    for number in range(part * 500, (part + 1) * 500):
+        kind, raw = files.make(number)
+        if kind == "program":
+            path.write_bytes(raw)
+            outcomes[judge_program(path, number).partition(" | ")[0]] += 1
+    assert outcomes["accepted"] > 50 and outcomes["verify"] > 100, outcomes
 
 
 def test_seeds_stay_small() -> None:

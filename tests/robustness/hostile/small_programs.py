@@ -43,8 +43,8 @@ EXPONENTIALS, CODES = i32(2**20, 2**10, 0), u8(15, 3, 0)
 SCORES: Json = {"a": "h", "b": "h", "mult": 2**30, "shift": 40, "a_zero": 3, "b_zero": 4, "y_zero": 9}
 UNIFORM: Json = {"op": "softmax", "x": "s", "mult": 2**40, "shift": 36}
 
-# The ops in front of each case. x: u8 [T, C]   h: u8 [2, 2, 2, 3]   s, log, relative, uniform: u8 [2, 2, 2, 2]   acc: i32 [T, C]
-# wide: u16 [T, C]. The constants row and token may be operands.
+# The ops in front of each case: x u8 [T, C], h u8 [2, 2, 2, 3], s, log, relative, uniform u8 [2, 2, 2, 2], acc i32 [T, C],
+# wide u16 [T, C]. The constants row and token may be operands.
 BEFORE: list[Json] = [
     {"op": "permute", "y": "x", "x": "pixels", "view": [T, C], "perm": [0, 1]},
     {"op": "permute", "y": "h", "x": "x", "view": [2, 2, 2, 3], "perm": [0, 1, 2, 3]},
@@ -67,6 +67,9 @@ SHARED: Constants = {
     **linear_parts("acc", C, C),
     **linear_parts("wide", C, C),
 }
+
+
+X_TOKENS: Json = {"buffer": "x", "kind": "tokens", "scale": 1.0}  # an output that every program has
 
 
 @dataclass(frozen=True)

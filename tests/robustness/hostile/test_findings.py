@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fqvit import _native
 from fqvit.detect.fixed import compatibility
 from fqvit.detect.fixed import detector as integer
 from fqvit.detect.images import prepare
@@ -31,6 +30,7 @@ from fqvit.runtime.reference import Reference
 from tests.robustness.fuzz.seeds import golden, seeds_of
 from tests.robustness.hostile.allocated import at_most
 from tests.robustness.hostile.containers import DETECTOR, rewritten
+from tests.robustness.hostile.small_programs import file_of, header_of
 
 
 @pytest.fixture
@@ -47,8 +47,9 @@ def test_an_error_is_one_line_without_control_characters() -> None:
 
 def test_a_newline_in_the_name_of_a_field_is_escaped(program: Path) -> None:
     program.write_bytes(rewritten(program.read_bytes(), lambda header, _: header["preprocess"].update({"a\n": 1})))
-    with pytest.raises(FqvitError, match=r"tiny\.fqvit: preprocess: .*unknown field a\\n\."):
-        Engine(program)
+    for load in (Program.load, Engine):
+        with pytest.raises(FqvitError, match=r"tiny\.fqvit: preprocess: .*unknown field '?a\\n'?\."):
+            load(program)
 
 
 def test_the_error_for_an_unknown_instruction_set_names_its_origin(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,18 +64,25 @@ def test_the_error_for_an_unknown_instruction_set_names_its_origin(program: Path
 
 
 def test_the_error_for_too_much_memory_names_the_file(program: Path) -> None:
-    with pytest.raises(FqvitError, match=r"tiny\.fqvit: vit: its buffers need 0 MB per image, at most 0 MB are allowed"):
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: its buffers need 0 MB per image, at most 0 MB are allowed"):
         Engine(program, 1, most_bytes=1)
 
 
-def test_the_native_engine_limits_the_number_of_channels() -> None:
-    engine = _native.Engine([8192, 8192, 1], "scalar", 1)
-    flat = engine.add("flat", "permute", [0], [], [np.array(x, np.int64) for x in ([1 << 26], [0], [], [])])
-    one, nothing = np.ones(1, np.int32), np.zeros(0, np.uint8)
-    with pytest.raises(_native.BadProgram, match="too many channels: 67108864, at most 1048576"):
-        engine.add("sum", "add", [flat, flat], [1, 8], [one, one, nothing, one, one, nothing, one, nothing])
-    with pytest.raises(_native.BadProgram, match="too many channels: 67108864, at most 1048576"):
-        engine.add("looked up", "lookup", [flat], [8], [np.arange(256).astype(np.uint8), nothing, one])
+@pytest.mark.parametrize(
+    "op",
+    [
+        {"op": "add", "y": "y", "terms": [{"x": "flat", "mult": 1, "zero": 1}] * 2, "shift": 1, "y_zero": 1},
+        {"op": "lookup", "y": "y", "x": "flat"},
+    ],
+    ids=lambda op: op["op"],
+)
+def test_the_number_of_channels_is_limited(op: dict[str, Any], tmp_path: Path) -> None:
+    path, flat = tmp_path / "x.fqvit", {"op": "permute", "y": "flat", "x": "pixels", "view": [1 << 26], "perm": [0]}
+    header = header_of([flat, op], {"buffer": "y", "kind": "pooled", "scale": 1.0}, image=(8192, 8192, 1))
+    path.write_bytes(file_of(header, {"y.table": np.arange(256).astype(np.uint8)}))
+    for load in (Program.load, Engine):
+        with pytest.raises(FqvitError, match=r"x\.fqvit: y: too many channels: 67108864, at most 1048576"):
+            load(path)
 
 
 def test_too_many_ops_are_rejected(program: Path) -> None:
@@ -83,12 +91,17 @@ def test_too_many_ops_are_rejected(program: Path) -> None:
 
     program.write_bytes(rewritten(program.read_bytes(), repeat))
     with pytest.raises(FqvitError, match=r"tiny\.fqvit: ops: expected array of length <= 8192"):
+        Program.load(program)
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: ops: 8193 elements, expected at most 8192"):
         Engine(program)
-    engine, lists = _native.Engine([1, 1, 1], "scalar", 1), [np.array(x, np.int64) for x in ([1], [0], [], [])]
-    for _ in range(8192):
-        engine.add("y", "permute", [0], [], lists)
-    with pytest.raises(_native.BadProgram, match="too many ops: 8193, at most 8192"):
-        engine.add("y", "permute", [0], [], lists)
+
+
+def test_8192_ops_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "x.fqvit"
+    ops = [{"op": "permute", "y": f"y{i}", "x": "pixels", "view": [1], "perm": [0]} for i in range(8192)]
+    path.write_bytes(file_of(header_of(ops, {"buffer": "y0", "kind": "pooled", "scale": 1.0}, image=(1, 1, 1)), {}))
+    Program.load(path)
+    assert Engine(path, 1).run(np.full((1, 1, 1, 1), 7, np.uint8)) == 7
 
 
 @pytest.mark.parametrize("name", ["backbone.layers.99999999.blocks.0.norm1.bias", "roi_head.bbox_head.99999999.fc_cls.bias"])

@@ -16,6 +16,7 @@ import pytest
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower
+from fqvit.runtime.native import Engine
 from tests.factories import calibration_of, float_model
 from tests.robustness.hostile.allocated import at_most
 from tests.robustness.hostile.containers import Change, Json, Tensors, fingerprint_of, packed, rewritten, unpacked
@@ -30,13 +31,15 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def assert_rejected(raw: bytes, folder: Path, match: str = ".") -> str:
-    """Assert that the loader rejects the file in one line that matches, and return that line."""
+    """Assert that both loaders reject the file in one line, and that of Python matches; returns that line."""
     path = folder / "bad.fqvit"
     path.write_bytes(raw)
     with pytest.raises(FqvitError, match=match) as caught:
         Program.load(path)
-    line = str(caught.value)
-    assert line.startswith(str(path)) and "\n" not in line and len(line) < 1000
+    with pytest.raises(FqvitError) as natively:
+        Engine(path, 1)
+    for line in (str(natively.value), str(caught.value)):
+        assert line.startswith(str(path)) and "\n" not in line and len(line) < 1000 and line.endswith(".")
     return line.removeprefix(f"{path}: ")
 
 

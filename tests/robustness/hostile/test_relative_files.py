@@ -88,7 +88,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         "z: reads 'z' before any op writes it",
     ),
     "a mult of 2^29": (set_op("attend", mult=2**29), ATTEND + "mult must be in"),
-    "a mult of 2^63": (set_op("attend", mult=2**63), ATTEND + "mult must be in"),
+    "a mult of 2^63": (set_op("attend", mult=2**63), r"ops\[\d+\]\.mult: expected int <= "),
     "shift 63": (set_op("attend", shift=63), ATTEND + "shift must be in"),
     "a zero point of 10^30": (set_op("attend", v_zero=10**30), "."),
     "a zero point of V that is a string": (set_op("attend", v_zero="zero.0"), r"ops\[\d+\]\.v_zero: expected int, got str"),
