@@ -15,6 +15,7 @@
 
 #include "fqvit.h"
 #include "ppm.h"
+#include "text.h"
 
 static const char USAGE[] =
     "usage: fqvit-run MODEL.fqvit IMAGE.ppm... [options]\n"
@@ -25,10 +26,14 @@ static const char USAGE[] =
     "  --threads N    threads of a run, 1 to 256 (default: 1)\n"
     "  --isa NAME     instruction set (default: the fastest); --isa list shows those of this CPU\n"
     "  --repeat N     run N times and report the fastest time (default: 1)\n"
-    "  -o FILE        write output 0 of all images to FILE: integers in the byte order of this machine\n"
+    "  -o FILE        write output 0 of all images to FILE, one after the other: integers in the byte order\n"
+    "                 of this machine\n"
     "  --json         print one JSON object per image\n"
     "  --version      print the version\n"
-    "  --help         print this text\n";
+    "  --help         print this text\n"
+    "  --             what follows are names of files, even if they begin with -\n"
+    "\n"
+    "Exits with 0, or with 2 and one line on the standard error.\n";
 
 struct options {
     const char *model, *isa, *output;
@@ -37,13 +42,16 @@ struct options {
     uint32_t threads;
 };
 
+/* Prints one line, at most 2,000 bytes long; returns the exit code. */
 static int fail(const char* format, ...) {
+    char text[2000];
     va_list arguments;
     va_start(arguments, format);
-    fputs("fqvit-run: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    fputs("fqvit-run: ", stderr);
+    print_plain_text(stderr, text);
+    fputc('\n', stderr);
     return 2;
 }
 
@@ -51,20 +59,6 @@ static double now_ms(void) {
     struct timespec time;
     if (timespec_get(&time, TIME_UTC) == 0) return 0;
     return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
-}
-
-static void print_json_text(const char* text) {
-    putchar('"');
-    for (; *text != '\0'; ++text) {
-        if (*text == '"' || *text == '\\') {
-            printf("\\%c", *text);
-        } else if ((unsigned char)*text < 0x20) {
-            printf("\\u%04x", (unsigned)*text);
-        } else {
-            putchar(*text);
-        }
-    }
-    putchar('"');
 }
 
 /* Returns the value of an option as a number from 1 to most, or 0. */
@@ -76,9 +70,14 @@ static long number_of(const char* text, long most) {
 }
 
 static int parse(int count, char** arguments, struct options* options) {
+    int only_files = 0;
     for (int i = 1; i < count; ++i) {
         const char* name = arguments[i];
-        if (name[0] != '-' || name[1] == '\0') {
+        if (!only_files && strcmp(name, "--") == 0) {
+            only_files = 1;
+            continue;
+        }
+        if (only_files || name[0] != '-' || name[1] == '\0') {
             if (options->model == NULL) {
                 options->model = name;
             } else {
@@ -142,7 +141,9 @@ static void report_classes(const fqvit_model* model, const fqvit_tensor* output,
             }
             printf(", \"logit\": %ld, \"value\": %.6g}", (long)logits[best], value);
         } else {
-            printf("  %8.3f  %5lld  %s\n", value, (long long)best, name == NULL ? "" : name);
+            printf("  %8.3f  %5lld", value, (long long)best);
+            if (name != NULL) fputs("  ", stdout), print_plain_text(stdout, name);
+            putchar('\n');
         }
     }
 }
@@ -164,8 +165,10 @@ static void report(const fqvit_model* model, const fqvit_description* about, con
                times->run);
         return;
     }
-    printf("%s: %s, %.1f ms (preprocessing %.1f ms, loading %.1f ms)\n", image, about->model, times->run,
-           times->preprocess, times->load);
+    print_plain_text(stdout, image);
+    fputs(": ", stdout);
+    print_plain_text(stdout, about->model);
+    printf(", %.1f ms (preprocessing %.1f ms, loading %.1f ms)\n", times->run, times->preprocess, times->load);
     if (is_classifier) {
         report_classes(model, output, y, options);
     } else {
@@ -175,7 +178,7 @@ static void report(const fqvit_model* model, const fqvit_description* about, con
 }
 
 /* Prepares and runs one image. Returns 0, or 2 after a message. */
-static int run_image(fqvit_model* model, const char* path, uint8_t* input, const fqvit_tensor* in, void* y,
+static int run_image(fqvit_model* model, const char* path, uint8_t* input, const fqvit_tensor* in, uint8_t* y,
                      const fqvit_tensor* out, struct times* times, const struct options* options) {
     fqvit_image image = {NULL, 0, 0, 0, 0};
     char problem[256];
@@ -196,6 +199,13 @@ static int run_image(fqvit_model* model, const char* path, uint8_t* input, const
     return 0;
 }
 
+static int write_file(const char* path, const void* data, size_t size) {
+    FILE* file = open_utf8(path, "wb");
+    int is_written = file != NULL && fwrite(data, 1, size, file) == size;
+    if (file != NULL && fclose(file) != 0) is_written = 0;
+    return is_written ? 0 : fail("%s: cannot be written (%s).", path, strerror(errno));
+}
+
 static int run_images(fqvit_model* model, struct times* times, const struct options* options) {
     fqvit_description about;
     fqvit_tensor in, out;
@@ -204,62 +214,62 @@ static int run_images(fqvit_model* model, struct times* times, const struct opti
         fqvit_model_output(model, 0, &out, sizeof out) != FQVIT_OK) {
         return fail("%s", fqvit_last_error());
     }
-    FILE* file = NULL;
-    if (options->output != NULL && (file = fopen(options->output, "wb")) == NULL) {
-        return fail("%s: cannot be written (%s).", options->output, strerror(errno));
-    }
+    /* Written at the end, so that a bad image leaves no part of a file. */
+    const size_t bytes = (size_t)out.bytes, images = (size_t)options->image_count;
+    const size_t kept = options->output == NULL ? 1 : images;
     uint8_t* input = malloc((size_t)in.bytes);
-    void* y = malloc((size_t)out.bytes);
-    int result = input == NULL || y == NULL ? fail("not enough memory.") : 0;
-    for (int i = 0; result == 0 && i < options->image_count; ++i) {
+    uint8_t* ys = kept > SIZE_MAX / bytes ? NULL : malloc(kept * bytes);
+    int result = input == NULL || ys == NULL ? fail("not enough memory.") : 0;
+    for (size_t i = 0; result == 0 && i < images; ++i) {
+        uint8_t* y = ys + (options->output == NULL ? 0 : i) * bytes;
         result = run_image(model, options->images[i], input, &in, y, &out, times, options);
-        if (result != 0) break;
-        if (file != NULL && fwrite(y, 1, (size_t)out.bytes, file) != out.bytes) {
-            result = fail("%s: cannot be written (%s).", options->output, strerror(errno));
-            break;
-        }
-        report(model, &about, &out, y, options->images[i], times, options);
+        if (result == 0) report(model, &about, &out, y, options->images[i], times, options);
     }
-    free(input), free(y);
-    if (file != NULL && fclose(file) != 0 && result == 0) {
-        result = fail("%s: cannot be written (%s).", options->output, strerror(errno));
-    }
-    if (file != NULL && result != 0) remove(options->output);
+    if (result == 0 && options->output != NULL) result = write_file(options->output, ys, images * bytes);
+    free(input), free(ys);
     return result;
 }
 
-int main(int count, char** arguments) {
-    for (int i = 1; i < count; ++i) {
-        if (strcmp(arguments[i], "--help") == 0) return fputs(USAGE, stdout) < 0 ? 2 : 0;
-        if (strcmp(arguments[i], "--version") == 0) return printf("fqvit-run %s\n", fqvit_version()) < 0 ? 2 : 0;
+static void list_instruction_sets(void) {
+    for (size_t i = 0; fqvit_instruction_set(i) != NULL; ++i) puts(fqvit_instruction_set(i));
+}
+
+static int load_and_run(const struct options* options) {
+    fqvit_options load = FQVIT_OPTIONS_INIT;
+    load.threads = options->threads;
+    load.instruction_set = options->isa;
+    fqvit_model* model = NULL;
+    const double start = now_ms();
+    if (fqvit_model_load(options->model, &load, &model) != FQVIT_OK) return fail("%s", fqvit_last_error());
+    struct times times = {now_ms() - start, 0, 0};
+    const int result = run_images(model, &times, options);
+    fqvit_model_free(model);
+    return result;
+}
+
+static int run_command(int count, char** arguments) {
+    for (int i = 1; i < count && strcmp(arguments[i], "--") != 0; ++i) {
+        const int is_list = i > 1 && strcmp(arguments[i - 1], "--isa") == 0 && strcmp(arguments[i], "list") == 0;
+        if (strcmp(arguments[i], "--help") == 0) return fputs(USAGE, stdout), 0;
+        if (strcmp(arguments[i], "--version") == 0) return printf("fqvit-run %s\n", fqvit_version()), 0;
+        if (is_list) return list_instruction_sets(), 0;
     }
     struct options options = {NULL, NULL, NULL, NULL, 0, 5, 1, 0, 1};
     options.images = malloc(sizeof(char*) * (size_t)(count + 1));
     if (options.images == NULL) return fail("not enough memory.");
-    int result = 0;
-    for (int i = 1; i + 1 < count; ++i) {
-        if (strcmp(arguments[i], "--isa") != 0 || strcmp(arguments[i + 1], "list") != 0) continue;
-        for (size_t k = 0; fqvit_instruction_set(k) != NULL; ++k) puts(fqvit_instruction_set(k));
-        free(options.images);
-        return 0;
-    }
-    result = parse(count, arguments, &options);
-    if (result == 0) {
-        fqvit_options load = FQVIT_OPTIONS_INIT;
-        load.threads = options.threads;
-        load.instruction_set = options.isa;
-        fqvit_model* model = NULL;
-        struct times times = {0, 0, 0};
-        const double start = now_ms();
-        if (fqvit_model_load(options.model, &load, &model) != FQVIT_OK) {
-            result = fail("%s", fqvit_last_error());
-        } else {
-            times.load = now_ms() - start;
-            result = run_images(model, &times, &options);
-            fqvit_model_free(model);
-        }
-    }
+    int result = parse(count, arguments, &options);
+    if (result == 0) result = load_and_run(&options);
     free(options.images);
-    if (fflush(stdout) != 0 && result == 0) result = fail("standard output: cannot be written (%s).", strerror(errno));
+    return result;
+}
+
+int main(int count, char** arguments) {
+    char** utf8 = utf8_arguments(count, arguments);
+    if (utf8 == NULL) return fail("not enough memory.");
+    const int result = run_command(count, utf8);
+    /* A flush that failed before leaves nothing to flush, but sets the error. */
+    if ((ferror(stdout) != 0 || fflush(stdout) != 0) && result == 0) {
+        return fail("standard output: cannot be written (%s).", strerror(errno));
+    }
     return result;
 }

@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text.h"
+
 #define MAX_SIDE 4194304u
-#define CONVERT "Convert it, for example with `convert photo.jpg -depth 8 photo.ppm`"
+#define CONVERT "Convert it, for example with `convert photo.jpg -auto-orient -depth 8 photo.ppm`"
 
 /* Reads the next number of the header, after white space and comments; returns 0 if there is none up to `most`. */
 static unsigned read_number(FILE* file, unsigned most) {
@@ -35,6 +37,10 @@ static int fail(char* problem, size_t size, const char* text) {
 
 static int read_open_file(FILE* file, fqvit_image* image, char* problem, size_t size) {
     const int p = getc(file), kind = getc(file);
+    if (ferror(file)) { /* such as a folder */
+        snprintf(problem, size, "cannot be read (%s). Check the path", strerror(errno));
+        return 1;
+    }
     if (p != 'P' || (kind != '5' && kind != '6')) {
         return fail(problem, size, "not a binary PPM or PGM image (P6 or P5). " CONVERT);
     }
@@ -42,8 +48,9 @@ static int read_open_file(FILE* file, fqvit_image* image, char* problem, size_t 
     image->width = read_number(file, MAX_SIDE);
     image->height = read_number(file, MAX_SIDE);
     const unsigned white = read_number(file, 65535);
-    if (image->width == 0 || image->height == 0) return fail(problem, size, "its header is damaged. " CONVERT);
-    if (white != 255) return fail(problem, size, "its samples do not have 8 bits (maximum 255). " CONVERT);
+    if (image->width == 0 || image->height == 0)
+        return fail(problem, size, "its header is damaged, expected width and height up to 4194304. " CONVERT);
+    if (white != 255) return fail(problem, size, "its samples do not have 8 bits, expected the maximum 255. " CONVERT);
     /* Read in pieces, so that a small file with a large size in its header allocates little. */
     const uint64_t bytes = (uint64_t)image->width * image->height * image->channels;
     uint64_t capacity = 0, filled = 0;
@@ -62,7 +69,7 @@ static int read_open_file(FILE* file, fqvit_image* image, char* problem, size_t 
         const size_t count = fread(pixels + filled, 1, (size_t)(capacity - filled), file);
         if (count == 0) {
             free(pixels);
-            return fail(problem, size, "it is truncated. " CONVERT);
+            return fail(problem, size, "it has fewer pixels than its header says. " CONVERT);
         }
         filled += count;
     }
@@ -72,7 +79,7 @@ static int read_open_file(FILE* file, fqvit_image* image, char* problem, size_t 
 }
 
 int read_ppm(const char* path, fqvit_image* image, char* problem, size_t problem_size) {
-    FILE* file = fopen(path, "rb");
+    FILE* file = open_utf8(path, "rb");
     if (file == NULL) {
         snprintf(problem, problem_size, "cannot be opened (%s). Check the path", strerror(errno));
         return 1;
