@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument(
         "--isa",
         default=",".join(_native.instruction_sets()),
-        help="comma-separated instruction sets (default: all of this CPU)",
+        help="comma-separated instruction sets (default: all that this CPU supports)",
     )
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()

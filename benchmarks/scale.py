@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/scale.py --data-root DIR [--cores 64] [--images 128]
 
-DIR has weights/deit_tiny_patch16_224.safetensors and imagenet/{calib,val}/WNID/*.jpg. Times are CPU times of one thread,
-which vary less than wall time when the machine is busy. docs/measurements/distributed.md has the results.
+DIR has weights/deit_tiny_patch16_224.safetensors and imagenet/{calib,val}/WNID/*.jpg. Times are CPU times of the
+process (torch and the engine use one thread), which vary less than wall time when the machine is busy.
+docs/measurements/distributed.md has the results.
 """
 
 from __future__ import annotations

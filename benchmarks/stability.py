@@ -46,14 +46,14 @@ def main() -> None:
     graph = trace(model.module)
     data = fqvit.ImageFolder.labelled(arguments.data, model.preprocess, model.module.config.classes)
     data = data.limit(arguments.limit) if arguments.limit else data
-    answers: list[list[np.ndarray]] = [[] for _ in range(arguments.subsets + 1)]
+    predictions: list[list[np.ndarray]] = [[] for _ in range(arguments.subsets + 1)]
     labels = []
     for batch in track(data.batches(8), len(data) // 8, "evaluating"):
-        answers[0].append(run_float(graph, normalise(batch.images, model.preprocess)).argmax(1).numpy())
-        for found, runner in zip(answers[1:], runners, strict=True):
+        predictions[0].append(run_float(graph, normalise(batch.images, model.preprocess)).argmax(1).numpy())
+        for found, runner in zip(predictions[1:], runners, strict=True):
             found.append(runner.run(batch.images).argmax(1))
         labels.append(batch.labels)
-    exact, *integer = (np.concatenate(part) for part in answers)
+    exact, *integer = (np.concatenate(part) for part in predictions)
     truth = np.concatenate(labels)
     top1 = [100 * float(np.mean(found == truth)) for found in integer]
     for number, found in enumerate(integer):

@@ -31,9 +31,12 @@ NATIVE = ("include", "core", "image", "ops", "kernels", "python")
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a text on one line, without a list that it introduces and without its final period."""
-    paragraph = " ".join(re.split(r"\n\n|\n\s*[-*] ", text.strip())[0].split())
-    found = re.match(r".+?\.(?= [A-Z(])", paragraph)
+    """Return the first sentence of a text on one line, without a list or formula that follows and without its final period.
+
+    The next sentence starts with a capital letter, a parenthesis or the name of a C++ or Python file.
+    """
+    paragraph = " ".join(re.split(r"\n\n|\n\s*[-*] |\n {4}", text.strip())[0].split())
+    found = re.match(r".+?\.(?= (?:[A-Z(]|[\w/]+\.(?:cpp|h|py)\b))", paragraph)
     return (found[0] if found else paragraph).rstrip(".:")
 
 
@@ -71,8 +74,9 @@ def modules() -> str:
     lines = [
         "# Modules",
         "",
-        "The purpose of every module, from the first sentence of its docstring. This page is generated: run `make docs`",
-        "after a change. [Architecture](../architecture.md) explains how the packages depend on each other.",
+        "The purpose of every module, from the first sentence of its docstring or leading comment.",
+        "This page is generated: run `make docs` after a change.",
+        "[Architecture](../architecture.md) explains how the packages depend on each other.",
         *table("fqvit", sorted(SOURCE.glob("*.py"))),
     ]
     for name in PACKAGES:

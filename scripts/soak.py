@@ -130,7 +130,7 @@ class Load:
         self.lock = threading.Lock()
 
     def work(self, seed: int) -> None:
-        """Run one thread: mostly on shared engines, sometimes on engines of its own that it creates and drops."""
+        """Run one thread: mostly on shared engines, sometimes on engines that only this thread uses."""
         rng = random.Random(seed)
         case = rng.choice(self.cases)
         own = Engine(case.path, 1)

@@ -88,9 +88,15 @@ void check_constants(const Program& program) {
     for (const OpFields& op : program.ops) written.insert(output_of(op));
     for (const auto& [name, entry] : program.constants.entries()) {
         require(!written.contains(name), "constant '", name, "' has the name of a buffer");
-        const std::size_t count = entry.bytes() / static_cast<std::size_t>(size_of(entry.dtype));
-        require(count <= static_cast<std::size_t>(MAX_ELEMENTS), "constant '", name, "' has ", count,
-                " elements, at most ", MAX_ELEMENTS);
+        // An empty axis counts as 1, as in Python, whose arrays cannot have every shape of 0 elements.
+        std::int64_t count = 1;
+        bool fits = entry.shape.size() <= MAX_AXES;
+        for (const std::int64_t size : entry.shape) {
+            fits = fits && std::max<std::int64_t>(size, 1) <= MAX_ELEMENTS / count;
+            if (fits) count *= std::max<std::int64_t>(size, 1);
+        }
+        require(fits, "constant '", name, "' has shape ", entry.shape, ", expected at most ", MAX_AXES, " axes and ",
+                MAX_ELEMENTS, " elements");
     }
 }
 

@@ -146,6 +146,10 @@ void Model::load(std::shared_ptr<Source> source, const EngineOptions& options) {
     for (const Output& output : header_.outputs()) program.outputs.push_back(output.buffer);
     engine_ = std::make_unique<Engine>(program, options);
     check_header(header_, *engine_, program.constants);
+    for (const Output& output : header_.outputs()) {
+        alphas_.emplace_back();
+        if (output.alpha.has_value()) alphas_.back() = program.constants.read(*output.alpha).bytes;
+    }
     if (program.constants.contains(CLASSES)) {
         const Constant names = program.constants.read(CLASSES);
         has_classes_ = true;

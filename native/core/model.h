@@ -24,6 +24,8 @@ public:
     const std::string& fingerprint() const { return fingerprint_; }
     bool has_classes() const { return has_classes_; }
     const std::string& classes() const { return classes_; }  // names in UTF-8, one per line
+    // The exponents of output i, one per channel; empty if it has none.
+    const std::vector<std::uint8_t>& alpha(std::size_t i) const { return alphas_[i]; }
     Engine& engine() const { return *engine_; }
 
 private:
@@ -32,6 +34,7 @@ private:
     Header header_;
     std::string json_, fingerprint_, classes_;
     bool has_classes_ = false;
+    std::vector<std::vector<std::uint8_t>> alphas_;
     std::unique_ptr<Engine> engine_;
 };
 

@@ -39,8 +39,8 @@ def single_ops() -> dict[str, bytes]:
 
 def several_outputs() -> dict[str, bytes]:
     """Return a small head that takes codes (a convolution, then two layers), with outputs that prevent fusion."""
-    places = np.arange(8, dtype=np.int32)
-    index = np.stack([places - 1, places, np.where(places == 7, -1, places + 1)], -1).astype(np.int32)
+    positions = np.arange(8, dtype=np.int32)
+    index = np.stack([positions - 1, positions, np.where(positions == 7, -1, positions + 1)], -1).astype(np.int32)
     records = [
         Record("take", [0], [], [index, i32(128)]),
         Record("permute", [1], [], [i64(8, 9), i64(0, 1), i64(), i64()]),

@@ -10,7 +10,7 @@ namespace fqvit {
 namespace {
 
 // Above this many resized pixels Preprocess.apply resizes only the cropped part, with slightly different weights.
-constexpr std::int64_t WHOLE_LIMIT = std::int64_t{1} << 24;
+constexpr std::int64_t FULL_RESIZE_LIMIT = std::int64_t{1} << 24;
 
 void require_range(const char* name, std::int64_t value, std::int64_t lo, std::int64_t hi) {
     require(value >= lo && value <= hi, "preprocess: ", name, " is ", value, ", expected ", lo, " to ", hi);
@@ -64,7 +64,7 @@ void preprocess(const Preprocess& p, const std::uint8_t* pixels, std::int64_t he
     const std::int64_t resized_width = resized_side(width, short_side, p.resize);
     const Crop vertical = center_crop(resized_height, p.height), horizontal = center_crop(resized_width, p.width);
 
-    const bool whole = resized_height * resized_width <= WHOLE_LIMIT;
+    const bool whole = resized_height * resized_width <= FULL_RESIZE_LIMIT;
     const auto make_axis = whole ? resize_axis : resize_part_of_axis;
     const Axis rows = make_axis(p.interpolation, height, resized_height, vertical.begin, vertical.end);
     const Axis columns = make_axis(p.interpolation, width, resized_width, horizontal.begin, horizontal.end);

@@ -12,9 +12,15 @@ namespace fqvit {
 namespace {
 
 constexpr std::uint64_t MAX_HEADER = 100'000'000;  // bytes, as in the safetensors library
+constexpr std::uint64_t LENGTH_BYTES = 8;          // in front of the header: its length
 
-[[noreturn]] void fail_container(const std::string& problem) {
-    throw BadProgramWithRemedy("not a readable .fqvit file (" + problem + "). It is damaged or truncated. Quantize again");
+// Reports a file that is no valid safetensors file. Every .fqvit file has the brace of the header at the same position.
+[[noreturn]] void fail_container(Source& source) {
+    char start = '\0';
+    if (source.size() > LENGTH_BYTES) source.read(LENGTH_BYTES, 1, &start);
+    throw BadProgramWithRemedy(start == '{'
+                                   ? "damaged or truncated, expected a complete .fqvit file. Quantize again"
+                                   : "not a .fqvit file, expected one written by `fqvit quantize`. Check the path");
 }
 
 std::optional<DType> integer_type(std::string_view name) {
@@ -57,76 +63,84 @@ void read_metadata(Json json, std::map<std::string, std::string, std::less<>>& o
     read_field(json, Where{nullptr, "__metadata__"}, {}, out);
 }
 
-// Checks that the tensors cover `size` bytes without gaps and overlaps, each with the bytes that its shape needs.
+// Checks that the tensors cover `size` bytes without gaps and overlaps, each with the bytes that its shape needs. The
+// sizes of tensors that are not integers are unknown.
 void check_layout(std::vector<Tensor>& tensors, std::uint64_t size) {
     std::sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) { return a.offsets < b.offsets; });
     std::int64_t end = 0;
     for (const Tensor& tensor : tensors) {
-        const std::optional<DType> dtype = integer_type(tensor.dtype);
-        if (!dtype.has_value()) {
-            throw BadProgramWithRemedy("constant '" + tensor.name + "' is " + tensor.dtype +
-                             ": only integers may be in a program. Quantize again");
-        }
-        if (tensor.offsets[0] != end || tensor.offsets[1] < end) fail_container("offsets of " + tensor.name);
+        require(tensor.offsets[0] == end && tensor.offsets[1] >= end, "offsets of ", tensor.name);
         end = tensor.offsets[1];
-        const std::int64_t bytes = end - tensor.offsets[0];
-        std::int64_t count = size_of(*dtype);
+        const std::optional<DType> dtype = integer_type(tensor.dtype);
+        if (!dtype.has_value()) continue;
+        std::int64_t bytes = size_of(*dtype);
         for (const std::int64_t axis : tensor.shape) {
-            if (axis != 0 && count > MAX_INTEGER / axis) fail_container("shape of " + tensor.name);
-            count *= axis;
+            require(axis == 0 || bytes <= MAX_INTEGER / axis, "shape of ", tensor.name);
+            bytes *= axis;
         }
-        if (count != bytes) fail_container("size of " + tensor.name);
+        require(bytes == end - tensor.offsets[0], "size of ", tensor.name);
     }
-    if (static_cast<std::uint64_t>(end) != size) fail_container("size of the file");
+    require(static_cast<std::uint64_t>(end) == size, "size of the file");
+}
+
+// Reads the header into the metadata of `out`; returns the tensors, in the order of their offsets.
+std::vector<Tensor> read_tensors(const std::string& text, std::uint64_t data_bytes, Container& out) {
+    const JsonDocument document(text, "header", CONTAINER_JSON);
+    require_type({}, document.root(), Json::object);
+    std::map<std::string, Tensor, std::less<>> named;  // of duplicates, the last one counts
+    bool has_metadata = false;
+    document.root().for_each_member([&](std::string_view name, Json value) {
+        if (name != "__metadata__") {
+            named.insert_or_assign(std::string(name), read_tensor(name, value));
+            return;
+        }
+        require(!has_metadata, "__metadata__: given twice");
+        has_metadata = true;
+        read_metadata(value, out.metadata);
+    });
+    std::vector<Tensor> tensors;
+    for (auto& [name, tensor] : named) tensors.push_back(std::move(tensor));
+    check_layout(tensors, data_bytes);
+    return tensors;
 }
 
 }  // namespace
 
 Container read_container(std::shared_ptr<Source> source) {
-    std::uint8_t prefix[8];
-    if (source->size() < sizeof prefix) fail_container("header too small");
+    if (source->size() < LENGTH_BYTES) fail_container(*source);
+    std::uint8_t prefix[LENGTH_BYTES];
     source->read(0, sizeof prefix, prefix);
     std::uint64_t length = 0;
     for (int i = 7; i >= 0; --i) length = length << 8 | prefix[i];
-    if (length > MAX_HEADER || length > source->size() - sizeof prefix) fail_container("header too large");
+    if (length > MAX_HEADER || length > source->size() - LENGTH_BYTES) fail_container(*source);
     std::string text(static_cast<std::size_t>(length), '\0');
-    source->read(sizeof prefix, text.size(), text.data());
+    source->read(LENGTH_BYTES, text.size(), text.data());
 
     Container out{{}, Constants(source)};
-    std::map<std::string, Tensor, std::less<>> named;  // of duplicates, the last one counts
-    try {
-        const JsonDocument document(text, "header");
-        require_type({}, document.root(), Json::object);
-        bool has_metadata = false;
-        document.root().for_each_member([&](std::string_view name, Json value) {
-            if (name != "__metadata__") {
-                named.insert_or_assign(std::string(name), read_tensor(name, value));
-                return;
-            }
-            require(!has_metadata, "__metadata__: given twice");
-            has_metadata = true;
-            read_metadata(value, out.metadata);
-        });
-    } catch (const BadProgram& error) {
-        fail_container(error.what());
-    }
     std::vector<Tensor> tensors;
-    for (auto& [name, tensor] : named) tensors.push_back(std::move(tensor));
-    const std::uint64_t start = sizeof prefix + length;
-    check_layout(tensors, source->size() - start);
+    const std::uint64_t start = LENGTH_BYTES + length;
+    try {
+        tensors = read_tensors(text, source->size() - start, out);
+    } catch (const BadProgram&) {
+        fail_container(*source);
+    }
+    // Weights of a float model contain no JSON of a program, which the caller reports.
+    if (!out.metadata.contains(PROGRAM_KEY) && !out.metadata.contains(DETECTOR_KEY)) return out;
     for (Tensor& tensor : tensors) {
+        const std::optional<DType> dtype = integer_type(tensor.dtype);
+        if (!dtype.has_value()) {
+            throw BadProgramWithRemedy("constant '" + tensor.name + "' is " + tensor.dtype +
+                                       ": only integers may be in a program. Quantize again");
+        }
         const std::uint64_t offset = start + static_cast<std::uint64_t>(tensor.offsets[0]);
-        out.constants.add(std::move(tensor.name), *integer_type(tensor.dtype), std::move(tensor.shape), offset);
+        out.constants.add(std::move(tensor.name), *dtype, std::move(tensor.shape), offset);
     }
     return out;
 }
 
-const std::string& checked_json(const Container& container, const char* key) {
-    const auto found = container.metadata.find(key);
-    const auto fingerprint = container.metadata.find("fingerprint");
-    require(found != container.metadata.end(), "no metadata of the key ", key);
+std::string fingerprint_of(const Container& container, const std::string& json) {
     Sha256 digest;
-    digest.update(found->second);
+    digest.update(json);
     for (const auto& [name, entry] : container.constants.entries()) {
         digest.update("\n"), digest.update(name), digest.update(" "), digest.update(name_of(entry.dtype));
         char before = ' ';
@@ -138,8 +152,14 @@ const std::string& checked_json(const Container& container, const char* key) {
         container.constants.read_pieces(entry,
                                         [&](const std::uint8_t* data, std::size_t size) { digest.update(data, size); });
     }
-    const bool same = fingerprint != container.metadata.end() && digest.hexadecimal() == fingerprint->second;
-    if (!same) {
+    return digest.hexadecimal();
+}
+
+const std::string& checked_json(const Container& container, const char* key) {
+    const auto found = container.metadata.find(key);
+    const auto fingerprint = container.metadata.find("fingerprint");
+    require(found != container.metadata.end(), "no metadata of the key ", key);
+    if (fingerprint == container.metadata.end() || fingerprint_of(container, found->second) != fingerprint->second) {
         throw BadProgramWithRemedy("the fingerprint does not match the contents. The file is damaged. Quantize again");
     }
     return found->second;

@@ -35,8 +35,8 @@ void require_length(const Where& where, std::size_t length, const Bounds& bounds
     if (length < bounds.shortest || length > bounds.longest) {
         const std::string least = std::to_string(bounds.shortest), most = std::to_string(bounds.longest);
         const bool short_one = length < bounds.shortest;
-        fail_at(where, std::to_string(length) + " elements, expected at " +
-                           (short_one ? "least " + least : "most " + most));
+        fail_at(where,
+                std::to_string(length) + " elements, expected at " + (short_one ? "least " + least : "most " + most));
     }
 }
 
@@ -44,8 +44,8 @@ void read_field(Json json, const Where& where, const Bounds& bounds, std::int64_
     require_type(where, json, Json::integer);
     out = json.as_integer();
     if (out < bounds.lo || out > bounds.hi) {
-        fail_at(where, std::to_string(out) + ", expected " + std::to_string(bounds.lo) + " to " +
-                           std::to_string(bounds.hi));
+        fail_at(where,
+                std::to_string(out) + ", expected " + std::to_string(bounds.lo) + " to " + std::to_string(bounds.hi));
     }
 }
 

@@ -42,17 +42,17 @@ struct Bounds {
 template <class Struct, class T>
 struct Field {
     const char* name;
-    T Struct::*member;
+    T Struct::* member;
     Bounds bounds;
     bool required;
 };
 
 template <class Struct, class T>
-constexpr Field<Struct, T> required(const char* name, T Struct::*member, Bounds bounds = {}) {
+constexpr Field<Struct, T> required(const char* name, T Struct::* member, Bounds bounds = {}) {
     return {name, member, bounds, true};
 }
 template <class Struct, class T>
-constexpr Field<Struct, T> optional(const char* name, T Struct::*member, Bounds bounds = {}) {
+constexpr Field<Struct, T> optional(const char* name, T Struct::* member, Bounds bounds = {}) {
     return {name, member, bounds, false};
 }
 

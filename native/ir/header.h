@@ -151,14 +151,10 @@ struct Description<Site> {
     static constexpr auto fields() {
         using F = Site;
         constexpr Bounds CODE{.lo = 0, .hi = 65535};
-        return std::tuple{required("role", &F::role),
-                          required("bits", &F::bits, {.lo = 1, .hi = 16}),
-                          optional("scale", &F::scale),
-                          optional("zero", &F::zero, CODE),
-                          optional("alpha", &F::alpha),
-                          optional("log2", &F::log2),
-                          optional("zero_code", &F::zero_code),
-                          optional("steps", &F::steps),
+        return std::tuple{required("role", &F::role),           required("bits", &F::bits, {.lo = 1, .hi = 16}),
+                          optional("scale", &F::scale),         optional("zero", &F::zero, CODE),
+                          optional("alpha", &F::alpha),         optional("log2", &F::log2),
+                          optional("zero_code", &F::zero_code), optional("steps", &F::steps),
                           optional("levels", &F::levels, CODE)};
     }
 };
@@ -167,18 +163,12 @@ template <>
 struct Description<Header> {
     static constexpr auto fields() {
         using F = Header;
-        return std::tuple{required("version", &F::version),
-                          required("model", &F::model),
-                          required("preprocess", &F::preprocess),
-                          required("ops", &F::ops, {.longest = MAX_OPS}),
-                          required("output", &F::output),
-                          required("sites", &F::sites),
-                          required("recipe", &F::recipe),
-                          required("source", &F::source),
-                          required("images", &F::images),
-                          optional("others", &F::others),
-                          optional("input", &F::input),
-                          optional("moves", &F::moves)};
+        return std::tuple{required("version", &F::version),       required("model", &F::model),
+                          required("preprocess", &F::preprocess), required("ops", &F::ops, {.longest = MAX_OPS}),
+                          required("output", &F::output),         required("sites", &F::sites),
+                          required("recipe", &F::recipe),         required("source", &F::source),
+                          required("images", &F::images),         optional("others", &F::others),
+                          optional("input", &F::input),           optional("moves", &F::moves)};
     }
 };
 

@@ -11,7 +11,7 @@ namespace fqvit {
 
 // Receives the tokens. Each function returns whether to go on.
 struct JsonDocument::Parser : nlohmann::json_sax<nlohmann::json> {
-    explicit Parser(JsonDocument& document) : document(document) {}
+    Parser(JsonDocument& document, JsonRules rules) : document(document), rules(rules) {}
 
     bool add(Json::Type type) {
         if (document.nodes_.size() >= std::numeric_limits<std::uint32_t>::max()) return false;
@@ -37,7 +37,7 @@ struct JsonDocument::Parser : nlohmann::json_sax<nlohmann::json> {
         return true;
     }
     bool open(Json::Type type) {
-        if (open_nodes.size() >= MAX_DEPTH || !add(type)) return false;
+        if (open_nodes.size() >= static_cast<std::size_t>(rules.max_depth) || !add(type)) return false;
         open_nodes.push_back(document.nodes_.size() - 1);
         return true;
     }
@@ -53,14 +53,15 @@ struct JsonDocument::Parser : nlohmann::json_sax<nlohmann::json> {
         last().integer = value ? 1 : 0;
         return true;
     }
+    // Called for numbers with a minus sign only.
     bool number_integer(number_integer_t value) override {
+        if (value == 0 && !rules.minus_zero_is_int) return add_number(Json::number, -0.0);
         const bool fits = value >= -MAX_INTEGER && value <= MAX_INTEGER;
         return fits ? add_integer(value) : add_number(Json::big, static_cast<double>(value));
     }
     bool number_unsigned(number_unsigned_t value) override {
         const bool fits = value <= static_cast<number_unsigned_t>(MAX_INTEGER);
-        return fits ? add_integer(static_cast<std::int64_t>(value))
-                    : add_number(Json::big, static_cast<double>(value));
+        return fits ? add_integer(static_cast<std::int64_t>(value)) : add_number(Json::big, static_cast<double>(value));
     }
     // An integer of more than 64 bits arrives here as well; its text has neither a point nor an exponent.
     bool number_float(number_float_t value, const string_t& digits) override {
@@ -77,14 +78,16 @@ struct JsonDocument::Parser : nlohmann::json_sax<nlohmann::json> {
     bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
 
     JsonDocument& document;
+    const JsonRules rules;
     std::vector<std::size_t> open_nodes;
 };
 
-JsonDocument::JsonDocument(std::string_view json, const char* name) {
-    Parser parser(*this);
-    constexpr std::string_view BYTE_ORDER_MARK = "\xEF\xBB\xBF";  // the tokenizer would skip it
-    const bool parsed = !json.starts_with(BYTE_ORDER_MARK) &&
-                        nlohmann::json::sax_parse(json.begin(), json.end(), &parser, nlohmann::json::input_format_t::json);
+JsonDocument::JsonDocument(std::string_view json, const char* name, JsonRules rules) {
+    Parser parser(*this, rules);
+    // The tokenizer would skip a byte order mark and stop at a NUL byte.
+    const bool plain = !json.starts_with("\xEF\xBB\xBF") && json.find('\0') == std::string_view::npos;
+    const bool parsed =
+        plain && nlohmann::json::sax_parse(json.begin(), json.end(), &parser, nlohmann::json::input_format_t::json);
     require(parsed, name, " is not JSON");
 }
 

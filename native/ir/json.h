@@ -45,16 +45,22 @@ private:
     std::uint32_t index_;
 };
 
+// What differs between readers of JSON whose verdict a document must share.
+struct JsonRules {
+    int max_depth;           // of arrays and objects inside each other
+    bool minus_zero_is_int;  // whether -0 is an integer or a float
+};
+constexpr JsonRules PROGRAM_JSON{512, true};     // msgspec, which has no limit of its own
+constexpr JsonRules CONTAINER_JSON{127, false};  // serde_json, which the safetensors library uses
+
 class JsonDocument {
 public:
     // Throws BadProgram with the message "<name> is not JSON" if the text is not exactly one JSON value, nests deeper
-    // than MAX_DEPTH, or contains a number that no double can represent.
-    JsonDocument(std::string_view json, const char* name);
+    // than allowed, or contains a number that no double can represent.
+    JsonDocument(std::string_view json, const char* name, JsonRules rules = PROGRAM_JSON);
     JsonDocument(const JsonDocument&) = delete;
     JsonDocument& operator=(const JsonDocument&) = delete;
     Json root() const { return {*this, 0}; }
-
-    static constexpr int MAX_DEPTH = 512;
 
 private:
     friend class Json;

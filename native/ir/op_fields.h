@@ -149,10 +149,9 @@ struct AttendFields {
     std::int64_t v_zero = 0, y_zero = 0, bits = 8;
 };
 
-using OpFields =
-    std::variant<LookupFields, LinearFields, LayerNormFields, AddFields, MeanFields, TakeFields, PermuteFields,
-                 ConcatFields, MatMulFields, LogSoftmaxFields, SoftmaxFields, RowCodesFields, ShiftMatMulFields,
-                 AttendFields>;
+using OpFields = std::variant<LookupFields, LinearFields, LayerNormFields, AddFields, MeanFields, TakeFields,
+                              PermuteFields, ConcatFields, MatMulFields, LogSoftmaxFields, SoftmaxFields,
+                              RowCodesFields, ShiftMatMulFields, AttendFields>;
 
 // The name of the buffer that an op writes.
 inline const std::string& output_of(const OpFields& op) {

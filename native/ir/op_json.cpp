@@ -32,7 +32,8 @@ template <>
 struct Description<LookupFields> {
     static constexpr auto fields() {
         using F = LookupFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), optional("alpha", &F::alpha), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{required("y", &F::y), required("x", &F::x), optional("alpha", &F::alpha),
+                          optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
     }
 };
 
@@ -40,7 +41,13 @@ template <>
 struct Description<LinearFields> {
     static constexpr auto fields() {
         using F = LinearFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), optional("out", &F::out), optional("y_zero", &F::y_zero), optional("bits", &F::bits), optional("group", &F::group), optional("weights_of", &F::weights_of)};
+        return std::tuple{required("y", &F::y),
+                          required("x", &F::x),
+                          optional("out", &F::out),
+                          optional("y_zero", &F::y_zero),
+                          optional("bits", &F::bits),
+                          optional("group", &F::group),
+                          optional("weights_of", &F::weights_of)};
     }
 };
 
@@ -48,7 +55,14 @@ template <>
 struct Description<LayerNormFields> {
     static constexpr auto fields() {
         using F = LayerNormFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), required("epsilon", &F::epsilon), required("shift", &F::shift), required("b_shift", &F::b_shift), optional("zero", &F::zero), optional("alpha", &F::alpha), optional("bits", &F::bits)};
+        return std::tuple{required("y", &F::y),
+                          required("x", &F::x),
+                          required("epsilon", &F::epsilon),
+                          required("shift", &F::shift),
+                          required("b_shift", &F::b_shift),
+                          optional("zero", &F::zero),
+                          optional("alpha", &F::alpha),
+                          optional("bits", &F::bits)};
     }
 };
 
@@ -56,7 +70,8 @@ template <>
 struct Description<TermFields> {
     static constexpr auto fields() {
         using F = TermFields;
-        return std::tuple{required("x", &F::x), required("mult", &F::mult), optional("zero", &F::zero), optional("alpha", &F::alpha)};
+        return std::tuple{required("x", &F::x), required("mult", &F::mult), optional("zero", &F::zero),
+                          optional("alpha", &F::alpha)};
     }
 };
 
@@ -64,7 +79,9 @@ template <>
 struct Description<AddFields> {
     static constexpr auto fields() {
         using F = AddFields;
-        return std::tuple{required("y", &F::y), required("terms", &F::terms), required("shift", &F::shift), optional("y_zero", &F::y_zero), optional("y_alpha", &F::y_alpha), optional("bits", &F::bits)};
+        return std::tuple{
+            required("y", &F::y),           required("terms", &F::terms),     required("shift", &F::shift),
+            optional("y_zero", &F::y_zero), optional("y_alpha", &F::y_alpha), optional("bits", &F::bits)};
     }
 };
 
@@ -72,7 +89,9 @@ template <>
 struct Description<MeanFields> {
     static constexpr auto fields() {
         using F = MeanFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), required("mult", &F::mult), required("shift", &F::shift), optional("skip", &F::skip), optional("zero", &F::zero), optional("alpha", &F::alpha), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{required("y", &F::y),         required("x", &F::x),           required("mult", &F::mult),
+                          required("shift", &F::shift), optional("skip", &F::skip),     optional("zero", &F::zero),
+                          optional("alpha", &F::alpha), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
     }
 };
 
@@ -80,7 +99,8 @@ template <>
 struct Description<TakeFields> {
     static constexpr auto fields() {
         using F = TakeFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), required("index", &F::index), optional("fill", &F::fill)};
+        return std::tuple{required("y", &F::y), required("x", &F::x), required("index", &F::index),
+                          optional("fill", &F::fill)};
     }
 };
 
@@ -88,7 +108,8 @@ template <>
 struct Description<PermuteFields> {
     static constexpr auto fields() {
         using F = PermuteFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), required("view", &F::view), required("perm", &F::perm), optional("shape", &F::shape), optional("select", &F::select)};
+        return std::tuple{required("y", &F::y),       required("x", &F::x),         required("view", &F::view),
+                          required("perm", &F::perm), optional("shape", &F::shape), optional("select", &F::select)};
     }
 };
 
@@ -104,7 +125,11 @@ template <>
 struct Description<MatMulFields> {
     static constexpr auto fields() {
         using F = MatMulFields;
-        return std::tuple{required("y", &F::y), required("a", &F::a), required("b", &F::b), required("mult", &F::mult), required("shift", &F::shift), optional("a_zero", &F::a_zero), optional("b_zero", &F::b_zero), optional("b_rows", &F::b_rows), optional("index", &F::index), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{
+            required("y", &F::y),           required("a", &F::a),           required("b", &F::b),
+            required("mult", &F::mult),     required("shift", &F::shift),   optional("a_zero", &F::a_zero),
+            optional("b_zero", &F::b_zero), optional("b_rows", &F::b_rows), optional("index", &F::index),
+            optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
     }
 };
 
@@ -112,7 +137,8 @@ template <>
 struct Description<LogSoftmaxFields> {
     static constexpr auto fields() {
         using F = LogSoftmaxFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), optional("bits", &F::bits), optional("region", &F::region)};
+        return std::tuple{required("y", &F::y), required("x", &F::x), optional("bits", &F::bits),
+                          optional("region", &F::region)};
     }
 };
 
@@ -120,7 +146,8 @@ template <>
 struct Description<SoftmaxFields> {
     static constexpr auto fields() {
         using F = SoftmaxFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), required("mult", &F::mult), required("shift", &F::shift), optional("bits", &F::bits), optional("region", &F::region)};
+        return std::tuple{required("y", &F::y),         required("x", &F::x),       required("mult", &F::mult),
+                          required("shift", &F::shift), optional("bits", &F::bits), optional("region", &F::region)};
     }
 };
 
@@ -136,7 +163,11 @@ template <>
 struct Description<ShiftMatMulFields> {
     static constexpr auto fields() {
         using F = ShiftMatMulFields;
-        return std::tuple{required("y", &F::y), required("a", &F::a), required("v", &F::v), required("mult", &F::mult), required("shift", &F::shift), optional("v_zero", &F::v_zero), optional("a_bits", &F::a_bits), optional("zero_code", &F::zero_code), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{required("y", &F::y),           required("a", &F::a),
+                          required("v", &F::v),           required("mult", &F::mult),
+                          required("shift", &F::shift),   optional("v_zero", &F::v_zero),
+                          optional("a_bits", &F::a_bits), optional("zero_code", &F::zero_code),
+                          optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
     }
 };
 
@@ -144,7 +175,10 @@ template <>
 struct Description<AttendFields> {
     static constexpr auto fields() {
         using F = AttendFields;
-        return std::tuple{required("y", &F::y), required("a", &F::a), required("v", &F::v), required("mult", &F::mult), required("shift", &F::shift), optional("levels", &F::levels), optional("v_zero", &F::v_zero), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{
+            required("y", &F::y),           required("a", &F::a),           required("v", &F::v),
+            required("mult", &F::mult),     required("shift", &F::shift),   optional("levels", &F::levels),
+            optional("v_zero", &F::v_zero), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
     }
 };
 
@@ -165,7 +199,48 @@ bool read_tagged(std::string_view tag, Json json, const Where& where, OpFields& 
     }
 }
 
+// Defaults as JSON. Zero points have one number as default.
+std::string as_json(std::int64_t value) { return std::to_string(value); }
+std::string as_json(bool value) { return value ? "true" : "false"; }
+std::string as_json(LinearOut value) {
+    return '"' + std::string(Names<LinearOut>::names[static_cast<std::size_t>(value)]) + '"';
+}
+std::string as_json(const Zero& zero) { return as_json(zero.values.front()); }
+std::string as_json(const std::vector<std::int64_t>& values) { return values.empty() ? "[]" : "not empty"; }
+template <class T>
+std::string as_json(const std::optional<T>& value) {
+    return value.has_value() ? "not null" : "null";
+}
+
+template <class T>
+std::string list_fields() {
+    const T defaults{};
+    std::string out;
+    const auto add = [&](const auto& field) {
+        using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;
+        out += std::string(out.empty() ? "{\"" : ", \"") + field.name + "\": {\"required\": " + as_json(field.required);
+        if constexpr (requires(const Member& value) { as_json(value); }) {
+            if (!field.required) out += ", \"default\": " + as_json(defaults.*(field.member));
+        }
+        out += "}";
+    };
+    std::apply([&](const auto&... fields) { (add(fields), ...); }, Description<T>::fields());
+    return out + "}";
+}
+
+template <std::size_t... I>
+std::string list_alternatives(std::index_sequence<I...>) {
+    std::string out = "{\"term\": " + list_fields<TermFields>();
+    const auto add = [&]<class Fields>(const Fields*) {
+        out += std::string(", \"") + Fields::TAG + "\": " + list_fields<Fields>();
+    };
+    (add(static_cast<const std::variant_alternative_t<I, OpFields>*>(nullptr)), ...);
+    return out + "}";
+}
+
 }  // namespace
+
+std::string list_op_fields() { return list_alternatives(std::make_index_sequence<std::variant_size_v<OpFields>>()); }
 
 void read_field(Json json, const Where& where, const Bounds&, OpFields& out) {
     require_type(where, json, Json::object);

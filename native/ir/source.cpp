@@ -14,7 +14,10 @@ public:
     explicit FileSource(const std::string& path) {
         const std::filesystem::path native(reinterpret_cast<const char8_t*>(path.c_str()));
         std::error_code error;
-        if (!std::filesystem::exists(native, error)) throw BadFile("no such file. Check the path");
+        if (!std::filesystem::exists(native, error)) {
+            const std::string name = path.substr(path.find_last_of('/') + 1);
+            throw BadFile("no such file. Check the path, or make one with `fqvit quantize -o " + name + "`");
+        }
         // Opening a FIFO would wait for its writer.
         if (!std::filesystem::is_regular_file(native, error)) throw BadFile("not a regular file. Check the path");
 #if defined(_WIN32)
@@ -22,7 +25,10 @@ public:
 #else
         file_.reset(std::fopen(native.c_str(), "rb"));
 #endif
-        if (file_ == nullptr) throw BadFile(std::string("cannot be opened (") + std::strerror(errno) + ")");
+        if (file_ == nullptr) {
+            throw BadFile(std::string("cannot be read (") + std::strerror(errno) +
+                          "). Check the disk and the file's permissions");
+        }
         std::setvbuf(file_.get(), nullptr, _IONBF, 0);
         if (!seek(0, SEEK_END)) fail_read();
         const std::int64_t end = tell();
@@ -43,7 +49,9 @@ private:
         void operator()(std::FILE* file) const { std::fclose(file); }
     };
 
-    [[noreturn]] static void fail_read() { throw BadFile("cannot be read, or became shorter while it was read"); }
+    [[noreturn]] static void fail_read() {
+        throw BadFile("cannot be read, or became shorter while it was read. Check the disk, or try again");
+    }
 
     bool seek(std::int64_t offset, int origin) const {
 #if defined(_WIN32)
@@ -69,7 +77,7 @@ public:
     MemorySource(const void* data, std::size_t size) : data_(static_cast<const std::uint8_t*>(data)), size_(size) {}
     std::uint64_t size() const override { return size_; }
     void read(std::uint64_t offset, std::size_t size, void* to) override {
-        if (offset > size_ || size > size_ - offset) throw BadFile("truncated");
+        if (offset > size_ || size > size_ - offset) throw BadFile("truncated. Pass a complete .fqvit file");
         if (size > 0) std::memcpy(to, data_ + offset, size);
     }
 

@@ -45,13 +45,14 @@ std::vector<std::int8_t> unpack_weights(const LinearFields& fields, std::int64_t
     const Constant codes = scope.constant(fields.weight_part("w"), {DType::u8}, {ANY, row});
     outputs = codes.shape[0];
     const Constant exponents = scope.constant(fields.weight_part("exponent"), {DType::u8}, {outputs, exponent_row});
-    require(outputs <= MAX_ELEMENTS / inputs, "too many weights: ", outputs, " x ", inputs);
+    require(outputs <= MAX_ELEMENTS / inputs, "too many weights: ", outputs, " x ", inputs, ", at most ", MAX_ELEMENTS);
     std::vector<std::int8_t> out(static_cast<std::size_t>(outputs * inputs));
     for (std::int64_t o = 0; o < outputs; ++o) {
         const std::uint8_t* code_row = codes.as<std::uint8_t>() + o * row;
         const std::uint8_t* shift_row = exponents.as<std::uint8_t>() + o * exponent_row;
-        require((inputs % 2 == 0 || nibble(code_row, inputs) == 0) && (groups % 2 == 0 || nibble(shift_row, groups) == 0),
-                "4-bit weights: a padding nibble is not 0");
+        require(
+            (inputs % 2 == 0 || nibble(code_row, inputs) == 0) && (groups % 2 == 0 || nibble(shift_row, groups) == 0),
+            "4-bit weights: a padding nibble is not 0");
         for (std::int64_t g = 0; g < groups; ++g) {
             const auto shift = in_range(nibble(shift_row, g), 0, MAX_EXPONENT, "exponent");
             for (std::int64_t k = g * group; k < std::min(inputs, (g + 1) * group); ++k) {

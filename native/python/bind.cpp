@@ -232,6 +232,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("arena_bytes", [](const fqvit::Model& model) { return model.engine().arena_bytes(); })
         .def_prop_ro("run_bytes", [](const fqvit::Model& model) { return model.engine().run_bytes(); })
         .def_prop_ro("constant_bytes", [](const fqvit::Model& model) { return model.engine().constant_bytes(); });
+    m.def("op_fields", &fqvit::list_op_fields, "Return the fields of every op, as JSON, for tests.");
     m.def("load_file", &load_file, nb::arg("path"), nb::arg("threads"), nb::arg("instruction_set"), nb::arg("keep"),
           nb::arg("most_run_bytes"), "Load and verify a .fqvit file.");
     m.def("load_memory", &load_memory, nb::arg("data"), nb::arg("threads"), nb::arg("instruction_set"), nb::arg("keep"),

@@ -72,7 +72,8 @@ private:
     }
 
     int norm(int x) {
-        // One standard deviation is t = 2^24, which becomes up to 64 codes, around a code of 64 to 192.
+        // y = (t g + b 2^26 + half) >> 40, where t is the normalized input in units of 2^-24. |g| <= 2^22 gives at most
+        // 64 codes per standard deviation, and b in 2^20 .. 3 * 2^20 gives the mean a code of 64 to 192.
         std::vector<std::int32_t> affine;
         for (std::int64_t c = 0; c < C; ++c)
             affine.push_back(static_cast<std::int32_t>(random_.within(-(1 << 22), 1 << 22)));
@@ -201,6 +202,7 @@ int main(int argc, char** argv) {
             expect(plain.y == wanted.y, where + ": results differ");
             expect(run(set, threads, false).y == wanted.y, where + ": fused results differ");
         }
+        // "as scalar": the results of this instruction set equal those of the scalar kernels.
         std::printf("%s: %s\n", set.c_str(), failed == before ? "as scalar" : "differs");
     }
     std::uint32_t hash = 2166136261u;  // FNV-1a

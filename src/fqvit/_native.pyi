@@ -37,6 +37,9 @@ def preprocess(
 ) -> NDArray[np.uint8]:
     """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the bits of fqvit.Preprocess.apply."""
 
+def op_fields() -> str:
+    """Return {tag: {field: {"required": bool, "default": value}}} of every op that the engine reads, as JSON, for tests."""
+
 class Model:
     """A loaded .fqvit file: native/core/model.h. run returns the first output only, or with `all` every output."""
 

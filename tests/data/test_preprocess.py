@@ -156,7 +156,7 @@ def test_resizing_only_the_crop_gives_the_same_pixels(
 ) -> None:
     preprocess = Preprocess(crop, crop, 3, 40, "bilinear", (0.5,) * 3, (0.5,) * 3)
     whole = preprocess.apply(picture(*size))
-    monkeypatch.setattr("fqvit.data.preprocess.WHOLE_LIMIT", 0)
+    monkeypatch.setattr("fqvit.data.preprocess.FULL_RESIZE_LIMIT", 0)
     np.testing.assert_allclose(preprocess.apply(picture(*size)).astype(int), whole, atol=1)
 
 

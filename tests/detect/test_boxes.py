@@ -67,7 +67,7 @@ def test_clipping_limits_edges_to_width_and_height() -> None:
 def test_anchors_are_ordered_by_cell_and_ratio() -> None:
     found = anchors((2, 3), 8, 4.0, (0.5, 1.0, 2.0))
     assert found.shape == (2 * 3 * 3, 4)
-    first = (1 * 3 + 2) * 3  # of the anchors at row 1, column 2
+    first = (1 * 3 + 2) * 3  # index of the first anchor at row 1, column 2
     assert found[first + 1].tolist() == [16 - 16, 8 - 16, 16 + 16, 8 + 16]
     wide, tall = found[first], found[first + 2]
     assert (wide[3] - wide[1]) / (wide[2] - wide[0]) == pytest.approx(0.5)

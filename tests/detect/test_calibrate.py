@@ -1,4 +1,4 @@
-"""Calibration of a detector: order of images, coded attention in the last one, boxes that mask heads are observed on."""
+"""Calibration of a detector: order of images, quantized attention in the last one, boxes that mask heads are observed on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_the_shuffle_seed_determines_the_order_of_images(shuffle: int | None, se
 
 
 @pytest.mark.parametrize("name", ["fq-vit-original", "fq-vit"])
-def test_only_the_last_image_of_the_original_method_uses_coded_attention(name: str, seen: dict[str, list[Any]]) -> None:
+def test_only_the_original_recipe_quantizes_attention_and_only_for_the_last_image(
+    name: str, seen: dict[str, list[Any]]
+) -> None:
     when: list[int] = []
     recipe = msgspec.structs.replace(RECIPES[name], shuffle=None)
     calibrate_detector(DETECTOR, IMAGES[:3], recipe, seen=lambda _: when.append(len(seen.get("coded_attention", []))))

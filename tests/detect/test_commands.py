@@ -82,7 +82,7 @@ def test_quantize_accepts_settings_files(tmp_path: Path) -> None:
 BAD_SETTINGS = {
     "s.toml": [("short = 0", "short"), ("shrt = 3", "shrt"), ("short =", "not TOML"), ("mean = [nan, 0.0, 0.0]", "mean")],
     "s.json": [
-        ("[1]", "a list"),
+        ("[1]", "a JSON list, expected an object"),
         ("{", "not JSON"),
         ('{"short": "3"}', "short"),
         ('{"classes": ["a"]}', "1 class names for 8"),

@@ -245,7 +245,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "images of 100,000 pixels per side": (set_field("settings", "long", value=100_000), "images of 96 x 100000"),
     "a short side of 0": (set_field("settings", "short", value=0), "settings.short"),
     "a different mean": (set_field("settings", "mean", value=[0.1, 0.1, 0.1]), "mean or std"),
-    "too few class names": (set_field("settings", "classes", value=["a", "b"]), "2 class names for 5 classes"),
+    "too few class names": (set_field("settings", "classes", value=["a", "b"]), "2 class names, expected one per class"),
     "a duplicate category": (set_field("settings", "categories", value=[1, 2, 3, 4, 4]), "a category occurs twice"),
     "a box head instead of a mask head": (swap("boxes.0", "masks.0"), "box heads take RoIs of different sizes"),
     "the pyramid instead of a head": (swap("pyramid", "boxes.0"), "."),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fqvit.detect.boxes import LARGEST_LOG_RATIO
 from fqvit.detect.fixed.boxes import anchors, decode, iou_above, rescaled, scaled
-from fqvit.detect.fixed.constants import LOG_FRACTION, MOVE_FRACTION, DeltaRatios, Ratio, anchor_halves
+from fqvit.detect.fixed.constants import LOG_FRACTION, OFFSET_FRACTION, DeltaRatios, Ratio, anchor_halves
 from fqvit.detect.fixed.exp import power_of_two
 from fqvit.detect.float.anchors import anchors as float_anchors
 from fqvit.detect.float.boxes import decode as float_decode
@@ -29,7 +29,7 @@ DELTAS = st.integers(-400, 400) | st.integers(-(2**31), 2**31 - 1) | st.sampled_
 
 
 def ratios_of(scale: float, stds: tuple[float, ...] = STDS) -> DeltaRatios:
-    units = (2**MOVE_FRACTION, 2**MOVE_FRACTION, 2**LOG_FRACTION / math.log(2), 2**LOG_FRACTION / math.log(2))
+    units = (2**OFFSET_FRACTION, 2**OFFSET_FRACTION, 2**LOG_FRACTION / math.log(2), 2**LOG_FRACTION / math.log(2))
     x, y, width, height = (Ratio(*multiplier(scale * std * unit)) for std, unit in zip(stds, units, strict=True))
     return x, y, width, height
 
@@ -60,10 +60,10 @@ def test_decoding_large_boxes_is_within_the_bound_at_the_image_border() -> None:
     box = np.concatenate([low, low, low + side, low + side], 1)
     log = rng.uniform(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO, (count, 1)) + rng.choice([0, 99], (count, 1))
     grown = np.exp(np.minimum(log, LARGEST_LOG_RATIO))
-    # The edge is at `wanted`: centre + move side -+ grown side / 2 = wanted
+    # The edge is at `wanted`: centre + offset side -+ grown side / 2 = wanted
     wanted = rng.random((count, 1)) * 2**21
-    move = (wanted - low) / side - 0.5 + rng.choice([-1, 1], (count, 1)) * grown / 2
-    deltas = np.concatenate([move / 0.1, move / 0.1, log / 0.2, log / 0.2], 1) / scale
+    offset = (wanted - low) / side - 0.5 + rng.choice([-1, 1], (count, 1)) * grown / 2
+    deltas = np.concatenate([offset / 0.1, offset / 0.1, log / 0.2, log / 0.2], 1) / scale
     assert np.abs(deltas).max() < 2**31
     largest = error(box, np.rint(deltas).astype(np.int32), scale, (8192, 8192))
     assert 1 / 1024 < largest <= BOUND  # largest = 0.0028
@@ -78,12 +78,12 @@ def test_decoding_anchors_outside_the_image_is_within_the_bound() -> None:
 RATIOS = st.builds(Ratio, st.sampled_from([0, 1, 2**30, 2**31 - 1]), st.integers(1, 62))
 
 
-def long_decode(low: int, high: int, move: int, log: int, ratios: tuple[Ratio, Ratio], limit: int) -> tuple[int, int]:
-    """Decode one axis with Python integers, which do not overflow, and without the limit on moves."""
-    moved, grown = (requantize(code, ratio.mult, ratio.shift) for code, ratio in zip((move, log), ratios, strict=True))
-    mantissa, exponent = (int(x) for x in power_of_two(np.array(min(max(grown, -limit), limit), np.int64)))
+def long_decode(low: int, high: int, dx: int, dw: int, ratios: tuple[Ratio, Ratio], limit: int) -> tuple[int, int]:
+    """Decode one axis with Python integers, which do not overflow, and without the limit on offsets."""
+    offset, log = (requantize(code, ratio.mult, ratio.shift) for code, ratio in zip((dx, dw), ratios, strict=True))
+    mantissa, exponent = (int(x) for x in power_of_two(np.array(min(max(log, -limit), limit), np.int64)))
     half = round_shift((high - low) * mantissa, 23 - exponent)
-    centre = (low + high) * 128 + round_shift(moved * (high - low), 16)
+    centre = (low + high) * 128 + round_shift(offset * (high - low), 16)
     first, last = (min(max(round_shift(edge, 8), 0), 2**21) for edge in (centre - half, centre + half))
     return first, last
 
@@ -93,10 +93,10 @@ def long_decode(low: int, high: int, move: int, log: int, ratios: tuple[Ratio, R
 def test_decoding_does_not_overflow_for_any_ratio(ratios: tuple[Ratio, Ratio], limit: int, data: st.DataObject) -> None:
     edges = st.sampled_from([0, 1, 2**21]) | st.integers(-(2**21), 2**22)
     low, high = sorted((data.draw(edges), data.draw(edges)))
-    move, log = data.draw(DELTAS), data.draw(DELTAS)
-    box, delta = np.array([low, low, high, high], np.int64), np.array([move, move, log, log], np.int32)
+    dx, dw = data.draw(DELTAS), data.draw(DELTAS)
+    box, delta = np.array([low, low, high, high], np.int64), np.array([dx, dx, dw, dw], np.int32)
     found = decode(box, delta, (ratios[0], ratios[0], ratios[1], ratios[1]), limit, (8192, 8192)).tolist()
-    assert tuple(found[::2]) == tuple(found[1::2]) == long_decode(low, high, move, log, ratios, limit)
+    assert tuple(found[::2]) == tuple(found[1::2]) == long_decode(low, high, dx, dw, ratios, limit)
 
 
 def test_anchors_equal_float_anchors_up_to_rounding() -> None:

@@ -141,8 +141,8 @@ def test_accepted_constants_do_not_overflow(data: st.DataObject) -> None:
     # numpy arrays overflow silently, so the critical sums are compared with Python integers.
     codes = np.array(data.draw(st.lists(INT32, min_size=12, max_size=12)), np.int32)
     size = (8192, 8192)
-    moves = np.tile(codes, 2).reshape(1, 1, -1)[:, :, :4]
-    boxes = propose([codes[:1].reshape(1, 1, 1)] * 3, [moves] * 3, size, c)
+    deltas = np.tile(codes, 2).reshape(1, 1, -1)[:, :, :4]
+    boxes = propose([codes[:1].reshape(1, 1, 1)] * 3, [deltas] * 3, size, c)
     whole = np.array([[0, 0, 2**21, 2**21], [5, 5, 6, 6]], np.int64)
     refined = refine(whole, codes[:6].reshape(2, 3), codes[:8].reshape(2, 4), 0, size, c)
     for some in (boxes, refined):

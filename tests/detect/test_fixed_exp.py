@@ -1,4 +1,4 @@
-"""Integer powers of two, softmax and sigmoid compared with real arithmetic."""
+"""Fixed-point powers of two, softmax and sigmoid, compared with real arithmetic."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_padding_is_zero_after_normalising() -> None:
 def test_boxes_are_mapped_back_to_the_image() -> None:
     made = prepare(Image.new("L", (300, 200)), S)
     assert (made.height, made.width, made.size, made.padded) == (200, 300, (800, 1200), (800, 1216))
-    assert made.back(np.array([[0.0, 0, 1200, 800], [4, 8, 12, 16]])).tolist() == [[0, 0, 300, 200], [1, 2, 3, 4]]
+    assert made.to_original(np.array([[0.0, 0, 1200, 800], [4, 8, 12, 16]])).tolist() == [[0, 0, 300, 200], [1, 2, 3, 4]]
 
 
 def test_images_of_extreme_sizes_are_prepared_and_empty_ones_rejected() -> None:

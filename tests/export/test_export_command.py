@@ -92,7 +92,7 @@ def test_mistakes_are_reported_in_one_line(exported: Path, file: Path, tmp_path:
     assert_rejected(fqvit("export", tmp_path / "none.fqvit", "--to", "onnx", "-o", tmp_path / "x.onnx"), "none.fqvit")
     assert_rejected(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only valid with --to c")
     assert_rejected(
-        fqvit("export", file, "--to", "c", "-o", tmp_path / "c", "--prefix", "a b"), "prefix 'a b'", "such as shoes"
+        fqvit("export", file, "--to", "c", "-o", tmp_path / "c", "--prefix", "a b"), "prefix 'a b'", "such as 'my_model'"
     )
     assert_rejected(fqvit("eval", exported, "--backend", "native"), "only runs with --backend onnx")
     assert_rejected(fqvit("eval", tmp_path / "none.onnx"), "no such file")

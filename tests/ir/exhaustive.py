@@ -192,7 +192,10 @@ def tables() -> Case:
 
 
 def log2_code(total: int, part: int, bits: int) -> int:
-    """Return the log2 code of part / total: log2(total / part), rounded up if the ratio is >= 1.5 times a power of two."""
+    """Return the log2 code of part / total: n + 1 if r >= 1.5 2^n, else n, with r = round(total / part), n = floor(log2(r)).
+
+    Codes saturate at 2^bits - 1, which is also the code of part = 0.
+    """
     last = 2**bits - 1
     if part == 0:
         return last
@@ -259,7 +262,7 @@ def shifts() -> Case:
 
 
 def attends() -> Case:
-    """Attention rows of two tokens: one has the largest weight, the other every pair of a code and a value."""
+    """Attention over two tokens: the first has code 0 and value 40, the second every combination of code and value."""
     levels = tuple(2**15 - 128 * x for x in BYTES)
     constants: dict[str, Any] = {"codes.table": np.arange(256, dtype=np.uint8)}
     constants |= {"pair.w": np.array([[0], [-1]], np.int8), "pair.bias": np.array([255, 255], np.int32)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import struct
 from pathlib import Path
@@ -100,6 +101,37 @@ def test_an_opened_file_reads_constants_on_access(tiny: Program, tmp_path: Path)
             assert_same(program.constants[name], array, name)
         with pytest.raises(KeyError):
             program.constants["nothing"]
+
+
+@pytest.mark.parametrize("text", ["", "short", "# Notes\nThis is a text file.\n", '{"version": 1, "model": "deit_tiny"}'])
+def test_a_file_of_another_format_is_not_called_damaged(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.fqvit"
+    path.write_text(text)
+    for kind, command in ((PROGRAM, "fqvit quantize"), (DETECTOR, "fqvit detect quantize")):
+        with pytest.raises(FqvitError) as caught:
+            read_metadata(path, kind)
+        assert str(caught.value) == f"{path}: not a .fqvit file, expected one written by `{command}`. Check the path."
+
+
+def test_a_truncated_file_is_called_truncated(tiny: Program, tmp_path: Path) -> None:
+    path = tmp_path / "p.fqvit"
+    tiny.save(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FqvitError) as caught:
+        Program.load(path)
+    assert str(caught.value) == f"{path}: damaged or truncated, expected a complete .fqvit file. Quantize again."
+
+
+@pytest.mark.parametrize("broken", ["fqvit.ir.file.safe_open", "pathlib.Path.open"])
+def test_an_io_error_is_not_called_damage(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.fqvit").write_text("not a program")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(broken, fail)
+    with pytest.raises(FqvitError, match=r"p\.fqvit: cannot be read \(Input/output error\)\. Check the disk"):
+        read_metadata(tmp_path / "p.fqvit", PROGRAM)
 
 
 def test_truncating_an_open_file_raises_an_error(tiny: Program, tmp_path: Path) -> None:

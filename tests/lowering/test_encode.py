@@ -22,7 +22,7 @@ EDGES = [
 
 
 def check_short(ratio: float, mult: int, shift: int) -> None:
-    """Check that mult is the nearest 16-bit multiplier, or a full one if the shift of a 16-bit one would be below 1."""
+    """Check that mult is the nearest 16-bit multiplier, or the 31-bit one if a 16-bit one would need a shift below 1."""
     assert 1 <= shift <= 62
     if ratio >= 2.0**15:
         assert (mult, shift) == multiplier(ratio)
@@ -65,7 +65,7 @@ def test_terms_of_a_sum_share_the_largest_shift_that_fits(ratios: list[float], s
         with pytest.raises(FqvitError, match="^sum: the ratio of its scales is"):
             shared_shift("sum", [np.array(ratios)], short)
         return
-    # The largest ratio of both terms decides.
+    # The largest ratio of both terms determines the shift.
     mults, shift = shared_shift("sum", [np.array(ratios), np.array(ratios[::-1][:1])], short)
     exact = [r * 2.0**shift for r in (*ratios, ratios[-1])]
     assert [m for mult in mults for m in mult.tolist()] == [int(np.floor(x + 0.5)) for x in exact]
@@ -87,7 +87,7 @@ def test_the_limits_of_a_shared_shift(short: bool, room: int) -> None:
     "gain, offset, g_fraction, b_fraction",
     [
         ([1.0, -0.3], [0.7, -1.0], 21, 20),
-        ([0.3, -1.0], [-1023.0, 3.0], 21, 20),  # 30 - 10
+        ([0.3, -1.0], [-1023.0, 3.0], 21, 20),  # b_fraction = 30 - 10, because 1023 < 2^10
         ([0.3, -3.0], [1024.3, 3.0], 20, 19),
         ([2.0**22, 1.0], [-(2.0**20), 0.3], 0, 9),
         ([2.0**25, 1.0], [-(2.0**25), 0.3], 0, 4),

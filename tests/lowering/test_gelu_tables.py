@@ -60,8 +60,8 @@ def table_of(q_x: QParams, q: QParams) -> tuple[dict[str, Any], Any]:
 
 def codes_of(value: Decimal, scale: float, zero: int, last: int) -> set[int]:
     """Return clip(floor(value / scale + 1/2) + zero, 0, last); both neighbours if float64 may round either way."""
-    place = value / Decimal(scale) + Decimal("0.5")
-    floors = {int((place + d).to_integral_value(ROUND_FLOOR)) for d in (-NEAR, NEAR)}
+    code = value / Decimal(scale) + Decimal("0.5")
+    floors = {int((code + d).to_integral_value(ROUND_FLOOR)) for d in (-NEAR, NEAR)}
     return {min(max(floor + zero, 0), last) for floor in floors}
 
 

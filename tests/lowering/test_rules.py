@@ -157,7 +157,7 @@ def test_with_short_multipliers_terms_of_a_sum_are_in_fractions_of_its_scale() -
     made = Made(linear(), [codes((5, 6))], None, recipe={"mult": "short"}, sums={"y": params(0.5, 3)})
     assert made.lowered.unit.tolist() == [0.5 / 256]
     made.check(0.5 / 512 * (1 + 1e-3))
-    # A linear layer with a site of its own does not use the unit of the sum.
+    # A linear layer with its own site does not use the unit of the sum.
     Made(linear(), [codes((5, 6))], params(0.7, 120), recipe={"mult": "short"}, sums={"y": params(0.5, 3)}).check(0.52)
 
 

@@ -7,6 +7,7 @@ import platform
 import pytest
 
 from tests.native.compilers import Compiler, run, tool
+from tests.native.library import Library, install, shared_folder
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +42,12 @@ def s390x_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 @pytest.fixture(scope="session")
 def windows_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     return Compiler(tool("x86_64-w64-mingw32-g++-posix"), tmp_path_factory.mktemp("windows"), ".exe", ("-static",))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """Return libfqvit, installed as by a user."""
+    if platform.system() != "Linux":
+        pytest.skip("needs Linux")
+    with shared_folder(tmp_path_factory, "library") as folder:
+        return install(folder, tool("gcc", "cc"), tool("g++", "c++"))

@@ -19,7 +19,7 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_reference_is_available_after_the_engine() -> None:
+def test_the_reference_is_available_after_engine_is_imported() -> None:
     code = "import fqvit; fqvit.Engine; fqvit.runtime.reference.run"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,4 +1,4 @@
-"""`make demo` prints its table; run with untrained models and few images."""
+"""Test that `make demo` prints its table. The models are untrained and the images are few."""
 
 from __future__ import annotations
 

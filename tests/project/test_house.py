@@ -47,7 +47,7 @@ def test_modules_for_running_a_program_need_no_torch() -> None:
     )
     assert "torch" not in loaded_by("import fqvit.cli.commands.detect_draw, fqvit.cli.commands.inspect_detector")
     assert "torch" not in loaded_by(
-        "import fqvit.report.answers, fqvit.report.plots, fqvit.report.maps, fqvit.cli.commands.report"
+        "import fqvit.report.predictions, fqvit.report.plots, fqvit.report.maps, fqvit.cli.commands.report"
     )
 
 

@@ -1,4 +1,7 @@
-"""The README's commands run unchanged and in order, in one folder; integer programs keep the accuracy of the float model."""
+"""The README's commands for classifiers run unchanged and in order, each group in its own folder.
+
+Integer programs of the embedded models keep the accuracy of the float model.
+"""
 
 from __future__ import annotations
 

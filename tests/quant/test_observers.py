@@ -164,7 +164,7 @@ def test_ema_with_a_momentum_of_1_is_the_last_batch() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 1), (7, 11), (64, 50), (199, 997)])
 @pytest.mark.parametrize("quantile", [0.6, 0.99, 0.999, 0.99999, 1.0])
-def test_percentile_is_the_quantile_of_every_element(shape: tuple[int, int], quantile: float) -> None:
+def test_percentile_is_the_quantile_of_all_elements(shape: tuple[int, int], quantile: float) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)) ** 3
     low, high = fed(Percentile(SITE, quantile), [x]).range()
     exact = np.quantile(x.double().numpy(), [1 - quantile, quantile])
@@ -275,7 +275,7 @@ def test_symmetric_ptf_has_the_middle_zero_point_and_maps_the_largest_value_to_t
     assert result.alpha[0] == k and (k == 0 or result.alpha[1] < k)
 
 
-def test_the_zero_point_of_ptf_for_values_of_one_sign_is_an_end_code() -> None:
+def test_the_zero_point_of_ptf_for_values_of_one_sign_is_the_first_or_last_code() -> None:
     assert fed(Ptf(SITE), [torch.tensor([[0.0, 3.0], [1.0, 2.0]])]).result().zero == 0
     assert fed(Ptf(SITE), [torch.tensor([[0.0, -3.0], [-1.0, -2.0]])]).result().zero == 255
 

@@ -83,7 +83,7 @@ def test_a_range_before_gelu_is_trimmed_at_the_cutoff_of_the_finest_channel(symm
         assert above.scale[0] == pytest.approx(3 / 255, rel=0.01) and above.zero[0] == 85
 
 
-def test_only_a_norm_is_observed_after_the_class_token_is_selected() -> None:
+def test_a_site_before_the_class_token_selection_is_observed_at_its_own_node_unless_it_is_a_norm() -> None:
     last = ViTConfig((8, 8), 4, 3, 5, 16, 1, 2, 24, norm_first=False, norm_last=True)
     graph = trace(model_of(last, "last").module)
     assert observation_points(graph) == {node.name: node.name for node in graph.nodes}

@@ -1,6 +1,7 @@
 """Fixture: one small report of the embedded ViT for all tests in this folder.
 
-It has few bits, so that the program and float disagree, and class names that try to break out of the page.
+The program has low bit widths, so that its predictions differ from those of the float model, and its class names contain HTML
+that tries to break out of the page.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_maps_of_a_vit_show_the_attention_of_the_class_token() -> None:
     found = attention_maps(model, trace(model.module), pixels)
     assert found is not None and found.kind == "class token" and found.site == "blocks.3.attn.softmax"
     wanted = kept[found.site][0].mean(0)[0, 1:].reshape(7, 7).numpy()
-    assert found.exact == pytest.approx(wanted, abs=1e-6)
+    assert found.float_map == pytest.approx(wanted, abs=1e-6)
     assert [(one.method, one.bits) for one in found.stored] == [
         *(("uniform", bits) for bits in (8, 6, 4)),
         *(("log2", bits) for bits in (8, 6, 4)),

@@ -44,7 +44,7 @@ def test_hostile_names_are_escaped(made: Made) -> None:
     )
     assert not [key for _, attributes in read.tags for key in attributes if key.startswith("on") or key == "style"]
     text = "".join(read.words)
-    shown = {name for one in made.report.answers.disagreements for guess in one.exact for name in [HOSTILE[guess.label]]}  # type: ignore[union-attr]
+    shown = {HOSTILE[guess.label] for one in made.report.predictions.disagreements for guess in one.float_guesses}  # type: ignore[union-attr]
     assert len(shown) >= 8 and all(name in text for name in shown)
     assert "<u>careful</u>" in text and "<i>model</i>.fqvit" in text and HOSTILE[3] in text
 
@@ -69,7 +69,7 @@ def test_every_site_has_a_row_and_the_summary_has_the_accuracy(made: Made) -> No
     assert made.page.count('<th scope="row"><code>') >= len(sites)
     assert all(f"<code>{row.site}</code>" in made.page for row in sites)
     assert made.report.fingerprint in made.page
-    accuracy = made.report.answers.accuracy()  # type: ignore[union-attr]
+    accuracy = made.report.predictions.accuracy()  # type: ignore[union-attr]
     assert accuracy is not None and f"{accuracy.integer_top1:.1f} %" in made.page
 
 
@@ -99,6 +99,7 @@ def test_the_command_writes_a_page_figures_and_json(programs: Path) -> None:
     out, folder = programs / "r.html", programs / "pictures"
     done = fqvit("report", programs / "vit.fqvit", "--limit", 40, "-o", out, "--pictures", folder, "--json").json
     assert done["images"] == 40 and done["float_ops"] == 0 and done["bytes"] == out.stat().st_size
+    assert done["accuracy"].keys() == {"exact_top1", "exact_top5", "integer_top1", "integer_top5", "pair"}
     assert done["accuracy"]["integer_top1"] > 70 and done["agreement"] > 90
     assert done["exp_gaps"]["polynomials"]["code"] == pytest.approx(1.913e-3, rel=1e-3)
     assert 0.5 < done["attention"]["share_below_sixteenth"] < 1 and done["attention"]["log2_bins_below_sixteenth"] == 12
@@ -148,12 +149,20 @@ def test_mistakes_are_reported_in_one_line(programs: Path, tmp_path: Path) -> No
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_missing_library_is_named_with_the_install_command(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (("jinja2",), "needs jinja2, which is not installed. Run `pip install 'fqvit[report]'`."),
+        (("torch",), "needs torch, which is not installed. Run `pip install 'fqvit[quantize]'`."),
+        (("jinja2", "torch"), "needs torch and jinja2, which are not installed. Run `pip install 'fqvit[quantize,report]'`."),
+    ],
+)
+def test_all_missing_packages_are_named_with_the_install_command(
+    missing: tuple[str, ...], said: str, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jinja2" else found(name, *rest))
-    assert_rejected(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), "pip install 'fqvit[report]'")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name, *rest))
+    assert_rejected(fqvit("report", programs / "vit.fqvit", "-o", tmp_path / "r.html"), said)
 
 
 def test_a_single_image_is_enough(programs: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from fqvit.evaluate.compare import SiteNoise
 from fqvit.report import maps, plots
-from fqvit.report.answers import ClassChange
 from fqvit.report.data import BINS, FINE, OCTAVES, AttentionCounts, AttentionMaps, ChannelRanges, QuantizedMap, exp_curves
+from fqvit.report.predictions import ClassChange
 from fqvit.report.svg import Axis, label, standalone
 
 BAD = "<script>\"'&\x07</script>"
@@ -94,9 +94,9 @@ def test_class_changes_show_the_largest_losses_and_gains() -> None:
 @pytest.mark.parametrize("shape", [(28, 28, 1), (30, 60, 3)])
 def test_maps_are_drawn_over_their_image(shape: tuple[int, int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    exact = np.random.default_rng(1).random((4, 6), np.float32)
-    stored = [QuantizedMap(method, 4, exact, 10.0) for method in ("uniform", "log2", "relative")]
-    svg = maps.attention_maps(AttentionMaps("site", "received", pixels, exact, stored))
+    float_map = np.random.default_rng(1).random((4, 6), np.float32)
+    stored = [QuantizedMap(method, 4, float_map, 10.0) for method in ("uniform", "log2", "relative")]
+    svg = maps.attention_maps(AttentionMaps("site", "received", pixels, float_map, stored))
     images = [image for image in parsed(svg).iter() if image.tag.endswith("image")]
     assert len(images) == 6 and all(image.get("href", "").startswith("data:image/jpeg;base64,") for image in images)
 

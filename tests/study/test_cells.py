@@ -63,15 +63,15 @@ def bench(model: fqvit.FloatModel, folder: Path, calib: Counted, data: Counted, 
 
 def test_a_cell_has_the_predictions_of_the_program(model: fqvit.FloatModel, tmp_path: Path) -> None:
     here = bench(model, tmp_path, calibration_images(32), labelled_images())
-    answers, reused = here.answers(MINMAX)
-    exact, _ = here.answers(FLOAT)
+    result, reused = here.result(MINMAX)
+    exact, _ = here.result(FLOAT)
     calibration = fqvit.calibrate(model, [embedded.calibration_images()[:32]], MINMAX.recipe)
     program = fqvit.lower(model, calibration)
     pixels, labels = embedded.test_images()
     logits = fqvit.Engine(program).run(pixels[:64])
-    assert not reused and answers.fingerprint == program.fingerprint() and answers.calibration_images == 32
-    assert np.array_equal(answers.predicted(), logits.argmax(-1))
-    found = row(model.name, MINMAX, answers, exact)
+    assert not reused and result.fingerprint == program.fingerprint() and result.calibration_images == 32
+    assert np.array_equal(result.predicted(), logits.argmax(-1))
+    found = row(model.name, MINMAX, result, exact)
     assert found.top1 == 100 * np.mean(logits.argmax(-1) == labels[:64]) and found.runs == "integer"
     program.save(tmp_path / "a.fqvit")
     assert found.file_bytes == (tmp_path / "a.fqvit").stat().st_size
@@ -79,19 +79,19 @@ def test_a_cell_has_the_predictions_of_the_program(model: fqvit.FloatModel, tmp_
 
 def test_a_finished_cell_is_not_repeated(model: fqvit.FloatModel, tmp_path: Path) -> None:
     calib, data = calibration_images(32), labelled_images()
-    first, _ = bench(model, tmp_path, calib, data).answers(MINMAX)
-    again, reused = bench(model, tmp_path, calib, data).answers(MINMAX)
+    first, _ = bench(model, tmp_path, calib, data).result(MINMAX)
+    again, reused = bench(model, tmp_path, calib, data).result(MINMAX)
     assert reused and again == first and (calib.passes, data.passes) == (1, 1)
-    _, reused = bench(model, tmp_path, calib, data, fresh=True).answers(MINMAX)
+    _, reused = bench(model, tmp_path, calib, data, fresh=True).result(MINMAX)
     assert not reused and (calib.passes, data.passes) == (2, 2)
 
 
 def test_an_interrupted_run_keeps_its_calibration(model: fqvit.FloatModel, tmp_path: Path) -> None:
     calib = calibration_images(32)
     with pytest.raises(KeyboardInterrupt):
-        bench(model, tmp_path, calib, labelled_images(interrupt_at=2)).answers(MINMAX)
-    resumed, reused = bench(model, tmp_path, calib, labelled_images()).answers(MINMAX)
-    whole, _ = bench(model, tmp_path / "other", calibration_images(32), labelled_images()).answers(MINMAX)
+        bench(model, tmp_path, calib, labelled_images(interrupt_at=2)).result(MINMAX)
+    resumed, reused = bench(model, tmp_path, calib, labelled_images()).result(MINMAX)
+    whole, _ = bench(model, tmp_path / "other", calibration_images(32), labelled_images()).result(MINMAX)
     assert not reused and calib.passes == 1
     assert resumed.fingerprint == whole.fingerprint and resumed.predictions == whole.predictions
     assert not list(tmp_path.glob(".*"))
@@ -100,10 +100,10 @@ def test_an_interrupted_run_keeps_its_calibration(model: fqvit.FloatModel, tmp_p
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"seconds": 1, "calibration": "{}"}'])
 def test_damaged_cache_files_are_ignored(model: fqvit.FloatModel, tmp_path: Path, damage: bytes) -> None:
     calib, data = calibration_images(32), labelled_images()
-    first, _ = bench(model, tmp_path, calib, data).answers(MINMAX)
+    first, _ = bench(model, tmp_path, calib, data).result(MINMAX)
     for path in tmp_path.iterdir():
         path.write_bytes(damage)
-    again, reused = bench(model, tmp_path, calib, data).answers(MINMAX)
+    again, reused = bench(model, tmp_path, calib, data).result(MINMAX)
     assert not reused and again.fingerprint == first.fingerprint and again.predictions == first.predictions
 
 
@@ -111,15 +111,15 @@ def test_different_images_recipes_or_code_give_different_cells(
     model: fqvit.FloatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calib, data = calibration_images(32), labelled_images()
-    bench(model, tmp_path, calib, data).answers(MINMAX)
-    assert not bench(model, tmp_path, calib, labelled_images(48)).answers(MINMAX)[1]
-    assert not bench(model, tmp_path, calibration_images(48), data).answers(MINMAX)[1]
+    bench(model, tmp_path, calib, data).result(MINMAX)
+    assert not bench(model, tmp_path, calib, labelled_images(48)).result(MINMAX)[1]
+    assert not bench(model, tmp_path, calibration_images(48), data).result(MINMAX)[1]
     other = Method("minmax", msgspec.structs.replace(MINMAX.recipe, weight_bits=7))
-    assert not bench(model, tmp_path, calib, data).answers(other)[1]
+    assert not bench(model, tmp_path, calib, data).result(other)[1]
     renamed = Method("another", msgspec.structs.replace(MINMAX.recipe, name="another"))
-    assert bench(model, tmp_path, calib, data).answers(renamed)[1], "the name does not change the result"
+    assert bench(model, tmp_path, calib, data).result(renamed)[1], "the name does not change the result"
     monkeypatch.setattr(cells, "code_digest", lambda: "newer")
-    assert not bench(model, tmp_path, calib, data).answers(MINMAX)[1]
+    assert not bench(model, tmp_path, calib, data).result(MINMAX)[1]
 
 
 @pytest.mark.parametrize("part", cells.DECIDING)

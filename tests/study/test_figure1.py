@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from fqvit.study.ablation import settings
-from fqvit.study.cells import Answers
+from fqvit.study.cells import CellResult
 from fqvit.study.figure1 import draw
 from fqvit.study.methods import FLOAT
 from fqvit.study.table import Row, as_csv, flat, read_csv, row
 
 
-def answers(right: int) -> Answers:
-    """Return a cell of 100 images with `right` correct answers."""
+def result(right: int) -> CellResult:
+    """Return a cell of 100 images with `right` correct predictions."""
     ranks = np.where(np.arange(100) < right, 0, 7).astype("<i4").tobytes()
-    return Answers(1000, 1.0, 1.0, 1, "", ranks, ranks, [])
+    return CellResult(1000, 1.0, 1.0, 1, "", ranks, ranks, [])
 
 
 def cells(model: str, *measured: int) -> list[Row]:
     """Return the float row (80 % top-1) and one row per measured percentage, in the order of settings()."""
-    exact = answers(80)
-    found = [row(model, setting.method, answers(right), exact) for setting, right in zip(settings(), measured)]
+    exact = result(80)
+    found = [row(model, setting.method, result(right), exact) for setting, right in zip(settings(), measured)]
     return [row(model, FLOAT, exact, exact), *found]
 
 

@@ -21,7 +21,7 @@ from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.quant.recipe import load_recipe
 from fqvit.study import cells
-from fqvit.study.cells import Answers
+from fqvit.study.cells import CellResult
 from fqvit.study.methods import DEFAULT, FLOAT, Method, parse, with_images
 from fqvit.study.published import MODELS, TOP1, published
 from fqvit.study.sweep import draw
@@ -31,15 +31,15 @@ from tests.cli.command_line import assert_rejected, fqvit
 SMALL = ("table", "--models", "fmnist_vit", "--images", 32, "--limit", 64)
 
 
-def answers(ranks: list[int], predictions: list[int]) -> Answers:
+def result(ranks: list[int], predictions: list[int]) -> CellResult:
     arrays = (np.array(values, "<i4").tobytes() for values in (predictions, ranks))
-    return Answers(1000, 1.0, 2.0, 6_000_000, "abc", *arrays, [])
+    return CellResult(1000, 1.0, 2.0, 6_000_000, "abc", *arrays, [])
 
 
 def rows_of(model: str, *methods: str) -> list[object]:
-    exact = answers([0, 0, 3, 9], [1, 2, 3, 4])
+    exact = result([0, 0, 3, 9], [1, 2, 3, 4])
     found = [row(model, FLOAT, exact, exact)]
-    return found + [row(model, Method(name, load_recipe(name)), answers([0, 1, 0, 7], [1, 5, 6, 4]), exact) for name in methods]
+    return found + [row(model, Method(name, load_recipe(name)), result([0, 1, 0, 7], [1, 5, 6, 4]), exact) for name in methods]
 
 
 def test_a_row_is_compared_with_float_image_by_image() -> None:
@@ -171,7 +171,7 @@ def test_empty_items_among_bits_are_ignored() -> None:
 
 
 def test_cells_with_different_images_are_not_compared() -> None:
-    exact = answers([0, 0, 3], [1, 2, 3])
+    exact = result([0, 0, 3], [1, 2, 3])
     other = msgspec.structs.replace(exact, skipped=["a.png"])
     said = r"^skipped images: 1 with minmax and 0 with the float model, expected the same images\. .*--fresh"
     with pytest.raises(FqvitError, match=said):
@@ -213,7 +213,7 @@ def test_a_killed_run_repeats_no_finished_step(tmp_path: Path) -> None:
         [sys.executable, "-m", "fqvit", *words], stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     deadline = time.monotonic() + 60
-    while len(list((tmp_path / "cells").glob("answers-*.json"))) < 2 and process.poll() is None:
+    while len(list((tmp_path / "cells").glob("result-*.json"))) < 2 and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

@@ -25,7 +25,7 @@ def test_a_lost_worker_ends_the_run_and_the_next_run_resumes_it(tmp_path: Path) 
     words = ["-m", "fqvit", *WORDS, "--cache", cells]
     processes = start([words] * 2, FQVIT_LOST_AFTER="3")
     until = time.monotonic() + 60
-    while not list(cells.glob("answers-*.json")) and time.monotonic() < until:
+    while not list(cells.glob("result-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
     processes[1].kill()
     first, _ = ends(processes)

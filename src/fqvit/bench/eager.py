@@ -72,7 +72,7 @@ def _window_attention(part: WindowAttention) -> Callable[[Tensor], Tensor]:
         if part.softmax.mask is not None:
             bias = bias.masked_fill(~part.softmax.mask[:, None], float("-inf"))
     bias = bias.expand(len(part.windows.index), -1, -1, -1).contiguous()  # [W, H, T, T]
-    repeated: dict[int, Tensor] = {}  # batch size -> bias; filled in the first run, which is not timed
+    repeated: dict[int, Tensor] = {}  # batch size -> bias; filled in the first run, which counts as loading
 
     def forward(x: Tensor) -> Tensor:
         images = len(x)

@@ -44,7 +44,8 @@ class Timing:
     """Times of one candidate in one setting.
 
     cpu, wall: seconds per batch, one number per timed run   memory: peak in bytes, None if the system does not report it
-    load: seconds from opening the file to the first result   first: the first logits   failure: why it failed, or None
+    load: seconds to import the runtime, load the file and compute the first result   first: the first logits
+    failure: why it failed, or None
     """
 
     name: str

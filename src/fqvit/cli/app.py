@@ -101,7 +101,7 @@ def quantize(
     device: Device = "cpu",
     features: Annotated[Features | None, typer.Option(help="Output features instead of logits.")] = None,
     images: CalibrationImages = None,
-    k: Annotated[int | None, typer.Option(metavar="K", help="Largest Power-of-Two Factor, 0 to 8.")] = None,
+    k: Annotated[int | None, typer.Option(metavar="K", help="Largest exponent of the Power-of-Two Factor, 0 to 8.")] = None,
     max_loss: Annotated[
         float | None, typer.Option(metavar="X", help="Percentage points of top-1 accuracy that recipe auto may lose.")
     ] = None,
@@ -247,7 +247,10 @@ def bench(
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds. Each runtime is measured once per round.")] = 10,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint for the other runtimes. Default: random weights."),
+        typer.Option(
+            metavar="FILE|hf:ORG/NAME",
+            help="Checkpoint for the other runtimes. Default: the embedded weights if the model has any, else random ones.",
+        ),
     ] = None,
     ops: Annotated[bool, typer.Option("--ops", help="Also show the engine's time per op.")] = False,
     as_json: Json = False,
@@ -338,7 +341,7 @@ def sweep_k(
     out: FigureOut = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how the accuracy depends on K, the largest Power-of-Two Factor. Finished cells are cached."""
+    """Measure how the accuracy depends on K, the largest exponent of the Power-of-Two Factor. Finished cells are cached."""
     from fqvit.cli.commands import sweep as sweep_command
 
     sweep_command.run(model, recipe, largest, options, out or [], as_json)
@@ -353,7 +356,7 @@ def bitops(
     layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the bit operations of a model per image. Uses the paper's convention and the usual one."""
+    """Count the bit operations of a model per image. Uses the paper's convention and the usual W x A per multiplication."""
     from fqvit.cli.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, layers, as_json)

@@ -60,15 +60,15 @@ class Source(ABC):
         """Return the number of images, including unreadable ones."""
 
     @abstractmethod
-    def take(self, places: Sequence[int]) -> Self:
+    def take(self, indices: Sequence[int]) -> Self:
         """Select the images at these positions, in this order."""
 
     @abstractmethod
-    def name(self, place: int) -> str:
+    def name(self, index: int) -> str:
         """Return the name of an image for messages."""
 
     @abstractmethod
-    def read(self, place: int) -> NDArray[np.uint8]:
+    def read(self, index: int) -> NDArray[np.uint8]:
         """Decode one image: u8 [height, width, channels]. Raises UnreadableImage. Called by several threads."""
 
     def limit(self, count: int) -> Self:
@@ -87,8 +87,8 @@ class Source(ABC):
             numbers = iter(range(-(-len(self) // size)) if share is None else share)
             while True:
                 while len(waiting) <= BATCHES_AHEAD and (number := next(numbers, None)) is not None:
-                    places = range(number * size, min((number + 1) * size, len(self)))
-                    waiting.append((places, [pool.submit(self.read, place) for place in places]))
+                    indices = range(number * size, min((number + 1) * size, len(self)))
+                    waiting.append((indices, [pool.submit(self.read, index) for index in indices]))
                 if not waiting:
                     return
                 batch = self._collect(*waiting.popleft())
@@ -119,12 +119,12 @@ class Source(ABC):
         warnings.warn("settle is now called merge_skipped", DeprecationWarning, stacklevel=2)
         self.merge_skipped(workers)
 
-    def _collect(self, places: range, decoded: list[Future[NDArray[np.uint8]]]) -> Batch:
+    def _collect(self, indices: range, decoded: list[Future[NDArray[np.uint8]]]) -> Batch:
         images, kept = [], []
-        for place, future in zip(places, decoded, strict=True):
+        for index, future in zip(indices, decoded, strict=True):
             try:
                 images.append(future.result())
-                kept.append(place)
+                kept.append(index)
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
                 self._check_not_too_many_skipped()
@@ -161,15 +161,15 @@ class ImageArray(Source):
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def take(self, places: Sequence[int]) -> Self:
-        labels = None if self.labels is None else [self.labels[i] for i in places]
-        return type(self)(self.pixels[list(places)], labels, self.preprocess)
+    def take(self, indices: Sequence[int]) -> Self:
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return type(self)(self.pixels[list(indices)], labels, self.preprocess)
 
-    def name(self, place: int) -> str:
-        return f"image {place}"
+    def name(self, index: int) -> str:
+        return f"image {index}"
 
-    def read(self, place: int) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = self.pixels[place]
+    def read(self, index: int) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = self.pixels[index]
         return image
 
     def marks(self) -> Iterator[bytes]:
@@ -213,15 +213,15 @@ class ImageFolder(Source):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def take(self, places: Sequence[int]) -> Self:
-        labels = None if self.labels is None else [self.labels[i] for i in places]
-        return type(self)([self.paths[i] for i in places], labels, self.preprocess)
+    def take(self, indices: Sequence[int]) -> Self:
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return type(self)([self.paths[i] for i in indices], labels, self.preprocess)
 
-    def name(self, place: int) -> str:
-        return str(self.paths[place])
+    def name(self, index: int) -> str:
+        return str(self.paths[index])
 
-    def read(self, place: int) -> NDArray[np.uint8]:
-        return read_image(self.paths[place], self.preprocess)
+    def read(self, index: int) -> NDArray[np.uint8]:
+        return read_image(self.paths[index], self.preprocess)
 
     def marks(self) -> Iterator[bytes]:
         root = os.path.commonpath([path.parent for path in self.paths])  # the same after the folder is moved

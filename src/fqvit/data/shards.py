@@ -87,13 +87,13 @@ class TarShards(Source):
     def __len__(self) -> int:
         return len(self.at)
 
-    def take(self, places: Sequence[int]) -> Self:
-        labels = None if self.labels is None else [self.labels[i] for i in places]
-        return type(self)(self.paths, self.at[np.asarray(places, np.int64)], labels, self.preprocess)
+    def take(self, indices: Sequence[int]) -> Self:
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return type(self)(self.paths, self.at[np.asarray(indices, np.int64)], labels, self.preprocess)
 
-    def name(self, place: int) -> str:
+    def name(self, index: int) -> str:
         """Return SHARD/MEMBER. The member's name is read from its header, to keep the index small."""
-        shard, offset, _ = self.at[place].tolist()
+        shard, offset, _ = self.at[index].tolist()
         try:
             with self.paths[shard].open("rb") as file:
                 file.seek(offset - BLOCK)
@@ -101,19 +101,19 @@ class TarShards(Source):
         except OSError:
             return self._name(shard, offset, b"")
 
-    def read(self, place: int) -> NDArray[np.uint8]:
-        shard, offset, size = self.at[place].tolist()
+    def read(self, index: int) -> NDArray[np.uint8]:
+        shard, offset, size = self.at[index].tolist()
         if size == NO_FILE:
-            raise UnreadableImage(self.name(place), "a link or device, not a file")
+            raise UnreadableImage(self.name(index), "a link or device, not a file")
         if size > LARGEST_IMAGE:
-            raise UnreadableImage(self.name(place), f"{size} bytes, at most {LARGEST_IMAGE} are allowed")
+            raise UnreadableImage(self.name(index), f"{size} bytes, at most {LARGEST_IMAGE} are allowed")
         try:
             with self.paths[shard].open("rb") as file:
                 file.seek(offset - BLOCK)
                 name = self._name(shard, offset, file.read(BLOCK))
                 return decode(io.BytesIO(file.read(size)), name, self.preprocess)
         except OSError as error:
-            raise UnreadableImage(self.name(place), str(error.strerror or error).lower()) from error
+            raise UnreadableImage(self.name(index), str(error.strerror or error).lower()) from error
 
     def marks(self) -> Iterator[bytes]:
         yield "\n".join(path.name for path in self.paths).encode(errors="surrogateescape")

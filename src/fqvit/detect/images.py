@@ -53,7 +53,7 @@ class Input:
         """Height and width of the network's input."""
         return padded(self.pixels.shape[0]), padded(self.pixels.shape[1])
 
-    def back(self, boxes: Floats) -> Floats:
+    def to_original(self, boxes: Floats) -> Floats:
         """Map boxes [n, 4] from the network's input to pixels of the original image."""
         height, width = self.size
         scaled: Floats = boxes * np.tile([self.width / width, self.height / height], 2)

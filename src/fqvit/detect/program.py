@@ -175,23 +175,24 @@ def _check_settings(s: DetectSettings, d: DetectorProgram) -> None:
         "settings", max(s.short, s.long) <= MAX_SIDE, f"images of {s.short} x {s.long}, expected sides of at most {MAX_SIDE}"
     )
     for what, given in (("class names", s.classes), ("categories", s.categories)):
-        _expect("settings", len(given) in (0, d.classes), f"{len(given)} {what} for {d.classes} classes")
+        _expect("settings", len(given) in (0, d.classes), f"{len(given)} {what}, expected one per class ({d.classes}) or none")
     for name, program in d.parts():
         preprocess = program.header.preprocess
         same = preprocess.mean == s.mean and preprocess.std == s.std
-        _expect(name, same, "mean or std of pixels differs from the settings")
+        _expect(name, same, "mean or std of its preprocessing differs from that of the settings")
 
 
 def _check_pyramid(pyramid: Program, buffers: Mapping[str, Value], strides: tuple[int, ...]) -> None:
-    """Check that the pyramid takes colour images, has levels at these strides, and can be resized."""
+    """Check that the pyramid's input is a colour image, that its levels have these strides, and that it can be resized."""
     header = pyramid.header
-    _expect("pyramid", header.input is None and header.preprocess.channels == 3, "does not take colour images")
+    _expect("pyramid", header.input is None and header.preprocess.channels == 3, "its input is not a colour image")
     check_grids(header, buffers, strides)
+    # Programs for other image sizes are derived by `resized`, which must reproduce the stored program for the stored size.
     height, width, _ = header.input_shape
-    again = resized(pyramid, height, width)
-    same = again.header == header and again.constants.keys() == pyramid.constants.keys()
-    same = same and all(np.array_equal(again.constants[name], array) for name, array in pyramid.constants.items())
-    _expect("pyramid", same, "resizing it to its own size gives another program")
+    derived = resized(pyramid, height, width)
+    same = derived.header == header and derived.constants.keys() == pyramid.constants.keys()
+    same = same and all(np.array_equal(derived.constants[name], array) for name, array in pyramid.constants.items())
+    _expect("pyramid", same, "resizing it to its own image size changes the program")
 
 
 def _expect(part: str, condition: bool, said: str) -> None:

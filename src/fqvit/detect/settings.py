@@ -30,10 +30,11 @@ LISTED = "docs/reference/detection.md lists the settings."
 class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of a detector. Lengths are in pixels.
 
-    short, long: largest short side and long side; images are resized to reach one of them, keeping their aspect ratio
+    short, long: upper limits of an image's short and long side; images are resized, with their aspect ratio kept, to the
+        largest size within both limits
     mean, std: of pixels / 255, one per colour (red, green, blue)
     anchor_scale: side of a square anchor / stride of its level   anchor_ratios: height / width   strides: one per level
-    finest: boxes with sqrt(area) < 2 finest take their RoI features from the first level
+    finest: the RoI features of boxes with sqrt(area) < 2 * finest come from the first level, < 4 * finest from the second, ...
     proposals_a_level, proposals: proposals kept per level before NMS, and per image after NMS   proposal_iou: threshold of NMS
     score: scores of detections are above this   iou: threshold of the NMS within a class
     detections: at most this many per image   mask: smallest probability of a pixel in a mask
@@ -69,8 +70,9 @@ class DetectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.finest,
             *(x for s in self.stds for x in s),
         )
+        # While it decodes or converts, msgspec turns a ValueError raised here into a ValidationError. It adds the path of these
+        # settings (not of the field) if another object contains them. A direct call of the constructor raises the ValueError.
         if not all(map(math.isfinite, numbers)):
-            # A ValueError, to which msgspec adds the path of the field while it decodes a file.
             raise ValueError("numbers must be finite")
         if len(set(self.categories)) != len(self.categories):
             raise ValueError("a category occurs twice")
@@ -94,7 +96,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         kind = "JSON" if where.suffix == ".json" else "TOML"
         raise FqvitError(f"{path}: not {kind} ({error}). {LISTED}") from None
     if not isinstance(table, dict):
-        raise FqvitError(f"{path}: a {type(table).__name__}, expected an object of names and values. {LISTED}")
+        raise FqvitError(f"{path}: a JSON {type(table).__name__}, expected an object of settings and their values. {LISTED}")
     try:
         changed(DetectSettings(), table)
     except FqvitError as error:

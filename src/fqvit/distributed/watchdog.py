@@ -1,4 +1,4 @@
-"""Monitor that all workers are alive, and end all of them with one line on stderr when one is lost.
+"""Monitor whether all workers are alive, and end all of them with one line on stderr when one is lost.
 
 A thread of every worker sends a heartbeat to torchrun's key-value store every 0.5 s and looks there for a failure reported by
 another worker. It can end the process while the main thread waits inside gloo, where neither signals nor other threads reach

@@ -203,7 +203,10 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
 
 
 def calibration_of(program: Program) -> Calibration:
-    """Rebuild the calibration of a program from its recipe and sites. Raises FqvitError if the recipe is unknown."""
+    """Rebuild the calibration of a program from its recipe and sites.
+
+    Raises FqvitError if this version cannot read the recipe.
+    """
     header = program.header
     try:
         recipe = msgspec.convert(header.recipe, Recipe)

@@ -142,7 +142,7 @@ def inspect(program: Program, path: Path) -> Inspection:
 
 
 def inspect_part(program: Program) -> Inspection:
-    """Summarize one program of a detector, which has no file of its own."""
+    """Summarize one program of a detector, which is not stored in a separate file."""
     return _inspect(program, len(encode_header(program.header)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fqvit.ir.fixed import Array, ilog2_round, requantize, round_divide, round_shift
 from fqvit.ir.kit import Kit
 from fqvit.ir.ops import Get, Op, check_requantizer, clamp
-from fqvit.ir.value import Proof, Scope, Value, magnitude
+from fqvit.ir.value import Int, Proof, Scope, Value, magnitude
 
 
 class MatMul(Op, frozen=True, tag="matmul"):
@@ -27,14 +27,14 @@ class MatMul(Op, frozen=True, tag="matmul"):
 
     a: str
     b: str
-    mult: int
-    shift: int
-    a_zero: int = 0
-    b_zero: int = 0
+    mult: Int
+    shift: Int
+    a_zero: Int = 0
+    b_zero: Int = 0
     b_rows: bool = False
     index: str | None = None
-    y_zero: int = 0
-    bits: int = 8
+    y_zero: Int = 0
+    bits: Int = 8
     parts: ClassVar[tuple[str, ...]] = ("bias",)
 
     def inputs(self) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
     """
 
     x: str
-    bits: int = 4
+    bits: Int = 4
     region: str | None = None
     parts: ClassVar[tuple[str, ...]] = ("table",)
 
@@ -153,9 +153,9 @@ class Softmax(Op, frozen=True, tag="softmax"):
     """
 
     x: str
-    mult: int
-    shift: int
-    bits: int = 8
+    mult: Int
+    shift: Int
+    bits: Int = 8
     region: str | None = None
     parts: ClassVar[tuple[str, ...]] = ("table",)
 
@@ -187,13 +187,13 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
 
     a: str
     v: str
-    mult: int
-    shift: int
-    v_zero: int = 0
-    a_bits: int = 4
+    mult: Int
+    shift: Int
+    v_zero: Int = 0
+    a_bits: Int = 4
     zero_code: bool = False
-    y_zero: int = 0
-    bits: int = 8
+    y_zero: Int = 0
+    bits: Int = 8
 
     def inputs(self) -> tuple[str, ...]:
         return (self.a, self.v)
@@ -259,12 +259,12 @@ class Attend(Op, frozen=True, tag="attend"):
 
     a: str
     v: str
-    mult: int
-    shift: int
-    levels: tuple[int, ...] = ()
-    v_zero: int = 0
-    y_zero: int = 0
-    bits: int = 8
+    mult: Int
+    shift: Int
+    levels: tuple[Int, ...] = ()
+    v_zero: Int = 0
+    y_zero: Int = 0
+    bits: Int = 8
 
     def inputs(self) -> tuple[str, ...]:
         return (self.a, self.v)

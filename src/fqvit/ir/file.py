@@ -20,7 +20,7 @@ from safetensors.numpy import save as serialize
 from fqvit.errors import FqvitError
 from fqvit.ir.kit import DTYPES
 from fqvit.ir.program import Header, Program, Verified, encode_header, fingerprint
-from fqvit.ir.value import DAMAGED, Constant
+from fqvit.ir.value import DAMAGED, Constant, check_constant
 from fqvit.system.files import write_atomically
 
 VERSION = 1  # the format version of written files
@@ -136,7 +136,22 @@ def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
                     raise FqvitError(f"{path}: constant {name!r} is {dtype}: only integers may be in a program.")
         return metadata
     except (SafetensorError, OSError, ValueError) as error:
-        raise FqvitError(f"{path}: not a readable .fqvit file ({error}). It is damaged or truncated. Quantize again.") from None
+        raise _unreadable(path, kind, error) from None
+
+
+def _unreadable(path: Path, kind: Kind, error: Exception) -> FqvitError:
+    """Turn an exception of safetensors into a FqvitError: the file cannot be read, has another format, or is damaged."""
+    start = b""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as failed:
+        error = failed  # names the cause; safetensors says "No such file" if the permission is missing
+    if isinstance(error, OSError):
+        return FqvitError(f"{path}: cannot be read ({error.strerror or error}). Check the disk and the file's permissions.")
+    if start[8:] != b"{":  # safetensors: 8 bytes for the length of the JSON, then the JSON
+        return FqvitError(f"{path}: not a .fqvit file, expected one written by `{MADE_BY[kind]}`. Check the path.")
+    return FqvitError(f"{path}: damaged or truncated, expected a complete .fqvit file. Quantize again.")
 
 
 def _check(path: Path, program: Program, metadata: dict[str, str]) -> Verified:
@@ -163,14 +178,29 @@ class FileConstants(Mapping[str, Constant]):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("rb", buffering=0)
-        size = int.from_bytes(self._file.read(8), "little")
-        entries = json.loads(self._file.read(size))
-        entries.pop("__metadata__", None)
-        self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {
-            name: (SAFETENSORS_NAMES[entry["dtype"]], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0])
-            for name, entry in entries.items()
-        }
         self._latest: tuple[str, Constant] | None = None
+        try:
+            self._entries = self._read_entries()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read_entries(self) -> dict[str, tuple[str, tuple[int, ...], int]]:
+        """Return the dtype, shape and position of every tensor."""
+        size = int.from_bytes(self._file.read(8), "little")
+        header = json.loads(self._file.read(size))
+        header.pop("__metadata__", None)
+        entries = {}
+        for name, entry in header.items():
+            if not isinstance(entry, dict) or not isinstance(entry["dtype"], str):  # accepted by safetensors
+                raise FqvitError(f"{self._path}: damaged or truncated, expected a complete .fqvit file. Quantize again.")
+            shape = tuple(entry["shape"])
+            try:
+                check_constant(name, shape)
+            except FqvitError as error:
+                raise FqvitError(f"{self._path}: {error}") from None
+            entries[name] = SAFETENSORS_NAMES[entry["dtype"]], shape, 8 + size + entry["data_offsets"][0]
+        return entries
 
     def __enter__(self) -> FileConstants:
         return self

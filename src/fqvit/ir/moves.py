@@ -10,7 +10,7 @@ import math
 from fqvit.ir.fixed import Array
 from fqvit.ir.kit import Kit
 from fqvit.ir.ops import Get, Op, Zero, zero_point
-from fqvit.ir.value import MAX_AXES, Proof, Scope, Value
+from fqvit.ir.value import MAX_AXES, Int, Proof, Scope, Value
 
 
 class Take(Op, frozen=True, tag="take"):
@@ -52,10 +52,10 @@ class Permute(Op, frozen=True, tag="permute"):
     """
 
     x: str
-    view: tuple[int, ...]
-    perm: tuple[int, ...]
-    shape: tuple[int, ...] = ()
-    select: tuple[int, int] | None = None
+    view: tuple[Int, ...]
+    perm: tuple[Int, ...]
+    shape: tuple[Int, ...] = ()
+    select: tuple[Int, Int] | None = None
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x, ("u8", "u16", "i32"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.ir.value import Scope
+from fqvit.ir.value import MAX_ELEMENTS, Scope
 
 MAX_EXPONENT = 4  # -8 * 2^4 = -128 is the smallest int8
 MAX_GROUP = 2**16
@@ -42,7 +42,9 @@ def packed_weights(scope: Scope, codes: str, exponents: str, inputs: int, group:
     scope.check(2 <= group <= MAX_GROUP, f"group is {group}, expected 0 or 2 to {MAX_GROUP}")
     groups = -(-inputs // group)
     packed_codes = scope.constant(codes, ("u8",), (None, -(-inputs // 2)))
-    packed_exponents = scope.constant(exponents, ("u8",), (len(packed_codes), -(-groups // 2)))
+    outputs = len(packed_codes)
+    scope.check(outputs * inputs <= MAX_ELEMENTS, f"too many weights: {outputs} x {inputs}, at most {MAX_ELEMENTS}")
+    packed_exponents = scope.constant(exponents, ("u8",), (outputs, -(-groups // 2)))
     for name, array, count in ((codes, packed_codes, inputs), (exponents, packed_exponents, groups)):
         scope.check(count % 2 == 0 or int(array[:, -1].max()) < 16, f"constant {name!r} has a padding nibble that is not 0")
     largest = int(_split(packed_exponents, groups).max())

@@ -27,11 +27,11 @@ import numpy as np
 from fqvit.ir.fixed import MAX_SHIFT, Array, ilog2, isqrt, requantize, round_divide, round_shift
 from fqvit.ir.kit import Kit
 from fqvit.ir.nibbles import packed_weights
-from fqvit.ir.value import Constant, Proof, Scope, Value, magnitude
+from fqvit.ir.value import Constant, Int, Proof, Scope, Value, magnitude
 
 Get = Callable[[str], Array]  # returns the buffer or constant of that name
 # One zero point for all channels, one per group of channels (groups have equal sizes), or the name of a u8 or u16 [C] constant.
-Zero = int | tuple[int, ...] | str
+Zero = Int | tuple[Int, ...] | str
 CODES = ("u8", "u16")
 Q24 = 24  # fraction bits of LayerNorm's quotient
 
@@ -100,8 +100,8 @@ class Lookup(Op, frozen=True, tag="lookup"):
 
     x: str
     alpha: str | None = None
-    y_zero: tuple[int, ...] = ()
-    bits: int = 8
+    y_zero: tuple[Int, ...] = ()
+    bits: Int = 8
     parts: ClassVar[tuple[str, ...]] = ("table",)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
@@ -149,8 +149,8 @@ class Linear(Op, frozen=True, tag="linear"):
     x: str
     out: Literal["codes", "acc", "i32"] = "codes"
     y_zero: Zero = 0
-    bits: int = 8
-    group: int = 0
+    bits: Int = 8
+    group: Int = 0
     weights_of: str | None = None
     parts: ClassVar[tuple[str, ...]] = ("w", "exponent", "bias", "mult", "shift")
 
@@ -211,12 +211,12 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     """
 
     x: str
-    epsilon: int
-    shift: int
-    b_shift: int
+    epsilon: Int
+    shift: Int
+    b_shift: Int
     zero: Zero = 0
     alpha: str | None = None
-    bits: int = 8
+    bits: Int = 8
     parts: ClassVar[tuple[str, ...]] = ("affine",)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
@@ -254,7 +254,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One operand of Add: (x - zero[c]) 2^alpha[c] mult[c]; mult is a number or the name of an i32 [C] constant."""
 
     x: str
-    mult: int | str
+    mult: Int | str
     zero: Zero = 0
     alpha: str | None = None
 
@@ -270,10 +270,10 @@ class Add(Op, frozen=True, tag="add"):
     """
 
     terms: tuple[Term, Term]
-    shift: int
+    shift: Int
     y_zero: Zero = 0
     y_alpha: str | None = None
-    bits: int = 8
+    bits: Int = 8
 
     def inputs(self) -> tuple[str, ...]:
         return tuple(term.x for term in self.terms)
@@ -316,13 +316,13 @@ class Mean(Op, frozen=True, tag="mean"):
     """
 
     x: str
-    mult: int
-    shift: int
-    skip: int = 0
+    mult: Int
+    shift: Int
+    skip: Int = 0
     zero: Zero = 0
     alpha: str | None = None
-    y_zero: int = 0
-    bits: int = 8
+    y_zero: Int = 0
+    bits: Int = 8
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x, min_rank=2)

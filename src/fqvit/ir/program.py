@@ -23,7 +23,20 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
-from fqvit.ir.value import DAMAGED, MAX_AXES, MAX_CHANNELS, MAX_CODE, MAX_ELEMENTS, NAMES, Constant, Proof, Scope, Value
+from fqvit.ir.value import (
+    DAMAGED,
+    MAX_AXES,
+    MAX_CHANNELS,
+    MAX_CODE,
+    MAX_ELEMENTS,
+    NAMES,
+    Constant,
+    Int,
+    Proof,
+    Scope,
+    Value,
+    check_constant,
+)
 
 AnyOp = (
     Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean
@@ -46,7 +59,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     scale: one number, or one per group of channels of equal size (three for Q, K and V)
     zero: one number, one per group, one per value of alpha, or, with steps, the name of a u8 or u16 [C] constant
-    alpha: the name of a u8 [C] constant, the Power-of-Two Factor per channel
+    alpha: the name of a u8 [C] constant, the exponent of the Power-of-Two Factor per channel
     steps: the name of a u16 [C] constant, the scale of each channel in units of `scale`; with three scales it has C / 3
         entries and applies to V only
     zero_code: the last log2 code means 0
@@ -149,7 +162,7 @@ class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     bits: codes were calibrated in 0..2^bits - 1; the program accepts all u8 codes.
     """
 
-    shape: tuple[int, int, int]
+    shape: tuple[Int, Int, Int]
     scale: Scale
     zero: Annotated[int, msgspec.Meta(ge=0, le=255)]
     bits: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8
@@ -176,7 +189,7 @@ class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A program without its constants: the JSON in the file."""
 
-    version: int
+    version: Int
     model: str
     preprocess: Preprocess
     ops: Annotated[tuple[AnyOp, ...], msgspec.Meta(max_length=8192)]  # planning the arena takes quadratic time
@@ -184,7 +197,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sites: dict[str, Site]
     recipe: dict[str, object]
     source: str
-    images: int  # number of calibration images
+    images: Int  # number of calibration images
     # Only in parts of detectors: further outputs, and codes instead of pixels as input.
     others: tuple[Output, ...] = ()
     input: CodeInput | None = None
@@ -243,6 +256,7 @@ class Program:
                 raise FqvitError(f"constant {name!r} has the name of a buffer. {DAMAGED}")
             if array.dtype not in NAMES:
                 raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. {DAMAGED}")
+            check_constant(name, array.shape)
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
             raise FqvitError(f"input shape {list(shape)} is empty or too large. {DAMAGED}")

@@ -6,10 +6,12 @@ intermediate result can overflow. See also: ops.py (the ops), program.py (verifi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from fqvit.errors import FqvitError
@@ -17,10 +19,12 @@ from fqvit.ir.kit import DTYPES
 
 Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_ELEMENTS = 2**28  # per buffer and image; Swin-B at 384 pixels needs less than 2^23
+MAX_ELEMENTS = 2**28  # per constant, per buffer and image; Swin-B at 384 pixels needs less than 2^23
 MAX_CODE = 2**16 - 1
 MAX_CHANNELS = 2**20  # per computed buffer: runtimes store parameters per channel, even if the file has one for all channels
 MAX_AXES = 8
+MAX_INTEGER = 2**62
+Int = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]  # any integer of a file: fits int64, also when negated
 DAMAGED = "The file is damaged or was not written by fqvit."
 
 
@@ -119,7 +123,7 @@ class Scope:
         return int(vector.min()), int(vector.max())
 
     def alpha(self, name: str | None, channels: int) -> int:
-        """Return the largest Power-of-Two Factor of the constant u8 [C], at most 15; 0 if there is no constant."""
+        """Return the largest exponent in a constant u8 [C] of Power-of-Two Factors, at most 15; 0 if there is no constant."""
         if name is None:
             return 0
         vector = self.constant(name, ("u8",), (channels,))
@@ -133,6 +137,13 @@ class Scope:
         lo, hi = self.zero(zero, shape[-1])
         self.check(0 <= lo and hi <= last, f"y_zero is outside 0..{last}")
         return Value("u8" if bits <= 8 else "u16", shape, 0, last)
+
+
+def check_constant(name: str, shape: tuple[int, ...]) -> None:
+    """Reject a constant that is too large. An empty axis counts as 1, so that numpy can represent the shape."""
+    if len(shape) > MAX_AXES or math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        limits = f"at most {MAX_AXES} axes and {MAX_ELEMENTS} elements"
+        raise FqvitError(f"constant {name!r} has shape {list(shape)}, expected {limits}. {DAMAGED}")
 
 
 def magnitude(lo: int, hi: int, zero_lo: int = 0, zero_hi: int = 0) -> int:

@@ -33,7 +33,7 @@ class LoweredValue:
     def codes(self) -> QParams:
         """Return the quantization parameters. Raises FqvitError if the buffer holds accumulators."""
         if self.q is None:
-            raise FqvitError(f"{self.buffer}: holds accumulators, expected codes. Give this site bits in the recipe.")
+            raise FqvitError(f"{self.buffer}: holds accumulators, expected codes. Set a bit width for this site in the recipe.")
         return self.q
 
 
@@ -78,7 +78,7 @@ class Emitter:
         return None
 
     def alpha(self, q: QParams) -> str | None:
-        """Return the name of the constant that holds the Power-of-Two Factors; None if there are none."""
+        """Return the name of the constant that holds the exponents of the Power-of-Two Factors; None if there are none."""
         return None if q.alpha is None else self.shared("alpha", q.alpha)
 
     def zero(self, q: QParams) -> Zero:

@@ -53,7 +53,7 @@ def load_model(
 
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. The embedded models need none. If `name` itself is
     hf:ORG/NAME, the model is identified by the sizes in the checkpoint.
-    classes: the names of the logits, in order; by default those of config.json, if there are any.
+    classes: class names, one per logit; by default those of config.json, or of Fashion-MNIST for the embedded weights.
     """
     if hub.is_address(name):
         if weights is not None:
@@ -141,4 +141,4 @@ def preprocess_of(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, la
     try:
         return Preprocess(height, width, config.channels, resize, interpolation, mean, std)  # type: ignore[arg-type]
     except ValueError as error:
-        raise FqvitError(f"{label}: {error}. The preprocessor_config.json is damaged.") from error
+        raise FqvitError(f"{label}: {error}. Its config.json or preprocessor_config.json is damaged.") from error

@@ -32,8 +32,9 @@ def exp_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
 
 
 def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
-    """The paper's I-Exp: exp(-p) = L(p') 2^-z with z = floor(p / ln 2), L(p) = 0.3585 (p + 1.353)^2 + 0.344.
+    """The paper's I-Exp: exp(-p) = L(p') 2^-z with L(x) = 0.3585 (x + 1.353)^2 + 0.344.
 
+    p = scale d for d = 0 .. codes - 1, z = floor(p / ln 2), and p' = z ln 2 - p, which is in (-ln 2, 0].
     Evaluated in integers: the scores are first shifted left so that ln 2 / scale is at least 2^15.
     See docs/explanation/numerics.md.
     """
@@ -51,7 +52,8 @@ def polynomial_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]
 def coarse_table(scale: float, codes: int, tokens: int) -> NDArray[np.int32]:
     """I-Exp as the paper's code evaluates it: ln 2 and the coefficients are rounded to integer multiples of the score scale.
 
-    exp(-p) = L(p') 2^-z with L(p) = 0.35815147 p^2 + 0.96963238 p + 1; floor(-0.6931 / scale) is -ceil(ln 2 / scale).
+    exp(-p) = L(p') 2^-z with L(x) = 0.35815147 x^2 + 0.96963238 x + 1, and p, z and p' as in polynomial_table, but with
+    ceil(0.6931 / scale) scale instead of ln 2: the paper's code rounds -0.6931 / scale down, and floor(-x) = -ceil(x).
     """
     a, b, c = 0.35815147, 0.96963238, 1.0
     q_ln2, q_b = -math.floor(-0.6931 / scale), math.floor(b / a / scale)

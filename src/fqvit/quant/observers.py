@@ -145,7 +145,7 @@ class MinMax(RangeObserver):
 class Ema(RangeObserver):
     """Exponential moving average of the minimum and maximum b of each batch: v = (1 - momentum) v + momentum b.
 
-    Only the latest batches are kept, as many as affect a float64 result (4,400 at momentum 0.01). The average starts with the
+    Only the latest batches are kept, as many as affect a float64 result (4,414 at momentum 0.01). The average starts with the
     oldest batch kept, so that the result depends only on the sequence of batches, not on how it is split between observers.
     """
 
@@ -273,7 +273,7 @@ class Ptf(Observer):
 
     scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k scale))) over all batches, min <= 0 <= max.
     alpha minimises the channel's squared error including saturation, from a histogram of all batches or of the last one only.
-    symmetric: zero is the middle code, and the largest absolute value has the last code.
+    symmetric: scale = max |x| / (2^(bits-1) - 1) / 2^k instead, and zero is the middle code.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("bits", "k", "last_batch", "symmetric")
@@ -344,9 +344,10 @@ def _extremes(x: Tensor) -> tuple[float, float]:
 
 
 def _tail(flat: Tensor, quantile: float, largest: bool) -> float:
-    """Return the upper (or lower) quantile of [n] elements, interpolated linearly; NaN if an element is not finite.
+    """Return the upper (or lower) quantile of [n] elements, interpolated linearly.
 
     Exact without a full sort: of elements arranged in columns, the k largest lie in the k columns with the largest maxima.
+    Returns NaN if an element is NaN, or infinite on the side of the quantile.
     """
     size = flat.numel()
     rank = (size - 1) * (1 - quantile)

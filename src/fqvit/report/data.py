@@ -1,6 +1,6 @@
 """Data of the report's figures as plain values, and the statistics computed from them. Needs numpy only.
 
-See also: collect.py (fills them from a float model and images), plots.py (draws them), answers.py (classes and accuracy).
+See also: collect.py (fills them from a float model and images), plots.py (draws them), predictions.py (classes and accuracy).
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def entropy(counts: Counts) -> float:
 def fine_bins(p: NDArray[np.float32]) -> Counts:
     """Count values in 0..1, of any shape, in the bars of AttentionCounts.fine."""
     last = FINE * OCTAVES
-    place = np.floor(-FINE * np.log2(np.maximum(p, 2.0**-40, dtype=np.float32))).astype(np.int64)
-    return np.bincount(np.clip(place, 0, last).ravel(), minlength=last + 1)
+    index = np.floor(-FINE * np.log2(np.maximum(p, 2.0**-40, dtype=np.float32))).astype(np.int64)
+    return np.bincount(np.clip(index, 0, last).ravel(), minlength=last + 1)
 
 
 def uniform_bins(p: NDArray[np.float32]) -> Counts:
@@ -133,7 +133,7 @@ class QuantizedMap:
 class AttentionMaps:
     """Attention of one image in float and in several integer formats.
 
-    pixels: u8 [H, W, C]   exact: the float map, float32 [rows, columns] of patches   stored: the same map in integer formats
+    pixels: u8 [H, W, C]   float_map: float32 [rows, columns] of patches   stored: the same map in integer formats
     kind: "class token" (attention of the class token, averaged over heads) or "received" (attention that each patch receives,
     averaged over heads and the queries of its window; for models without a class token).
     """
@@ -141,7 +141,7 @@ class AttentionMaps:
     site: str
     kind: str
     pixels: NDArray[np.uint8]
-    exact: NDArray[np.float32]
+    float_map: NDArray[np.float32]
     stored: Sequence[QuantizedMap]
 
 
@@ -166,29 +166,30 @@ class ExpCurves:
     """I-Exp next to exp. x: float64 [P], increasing to 0; curves: {polynomial: I-Exp(x) [P]}.
 
     gaps: {polynomial: largest |I-Exp - exp| over all x <= 0}
-    tables: {kind: largest |table - exp|} of the integer tables in quant/exptable.py; step: the scale of the scores
+    tables: {kind: largest |table - exp|} of the integer tables in quant/exptable.py
+    scale: of the scores
     """
 
     x: Floats
     curves: dict[str, Floats]
     gaps: dict[str, float]
-    step: float
+    scale: float
     tables: dict[str, float]
 
 
-def exp_curves(step: float, codes: int = 256, tokens: int = 197) -> ExpCurves:
-    """Evaluate the curves. step: scale of the scores; codes: entries per table; tokens: length of a softmax row."""
+def exp_curves(scale: float, codes: int = 256, tokens: int = 197) -> ExpCurves:
+    """Evaluate the curves. scale: of the scores; codes: entries per table; tokens: length of a softmax row."""
     x = np.linspace(-4, 0, 401)
     dense = np.linspace(-math.log(2), 0, 200_001)  # for smaller x, errors repeat with factors 1/2, 1/4, ...
     gaps = {kind: float(np.abs(i_exp(dense, kind) - np.exp(dense)).max()) for kind in POLYNOMIALS}
-    tables = {kind: table_gap(kind, step, codes, tokens) for kind in ("table", "polynomial", "coarse")}
-    return ExpCurves(x, {kind: i_exp(x, kind) for kind in POLYNOMIALS}, gaps, step, tables)
+    tables = {kind: table_gap(kind, scale, codes, tokens) for kind in ("table", "polynomial", "coarse")}
+    return ExpCurves(x, {kind: i_exp(x, kind) for kind in POLYNOMIALS}, gaps, scale, tables)
 
 
-def table_gap(kind: str, step: float, codes: int, tokens: int) -> float:
-    """Return the largest |table[d] / 2^one_bits(tokens) - exp(-step d)| over d = 0 .. codes - 1."""
+def table_gap(kind: str, scale: float, codes: int, tokens: int) -> float:
+    """Return the largest |table[d] / 2^one_bits(tokens) - exp(-scale d)| over d = 0 .. codes - 1."""
     from fqvit.quant.exptable import EXP_TABLES, one_bits  # imports torch
 
-    table = EXP_TABLES[kind](step, codes, tokens)
+    table = EXP_TABLES[kind](scale, codes, tokens)
     entries = table[np.minimum(np.arange(codes), len(table) - 1)] / 2.0 ** one_bits(tokens)
-    return float(np.abs(entries - np.exp(-step * np.arange(codes))).max())
+    return float(np.abs(entries - np.exp(-scale * np.arange(codes))).max())

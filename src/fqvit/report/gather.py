@@ -1,7 +1,7 @@
 """Run the float model and the integer program on the images and gather all data of a report.
 
 One pass over all images is followed by the per-site comparison, the attention maps and the speed measurement. Everything that
-page.py shows is in Report. Needs torch. See also: collect.py, answers.py, evaluate/compare.py, speed.py.
+page.py shows is in Report. Needs torch. See also: collect.py, predictions.py, evaluate/compare.py, speed.py.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fqvit.models.device import one_thread
 from fqvit.models.graph import Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.report.answers import Answers
 from fqvit.report.collect import AttentionHistogram, NormRanges, attention_maps
 from fqvit.report.data import AttentionCounts, AttentionMaps, ChannelRanges, ExpCurves, exp_curves
+from fqvit.report.predictions import Predictions
 from fqvit.report.speed import Speed, quick_look
 from fqvit.runtime.native import Engine
 from fqvit.system.progress import Progress
@@ -40,13 +40,16 @@ MAPPED = 2  # images with attention maps
 
 @dataclass(frozen=True)
 class Report:
-    """All data of one report. answers: None for programs that output features; parameters: their number in the float model."""
+    """All data of one report.
+
+    predictions: None for programs that output features   parameters: their number in the float model
+    """
 
     program: Program
     inspection: Inspection
     fingerprint: str
     images: int
-    answers: Answers | None
+    predictions: Predictions | None
     norms: list[ChannelRanges]
     attention: AttentionCounts | None
     maps: list[AttentionMaps]
@@ -74,7 +77,7 @@ def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Ba
         inspection=inspect(program, path),
         fingerprint=program.fingerprint(),
         images=seen.images,
-        answers=seen.answers,
+        predictions=seen.predictions,
         norms=seen.norms.result(),
         attention=seen.histogram.result(seen.counted),
         maps=maps,
@@ -87,7 +90,7 @@ def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Ba
 
 @dataclass
 class _Seen:
-    answers: Answers | None
+    predictions: Predictions | None
     norms: NormRanges
     histogram: AttentionHistogram
     chosen: list[NDArray[np.uint8]]
@@ -101,7 +104,9 @@ def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: 
     output = program.header.output
     graph = trace(model.module, output.features())
     engine = Engine(program)
-    seen = _Seen(Answers(output.scale) if output.kind == "logits" else None, NormRanges(graph), AttentionHistogram(), chosen=[])
+    seen = _Seen(
+        Predictions(output.scale) if output.kind == "logits" else None, NormRanges(graph), AttentionHistogram(), chosen=[]
+    )
     wanted = {i * total // COMPARED for i in range(min(COMPARED, total))}
     every = max(1, -(-total // BATCH) // COUNTED)
     counting = False
@@ -114,9 +119,9 @@ def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: 
 
     for number, batch in enumerate(batches):
         counting = number % every == 0
-        exact = graph.run(normalise(batch.images, model.preprocess), visit)
-        if seen.answers is not None:
-            seen.answers.add(batch.images, batch.labels, batch.paths, exact.numpy(), engine.run(batch.images))
+        scores = graph.run(normalise(batch.images, model.preprocess), visit)
+        if seen.predictions is not None:
+            seen.predictions.add(batch.images, batch.labels, batch.paths, scores.numpy(), engine.run(batch.images))
         seen.chosen += [pixels.copy() for i, pixels in enumerate(batch.images, seen.images) if i in wanted]
         seen.images += len(batch.images)
         seen.counted += len(batch.images) if counting else 0
@@ -130,7 +135,7 @@ def _exp(program: Program) -> ExpCurves | None:
     scores = {name: site for name, site in program.header.sites.items() if site.role == "scores" and site.scale}
     if not scores:
         return None
-    step = float(np.median([site.scale[0] for site in scores.values()]))
+    scale = float(np.median([site.scale[0] for site in scores.values()]))
     buffers = program.verify().buffers
     name, site = next(iter(scores.items()))
-    return exp_curves(step, 2**site.bits, buffers[name].shape[-1])
+    return exp_curves(scale, 2**site.bits, buffers[name].shape[-1])

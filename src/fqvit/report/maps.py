@@ -47,9 +47,9 @@ def overlay(pixels: NDArray[np.uint8], weights: NDArray[np.float32], largest: fl
     rows = np.arange(height) * len(t) // height
     columns = np.arange(width) * t.shape[1] // width
     heat = t[rows][:, columns]
-    place = heat * (len(HEAT) - 1)
-    low = np.minimum(place.astype(np.int64), len(HEAT) - 2)
-    part = (place - low)[..., None]
+    position = heat * (len(HEAT) - 1)
+    low = np.minimum(position.astype(np.int64), len(HEAT) - 2)
+    part = (position - low)[..., None]
     colour = HEAT[low] * (1 - part) + HEAT[low + 1] * part
     cover = 0.45 + 0.4 * heat[..., None]
     mixed: NDArray[np.uint8] = np.clip((1 - cover) * grey + cover * colour, 0, 255).astype(np.uint8)
@@ -69,7 +69,7 @@ def attention_maps(found: AttentionMaps) -> str:
     """
     size, gap, left, head = 150, 14, 196, 30
     canvas = Canvas(760, head + 3 * (size + 34) - 6)
-    largest = float(np.quantile(found.exact, 0.98))
+    largest = float(np.quantile(found.float_map, 0.98))
 
     def cell(x: float, y: float, pixels: NDArray[np.uint8], words: str, kind: str, tip: str) -> None:
         height, width = pixels.shape[:2]
@@ -89,7 +89,7 @@ def attention_maps(found: AttentionMaps) -> str:
     canvas.text("tick", (0, head + 2 * step + 34), "0")
     canvas.text("tick", (size, head + 2 * step + 34), f"{largest:.2g}", "end")
     cell(0, head, found.pixels, "image", "word", "the image as the model sees it")
-    cell(0, head + step, overlay(found.pixels, found.exact, largest), "float", "strong", "attention in float")
+    cell(0, head + step, overlay(found.pixels, found.float_map, largest), "float", "strong", "attention in float")
     for column, bits in enumerate((8, 6, 4)):
         x = left + column * (size + gap + 24)
         canvas.text("strong", (x, 16), f"{bits} bits")

@@ -19,9 +19,9 @@ from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import SiteNoise
 from fqvit.evaluate.inspect import SiteRow, bits_of
 from fqvit.report import MISSING, maps, plots
-from fqvit.report.answers import Disagreement, Guess
 from fqvit.report.data import entropy, used
 from fqvit.report.gather import Report
+from fqvit.report.predictions import Disagreement, Guess
 from fqvit.report.svg import asset
 from fqvit.system.text import size
 
@@ -64,7 +64,7 @@ def pictures(report: Report) -> list[Picture]:
             "The paper approximates exp by a parabola on (−ln 2, 0] and halves it for every further ln 2. The largest error is"
             f" {gaps['code']:.2e} with the coefficients of the paper’s code (the 1.9e-3 that the paper quotes) and"
             f" {gaps['paper']:.2e} with the coefficients that the paper prints. In integers, at the median score scale of this"
-            f" program ({report.exp.step:.3g}), it is {tables['coarse']:.1e} as the paper’s code computes it,"
+            f" program ({report.exp.scale:.3g}), it is {tables['coarse']:.1e} as the paper’s code computes it,"
             f" {tables['polynomial']:.1e} with more bits, and {tables['table']:.1e} with a lookup table of exp."
         )
         found.append(Picture("i-exp", "I-Exp against exp", caption, plots.exponentials(report.exp)))
@@ -123,7 +123,7 @@ def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
     """Draw every figure of the page as (name, SVG), to be written to files."""
     found = [(one.key, one.svg) for one in pictures(report)]
     found.append(("site-errors", plots.site_errors(_in_order(report))))
-    rows = report.answers.by_class() if report.answers is not None else []
+    rows = report.predictions.by_class() if report.predictions is not None else []
     if any(row.change for row in rows):
         found.append(("class-changes", plots.class_changes([(row, _name(row.label, names)) for row in rows])))
     return found
@@ -165,7 +165,7 @@ def _policy(style: str, script: str) -> str:
 
 def _context(report: Report, about: About) -> dict[str, Any]:
     header, found = report.program.header, report.inspection
-    rows = report.answers.by_class() if report.answers is not None else []
+    rows = report.predictions.by_class() if report.predictions is not None else []
     changed = [row for row in rows if row.change]
     named = [(row, _name(row.label, about.names)) for row in rows]
     drawn = pictures(report)
@@ -175,7 +175,7 @@ def _context(report: Report, about: About) -> dict[str, Any]:
         "about": about,
         "header": header,
         "found": found,
-        "accuracy": None if report.answers is None else report.answers.accuracy(),
+        "accuracy": None if report.predictions is None else report.predictions.accuracy(),
         "cards": _cards(report),
         "pictures": [(one, _safe(one.svg)) for one in drawn],
         "noise_picture": _safe(plots.site_errors(noises)),
@@ -186,8 +186,8 @@ def _context(report: Report, about: About) -> dict[str, Any]:
         "changed": len(changed),
         "class_picture": _safe(plots.class_changes(named)),
         "class_rows": [(name, row) for row, name in sorted(named, key=lambda one: (one[0].change, one[1])) if row.change],
-        "disagreements": [_disagreement(one, about) for one in report.answers.disagreements] if report.answers else [],
-        "differing": 0 if report.answers is None else report.answers.images - report.answers.agree,
+        "disagreements": [_disagreement(one, about) for one in report.predictions.disagreements] if report.predictions else [],
+        "differing": 0 if report.predictions is None else report.predictions.images - report.predictions.agree,
         "recipe": [(key, _plain(value)) for key, value in header.recipe.items()],
         "bytes": [(kind, count, 100 * count / max(found.total, 1)) for kind, count in found.bytes.items()],
         "proofs": found.tightest(),
@@ -214,26 +214,26 @@ class Card:
 
 
 def _cards(report: Report) -> list[Card]:
-    found, speed, answers = report.inspection, report.speed, report.answers
+    found, speed, predictions = report.inspection, report.speed, report.predictions
     cards = []
-    accuracy = None if answers is None else answers.accuracy()
+    accuracy = None if predictions is None else predictions.accuracy()
     if accuracy is not None:
-        for name, exact, integer in (
-            ("top-1", accuracy.exact_top1, accuracy.integer_top1),
-            ("top-5", accuracy.exact_top5, accuracy.integer_top5),
+        for name, float_top, integer_top in (
+            ("top-1", accuracy.float_top1, accuracy.integer_top1),
+            ("top-5", accuracy.float_top5, accuracy.integer_top5),
         ):
-            change = f"float {exact:.1f} %, {_signed(integer - exact)} percentage points"
-            cards.append(Card(name, f"{integer:.1f} %", change))
-    if answers is not None:
-        differing = answers.images - answers.agree
-        same = f"same class as the float model; {differing} of {answers.images:,} differ"
-        cards.append(Card("agreement", f"{answers.agreement:.1f} %", same))
+            change = f"float {float_top:.1f} %, {_signed(integer_top - float_top)} percentage points"
+            cards.append(Card(name, f"{integer_top:.1f} %", change))
+    if predictions is not None:
+        differing = predictions.images - predictions.agree
+        same = f"same class as the float model; {differing} of {predictions.images:,} differ"
+        cards.append(Card("agreement", f"{predictions.agreement:.1f} %", same))
     recipe = report.program.header.recipe
     bits = bits_of(recipe)
     cards.append(Card("bits", bits, "weights / activations / attention"))
     floats = 4 * report.parameters
     cards.append(Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"))
-    times = f"{speed.integer:.3g} ms per image, PyTorch {speed.exact:.3g} ms"
+    times = f"{speed.integer_ms:.3g} ms per image, PyTorch {speed.float_ms:.3g} ms"
     cards.append(Card("speed (rough)", f"{speed.ratio:.1f}×", f"{times}; one thread, {speed.isa}"))
     cards.append(Card("float operations", str(found.floats), f"in {len(found.ops)} ops, from pixels to the output"))
     headroom = f"all hold; the tightest has {_tightest(report)} bits of headroom"
@@ -260,7 +260,7 @@ def _disagreement(one: Disagreement, about: About) -> dict[str, Any]:
         "path": path,
         "truth": truth,
         "thumbnail": maps.jpeg(one.pixels, THUMBNAIL),
-        "sides": (("float", lines(one.exact)), ("integer", lines(one.integer))),
+        "sides": (("float", lines(one.float_guesses)), ("integer", lines(one.integer_guesses))),
     }
 
 

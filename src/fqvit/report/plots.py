@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fqvit.report.answers import ClassChange
 from fqvit.report.data import BINS, FINE, AttentionCounts, Box, ChannelRanges, ExpCurves, box, entropy, used
+from fqvit.report.predictions import ClassChange
 from fqvit.report.svg import Axis, Canvas, label
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def class_changes(rows: Sequence[tuple[ClassChange, str]], most: int = 24) -> st
         canvas.text("tick", (x(tick), 16), f"{tick} %", "middle")
     for i, (row, name) in enumerate(changed):
         y = 42 + 22 * i
-        before, after = 100 * row.exact / row.images, 100 * row.integer / row.images
+        before, after = 100 * row.float_correct / row.images, 100 * row.integer_correct / row.images
         kind = "loss" if row.change < 0 else "blue"
         canvas.text("word", (left - 12, y + 4), _cut(name), "end")
         canvas.line("base", (x(before), y), (x(after), y))

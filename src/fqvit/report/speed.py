@@ -32,18 +32,18 @@ ROUNDS = 15
 class Speed:
     """Median CPU time per image in milliseconds (wall time where the CPU clock is coarse).
 
-    integer: the engine   exact: the float model in PyTorch   isa: the instruction set of the engine
+    integer_ms: the engine   float_ms: the float model in PyTorch   isa: the instruction set of the engine
     """
 
-    integer: float
-    exact: float
+    integer_ms: float
+    float_ms: float
     isa: str
     rounds: int
 
     @property
     def ratio(self) -> float:
         """Speedup of the engine over PyTorch."""
-        return self.exact / self.integer
+        return self.float_ms / self.integer_ms
 
 
 def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) -> Speed:
@@ -67,5 +67,5 @@ def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) ->
                 start = clock()
                 run()
                 own.append(1000 * (clock() - start))
-    integer, exact = (statistics.median(own) for own in times)
-    return Speed(integer, exact, engine.isa, len(times[0]))
+    integer_ms, float_ms = (statistics.median(own) for own in times)
+    return Speed(integer_ms, float_ms, engine.isa, len(times[0]))

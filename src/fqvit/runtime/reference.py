@@ -1,6 +1,6 @@
 """The reference runtime: a short, slow interpreter that defines the results of a program.
 
-It needs only numpy; `library="torch"` runs the same code on torch tensors with identical results. It verifies every program
+It does not need torch; `library="torch"` runs the same code on torch tensors with identical results. It verifies every program
 before running it. See also: native.py (fast, bit-exact with this runtime).
 """
 

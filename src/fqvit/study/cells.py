@@ -1,4 +1,4 @@
-"""Run one cell of a table (a model with a method) and cache its answers to every image.
+"""Run one cell of a table (a model with a method) and cache its predictions for every image.
 
 A cell has two steps, calibration and evaluation. Each is cached under a key of everything that decides its result:
 checkpoint, recipe, images and the code of this package. A run that was killed repeats no finished step. Needs torch.
@@ -45,7 +45,7 @@ from fqvit.system.files import write_atomically
 from fqvit.system.progress import Progress, T, track
 
 BATCH = 16
-# Files and folders whose code decides the answers. Commands, reports, exports and kernels do not: all kernels are bit-exact.
+# Files and folders whose code decides the result of a cell. Commands, reports, exports and kernels (all bit-exact) do not.
 DECIDING = ("data", "models", "quant", "lowering", "ir", "evaluate/accuracy.py", "study/cells.py")
 
 
@@ -60,8 +60,8 @@ class Images(Protocol):
     def report(self) -> None: ...
 
 
-class Answers(msgspec.Struct, frozen=True):
-    """A finished cell. predictions, ranks: int32 [images] as bytes: the best class, and the rank of the label (0: best).
+class CellResult(msgspec.Struct, frozen=True):
+    """The result of a cell. predictions, ranks: int32 [images] as bytes: the best class, and the rank of the label (0: best).
 
     file_bytes, fingerprint: of the integer program; 0 and "" if there is none. skipped: images that could not be read.
     """
@@ -141,12 +141,12 @@ class Bench:
     cache: Cache
     device: str = "cpu"
 
-    def answers(self, method: Method) -> tuple[Answers, bool]:
-        """Return the cell of a method, from the cache or by running it, and whether it came from the cache."""
+    def result(self, method: Method) -> tuple[CellResult, bool]:
+        """Return the result of the method's cell, from the cache or by running it, and whether it came from the cache."""
         calib = None if method.recipe is None else self.calib(method.recipe.images)
-        key = self._key("answers", method, calib, self.data)
+        key = self._key("result", method, calib, self.data)
         try:
-            return msgspec.json.decode(self.cache.read(key), type=Answers), True
+            return msgspec.json.decode(self.cache.read(key), type=CellResult), True
         except msgspec.DecodeError:
             pass  # missing or damaged
         self.cache.check()
@@ -154,13 +154,13 @@ class Bench:
         self.cache.write(key, msgspec.json.encode(found))
         return found, False
 
-    def _evaluate(self, method: Method) -> Answers:
+    def _evaluate(self, method: Method) -> CellResult:
         run, images, spent, size, fingerprint = self._prepare(method)
         label = f"{self.model.name} {method.label}: evaluating"
         found = measure(run, self.data.batches(BATCH, label), self.data.workers)
         predictions, ranks = (values.astype("<i4").tobytes() for values in (found.predictions, found.ranks))
         skipped = [name for name, _ in self.data.source.skipped]
-        return Answers(images, spent, found.seconds, size, fingerprint, predictions, ranks, skipped)
+        return CellResult(images, spent, found.seconds, size, fingerprint, predictions, ranks, skipped)
 
     def _prepare(self, method: Method) -> tuple[Run, int, float, int, str]:
         """Return the model to run, the images and seconds of its calibration, and the program's size and fingerprint."""
@@ -231,7 +231,7 @@ class Bench:
 
 @functools.cache  # the running code does not change, even if its files do meanwhile
 def code_digest() -> str:
-    """Return a digest of the code that decides answers, so that a new version does not reuse results of an older one."""
+    """Return a digest of the code that decides results, so that a new version does not reuse those of an older one."""
     root = Path(fqvit.__file__).parent
     digest = hashlib.sha256()
     for path in deciding_files(root):

@@ -70,5 +70,5 @@ def parse(text: str, bits: str | None) -> list[Method]:
 
 
 def sweep(recipe: Recipe, largest: int) -> list[Method]:
-    """Return `recipe` with Power-of-Two Factors of at most K, for K = 0 .. largest."""
+    """Return `recipe` with Power-of-Two Factors of at most 2^K, for K = 0 .. largest."""
     return [Method(f"K = {k}", msgspec.structs.replace(recipe, k=k)) for k in range(largest + 1)]

@@ -1,4 +1,4 @@
-"""Format accuracy over the largest Power-of-Two Factor K as a table and as a figure.
+"""Format accuracy over K, the largest exponent of the Power-of-Two Factor, as a table and as a figure.
 
 See also: cells.py (runs the cells), methods.py (`sweep` makes the methods).
 """
@@ -35,9 +35,7 @@ def markdown(cells: Sequence[Row]) -> str:
             body.append(["float" if exact else str(_k(cell)), cell.bits, f"{cell.top1:.1f}", *compared])
         head = ["K", "W/A/Attn", "top-1", "against float", "agreement"]
         parts.append(f"{title_of(chosen)}\n\n{grid(head, body, 2)}")
-    return (
-        "\n\n".join([*parts, "K: the largest Power-of-Two Factor that a channel may have; 0 is one scale per tensor."]) + "\n"
-    )
+    return "\n\n".join([*parts, "K: the largest exponent of the Power-of-Two Factor; 0 is one scale per tensor."]) + "\n"
 
 
 def draw(cells: Sequence[Row]) -> str:
@@ -48,7 +46,7 @@ def draw(cells: Sequence[Row]) -> str:
     for number, model in enumerate(models):
         chosen = [cell for cell in cells if cell.model == model]
         descriptions.append(_panel(canvas, model, chosen, PANEL * number))
-    return standalone(canvas.finish("Accuracy over the largest Power-of-Two Factor", " ".join(descriptions)))
+    return standalone(canvas.finish("Accuracy over K, the largest exponent of the Power-of-Two Factor", " ".join(descriptions)))
 
 
 def _panel(canvas: Canvas, model: str, cells: Sequence[Row], top: int) -> str:
@@ -71,7 +69,7 @@ def _panel(canvas: Canvas, model: str, cells: Sequence[Row], top: int) -> str:
         canvas.text("tick", (x(i), top + PANEL - 24), str(_k(cell)), "middle")
     canvas.text("strong", (LEFT, top + 18), model)
     canvas.text("tick", (RIGHT, top + 18), f"top-1 in %; dashed: float, {exact:.1f}", "end")
-    canvas.text("tick", (RIGHT, top + PANEL - 6), "largest Power-of-Two Factor K", "end")
+    canvas.text("tick", (RIGHT, top + PANEL - 6), "K, the largest exponent of the Power-of-Two Factor", "end")
     if not swept:
         return f"{model}: float {exact:.1f} percent, no K was measured."
     best = max(swept, key=lambda cell: cell.top1)

@@ -13,7 +13,7 @@ import msgspec
 
 from fqvit.errors import FqvitError
 from fqvit.evaluate.pairs import Pair, pair
-from fqvit.study.cells import Answers
+from fqvit.study.cells import CellResult
 from fqvit.study.methods import Method
 from fqvit.study.published import published
 
@@ -56,12 +56,12 @@ class Row(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
+def row(model: str, method: Method, result: CellResult, exact: CellResult) -> Row:
     """Make a row. exact: the cell of the float model. Raises FqvitError if the two cells skipped different images."""
-    ranks = answers.ranked()
-    if answers.skipped != exact.skipped:
+    ranks = result.ranked()
+    if result.skipped != exact.skipped:
         raise FqvitError(
-            f"skipped images: {len(answers.skipped)} with {method.label} and {len(exact.skipped)} with the float model,"
+            f"skipped images: {len(result.skipped)} with {method.label} and {len(exact.skipped)} with the float model,"
             " expected the same images. Measure both again (--fresh)."
         )
     return Row(
@@ -69,22 +69,22 @@ def row(model: str, method: Method, answers: Answers, exact: Answers) -> Row:
         method.label,
         method.bits,
         method.runs,
-        answers.calibration_images,
+        result.calibration_images,
         len(ranks),
         100 * float((ranks < 1).mean()),
         100 * float((ranks < 5).mean()),
-        100 * float((answers.predicted() == exact.predicted()).mean()),
+        100 * float((result.predicted() == exact.predicted()).mean()),
         pair(exact.ranked() == 0, ranks == 0),
         published(model, "float" if method.recipe is None else method.recipe.name, method.bits),
-        answers.file_bytes,
-        answers.fingerprint,
-        round(answers.calibration_seconds, 1),
-        round(answers.seconds, 1),
+        result.file_bytes,
+        result.fingerprint,
+        round(result.calibration_seconds, 1),
+        round(result.seconds, 1),
     )
 
 
 def name_of(row: Row) -> str:
-    """Return the display name, without the bits of a label such as `fq-vit@8/8/8`: they have a column of their own."""
+    """Return the display name, without the bits of a label such as `fq-vit@8/8/8`: they have a separate column."""
     stem = row.method.removesuffix(f"@{row.bits}")
     name = NAMES.get(stem, stem)
     return f"{name} *" if row.runs == "simulation" else name
@@ -161,7 +161,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def flat(row: Row) -> dict[str, object]:
-    """Return a row as one flat dict, for CSV: the fields of `against_float` become columns of their own."""
+    """Return a row as one flat dict, for CSV: the fields of `against_float` become separate columns."""
     fields: dict[str, object] = msgspec.to_builtins(row)
     pair = fields.pop("against_float")
     assert isinstance(pair, dict)

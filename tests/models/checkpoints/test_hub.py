@@ -215,11 +215,38 @@ def test_an_unknown_architecture_is_identified_by_its_sizes(hub: Hub) -> None:
         ({"id2label": {"0": "cat"}}, "1 class names for 3 logits"),
         ({"id2label": {"1": "cat", "2": "dog", "3": "eel"}}, "id2label"),
         ({"image_size": "large"}, "config.json: Expected"),
+        ({"layer_norm_eps": "nan"}, "config.json: nan in layer_norm_eps, expected finite numbers"),
+        ({"layer_norm_eps": "-inf"}, "config.json: -inf in layer_norm_eps, expected finite numbers"),
     ],
 )
 def test_unsupported_configs_are_rejected(hub: Hub, changes: dict[str, Any], message: str) -> None:
     hub.repositories["a/b"] = files(**changes)
     with pytest.raises(FqvitError, match=message) as caught:
+        load_model("vit_small_here", "hf:a/b")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"image_mean": ["nan", "inf", 1]}, "preprocessor_config.json: nan in mean, expected finite numbers"),
+        ({"image_std": [1, "inf", 1]}, "preprocessor_config.json: inf in std, expected finite numbers"),
+    ],
+)
+def test_infinite_means_and_stds_are_rejected(hub: Hub, numbers: dict[str, Any], message: str) -> None:
+    hub.repositories["a/b"] = {**files(), "preprocessor_config.json": json.dumps(numbers).encode()}
+    hub.repositories["timm/x"] = timm_files({"pretrained_cfg": {name[6:]: values for name, values in numbers.items()}})
+    for address, said in (("hf:a/b", message), ("hf:timm/x", message.removeprefix("preprocessor_"))):
+        with pytest.raises(FqvitError, match=said) as caught:
+            load_model("vit_small_here", address)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_deeply_nested_config_files_are_rejected(hub: Hub, name: str) -> None:
+    nested = b'{"model_type": "vit", "unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    hub.repositories["a/b"] = {**files(), name: nested}
+    with pytest.raises(FqvitError, match=f"hf:a/b: {name}: .*recursion.* The file is damaged") as caught:
         load_model("vit_small_here", "hf:a/b")
     assert "\n" not in str(caught.value)
 

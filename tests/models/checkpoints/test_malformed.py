@@ -1,4 +1,4 @@
-"""Well-formed checkpoint files with invalid tensors: each gives a one-line error quickly."""
+"""Checkpoints with missing, unexpected or invalid tensors: each gives a one-line error quickly."""
 
 from __future__ import annotations
 

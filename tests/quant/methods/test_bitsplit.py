@@ -228,7 +228,7 @@ def test_biases_are_at_most_2_to_the_30_units(share: float) -> None:
     assert (found.scale[0] == pytest.approx(own)) == (share < 1)
 
 
-def test_a_layer_is_fitted_to_the_quantized_outputs_of_earlier_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_is_fitted_with_inputs_from_the_quantized_earlier_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     model = float_model("vit")
     images = images_for(model.preprocess, 12)
     seen: list[Products] = []

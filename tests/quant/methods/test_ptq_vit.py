@@ -117,26 +117,26 @@ def test_search_ends_at_scales_that_cannot_be_improved_one_at_a_time(bits: int) 
 
 
 def test_search_alternates_between_the_operands_from_factor_1() -> None:
-    """The first round searches the first operand's factor with the second's at 1, then the second's with the first's."""
+    """Both factors start at 1. The first is chosen while the second is 1, then the second is chosen for the new first."""
     score = lambda a, b: -(a * b - 0.9).abs().flatten().double()  # noqa: E731
-    whole = Operand(torch.ones(1), 1.0, -1, 1)  # its value is the factor
+    one = Operand(torch.ones(1), 1.0, -1, 1)  # quantized with a factor f, its value is f
     best = [float(FACTORS[np.argmin(np.abs(FACTORS - 0.9))])]
     best.append(float(FACTORS[np.argmin(np.abs(FACTORS * best[0] - 0.9))]))
-    found = search(score, whole, whole)
+    found = search(score, one, one)
     assert (
         found[0] == pytest.approx(best[0], abs=0.05) and abs(found[0] * found[1] - 0.9) <= abs(best[0] * best[1] - 0.9) + 1e-7
     )
-    assert search(score, whole, whole, (False, True))[0] == 1.0
-    assert search(score, whole, whole, (True, False))[1] == 1.0
-    assert search(score, whole, whole, (False, False)) == (1.0, 1.0)
+    assert search(score, one, one, (False, True))[0] == 1.0
+    assert search(score, one, one, (True, False))[1] == 1.0
+    assert search(score, one, one, (False, False)) == (1.0, 1.0)
     assert (FACTORS[0], FACTORS[-1], len(FACTORS)) == (0.5, 1.2, 100)
 
 
 def test_search_alternates_until_neither_factor_changes() -> None:
-    """Along a narrow ridge of the score each turn moves only a little: one turn each would stop far from the maximum."""
+    """If the score depends mostly on a - b, each turn changes a factor only slightly, so one turn per factor is not enough."""
     score = lambda a, b: -(9 * (a - b).square() + (a - 0.6).square() + (b - 0.6).square()).flatten().double()  # noqa: E731
-    whole = Operand(torch.ones(1), 1.0, -1, 1)
-    a, b = search(score, whole, whole)
+    one = Operand(torch.ones(1), 1.0, -1, 1)
+    a, b = search(score, one, one)
 
     def at(a: float, b: float) -> float:
         return float(score(torch.tensor([a]), torch.tensor([b])))
@@ -182,8 +182,10 @@ def test_sampled_tokens_are_distinct_and_include_the_first() -> None:
 
 @pytest.mark.parametrize("kind", ["distilled", "swin"])
 def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets are the float model's outputs; the score is correlation - 0.1 * ranking loss; only scales that were not chosen
-    before are free. The output is the product of codes; for linear layers the bias removes its mean error."""
+    """The target is what the float model computes: a linear layer's output, or the attention map after scores. An attention map
+    is scored by its correlation with the target minus 0.1 times the ranking loss. Scales that an earlier product chose, or that
+    the recipe fixes, are not searched. The output is the product of the quantized operands; the bias of a linear layer corrects
+    its mean error."""
     model = float_model(kind)
     images = images_for(model.preprocess, 3)
     targets: list[Tensor] = []
@@ -202,7 +204,7 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
     monkeypatch.setattr(similarity, "Correlation", Recorded)
     monkeypatch.setattr(similarity, "search", recorded)
     searcher = similarity.Searcher(model, calibration_of(model, recipe, count=2))
-    exact: dict[str, Tensor] = {}
+    float_outputs: dict[str, Tensor] = {}
     fixed = [node.name for node in searcher.graph.nodes if kind == "distilled" and node.leaf.role == "attention"]
     chosen = {(name, 0) for name in fixed}
 
@@ -213,7 +215,7 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
         return (torch.cat(list(xs)) / scale + 0.5).floor().clamp(-zero, q.last - zero), scale
 
     def quantize_node(node: Node, float_inputs: similarity.InputBatches, raw: similarity.InputBatches) -> list[Tensor]:
-        exact[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*float_inputs, strict=True)])
+        float_outputs[node.name] = torch.cat([node.leaf(*xs, *node.params) for xs in zip(*float_inputs, strict=True)])
         before, sites = len(calls), dict(searcher.sites)
         found = searcher.quantize_node(node, float_inputs, raw)
         product = isinstance(node.leaf, Linear | Patches | Scores | BiasedScores | Context)
@@ -234,7 +236,7 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
                 linear = searcher.weights[node.name]
                 w, bias = torch.from_numpy(linear.w).double(), torch.from_numpy(linear.bias)
                 ours = (quantized[0][0].double() @ w.T + bias) * linear.scale[0]
-                error = (ours - exact[node.name]).flatten(0, -2).mean(0).abs().max()
+                error = (ours - float_outputs[node.name]).flatten(0, -2).mean(0).abs().max()
                 assert error <= linear.scale[0] / 2 * 1.001 + 1e-6, node.name
             else:
                 ours = node.leaf(*(x * scale for x, scale in quantized), *node.params).double()
@@ -244,13 +246,13 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
             chosen.update(sources)
         target = targets[-1]
         if isinstance(node.leaf, Linear | Patches):
-            y = exact[node.name].reshape(3, -1, target.shape[-1])
+            y = float_outputs[node.name].reshape(3, -1, target.shape[-1])
             torch.testing.assert_close(
                 target, y[:, similarity._sample_indices(y.shape[1], similarity.TOKENS)], rtol=1e-4, atol=1e-4
             )
         elif not isinstance(node.leaf, Context):  # the target is the attention map after the next softmax
             (softmax,) = (other for other in searcher.graph.nodes if node.name in other.inputs)
-            maps = softmax.leaf(exact[node.name])
+            maps = softmax.leaf(float_outputs[node.name])
             maps = maps[:, None] if maps.ndim == 4 else maps
             windows, tokens = (
                 similarity._sample_indices(maps.shape[1], similarity.WINDOWS),

@@ -20,7 +20,7 @@ class Job:
     words: the arguments of `fqvit`, run in a folder that `prepare` has filled.
     out: the output. load: raises unless the output is complete.
     before: the arguments of a command that writes another output to the same path.
-    cells: a folder of finished cells, from which the next run continues.
+    cells: the folder that caches finished cells of a table (one method on one model), from which the next run continues.
     """
 
     name: str
@@ -50,7 +50,7 @@ def _onnx(path: Path) -> None:
 
 
 def _folder(path: Path) -> None:
-    """Check that no file of the manifest is missing or empty, and that every array has its digest."""
+    """Check that no file of the manifest is missing or empty, and that every array matches its digest."""
     manifest = json.loads((path / "manifest.json").read_text())
     for name in manifest["files"]:
         assert (path / name).stat().st_size > 0, name

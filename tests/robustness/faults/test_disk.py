@@ -74,7 +74,7 @@ def test_images_and_cells_that_cannot_be_written_are_named(tmp_path: Path) -> No
         assert_rejected(
             fqvit("detect", "draw", "shapes.fqvit", "val", "-o", tmp_path), ".png: cannot be written (File too large)"
         )
-        assert_rejected(fqvit(*TABLE, "--cache", tmp_path), "answers-", ".json: cannot be written (File too large)")
+        assert_rejected(fqvit(*TABLE, "--cache", tmp_path), "result-", ".json: cannot be written (File too large)")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Write small valid files for every reader of untrusted files: the seeds of the fuzzers.
+"""Write small valid files for each fuzz target of readers.py: the seeds of the fuzzers.
 
 The seeds are committed, with gzip if that makes them at least 30 % smaller.
 

@@ -1,26 +1,22 @@
 """Judge the outcome for any file: rejected in one line that names it, or accepted with the reference's results, bit for bit.
 
-Every other outcome is a Finding.
+Python's loader and the native loader must agree about every program. Every other outcome is a Finding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from PIL import Image
 
 from fqvit.detect.program import DetectorProgram
 from fqvit.errors import LONGEST, FqvitError
-from fqvit.ir.file import opened
 from fqvit.ir.program import Program, Verified
-from fqvit.runtime import native
 from fqvit.runtime.native import Engine, instruction_sets
 from fqvit.runtime.reference import Reference
 
@@ -40,37 +36,68 @@ def checked_line(error: FqvitError, path: Path) -> str:
     return line
 
 
-@dataclass
-class Opened:
-    """The program that Engine read from the latest file that passed all checks in Python."""
-
-    program: Program | None = None
-    verified: Verified | None = None
-
-
-LATEST = Opened()
+# Files on which the two loaders may differ: docs/explanation/hardening.md has the reasons.
+REFUSED_BY_THE_ENGINE = re.compile(
+    r"parameters need \d+ MB, but the file stores only|its buffers need \d+ MB per image"  # limits of memory
+    r"|is not JSON"  # nesting deeper than 512, or a number of hundreds of digits, in `recipe`
+)
+REFUSED_BY_PYTHON = re.compile(r"is not JSON")  # nesting beyond the recursion limit of Python
 
 
-@contextmanager
-def _recorded(path: Path) -> Iterator[tuple[Program, Verified]]:
-    with opened(path) as (program, verified):
-        LATEST.program, LATEST.verified = Program(program.header, dict(program.constants)), verified
-        yield program, verified
+@dataclass(frozen=True)
+class Verdicts:
+    """The outcome of both loaders for one file: a loaded program, or the reason for rejecting the file."""
+
+    python: Program | FqvitError
+    native: Engine | FqvitError
+
+
+def verdicts(path: Path, **options: Any) -> Verdicts:
+    """Load a program with Python's loader and with the native one. Raises Finding if only one of them accepts it.
+
+    options: for Engine. Files that the table of exceptions in docs/explanation/hardening.md lists are no finding.
+    """
+    python, native = _program_or_error(path), _engine_or_error(path, **options)
+    if isinstance(native, FqvitError) and not isinstance(python, FqvitError) and not REFUSED_BY_THE_ENGINE.search(str(native)):
+        raise Finding(f"only the engine refuses the file: {native}")
+    if isinstance(python, FqvitError) and not isinstance(native, FqvitError) and not REFUSED_BY_PYTHON.search(str(python)):
+        raise Finding(f"only Python refuses the file: {python}")
+    return Verdicts(python, native)
+
+
+def _program_or_error(path: Path) -> Program | FqvitError:
+    try:
+        return Program.load(path)
+    except FqvitError as error:
+        checked_line(error, path)
+        return error
+
+
+def _engine_or_error(path: Path, **options: Any) -> Engine | FqvitError:
+    try:
+        return Engine(path, 1, **options)
+    except FqvitError as error:
+        checked_line(error, path)
+        return error
 
 
 def judge_program(path: Path, number: int) -> str:
-    """Load a program as users do, run it on one instruction set, compare it with the reference; returns "stage | message"."""
-    LATEST.program = LATEST.verified = None
+    """Load a program with both loaders, run it on one instruction set, compare it with the reference.
+
+    Returns "stage | message".
+    """
     try:
-        with patch.object(native, "opened", _recorded):
-            engine = Engine(path, 1, isa=ISAS[number % len(ISAS)], keep=number % 3 == 0)
-        assert LATEST.program is not None and LATEST.verified is not None
-        if sum(math.prod(value.shape) for value in LATEST.verified.buffers.values()) > RUN_ELEMENTS:
+        found = verdicts(path, isa=ISAS[number % len(ISAS)], keep=number % 3 == 0)
+        if isinstance(found.native, FqvitError):
+            stage = _stage(str(found.native)) if isinstance(found.python, FqvitError) else "engine"
+            return f"{stage} | {found.native}"
+        if isinstance(found.python, FqvitError):
+            return f"accepted | by the engine only: {found.python}"
+        verified = found.python.verify()
+        if sum(math.prod(value.shape) for value in verified.buffers.values()) > RUN_ELEMENTS:
             return "accepted | too large to run here"
-        _compare(LATEST.program, LATEST.verified, engine, number)
+        _compare(found.python, verified, found.native, number)
         return "accepted | equal integers"
-    except FqvitError as error:
-        return f"{_stage(str(error)) if LATEST.program is None else 'engine'} | {checked_line(error, path)}"
     except Finding:
         raise
     except Exception as error:
@@ -130,7 +157,7 @@ def judge_detector(path: Path, number: int) -> str:
 def _stage(line: str) -> str:
     """Return the stage that rejected a file, judged by the words of its message."""
     for stage, words in (
-        ("container", ("not a readable", "only integers may be in a program", "safetensors, but", "holds a")),
+        ("container", ("not a .fqvit file", "damaged or truncated", "only integers may be", "safetensors, but", "holds a")),
         ("fingerprint", ("the fingerprint does not",)),
         (
             "types",

@@ -1,4 +1,7 @@
-"""All readers of untrusted files, as users reach them: a name, the file suffix, and a function that reads one file."""
+"""Fuzz targets: readers of untrusted files, called through functions of the Python API and of the commands.
+
+Each target has a name, a file suffix and a function that reads one file.
+"""
 
 from __future__ import annotations
 

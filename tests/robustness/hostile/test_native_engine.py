@@ -1,389 +1,449 @@
-"""The native engine checks every record (the arguments of one op): it rejects invalid records one by one and never crashes.
+"""Both loaders check every op: its inputs, its integers, its constants, and that nothing can overflow.
 
-Records that it accepts must run, stay inside their code range, and give the same bits on every instruction set, fused or not.
+Programs that they accept run, stay inside their code range, and give the same bits on every instruction set, fused or not.
+See also: test_loader_fields.py (types of fields), tests/ir/test_verify.py (messages of Python's loader).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from fqvit import _native
+from fqvit.errors import FqvitError
 from fqvit.ir.program import AnyOp
-from tests.robustness.hostile.records import Record, Recorded, send
-from tests.runtime.programs import ISAS
+from fqvit.runtime.memory import MOST_BYTES
+from fqvit.runtime.native import Engine
+from tests.robustness.fuzz.oracle import verdicts
+from tests.robustness.hostile.containers import Json
+from tests.robustness.hostile.small_programs import (
+    BEFORE,
+    C,
+    CASES,
+    CODES,
+    EXPONENTIALS,
+    IMAGE,
+    NORM,
+    PARTS,
+    SHARED,
+    T,
+    Array,
+    Constants,
+    file_of,
+    header_of,
+    i32,
+    linear_parts,
+    program_of,
+    u8,
+    with_op,
+)
+from tests.runtime.programs import ISAS, compare_with_reference
 
-NOTHING = np.zeros(0, np.uint8)
 REJECTED = (_native.BadProgram, TypeError, MemoryError)
-IMAGE = (4, 2, 3)
-T, C = 4, 6
+FAR = (-1, -(2**62), 2**62, -(2**62) - 1, 2**62 + 1, 2**63, 10**30)
+IMAGES = np.full((2, *IMAGE), 77, np.uint8)
 
 
-def i32(*values: int) -> Any:
-    return np.array(values, np.int32)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.fqvit"
 
 
-def i64(*values: int) -> Any:
-    return np.array(values, np.int64)
+def assert_rejected(path: Path, name: str, changes: Json, constants: Constants | None = None, without: str = "") -> None:
+    """Assert that both loaders reject a case with these changes, in a line that names its op."""
+    case = CASES[name]
+    op = case.op | changes
+    arrays = {key: array for key, array in (case.constants | (constants or {})).items() if key != without}
+    path.write_bytes(with_op(op, arrays, case))
+    found = verdicts(path)
+    for error in (found.python, found.native):
+        assert isinstance(error, FqvitError), (name, changes, constants)
+        assert re.search(rf"x\.fqvit: (y:|ops\[{len(BEFORE)}\]|constant 'y|acc: constant 'acc.w' is)", str(error)), error
 
 
-def linear_arrays(inputs: int = C, outputs: int = 5) -> list[Any]:
-    w = (np.arange(outputs * inputs).reshape(outputs, inputs) % 9 - 4).astype(np.int8)
-    return [w, np.ones(outputs, np.int32), np.full(outputs, 2**30, np.int32), np.full(outputs, 33, np.uint8), i32(7)]
+def test_every_op_has_a_program_that_is_accepted_and_runs() -> None:
+    assert {case.op["op"] for case in CASES.values()} == {op.__struct_config__.tag for op in get_args(AnyOp)}
+    for name, case in CASES.items():
+        compare_with_reference(program_of(case), IMAGES, name, 2)
 
 
-EXPONENTIALS, CODES = i32(2**20, 2**10, 0), np.array([15, 3, 0], np.uint8)
-REGION = np.array([[0, 1], [1, 1]], np.uint8)
-SCORES = [2**30, 40, 3, 4, 0, 9, 8]
-# Numbers of the values that BEFORE writes; the records below read them.
-X, H, S, LOG, RELATIVE, ACC, WIDE_X, ROW, TOKEN, UNIFORM = range(1, 11)
-BEFORE = [
-    Record("permute", [0], [], [i64(T, C), i64(0, 1), i64(), i64()]),
-    Record("permute", [X], [], [i64(2, 2, 2, 3), i64(0, 1, 2, 3), i64(), i64()]),
-    Record("matmul", [H, H], SCORES, [NOTHING, NOTHING]),
-    Record("log_softmax", [S], [4], [EXPONENTIALS, REGION]),
-    Record("row_codes", [S], [], [CODES, REGION]),
-    Record("linear", [X], [1, 8], linear_arrays(C, C)),
-    Record("linear", [X], [0, 16], linear_arrays(C, C)),
-    Record("", arrays=[np.arange(C).astype(np.int16)]),
-    Record("", arrays=[np.full((2, C), 9, np.uint8)]),
-    Record("softmax", [S], [2**40, 36, 8], [EXPONENTIALS, NOTHING]),
-]
-NORM = [np.stack([np.full(C, 2**30), np.full(C, 2**20)]).astype(np.int32), i32(5), np.full(C, 2, np.uint8)]
-BIAS = [np.ones((3, 2), np.int32), np.array([[0, 1], [2, 0]], np.uint16)]
-VALID = {
-    "lookup": Record(
-        "lookup", [X], [8], [np.arange(256).astype(np.int16), np.array([0, 1, 2, 0, 1, 2], np.uint8), i32(1, 2, 3)]
-    ),
-    "linear": Record("linear", [X], [0, 8], linear_arrays()),
-    "layernorm": Record("layernorm", [X], [9, 32, 10, 8], NORM),
-    "add": Record(
-        "add", [ACC, ROW], [20, 8], [i32(2**10), i32(0), NOTHING, i32(*[2**12] * C), i32(3), NOTHING, i32(4), NORM[2]]
-    ),
-    "mean": Record("mean", [X], [2**30, 33, 1, 3, 8], [i32(5), NOTHING]),
-    "take": Record("take", [X], [], [i32(3, -1, 0), i32(9)]),
-    "permute": Record("permute", [X], [], [i64(2, 2, 6), i64(1, 0), i64(12), i64(1, 1)]),
-    "concat": Record("concat", [X, TOKEN], [], []),
-    "matmul": Record("matmul", [H, H], SCORES, BIAS),
-    "log_softmax": Record("log_softmax", [S], [4], [EXPONENTIALS, REGION]),
-    "softmax": Record("softmax", [S], [2**40, 36, 8], [EXPONENTIALS, REGION]),
-    "shift_matmul": Record("shift_matmul", [LOG, H], [2**30, 40, 5, 4, 1, 3, 8], []),
-    "row_codes": Record("row_codes", [S], [], [CODES, REGION]),
-    "attend": Record("attend", [RELATIVE, H], [2**28, 30, 5, 3, 8], [i32(*range(16))]),
-}
-FAR = (-1, -(2**63), 2**63 - 1)
-OPS = tuple(VALID)
+@pytest.mark.parametrize("name", CASES)
+def test_missing_inputs_and_inputs_of_another_kind_are_rejected(name: str, path: Path) -> None:
+    op = CASES[name].op
+    for field in ("x", "a", "b", "v"):
+        for value in ("none", "y", "flat", "", "row", "region", "y.table", "Pixels"):
+            if field in op:
+                assert_rejected(path, name, {field: value})
+        if field in op and name not in ("take", "permute"):
+            assert_rejected(path, name, {field: "acc"})
+            assert_rejected(path, name, {field: "token"})
+    for value in ("none", "y", "flat", "", "y.w"):
+        if name == "concat":
+            assert_rejected(path, name, {"xs": ["x", value]})
+        if name == "add":
+            for i in range(2):
+                terms = [*op["terms"]]
+                terms[i] = terms[i] | {"x": value}
+                assert_rejected(path, name, {"terms": terms})
 
 
-def engine_with(*records: Record) -> Any:
-    engine = _native.Engine(list(IMAGE), ISAS[0], 1)
-    for record in (*BEFORE, *records):
-        send(engine, record)
-    return engine
-
-
-def assert_rejected(record: Record) -> None:
-    """Assert that the engine rejects the record and can be used afterwards."""
-    engine = engine_with()
-    with pytest.raises(REJECTED):
-        send(engine, record)
-    engine.finish(send(engine, VALID["linear"]), False)
-    assert engine.run(np.zeros((1, *IMAGE), np.uint8)).shape == (1, T, 5)
-
-
-def changed(items: list[Any], i: int, value: Any) -> list[Any]:
-    return [*items[:i], value, *items[i + 1 :]]
-
-
-def test_every_op_has_a_record_that_is_accepted_and_runs() -> None:
-    assert set(VALID) == {op.__struct_config__.tag for op in get_args(AnyOp)}
-    for record in VALID.values():
-        for isa in ISAS:
-            program = Recorded(IMAGE, [*BEFORE, record], len(BEFORE) + 1)
-            program.build(isa).run(np.full((2, *IMAGE), 77, np.uint8))
-
-
-@pytest.mark.parametrize("tag", OPS)
-def test_missing_inputs_and_inputs_of_another_kind_are_rejected(tag: str) -> None:
-    record = VALID[tag]
-    for i in range(len(record.inputs)):
-        for value in (*FAR, 11, 12, 2**31, 2**32, ROW if tag != "add" else 11):
-            assert_rejected(replace(record, inputs=changed(record.inputs, i, value)))
-    if tag not in ("add", "take", "permute", "concat"):
-        assert_rejected(replace(record, inputs=changed(record.inputs, 0, ACC)))
-        assert_rejected(replace(record, inputs=changed(record.inputs, 0, TOKEN)))
-
-
-@pytest.mark.parametrize("tag", OPS)
-def test_too_few_and_too_many_fields_are_rejected(tag: str) -> None:
-    record = VALID[tag]
-    changes: list[dict[str, Any]] = [{"ints": [*record.ints, 1]}, {"arrays": [*record.arrays, NOTHING]}, {"inputs": []}]
-    changes += [{"tag": tag + "x"}, {"tag": tag.upper()}, {"tag": "linear\0"}]
-    if tag != "concat":
-        changes.append({"inputs": [*record.inputs, X]})
-    if record.ints:
-        changes += [{"ints": record.ints[:-1]}, {"ints": []}]
-    if record.arrays:
-        changes += [{"arrays": record.arrays[:-1]}, {"arrays": []}]
-    for change in changes:
-        assert_rejected(replace(record, **change))
-
-
-# {op: values outside the range of each of its integers}, in the order of runtime/native.py.
+# {op: values outside the range of its integers}
 SHIFTS, BITS, ZERO = (0, 63, 64, 255, *FAR), (0, 17, 64, *FAR), (256, 2**16, *FAR)
 SIDE, MULT = (2**16, *FAR), (2**31, *FAR)
-INTS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "lookup": (BITS,),
-    "linear": ((3, *FAR), BITS),
-    "layernorm": ((0, 2**62, *FAR), SHIFTS, (33, 64, *FAR), BITS),
-    "add": (SHIFTS, BITS),
-    "mean": (MULT, SHIFTS, (4, *FAR), ZERO, BITS),
-    "matmul": (MULT, SHIFTS, SIDE, SIDE, (2, *FAR), ZERO, BITS),
-    "log_softmax": ((0, 1, 5, *FAR),),
-    "softmax": ((0, 2**58, *FAR), (0, 53, 63, *FAR), BITS),
-    "shift_matmul": (MULT, SHIFTS, SIDE, (0, 1, 2, 3, 5, *FAR), (0, 2, *FAR), ZERO, BITS),
-    "attend": ((2**29, *FAR), SHIFTS, SIDE, ZERO, BITS),
+RANGES: dict[str, dict[str, tuple[int, ...]]] = {
+    "lookup": {"bits": BITS},
+    "linear": {"bits": BITS, "y_zero": ZERO, "group": (1, 65537, *FAR)},
+    "linear, 4 bits": {"group": (1, 65537, *FAR), "bits": BITS},
+    "layernorm": {"epsilon": (0, 2**61 + 2**60 + 2**60, *FAR), "shift": SHIFTS, "b_shift": (33, 64, *FAR), "bits": BITS},
+    "add": {"shift": (61, *SHIFTS), "bits": BITS, "y_zero": ZERO},
+    "mean": {"mult": MULT, "shift": SHIFTS, "skip": (4, *FAR), "y_zero": ZERO, "bits": BITS, "zero": SIDE},
+    "take": {"fill": ZERO},
+    "matmul": {"mult": MULT, "shift": SHIFTS, "a_zero": SIDE, "b_zero": SIDE, "y_zero": ZERO, "bits": BITS},
+    "log_softmax": {"bits": (0, 1, 5, *FAR)},
+    "softmax": {"mult": (0, 2**58, *FAR), "shift": (0, 53, 63, *FAR), "bits": BITS},
+    "shift_matmul": {"mult": MULT, "shift": SHIFTS, "v_zero": SIDE, "a_bits": (0, 1, 2, 3, 5, *FAR), "y_zero": ZERO}
+    | {"bits": BITS},
+    "attend": {"mult": (2**29, *FAR), "shift": SHIFTS, "v_zero": SIDE, "y_zero": ZERO, "bits": BITS},
 }
 
 
-@pytest.mark.parametrize("tag", OPS)
-def test_integers_out_of_range_are_rejected(tag: str) -> None:
-    record = VALID[tag]
-    assert len(record.ints) == len(INTS.get(tag, ()))
-    for i, values in enumerate(INTS.get(tag, ())):
+@pytest.mark.parametrize("name", RANGES)
+def test_integers_out_of_range_are_rejected(name: str, path: Path) -> None:
+    for field, values in RANGES[name].items():
         for value in values:
-            assert_rejected(replace(record, ints=changed(record.ints, i, value)))
-        for value in (2**63, -(2**63) - 1, 1.5, "1", None):
-            assert_rejected(replace(record, ints=changed(record.ints, i, value)))
+            assert_rejected(path, name, {field: value})
 
 
+NONE = np.zeros(0, np.uint8)
 TWO = np.zeros((2, 2), np.int32)
-ARRAYS: dict[str, tuple[tuple[Any, ...], ...]] = {
-    "lookup": (
-        (
+# {op: {constant: arrays with a wrong type, shape or content}}
+TABLES = (i32(0, 1), i32(1, -1), i32(2**31 - 1), EXPONENTIALS.astype(np.int64), CODES, TWO, NONE, np.array(1, np.int32))
+ARRAYS: dict[str, dict[str, tuple[Array, ...]]] = {
+    "lookup": {
+        "y.table": (
             np.zeros(255, np.int16),
             np.zeros(257, np.int16),
             np.zeros((1, 256), np.int16),
             np.zeros(256, np.int8),
             i32(*[2**31 - 1] * 256),
+            i32(*[-(2**31)] * 256),
+        )
+    },
+    "lookup of codes": {"y.table": (np.zeros(255, np.uint8), np.zeros(256, np.int8), np.zeros(256, np.int16), NONE)},
+    "linear": {
+        "y.w": (np.zeros((5, C + 1), np.int8), np.zeros((0, C), np.int8), np.zeros(C, np.int8), np.zeros((5, C), np.uint8)),
+        "y.bias": (
+            np.ones(4, np.int32),
+            np.ones(5, np.int64),
+            np.full(5, 2**31 - 1, np.int32),
+            np.full(5, -(2**31), np.int32),
+            TWO,
         ),
-        (np.full(C, 16, np.uint8), np.zeros(C + 1, np.uint8), np.zeros(C, np.int8), np.array([255] * C, np.uint8)),
-        (i32(1, 2), i32(1, 2, 3, 4), i32(1, 2, 256), i32(-1, 2, 3), NOTHING),
-    ),
-    "linear": (
-        (np.zeros((5, C + 1), np.int8), np.zeros((0, C), np.int8), np.zeros(C, np.int8), np.zeros((5, C), np.uint8), NOTHING),
-        (np.ones(4, np.int32), np.ones(5, np.int64), np.full(5, 2**31 - 1, np.int32), np.full(5, -(2**31), np.int32), TWO),
-        (np.ones(4, np.int32), np.full(5, -1, np.int32), np.full(5, 2**31, np.int64), NOTHING),
-        (np.zeros(5, np.uint8), np.full(5, 63, np.uint8), np.full(5, -1, np.int8), np.ones(6, np.uint8), NOTHING),
-        (i32(256), i32(-1), i32(1, 2), np.full(5, 2**40, np.int64), NOTHING),
-    ),
-    "layernorm": (
-        (np.ones((2, C + 1), np.int32), np.ones((1, C), np.int32), np.ones(2 * C, np.int32), np.ones((2, C), np.int64)),
-        (i32(65536), i32(-1), i32(1, 2), NOTHING),
-        (np.full(C, 16, np.uint8), np.zeros(C - 1, np.uint8), np.zeros(C, np.int32)),
-    ),
-    "add": (
-        (i32(2**30), i32(-1), i32(1, 2), NOTHING),
-        (i32(65536), i32(-1), i32(1, 2), NOTHING),
-        (np.full(C, 16, np.uint8), np.zeros(C + 1, np.uint8)),
-        (i32(2**30), i32(-1), i32(1, 2), NOTHING),
-        (i32(65536), i32(-1), i32(1, 2), NOTHING),
-        (np.full(C, 16, np.uint8), np.zeros(C + 1, np.uint8)),
-        (i32(256), i32(-1), i32(1, 2), NOTHING),
-        (np.full(C, 16, np.uint8), np.zeros(C + 1, np.uint8)),
-    ),
-    "mean": ((i32(65536), i32(-1), i32(1, 2), NOTHING), (np.full(C, 16, np.uint8), np.zeros(C + 1, np.uint8))),
-    "take": (
-        (
+        "y.mult": (np.ones(4, np.int32), np.full(5, -1, np.int32), np.full(5, 2**31, np.int64), np.ones(5, np.int16), NONE),
+        "y.shift": (np.zeros(5, np.uint8), np.full(5, 63, np.uint8), np.full(5, -1, np.int8), np.ones(6, np.uint8), NONE),
+    },
+    "linear, 4 bits": {
+        "y.w": (np.zeros((5, 4), np.uint8), np.zeros((5, 2), np.uint8), np.zeros((5, 3), np.int8), np.zeros(15, np.uint8)),
+        "y.exponent": (
+            np.full((5, 2), 0x05, np.uint8),
+            np.full((5, 2), 0x50, np.uint8),
+            np.full((5, 2), 0x10, np.uint8),  # a padding nibble that is not 0
+            np.zeros((5, 3), np.uint8),
+            np.zeros((4, 2), np.uint8),
+            np.zeros((5, 2), np.int8),
+        ),
+    },
+    "layernorm": {
+        "y.affine": (
+            np.ones((2, C + 1), np.int32),
+            np.ones((1, C), np.int32),
+            np.ones(2 * C, np.int32),
+            np.ones((2, C), np.int64),
+        )
+    },
+    "add": {"mults": (np.full(C, 2**30, np.int32), np.full(C, -1, np.int32), np.ones(C + 1, np.int32), np.ones(C, np.int64))},
+    "take": {
+        "index": (
             i32(4),
             i32(-2),
             i32(2**31 - 1),
             i32(-(2**31)),
-            i64(0),
+            np.zeros(1, np.int64),
             np.zeros((0, 3), np.int32),
             np.zeros((1,) * 8, np.int32),
-            NOTHING,
-        ),
-        (i32(256), i32(-1), i32(1, 2), NOTHING),
-    ),
-    "permute": (
-        (i64(2, 2, 5), i64(-2, -2, 6), i64(2**62, 2**62, 0), i64(2**40, 2**40), i64(0), i64(*[1] * 9, 24), NOTHING),
-        (i64(0, 0), i64(0, 2), i64(0, -1), i64(0), i64(0, 1, 2), i64(0, 2**62), NOTHING),
-        (i64(11), i64(-12, -1), i64(2**62, 4), i64(0), i64(*[1] * 8, 12)),
-        (i64(3, 0), i64(1, 2), i64(-1, 0), i64(1), i64(1, -1), i64(1, 1, 1), i64(2**62, 2**62)),
-    ),
-    "matmul": (
-        (
+            NONE,
+        )
+    },
+    "matmul": {
+        "y.bias": (
             np.ones((3, 3), np.int32),
             np.ones((2, 2), np.int32),
             np.ones((0, 2), np.int32),
             np.ones(6, np.int32),
             np.full((3, 2), 2**31 - 1, np.int32),
-            NOTHING,
+            np.full((3, 2), -(2**31), np.int32),
         ),
-        (np.full((2, 2), 3, np.uint16), np.full((2, 3), 1, np.uint16), np.ones((2, 2), np.int32), np.ones(4, np.uint16)),
-    ),
-    "attend": (
-        (
-            i32(*range(15)),
-            i32(*range(257)),
-            i32(*[0] * 16),
-            i32(*[2**15 + 1] * 16),
-            i32(*[-1] * 16),
-            i32(*[5] * 16),
-            i32(*range(16, 0, -1)),
+        "places": (
+            np.full((2, 2), 3, np.uint16),
+            np.full((2, 3), 1, np.uint16),
+            np.ones((2, 2), np.int32),
+            np.ones(4, np.uint16),
         ),
-    ),
+    },
+    "log_softmax": {"y.table": TABLES},
+    "softmax": {"y.table": TABLES},
+    "row_codes": {"y.table": (EXPONENTIALS, CODES.astype(np.int8), CODES[None], NONE)},
 }
-REGIONS = (np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.uint8), np.zeros(4, np.uint8), np.zeros((2, 2), np.int32))
-ARRAYS["log_softmax"] = ((i32(0, 1), i32(1, -1), i32(2**31 - 1), EXPONENTIALS.astype(np.int64), CODES, TWO, NOTHING), REGIONS)
-ARRAYS["softmax"] = ARRAYS["log_softmax"]
-ARRAYS["row_codes"] = ((EXPONENTIALS, CODES.astype(np.int8), CODES[None], NOTHING), REGIONS)
 
 
-@pytest.mark.parametrize("tag", OPS)
-def test_arrays_with_a_wrong_type_shape_or_content_are_rejected(tag: str) -> None:
-    record = VALID[tag]
-    assert len(record.arrays) == len(ARRAYS.get(tag, ()))
-    for i, values in enumerate(ARRAYS.get(tag, ())):
-        for value in values:
-            assert_rejected(replace(record, arrays=changed(record.arrays, i, value)))
-        for value in (record.arrays[i].astype(np.float32), record.arrays[i].astype(np.complex64), None, "table", [1, 2]):
-            assert_rejected(replace(record, arrays=changed(record.arrays, i, value)))
+@pytest.mark.parametrize("name", ARRAYS)
+def test_constants_with_a_wrong_type_shape_or_content_are_rejected(name: str, path: Path) -> None:
+    for constant, arrays in ARRAYS[name].items():
+        for array in arrays:
+            assert_rejected(path, name, {}, {constant: array})
+        assert_rejected(path, name, {}, without=constant)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        replace(VALID["matmul"], inputs=[H, X]),
-        replace(VALID["matmul"], inputs=[H, LOG]),
-        replace(VALID["matmul"], ints=[2**30, 40, 65535, 65535, 0, 9, 8]),
-        replace(VALID["shift_matmul"], inputs=[H, H]),
-        replace(VALID["shift_matmul"], inputs=[WIDE_X, H]),
-        replace(VALID["attend"], inputs=[LOG, H]),
-        replace(VALID["attend"], inputs=[UNIFORM, H]),
-        replace(VALID["attend"], inputs=[S, H]),
-        replace(VALID["attend"], arrays=[i32(*[7] * 16)]),  # the masked code has a weight above 0
-        replace(VALID["add"], inputs=[ROW, TOKEN]),
-        replace(VALID["add"], inputs=[ACC, TOKEN]),
-        replace(VALID["add"], inputs=[ACC, H]),
-        replace(VALID["concat"], inputs=[TOKEN]),
-        replace(VALID["concat"], inputs=[X, WIDE_X]),
-        replace(VALID["concat"], inputs=[X, H]),
-        replace(VALID["mean"], inputs=[H]),
-        replace(VALID["log_softmax"], inputs=[X]),
-        replace(VALID["linear"], inputs=[H]),
-        replace(VALID["linear"], ints=[2, 8], arrays=changed(linear_arrays(), 3, np.ones(5, np.uint8))),
-    ],
-    ids=lambda record: f"{record.tag} {record.inputs}",
-)
-def test_inputs_that_do_not_match_the_op_or_each_other_are_rejected(record: Record) -> None:
-    assert_rejected(record)
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint32, np.bool_])
+def test_constants_that_are_not_integers_of_the_format_are_rejected(name: str, dtype: Any, path: Path) -> None:
+    case = CASES[name]
+    for constant in ARRAYS[name]:
+        path.write_bytes(with_op(case.op, case.constants | {constant: case.constants[constant].astype(dtype)}, case))
+        found = verdicts(path)
+        assert "only integers may be in a program" in str(found.python) and "only integers" in str(found.native)
 
 
-@pytest.mark.parametrize("tag", ["log_softmax", "row_codes"])
-def test_attention_codes_must_come_directly_from_their_op(tag: str) -> None:
-    """After a permutation it is unknown whether every row still has the largest weight."""
-    same = [i64(2, 2, 2, 2), i64(0, 1, 3, 2), i64(), i64()]
-    moved = Record("permute", [LOG if tag == "log_softmax" else RELATIVE], [], same)
-    times_v = VALID["attend" if tag == "row_codes" else "shift_matmul"]
-    engine = engine_with(moved)
-    if tag == "row_codes":
-        with pytest.raises(_native.BadProgram):
-            send(engine, replace(times_v, inputs=[11, H]))
-    else:  # masked codes stay masked
-        with pytest.raises(_native.BadProgram):
-            send(engine, replace(times_v, inputs=[11, H], ints=changed(times_v.ints, 4, 0)))
+LISTS = ([1, 2, 3, 4, 5, 6, 7], [], [-1], [65536] * 3, "none", "region", "row", "y.w")
+ALPHAS = {
+    "high": np.full(C, 16, np.uint8),
+    "long": np.zeros(C + 1, np.uint8),
+    "signed": np.zeros(C, np.int8),
+    "far": u8(*[255] * C),
+}
+REGIONS = {"a": np.zeros((2, 3), np.uint8), "b": np.zeros((3, 2), np.uint8), "c": np.zeros(4, np.uint8), "d": TWO}
 
 
-@pytest.mark.parametrize(
-    "image", [[4, 2], [4, 2, 3, 1], [0, 2, 3], [-1, 2, 3], [2**28, 2, 3], [2**62, 4, 1], [2**63 - 1] * 3, []]
-)
-def test_invalid_image_shapes_are_rejected(image: list[int]) -> None:
-    with pytest.raises(REJECTED):
-        _native.Engine(image, "", 1)
+def test_zero_points_that_match_no_channels_are_rejected(path: Path) -> None:
+    for name, field in (("linear", "y_zero"), ("layernorm", "zero"), ("mean", "zero"), ("add", "y_zero"), ("take", "fill")):
+        for value in (*LISTS, "signed", "far"):
+            more = {"signed": np.zeros(C, np.int8), "far": np.full(5 if name == "linear" else C, 256, np.uint16)}
+            if (name, value) not in (("layernorm", "far"), ("mean", "far")):  # zero points of inputs may have 16 bits
+                assert_rejected(path, name, {field: value}, more)
+    for value in ([1, 2], [1, 2, 3, 4], [1, 2, 256], [-1, 2, 3], []):
+        assert_rejected(path, "lookup", {"y_zero": value})
+    terms = CASES["add"].op["terms"]
+    for i in range(2):
+        for field, values in (("zero", LISTS), ("mult", (2**30, -1, "none", "alpha", [1], "region"))):
+            for value in values:
+                changed = [*terms]
+                changed[i] = terms[i] | {field: value}
+                assert_rejected(path, "add", {"terms": changed})
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((2, 0), np.uint8),
-        np.zeros(3, np.int8),
-        np.zeros(3, np.int64),
-        np.zeros(3, np.float32),
-        np.zeros((1,) * 9, np.uint8),
-        None,
-    ],
-)
-def test_constants_that_cannot_be_buffers_are_rejected(array: Any) -> None:
-    with pytest.raises(REJECTED):
-        engine_with().constant(array)
+def test_power_of_two_factors_and_regions_of_a_wrong_type_shape_or_content_are_rejected(path: Path) -> None:
+    for alpha in (*ALPHAS, "none", "row", ""):
+        for name, field in (("lookup", "alpha"), ("layernorm", "alpha"), ("mean", "alpha"), ("add", "y_alpha")):
+            assert_rejected(path, name, {field: alpha}, ALPHAS)
+        first, second = CASES["add"].op["terms"]
+        assert_rejected(path, "add", {"terms": [first, second | {"alpha": alpha}]}, ALPHAS)
+    for region in (*REGIONS, "none", ""):
+        for name in ("log_softmax", "softmax", "row_codes"):
+            assert_rejected(path, name, {"region": region}, REGIONS)
 
 
-@pytest.mark.parametrize("output", [0, -1, 12, ROW, TOKEN, 2**31 - 1, -(2**31), 2**31, 2**70, None])
-def test_outputs_that_no_op_writes_are_rejected(output: Any) -> None:
-    engine = engine_with()
-    with pytest.raises(REJECTED):
-        engine.finish(output, False)
-    with pytest.raises(REJECTED):
-        engine.finish(X, False, [ACC, output])
-    engine.finish(X, False)
+LEVELS = ([*range(15)], [*range(257)], [0] * 16, [2**15 + 1] * 16, [-1] * 16, [5] * 16, [*range(16, 0, -1)], [2**62] * 16)
+VIEWS = ([2, 2, 5], [-2, -2, 6], [2**62, 2**62, 0], [2**40, 2**40], [0], [*[1] * 9, 24], [], [24, 1, 1, 1, 1, 1, 1, 1, 1])
+MISMATCHES: list[tuple[str, Json]] = [
+    *(("attend", {"levels": levels}) for levels in LEVELS),
+    ("attend", {"levels": [7] * 16}),  # the masked code has a weight above 0
+    *(("permute", {"view": view}) for view in VIEWS),
+    *(("permute", {"perm": perm}) for perm in ([0, 0], [0, 2], [0, -1], [0], [0, 1, 2], [0, 2**62], [])),
+    *(("permute", {"shape": shape}) for shape in ([11], [-12, -1], [2**62, 4], [0], [*[1] * 8, 12])),
+    *(("permute", {"select": select}) for select in ([3, 0], [1, 2], [-1, 0], [1], [1, -1], [1, 1, 1], [2**62, 2**62], [])),
+    ("matmul", {"b": "x"}),
+    ("matmul", {"b": "log"}),
+    ("matmul", {"a_zero": 65535, "b_zero": 65535}),
+    ("matmul", {"a": "x", "b": "x"}),  # a bias needs heads
+    ("shift_matmul", {"a": "h"}),
+    ("shift_matmul", {"a": "wide"}),
+    ("shift_matmul", {"zero_code": False}),
+    ("attend", {"a": "log"}),
+    ("attend", {"a": "uniform"}),
+    ("attend", {"a": "s"}),
+    ("attend", {"v": "wide"}),
+    ("add", {"terms": [{"x": "row", "mult": 1}, {"x": "token", "mult": 1}]}),
+    ("add", {"terms": [{"x": "acc", "mult": 1}, {"x": "token", "mult": 1}]}),
+    ("add", {"terms": [{"x": "acc", "mult": 1}, {"x": "h", "mult": 1}]}),
+    ("concat", {"xs": ["token"]}),
+    ("concat", {"xs": []}),
+    ("concat", {"xs": ["x", "wide"]}),
+    ("concat", {"xs": ["x", "h"]}),
+    ("concat", {"xs": ["x", "row"]}),
+    ("mean", {"x": "h"}),
+    ("log_softmax", {"x": "x"}),
+    ("linear", {"x": "h"}),
+    ("linear, shared", {"weights_of": "y"}),
+    ("linear, shared", {"weights_of": "x"}),
+    ("linear, shared", {"weights_of": "none"}),
+    ("linear, shared", {"x": "h"}),
+    ("linear, shared", {"group": 2}),
+    ("linear, 4 bits", {"group": 0}),
+    ("linear", {"group": 2}),
+    ("linear", {"out": "code"}),
+    ("linear", {"out": "ACC"}),
+]
 
 
-def test_outputs_must_differ_and_run_all_returns_them_in_order() -> None:
-    engine, images = engine_with(), np.zeros((2, *IMAGE), np.uint8)
-    for others in ([X], [ACC, ACC], [WIDE_X, X]):
-        with pytest.raises(REJECTED):
-            engine.finish(X, False, others)
-    with pytest.raises(REJECTED):
-        engine.run_all(images)
-    engine.finish(X, False, [ACC, WIDE_X])
-    single = engine_with()
-    single.finish(ACC, False)
-    x, acc, wide = engine.run_all(images)
-    assert (x == engine.run(images)).all() and (acc == single.run(images)).all() and wide.dtype == np.uint16
-    with pytest.raises(REJECTED):
-        engine.run_all(np.zeros((1, 4, 3, 2), np.uint8))
+@pytest.mark.parametrize("name, changes", MISMATCHES, ids=str)
+def test_fields_that_do_not_match_each_other_or_their_inputs_are_rejected(name: str, changes: Json, path: Path) -> None:
+    assert_rejected(path, name, changes)
 
 
-def test_finish_must_be_called_once_and_before_any_run() -> None:
-    engine, images = engine_with(), np.zeros((1, *IMAGE), np.uint8)
-    for use in (lambda: engine.run(images), lambda: engine.profile(images, 1), lambda: engine.buffers(images, [X])):
-        with pytest.raises(REJECTED):
-            use()
-    engine.finish(ACC, False)
-    for use in (
-        lambda: engine.finish(ACC, False),
-        lambda: send(engine, VALID["linear"]),
-        lambda: engine.constant(np.zeros(3, np.uint8)),
-        lambda: engine.buffers(images, [X]),
-        lambda: engine.profile(np.zeros((2, *IMAGE), np.uint8), 1),
-        lambda: engine.profile(images, 0),
-        lambda: engine.run(np.zeros((1, 4, 3, 2), np.uint8)),
-        lambda: engine.run(np.zeros(IMAGE, np.uint8)),
-        lambda: engine.run(None),
+def test_scores_that_exceed_31_bits_are_rejected(path: Path) -> None:
+    shifts = {"y.shift": np.ones(5, np.uint8), "y.mult": np.full(5, 2**31 - 1, np.int32)}
+    assert_rejected(path, "linear to i32", {}, shifts)
+
+
+def test_only_ops_with_4_bit_weights_may_read_them(path: Path) -> None:
+    case = CASES["linear, 4 bits"]
+    for more in (
+        {"op": "take", "y": "z", "x": "x", "index": "y.w"},
+        {"op": "linear", "y": "z", "x": "x", "weights_of": "y"},
+        {"op": "concat", "y": "z", "xs": ["x", "y.w"]},
+        {"op": "lookup", "y": "z", "x": "x", "alpha": "y.exponent"},
     ):
+        header = header_of([*BEFORE, case.op, more], {"buffer": "x", "kind": "tokens", "scale": 1.0})
+        path.write_bytes(file_of(header, SHARED | case.constants | linear_parts("z")))
+        found = verdicts(path)
+        assert isinstance(found.python, FqvitError) and isinstance(found.native, FqvitError)
+
+
+@pytest.mark.parametrize("name", ["shift_matmul", "attend"])
+def test_attention_codes_must_come_directly_from_their_op(name: str, path: Path) -> None:
+    """After a permutation it is unknown whether every row still has the largest weight; masked codes stay masked."""
+    case = CASES[name]
+    moved = {"op": "permute", "y": "moved", "x": case.op["a"], "view": [2, 2, 2, 2], "perm": [0, 1, 3, 2]}
+    header = header_of([*BEFORE, moved, case.op | {"a": "moved", **({"zero_code": False} if name == "shift_matmul" else {})}],
+                       {"buffer": "x", "kind": "tokens", "scale": 1.0})  # fmt: skip
+    path.write_bytes(file_of(header, SHARED | case.constants))
+    found = verdicts(path)
+    for error in (found.python, found.native):
+        assert isinstance(error, FqvitError) and "y: " in str(error)
+
+
+X_TOKENS: Json = {"buffer": "x", "kind": "tokens", "scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    "shape", [[4, 2], [4, 2, 3, 1], [0, 2, 3], [-1, 2, 3], [2**28, 2, 3], [2**62, 4, 1], [2**62] * 3, [2**63 - 1] * 3, []]
+)
+def test_invalid_input_shapes_are_rejected(shape: list[int], path: Path) -> None:
+    path.write_bytes(file_of(header_of(BEFORE, X_TOKENS) | {"input": {"shape": shape, "scale": 1.0, "zero": 0}}, SHARED))
+    found = verdicts(path)
+    assert isinstance(found.python, FqvitError) and isinstance(found.native, FqvitError)
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 0), np.uint8), np.zeros((2, C), np.int8), np.zeros((2, C), np.int64)])
+def test_constants_that_cannot_be_operands_are_rejected(array: Array, path: Path) -> None:
+    for name in ("concat", "add"):
+        case = CASES[name]
+        op = case.op | ({"terms": [{"x": "x", "mult": 1}, {"x": "token", "mult": 1}]} if name == "add" else {})
+        path.write_bytes(file_of(header_of([*BEFORE, op], X_TOKENS), SHARED | case.constants | {"token": array}))
+        found = verdicts(path)
+        assert isinstance(found.python, FqvitError) and isinstance(found.native, FqvitError)
+
+
+@pytest.mark.parametrize("buffer", ["none", "", "row", "token", "acc.w", "region", 0, None])
+def test_outputs_that_no_op_writes_are_rejected(buffer: Any, path: Path) -> None:
+    output = X_TOKENS | {"buffer": buffer}
+    for outputs in ((output,), (X_TOKENS, output)):
+        path.write_bytes(file_of(header_of(BEFORE, *outputs), SHARED))
+        found = verdicts(path)
+        assert isinstance(found.python, FqvitError) and isinstance(found.native, FqvitError)
+
+
+def test_outputs_must_differ_and_run_all_returns_them_in_order(path: Path) -> None:
+    wide = X_TOKENS | {"buffer": "wide"}
+    for others in ([X_TOKENS], [wide, wide], [wide, X_TOKENS]):
+        path.write_bytes(file_of(header_of(BEFORE, X_TOKENS, *others), SHARED))
+        found = verdicts(path)
+        for error in (found.python, found.native):
+            assert "is listed as an output twice" in str(error)
+    path.write_bytes(file_of(header_of(BEFORE, X_TOKENS, wide), SHARED))
+    engine = Engine(path, 1)
+    path.write_bytes(file_of(header_of(BEFORE, wide), SHARED))
+    x, second = engine.run_all(IMAGES)
+    assert (x == engine.run(IMAGES)).all() and (second == Engine(path, 1).run(IMAGES)).all() and second.dtype == np.uint16
+
+
+def model(keep: bool = False, threads: int = 1) -> _native.Model:
+    return _native.load_memory(file_of(header_of(BEFORE, X_TOKENS), SHARED), threads, "", keep, MOST_BYTES)
+
+
+def test_the_native_module_checks_images_itself() -> None:
+    one = model()
+    uses: list[Any] = [
+        lambda: one.buffers(IMAGES[:1], ["x"]),
+        lambda: one.profile(IMAGES, 1),
+        lambda: one.profile(IMAGES[:1], 0),
+        lambda: one.run(np.zeros((1, 4, 3, 2), np.uint8), False),
+        lambda: one.run(np.zeros((1, 4, 3, 2), np.uint8), True),
+        lambda: one.run(np.zeros(IMAGE, np.uint8), False),
+        lambda: one.run(np.zeros((1, *IMAGE), np.int8), False),
+        lambda: one.run(None, False),  # type: ignore[arg-type]
+        lambda: one.profile(np.zeros((1, 4, 3, 2), np.uint8), 1),
+    ]
+    for use in uses:
         with pytest.raises(REJECTED):
             use()
-    assert engine.run(images).shape == (1, T, C)
+    assert one.run(IMAGES, False)[0].shape == (2, T, C)
 
 
-@pytest.mark.parametrize("number", [0, ROW, TOKEN, 11, -1, 2**31 - 1])
-def test_only_buffers_that_ops_write_can_be_read_back(number: int) -> None:
-    engine = engine_with()
-    engine.finish(ACC, True)
-    image = np.zeros((1, *IMAGE), np.uint8)
-    for numbers in ([number], [X, number]):
+@pytest.mark.parametrize("name", ["pixels", "row", "token", "none", "", "acc.w"])
+def test_only_buffers_that_ops_write_can_be_read_back(name: str) -> None:
+    kept = model(keep=True)
+    for names in ([name], ["x", name]):
         with pytest.raises(_native.BadProgram):
-            engine.buffers(image, numbers)
+            kept.buffers(IMAGES[:1], names)
     with pytest.raises(_native.BadProgram):
-        engine.buffers(np.zeros((2, *IMAGE), np.uint8), [X])
-    assert [codes.dtype for codes in engine.buffers(image, [WIDE_X, X])] == [np.uint16, np.uint8]
+        kept.buffers(IMAGES, ["x"])
+    assert [codes.dtype for codes in kept.buffers(IMAGES[:1], ["wide", "x"])] == [np.uint16, np.uint8]
 
 
 def test_the_number_of_threads_is_clamped_to_1_and_256() -> None:
     for threads in (-(2**31), 0, 2**31 - 1):
-        assert 1 <= _native.Engine(list(IMAGE), "", threads).threads <= 256
+        assert 1 <= model(threads=threads).threads <= 256
+
+
+def test_unknown_instruction_sets_are_rejected() -> None:
+    for isa in ("abacus", ISAS[0] + " ", ISAS[0].upper()):
+        with pytest.raises(REJECTED):
+            _native.load_memory(file_of(header_of(BEFORE, X_TOKENS), SHARED), 1, isa, False, MOST_BYTES)
+
+
+def test_constants_in_use_may_be_extreme() -> None:
+    """The largest values that every check allows: the engine and the reference agree on them."""
+    extremes: list[tuple[str, Json, Constants]] = [
+        ("linear", {"y_zero": 255}, {"y.w": np.full((5, C), -128, np.int8), "y.mult": np.full(5, 2**31 - 1, np.int32)}),
+        ("linear", {}, {"y.shift": np.full(5, 62, np.uint8), "y.bias": np.full(5, 2**31 - 1 - 255 * 60, np.int32)}),
+        ("layernorm", {"shift": 62, "b_shift": 30}, {"y.affine": np.full_like(NORM, 2**31 - 1)}),
+        ("layernorm", {"epsilon": 2**61, "zero": 65535}, {}),
+        ("mean", {"mult": 2**31 - 1, "shift": 1, "zero": 65535}, {}),
+        ("matmul", {"mult": 2**31 - 1, "shift": 1}, {"y.bias": np.full((3, 2), -(2**30), np.int32)}),
+        ("softmax", {"mult": 2**58 - 1, "shift": 52}, {}),
+        ("attend", {"mult": 2**29 - 1, "shift": 62, "levels": [*range(15), 2**15]}, {}),
+        ("shift_matmul", {"mult": 2**31 - 1, "shift": 1, "v_zero": 0}, {}),
+        ("lookup", {"y_zero": [255] * 3}, {"y.table": i32(*[2**30] * 256)}),
+        ("take", {"fill": [255] * C}, {}),
+    ]
+    for name, changes, constants in extremes:
+        case = CASES[name]
+        changed = type(case)(case.op | changes, case.constants | constants)
+        for images in (np.zeros((1, *IMAGE), np.uint8), np.full((1, *IMAGE), 255, np.uint8)):
+            compare_with_reference(program_of(changed), images, f"{name} {changes}")
+    assert set(PARTS) == {"y.w", "y.bias", "y.mult", "y.shift"}

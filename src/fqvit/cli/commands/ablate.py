@@ -15,9 +15,9 @@ def run(model: str | None, options: StudyOptions, out: Sequence[Path], as_json: 
 
     workers = Workers.from_environment()  # first, so that an error of one worker ends all workers
     models = study.named_models(model, options.models, options.weights)
-    study.check_outputs(out, options, drawn=True)
+    study.check_outputs(out, options, svg=True)
     ran = study.run_cells(models, [setting.method for setting in settings()], options, workers, "ablate")
     from fqvit.study.figure1 import draw
 
     result = rows(ran.rows, ran.configs)
-    study.finish(ran, result, markdown(ran.rows, result), out, as_json, lambda: draw(ran.rows))
+    study.write_results(ran, result, markdown(ran.rows, result), out, as_json, lambda: draw(ran.rows))

@@ -88,7 +88,10 @@ def _read_images(
 
 
 def _image_path(folder: Path, name: str) -> Path:
-    """Return the path of an image in the results: `name` inside the folder, or only its base name if the folder was moved."""
+    """Return the path of an image in the results: `name` relative to the folder, or its base name if no such file exists.
+
+    `detect predict` writes names as they were given on the command line, which may be relative to another folder.
+    """
     return folder / name if (folder / name).is_file() else folder / Path(name).name
 
 

@@ -163,7 +163,7 @@ def recipe_of(
         recipe = msgspec.structs.replace(recipe, images=images)
     if k is not None:
         if not 0 <= k <= 8:
-            raise FqvitError(f"--k {k}: expected 0 to 8, the largest Power-of-Two Factor.")
+            raise FqvitError(f"--k {k}: the largest exponent of the Power-of-Two Factor, expected 0 to 8.")
         recipe = msgspec.structs.replace(recipe, k=k)
     if max_loss is not None:
         if recipe.max_loss is None:

@@ -15,7 +15,6 @@ from fqvit.cli import inputs
 from fqvit.cli.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
-from fqvit.report import MISSING
 from fqvit.report.data import entropy, used
 from fqvit.system.files import write_atomically
 from fqvit.system.progress import track
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from fqvit.report.gather import Report
 
 LIMIT = 1000
+EXTRAS = {"torch": "quantize", "jinja2": "report"}  # required packages, and the extra of fqvit that installs each
 
 
 def run(
@@ -43,9 +43,7 @@ def run(
     inputs.check_output(target, file, weights, classes)
     if pictures is not None:
         inputs.check_folder(pictures, "--pictures")
-    if importlib.util.find_spec("jinja2") is None:
-        raise FqvitError(MISSING)
-    inputs.require_torch("report")
+    _check_packages()
     from fqvit.report.gather import BATCH, gather
     from fqvit.report.page import About, render
     from fqvit.report.page import pictures_of as drawn
@@ -76,6 +74,16 @@ def run(
         return
     say(_text(found, images.where))
     say(f"\nWritten: {target}, {size(len(page))}" + (f"; {len(written)} figures in {pictures}" if written else ""))
+
+
+def _check_packages() -> None:
+    """Raise FqvitError with the names of all required packages that are not installed."""
+    missing = [package for package in EXTRAS if importlib.util.find_spec(package) is None]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        extras = ",".join(EXTRAS[package] for package in missing)
+        said = f"report: needs {' and '.join(missing)}, which {are} not installed"
+        raise FqvitError(f"{said}. Run `pip install 'fqvit[{extras}]'`.")
 
 
 def _names(program: Program, classes: Path | None, file: Path) -> tuple[tuple[str, ...], list[str]]:
@@ -147,19 +155,23 @@ def _write_pictures(folder: Path, found: list[tuple[str, str]]) -> list[str]:
 
 def summary(found: Report) -> dict[str, object]:
     """Return the object that --json prints."""
-    answers, attention, inspection = found.answers, found.attention, found.inspection
-    accuracy = None if answers is None else answers.accuracy()
+    predictions, attention, inspection = found.predictions, found.attention, found.inspection
+    accuracy = None if predictions is None else predictions.accuracy()
     result: dict[str, object] = {
         "model": found.program.header.model,
         "images": found.images,
-        "agreement": None if answers is None else round(answers.agreement, 4),
+        "agreement": None if predictions is None else round(predictions.agreement, 4),
         "accuracy": None if accuracy is None else msgspec.to_builtins(accuracy),
         "program_bytes": inspection.total,
         "float32_bytes": 4 * found.parameters,
         "float_ops": inspection.floats,
         "proof_count": len(inspection.proofs),
         "fingerprint": found.fingerprint,
-        "speed": {"integer_ms": round(found.speed.integer, 3), "float_ms": round(found.speed.exact, 3), "isa": found.speed.isa},
+        "speed": {
+            "integer_ms": round(found.speed.integer_ms, 3),
+            "float_ms": round(found.speed.float_ms, 3),
+            "isa": found.speed.isa,
+        },
         "max_over_median": {one.norm: round(one.ratio, 2) for one in found.norms if math.isfinite(one.ratio)},
         "sites": msgspec.to_builtins(found.sites.sites),
     }
@@ -174,18 +186,18 @@ def summary(found: Report) -> dict[str, object]:
             "log2_entropy_bits": round(entropy(attention.log2), 3),
         }
     if found.exp is not None:
-        result["exp_gaps"] = {"polynomials": found.exp.gaps, "tables": found.exp.tables, "step": found.exp.step}
+        result["exp_gaps"] = {"polynomials": found.exp.gaps, "tables": found.exp.tables, "step": found.exp.scale}
     return result
 
 
 def _text(found: Report, where: str) -> str:
     rows = [("images", f"{found.images} ({where})")]
-    accuracy = None if found.answers is None else found.answers.accuracy()
+    accuracy = None if found.predictions is None else found.predictions.accuracy()
     if accuracy is not None:
-        rows.append(("top-1", f"integer {accuracy.integer_top1:.2f} %, float {accuracy.exact_top1:.2f} %"))
-        rows.append(("top-5", f"integer {accuracy.integer_top5:.2f} %, float {accuracy.exact_top5:.2f} %"))
-    if found.answers is not None:
-        rows.append(("agreement", f"{found.answers.agreement:.2f} %"))
+        rows.append(("top-1", f"integer {accuracy.integer_top1:.2f} %, float {accuracy.float_top1:.2f} %"))
+        rows.append(("top-5", f"integer {accuracy.integer_top5:.2f} %, float {accuracy.float_top5:.2f} %"))
+    if found.predictions is not None:
+        rows.append(("agreement", f"{found.predictions.agreement:.2f} %"))
     if found.norms:
         worst = max(found.norms, key=lambda one: one.ratio)
         rows.append(("LayerNorm", f"widest channel {worst.ratio:.1f}x the median channel ({worst.norm})"))

@@ -145,13 +145,13 @@ def run_cells(
         methods = [with_images(method, options.images) for method in methods]
     for bench in benches(models, options, workers, command):
         ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
-        exact, reused = bench.answers(FLOAT)
-        ran.rows.append(row(bench.model.name, FLOAT, exact, exact))
+        float_result, reused = bench.result(FLOAT)
+        ran.rows.append(row(bench.model.name, FLOAT, float_result, float_result))
         ran.reused += reused
         for method in methods:
             try:
-                answers, reused = bench.answers(method)
-                found = row(bench.model.name, method, answers, exact)
+                result, reused = bench.result(method)
+                found = row(bench.model.name, method, result, float_result)
             except FqvitError as error:
                 if workers.size > 1 or isinstance(error, CacheError):
                     raise  # other workers would wait for this one, and a broken cache stops every cell
@@ -162,24 +162,27 @@ def run_cells(
     return ran
 
 
-def check_outputs(paths: Sequence[Path], options: StudyOptions, drawn: bool = False) -> None:
-    """Check before any work that the results can be written. drawn: whether .svg is supported."""
+def check_outputs(paths: Sequence[Path], options: StudyOptions, svg: bool = False) -> None:
+    """Check before any work that the results can be written. svg: whether the command can draw them as .svg."""
     for path in paths:
-        kinds = (*SUFFIXES, ".svg") if drawn else SUFFIXES
+        kinds = (*SUFFIXES, ".svg") if svg else SUFFIXES
         if path.suffix not in kinds:
             raise FqvitError(f"{path}: unknown suffix, expected {', '.join(kinds[:-1])} or {kinds[-1]}. Choose another name.")
         inputs.check_output(path, options.classes)
 
 
-def finish(
+def write_results(
     ran: StudyResults,
     rows: Sequence[Mapping[str, object]],
     markdown: str,
     out: Sequence[Path],
     as_json: bool,
-    draw: Callable[[], str] | None = None,
+    draw_svg: Callable[[], str] | None = None,
 ) -> None:
-    """Write and print the results, then report the failed cells. The last one is the error of the command."""
+    """Write and print the results. Cells that failed become warnings; the last one becomes the FqvitError of the command.
+
+    rows: for .csv, .json and --json   markdown: the table for .md and stdout   draw_svg: returns the chart for .svg
+    """
     if not Workers.from_environment().first:
         return
     from fqvit.study.table import as_csv
@@ -187,8 +190,8 @@ def finish(
 
     result = {"rows": rows, "reused": ran.reused, "failed": ran.failed}
     texts = {".md": lambda: markdown, ".csv": lambda: as_csv(rows), ".json": lambda: json.dumps(result, indent=1) + "\n"}
-    if draw is not None:
-        texts[".svg"] = draw
+    if draw_svg is not None:
+        texts[".svg"] = draw_svg
     for path in out:
         text = texts[path.suffix]()
         write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))  # type: ignore[misc]

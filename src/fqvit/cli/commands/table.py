@@ -20,4 +20,4 @@ def run(methods: str | None, bits: str | None, options: StudyOptions, out: Seque
     ran = study.run_cells(models, chosen, options, workers, "table")
     from fqvit.study.table import flat, markdown
 
-    study.finish(ran, [flat(row) for row in ran.rows], markdown(ran.rows), out, as_json)
+    study.write_results(ran, [flat(row) for row in ran.rows], markdown(ran.rows), out, as_json)

@@ -77,7 +77,8 @@ def _check_mask_head(head: Program, channels: int) -> int:
 def _check_roi_head(head: Program, channels: int, kinds: Sequence[Kind]) -> Mapping[str, Value]:
     rows, columns, depth = roi_input(head.header).shape
     fits = rows == columns <= MAX_ROI_SIDE and depth == channels
-    _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, expected a square RoI of {channels} channels")
+    expected = f"expected a square RoI of {channels} channels with at most {MAX_ROI_SIDE} cells per side"
+    _need(fits, f"{head.header.model}: takes {[rows, columns, depth]}, {expected}")
     found = [output.kind for output in head.header.outputs]
     _need(found == kinds, f"{head.header.model}: gives {found}, expected {kinds}")
     batched(head, 1)  # raises if the head cannot be batched

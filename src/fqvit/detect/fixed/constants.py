@@ -24,7 +24,7 @@ from fqvit.ir.value import DAMAGED, Proof
 
 BOX_FRACTION = 8  # boxes are in 1/256 pixel
 MAX_SIDE = 8192  # largest side of the network's input, in pixels
-MOVE_FRACTION = 24  # moves of box centres, relative to the box's size
+OFFSET_FRACTION = 24  # offsets of box centres, relative to the box's size
 LOG_FRACTION = 27  # base-2 logarithms: logits and ratios of sizes
 SCORE_FRACTION = 24
 IOU_FRACTION = 16
@@ -32,7 +32,7 @@ MASK_FRACTION = 15  # mask probabilities; they have 30 fraction bits after inter
 ALIGN_FRACTION = 22  # sums of RoIAlign, relative to the scale of the map
 MAX_STRIDE = 1024
 MAX_ROI_SIDE = 64  # cells per side of RoI features
-OBJECTNESS_UNITS = 256  # objectness is compared in 1/256 of the finest scale of all levels
+OBJECTNESS_UNITS = 256  # objectness is compared in 1/256 of the smallest scale of any level
 OUTPUT_LIMIT = 1 << 31  # outputs of networks are int32
 
 
@@ -111,9 +111,9 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise FqvitError(f"between: {error}. {DAMAGED}") from None
         levels = {"anchors": self.anchors, "objectness": self.objectness, "deltas": self.deltas}
         stages = {"box_deltas": self.box_deltas, "mask_logits": self.mask_logits}
-        squares = {"box_squares": self.box_squares, "mask_squares": self.mask_squares}
-        rows = {f"{name}[{i}]": row for name, part in squares.items() for i, row in enumerate(part)}
-        for lists, length in ((levels, len(self.strides)), (stages | squares, self.stages), (rows, self.maps)):
+        roi_ratios = {"box_squares": self.box_squares, "mask_squares": self.mask_squares}
+        rows = {f"{name}[{i}]": row for name, part in roi_ratios.items() for i, row in enumerate(part)}
+        for lists, length in ((levels, len(self.strides)), (stages | roi_ratios, self.stages), (rows, self.maps)):
             for name, found in lists.items():
                 _need(len(found) == length, f"{name} has {len(found)} entries, expected {length}")
         _need(self.maps <= len(self.strides), f"{self.maps} maps, but {len(self.strides)} strides")
@@ -134,7 +134,7 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         side = MAX_SIDE << BOX_FRACTION  # largest side of an image; edges are clipped to it
         anchor = 2 * max(half for level in self.anchors for pair in level for half in pair)
         size = max(side, anchor)
-        # In decode, 2^log <= 2^(log_limit 2^-27), with a mantissa below 2^31; |move side| <= 2^61 is shifted right by 16.
+        # In decode, 2^log <= 2^(log_limit 2^-27), with a mantissa below 2^31; |offset side| <= 2^61 is shifted right by 16.
         grown = size << (self.log_limit >> LOG_FRACTION) + 1 << BOX_FRACTION
         cells = MAX_SIDE // min(self.strides) + 2  # largest number of cells in a bin of RoIAlign
         weights = (1 << 15) + cells  # each weight is rounded by at most half a unit
@@ -150,13 +150,13 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         )
 
 
-def _weight_numerator(widest: int, finest: int) -> int:
-    """Return a bound of the numerator 2^15 U D samples w of a cell's weight w.
+def _weight_numerator(largest: int, smallest: int) -> int:
+    """Return a bound of the numerator 2^15 U D samples w of a cell's weight w. largest, smallest: strides
 
     U is the length of a cell and D = 2 samples bins; see axis_weights in fixed/roialign.py.
     """
-    length, cell = MAX_SIDE << BOX_FRACTION, widest << BOX_FRACTION
-    samples = length // (finest << BOX_FRACTION) + 1
+    length, cell = MAX_SIDE << BOX_FRACTION, largest << BOX_FRACTION
+    samples = length // (smallest << BOX_FRACTION) + 1
     # U D = 2 U samples bins <= 2 (length + U bins)
     return 2 * (length + cell * MAX_ROI_SIDE) * samples << 15
 
@@ -173,13 +173,13 @@ def make_constants(
     s = settings
     maps, scores, deltas = (outputs(pyramid, kind) for kind in ("map", "scores", "deltas"))
     check_settings(s, len(scores), len(boxes))
-    finest = min(output.scale for output in scores)
+    smallest = min(output.scale for output in scores)
     made = DetectorConstants(
         padding=padding(s),
         strides=s.strides,
         anchors=tuple(anchor_halves(stride, s) for stride in s.strides),
         areas=tuple(least_area(s.finest, level) for level in range(1, len(maps))),
-        objectness=tuple(_ratio(output.buffer, output.scale / finest * OBJECTNESS_UNITS) for output in scores),
+        objectness=tuple(_ratio(output.buffer, output.scale / smallest * OBJECTNESS_UNITS) for output in scores),
         deltas=tuple(_delta_ratios(output, (1.0, 1.0, 1.0, 1.0)) for output in deltas),
         box_deltas=tuple(_delta_ratios(outputs(head, "deltas")[0], stds) for head, stds in zip(boxes, s.stds, strict=False)),
         log_limit=round(LARGEST_LOG_RATIO / math.log(2) * 2**LOG_FRACTION),
@@ -260,9 +260,9 @@ def _log2_ratio(output: Output, parts: int) -> Ratio:
 
 def _delta_ratios(output: Output, stds: tuple[float, ...]) -> DeltaRatios:
     x, y, width, height = (output.scale * std for std in stds)
-    move, log = 2.0**MOVE_FRACTION, 2.0**LOG_FRACTION / math.log(2)
+    offset, log = 2.0**OFFSET_FRACTION, 2.0**LOG_FRACTION / math.log(2)
     name = output.buffer
-    return _ratio(name, x * move), _ratio(name, y * move), _ratio(name, width * log), _ratio(name, height * log)
+    return _ratio(name, x * offset), _ratio(name, y * offset), _ratio(name, width * log), _ratio(name, height * log)
 
 
 def _roi_ratios(head: Header, maps: Sequence[Output]) -> tuple[Ratio, ...]:

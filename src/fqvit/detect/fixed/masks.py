@@ -1,6 +1,6 @@
 """Paste a box's mask probabilities into the image, in integers.
 
-See also: float/masks.py, the same in float; masks.py, run lengths.
+See also: detect/float/masks.py (the same in float), detect/masks.py (masks as run lengths).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ONE = 1 << MASK_FRACTION
 def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Integers, Integers]:
     """Locate pixels first..last - 1 in a mask that has a border of zeros.
 
-    Returns the cell before each pixel and the weight of the next cell in 2^-15, i64 [last - first] each.
+    Returns the cell before each pixel and the weight of the next cell in units of 2^-15, i64 [last - first] each.
     position = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators are below 2^31 2^8 2^7 2^15 < 2^62.
     """
     if high > low:

@@ -34,11 +34,11 @@ def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[in
     objectness: logits i32 [h, w, A] of each level   deltas: i32 [h, w, 4 A]   size: height and width without padding
     """
     found: list[tuple[Integers, Integers, Integers]] = []
-    for level, (logits, moves) in enumerate(zip(objectness, deltas, strict=True)):
+    for level, (logits, level_deltas) in enumerate(zip(objectness, deltas, strict=True)):
         start = anchors((logits.shape[0], logits.shape[1]), c.strides[level], c.anchors[level])
         scores = scaled(logits.ravel(), c.objectness[level])
         best = by_score(scores)[: c.proposals_a_level]
-        boxes = decode(start[best], moves.reshape(-1, 4)[best], c.deltas[level], c.log_limit, size)
+        boxes = decode(start[best], level_deltas.reshape(-1, 4)[best], c.deltas[level], c.log_limit, size)
         found.append((boxes, scores[best], np.full(len(best), level, np.int64)))
     boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
     solid = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))  # drops boxes that clipping left without area
@@ -52,9 +52,9 @@ def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tupl
 
     logits: i32 [n, classes + 1]   deltas: i32 [n, 4] if class-agnostic, else [n, 4 classes]
     """
-    moves = deltas.reshape(len(boxes), -1, 4)
-    label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)
-    return decode(boxes, moves[np.arange(len(boxes)), label], c.box_deltas[stage], c.log_limit, size)
+    by_class = deltas.reshape(len(boxes), -1, 4)
+    label = logits[:, :-1].argmax(1) if by_class.shape[1] > 1 else np.zeros(len(boxes), np.intp)
+    return decode(boxes, by_class[np.arange(len(boxes)), label], c.box_deltas[stage], c.log_limit, size)
 
 
 def select_detections(
@@ -67,8 +67,8 @@ def select_detections(
     deltas: i32, as in refine
     """
     scores = softmax(logits)[:, :-1]
-    moves = deltas.reshape(len(boxes), -1, 4)
+    by_class = deltas.reshape(len(boxes), -1, 4)
     box, label = np.nonzero(scores > c.score)
-    chosen = decode(boxes[box], moves[box, label if moves.shape[1] > 1 else 0], c.box_deltas[-1], c.log_limit, size)
+    chosen = decode(boxes[box], by_class[box, label if by_class.shape[1] > 1 else 0], c.box_deltas[-1], c.log_limit, size)
     kept = grouped_nms(chosen, scores[box, label], label, iou_above(c.iou))[: c.detections]
     return IntegerDetections(chosen[kept], scores[box, label][kept], label[kept])

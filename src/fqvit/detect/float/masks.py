@@ -12,9 +12,12 @@ from fqvit.detect.boxes import Floats
 
 
 def _axis(low: float, high: float, first: int, last: int, side: int) -> Floats:
-    """Return the weights [last - first, side] of the mask's cells in pixels first..last - 1; 0 outside the mask."""
+    """Return the interpolation weights [last - first, side] of the mask's cells at the centres of pixels first..last - 1.
+
+    Outside its cells the mask is 0.
+    """
     pixels = np.arange(first, last) + 0.5
-    # All pixels of an axis of length 0 show the middle of the mask, as in mmdetection.
+    # If the box has length 0 along the axis, all pixels show the middle of the mask, as in mmdetection.
     position = (pixels - low) / (high - low) * side - 0.5 if high > low else np.full(len(pixels), side / 2 - 0.5)
     weights: Floats = np.maximum(1 - np.abs(position[:, None] - np.arange(side)), 0)
     return weights

@@ -83,7 +83,7 @@ def detect(networks: Networks, image: Input, s: DetectSettings) -> FloatFound:
     if len(rois):
         for stage in range(networks.stages):
             probabilities += sigmoid(networks.masks(stage, rois, found.labels).astype(np.float64)) / networks.stages
-    original = Detections(image.back(found.boxes), found.scores, found.labels)
+    original = Detections(image.to_original(found.boxes), found.scores, found.labels)
     return FloatFound(original, probabilities, image.height, image.width, s.mask)
 
 

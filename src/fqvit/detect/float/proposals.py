@@ -27,11 +27,11 @@ def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[
     Logits are compared directly: the sigmoid would not change their order.
     """
     found: list[tuple[Floats, Floats, NDArray[np.int64]]] = []
-    for level, (logits, moves, stride) in enumerate(zip(objectness, deltas, s.strides, strict=True)):
+    for level, (logits, level_deltas, stride) in enumerate(zip(objectness, deltas, s.strides, strict=True)):
         start = anchors((logits.shape[0], logits.shape[1]), stride, s.anchor_scale, s.anchor_ratios)
         scores = logits.astype(np.float64).ravel()
         best = by_score(scores)[: s.proposals_a_level]
-        boxes = decode(start[best], moves.astype(np.float64).reshape(-1, 4)[best], UNIT_STDS, *size)
+        boxes = decode(start[best], level_deltas.astype(np.float64).reshape(-1, 4)[best], UNIT_STDS, *size)
         found.append((boxes, scores[best], np.full(len(best), level)))
     boxes, scores, levels = (np.concatenate(parts) for parts in zip(*found, strict=True))
     # Drop boxes that clipping left without area; the comparison drops NaN, too.
@@ -46,9 +46,9 @@ def refine(boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...
 
     logits: [n, classes + 1]   deltas: [n, 4] if class-agnostic, else [n, 4 classes]
     """
-    moves = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
-    label = logits[:, :-1].argmax(1) if moves.shape[1] > 1 else np.zeros(len(boxes), np.intp)
-    return decode(boxes, moves[np.arange(len(boxes)), label], stds, *size)
+    by_class = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
+    label = logits[:, :-1].argmax(1) if by_class.shape[1] > 1 else np.zeros(len(boxes), np.intp)
+    return decode(boxes, by_class[np.arange(len(boxes)), label], stds, *size)
 
 
 def softmax(logits: Floats) -> Floats:
@@ -70,8 +70,8 @@ def select_detections(
     boxes: [n, 4], of the last stage   logits: [n, classes + 1], mean of all stages   deltas: as in refine
     """
     scores = softmax(logits.astype(np.float64))[:, :-1]
-    moves = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
-    decoded = decode(boxes[:, None], moves, stds, *size)
+    by_class = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
+    decoded = decode(boxes[:, None], by_class, stds, *size)
     box, label = np.nonzero(scores > s.score)
     chosen = decoded[box, label if decoded.shape[1] > 1 else 0]
     kept = grouped_nms(chosen, scores[box, label], label, iou_above(s.iou))[: s.detections]

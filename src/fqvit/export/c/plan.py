@@ -40,7 +40,7 @@ def size_bytes(value: Value) -> int:
 
 @dataclass
 class Stage:
-    """Ops that all run for row 0, then all for row 1, and so on. A concat is a stage of its own."""
+    """Ops that all run for row 0, then all for row 1, and so on. A concat is a separate stage."""
 
     rows: int
     ops: list[AnyOp] = field(default_factory=list)

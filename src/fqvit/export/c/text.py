@@ -36,7 +36,7 @@ class Prefix:
             return Prefix()
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", given) or given.startswith("fqvit"):
             said = "expected up to 31 lower-case letters, digits and _, starting with a letter but not with fqvit"
-            raise FqvitError(f"prefix {given!r}: {said}. Choose another one, such as shoes.")
+            raise FqvitError(f"prefix {given!r}: {said}. Choose another one, such as 'my_model'.")
         return Prefix(given, given.upper())
 
     def apply(self, text: str) -> str:

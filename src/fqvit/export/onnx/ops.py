@@ -29,7 +29,7 @@ from fqvit.ir.value import Constant, magnitude
 
 
 def lookup_op(g: OnnxGraph, op: Lookup) -> str:
-    """Emit a table lookup. With alpha, one table per alpha is stored, so that a single lookup gives the code."""
+    """Emit a table lookup. With alpha, one table per value of alpha is stored, so that a single lookup gives the code."""
     x, y = g.value(op.x), g.value(op.y)
     table, index = g.constants[op.part("table")], g.cast(op.x, "i32", "index")
     if op.alpha is not None:
@@ -93,10 +93,10 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
     largest_t = math.isqrt(channels) + 1
     if op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
-        zero = np.array(0, np.int64)  # D and C v - M1 do not depend on one zero point for all channels
+        zero = np.array(0, np.int64)  # D and C v - M1 do not depend on a zero point that all channels share
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
 
-    # Per row, with the names of ir/ops.py: u = C v - M1, D (the variable d), j, and the root d of D 4^j (the variable root).
+    # Per row, in the notation of ir/ops.py, where u = C v - M1. The variable d is D; the variable root is d = isqrt(D 4^j).
     dtype = "i32" if 2 * channels * largest < I31 else "i64"
     v = lifted(g, op.x, zero, scale, dtype)
     m1 = row_sum(g, v, channels, dtype, "M1")
@@ -145,7 +145,10 @@ def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
 
 
 def add(g: OnnxGraph, op: Add) -> str:
-    """Emit x1 m1 + x2 m2 + constant with m = mult 2^alpha. The constant has zero points, constant terms and rounding."""
+    """Emit the codes of x1 m1 + x2 m2 + constant, where m = mult 2^alpha.
+
+    The constant contains the zero points, the terms that are constants, and 2^(shift - 1) for rounding.
+    """
     y = g.value(op.y)
     shift = python_ints(op.shift) if op.y_alpha is None else python_ints(op.shift + g.constants[op.y_alpha].astype(np.int64))
     mults = [

@@ -6,6 +6,7 @@ rejected. See also: checkpoint.py (reads the weights), fold.py (uses the Hints t
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -127,6 +128,9 @@ def read_hints(files: Files) -> Hints:
     read = Hints() if config.pretrained_cfg is None else _timm_transform(config.pretrained_cfg, files.label)
     if files.preprocessor is not None:
         read = _transform(_decode(files.preprocessor, _Preprocessor, files.label), files.label)
+    _check_finite(files.label, files.config.name, "layer_norm_eps", (config.layer_norm_eps or 0,))
+    _check_finite(files.label, (files.preprocessor or files.config).name, "mean", read.mean or ())
+    _check_finite(files.label, (files.preprocessor or files.config).name, "std", read.std or ())
     return replace(
         read,
         heads=heads,
@@ -137,6 +141,13 @@ def read_hints(files: Files) -> Hints:
         architecture=config.architecture,
         model_type=config.model_type,
     )
+
+
+def _check_finite(label: str, file: str, name: str, values: tuple[float, ...]) -> None:
+    """Raise FqvitError for NaN and infinity, which a config file can contain as strings: `_decode` converts them to numbers."""
+    wrong = next((value for value in values if not math.isfinite(value)), None)
+    if wrong is not None:
+        raise FqvitError(f"{label}: {file}: {wrong} in {name}, expected finite numbers. The file is damaged.")
 
 
 def _check_plain_architecture(architecture: str | None, arguments: _Arguments, label: str) -> None:
@@ -190,7 +201,7 @@ def _filter(name: str, label: str) -> Literal["bicubic", "bilinear"]:
 def _decode(path: Path, kind: type[T], label: str) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise FqvitError(f"{label}: {path.name}: {error}. The file is damaged, or the model is not supported.") from error
 
 

@@ -34,7 +34,8 @@ WEIGHT_ROUNDS = 50
 OUTPUT_ROUNDS = 100
 CONVERGED = 1e-9  # steps 1 and 2 end for a row when the relative change of its a is below this
 WORTHWHILE = 1e-3  # step 3 ends for a row when a round reduces its output error by a smaller share
-ROWS_PER_INPUT = 8  # with fewer rows of X, step 3 would overfit and is skipped; a classifier sees one row per image
+# with fewer rows of X per input, step 3 would overfit and is skipped; the classification head sees only one row per image
+ROWS_PER_INPUT = 8
 BLOCK = 32  # the residual is updated after this many inputs
 
 Array = NDArray[np.float64]

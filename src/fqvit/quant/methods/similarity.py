@@ -1,4 +1,4 @@
-"""Search scales that keep matrix products close to those of the float model (PTQ for ViT, Liu 2021).
+"""Search for scales that keep matrix products close to those of the float model (PTQ for ViT, Liu 2021).
 
 There is one scale per weight matrix and one per site. The matrix products are visited in network order. For each, the search
 compares the output of the float model with the quantized output:

@@ -1,4 +1,4 @@
-"""Compare a float model with its integer program: accuracy, agreement, changes per class, disagreements.
+"""Compare the predictions of a float model and its integer program: accuracy, agreement, changes per class, disagreements.
 
 Scores arrive in batches and are not kept; memory grows by a few integers per image, plus the disagreements that are shown.
 Needs no torch. See also: evaluate/accuracy.py (ranks), gather.py (runs the models), page.py (shows the results).
@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,28 +38,28 @@ class Disagreement:
     path: str
     pixels: NDArray[np.uint8]
     label: int | None
-    exact: tuple[Guess, ...]
-    integer: tuple[Guess, ...]
+    float_guesses: tuple[Guess, ...]
+    integer_guesses: tuple[Guess, ...]
 
 
 @dataclass(frozen=True)
 class ClassChange:
-    """One class: its number of images, and how many of them float and the integer program classify correctly."""
+    """One class: its number of images, and how many of them the float model and the integer program classify correctly."""
 
     label: int
     images: int
-    exact: int
-    integer: int
+    float_correct: int
+    integer_correct: int
 
     @property
     def change(self) -> float:
         """Integer minus float, in percentage points of top-1."""
-        return 100 * (self.integer - self.exact) / self.images
+        return 100 * (self.integer_correct - self.float_correct) / self.images
 
 
 @dataclass
-class Answers:
-    """Accumulates batches of scores.
+class Predictions:
+    """The predictions of a float model and its integer program, accumulated from batches of scores.
 
     scale: the scale of integer scores; shown: number of disagreements to keep, those with the highest float confidence
     """
@@ -68,7 +69,7 @@ class Answers:
     images: int = 0
     agree: int = 0
     labelled: bool = True
-    exact_ranks: list[NDArray[np.int64]] = field(default_factory=list)
+    float_ranks: list[NDArray[np.int64]] = field(default_factory=list)
     integer_ranks: list[NDArray[np.int64]] = field(default_factory=list)
     labels: list[NDArray[np.int64]] = field(default_factory=list)
     kept: list[tuple[float, int, Disagreement]] = field(default_factory=list)
@@ -78,27 +79,27 @@ class Answers:
         pixels: NDArray[np.uint8],
         labels: NDArray[np.int64] | None,
         paths: Sequence[str],
-        exact: NDArray[np.float32],
-        integer: NDArray[np.int32],
+        float_scores: NDArray[np.float32],
+        integer_scores: NDArray[np.int32],
     ) -> None:
-        """Add a batch. pixels: u8 [N, H, W, C]; exact: float scores [N, classes]; integer: i32 scores [N, classes]."""
+        """Add a batch. pixels: u8 [N, H, W, C]; float_scores: f32 [N, classes]; integer_scores: i32 [N, classes]."""
         if labels is None:
             self.labelled = False
         else:
             self.labels.append(labels)
-            self.exact_ranks.append(rank(exact, labels))
-            self.integer_ranks.append(rank(integer, labels))
-        same = exact.argmax(-1) == integer.argmax(-1)
+            self.float_ranks.append(rank(float_scores, labels))
+            self.integer_ranks.append(rank(integer_scores, labels))
+        same = float_scores.argmax(-1) == integer_scores.argmax(-1)
         self.agree += int(same.sum())
         for i in np.flatnonzero(~same).tolist():
-            sure, found = guesses(exact[i]), guesses(integer[i] * self.scale)
+            float_guesses, integer_guesses = guesses(float_scores[i]), guesses(integer_scores[i] * self.scale)
             label = None if labels is None else int(labels[i])
-            one = Disagreement(paths[i], pixels[i].copy(), label, sure, found)
+            one = Disagreement(paths[i], pixels[i].copy(), label, float_guesses, integer_guesses)
             # The second entry breaks ties: of equal shares the earlier image is preferred.
-            heapq.heappush(self.kept, (sure[0].share, -(self.images + i), one))
+            heapq.heappush(self.kept, (float_guesses[0].share, -(self.images + i), one))
             if len(self.kept) > self.shown:
                 heapq.heappop(self.kept)
-        self.images += len(exact)
+        self.images += len(float_scores)
 
     @property
     def disagreements(self) -> list[Disagreement]:
@@ -114,32 +115,37 @@ class Answers:
         """Return top-1 and top-5 of both models; None without labels."""
         if not self.labelled or not self.labels:
             return None
-        exact, integer = np.concatenate(self.exact_ranks), np.concatenate(self.integer_ranks)
-        right, kept = exact == 0, integer == 0
+        float_ranks, integer_ranks = np.concatenate(self.float_ranks), np.concatenate(self.integer_ranks)
+        float_correct, integer_correct = float_ranks == 0, integer_ranks == 0
         return Accuracies(
-            exact_top1=100 * float(right.mean()),
-            exact_top5=100 * float((exact < SHOWN).mean()),
-            integer_top1=100 * float(kept.mean()),
-            integer_top5=100 * float((integer < SHOWN).mean()),
-            pair=pair(right, kept),
+            float_top1=100 * float(float_correct.mean()),
+            float_top5=100 * float((float_ranks < SHOWN).mean()),
+            integer_top1=100 * float(integer_correct.mean()),
+            integer_top5=100 * float((integer_ranks < SHOWN).mean()),
+            pair=pair(float_correct, integer_correct),
         )
 
     def by_class(self) -> list[ClassChange]:
         """Return every class that has images, in order of its index; empty without labels."""
         if self.accuracy() is None:
             return []
-        labels, exact, integer = (np.concatenate(part) for part in (self.labels, self.exact_ranks, self.integer_ranks))
-        count = int(labels.max()) + 1
-        every, right, kept = (np.bincount(part, minlength=count) for part in (labels, labels[exact == 0], labels[integer == 0]))
-        return [ClassChange(int(c), int(every[c]), int(right[c]), int(kept[c])) for c in np.flatnonzero(every)]
+        labels, *ranks = (np.concatenate(part) for part in (self.labels, self.float_ranks, self.integer_ranks))
+        classes = int(labels.max()) + 1
+        images = np.bincount(labels, minlength=classes)
+        float_correct, integer_correct = (np.bincount(labels[own == 0], minlength=classes) for own in ranks)
+        return [
+            ClassChange(int(c), int(images[c]), int(float_correct[c]), int(integer_correct[c])) for c in np.flatnonzero(images)
+        ]
 
 
-@dataclass(frozen=True)
-class Accuracies:
-    """Accuracies in percent. exact: the float model; pair: integer against float, paired by image."""
+class Accuracies(msgspec.Struct, frozen=True, rename={"float_top1": "exact_top1", "float_top5": "exact_top5"}):
+    """Accuracies in percent. pair: integer against float, paired by image
 
-    exact_top1: float
-    exact_top5: float
+    `fqvit report --json` writes the accuracies of the float model under the names of version 0.1.0, exact_top1 and exact_top5.
+    """
+
+    float_top1: float
+    float_top5: float
     integer_top1: float
     integer_top5: float
     pair: Pair

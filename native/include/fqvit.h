@@ -1,0 +1,190 @@
+/**
+ * @file fqvit.h
+ * Run .fqvit files: quantized vision transformers that compute with integers only, with the same bits on every machine.
+ *
+ * @code
+ * fqvit_model* model;
+ * if (fqvit_model_load("deit.fqvit", NULL, &model) != FQVIT_OK) {
+ *     fprintf(stderr, "%s\n", fqvit_last_error());
+ *     return 1;
+ * }
+ * fqvit_model_preprocess(model, &photo, input);
+ * fqvit_model_run(model, input, 1, logits, sizeof logits);
+ * fqvit_model_free(model);
+ * @endcode
+ *
+ * **Errors.** Functions that can fail return a fqvit_status; 0 is success. fqvit_last_error() then returns one line
+ * that names the problem and what to do. A function that fails changes nothing, and writes NULL to a handle that it
+ * would have created.
+ *
+ * **Threads.** Functions may be called from any thread. Calls on the same handle run one after the other; use one
+ * handle per thread to run in parallel. Only the free functions must not run at the same time as another call on the
+ * handle.
+ *
+ * **Versions.** Within one FQVIT_ABI_VERSION, functions and struct members are only added, members at the end. Structs
+ * that a caller passes begin with their size, so that older callers work with newer libraries.
+ *
+ * The header is C99; all names are in the prefixes fqvit_ and FQVIT_.
+ */
+#ifndef FQVIT_H
+#define FQVIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* FQVIT_SHARED: defined by the CMake package if a Windows program uses the DLL. */
+#if defined(_WIN32) && defined(FQVIT_SHARED) && defined(FQVIT_BUILDING)
+#define FQVIT_API __declspec(dllexport)
+#elif defined(_WIN32) && defined(FQVIT_SHARED)
+#define FQVIT_API __declspec(dllimport)
+#elif defined(__GNUC__) && !defined(_WIN32)
+#define FQVIT_API __attribute__((visibility("default")))
+#else
+#define FQVIT_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** The version of this interface. It changes only if callers must be compiled again. */
+#define FQVIT_ABI_VERSION 1
+
+/** Return FQVIT_ABI_VERSION of the library, to be compared with that of the header. */
+FQVIT_API uint32_t fqvit_abi_version(void);
+
+/** Return the version of the library, such as "0.2.0". */
+FQVIT_API const char* fqvit_version(void);
+
+/** The result of a call. */
+typedef enum fqvit_status {
+    FQVIT_OK = 0,
+    FQVIT_ERROR_ARGUMENT = 1, /**< an argument is null, out of range, or a handle that does not exist (any more) */
+    FQVIT_ERROR_FILE = 2,     /**< the file cannot be read */
+    FQVIT_ERROR_PROGRAM = 3,  /**< the contents are damaged, of a newer version, or need more memory than allowed */
+    FQVIT_ERROR_MEMORY = 4,   /**< not enough memory */
+    FQVIT_ERROR_INTERNAL = 5  /**< a bug in the library */
+} fqvit_status;
+
+/**
+ * Return the error of the last call on this thread that failed: one line of UTF-8 without a line break, which stays
+ * valid until the next failing call on this thread. "" if no call has failed.
+ */
+FQVIT_API const char* fqvit_last_error(void);
+
+/**
+ * Return the name of the i-th instruction set that this library contains and this CPU supports, fastest first, or NULL
+ * if there are fewer. The last one is always "scalar".
+ */
+FQVIT_API const char* fqvit_instruction_set(size_t i);
+
+/** How to load a file. Initialize with FQVIT_OPTIONS_INIT; members that are 0 have the default. */
+typedef struct fqvit_options {
+    size_t struct_size; /**< sizeof(fqvit_options) */
+    uint32_t threads;   /**< threads of a run, 1 to 256; default: 1. The bits do not depend on it. */
+    const char*
+        instruction_set;    /**< one of fqvit_instruction_set(); default: the fastest. The bits do not depend on it. */
+    uint64_t max_run_bytes; /**< limit of the memory for the buffers of one image; default: 512 MiB, detectors 8 GiB */
+} fqvit_options;
+
+#define FQVIT_OPTIONS_INIT {sizeof(fqvit_options), 0, NULL, 0}
+
+/** The type of the integers of an array. */
+typedef enum fqvit_dtype { FQVIT_U8 = 0, FQVIT_U16 = 1, FQVIT_I32 = 2 } fqvit_dtype;
+
+/** The name, shape and meaning of an array: value = (integer - zero_point) * scale. Pointers live as long as the
+ * handle. */
+typedef struct fqvit_tensor {
+    const char* name; /**< of the buffer */
+    const char*
+        kind; /**< input: "pixels" or "codes"; output: "logits", "tokens", "pooled", "map", "scores", "deltas" */
+    fqvit_dtype dtype;
+    uint32_t axes;    /**< number of entries of shape, 1 to 8 */
+    int64_t shape[8]; /**< without the batch axis; an input has height, width, channels */
+    uint64_t bytes;   /**< of one image */
+    double scale;     /**< 0 for pixels */
+    int64_t zero_point;
+    const uint8_t*
+        alpha; /**< one exponent per channel, the scale of channel c being scale * 2^alpha[c]; NULL if all are 0 */
+} fqvit_tensor;
+
+/** A decoded image with its EXIF orientation applied: rows of interleaved 8-bit pixels. */
+typedef struct fqvit_image {
+    const uint8_t* pixels;
+    uint32_t width, height; /**< 1 to 4194304 */
+    uint32_t channels;      /**< 1 gray, 3 RGB, 4 RGBA, whose alpha is ignored */
+    uint64_t stride;        /**< bytes from one row to the next; 0: width * channels */
+} fqvit_image;
+
+/** A classifier or feature extractor. */
+typedef struct fqvit_model fqvit_model;
+
+/** What a model is. Pointers live as long as the handle. */
+typedef struct fqvit_description {
+    const char* model;           /**< name of the architecture */
+    const char* source;          /**< where the float weights came from */
+    const char* recipe;          /**< the quantization recipe as JSON */
+    const char* header;          /**< the whole description in the file as JSON */
+    const char* fingerprint;     /**< SHA-256 of the contents, in hexadecimal; equal programs have equal fingerprints */
+    const char* instruction_set; /**< in use */
+    uint32_t threads;            /**< in use */
+    uint32_t outputs;            /**< number of outputs */
+    uint32_t classes;            /**< number of class names; 0 if the file has none */
+    uint64_t calibration_images;
+    uint64_t weight_bytes;     /**< memory of packed weights and other constants */
+    uint64_t run_bytes;        /**< memory of the buffers of one image, allocated by the first run */
+    uint32_t resize;           /**< preprocessing: the short side is resized to this, then the center is cropped */
+    const char* interpolation; /**< of the resize: "bicubic" or "bilinear" */
+} fqvit_description;
+
+/**
+ * Load and verify a file. A file that passes runs without overflow and without access outside its buffers.
+ * @param path UTF-8
+ * @param options NULL for the defaults
+ */
+FQVIT_API fqvit_status fqvit_model_load(const char* path, const fqvit_options* options, fqvit_model** model);
+
+/** The same for the bytes of a file, which are not needed any more after the call. */
+FQVIT_API fqvit_status fqvit_model_load_memory(const void* data, size_t size, const fqvit_options* options,
+                                               fqvit_model** model);
+
+/** Free a model. NULL and a handle that was freed already are ignored. */
+FQVIT_API void fqvit_model_free(fqvit_model* model);
+
+/** Describe a model. size: sizeof(fqvit_description), so that an older caller gets the members that it knows. */
+FQVIT_API fqvit_status fqvit_model_describe(const fqvit_model* model, fqvit_description* description, size_t size);
+
+/** Describe the input. size: sizeof(fqvit_tensor). */
+FQVIT_API fqvit_status fqvit_model_input(const fqvit_model* model, fqvit_tensor* tensor, size_t size);
+
+/** Describe the i-th output; output 0 is the one that fqvit_model_run() returns. size: sizeof(fqvit_tensor). */
+FQVIT_API fqvit_status fqvit_model_output(const fqvit_model* model, uint32_t i, fqvit_tensor* tensor, size_t size);
+
+/** Return the name of class i in UTF-8, or NULL if there is none. */
+FQVIT_API const char* fqvit_model_class_name(const fqvit_model* model, uint32_t i);
+
+/**
+ * Prepare an image for the model: resize and center-crop, bit for bit as Pillow does it.
+ * @param input height * width * channels bytes as fqvit_model_input() describes them
+ * @param size the size of `input` in bytes
+ */
+FQVIT_API fqvit_status fqvit_model_preprocess(const fqvit_model* model, const fqvit_image* image, uint8_t* input,
+                                              size_t size);
+
+/**
+ * Run a batch and return output 0.
+ * @param images count images, one after the other
+ * @param y count times the bytes of the output, aligned to its type
+ * @param size the size of `y` in bytes
+ */
+FQVIT_API fqvit_status fqvit_model_run(fqvit_model* model, const uint8_t* images, size_t count, void* y, size_t size);
+
+/** Run a batch and return all outputs. ys and sizes have one entry per output. */
+FQVIT_API fqvit_status fqvit_model_run_all(fqvit_model* model, const uint8_t* images, size_t count, void* const* ys,
+                                           const size_t* sizes, uint32_t outputs);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
