@@ -18,7 +18,6 @@ namespace fqvit {
 namespace {
 
 constexpr std::size_t KEPT_SIZES = 2;
-constexpr std::int64_t MOST_BYTES = std::int64_t{8} << 30;  // of the pyramid's buffers: 3.6 GB at 8192 x 8192
 
 // Calls action(); adds to errors without a remedy that the file is damaged.
 template <class Action>
@@ -71,6 +70,7 @@ struct Detector::State {
                                                  const std::vector<Candidate>& chosen);
 
     std::string instruction_set;
+    std::int64_t most_run_bytes;
     std::shared_ptr<ThreadPool> pool;
     std::shared_ptr<RunMemory> pyramid_memory = std::make_shared<RunMemory>();
     DetectorHeader header;
@@ -86,6 +86,7 @@ struct Detector::State {
 
 Detector::State::State(std::shared_ptr<Source> source, const DetectorOptions& options)
     : instruction_set(select_kernels(options.instruction_set).name),
+      most_run_bytes(options.most_run_bytes),
       pool(std::make_shared<ThreadPool>(std::clamp(options.threads, 1, 256))) {
     with_remedy([&] { load(std::move(source)); });
 }
@@ -142,7 +143,7 @@ Engine& Detector::State::pyramid(ImageSize padded) {
         const Program program = resized(pyramid_template, header.pyramid.moves, padded.height, padded.width);
         engine = verified_engine(header.pyramid, program,
                                  {.instruction_set = instruction_set,
-                                  .most_run_bytes = MOST_BYTES,
+                                  .most_run_bytes = most_run_bytes,
                                   .weights = pyramid_weights,
                                   .pool = pool,
                                   .memory = pyramid_memory});
@@ -267,6 +268,7 @@ const DetectorHeader& Detector::header() const { return state_->header; }
 const std::string& Detector::json() const { return state_->json; }
 const std::string& Detector::fingerprint() const { return state_->fingerprint; }
 std::int64_t Detector::classes() const { return state_->classes; }
+std::int64_t Detector::mask_side() const { return 2 * state_->masks[0].side(); }
 const char* Detector::instruction_set() const { return select_kernels(state_->instruction_set).name; }
 int Detector::threads() const { return state_->pool->threads(); }
 std::size_t Detector::kept_sizes() const {

@@ -19,6 +19,8 @@ namespace fqvit {
 struct DetectorOptions {
     std::string instruction_set{};  // as in EngineOptions
     int threads = 1;                // clamped to 1..256
+    // Limit of the memory for the pyramid's buffers, in bytes. They need 3.6 GB at 8192 x 8192.
+    std::int64_t most_run_bytes = std::int64_t{8} << 30;
 };
 
 // The detections of one image, best first.
@@ -53,7 +55,8 @@ public:
     const DetectorHeader& header() const;  // without ops
     const std::string& json() const;       // the header as it is stored
     const std::string& fingerprint() const;
-    std::int64_t classes() const;  // without the background
+    std::int64_t classes() const;    // without the background
+    std::int64_t mask_side() const;  // probabilities per side of a mask
     const char* instruction_set() const;
     int threads() const;
     std::size_t kept_sizes() const;  // image sizes whose programs are in memory

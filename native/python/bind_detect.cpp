@@ -16,13 +16,14 @@ using Probabilities = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig,
 std::unique_ptr<fqvit::Detector> load_file(const nb::bytes& path, int threads, const std::string& isa) {
     const std::string name(path.c_str(), path.size());
     const WithoutGil without;
-    return std::make_unique<fqvit::Detector>(fqvit::open_file(name), fqvit::DetectorOptions{isa, threads});
+    return std::make_unique<fqvit::Detector>(fqvit::open_file(name),
+                                             fqvit::DetectorOptions{.instruction_set = isa, .threads = threads});
 }
 
 std::unique_ptr<fqvit::Detector> load_memory(const nb::bytes& data, int threads, const std::string& isa) {
     const WithoutGil without;
     return std::make_unique<fqvit::Detector>(fqvit::borrow_memory(data.data(), data.size()),
-                                             fqvit::DetectorOptions{isa, threads});
+                                             fqvit::DetectorOptions{.instruction_set = isa, .threads = threads});
 }
 
 fqvit::Image image_of(const Pixels& pixels) {
