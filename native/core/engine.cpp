@@ -9,6 +9,7 @@
 #include "core/aligned.h"
 #include "core/arena.h"
 #include "core/fuse.h"
+#include "core/run_memory.h"
 #include "core/thread_pool.h"
 #include "ops/op.h"
 #include "ops/weights.h"
@@ -18,14 +19,16 @@ namespace fqvit {
 struct Engine::State {
     State(const EngineOptions& options)
         : kernels(select_kernels(options.instruction_set)),
-          pool(std::clamp(options.threads, 1, 256)),
+          pool(options.pool == nullptr ? std::make_shared<ThreadPool>(std::clamp(options.threads, 1, 256))
+                                       : options.pool),
+          memory(options.memory == nullptr ? std::make_shared<RunMemory>() : options.memory),
           keep_buffers(options.keep_buffers),
           weights(options.weights == nullptr ? std::make_shared<WeightStore>() : options.weights) {}
 
     // Memory for one image, and the address of every value in it.
     struct Workspace {
-        AlignedVector<std::uint8_t> arena;
-        std::vector<std::uint8_t*> frame;
+        std::uint8_t* arena = nullptr;
+        std::vector<std::uint8_t*> frame{};
     };
 
     bool is_buffer(int number) const;
@@ -35,11 +38,13 @@ struct Engine::State {
     Workspace& workspace(std::size_t i);
     template <class RunOp>
     void run_image(Workspace& workspace, const std::uint8_t* image, const RunOp& run_op) const;
+    void run_ops_in_parallel(Workspace& workspace);
     void copy_outputs(const Workspace& workspace, std::int64_t i, const std::vector<std::uint8_t*>& ys) const;
     void run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
 
     const KernelSet kernels;
-    ThreadPool pool;
+    std::shared_ptr<ThreadPool> pool;
+    std::shared_ptr<RunMemory> memory;
     bool keep_buffers;
     std::shared_ptr<WeightStore> weights;
     Values values;
@@ -47,9 +52,9 @@ struct Engine::State {
     std::vector<std::unique_ptr<Op>> ops;
     std::vector<int> outputs;
     std::size_t arena_bytes = 0, scratch_bytes = 0, constant_bytes = 0;
-    std::vector<std::unique_ptr<Workspace>> workspaces;
-    std::vector<AlignedVector<std::uint8_t>> scratch;  // one per thread
-    std::mutex mutex;                                  // held by every call that changes or runs the engine
+    std::vector<Workspace> workspaces;
+    std::vector<std::uint8_t*> scratch;  // one per thread
+    std::mutex mutex;                    // held by every call that changes or runs the engine
 };
 
 namespace {
@@ -184,18 +189,23 @@ void Engine::State::plan() {
     scratch_bytes = round_up(scratch_bytes + 64, std::size_t{64});
 }
 
-// Allocates on the first run: loading a small file that declares large shapes costs no memory.
+// Allocates on the first run: loading a small file that declares large shapes costs no memory. The addresses are
+// updated before every run, because another engine may have enlarged the shared memory.
 Engine::State::Workspace& Engine::State::workspace(std::size_t i) {
-    while (static_cast<int>(scratch.size()) < pool.threads()) scratch.emplace_back(scratch_bytes);
-    while (workspaces.size() <= i) {
-        auto made = std::make_unique<Workspace>();
-        made->arena.resize(arena_bytes);
-        for (std::size_t v = 0; v < values.values.size(); ++v) {
-            made->frame.push_back(values.is_constant[v] ? values.data[v].data() : made->arena.data() + offsets[v]);
+    scratch.resize(static_cast<std::size_t>(pool->threads()));
+    for (std::size_t t = 0; t < scratch.size(); ++t) scratch[t] = memory->scratch(t, scratch_bytes);
+    if (workspaces.size() <= i) workspaces.resize(i + 1);
+    for (std::size_t w = 0; w <= i; ++w) {
+        Workspace& own = workspaces[w];
+        std::uint8_t* arena = memory->arena(w, arena_bytes);
+        if (arena == own.arena && !own.frame.empty()) continue;
+        own.arena = arena;
+        own.frame.resize(values.values.size());
+        for (std::size_t v = 0; v < own.frame.size(); ++v) {
+            own.frame[v] = values.is_constant[v] ? values.data[v].data() : arena + offsets[v];
         }
-        workspaces.push_back(std::move(made));
     }
-    return *workspaces[i];
+    return workspaces[i];
 }
 
 // Copies the image first: its owner may change it during the run, and ops that read it twice need the same bytes.
@@ -218,14 +228,14 @@ void Engine::State::copy_outputs(const Workspace& workspace, std::int64_t i,
 // Runs one whole image per thread while there is an image for every thread. The remaining images run one by one, each
 // op shared by all threads. One thread computes each output element completely, so the bits do not depend on the split.
 void Engine::State::run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
-    const std::int64_t image_bytes = values.values[0].bytes(), threads = pool.threads();
+    const std::int64_t image_bytes = values.values[0].bytes(), threads = pool->threads();
     const std::int64_t parallel_images = threads == 1 ? count : count / threads * threads;
     if (parallel_images > 0) {
         workspace(static_cast<std::size_t>(threads) - 1);
-        pool.run(parallel_images, 1, [&](int thread, std::int64_t begin, std::int64_t end) {
+        pool->run(parallel_images, 1, [&](int thread, std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = begin; i < end; ++i) {
-                std::uint8_t* own_scratch = scratch[static_cast<std::size_t>(thread)].data();
-                Workspace& own = *workspaces[static_cast<std::size_t>(thread)];
+                std::uint8_t* own_scratch = scratch[static_cast<std::size_t>(thread)];
+                Workspace& own = workspaces[static_cast<std::size_t>(thread)];
                 run_image(own, images + i * image_bytes,
                           [&](const Op& op, Frame frame) { op.run(frame, 0, op.items(), own_scratch); });
                 copy_outputs(own, i, ys);
@@ -233,13 +243,20 @@ void Engine::State::run(const std::uint8_t* images, std::int64_t count, const st
         });
     }
     for (std::int64_t i = parallel_images; i < count; ++i) {
-        run_image(workspace(0), images + i * image_bytes, [&](const Op& op, Frame frame) {
-            const std::int64_t items = op.items(), chunk = std::max<std::int64_t>(1, items / (threads * 4));
-            pool.run(items, chunk, [&](int thread, std::int64_t begin, std::int64_t end) {
-                op.run(frame, begin, end, scratch[static_cast<std::size_t>(thread)].data());
-            });
+        Workspace& own = workspace(0);
+        std::memcpy(own.frame[0], images + i * image_bytes, static_cast<std::size_t>(image_bytes));
+        run_ops_in_parallel(own);
+        copy_outputs(own, i, ys);
+    }
+}
+
+// Runs one image, each op shared by all threads.
+void Engine::State::run_ops_in_parallel(Workspace& own) {
+    for (const std::unique_ptr<Op>& op : ops) {
+        const std::int64_t items = op->items(), chunk = std::max<std::int64_t>(1, items / (pool->threads() * 4));
+        pool->run(items, chunk, [&](int thread, std::int64_t begin, std::int64_t end) {
+            op->run(own.frame.data(), begin, end, scratch[static_cast<std::size_t>(thread)]);
         });
-        copy_outputs(workspace(0), i, ys);
     }
 }
 
@@ -269,6 +286,21 @@ void Engine::run_all(const std::uint8_t* images, std::int64_t count, const std::
     s.run(images, count, ys);
 }
 
+std::uint8_t* Engine::input() {
+    const std::lock_guard lock(state_->mutex);
+    return state_->workspace(0).frame[0];
+}
+
+void Engine::run_in_place() {
+    const std::lock_guard lock(state_->mutex);
+    state_->run_ops_in_parallel(state_->workspace(0));
+}
+
+const std::uint8_t* Engine::output_data(std::size_t i) const {
+    require(!state_->workspaces.empty(), "output_data: the engine has not run yet, expected a call of run_in_place()");
+    return state_->workspaces.front().frame[static_cast<std::size_t>(state_->outputs.at(i))];
+}
+
 void Engine::run_buffers(const std::uint8_t* image, const std::vector<int>& numbers,
                          const std::vector<std::uint8_t*>& ys) {
     State& s = *state_;
@@ -296,7 +328,7 @@ std::vector<OpTime> Engine::profile(const std::uint8_t* image, int rounds) {
         std::size_t i = 0;
         s.run_image(s.workspace(0), image, [&](const Op& op, Frame frame) {
             const auto start = std::chrono::steady_clock::now();
-            op.run(frame, 0, op.items(), s.scratch[0].data());
+            op.run(frame, 0, op.items(), s.scratch[0]);
             const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
             times[i].seconds = std::min(times[i].seconds, seconds);  // the round with the least interference
             ++i;
@@ -318,11 +350,11 @@ bool Engine::keeps(int number) const { return state_->keep_buffers && state_->is
 const std::uint8_t* Engine::buffer(int number) const {
     require(keeps(number), "buffer: value ", number, " is not kept, expected a buffer of an engine with keep_buffers");
     require(!state_->workspaces.empty(), "buffer: the engine has not run yet, expected a call of run() first");
-    return state_->workspaces.front()->frame[static_cast<std::size_t>(number)];
+    return state_->workspaces.front().frame[static_cast<std::size_t>(number)];
 }
 
 const char* Engine::instruction_set() const { return state_->kernels.name; }
-int Engine::threads() const { return state_->pool.threads(); }
+int Engine::threads() const { return state_->pool->threads(); }
 std::size_t Engine::arena_bytes() const { return state_->arena_bytes; }
 std::size_t Engine::run_bytes() const { return state_->arena_bytes + state_->scratch_bytes; }
 std::size_t Engine::constant_bytes() const { return state_->constant_bytes + state_->weights->bytes(); }

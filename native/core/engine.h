@@ -26,6 +26,8 @@ struct OpTime {
 };
 
 class WeightStore;
+class ThreadPool;
+class RunMemory;
 
 struct EngineOptions {
     std::string instruction_set{};  // one of instruction_sets(), or "" for the fastest
@@ -35,6 +37,9 @@ struct EngineOptions {
     std::int64_t most_run_bytes = std::int64_t{512} << 20;
     // Packed weights that programs share; null: the engine keeps its own. Must only be used with one instruction set.
     std::shared_ptr<WeightStore> weights = nullptr;
+    // Threads and memory that engines share if their callers run one of them at a time; null: the engine has its own.
+    std::shared_ptr<ThreadPool> pool = nullptr;  // instead of `threads`
+    std::shared_ptr<RunMemory> memory = nullptr;
 };
 
 // Safe to call from several threads: calls on one engine run one after the other. Errors throw BadProgram and leave the
@@ -52,6 +57,11 @@ public:
     void run(const std::uint8_t* images, std::int64_t count, std::uint8_t* y);
     // ys: one array per output, in the order of outputs(); fewer arrays return the first outputs only.
     void run_all(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
+    // Runs one image without copies: the caller writes it to input(), calls run_in_place() and reads output_data(i),
+    // the i-th output. Both addresses are valid until the next run, or until another engine uses the shared memory.
+    std::uint8_t* input();
+    void run_in_place();
+    const std::uint8_t* output_data(std::size_t i) const;
     // Runs one image and copies the values `numbers` to the arrays `ys`. Needs keep_buffers.
     void run_buffers(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys);
     // Runs one image `rounds` times on one thread and times every op.

@@ -78,14 +78,18 @@ void align_boxes_scalar(const RoiAlign& a, std::int64_t begin, std::int64_t end,
     align_boxes(a, begin, end, scratch);
 }
 
-void roi_align(const RoiAlign& a, int threads, const std::string& instruction_set) {
+void roi_align(const RoiAlign& a, ThreadPool& pool, const std::string& instruction_set) {
     const bool avx2 = std::string(select_kernels(instruction_set).name) != "scalar" && cpu_features().avx2;
-    ThreadPool pool(static_cast<int>(std::clamp<std::int64_t>(a.count, 1, std::clamp(threads, 1, 256))));
     std::vector<RoiAlignScratch> scratch(static_cast<std::size_t>(pool.threads()), RoiAlignScratch(a));
     const auto align = avx2 ? align_boxes_avx2 : align_boxes_scalar;
     pool.run(a.count, 4, [&](int thread, std::int64_t begin, std::int64_t end) {
         align(a, begin, end, scratch[static_cast<std::size_t>(thread)]);
     });
+}
+
+void roi_align(const RoiAlign& a, int threads, const std::string& instruction_set) {
+    ThreadPool pool(static_cast<int>(std::clamp<std::int64_t>(a.count, 1, std::clamp(threads, 1, 256))));
+    roi_align(a, pool, instruction_set);
 }
 
 }  // namespace fqvit

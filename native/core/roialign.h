@@ -22,6 +22,7 @@ struct RoiAlign {
     int shift;
     std::int32_t head_zero, last;
     std::uint8_t* y;
+    const std::int64_t* places = nullptr;  // where in y the boxes are written; null: in their order
 
     // Limits under which no sum overflows. check_roi_align() tests them before anything runs.
     // The weights of a bin sum to 2^15 plus at most half a unit per cell, so with 8192 cells to at most 2^15 + 2^12:
@@ -38,5 +39,9 @@ void check_roi_align(const RoiAlign& a);
 // Runs on at most `threads` threads. The caller has called check_roi_align(a). instruction_set: as in Engine. The bits
 // depend on neither.
 void roi_align(const RoiAlign& a, int threads, const std::string& instruction_set);
+
+class ThreadPool;
+// The same on the threads of a pool.
+void roi_align(const RoiAlign& a, ThreadPool& pool, const std::string& instruction_set);
 
 }  // namespace fqvit

@@ -13,6 +13,8 @@
  * fqvit_model_free(model);
  * @endcode
  *
+ * Detectors work in the same way, see fqvit_detector_load().
+ *
  * **Errors.** Functions that can fail return a fqvit_status; 0 is success. fqvit_last_error() then returns one line
  * that names the problem and what to do. A function that fails changes nothing, and writes NULL to a handle that it
  * would have created.
@@ -182,6 +184,80 @@ FQVIT_API fqvit_status fqvit_model_run(fqvit_model* model, const uint8_t* images
 /** Run a batch and return all outputs. ys and sizes have one entry per output. */
 FQVIT_API fqvit_status fqvit_model_run_all(fqvit_model* model, const uint8_t* images, size_t count, void* const* ys,
                                            const size_t* sizes, uint32_t outputs);
+
+/** A detector: boxes, classes and masks of the objects in an image. */
+typedef struct fqvit_detector fqvit_detector;
+
+/** The objects found in one image. */
+typedef struct fqvit_detections fqvit_detections;
+
+/** What a detector is. Pointers live as long as the handle. */
+typedef struct fqvit_detector_description {
+    const char* model;           /**< "mask_rcnn" or "cascade_mask_rcnn" */
+    const char* source;          /**< where the float weights came from */
+    const char* recipe;          /**< the quantization recipe as JSON */
+    const char* header;          /**< the whole description in the file as JSON */
+    const char* fingerprint;     /**< SHA-256 of the contents, in hexadecimal */
+    const char* instruction_set; /**< in use */
+    uint32_t threads;            /**< in use */
+    uint32_t classes;            /**< number of classes, without the background */
+    uint32_t stages;             /**< number of box heads in sequence */
+    uint64_t calibration_images;
+    uint32_t short_side, long_side; /**< images are resized to reach one of them, with their aspect ratio kept */
+    const char* resize;             /**< how images are interpolated: "opencv" or "rounded" */
+    uint32_t max_detections;        /**< per image */
+    uint32_t mask_side;             /**< probabilities per side of a mask */
+} fqvit_detector_description;
+
+/** One object. Divide lengths by 256 and scores by 2^24 to get pixels and probabilities; both are exact. */
+typedef struct fqvit_detection {
+    int64_t box[4];               /**< x1, y1, x2, y2 in 1/256 pixel of the image */
+    int64_t score;                /**< in 2^-24 */
+    int64_t label;                /**< class index from 0 */
+    int64_t category;             /**< COCO category of the class */
+    const int32_t* probabilities; /**< of the mask: [mask_side, mask_side] in 2^-15; live as long as the handle */
+} fqvit_detection;
+
+/** Load and verify the file of a detector. The parameters are those of fqvit_model_load(). */
+FQVIT_API fqvit_status fqvit_detector_load(const char* path, const fqvit_options* options, fqvit_detector** detector);
+
+/** The same for the bytes of a file, which are not needed any more after the call. */
+FQVIT_API fqvit_status fqvit_detector_load_memory(const void* data, size_t size, const fqvit_options* options,
+                                                  fqvit_detector** detector);
+
+/** Free a detector. NULL and a handle that was freed already are ignored. Detections stay valid. */
+FQVIT_API void fqvit_detector_free(fqvit_detector* detector);
+
+/** Describe a detector. size: sizeof(fqvit_detector_description). */
+FQVIT_API fqvit_status fqvit_detector_describe(const fqvit_detector* detector, fqvit_detector_description* description,
+                                               size_t size);
+
+/** Return the name of class i in UTF-8, or NULL if the file has none. */
+FQVIT_API const char* fqvit_detector_class_name(const fqvit_detector* detector, uint32_t i);
+
+/**
+ * Detect objects, best first. The image may have any size; boxes and masks have its coordinates.
+ * @param found freed with fqvit_detections_free()
+ */
+FQVIT_API fqvit_status fqvit_detector_detect(fqvit_detector* detector, const fqvit_image* image,
+                                             fqvit_detections** found);
+
+/** Return the number of objects; 0 for a handle that does not exist. */
+FQVIT_API size_t fqvit_detections_count(const fqvit_detections* found);
+
+/** Return the i-th object. size: sizeof(fqvit_detection). */
+FQVIT_API fqvit_status fqvit_detections_get(const fqvit_detections* found, size_t i, fqvit_detection* detection,
+                                            size_t size);
+
+/**
+ * Compute the mask of the i-th object: 1 for its pixels, else 0.
+ * @param mask height * width bytes of the image
+ * @param size the size of `mask` in bytes
+ */
+FQVIT_API fqvit_status fqvit_detections_mask(const fqvit_detections* found, size_t i, uint8_t* mask, size_t size);
+
+/** Free detections. NULL and a handle that was freed already are ignored. */
+FQVIT_API void fqvit_detections_free(fqvit_detections* found);
 
 #ifdef __cplusplus
 }

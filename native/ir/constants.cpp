@@ -29,11 +29,24 @@ const Constants::Entry* Constants::find(std::string_view name) const {
 Constant Constants::read(std::string_view name) const {
     const Entry& entry = *find(name);
     if (entry.owned != nullptr) return *entry.owned;
+    if (source_ == nullptr) throw BadFile("constant '" + std::string(name) + "' was not kept in memory");
     Constant out{entry.dtype, entry.shape, std::vector<std::uint8_t>(entry.bytes())};
     source_->read(entry.offset, out.bytes.size(), out.bytes.data());
     const auto size = static_cast<std::ptrdiff_t>(size_of(entry.dtype));
     if (std::endian::native == std::endian::big && size > 1) {
         for (auto at = out.bytes.begin(); at != out.bytes.end(); at += size) std::reverse(at, at + size);
+    }
+    return out;
+}
+
+Constants Constants::detached(const std::set<std::string>& dropped) const {
+    Constants out;
+    for (const auto& [name, entry] : entries_) {
+        if (dropped.contains(name)) {
+            out.add(name, entry.dtype, entry.shape, 0);
+        } else {
+            out.set(name, read(name));
+        }
     }
     return out;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,10 @@ public:
     // Adds or replaces an array in memory.
     void set(std::string name, Constant constant);
     void remove(const std::string& name) { entries_.erase(name); }
+
+    // Returns a copy that does not need the source: it holds all arrays in memory except `dropped`, of which only the
+    // type and shape remain. Reading one of those throws BadFile.
+    Constants detached(const std::set<std::string>& dropped) const;
 
     bool contains(std::string_view name) const { return entries_.contains(name); }
     const Entry* find(std::string_view name) const;  // null if there is none

@@ -99,7 +99,8 @@ FQVIT_ALWAYS_INLINE void align_boxes(const RoiAlign& a, std::int64_t begin, std:
         const std::int64_t* box = a.boxes + 4 * n;
         find_weights(box[1], box[3], a.cell, a.side, a.height, scratch.numerators, scratch.rows);
         find_weights(box[0], box[2], a.cell, a.side, a.width, scratch.numerators, scratch.columns);
-        align_box(a, scratch, a.y + n * a.side * a.side * a.channels);
+        const std::int64_t place = a.places == nullptr ? n : a.places[n];
+        align_box(a, scratch, a.y + place * a.side * a.side * a.channels);
     }
 }
 

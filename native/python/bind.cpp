@@ -1,6 +1,4 @@
 // The Python module fqvit._native. Bindings only; src/fqvit/_native.pyi documents them.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -13,34 +11,33 @@
 #include "core/model.h"
 #include "core/roialign.h"
 #include "image/preprocess.h"
-#include "python/gate.h"
+#include "python/bind.h"
 
-namespace nb = nanobind;
+fqvit::Gate* gate = new fqvit::Gate;  // never deleted: threads may sleep in it until the process exits
+
+nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t*& data) {
+    std::vector<std::size_t> shape;
+    std::size_t bytes = static_cast<std::size_t>(value.bytes());
+    if (first >= 0) {
+        if (first > std::numeric_limits<std::int64_t>::max() / 2 / value.bytes()) throw std::bad_alloc();
+        shape.push_back(static_cast<std::size_t>(first)), bytes *= static_cast<std::size_t>(first);
+    }
+    for (const std::int64_t size : value.shape) shape.push_back(static_cast<std::size_t>(size));
+    auto* memory = new std::uint8_t[bytes + 1];
+    const nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
+    data = memory;
+    const auto type = value.dtype == fqvit::DType::u8    ? nb::dtype<std::uint8_t>()
+                      : value.dtype == fqvit::DType::u16 ? nb::dtype<std::uint16_t>()
+                      : value.dtype == fqvit::DType::i32 ? nb::dtype<std::int32_t>()
+                                                         : nb::dtype<std::int64_t>();
+    return nb::cast(nb::ndarray<nb::numpy>(memory, shape.size(), shape.data(), owner, nullptr, type));
+}
 
 namespace {
 
 using FeatureMap = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Boxes = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
-using Pixels = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-
-fqvit::Gate* gate = new fqvit::Gate;  // never deleted: threads may sleep in it until the process exits
-
-// Releases the GIL like nb::gil_scoped_release, and counts the call in the gate.
-class WithoutGil {
-public:
-    WithoutGil() : state_(PyEval_SaveThread()) { gate->enter(); }
-    ~WithoutGil() {
-        gate->leave();
-        PyEval_RestoreThread(state_);
-        gate->returned();
-    }
-    WithoutGil(const WithoutGil&) = delete;
-    WithoutGil& operator=(const WithoutGil&) = delete;
-
-private:
-    PyThreadState* state_;
-};
 
 void before_fork() {
     const nb::gil_scoped_release release;
@@ -66,24 +63,6 @@ nb::dict features() {
     out["neon_dotprod"] = found.neon_dotprod;
     out["neon_i8mm"] = found.neon_i8mm;
     return out;
-}
-
-// Makes a numpy array for a value. first: size of an additional leading axis; negative for none.
-nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t*& data) {
-    std::vector<std::size_t> shape;
-    std::size_t bytes = static_cast<std::size_t>(value.bytes());
-    if (first >= 0) {
-        if (first > std::numeric_limits<std::int64_t>::max() / 2 / value.bytes()) throw std::bad_alloc();
-        shape.push_back(static_cast<std::size_t>(first)), bytes *= static_cast<std::size_t>(first);
-    }
-    for (const std::int64_t size : value.shape) shape.push_back(static_cast<std::size_t>(size));
-    auto* memory = new std::uint8_t[bytes + 1];
-    const nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
-    data = memory;
-    const auto type = value.dtype == fqvit::DType::u8    ? nb::dtype<std::uint8_t>()
-                      : value.dtype == fqvit::DType::u16 ? nb::dtype<std::uint16_t>()
-                                                         : nb::dtype<std::int32_t>();
-    return nb::cast(nb::ndarray<nb::numpy>(memory, shape.size(), shape.data(), owner, nullptr, type));
 }
 
 std::unique_ptr<fqvit::Model> load(std::shared_ptr<fqvit::Source> source, int threads, const std::string& isa,
@@ -258,4 +237,5 @@ NB_MODULE(_native, m) {
           nb::arg("most_run_bytes"), "Load and verify a .fqvit file.");
     m.def("load_memory", &load_memory, nb::arg("data"), nb::arg("threads"), nb::arg("instruction_set"), nb::arg("keep"),
           nb::arg("most_run_bytes"), "Load and verify the bytes of a .fqvit file.");
+    bind_detector(m);
 }

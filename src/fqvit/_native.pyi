@@ -1,4 +1,4 @@
-"""The compiled engine, built from native/python/bind.cpp."""
+"""The compiled engine, built from native/python/."""
 
 from typing import Any
 
@@ -70,3 +70,43 @@ def load_file(path: bytes, threads: int, instruction_set: str, keep: bool, most_
 
 def load_memory(data: bytes, threads: int, instruction_set: str, keep: bool, most_run_bytes: int) -> Model:
     """Load and verify the bytes of a .fqvit file. Raises BadProgram."""
+
+Detections = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
+"""Boxes [n, 4], scores [n], labels [n] and mask probabilities [n, side, side]; units: native/detect/detector.h."""
+
+class Detector:
+    """A loaded .fqvit file with a detector: native/detect/detector.h."""
+
+    def detect(self, pixels: NDArray[np.uint8]) -> Detections:
+        """Detect objects in a decoded, upright image [h, w, 3]. Raises BadProgram if it is too large."""
+    def detect_resized(self, pixels: NDArray[np.uint8], height: int, width: int) -> Detections:
+        """Detect objects in a resized image. height, width: of the original image, to which boxes are scaled"""
+    @property
+    def header(self) -> bytes:
+        """The JSON of the detector, as it is stored."""
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def classes(self) -> int:
+        """Number of classes, without the background."""
+    @property
+    def threshold(self) -> int:
+        """Smallest interpolated probability of a mask pixel, in 2^-30."""
+    @property
+    def instruction_set(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def kept_sizes(self) -> int:
+        """Number of image sizes whose programs are in memory."""
+
+def load_detector_file(path: bytes, threads: int, instruction_set: str) -> Detector:
+    """Load and verify a .fqvit file with a detector. Raises BadProgram with one line that ends with a remedy."""
+
+def load_detector_memory(data: bytes, threads: int, instruction_set: str) -> Detector:
+    """Load and verify the bytes of a .fqvit file with a detector. Raises BadProgram."""
+
+def paste_mask(
+    probabilities: NDArray[np.int32], box: NDArray[np.int64], height: int, width: int, threshold: int
+) -> NDArray[np.uint8]:
+    """Paste mask probabilities [side, side] of a box [4] into an image; returns [height, width], 1 for pixels of the mask."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.detect.images import prepare
+from fqvit.detect.images import Input, prepare
+from fqvit.detect.program import DetectorProgram
+from fqvit.detect.results import coco_results, named
 from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import assert_same
 from tests.factories import one_thread as one_thread
@@ -47,17 +48,19 @@ def test_quantize_writes_a_detector_and_describes_it(tmp_path: Path) -> None:
     assert said.code == 0 and "fast 6/8/8" in said.out and "1 (train)" in said.out and "float32:" in said.out
 
 
-def test_commands_resize_by_the_rule_of_the_file_and_float_detectors_as_opencv() -> None:
-    rules = {path.stem: load_program(path, threads=1).resize for path in sorted(GOLDEN.glob("*_v1.fqvit"))}
-    assert rules == {"cascade_v1": "rounded", "mask_rcnn_v1": "rounded", "opencv_v1": "opencv"}
-    assert load_float(Path("shapes.safetensors"), None, None).resize == "opencv"
-    image, seen = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)), []
-    for path in (GOLDEN / "mask_rcnn_v1.fqvit", GOLDEN / "opencv_v1.fqvit"):
-        detector = load_program(path, threads=1)
-        spied = replace(detector, detect=lambda given, run=detector.detect: seen.append(given.pixels) or run(given))
-        spied.results(image, 1, "image")
-        assert_same(seen[-1], prepare(image, detector.settings, detector.resize).pixels, "seen and expected")
-    assert (seen[0] != seen[1]).any()
+def test_commands_resize_by_the_rule_of_the_file_and_float_detectors_as_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8))
+    for path in sorted(GOLDEN.glob("*_v1.fqvit")):
+        program = DetectorProgram.load(path)
+        assert program.resize == ("opencv" if path.stem == "opencv_v1" else "rounded")
+        expected = coco_results(program.ready(1, "reference").detect(program.prepare(image)), 1, program.settings)
+        for backend in ("native", "reference"):
+            assert load_program(path, backend, 1).results(image, 1, "image") == named(expected, "image", program.settings)
+    seen: list[Input] = []
+    monkeypatch.setattr("fqvit.detect.float.pipeline.detect", lambda networks, given, s: seen.append(given))
+    loaded = load_float(Path("shapes.safetensors"), None, None)
+    loaded.detect(image)
+    assert_same(seen[0].pixels, prepare(image, loaded.settings, "opencv").pixels, "seen and expected")
 
 
 def test_quantize_accepts_settings_files(tmp_path: Path) -> None:

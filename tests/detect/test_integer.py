@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fqvit.detect.fixed.constants import DetectorConstants, make_constants
-from fqvit.detect.fixed.detector import KEPT_SIZES, Backend, IntegerDetector, IntegerFound
+from fqvit.detect.fixed.constants import make_constants
+from fqvit.detect.fixed.detector import Backend, IntegerDetector
+from fqvit.detect.fixed.found import IntegerFound
 from fqvit.detect.fixed.proposals import propose
+from fqvit.detect.fixed.reference import KEPT_SIZES, ReferenceDetector
 from fqvit.detect.float.boxes import pairwise_iou
 from fqvit.detect.float.pipeline import Maps, detect
 from fqvit.detect.float.roialign import Floats32
 from fqvit.detect.images import Input, Pixels, pad_pixels, prepare
+from fqvit.detect.program import DetectorProgram
 from fqvit.detect.resize import resized
 from fqvit.detect.results import coco_results
 from fqvit.errors import FqvitError
@@ -35,27 +40,25 @@ every_detector = pytest.mark.parametrize("name", CONFIGS)
 
 
 @cache
-def constants_of(name: str) -> DetectorConstants:
-    low = lowered(name, "fqvit")
-    heads = ([program.header for program in part] for part in (low.boxes, low.masks))
-    return make_constants(SETTINGS, low.template.header, *heads)
+def program_of(name: str) -> DetectorProgram:
+    return DetectorProgram.of(detector_of(name), lowered(name, "fqvit"))
 
 
 def integer(name: str, backend: Backend = "native", threads: int = 1) -> IntegerDetector:
-    low = lowered(name, "fqvit")
-    return IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, constants_of(name), threads, backend)
+    return program_of(name).ready(threads, backend)
 
 
 def test_results_do_not_depend_on_the_number_of_boxes_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     image = prepare(sample_images()[1], SETTINGS)
     whole = integer("cascade").detect(image)
-    monkeypatch.setattr("fqvit.detect.fixed.detector.BOXES_AT_ONCE", 7)
+    monkeypatch.setattr("fqvit.detect.fixed.reference.BOXES_AT_ONCE", 7)
     assert len(whole.boxes) > 7
-    assert_equal(integer("cascade").detect(image), whole)
+    assert_equal(integer("cascade", "reference").detect(image), whole)
 
 
-def test_threads_can_share_a_detector() -> None:
-    detector = integer("mask r-cnn")
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_threads_can_share_a_detector(backend: Backend) -> None:
+    detector = integer("mask r-cnn", backend)
     images = [prepare(sample_images()[0].resize(size), SETTINGS) for size in ((96, 40), (96, 64), (96, 130), (96, 170))]
     expected = [detector.detect(image) for image in images]
 
@@ -66,16 +69,16 @@ def test_threads_can_share_a_detector() -> None:
         for start, found in enumerate(pool.map(some, range(4))):
             for i, one in enumerate(found):
                 assert_equal(one, expected[(start + i) % 4])
-    assert len(detector._pyramids) <= KEPT_SIZES
+    assert detector.kept_sizes == KEPT_SIZES
 
 
-def test_a_pyramid_that_is_valid_at_one_size_only_is_rejected_at_others() -> None:
-    low = lowered("mask r-cnn", "fqvit")
-    small = resized(low.template, 32, 32)  # at this size, the last two levels have one cell each
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_pyramid_that_is_valid_at_one_size_only_is_rejected_at_others(backend: Backend) -> None:
+    small = resized(lowered("mask r-cnn", "fqvit").template, 32, 32)  # here the last two levels have one cell each
     ops = (msgspec.structs.replace(op, x="rpn_head.relu@3") if op.y == "rpn_head.objectness@4" else op for op in small.ops)
     bad = Program(msgspec.structs.replace(small.header, ops=tuple(ops)), small.constants)
-    detector = IntegerDetector(bad, low.boxes, low.masks, SETTINGS, constants_of("mask r-cnn"), 1)
-    with pytest.raises(FqvitError, match="objectness@4.* at stride 64"):
+    detector = replace(program_of("mask r-cnn"), pyramid=bad).ready(1, backend)
+    with pytest.raises(FqvitError, match="objectness@4.* at stride 64.* The file is damaged"):
         detector.detect(prepare(sample_images()[1], SETTINGS))
 
 
@@ -86,16 +89,17 @@ def test_thousands_of_proposals_and_no_proposals_work() -> None:
         SETTINGS, short=160, proposals_a_level=9000, proposals=9000, proposal_iou=1.0, score=0.0, detections=300
     )
     constants = make_constants(many, low.template.header, *heads)
-    detector = IntegerDetector(low.template, low.boxes, low.masks, many, constants, 1)
+    program = replace(program_of("mask r-cnn"), settings=many, between=constants)
     image = prepare(sample_images()[0].resize((160, 160)), many)
-    maps = detector.maps(image.pixels)
+    slow = ReferenceDetector(program)
+    maps = slow.maps(image.pixels)
     count = len(propose(maps.objectness, maps.deltas, image.size, constants))
     assert count > 3000
-    found = detector.detect(image)
+    found = program.ready(1).detect(image)
     assert len(found.boxes) == 300 and (found.boxes >= 0).all() and (np.diff(found.scores) <= 0).all()
 
-    nothing = detector.classify(maps.levels, np.zeros((0, 4), np.int64), image.size)
-    assert len(nothing.boxes) == 0 and detector.mask_probabilities(maps.levels, nothing).shape[0] == 0
+    nothing = slow.classify(maps.levels, np.zeros((0, 4), np.int64), image.size)
+    assert len(nothing.boxes) == 0 and slow.mask_probabilities(maps.levels, nothing).shape[0] == 0
 
 
 def correlation(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
@@ -104,7 +108,7 @@ def correlation(a: NDArray[np.float64], b: NDArray[np.float32]) -> float:
 
 @every_detector
 def test_maps_correlate_with_float_maps(name: str) -> None:
-    ours, exact = integer(name), FloatNetworks(detector_of(name))
+    ours, exact = ReferenceDetector(program_of(name)), FloatNetworks(detector_of(name))
     image = prepare(sample_images()[1], SETTINGS)
     found, wanted = ours.maps(image.pixels), exact.maps(image.pixels)
     for a, b in zip(found, wanted, strict=True):
@@ -197,16 +201,17 @@ def test_too_large_images_are_rejected() -> None:
         integer("mask r-cnn").detect(Input(np.zeros((1, 8193, 3), np.uint8), 1, 8193))
 
 
-def test_parts_that_do_not_fit_together_are_rejected() -> None:
-    low, constants = lowered("mask r-cnn", "fqvit"), constants_of("mask r-cnn")
-    other = lowered("cascade", "fqvit")
-    for pyramid, boxes, masks, said in (
-        (low.template, [low.template], low.masks, "takes pixels"),
-        (low.template, other.boxes, other.masks, "3 box heads, expected 1, one per stage"),
-        (low.template, low.masks, low.masks, "gives .*expected"),
-        (low.boxes[0], low.boxes, low.masks, "no output of kind map"),
-    ):
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_parts_that_do_not_fit_together_are_rejected(backend: Backend) -> None:
+    whole, low, other = program_of("mask r-cnn"), lowered("mask r-cnn", "fqvit"), lowered("cascade", "fqvit")
+    parts: list[tuple[dict[str, Any], str]] = [
+        ({"boxes": (low.template,)}, "takes pixels"),
+        ({"boxes": other.boxes, "masks": other.masks}, "3 box heads, expected 1, one per stage"),
+        ({"boxes": low.masks}, "gives .*expected"),
+        ({"pyramid": low.boxes[0]}, "no output of kind map"),
+    ]
+    for change, said in parts:
         with pytest.raises(FqvitError, match=said):
-            IntegerDetector(pyramid, boxes, masks, SETTINGS, constants)
+            replace(whole, **change).ready(1, backend)
     with pytest.raises(FqvitError, match="expected native or reference"):
-        IntegerDetector(low.template, low.boxes, low.masks, SETTINGS, constants, backend="onnx")  # type: ignore[arg-type]
+        whole.ready(backend="onnx")  # type: ignore[arg-type]

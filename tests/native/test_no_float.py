@@ -16,6 +16,7 @@ SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
 # Files that are not scalar code without floats, with the reason.
 OTHERS = {
     "core/engine.cpp": "profile() measures seconds as a double",
+    "detect/opencv_weights.cpp": "computes the weights of resizing in float, as OpenCV does",
     "image/weights.cpp": "computes the weights of image filters in double, as Pillow does",
     "ir/fields.cpp": "reads numbers of the JSON as doubles",
     "ir/json.cpp": "parses numbers of the JSON",

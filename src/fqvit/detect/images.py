@@ -109,14 +109,19 @@ def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
 RESIZERS: dict[ResizeRule, Callable[[Pixels, int, int], Pixels]] = {"rounded": resize, "opencv": opencv.resize}
 
 
+def upright_pixels(image: Image.Image) -> Pixels:
+    """Return the pixels u8 [h, w, 3] of an image, turned upright."""
+    if 0 in image.size:
+        raise FqvitError(f"image of {image.width} x {image.height}: it has no pixels. Remove it.")
+    return np.asarray(to_eight_bit(upright(image), "RGB"), dtype=np.uint8)
+
+
 def prepare(image: Image.Image, s: DetectSettings, rule: ResizeRule = "rounded") -> Input:
     """Prepare an image for a detector with these settings; the given image is not modified.
 
     rule: that of the detector. DetectorProgram.prepare passes the one in its file.
     """
-    if 0 in image.size:
-        raise FqvitError(f"image of {image.width} x {image.height}: it has no pixels. Remove it.")
-    pixels = np.asarray(to_eight_bit(upright(image), "RGB"), dtype=np.uint8)
+    pixels = upright_pixels(image)
     height, width = pixels.shape[:2]
     return Input(RESIZERS[rule](pixels, *resized_size(height, width, s.short, s.long)), height, width)
 

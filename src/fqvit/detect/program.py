@@ -153,7 +153,7 @@ class DetectorProgram:
         """Prepare the detector to run. threads: None uses every core   backend: both give the same bits; reference is slow"""
         from fqvit.detect.fixed.detector import IntegerDetector
 
-        return IntegerDetector(self.pyramid, self.boxes, self.masks, self.settings, self.between, threads, backend)
+        return IntegerDetector(self, threads, backend)
 
     def save(self, path: str | Path) -> None:
         """Write atomically; raises FqvitError if the detector does not verify."""

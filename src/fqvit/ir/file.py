@@ -109,13 +109,18 @@ def kind_of(path: Path) -> Kind:
         return PROGRAM
 
 
+def check_exists(path: Path, kind: Kind) -> None:
+    """Raise FqvitError if there is no regular file at this path."""
+    if not path.is_file():
+        raise FqvitError(f"{path}: no such file. Check the path, or make one with `{MADE_BY[kind]} -o {path.name}`.")
+
+
 def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
     """Return the metadata of a file after checking its kind and that all constants are integers.
 
     safetensors validates the container when it opens the file.
     """
-    if not path.is_file():
-        raise FqvitError(f"{path}: no such file. Check the path, or make one with `{MADE_BY[kind]} -o {path.name}`.")
+    check_exists(path, kind)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}

@@ -51,7 +51,7 @@ class Engine:
         """
         if threads is not None and threads < 1:
             raise FqvitError(f"threads: {threads}, expected 1 or more.")
-        options = threads or cores(), _instruction_set(isa), keep, 8 * most_bytes if keep else most_bytes
+        options = threads or cores(), instruction_set(isa), keep, 8 * most_bytes if keep else most_bytes
         try:
             if isinstance(program, Program):
                 self._model = _native.load_memory(_encoded(program), *options)
@@ -134,7 +134,7 @@ def instruction_sets() -> list[str]:
     return _native.instruction_sets()
 
 
-def _instruction_set(isa: str | None) -> str:
+def instruction_set(isa: str | None) -> str:
     """Return the requested instruction set after checking it; "" stands for the best."""
     where, name = ("isa", isa) if isa else (ISA, os.environ.get(ISA, ""))
     if name and name not in instruction_sets():

@@ -130,7 +130,7 @@ def test_unwritable_folders_are_rejected_before_any_work(tmp_path: Path, monkeyp
     draw = ("detect", "draw", "shapes.fqvit", "val", "-o")
     report = ("report", tmp_path / "a.fqvit", "--limit", 4, "-o", tmp_path / "a.html", "--pictures")
     monkeypatch.setattr("fqvit.report.gather.gather", work)
-    monkeypatch.setattr("fqvit.detect.fixed.detector.IntegerDetector.detect", work)
+    monkeypatch.setattr("fqvit.detect.fixed.detector.IntegerDetector.detect_image", work)
     monkeypatch.setattr("fqvit.study.cells.Bench._evaluate", work)
     for words in (draw, report):
         assert_rejected(fqvit(*words, PROGRAM / "below"), f"{PROGRAM} is a file, expected a folder")

@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fqvit.detect.fixed import compatibility
-from fqvit.detect.fixed import detector as integer
+from fqvit.detect.fixed import compatibility, reference
 from fqvit.detect.images import prepare
 from fqvit.detect.model.load import load_detector
 from fqvit.detect.program import DetectorProgram
@@ -202,8 +201,8 @@ def test_a_head_with_large_outputs_runs_in_small_batches(tmp_path: Path, monkeyp
     detector = DetectorProgram.load(path)
     image = prepare(Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 32, 3)).astype(np.uint8)), detector.settings)
     expected = detector.ready(1).detect(image)
-    monkeypatch.setattr(integer, "BYTES_AT_ONCE", 1)
-    found = detector.ready(1).detect(image)
+    monkeypatch.setattr(reference, "BYTES_AT_ONCE", 1)
+    found = detector.ready(1, "reference").detect(image)
     assert len(found.boxes) > 1
     for name in ("boxes", "scores", "labels", "probabilities"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))

@@ -14,7 +14,7 @@ from fqvit.cli.output import Unreadable
 from fqvit.data.images import UnreadableImage
 from fqvit.detect.detections import ImageDetections
 from fqvit.detect.image_files import read_rgb
-from fqvit.detect.images import FLOAT_RULE, Input, ResizeRule, prepare
+from fqvit.detect.images import FLOAT_RULE, prepare
 from fqvit.detect.results import NamedResult, coco_results, image_ids, named
 from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.errors import FqvitError
@@ -28,20 +28,19 @@ if TYPE_CHECKING:
 class LoadedDetector:
     """A detector that can run.
 
-    source: its path   backend: native, reference or float   resize: how images are interpolated   classes: number of classes
+    source: its path   backend: native, reference or float   classes: number of classes
     """
 
     source: str
     model: str
     backend: str
     settings: DetectSettings
-    resize: ResizeRule
     classes: int
-    detect: Callable[[Input], ImageDetections]
+    detect: Callable[[Image.Image], ImageDetections]
 
     def results(self, image: Image.Image, image_id: int, file_name: str, least: float = 0.0) -> list[NamedResult]:
         """Detect objects in an image, and return those with a score of at least `least`."""
-        found = coco_results(self.detect(prepare(image, self.settings, self.resize)), image_id, self.settings)
+        found = coco_results(self.detect(image), image_id, self.settings)
         return named([result for result in found if result["score"] >= least], file_name, self.settings)
 
 
@@ -78,12 +77,12 @@ def check_score(score: float | None) -> float:
 
 def load_program(path: Path, backend: Backend | None = None, threads: int | None = None) -> LoadedDetector:
     """Load a quantized detector from a .fqvit file."""
-    from fqvit.detect.program import DetectorProgram
+    from fqvit.detect.fixed.detector import IntegerDetector
 
     check_threads(threads)
-    loaded = DetectorProgram.load(path)
-    ready = loaded.ready(threads, backend or "native")
-    return LoadedDetector(str(path), loaded.model, ready.backend, loaded.settings, loaded.resize, loaded.classes, ready.detect)
+    ready = IntegerDetector(path, threads, backend or "native")
+    header = ready.header
+    return LoadedDetector(str(path), header.model, ready.backend, header.settings, ready.classes, ready.detect_image)
 
 
 def load_float(weights: Path, settings: Path | None, threads: int | None) -> LoadedDetector:
@@ -104,10 +103,10 @@ def load_float(weights: Path, settings: Path | None, threads: int | None) -> Loa
     loaded = load_detector(weights, changes)
     networks = FloatNetworks(loaded)
 
-    def run(image: Input) -> ImageDetections:
-        return detect(networks, image, loaded.settings)
+    def run(image: Image.Image) -> ImageDetections:
+        return detect(networks, prepare(image, loaded.settings, FLOAT_RULE), loaded.settings)
 
-    return LoadedDetector(str(weights), loaded.name, "float", loaded.settings, FLOAT_RULE, loaded.module.config.classes, run)
+    return LoadedDetector(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)
 
 
 def check_threads(threads: int | None) -> None:

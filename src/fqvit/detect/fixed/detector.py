@@ -1,203 +1,137 @@
 """Run a detector with integers only, from pixels to boxes, scores, labels and masks.
 
-The networks are integer programs; the other modules of fixed/ are the arithmetic between them. The flow is that of
-float/pipeline.py. A float appears only when a caller reads `IntegerFound.detections`. Needs no torch.
+The compiled detector (native/detect) reads and verifies the file itself and runs everything; the reference (reference.py)
+defines its bits. A float appears only when a caller reads `IntegerFound.detections`. Needs no torch.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from fqvit.detect.cache import SizeCache
-from fqvit.detect.detections import Detections
-from fqvit.detect.fixed.boxes import rescaled, scaled
-from fqvit.detect.fixed.compatibility import check_compatibility, check_grids
-from fqvit.detect.fixed.constants import BOX_FRACTION, MAX_SIDE, SCORE_FRACTION, DetectorConstants, Ratio, outputs, roi_input
-from fqvit.detect.fixed.exp import Integers, sigmoid
-from fqvit.detect.fixed.head_runner import HeadRunner
-from fqvit.detect.fixed.masks import paste
-from fqvit.detect.fixed.proposals import Codes, IntegerDetections, propose, refine, select_detections
-from fqvit.detect.fixed.roialign import AlignParams, Bytes, multiscale_roi_align, native_roi_align, roi_align
-from fqvit.detect.images import Input, Pixels, pad_with
-from fqvit.detect.resize import resized
-from fqvit.detect.settings import DetectSettings
+from fqvit import _native
+from fqvit.detect.fixed.exp import Integers
+from fqvit.detect.fixed.found import IntegerFound
+from fqvit.detect.fixed.reference import ReferenceDetector
+from fqvit.detect.images import Input, Pixels, prepare, upright_pixels
 from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
-from fqvit.ir.fixed import round_divide
-from fqvit.ir.program import Program
-from fqvit.runtime.native import ISA, Engine
-from fqvit.runtime.reference import Reference
+from fqvit.ir.file import DETECTOR, check_exists, container
+from fqvit.runtime.native import instruction_set
 
-KEPT_SIZES = 2  # each pyramid has its own packed weights and arena: about 100 MB at a photograph's size
-# Boxes whose RoI features and head outputs are in memory at once: about 50 kB of features and 250 kB of masks each.
-BOXES_AT_ONCE = 256
-BYTES_AT_ONCE = 256 << 20  # limit of head outputs: if a head of an untrusted file has large ones, fewer boxes run at once
-MOST_BYTES = 8 << 30  # limit of the pyramid's buffers, which take 58 MB at 800 x 1344 and 3.6 GB at 8192 x 8192
+if TYPE_CHECKING:
+    from fqvit.detect.program import DetectorHeader, DetectorProgram
+
 Backend = Literal["native", "reference"]
 
 
-class CodeMaps(NamedTuple):
-    """The pyramid's outputs for one image.
-
-    levels: u8 [h, w, C] of P2..P5   objectness: i32 [h, w, A], deltas: i32 [h, w, 4 A], both of P2..P6
-    """
-
-    levels: list[Bytes]
-    objectness: list[Codes]
-    deltas: list[Codes]
-
-
-@dataclass(frozen=True)
-class IntegerFound:
-    """The detections of one image as integers, best first.
-
-    boxes: i64 [n, 4] in 1/256 pixel of the original image   scores: i64 [n] in 2^-24   labels: i64 [n], class indices from 0
-    probabilities: i32 [n, side, side] in 2^-15, one mask per box   threshold: smallest probability of a mask pixel, in 2^-30
-    """
-
-    boxes: Integers
-    scores: Integers
-    labels: Integers
-    probabilities: NDArray[np.int32]
-    height: int
-    width: int
-    threshold: int
-
-    @property
-    def detections(self) -> Detections:
-        """The same values as floats; exact, because the units are powers of two."""
-        return Detections(self.boxes / 2**BOX_FRACTION, self.scores / 2**SCORE_FRACTION, self.labels)
-
-    def masks(self) -> Iterator[NDArray[np.bool_]]:
-        """Yield the mask [height, width] of each detection; all masks of a large image at once may not fit into memory."""
-        for one, box in zip(self.probabilities, self.boxes, strict=True):
-            yield paste(one, box, self.height, self.width, self.threshold)
-
-
-class Runner(Protocol):
-    def run_all(self, images: NDArray[np.uint8], /) -> tuple[np.ndarray[Any, Any], ...]: ...
-
-
-@dataclass(frozen=True)
-class _Head:
-    """One head. side: of its RoI features   align_params: RoIAlign parameters, one per map   at_once: most boxes per call"""
-
-    runner: Runner
-    side: int
-    align_params: Sequence[AlignParams]
-    at_once: int
-
-    def run(self, rois: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
-        """Run RoI features u8 [n, side, side, C]; return every output, i32 [n, ...]."""
-        return self.runner.run_all(rois)
-
-
 class IntegerDetector:
-    """A detector ready to run. Several threads may share it.
+    """A detector, from a file or from memory, that is ready to run. Several threads may share it.
 
-    pyramid: program of the pyramid at one image size, from which those for other sizes are derived (resize.py)
-    boxes, masks: programs of the heads, one per stage   between: constants of the arithmetic between the networks
-    threads: None uses every core   backend: results are bit-identical; reference is slow
+    threads: None uses every core; for the native backend only   backend: results are bit-identical; reference is slow
     """
 
-    def __init__(
-        self,
-        pyramid: Program,
-        boxes: Sequence[Program],
-        masks: Sequence[Program],
-        settings: DetectSettings,
-        between: DetectorConstants,
-        threads: int | None = None,
-        backend: Backend = "native",
-    ) -> None:
+    def __init__(self, program: DetectorProgram | str | Path, threads: int | None = None, backend: Backend = "native") -> None:
+        """Load a detector. Raises FqvitError if it does not verify. A file is read once and may be replaced afterwards."""
         if backend not in ("native", "reference"):
             raise FqvitError(f"backend: {backend!r}, expected native or reference.")
-        between.check()
-        check_compatibility(between, pyramid, boxes, masks)
-        self.template, self.settings, self.between = pyramid, settings, between
-        self.threads, self.backend = threads, backend
-        self._boxes = [self._head(*each) for each in zip(boxes, between.box_squares, strict=True)]
-        self._masks = [self._head(*each) for each in zip(masks, between.mask_squares, strict=True)]
-        isa = os.environ.get(ISA, "")
-        self._align = native_roi_align(threads or cores(), isa) if backend == "native" else roi_align
-        self._pyramids: SizeCache[Runner] = SizeCache(KEPT_SIZES)
+        self.backend = backend
+        self._runner: _NativeDetector | ReferenceDetector
+        if backend == "native":
+            self._runner = _NativeDetector(program, threads)
+            self._header = None if isinstance(program, str | Path) else program.header
+        else:
+            loaded = _loaded(program)
+            self._runner, self._header = ReferenceDetector(loaded), loaded.header
+
+    @cached_property
+    def header(self) -> DetectorHeader:
+        """The detector without its constants."""
+        from fqvit.detect.program import DetectorHeader
+
+        if self._header is not None:
+            return self._header
+        assert isinstance(self._runner, _NativeDetector)
+        return msgspec.json.decode(self._runner.model.header, type=DetectorHeader)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, without the background."""
+        return self._runner.classes
+
+    @property
+    def kept_sizes(self) -> int:
+        """Number of image sizes whose programs are in memory; the least recently used one is dropped first."""
+        return self._runner.kept_sizes
 
     def detect(self, image: Input) -> IntegerFound:
-        """Return all detections of one image, best first. Its sides must be at most 8192 pixels after resizing."""
-        if max(image.size) > MAX_SIDE:
-            raise FqvitError(f"image of {image.size[0]} x {image.size[1]}: expected sides of at most {MAX_SIDE}. Resize it.")
-        maps = self.maps(image.pixels)
-        proposals = propose(maps.objectness, maps.deltas, image.size, self.between)
-        chosen = self.classify(maps.levels, proposals, image.size)
-        probabilities = self.mask_probabilities(maps.levels, chosen)
-        boxes = rescaled(chosen.boxes, image.size, (image.height, image.width))
-        return IntegerFound(boxes, chosen.scores, chosen.labels, probabilities, image.height, image.width, self.between.mask)
+        """Return all detections of a prepared image, best first. Its sides must be at most 8192 pixels after resizing."""
+        return self._runner.detect(image)
 
-    def maps(self, pixels: Pixels) -> CodeMaps:
-        """Run the pyramid on pixels u8 [h, w, 3], resized but not padded."""
-        padded = pad_with(pixels, self.between.padding)
-        found = [x[0] for x in self._pyramids.get((padded.shape[0], padded.shape[1]), self._make_pyramid).run_all(padded[None])]
-        kinds = [output.kind for output in self.template.header.outputs]
-        return CodeMaps(
-            *([x for x, kind in zip(found, kinds, strict=True) if kind == one] for one in ("map", "scores", "deltas"))
-        )
-
-    def classify(self, levels: Sequence[Bytes], boxes: Integers, size: tuple[int, int]) -> IntegerDetections:
-        """Run the box heads on proposals i64 [n, 4]; return detections in coordinates of the network's input."""
-        if len(boxes) == 0:
-            return IntegerDetections(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        c = self.between
-        total = np.zeros((1, 1), np.int64)
-        for stage, head in enumerate(self._boxes):
-            parts = [head.run(self._roi_features(levels, some, head)) for some in _slices(boxes, head.at_once)]
-            logits, deltas = (np.concatenate(part) for part in zip(*parts, strict=True))
-            total = total + scaled(logits, c.classes[stage])
-            if stage < c.stages - 1:
-                boxes = refine(boxes, logits, deltas, stage, size, c)
-        return select_detections(boxes, total, deltas, size, c)
-
-    def mask_probabilities(self, levels: Sequence[Bytes], chosen: IntegerDetections) -> NDArray[np.int32]:
-        """Return mask probabilities of each detection's class, the mean over stages: i32 [n, side, side] in 2^-15."""
-        count, side = len(chosen.boxes), 2 * self._masks[0].side
-        total = np.zeros((count, side, side), np.int64)
-        for stage, head in enumerate(self._masks if count else ()):
-            parts = (_slices(x, head.at_once) for x in (chosen.boxes, chosen.labels, total))
-            for some, labels, sum_ in zip(*parts, strict=True):
-                (logits,) = head.run(self._roi_features(levels, some, head))
-                own = logits[np.arange(len(some)), :, :, labels]
-                sum_ += sigmoid(scaled(own, self.between.mask_logits[stage]))
-        return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
-
-    def _roi_features(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
-        return multiscale_roi_align(levels, boxes, head.side, self.between.areas, head.align_params, self._align)
-
-    def _head(self, program: Program, ratios: Sequence[Ratio]) -> _Head:
-        roi, maps = roi_input(program.header), outputs(self.template.header, "map")
-        last = 2**roi.bits - 1
-        align_params = [
-            AlignParams(stride, map_.zero, ratio, roi.zero, last)
-            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # trailing levels have no map
-        ]
-        runner = HeadRunner(program, self.threads, self.backend)
-        each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # bytes: outputs of heads are i32
-        return _Head(runner, roi.shape[0], align_params, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
-
-    def _make_pyramid(self, height: int, width: int) -> Runner:
-        made = resized(self.template, height, width)
-        # Levels that have equal grids at the template's size may differ at this one.
-        check_grids(made.header, made.verify().buffers, self.between.strides)
-        if self.backend == "native":
-            return Engine(made, self.threads, most_bytes=MOST_BYTES)
-        return Reference(made, most_bytes=MOST_BYTES)
+    def detect_image(self, image: Image.Image) -> IntegerFound:
+        """Return all detections of an image, best first. It is turned upright and resized as the detector's file says."""
+        if isinstance(self._runner, _NativeDetector):
+            return self._runner.detect_pixels(upright_pixels(image))
+        return self._runner.detect(prepare(image, self.header.settings, self.header.resize))
 
 
-def _slices(x: Integers, count: int) -> list[Integers]:
-    """Split into views of at most `count` rows."""
-    return [x[start : start + count] for start in range(0, len(x), count)]
+class _NativeDetector:
+    """The compiled detector."""
+
+    def __init__(self, program: DetectorProgram | str | Path, threads: int | None) -> None:
+        options = threads or cores(), instruction_set(None)
+        where = f"{program}: " if isinstance(program, str | Path) else ""
+        try:
+            if isinstance(program, str | Path):
+                check_exists(Path(program), DETECTOR)
+                self.model = _native.load_detector_file(os.fsencode(program), *options)
+            else:
+                self.model = _native.load_detector_memory(_encoded(program), *options)
+        except _native.BadProgram as error:
+            raise FqvitError(f"{where}{error}.") from None
+
+    @property
+    def classes(self) -> int:
+        return self.model.classes
+
+    @property
+    def kept_sizes(self) -> int:
+        return self.model.kept_sizes
+
+    def detect(self, image: Input) -> IntegerFound:
+        pixels, height, width = np.ascontiguousarray(image.pixels), image.height, image.width
+        try:
+            return self._found(self.model.detect_resized(pixels, height, width), height, width)
+        except _native.BadProgram as error:
+            raise FqvitError(f"{error}.") from None
+
+    def detect_pixels(self, pixels: Pixels) -> IntegerFound:
+        try:
+            return self._found(self.model.detect(np.ascontiguousarray(pixels)), pixels.shape[0], pixels.shape[1])
+        except _native.BadProgram as error:
+            raise FqvitError(f"{error}.") from None
+
+    def _found(self, found: _native.Detections, height: int, width: int) -> IntegerFound:
+        return IntegerFound(*found, height, width, self.model.threshold, _paste)
+
+
+def _paste(probabilities: NDArray[np.int32], box: Integers, height: int, width: int, threshold: int) -> NDArray[np.bool_]:
+    return _native.paste_mask(probabilities, box, height, width, threshold).view(np.bool_)
+
+
+def _loaded(program: DetectorProgram | str | Path) -> DetectorProgram:
+    from fqvit.detect.program import DetectorProgram
+
+    return DetectorProgram.load(program) if isinstance(program, str | Path) else program
+
+
+def _encoded(program: DetectorProgram) -> bytes:
+    """Return the detector as the bytes of a .fqvit file."""
+    return container(DETECTOR, program.encoded(), program.fingerprint(), program.constants())

@@ -1,0 +1,21 @@
+// Batches the program of a detector's head: one program that runs several RoIs in larger matrix products. Gives the
+// same ops and constants as src/fqvit/detect/batch.py.
+#pragma once
+
+#include <cstdint>
+
+#include "core/engine.h"
+#include "ir/header.h"
+
+namespace fqvit {
+
+// Returns the program for `count` RoIs, whose outputs are those of the RoIs one after the other. head: an engine of the
+// program, which has verified it. header: of the program; its outputs change their kinds. The caller verifies the
+// result.
+Program batched(const Program& program, const Engine& head, std::int64_t count, Header& header);
+
+// Returns the smallest batch with 64 rows per matrix product: weights are read once per tile of 4 to 12 rows, and few
+// tiles should be partial. Many RoIs for fully connected layers, one for convolutions.
+std::int64_t rois_per_batch(const Program& program, const Engine& head);
+
+}  // namespace fqvit

@@ -1,0 +1,29 @@
+// Powers of two in fixed point, from three integer tables; softmax and sigmoid of base-2 logits. The same as
+// src/fqvit/detect/fixed/exp.py, which has the error bounds.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "core/fixed.h"
+#include "detect/constants.h"
+
+namespace fqvit {
+
+constexpr int MANTISSA_FRACTION = 30;
+
+// 2^x = mantissa 2^exponent, with the mantissa in 2^-30.
+struct Power {
+    std::int64_t mantissa, exponent;
+};
+
+// x: in 2^-27
+Power power_of_two(std::int64_t x);
+
+// Scores in 2^-24 of one row of `count` base-2 logits in 2^-27, |logit| < 2^61. powers: scratch of the same length.
+void softmax(const std::int64_t* logits, std::int64_t count, std::int64_t* powers, std::int32_t* scores);
+
+// The sigmoid of a base-2 logit in 2^-27, in 2^-15. |logit| <= 2^62
+std::int64_t sigmoid(std::int64_t logit);
+
+}  // namespace fqvit

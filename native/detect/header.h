@@ -1,0 +1,128 @@
+// The JSON of a detector: settings, the integer constants of the arithmetic between the networks, and one header per
+// network. See src/fqvit/detect/program.py, settings.py and fixed/constants.py for the meaning.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "detect/constants.h"
+#include "detect/image.h"
+#include "ir/header.h"
+
+namespace fqvit {
+
+template <>
+struct Names<ResizeRule> {
+    static constexpr const char* names[] = {"rounded", "opencv"};
+};
+
+// Only short, long, classes and categories are used at run time; mean and std must be those of the networks.
+struct DetectSettings {
+    using Four = std::array<double, 4>;
+    std::int64_t short_side = 800, long_side = 1333;
+    std::array<double, 3> mean{0.485, 0.456, 0.406}, std{0.229, 0.224, 0.225};
+    double anchor_scale = 8;
+    std::vector<double> anchor_ratios{0.5, 1.0, 2.0};
+    std::vector<std::int64_t> strides{4, 8, 16, 32, 64};
+    double finest = 56;
+    std::int64_t proposals_a_level = 1000, proposals = 1000;
+    double proposal_iou = 0.7, score = 0.05, iou = 0.5;
+    std::int64_t detections = 100;
+    double mask = 0.5;
+    std::vector<Four> stds{{0.1, 0.1, 0.2, 0.2}, {0.05, 0.05, 0.1, 0.1}, {0.033, 0.033, 0.067, 0.067}};
+    std::vector<std::string> classes{};
+    std::vector<std::int64_t> categories{};
+};
+
+struct DetectorHeader {
+    std::int64_t version = 0;
+    std::string model{}, source{};
+    DetectSettings settings{};
+    DetectorConstants between{};
+    Header pyramid{};
+    std::vector<Header> boxes{}, masks{};  // one per stage
+    ResizeRule resize = ResizeRule::rounded;
+};
+
+template <>
+struct Description<Ratio> {
+    static constexpr bool IS_ARRAY = true;
+    static constexpr auto fields() {
+        return std::tuple{required("mult", &Ratio::mult, {.lo = 0, .hi = (std::int64_t{1} << 31) - 1}),
+                          required("shift", &Ratio::shift, {.lo = 1, .hi = 62})};
+    }
+};
+
+template <>
+struct Description<DetectorConstants> {
+    static constexpr auto fields() {
+        using F = DetectorConstants;
+        constexpr Bounds FEW{.shortest = 1, .longest = 16};
+        constexpr Bounds SHARE{.lo = 0, .hi = std::int64_t{1} << IOU_FRACTION};
+        constexpr Bounds PROPOSALS{.lo = 1, .hi = 10'000};
+        return std::tuple{
+            required("padding", &F::padding, {.lo = 0, .hi = 255}),
+            required("strides", &F::strides, {.lo = 1, .hi = 100'000, .shortest = 1, .longest = 16}),
+            // The limits apply to both lists; check() limits the outer one to 16.
+            required("anchors", &F::anchors, {.lo = 1, .hi = MAX_SIDE << BOX_FRACTION, .shortest = 1, .longest = 64}),
+            required("areas", &F::areas, {.lo = 0, .hi = (std::int64_t{1} << 62) - 1, .longest = 15}),
+            required("objectness", &F::objectness, FEW), required("deltas", &F::deltas, FEW),
+            required("box_deltas", &F::box_deltas, FEW),
+            required("log_limit", &F::log_limit, {.lo = 0, .hi = std::int64_t{8} << LOG_FRACTION}),
+            required("classes", &F::classes, FEW), required("mask_logits", &F::mask_logits, FEW),
+            required("box_squares", &F::box_squares, FEW), required("mask_squares", &F::mask_squares, FEW),
+            required("proposals_a_level", &F::proposals_a_level, PROPOSALS),
+            required("proposals", &F::proposals, PROPOSALS), required("proposal_iou", &F::proposal_iou, SHARE),
+            required("score", &F::score, {.lo = 0, .hi = std::int64_t{1} << SCORE_FRACTION}),
+            required("iou", &F::iou, SHARE), required("detections", &F::detections, {.lo = 1, .hi = 1'000}),
+            required("mask", &F::mask, {.lo = 0, .hi = std::int64_t{1} << 2 * MASK_FRACTION})};
+    }
+    static void check(const DetectorConstants& constants, const Where& where);
+};
+
+template <>
+struct Description<DetectSettings> {
+    static constexpr auto fields() {
+        using F = DetectSettings;
+        constexpr Bounds COUNT{.lo = 1, .hi = 100'000};
+        constexpr Bounds POSITIVE{.least = 1e-6, .most = 1e6}, SHARE{.least = 0, .most = 1};
+        constexpr Bounds PROPOSALS{.lo = 1, .hi = 10'000};
+        return std::tuple{optional("short", &F::short_side, COUNT),
+                          optional("long", &F::long_side, COUNT),
+                          optional("mean", &F::mean, {.least = -1e6, .most = 1e6}),
+                          optional("std", &F::std, POSITIVE),
+                          optional("anchor_scale", &F::anchor_scale, POSITIVE),
+                          optional("anchor_ratios", &F::anchor_ratios, POSITIVE),
+                          optional("strides", &F::strides, COUNT),
+                          optional("finest", &F::finest, {.least = 1e-6, .most = 8192}),
+                          optional("proposals_a_level", &F::proposals_a_level, PROPOSALS),
+                          optional("proposals", &F::proposals, PROPOSALS),
+                          optional("proposal_iou", &F::proposal_iou, SHARE),
+                          optional("score", &F::score, SHARE),
+                          optional("iou", &F::iou, SHARE),
+                          optional("detections", &F::detections, {.lo = 1, .hi = 1'000}),
+                          optional("mask", &F::mask, SHARE),
+                          optional("stds", &F::stds, POSITIVE),
+                          optional("classes", &F::classes),
+                          optional("categories", &F::categories)};
+    }
+    static void check(const DetectSettings& settings, const Where& where);
+};
+
+template <>
+struct Description<DetectorHeader> {
+    static constexpr auto fields() {
+        using F = DetectorHeader;
+        return std::tuple{
+            required("version", &F::version),   required("model", &F::model),     required("source", &F::source),
+            required("settings", &F::settings), required("between", &F::between), required("pyramid", &F::pyramid),
+            required("boxes", &F::boxes),       required("masks", &F::masks),     optional("resize", &F::resize)};
+    }
+};
+
+// Reads the JSON of a detector.
+DetectorHeader read_detector_header(const std::string& json);
+
+}  // namespace fqvit

@@ -1,0 +1,26 @@
+// Rebuilds a pyramid's program for another image size: the same ops and weights with new row indices, regions and
+// shapes. Gives the same ops and constants as src/fqvit/detect/resize.py.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "ir/header.h"
+#include "ir/program.h"
+
+namespace fqvit {
+
+using Moves = std::map<std::string, Move, std::less<>>;  // by the buffer that the op writes
+
+// Returns the program for images of height x width. program: verified; it may lack the indices and regions, which are
+// replaced. If it has them and already is for this size, they must equal the new ones. The caller verifies the result.
+Program resized(const Program& program, const Moves& moves, std::int64_t height, std::int64_t width);
+
+// Returns the program without the constants that resized() replaces.
+Program without_sized_constants(Program program);
+
+// Whether resized(program, ...) at the program's own size is the same program, given that result.
+bool is_same_size(const Program& program, const Program& again);
+
+}  // namespace fqvit

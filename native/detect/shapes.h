@@ -1,0 +1,22 @@
+// The shapes of buffers, op by op, without checking and packing the ops. Rebuilding a program for another image size
+// needs them before the engine verifies the result.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "ir/program.h"
+
+namespace fqvit {
+
+using Shapes = std::map<std::string, Shape, std::less<>>;
+
+// The first input of an op.
+const std::string& first_input(const OpFields& op);
+
+// Returns the shape of the op's output. shapes: of the buffers that were written before. Throws BadProgram if an input
+// is missing; does not check otherwise that the shapes of inputs match.
+Shape output_shape(const OpFields& op, const Shapes& shapes, const Constants& constants);
+
+}  // namespace fqvit

@@ -1,0 +1,45 @@
+"""The detections of one image as integers: the result of the compiled and of the reference detector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fqvit.detect.detections import Detections
+from fqvit.detect.fixed.constants import BOX_FRACTION, SCORE_FRACTION
+from fqvit.detect.fixed.exp import Integers
+from fqvit.detect.fixed.masks import paste
+
+Paste = Callable[[NDArray[np.int32], Integers, int, int, int], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class IntegerFound:
+    """The detections of one image as integers, best first.
+
+    boxes: i64 [n, 4] in 1/256 pixel of the original image   scores: i64 [n] in 2^-24   labels: i64 [n], class indices from 0
+    probabilities: i32 [n, side, side] in 2^-15, one mask per box   threshold: smallest probability of a mask pixel, in 2^-30
+    paste: the reference or the compiled function; both give the same masks
+    """
+
+    boxes: Integers
+    scores: Integers
+    labels: Integers
+    probabilities: NDArray[np.int32]
+    height: int
+    width: int
+    threshold: int
+    paste: Paste = field(default=paste, repr=False)
+
+    @property
+    def detections(self) -> Detections:
+        """The same values as floats; exact, because the units are powers of two."""
+        return Detections(self.boxes / 2**BOX_FRACTION, self.scores / 2**SCORE_FRACTION, self.labels)
+
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
+        """Yield the mask [height, width] of each detection; all masks of a large image at once may not fit into memory."""
+        for one, box in zip(self.probabilities, self.boxes, strict=True):
+            yield self.paste(one, box, self.height, self.width, self.threshold)
