@@ -50,8 +50,8 @@ template <>
 struct Description<Ratio> {
     static constexpr bool IS_ARRAY = true;
     static constexpr auto fields() {
-        return std::tuple{required("mult", &Ratio::mult, {.lo = 0, .hi = (std::int64_t{1} << 31) - 1}),
-                          required("shift", &Ratio::shift, {.lo = 1, .hi = 62})};
+        return std::tuple{required<&Ratio::mult>("mult", {.lo = 0, .hi = (std::int64_t{1} << 31) - 1}),
+                          required<&Ratio::shift>("shift", {.lo = 1, .hi = 62})};
     }
 };
 
@@ -63,21 +63,21 @@ struct Description<DetectorConstants> {
         constexpr Bounds SHARE{.lo = 0, .hi = std::int64_t{1} << IOU_FRACTION};
         constexpr Bounds PROPOSALS{.lo = 1, .hi = 10'000};
         return std::tuple{
-            required("padding", &F::padding, {.lo = 0, .hi = 255}),
-            required("strides", &F::strides, {.lo = 1, .hi = 100'000, .shortest = 1, .longest = 16}),
+            required<&F::padding>("padding", {.lo = 0, .hi = 255}),
+            required<&F::strides>("strides", {.lo = 1, .hi = 100'000, .shortest = 1, .longest = 16}),
             // The limits apply to both lists; check() limits the outer one to 16.
-            required("anchors", &F::anchors, {.lo = 1, .hi = MAX_SIDE << BOX_FRACTION, .shortest = 1, .longest = 64}),
-            required("areas", &F::areas, {.lo = 0, .hi = (std::int64_t{1} << 62) - 1, .longest = 15}),
-            required("objectness", &F::objectness, FEW), required("deltas", &F::deltas, FEW),
-            required("box_deltas", &F::box_deltas, FEW),
-            required("log_limit", &F::log_limit, {.lo = 0, .hi = std::int64_t{8} << LOG_FRACTION}),
-            required("classes", &F::classes, FEW), required("mask_logits", &F::mask_logits, FEW),
-            required("box_squares", &F::box_squares, FEW), required("mask_squares", &F::mask_squares, FEW),
-            required("proposals_a_level", &F::proposals_a_level, PROPOSALS),
-            required("proposals", &F::proposals, PROPOSALS), required("proposal_iou", &F::proposal_iou, SHARE),
-            required("score", &F::score, {.lo = 0, .hi = std::int64_t{1} << SCORE_FRACTION}),
-            required("iou", &F::iou, SHARE), required("detections", &F::detections, {.lo = 1, .hi = 1'000}),
-            required("mask", &F::mask, {.lo = 0, .hi = std::int64_t{1} << 2 * MASK_FRACTION})};
+            required<&F::anchors>("anchors", {.lo = 1, .hi = MAX_SIDE << BOX_FRACTION, .shortest = 1, .longest = 64}),
+            required<&F::areas>("areas", {.lo = 0, .hi = (std::int64_t{1} << 62) - 1, .longest = 15}),
+            required<&F::objectness>("objectness", FEW), required<&F::deltas>("deltas", FEW),
+            required<&F::box_deltas>("box_deltas", FEW),
+            required<&F::log_limit>("log_limit", {.lo = 0, .hi = std::int64_t{8} << LOG_FRACTION}),
+            required<&F::classes>("classes", FEW), required<&F::mask_logits>("mask_logits", FEW),
+            required<&F::box_squares>("box_squares", FEW), required<&F::mask_squares>("mask_squares", FEW),
+            required<&F::proposals_a_level>("proposals_a_level", PROPOSALS),
+            required<&F::proposals>("proposals", PROPOSALS), required<&F::proposal_iou>("proposal_iou", SHARE),
+            required<&F::score>("score", {.lo = 0, .hi = std::int64_t{1} << SCORE_FRACTION}),
+            required<&F::iou>("iou", SHARE), required<&F::detections>("detections", {.lo = 1, .hi = 1'000}),
+            required<&F::mask>("mask", {.lo = 0, .hi = std::int64_t{1} << 2 * MASK_FRACTION})};
     }
     static void check(const DetectorConstants& constants, const Where& where);
 };
@@ -89,24 +89,24 @@ struct Description<DetectSettings> {
         constexpr Bounds COUNT{.lo = 1, .hi = 100'000};
         constexpr Bounds POSITIVE{.least = 1e-6, .most = 1e6}, SHARE{.least = 0, .most = 1};
         constexpr Bounds PROPOSALS{.lo = 1, .hi = 10'000};
-        return std::tuple{optional("short", &F::short_side, COUNT),
-                          optional("long", &F::long_side, COUNT),
-                          optional("mean", &F::mean, {.least = -1e6, .most = 1e6}),
-                          optional("std", &F::std, POSITIVE),
-                          optional("anchor_scale", &F::anchor_scale, POSITIVE),
-                          optional("anchor_ratios", &F::anchor_ratios, POSITIVE),
-                          optional("strides", &F::strides, COUNT),
-                          optional("finest", &F::finest, {.least = 1e-6, .most = 8192}),
-                          optional("proposals_a_level", &F::proposals_a_level, PROPOSALS),
-                          optional("proposals", &F::proposals, PROPOSALS),
-                          optional("proposal_iou", &F::proposal_iou, SHARE),
-                          optional("score", &F::score, SHARE),
-                          optional("iou", &F::iou, SHARE),
-                          optional("detections", &F::detections, {.lo = 1, .hi = 1'000}),
-                          optional("mask", &F::mask, SHARE),
-                          optional("stds", &F::stds, POSITIVE),
-                          optional("classes", &F::classes),
-                          optional("categories", &F::categories)};
+        return std::tuple{optional<&F::short_side>("short", COUNT),
+                          optional<&F::long_side>("long", COUNT),
+                          optional<&F::mean>("mean", {.least = -1e6, .most = 1e6}),
+                          optional<&F::std>("std", POSITIVE),
+                          optional<&F::anchor_scale>("anchor_scale", POSITIVE),
+                          optional<&F::anchor_ratios>("anchor_ratios", POSITIVE),
+                          optional<&F::strides>("strides", COUNT),
+                          optional<&F::finest>("finest", {.least = 1e-6, .most = 8192}),
+                          optional<&F::proposals_a_level>("proposals_a_level", PROPOSALS),
+                          optional<&F::proposals>("proposals", PROPOSALS),
+                          optional<&F::proposal_iou>("proposal_iou", SHARE),
+                          optional<&F::score>("score", SHARE),
+                          optional<&F::iou>("iou", SHARE),
+                          optional<&F::detections>("detections", {.lo = 1, .hi = 1'000}),
+                          optional<&F::mask>("mask", SHARE),
+                          optional<&F::stds>("stds", POSITIVE),
+                          optional<&F::classes>("classes"),
+                          optional<&F::categories>("categories")};
     }
     static void check(const DetectSettings& settings, const Where& where);
 };
@@ -116,9 +116,9 @@ struct Description<DetectorHeader> {
     static constexpr auto fields() {
         using F = DetectorHeader;
         return std::tuple{
-            required("version", &F::version),   required("model", &F::model),     required("source", &F::source),
-            required("settings", &F::settings), required("between", &F::between), required("pyramid", &F::pyramid),
-            required("boxes", &F::boxes),       required("masks", &F::masks),     optional("resize", &F::resize)};
+            required<&F::version>("version"),   required<&F::model>("model"),     required<&F::source>("source"),
+            required<&F::settings>("settings"), required<&F::between>("between"), required<&F::pyramid>("pyramid"),
+            required<&F::boxes>("boxes"),       required<&F::masks>("masks"),     optional<&F::resize>("resize")};
     }
 };
 

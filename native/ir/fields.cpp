@@ -1,5 +1,7 @@
 #include "ir/fields.h"
 
+#include <algorithm>
+
 namespace fqvit {
 namespace {
 
@@ -7,6 +9,12 @@ const char* name_of(Json::Type type) {
     constexpr const char* NAMES[] = {"null",     "a boolean", "an integer", "an integer beyond 2^62",
                                      "a number", "a string",  "a list",     "an object"};
     return NAMES[type];
+}
+
+void require_fields(const Where& where, std::span<const FieldInfo> fields, const std::vector<bool>& found) {
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+        if (!found[i] && fields[i].required) fail_at(where, std::string("missing field '") + fields[i].name + "'");
+    }
 }
 
 }  // namespace
@@ -63,6 +71,32 @@ void read_field(Json json, const Where& where, const Bounds&, bool& out) {
 void read_field(Json json, const Where& where, const Bounds&, std::string& out) {
     require_type(where, json, Json::text);
     out = json.as_text();
+}
+
+void read_object(Json json, const Where& where, std::span<const FieldInfo> fields, void* out, std::string_view tag) {
+    require_type(where, json, Json::object);
+    std::vector<bool> found(fields.size());
+    json.for_each_member([&](std::string_view name, Json value) {
+        if (!tag.empty() && name == tag) return;
+        const auto field =
+            std::find_if(fields.begin(), fields.end(), [&](const FieldInfo& one) { return name == one.name; });
+        if (field == fields.end()) fail_at(where, "unknown field '" + std::string(name) + "'");
+        field->read(value, Where{&where, name}, field->bounds, out);
+        found[static_cast<std::size_t>(field - fields.begin())] = true;
+    });
+    require_fields(where, fields, found);
+}
+
+void read_array_like(Json json, const Where& where, std::span<const FieldInfo> fields, void* out) {
+    require_type(where, json, Json::array);
+    std::vector<bool> found(fields.size());
+    std::size_t count = 0;
+    json.for_each_item([&](Json item) {
+        if (count >= fields.size()) fail_at(where, "expected at most " + std::to_string(fields.size()) + " elements");
+        fields[count].read(item, Where{&where, {}, static_cast<std::int64_t>(count)}, fields[count].bounds, out);
+        found[count++] = true;
+    });
+    require_fields(where, fields, found);
 }
 
 }  // namespace fqvit

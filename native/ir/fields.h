@@ -2,7 +2,7 @@
 //
 //   template <>
 //   struct Description<Term> {
-//       static constexpr auto fields() { return std::tuple{required("x", &Term::x), optional("zero", &Term::zero)}; }
+//       static constexpr auto fields() { return std::tuple{required<&Term::x>("x"), optional<&Term::zero>("zero")}; }
 //   };
 //
 // Types are strict, as in the Python package: no conversion between integers, floats, booleans and strings, except that
@@ -15,6 +15,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -39,21 +40,43 @@ struct Bounds {
     std::size_t shortest = 0, longest = std::numeric_limits<std::size_t>::max();  // length of a list
 };
 
-template <class Struct, class T>
-struct Field {
+// One field without its type, so that the code that reads objects exists once.
+struct FieldInfo {
     const char* name;
-    T Struct::* member;
     Bounds bounds;
     bool required;
+    void (*read)(Json json, const Where& where, const Bounds& bounds, void* object);
 };
 
+template <class T>
+struct MemberOf;
 template <class Struct, class T>
-constexpr Field<Struct, T> required(const char* name, T Struct::* member, Bounds bounds = {}) {
-    return {name, member, bounds, true};
+struct MemberOf<T Struct::*> {
+    using Owner = Struct;
+};
+
+template <auto Member>
+struct Field {
+    const char* name;
+    Bounds bounds;
+    bool required;
+    static constexpr auto MEMBER = Member;
+
+    constexpr FieldInfo info() const {
+        return {name, bounds, required, [](Json json, const Where& where, const Bounds& limits, void* object) {
+                    read_field(json, where, limits,
+                               static_cast<typename MemberOf<decltype(Member)>::Owner*>(object)->*Member);
+                }};
+    }
+};
+
+template <auto Member>
+constexpr Field<Member> required(const char* name, Bounds bounds = {}) {
+    return {name, bounds, true};
 }
-template <class Struct, class T>
-constexpr Field<Struct, T> optional(const char* name, T Struct::* member, Bounds bounds = {}) {
-    return {name, member, bounds, false};
+template <auto Member>
+constexpr Field<Member> optional(const char* name, Bounds bounds = {}) {
+    return {name, bounds, false};
 }
 
 // Specialized for each struct: fields(), and optionally `IS_ARRAY = true` for structs that are stored as an array of
@@ -149,81 +172,24 @@ void read_field(Json json, const Where& where, const Bounds& bounds, std::map<st
     });
 }
 
-// Reads one member of an object; returns whether the struct has a field of this name.
-template <class T>
-bool read_member(std::string_view name, Json value, const Where& where, T& out, std::vector<bool>& found) {
-    std::size_t i = 0;
-    return std::apply(
-        [&](const auto&... fields) {
-            const auto read_if_named = [&](const auto& field) {
-                const std::size_t at = i++;
-                if (name != field.name) return false;
-                read_field(value, Where{&where, name}, field.bounds, out.*(field.member));
-                found[at] = true;
-                return true;
-            };
-            return (read_if_named(fields) || ...);
-        },
-        Description<T>::fields());
-}
-
-template <class T>
-void require_fields(const Where& where, const std::vector<bool>& found) {
-    std::size_t i = 0;
-    std::apply(
-        [&](const auto&... fields) {
-            const auto check = [&](const auto& field) {
-                if (!found[i++] && field.required) fail_at(where, std::string("missing field '") + field.name + "'");
-            };
-            (check(fields), ...);
-        },
-        Description<T>::fields());
+template <Described T>
+std::span<const FieldInfo> fields_of() {
+    static constexpr auto FIELDS =
+        std::apply([](const auto&... fields) { return std::array{fields.info()...}; }, Description<T>::fields());
+    return FIELDS;
 }
 
 // tag: a member that is not a field, because the caller has read it already; empty for none.
-template <Described T>
-void read_object(Json json, const Where& where, T& out, std::string_view tag = {}) {
-    require_type(where, json, Json::object);
-    std::vector<bool> found(std::tuple_size_v<decltype(Description<T>::fields())>);
-    json.for_each_member([&](std::string_view name, Json value) {
-        if (!tag.empty() && name == tag) return;
-        if (!read_member(name, value, where, out, found)) {
-            fail_at(where, "unknown field '" + std::string(name) + "'");
-        }
-    });
-    require_fields<T>(where, found);
-}
-
-template <Described T>
-void read_array_like(Json json, const Where& where, T& out) {
-    require_type(where, json, Json::array);
-    constexpr std::size_t FIELDS = std::tuple_size_v<decltype(Description<T>::fields())>;
-    std::vector<bool> found(FIELDS);
-    std::size_t count = 0;
-    json.for_each_item([&](Json item) {
-        if (count >= FIELDS) fail_at(where, "expected at most " + std::to_string(FIELDS) + " elements");
-        std::size_t i = 0;
-        std::apply(
-            [&](const auto&... fields) {
-                const auto read_if_here = [&](const auto& field) {
-                    if (i++ != count) return;
-                    const Where here{&where, {}, static_cast<std::int64_t>(count)};
-                    read_field(item, here, field.bounds, out.*(field.member));
-                };
-                (read_if_here(fields), ...);
-            },
-            Description<T>::fields());
-        found[count++] = true;
-    });
-    require_fields<T>(where, found);
-}
+void read_object(Json json, const Where& where, std::span<const FieldInfo> fields, void* out,
+                 std::string_view tag = {});
+void read_array_like(Json json, const Where& where, std::span<const FieldInfo> fields, void* out);
 
 template <Described T>
 void read_field(Json json, const Where& where, const Bounds&, T& out) {
     if constexpr (requires { Description<T>::IS_ARRAY; }) {
-        read_array_like(json, where, out);
+        read_array_like(json, where, fields_of<T>(), &out);
     } else {
-        read_object(json, where, out);
+        read_object(json, where, fields_of<T>(), &out);
     }
     if constexpr (requires { Description<T>::check(out, where); }) Description<T>::check(out, where);
 }

@@ -106,13 +106,13 @@ struct Description<Preprocess> {
     static constexpr auto fields() {
         using F = Preprocess;
         constexpr Bounds PIXELS{.lo = 1, .hi = F::MAX_OUTPUT_SIDE};
-        return std::tuple{required("height", &F::height, PIXELS),
-                          required("width", &F::width, PIXELS),
-                          required("channels", &F::channels),
-                          required("resize", &F::resize, PIXELS),
-                          required("interpolation", &F::interpolation),
-                          required("mean", &F::mean),
-                          required("std", &F::std)};
+        return std::tuple{required<&F::height>("height", PIXELS),
+                          required<&F::width>("width", PIXELS),
+                          required<&F::channels>("channels"),
+                          required<&F::resize>("resize", PIXELS),
+                          required<&F::interpolation>("interpolation"),
+                          required<&F::mean>("mean"),
+                          required<&F::std>("std")};
     }
     static void check(const Preprocess& preprocess, const Where& where);
 };
@@ -121,8 +121,8 @@ template <>
 struct Description<Output> {
     static constexpr auto fields() {
         using F = Output;
-        return std::tuple{required("buffer", &F::buffer), required("kind", &F::kind), required("scale", &F::scale),
-                          optional("zero", &F::zero, {.lo = 0, .hi = 65535}), optional("alpha", &F::alpha)};
+        return std::tuple{required<&F::buffer>("buffer"), required<&F::kind>("kind"), required<&F::scale>("scale"),
+                          optional<&F::zero>("zero", {.lo = 0, .hi = 65535}), optional<&F::alpha>("alpha")};
     }
 };
 
@@ -130,9 +130,9 @@ template <>
 struct Description<CodeInput> {
     static constexpr auto fields() {
         using F = CodeInput;
-        return std::tuple{required("shape", &F::shape), required("scale", &F::scale),
-                          required("zero", &F::zero, {.lo = 0, .hi = 255}),
-                          optional("bits", &F::bits, {.lo = 1, .hi = 8})};
+        return std::tuple{required<&F::shape>("shape"), required<&F::scale>("scale"),
+                          required<&F::zero>("zero", {.lo = 0, .hi = 255}),
+                          optional<&F::bits>("bits", {.lo = 1, .hi = 8})};
     }
 };
 
@@ -140,8 +140,8 @@ template <>
 struct Description<Move> {
     static constexpr auto fields() {
         using F = Move;
-        return std::tuple{required("kind", &F::kind), optional("window", &F::window, {.lo = 0, .hi = 256}),
-                          optional("shift", &F::shift, {.lo = 0, .hi = 256}), optional("of", &F::of)};
+        return std::tuple{required<&F::kind>("kind"), optional<&F::window>("window", {.lo = 0, .hi = 256}),
+                          optional<&F::shift>("shift", {.lo = 0, .hi = 256}), optional<&F::of>("of")};
     }
 };
 
@@ -151,11 +151,11 @@ struct Description<Site> {
     static constexpr auto fields() {
         using F = Site;
         constexpr Bounds CODE{.lo = 0, .hi = 65535};
-        return std::tuple{required("role", &F::role),           required("bits", &F::bits, {.lo = 1, .hi = 16}),
-                          optional("scale", &F::scale),         optional("zero", &F::zero, CODE),
-                          optional("alpha", &F::alpha),         optional("log2", &F::log2),
-                          optional("zero_code", &F::zero_code), optional("steps", &F::steps),
-                          optional("levels", &F::levels, CODE)};
+        return std::tuple{required<&F::role>("role"),           required<&F::bits>("bits", {.lo = 1, .hi = 16}),
+                          optional<&F::scale>("scale"),         optional<&F::zero>("zero", CODE),
+                          optional<&F::alpha>("alpha"),         optional<&F::log2>("log2"),
+                          optional<&F::zero_code>("zero_code"), optional<&F::steps>("steps"),
+                          optional<&F::levels>("levels", CODE)};
     }
 };
 
@@ -163,12 +163,12 @@ template <>
 struct Description<Header> {
     static constexpr auto fields() {
         using F = Header;
-        return std::tuple{required("version", &F::version),       required("model", &F::model),
-                          required("preprocess", &F::preprocess), required("ops", &F::ops, {.longest = MAX_OPS}),
-                          required("output", &F::output),         required("sites", &F::sites),
-                          required("recipe", &F::recipe),         required("source", &F::source),
-                          required("images", &F::images),         optional("others", &F::others),
-                          optional("input", &F::input),           optional("moves", &F::moves)};
+        return std::tuple{required<&F::version>("version"),       required<&F::model>("model"),
+                          required<&F::preprocess>("preprocess"), required<&F::ops>("ops", {.longest = MAX_OPS}),
+                          required<&F::output>("output"),         required<&F::sites>("sites"),
+                          required<&F::recipe>("recipe"),         required<&F::source>("source"),
+                          required<&F::images>("images"),         optional<&F::others>("others"),
+                          optional<&F::input>("input"),           optional<&F::moves>("moves")};
     }
 };
 

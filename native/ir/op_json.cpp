@@ -32,8 +32,8 @@ template <>
 struct Description<LookupFields> {
     static constexpr auto fields() {
         using F = LookupFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), optional("alpha", &F::alpha),
-                          optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{required<&F::y>("y"), required<&F::x>("x"), optional<&F::alpha>("alpha"),
+                          optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
     }
 };
 
@@ -41,13 +41,13 @@ template <>
 struct Description<LinearFields> {
     static constexpr auto fields() {
         using F = LinearFields;
-        return std::tuple{required("y", &F::y),
-                          required("x", &F::x),
-                          optional("out", &F::out),
-                          optional("y_zero", &F::y_zero),
-                          optional("bits", &F::bits),
-                          optional("group", &F::group),
-                          optional("weights_of", &F::weights_of)};
+        return std::tuple{required<&F::y>("y"),
+                          required<&F::x>("x"),
+                          optional<&F::out>("out"),
+                          optional<&F::y_zero>("y_zero"),
+                          optional<&F::bits>("bits"),
+                          optional<&F::group>("group"),
+                          optional<&F::weights_of>("weights_of")};
     }
 };
 
@@ -55,14 +55,14 @@ template <>
 struct Description<LayerNormFields> {
     static constexpr auto fields() {
         using F = LayerNormFields;
-        return std::tuple{required("y", &F::y),
-                          required("x", &F::x),
-                          required("epsilon", &F::epsilon),
-                          required("shift", &F::shift),
-                          required("b_shift", &F::b_shift),
-                          optional("zero", &F::zero),
-                          optional("alpha", &F::alpha),
-                          optional("bits", &F::bits)};
+        return std::tuple{required<&F::y>("y"),
+                          required<&F::x>("x"),
+                          required<&F::epsilon>("epsilon"),
+                          required<&F::shift>("shift"),
+                          required<&F::b_shift>("b_shift"),
+                          optional<&F::zero>("zero"),
+                          optional<&F::alpha>("alpha"),
+                          optional<&F::bits>("bits")};
     }
 };
 
@@ -70,8 +70,8 @@ template <>
 struct Description<TermFields> {
     static constexpr auto fields() {
         using F = TermFields;
-        return std::tuple{required("x", &F::x), required("mult", &F::mult), optional("zero", &F::zero),
-                          optional("alpha", &F::alpha)};
+        return std::tuple{required<&F::x>("x"), required<&F::mult>("mult"), optional<&F::zero>("zero"),
+                          optional<&F::alpha>("alpha")};
     }
 };
 
@@ -80,8 +80,8 @@ struct Description<AddFields> {
     static constexpr auto fields() {
         using F = AddFields;
         return std::tuple{
-            required("y", &F::y),           required("terms", &F::terms),     required("shift", &F::shift),
-            optional("y_zero", &F::y_zero), optional("y_alpha", &F::y_alpha), optional("bits", &F::bits)};
+            required<&F::y>("y"),           required<&F::terms>("terms"),     required<&F::shift>("shift"),
+            optional<&F::y_zero>("y_zero"), optional<&F::y_alpha>("y_alpha"), optional<&F::bits>("bits")};
     }
 };
 
@@ -89,9 +89,9 @@ template <>
 struct Description<MeanFields> {
     static constexpr auto fields() {
         using F = MeanFields;
-        return std::tuple{required("y", &F::y),         required("x", &F::x),           required("mult", &F::mult),
-                          required("shift", &F::shift), optional("skip", &F::skip),     optional("zero", &F::zero),
-                          optional("alpha", &F::alpha), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{required<&F::y>("y"),         required<&F::x>("x"),           required<&F::mult>("mult"),
+                          required<&F::shift>("shift"), optional<&F::skip>("skip"),     optional<&F::zero>("zero"),
+                          optional<&F::alpha>("alpha"), optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
     }
 };
 
@@ -99,8 +99,8 @@ template <>
 struct Description<TakeFields> {
     static constexpr auto fields() {
         using F = TakeFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), required("index", &F::index),
-                          optional("fill", &F::fill)};
+        return std::tuple{required<&F::y>("y"), required<&F::x>("x"), required<&F::index>("index"),
+                          optional<&F::fill>("fill")};
     }
 };
 
@@ -108,8 +108,8 @@ template <>
 struct Description<PermuteFields> {
     static constexpr auto fields() {
         using F = PermuteFields;
-        return std::tuple{required("y", &F::y),       required("x", &F::x),         required("view", &F::view),
-                          required("perm", &F::perm), optional("shape", &F::shape), optional("select", &F::select)};
+        return std::tuple{required<&F::y>("y"),       required<&F::x>("x"),         required<&F::view>("view"),
+                          required<&F::perm>("perm"), optional<&F::shape>("shape"), optional<&F::select>("select")};
     }
 };
 
@@ -117,7 +117,7 @@ template <>
 struct Description<ConcatFields> {
     static constexpr auto fields() {
         using F = ConcatFields;
-        return std::tuple{required("y", &F::y), required("xs", &F::xs)};
+        return std::tuple{required<&F::y>("y"), required<&F::xs>("xs")};
     }
 };
 
@@ -126,10 +126,10 @@ struct Description<MatMulFields> {
     static constexpr auto fields() {
         using F = MatMulFields;
         return std::tuple{
-            required("y", &F::y),           required("a", &F::a),           required("b", &F::b),
-            required("mult", &F::mult),     required("shift", &F::shift),   optional("a_zero", &F::a_zero),
-            optional("b_zero", &F::b_zero), optional("b_rows", &F::b_rows), optional("index", &F::index),
-            optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+            required<&F::y>("y"),           required<&F::a>("a"),           required<&F::b>("b"),
+            required<&F::mult>("mult"),     required<&F::shift>("shift"),   optional<&F::a_zero>("a_zero"),
+            optional<&F::b_zero>("b_zero"), optional<&F::b_rows>("b_rows"), optional<&F::index>("index"),
+            optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
     }
 };
 
@@ -137,8 +137,8 @@ template <>
 struct Description<LogSoftmaxFields> {
     static constexpr auto fields() {
         using F = LogSoftmaxFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), optional("bits", &F::bits),
-                          optional("region", &F::region)};
+        return std::tuple{required<&F::y>("y"), required<&F::x>("x"), optional<&F::bits>("bits"),
+                          optional<&F::region>("region")};
     }
 };
 
@@ -146,8 +146,8 @@ template <>
 struct Description<SoftmaxFields> {
     static constexpr auto fields() {
         using F = SoftmaxFields;
-        return std::tuple{required("y", &F::y),         required("x", &F::x),       required("mult", &F::mult),
-                          required("shift", &F::shift), optional("bits", &F::bits), optional("region", &F::region)};
+        return std::tuple{required<&F::y>("y"),         required<&F::x>("x"),       required<&F::mult>("mult"),
+                          required<&F::shift>("shift"), optional<&F::bits>("bits"), optional<&F::region>("region")};
     }
 };
 
@@ -155,7 +155,7 @@ template <>
 struct Description<RowCodesFields> {
     static constexpr auto fields() {
         using F = RowCodesFields;
-        return std::tuple{required("y", &F::y), required("x", &F::x), optional("region", &F::region)};
+        return std::tuple{required<&F::y>("y"), required<&F::x>("x"), optional<&F::region>("region")};
     }
 };
 
@@ -163,11 +163,11 @@ template <>
 struct Description<ShiftMatMulFields> {
     static constexpr auto fields() {
         using F = ShiftMatMulFields;
-        return std::tuple{required("y", &F::y),           required("a", &F::a),
-                          required("v", &F::v),           required("mult", &F::mult),
-                          required("shift", &F::shift),   optional("v_zero", &F::v_zero),
-                          optional("a_bits", &F::a_bits), optional("zero_code", &F::zero_code),
-                          optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+        return std::tuple{required<&F::y>("y"),           required<&F::a>("a"),
+                          required<&F::v>("v"),           required<&F::mult>("mult"),
+                          required<&F::shift>("shift"),   optional<&F::v_zero>("v_zero"),
+                          optional<&F::a_bits>("a_bits"), optional<&F::zero_code>("zero_code"),
+                          optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
     }
 };
 
@@ -176,9 +176,9 @@ struct Description<AttendFields> {
     static constexpr auto fields() {
         using F = AttendFields;
         return std::tuple{
-            required("y", &F::y),           required("a", &F::a),           required("v", &F::v),
-            required("mult", &F::mult),     required("shift", &F::shift),   optional("levels", &F::levels),
-            optional("v_zero", &F::v_zero), optional("y_zero", &F::y_zero), optional("bits", &F::bits)};
+            required<&F::y>("y"),           required<&F::a>("a"),           required<&F::v>("v"),
+            required<&F::mult>("mult"),     required<&F::shift>("shift"),   optional<&F::levels>("levels"),
+            optional<&F::v_zero>("v_zero"), optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
     }
 };
 
@@ -194,7 +194,7 @@ bool read_tagged(std::string_view tag, Json json, const Where& where, OpFields& 
     } else {
         using Fields = std::variant_alternative_t<I, OpFields>;
         if (tag != Fields::TAG) return read_tagged<I + 1>(tag, json, where, out);
-        read_object(json, where, out.emplace<I>(), TAG_FIELD);
+        read_object(json, where, fields_of<Fields>(), &out.emplace<I>(), TAG_FIELD);
         return true;
     }
 }
@@ -217,10 +217,10 @@ std::string list_fields() {
     const T defaults{};
     std::string out;
     const auto add = [&](const auto& field) {
-        using Member = std::remove_cvref_t<decltype(defaults.*(field.member))>;
+        using Member = std::remove_cvref_t<decltype(defaults.*(field.MEMBER))>;
         out += std::string(out.empty() ? "{\"" : ", \"") + field.name + "\": {\"required\": " + as_json(field.required);
         if constexpr (requires(const Member& value) { as_json(value); }) {
-            if (!field.required) out += ", \"default\": " + as_json(defaults.*(field.member));
+            if (!field.required) out += ", \"default\": " + as_json(defaults.*(field.MEMBER));
         }
         out += "}";
     };
