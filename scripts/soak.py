@@ -176,7 +176,7 @@ class Load:
                     self.wrong.append(what)
 
     def rejects_bad_input(self, case: Case, seed: int, rng: random.Random) -> bool:
-        """Return whether a damaged file and an invalid program are rejected. Leaks in these error paths show up as memory growth."""
+        """Return whether a damaged file and an invalid program are rejected. Leaks in these paths show up as memory growth."""
         data = bytearray(case.path.read_bytes())
         if rng.random() < 0.5:
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
