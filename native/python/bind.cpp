@@ -86,12 +86,12 @@ nb::object new_array(const fqvit::Value& value, std::int64_t first, std::uint8_t
     return nb::cast(nb::ndarray<nb::numpy>(memory, shape.size(), shape.data(), owner, nullptr, type));
 }
 
-std::unique_ptr<fqvit::Model> load(std::shared_ptr<fqvit::Source> source, int threads, const std::string& isa, bool keep,
-                                   std::int64_t most_run_bytes) {
-    return std::make_unique<fqvit::Model>(std::move(source), fqvit::EngineOptions{.instruction_set = isa,
-                                                                                  .threads = threads,
-                                                                                  .keep_buffers = keep,
-                                                                                  .most_run_bytes = most_run_bytes});
+std::unique_ptr<fqvit::Model> load(std::shared_ptr<fqvit::Source> source, int threads, const std::string& isa,
+                                   bool keep, std::int64_t most_run_bytes) {
+    return std::make_unique<fqvit::Model>(
+        std::move(source),
+        fqvit::EngineOptions{
+            .instruction_set = isa, .threads = threads, .keep_buffers = keep, .most_run_bytes = most_run_bytes});
 }
 
 std::unique_ptr<fqvit::Model> load_file(const nb::bytes& path, int threads, const std::string& isa, bool keep,
@@ -243,10 +243,21 @@ NB_MODULE(_native, m) {
         .def("profile", &profile, nb::arg("image").noconvert(), nb::arg("rounds"))
         .def("buffers", &buffers, nb::arg("image").noconvert(), nb::arg("names"))
         .def_prop_ro("header", [](const fqvit::Model& model) { return to_bytes(model.json()); })
-        .def_prop_ro("classes", [](const fqvit::Model& model) -> nb::object {
-            return model.has_classes() ? nb::object(to_bytes(model.classes())) : nb::none();
-        })
+        .def_prop_ro("classes",
+                     [](const fqvit::Model& model) -> nb::object {
+                         return model.has_classes() ? nb::object(to_bytes(model.classes())) : nb::none();
+                     })
         .def_prop_ro("fingerprint", &fqvit::Model::fingerprint)
+        .def_prop_ro("input_shape",
+                     [](const fqvit::Model& model) {
+                         const fqvit::Shape& shape = model.engine().image().shape;
+                         return nb::make_tuple(shape[0], shape[1], shape[2]);
+                     })
+        .def_prop_ro(
+            "output_kind",
+            [](const fqvit::Model& model) {
+                return fqvit::Names<fqvit::OutputKind>::names[static_cast<std::size_t>(model.header().output.kind)];
+            })
         .def_prop_ro("instruction_set", [](const fqvit::Model& model) { return model.engine().instruction_set(); })
         .def_prop_ro("threads", [](const fqvit::Model& model) { return model.engine().threads(); })
         .def_prop_ro("arena_bytes", [](const fqvit::Model& model) { return model.engine().arena_bytes(); })
