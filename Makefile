@@ -1,12 +1,13 @@
 # Targets for everybody:   demo, test, check, docs, clean
-# For developers:          lint, bench, detector, pythons
+# For developers:          lint, bench, detector, library, pythons
 # Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants
 # Each target creates .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt native/CMakeLists.txt \
-  $(wildcard native/core/* native/image/* native/ir/* native/kernels/*.h native/kernels/*/* native/ops/* native/python/*)
+  $(wildcard native/capi/* native/cmake/* native/core/* native/detect/* native/image/* native/include/* native/ir/* native/kernels/*.h \
+  native/kernels/*/* native/ops/* native/python/* native/tools/*)
 INSTALL := $(PIP) install -q -C cmake.define.FQVIT_WARNINGS_ARE_ERRORS=ON
 
 # Test arrays are small: several threads per process would cost more than they save.
@@ -15,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files faults soak \
-  mutants pythons oracles clean
+  mutants pythons oracles library clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -154,6 +155,14 @@ fuzz-loader: build/fuzz/loader
 build/fuzz/loader: native/fuzz/loader_fuzz.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	clang++ -std=c++20 $(INCLUDES) -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
+
+# Install libfqvit, the engine with a C interface, into build/library (docs/how-to/use-from-c.md). JSON_INCLUDE: the folder of
+# nlohmann/json.hpp; by default that of the Python package nlohmann-json or of the system.
+JSON_INCLUDE ?= $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import importlib.util as u; s = u.find_spec("nlohmann_json"); print(s.submodule_search_locations[0] + "/include" if s else "")')
+library:
+	cmake -S native -B build/native $(if $(JSON_INCLUDE),-DFQVIT_JSON_INCLUDE=$(JSON_INCLUDE))
+	cmake --build build/native --parallel
+	cmake --install build/native --prefix build/library
 
 # Build a wheel for each of PYTHONS and check the golden files with it.
 PYTHONS ?= python3.11 python3.12 python3.13

@@ -227,6 +227,16 @@ NB_MODULE(_native, m) {
                          return model.has_classes() ? nb::object(to_bytes(model.classes())) : nb::none();
                      })
         .def_prop_ro("fingerprint", &fqvit::Model::fingerprint)
+        .def_prop_ro("input_shape",
+                     [](const fqvit::Model& model) {
+                         const fqvit::Shape& shape = model.engine().image().shape;
+                         return nb::make_tuple(shape[0], shape[1], shape[2]);
+                     })
+        .def_prop_ro(
+            "output_kind",
+            [](const fqvit::Model& model) {
+                return fqvit::Names<fqvit::OutputKind>::names[static_cast<std::size_t>(model.header().output.kind)];
+            })
         .def_prop_ro("instruction_set", [](const fqvit::Model& model) { return model.engine().instruction_set(); })
         .def_prop_ro("threads", [](const fqvit::Model& model) { return model.engine().threads(); })
         .def_prop_ro("arena_bytes", [](const fqvit::Model& model) { return model.engine().arena_bytes(); })

@@ -55,6 +55,12 @@ class Model:
     @property
     def fingerprint(self) -> str: ...
     @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+    @property
+    def output_kind(self) -> str:
+        """The kind of the first output, such as logits."""
+    @property
     def instruction_set(self) -> str: ...
     @property
     def threads(self) -> int: ...

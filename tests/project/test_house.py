@@ -51,6 +51,15 @@ def test_modules_for_running_a_program_need_no_torch() -> None:
     )
 
 
+def test_running_a_file_loads_no_reader_of_files() -> None:
+    # These and the types of ops take 11 MB, a fifth of a process that runs DeiT-Small.
+    path = ROOT / "tests" / "golden" / "tiny_v1.fqvit"
+    code = f"import fqvit, numpy as np\nengine = fqvit.Engine({str(path)!r})\n"
+    code += "engine.classify(np.zeros((1, *engine.input_shape), np.uint8))\n"
+    code += "import sys; assert not {'msgspec', 'safetensors', 'PIL', 'fqvit.ir.program'} & set(sys.modules), sys.modules"
+    assert loaded_by(code) == set()
+
+
 def test_the_package_is_typed_and_runs_as_a_module() -> None:
     assert (ROOT / "src" / "fqvit" / "py.typed").exists()
     result = subprocess.run([sys.executable, "-m", "fqvit", "--help"], capture_output=True, text=True, check=True)

@@ -13,8 +13,6 @@ from fqvit.ir.liveness import last_uses
 from fqvit.ir.program import INPUT, Program
 from fqvit.ir.value import DAMAGED, Value
 
-MOST_BYTES = 512 << 20  # per image; Swin-B at 384 pixels needs about 20 MB
-
 
 def check_bytes(model: str, needed: int, most: int) -> None:
     """Raise FqvitError if the buffers of one image need more than `most` bytes."""

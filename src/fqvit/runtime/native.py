@@ -1,6 +1,7 @@
 """The native engine: run a program on compiled kernels, bit for bit like the reference.
 
-The engine reads and verifies the file itself (native/ir, native/core/model.cpp); this module only passes a path or bytes.
+The engine reads and verifies the file itself (native/ir, native/core/model.cpp); this module only passes a path or bytes. It
+imports the program's Python types only when they are asked for: they need 11 MB, and running a file needs none of them.
 See also: reference.py, docs/explanation/engine.md.
 """
 
@@ -9,19 +10,21 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from fqvit import _native
 from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
-from fqvit.ir.file import PROGRAM, container
-from fqvit.ir.program import Header, Program, encode_header
-from fqvit.runtime.memory import MOST_BYTES
+from fqvit.runtime.limits import MOST_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fqvit.ir.program import Header, Program
 
 Integers = np.ndarray[Any, Any]
 ISA = "FQVIT_ISA"  # environment variable that selects the instruction set, for tests and comparisons
@@ -53,17 +56,21 @@ class Engine:
             raise FqvitError(f"threads: {threads}, expected 1 or more.")
         options = threads or cores(), instruction_set(isa), keep, 8 * most_bytes if keep else most_bytes
         try:
-            if isinstance(program, Program):
-                self._model = _native.load_memory(_encoded(program), *options)
-            else:
+            if isinstance(program, (str, os.PathLike)):
                 self._model = _native.load_file(os.fsencode(program), *options)
+            else:
+                self._model = _native.load_memory(_encoded(program), *options)
         except _native.BadProgram as error:
-            where = "" if isinstance(program, Program) else f"{program}: "
+            where = f"{program}: " if isinstance(program, (str, os.PathLike)) else ""
             raise FqvitError(f"{where}{error}.") from None
 
     @cached_property
     def header(self) -> Header:
         """The program without its constants."""
+        import msgspec
+
+        from fqvit.ir.program import Header
+
         return msgspec.json.decode(self._model.header, type=Header)
 
     @cached_property
@@ -72,10 +79,10 @@ class Engine:
         names = self._model.classes
         return None if names is None else tuple(names.decode("utf-8", "replace").split("\n"))
 
-    @cached_property
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of the input."""
-        return self.header.input_shape
+        return self._model.input_shape
 
     @property
     def isa(self) -> str:
@@ -104,8 +111,8 @@ class Engine:
 
     def classify(self, images: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Return the class with the highest score per image, i64 [N], for images uint8 [N, H, W, C]. Ties: the first class."""
-        if self.header.output.kind != "logits":
-            raise FqvitError(f"{self.header.model}: gives features ({self.header.output.kind}), not classes.")
+        if self._model.output_kind != "logits":
+            raise FqvitError(f"{self.header.model}: gives features ({self._model.output_kind}), not classes.")
         best: NDArray[np.int64] = self.run(images).argmax(-1)
         return best
 
@@ -145,4 +152,7 @@ def instruction_set(isa: str | None) -> str:
 
 def _encoded(program: Program) -> bytes:
     """Return the program as the bytes of a .fqvit file."""
+    from fqvit.ir.file import PROGRAM, container
+    from fqvit.ir.program import encode_header
+
     return container(PROGRAM, encode_header(program.header), program.fingerprint(), program.constants)

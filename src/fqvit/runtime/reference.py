@@ -17,7 +17,8 @@ from fqvit.ir.fixed import Array
 from fqvit.ir.kit import kit
 from fqvit.ir.liveness import last_uses
 from fqvit.ir.program import INPUT, Program
-from fqvit.runtime.memory import MOST_BYTES, check_bytes, live_bytes
+from fqvit.runtime.limits import MOST_BYTES
+from fqvit.runtime.memory import check_bytes, live_bytes
 
 Integers = np.ndarray[Any, Any]
 
