@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NATIVE = ROOT / "native"
 STANDARD = ("-std=c++20", "-Wall", "-Wextra", "-Werror")
 # As in native/CMakeLists.txt.
-FLAGS = {name: ("-ffp-contract=off",) for name in ("detect/opencv_weights.cpp", "image/weights.cpp")}
+FLAGS = dict.fromkeys(("detect/opencv_weights.cpp", "image/weights.cpp"), ("-ffp-contract=off",))
 
 
 def core() -> list[str]:

@@ -35,7 +35,9 @@ class Description(ctypes.Structure):
 
 class Detection(ctypes.Structure):
     _fields_ = [
-        ("box", c_int64 * 4), ("score", c_int64), ("label", c_int64), ("category", c_int64), ("probabilities", POINTER(c_int32)),
+        ("box", c_int64 * 4), ("score", c_int64), ("label", c_int64), ("category", c_int64),
+        ("probabilities", POINTER(c_int32)),
+        ("probabilities", POINTER(c_int32)),
     ]  # fmt: skip
 
 

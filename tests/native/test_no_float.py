@@ -13,9 +13,8 @@ import pytest
 from tests.native.compilers import Compiler, core, run, tool
 
 SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
-# Not engine.cpp, whose profile() measures seconds as a double, not weights.cpp, which computes the weights of image filters in
-# double as Pillow does, not opencv_weights.cpp, which computes those of detectors in float as OpenCV does, and not NEON, which an
-# x86-64 compiler cannot build.
+# Not engine.cpp, whose profile() measures seconds as a double, not the weights of image filters, which weights.cpp computes in
+# double as Pillow does and opencv_weights.cpp in float as OpenCV does, and not NEON, which an x86-64 compiler cannot build.
 OTHERS = ("core/engine.cpp", "detect/opencv_weights.cpp", "image/weights.cpp", "kernels/neon/gemm_neon.cpp")
 SCALAR = [name for name in core() if name not in (*SIMD, *OTHERS)]
 

@@ -22,7 +22,6 @@ from tests.robustness.fuzz.oracle import verdicts
 from tests.robustness.hostile.containers import Json
 from tests.robustness.hostile.small_programs import (
     BEFORE,
-    C,
     CASES,
     CODES,
     EXPONENTIALS,
@@ -30,9 +29,10 @@ from tests.robustness.hostile.small_programs import (
     NORM,
     PARTS,
     SHARED,
-    T,
     Array,
+    C,
     Constants,
+    T,
     file_of,
     header_of,
     i32,
