@@ -1,7 +1,7 @@
 """The compiled loader accepts and rejects the same detector files as DetectorProgram.load.
 
-Every field of the JSON outside the networks' ops gets wrong values, the ops and moves of the networks are changed one by one, and
-constants are damaged, each time with a valid fingerprint.
+Fields of the JSON get wrong values, the ops and moves of the networks are changed one by one, and constants are damaged, each
+time with a valid fingerprint.
 """
 
 from __future__ import annotations
