@@ -13,7 +13,7 @@ import sys
 from PIL import Image
 
 from fqvit.bench.worker import peak_memory
-from fqvit.detect.program import DetectorProgram
+from fqvit.detect.fixed.detector import IntegerDetector
 
 
 def peak() -> float:
@@ -23,11 +23,9 @@ def peak() -> float:
 
 def main() -> None:
     found = {"start": peak()}
-    program = DetectorProgram.load(sys.argv[1])
-    ready = program.ready(threads=1)
+    detector = IntegerDetector(sys.argv[1], threads=1)
     found["loaded"] = peak()
-    image = program.prepare(Image.open(sys.argv[2]))
-    count = len(list(ready.detect(image).masks()))
+    count = len(list(detector.detect_image(Image.open(sys.argv[2])).masks()))
     found["detected"] = peak()
     assert "torch" not in sys.modules
     print(json.dumps({name: round(value, 1) for name, value in found.items()} | {"detections": count}))

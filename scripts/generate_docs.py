@@ -24,7 +24,7 @@ REFERENCE = ROOT / "docs" / "reference"
 # Every package, in the order in which data flows through them (docs/architecture.md).
 PACKAGES = ("data", "models", "quant", "lowering", "ir", "runtime", "export", "detect", "evaluate", "bench", "report", "study",
             "cli", "distributed", "system")  # fmt: skip
-NATIVE = ("include", "core", "image", "ops", "kernels", "python")
+NATIVE = ("include", "core", "ir", "image", "ops", "kernels", "detect", "capi", "python")
 
 
 # ---- modules.md

@@ -27,7 +27,6 @@ from tests.robustness.hostile.small_programs import (
     NORM,
     PARTS,
     SHARED,
-    X_TOKENS,
     Array,
     C,
     Constants,

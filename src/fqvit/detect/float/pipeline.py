@@ -2,7 +2,7 @@
 
 One stage is Mask R-CNN; several stages are Cascade Mask R-CNN: boxes are refined from stage to stage, class logits and mask
 probabilities are averaged. `Networks` is the interface of the networks, which networks.py implements with torch.
-See also: fixed/detector.py, the same flow in integers.
+See also: fixed/reference.py, the same flow in integers.
 """
 
 from __future__ import annotations
