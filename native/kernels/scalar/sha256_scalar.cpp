@@ -1,3 +1,4 @@
+// SHA-256 as plain loops, for every CPU.
 #include <bit>
 
 #include "kernels/sha256.h"

@@ -27,6 +27,7 @@ from tests.robustness.hostile.small_programs import (
     NORM,
     PARTS,
     SHARED,
+    X_TOKENS,
     Array,
     C,
     Constants,
