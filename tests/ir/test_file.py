@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
-from fqvit.ir.file import DETECTOR, PROGRAM, container, kind_of, opened, read_metadata, write_container
+from fqvit.ir.file import DETECTOR, PROGRAM, FileConstants, container, kind_of, read_metadata, write_container
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower
@@ -92,15 +92,14 @@ def test_a_loaded_program_does_not_depend_on_its_file(tiny: Program, tmp_path: P
 
 def test_an_opened_file_reads_constants_on_access(tiny: Program, tmp_path: Path) -> None:
     tiny.save(tmp_path / "p.fqvit")
-    with opened(tmp_path / "p.fqvit") as (program, verified):
+    with FileConstants(tmp_path / "p.fqvit") as constants:
         (tmp_path / "p.fqvit").unlink()  # the open file remains readable
-        assert verified.buffers == tiny.verify().buffers and program.header == tiny.header
-        assert set(program.constants) == set(tiny.constants) and len(program.constants) == len(tiny.constants)
+        assert set(constants) == set(tiny.constants) and len(constants) == len(tiny.constants)
         for name, array in tiny.constants.items():
-            assert program.constants[name].dtype == array.dtype
-            assert_same(program.constants[name], array, name)
+            assert constants[name].dtype == array.dtype
+            assert_same(constants[name], array, name)
         with pytest.raises(KeyError):
-            program.constants["nothing"]
+            constants["nothing"]
 
 
 @pytest.mark.parametrize("text", ["", "short", "# Notes\nThis is a text file.\n", '{"version": 1, "model": "deit_tiny"}'])
@@ -137,10 +136,10 @@ def test_an_io_error_is_not_called_damage(broken: str, tmp_path: Path, monkeypat
 def test_truncating_an_open_file_raises_an_error(tiny: Program, tmp_path: Path) -> None:
     path = tmp_path / "p.fqvit"
     tiny.save(path)
-    with opened(path) as (program, _), path.open("r+b") as file:
+    with FileConstants(path) as constants, path.open("r+b") as file:
         file.truncate(path.stat().st_size - 8)
         with pytest.raises(FqvitError, match="is truncated"):
-            dict(program.constants.items())
+            dict(constants.items())
 
 
 def test_the_fingerprint_covers_every_constant(tiny: Program) -> None:
@@ -247,11 +246,11 @@ def test_kind_of_distinguishes_programs_and_detectors(tiny: Program, tmp_path: P
 
 def test_an_opened_file_caches_one_constant_and_closes(tiny: Program, tmp_path: Path) -> None:
     tiny.save(tmp_path / "p.fqvit")
-    with opened(tmp_path / "p.fqvit") as (program, _):
-        first, second = list(program.constants)[:2]
-        found = program.constants[first]
-        assert program.constants[first] is found
-        program.constants[second]
-        assert program.constants[first] is not found
+    with FileConstants(tmp_path / "p.fqvit") as constants:
+        first, second = list(constants)[:2]
+        found = constants[first]
+        assert constants[first] is found
+        constants[second]
+        assert constants[first] is not found
     with pytest.raises(ValueError, match="closed"):
-        program.constants[second]
+        constants[second]

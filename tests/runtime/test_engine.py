@@ -228,6 +228,27 @@ def test_images_of_the_wrong_dtype_or_shape_are_rejected(images: Any, found: str
         Engine(lowered("vit", "fq-vit")[2], 1).run(images)
 
 
+def test_files_that_are_no_programs_get_the_message_of_python(tmp_path: Path) -> None:
+    good, path = FILES[0].read_bytes(), tmp_path / "x.fqvit"
+    contents: dict[bytes | None, str] = {
+        None: "no such file. Check the path, or make one with `fqvit quantize -o x.fqvit`.",
+        b"# Notes\nThis is a text file.\n": "not a .fqvit file, expected one written by `fqvit quantize`. Check the path.",
+        b"": "not a .fqvit file, expected one written by `fqvit quantize`. Check the path.",
+        good[:-1]: "damaged or truncated, expected a complete .fqvit file. Quantize again.",
+        good[:100]: "damaged or truncated, expected a complete .fqvit file. Quantize again.",
+        good[:-1] + bytes([good[-1] ^ 1]): "the fingerprint does not match the contents. The file is damaged. Quantize again.",
+    }
+    for content, message in contents.items():
+        if content is not None:
+            path.write_bytes(content)
+        for load in (Program.load, Engine):
+            with pytest.raises(FqvitError) as caught:
+                load(path)
+            assert str(caught.value) == f"{path}: {message}"
+    with pytest.raises(FqvitError, match=r": not a regular file\. Check the path\.$"):
+        Engine(tmp_path)
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_fewer_than_one_thread_is_rejected(threads: int) -> None:
     with pytest.raises(FqvitError, match=rf"^threads: {threads}, expected 1 or more\.$"):

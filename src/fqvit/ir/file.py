@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -19,7 +18,7 @@ from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
 from fqvit.ir.kit import DTYPES
-from fqvit.ir.program import Header, Program, Verified, encode_header, fingerprint
+from fqvit.ir.program import Header, Program, encode_header, fingerprint
 from fqvit.ir.value import DAMAGED, Constant, check_constant
 from fqvit.system.files import write_atomically
 
@@ -85,15 +84,6 @@ def load(path: Path) -> Program:
     return program
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[tuple[Program, Verified]]:
-    """Like `load`, but read each constant from the file whenever it is accessed, to save memory."""
-    header, metadata = _read_header(path)
-    with FileConstants(path) as constants:
-        program = Program(header, constants)
-        yield program, _check(path, program, metadata)
-
-
 def _read_header(path: Path) -> tuple[Header, dict[str, str]]:
     """Return the decoded header and the metadata that contain it."""
     metadata = read_metadata(path, PROGRAM)
@@ -154,10 +144,10 @@ def _unreadable(path: Path, kind: Kind, error: Exception) -> FqvitError:
     return FqvitError(f"{path}: damaged or truncated, expected a complete .fqvit file. Quantize again.")
 
 
-def _check(path: Path, program: Program, metadata: dict[str, str]) -> Verified:
+def _check(path: Path, program: Program, metadata: dict[str, str]) -> None:
     check_fingerprint(path, metadata, PROGRAM, program.constants)
     try:
-        return program.verify()
+        program.verify()
     except FqvitError as error:
         raise FqvitError(f"{path}: {error}") from None
 
