@@ -1,3 +1,4 @@
+// Reads a .fqvit file, or memory, piece by piece.
 #if !defined(_WIN32) && !defined(_FILE_OFFSET_BITS)
 #define _FILE_OFFSET_BITS 64  // files over 2 GB on 32-bit systems
 #endif

@@ -1,3 +1,4 @@
+// SHA-256 in plain C++, for every CPU.
 #include <bit>
 
 #include "kernels/sha256.h"
