@@ -1,4 +1,6 @@
-"""Write the generated pages of docs/reference/: cli.md from the commands of `fqvit`, modules.md from module docstrings.
+"""Write the generated pages of docs/reference/.
+
+cli.md comes from the commands of `fqvit`, modules.md from module docstrings, c-api.md from the comments of fqvit.h.
 
 `make docs` runs this before it builds the site; tests/project/test_docs.py checks that the committed pages are current.
 """
@@ -24,7 +26,8 @@ REFERENCE = ROOT / "docs" / "reference"
 # Every package, in the order in which data flows through them (docs/architecture.md).
 PACKAGES = ("data", "models", "quant", "lowering", "ir", "runtime", "export", "detect", "evaluate", "bench", "report", "study",
             "cli", "distributed", "system")  # fmt: skip
-NATIVE = ("include", "core", "ir", "image", "ops", "kernels", "detect", "capi", "python")
+NATIVE = ("include", "capi", "ir", "core", "image", "ops", "kernels", "detect", "tools", "python")
+C_HEADER = ROOT / "native" / "include" / "fqvit.h"
 
 
 # ---- modules.md
@@ -41,9 +44,9 @@ def first_sentence(text: str) -> str:
 
 
 def purpose(path: Path) -> str:
-    """Return the first sentence of a Python module's docstring or of a C++ file's leading comment.
+    """Return the first sentence of a Python module's docstring or of a C or C++ file's leading comment.
 
-    A C++ file without a comment is the implementation of the header that it includes first. Returns "" if there is neither.
+    A file without a comment is the implementation of the header that it includes first. Returns "" if there is neither.
     """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
@@ -51,6 +54,10 @@ def purpose(path: Path) -> str:
     comment = re.match(r"(?:// ?[^\n]*\n)+", text)
     if comment:
         return first_sentence(re.sub(r"^// ?", "", comment[0], flags=re.MULTILINE))
+    if text.startswith("/*"):
+        words = first_sentence(re.sub(r"@file .*", "", comment_text(text[: text.index("*/")])))
+        words = words.removeprefix(f"{path.stem.replace('_', '-')}: ")
+        return words[:1].upper() + words[1:]
     header = re.match(r'#include "([\w/.]+)"', text)
     return f"Implementation of {header[1]}" if header else ""
 
@@ -83,7 +90,7 @@ def modules() -> str:
         files = [path for path in sorted((SOURCE / name).rglob("*.py")) if path.name != "__init__.py"]
         lines += table(f"fqvit.{name}", files, purpose(SOURCE / name / "__init__.py"))
     for name in NATIVE:
-        files = [path for path in sorted((ROOT / "native" / name).rglob("*")) if path.suffix in (".h", ".cpp")]
+        files = [path for path in sorted((ROOT / "native" / name).rglob("*")) if path.suffix in (".h", ".cpp", ".c")]
         lines += table(f"native/{name}", files)
     return "\n".join(lines) + "\n"
 
@@ -157,7 +164,75 @@ def command_line() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"modules.md": modules, "cli.md": command_line}
+# ---- c-api.md
+
+
+def comment_text(comment: str) -> str:
+    """Return the text of a C comment without its stars."""
+    return re.sub(r"^[ \t]*/?\*+<?/?[ ]?", "", comment, flags=re.MULTILINE).strip()
+
+
+def marked(text: str) -> str:
+    """Format names of the interface as code."""
+    return re.sub(r"(?<![\w`])((?:fqvit|FQVIT)_\w+(?:\(\))?(?!\w))", r"`\1`", text)
+
+
+def described(comment: str) -> list[str]:
+    """Turn a Doxygen comment into Markdown: paragraphs, @code blocks, and a table of @param lines."""
+    lines: list[str] = []
+    parameters: list[str] = []
+    inside_code = False
+    for line in comment_text(comment).splitlines():
+        if line.startswith("@file"):
+            continue
+        if line in ("@code", "@endcode"):
+            inside_code = line == "@code"
+        elif inside_code:
+            lines.append(f"    {line}".rstrip())
+        elif found := re.match(r"@param (\w+) (.*)", line):
+            parameters.append(f"| `{found[1]}` | {marked(cell(found[2]))} |")
+        else:
+            lines.append(marked(line))
+    return [*lines, *(["", "| parameter | meaning |", "|---|---|", *parameters] if parameters else [])]
+
+
+def member_rows(declaration: str) -> list[str]:
+    """Return a table of the members of a struct or of the constants of an enumeration."""
+    body = declaration[declaration.index("{") + 1 : declaration.rindex("}")]
+    member = r"(\w+ = \d+),?" if declaration.startswith("typedef enum") else r"([^;/{}]+);"
+    rows = []
+    for found in re.finditer(member + r"\s*(?:/\*\*<((?:(?!\*/).)*)\*/)?", body, re.DOTALL):
+        name, about = " ".join(found[1].split()), " ".join((found[2] or "").split())
+        rows.append(f"| `{name}` | {marked(cell(about))} |")
+    return ["| member | meaning |", "|---|---|", *rows]
+
+
+def c_api() -> str:
+    """Return the text of c-api.md: every documented declaration of fqvit.h, in its order."""
+    text = C_HEADER.read_text(encoding="utf-8")
+    comment = r"/\*\*(?!<)(?P<doc>(?:(?!\*/).)*)\*/\s*"
+    kinds = r"#define [^\n]+|typedef (?:struct|enum) \w+ \{.*?\} \w+;|typedef struct \w+ \w+;|FQVIT_API [^;]+;"
+    lines = [
+        "# C API",
+        "",
+        "Every declaration of `fqvit.h`. This page is generated from its comments: run `make docs` after a change.",
+        "[Use fqvit from C](../how-to/use-from-c.md) shows how to install and link the library.",
+        "",
+        *described(text[: text.index("*/")]),
+    ]
+    for found in re.finditer(f"{comment}(?P<declaration>{kinds})", text, re.DOTALL):
+        declaration = re.sub(r"\s+", " ", found["declaration"].replace("FQVIT_API ", "")).strip()
+        has_members = "{" in declaration
+        match = re.match(r"#define (\w+)|typedef .* (\w+);$|.*?(\w+)\(", declaration)
+        assert match is not None
+        name = match[match.lastindex or 0]
+        shown = [] if has_members else ["", f"    {declaration}"]
+        lines += ["", f"## {name}", *shown, "", *described(found["doc"])]
+        lines += ["", *member_rows(found["declaration"])] if has_members else []
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"modules.md": modules, "cli.md": command_line, "c-api.md": c_api}
 
 
 def main() -> None:

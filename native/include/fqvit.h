@@ -8,7 +8,7 @@
  *     fprintf(stderr, "%s\n", fqvit_last_error());
  *     return 1;
  * }
- * fqvit_model_preprocess(model, &photo, input);
+ * fqvit_model_preprocess(model, &photo, input, sizeof input);
  * fqvit_model_run(model, input, 1, logits, sizeof logits);
  * fqvit_model_free(model);
  * @endcode
@@ -24,9 +24,10 @@
  * handle.
  *
  * **Versions.** Within one FQVIT_ABI_VERSION, functions and struct members are only added, members at the end. Structs
- * that a caller passes begin with their size, so that older callers work with newer libraries.
+ * that a caller passes begin with their size, and functions that fill a struct take its size, so that older callers
+ * work with newer libraries.
  *
- * The header is C99; all names are in the prefixes fqvit_ and FQVIT_.
+ * The header is C99; all names begin with fqvit_ or FQVIT_.
  */
 #ifndef FQVIT_H
 #define FQVIT_H
@@ -60,7 +61,7 @@ FQVIT_API const char* fqvit_version(void);
 
 /** The result of a call. */
 typedef enum fqvit_status {
-    FQVIT_OK = 0,
+    FQVIT_OK = 0,             /**< success */
     FQVIT_ERROR_ARGUMENT = 1, /**< an argument is null, out of range, or a handle that does not exist (any more) */
     FQVIT_ERROR_FILE = 2,     /**< the file cannot be read */
     FQVIT_ERROR_PROGRAM = 3,  /**< the contents are damaged, of a newer version, or need more memory than allowed */
@@ -80,7 +81,10 @@ FQVIT_API const char* fqvit_last_error(void);
  */
 FQVIT_API const char* fqvit_instruction_set(size_t i);
 
-/** How to load a file. Initialize with FQVIT_OPTIONS_INIT; members that are 0 have the default. */
+/**
+ * How to load a file. Initialize with FQVIT_OPTIONS_INIT; members that are 0 have the default. An older library rejects
+ * a member that it does not know, unless it is 0.
+ */
 typedef struct fqvit_options {
     size_t struct_size; /**< sizeof(fqvit_options) */
     uint32_t threads;   /**< threads of a run, 1 to 256; default: 1. The bits do not depend on it. */
@@ -92,7 +96,11 @@ typedef struct fqvit_options {
 #define FQVIT_OPTIONS_INIT {sizeof(fqvit_options), 0, NULL, 0}
 
 /** The type of the integers of an array. */
-typedef enum fqvit_dtype { FQVIT_U8 = 0, FQVIT_U16 = 1, FQVIT_I32 = 2 } fqvit_dtype;
+typedef enum fqvit_dtype {
+    FQVIT_U8 = 0,  /**< uint8_t */
+    FQVIT_U16 = 1, /**< uint16_t */
+    FQVIT_I32 = 2  /**< int32_t */
+} fqvit_dtype;
 
 /** The name, shape and meaning of an array: value = (integer - zero_point) * scale. Pointers live as long as the
  * handle. */
@@ -100,19 +108,19 @@ typedef struct fqvit_tensor {
     const char* name; /**< of the buffer */
     const char*
         kind; /**< input: "pixels" or "codes"; output: "logits", "tokens", "pooled", "map", "scores", "deltas" */
-    fqvit_dtype dtype;
-    uint32_t axes;    /**< number of entries of shape, 1 to 8 */
-    int64_t shape[8]; /**< without the batch axis; an input has height, width, channels */
-    uint64_t bytes;   /**< of one image */
-    double scale;     /**< 0 for pixels */
-    int64_t zero_point;
+    fqvit_dtype dtype;  /**< type of the integers */
+    uint32_t axes;      /**< number of entries of shape, 1 to 8 */
+    int64_t shape[8];   /**< without the batch axis; an input has height, width, channels */
+    uint64_t bytes;     /**< of one image */
+    double scale;       /**< 0 for pixels */
+    int64_t zero_point; /**< the integer that means 0 */
     const uint8_t*
         alpha; /**< one exponent per channel, the scale of channel c being scale * 2^alpha[c]; NULL if all are 0 */
 } fqvit_tensor;
 
 /** A decoded image with its EXIF orientation applied: rows of interleaved 8-bit pixels. */
 typedef struct fqvit_image {
-    const uint8_t* pixels;
+    const uint8_t* pixels;  /**< the first row; pixels are read during the call only */
     uint32_t width, height; /**< 1 to 4194304 */
     uint32_t channels;      /**< 1 gray, 3 RGB, 4 RGBA, whose alpha is ignored */
     uint64_t stride;        /**< bytes from one row to the next; 0: width * channels */
@@ -132,11 +140,11 @@ typedef struct fqvit_description {
     uint32_t threads;            /**< in use */
     uint32_t outputs;            /**< number of outputs */
     uint32_t classes;            /**< number of class names; 0 if the file has none */
-    uint64_t calibration_images;
-    uint64_t weight_bytes;     /**< memory of packed weights and other constants */
-    uint64_t run_bytes;        /**< memory of the buffers of one image, allocated by the first run */
-    uint32_t resize;           /**< preprocessing: the short side is resized to this, then the center is cropped */
-    const char* interpolation; /**< of the resize: "bicubic" or "bilinear" */
+    uint64_t calibration_images; /**< number of images that the model was calibrated with */
+    uint64_t weight_bytes;       /**< memory of packed weights and other constants */
+    uint64_t run_bytes;          /**< memory of the buffers of one image, allocated by the first run */
+    uint32_t resize;             /**< preprocessing: the short side is resized to this, then the center is cropped */
+    const char* interpolation;   /**< of the resize: "bicubic" or "bilinear" */
 } fqvit_description;
 
 /**
@@ -162,7 +170,7 @@ FQVIT_API fqvit_status fqvit_model_input(const fqvit_model* model, fqvit_tensor*
 /** Describe the i-th output; output 0 is the one that fqvit_model_run() returns. size: sizeof(fqvit_tensor). */
 FQVIT_API fqvit_status fqvit_model_output(const fqvit_model* model, uint32_t i, fqvit_tensor* tensor, size_t size);
 
-/** Return the name of class i in UTF-8, or NULL if there is none. */
+/** Return the name of class i in UTF-8, or NULL if there is none. The pointer lives as long as the handle. */
 FQVIT_API const char* fqvit_model_class_name(const fqvit_model* model, uint32_t i);
 
 /**
@@ -174,7 +182,7 @@ FQVIT_API fqvit_status fqvit_model_preprocess(const fqvit_model* model, const fq
                                               size_t size);
 
 /**
- * Run a batch and return output 0.
+ * Run a batch and return output 0. A count of 0 does nothing.
  * @param images count images, one after the other
  * @param y count times the bytes of the output, aligned to its type
  * @param size the size of `y` in bytes

@@ -45,11 +45,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_generator_writes_two_pages(generator: ModuleType) -> None:
-    assert sorted(generator.PAGES) == ["cli.md", "modules.md"]
+def test_the_generator_writes_three_pages(generator: ModuleType) -> None:
+    assert sorted(generator.PAGES) == ["c-api.md", "cli.md", "modules.md"]
 
 
-@pytest.mark.parametrize("name", ["cli.md", "modules.md"])
+def test_every_function_and_type_of_the_c_header_has_a_section(generator: ModuleType) -> None:
+    header = re.sub(r"/\*.*?\*/", "", generator.C_HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
+    declared = re.findall(r"\b(fqvit_\w+)\(", header) + re.findall(r"\} (fqvit_\w+);", header)
+    page = generator.PAGES["c-api.md"]()
+    assert len(declared) > 15 and [name for name in declared if f"\n## {name}\n" not in page] == []
+    assert re.findall(r"^\| `[^`]*` \|  \|$", page, re.MULTILINE) == []  # every member is explained
+
+
+@pytest.mark.parametrize("name", ["c-api.md", "cli.md", "modules.md"])
 def test_generated_pages_are_current(generator: ModuleType, name: str) -> None:
     committed = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert committed == generator.PAGES[name](), f"docs/reference/{name} is out of date. Run `make docs` and commit the page."
