@@ -1,4 +1,4 @@
-"""Run many mutated .fqvit files through all stages: read, verify, build the native engine, run, compare with the reference.
+"""Load many mutated .fqvit files with both loaders, which must agree, run accepted ones and compare them with the reference.
 
     python tests/robustness/fuzz/campaign.py --count 10000 --seed 1 --workers 1 [--native FILE]
 
