@@ -166,7 +166,7 @@ static void check_bad_loads(const char* folder, const struct golden* g) {
     CHECK_LOAD(FILE, "no such file", fqvit_model_load("", NULL, &model));
     CHECK_LOAD(FILE, "absent.fqvit: no such file", fqvit_model_load("absent.fqvit", NULL, &model));
     CHECK_LOAD(FILE, "not a regular file", fqvit_model_load(folder, NULL, &model));
-    CHECK_LOAD(PROGRAM, "header too small", fqvit_model_load_memory("", 0, NULL, &model));
+    CHECK_LOAD(PROGRAM, "not a .fqvit file", fqvit_model_load_memory("", 0, NULL, &model));
     for (size_t size = 0; size < g->file.size; size += 1 + g->file.size / 40) {
         CHECK_LOAD(PROGRAM, "", fqvit_model_load_memory(g->file.data, size, NULL, &model));
     }

@@ -26,10 +26,10 @@ def json_headers() -> Path:
 
 
 def core() -> list[str]:
-    """Return the engine's sources listed in native/CMakeLists.txt, as paths below native/."""
+    """Return the sources listed in native/CMakeLists.txt, as paths below native/, without the C interface."""
     found = re.search(r"set\(FQVIT_CORE\s([^)]*)\)", (NATIVE / "CMakeLists.txt").read_text())
     assert found
-    return found.group(1).split()
+    return [name for name in found.group(1).split() if not name.startswith("capi/")]
 
 
 def tool(*names: str) -> str:

@@ -167,7 +167,7 @@ def test_unusable_files_are_rejected_in_one_line(api: Api, tmp_path: Path) -> No
     for name, data in {"empty": b"", "short": good[:-1], "long": good + b"x", "bits": good[:-9] + bytes(9)}.items():
         (tmp_path / name).write_bytes(data)
     for path, status, text in [
-        (tmp_path / "absent", capi.FILE, "no such file. Check the path."),
+        (tmp_path / "absent", capi.FILE, "no such file. Check the path, or make one with `fqvit quantize -o absent`."),
         (tmp_path, capi.FILE, "not a regular file. Check the path."),
         (tmp_path / "fifo", capi.FILE, "not a regular file. Check the path."),
         (tmp_path / "empty", capi.PROGRAM, "header too small"),
@@ -201,7 +201,7 @@ def test_errors_are_one_line_of_utf8_whatever_a_path_contains(api: Api) -> None:
         text = api.error()  # decodes as UTF-8
         assert len(text.splitlines()) == 1 and text.isprintable() and text.endswith(".") and ": " in text
     assert api.lib.fqvit_model_load(b"a\nb\x1b[1m\xff\xc2\x85\xe2\x80\xa8c", None, capi.byref(handle)) == capi.FILE
-    assert api.error() == "a b [1m\ufffd  c: no such file. Check the path."
+    assert api.error().startswith("a b [1m\ufffd  c: no such file. Check the path, ")
 
 
 def test_a_name_in_a_file_that_is_longer_than_the_buffer_is_cut_at_a_character(api: Api) -> None:

@@ -20,7 +20,6 @@ from tests.factories import assert_same, embedded_program, images_for, one_threa
 from tests.native.compilers import run
 from tests.native.golden import GOLDEN
 from tests.native.library import Library
-from tests.native.test_preprocess import order_of_pillow_13  # noqa: F401
 
 TINY = GOLDEN / "tiny_v1.fqvit"
 
@@ -143,7 +142,7 @@ def test_help_version_and_instruction_sets(command: Path) -> None:
         ([TINY, "x.ppm", "--threads", "257"], "--threads: 257, expected a number from 1 to 256."),
         ([TINY, "x.ppm", "--repeat", "99999999999999999999"], "--repeat: 99999999999999999999, expected a number from 1 to"),
         ([TINY, "x.ppm", "--isa", "sse9"], "instruction set sse9: not in this build or not on this CPU, expected one of"),
-        (["absent.fqvit", "x.ppm"], "absent.fqvit: no such file. Check the path."),
+        (["absent.fqvit", "x.ppm"], "absent.fqvit: no such file. Check the path, or make one with "),
         ([GOLDEN / "detectors" / "mask_rcnn_v1.fqvit", "x.ppm"], "holds a detector, not a classifier."),
         ([TINY, "absent.ppm"], "absent.ppm: cannot be opened (No such file or directory). Check the path."),
         ([TINY, GOLDEN], "cannot be read (Is a directory). Check the path."),

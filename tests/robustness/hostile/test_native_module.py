@@ -10,7 +10,7 @@ import pytest
 
 from fqvit import _native
 from fqvit.errors import FqvitError
-from fqvit.runtime.memory import MOST_BYTES
+from fqvit.runtime.limits import MOST_BYTES
 from fqvit.runtime.native import Engine
 from tests.robustness.fuzz.oracle import verdicts
 from tests.robustness.hostile.small_programs import BEFORE, CASES, IMAGE, SHARED, X_TOKENS, Array, C, T, file_of, header_of
