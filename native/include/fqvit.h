@@ -201,16 +201,16 @@ typedef struct fqvit_detections fqvit_detections;
 
 /** What a detector is. Pointers live as long as the handle. */
 typedef struct fqvit_detector_description {
-    const char* model;           /**< "mask_rcnn" or "cascade_mask_rcnn" */
-    const char* source;          /**< where the float weights came from */
-    const char* recipe;          /**< the quantization recipe as JSON */
-    const char* header;          /**< the whole description in the file as JSON */
-    const char* fingerprint;     /**< SHA-256 of the contents, in hexadecimal */
-    const char* instruction_set; /**< in use */
-    uint32_t threads;            /**< in use */
-    uint32_t classes;            /**< number of classes, without the background */
-    uint32_t stages;             /**< number of box heads in sequence */
-    uint64_t calibration_images;
+    const char* model;              /**< "mask_rcnn" or "cascade_mask_rcnn" */
+    const char* source;             /**< where the float weights came from */
+    const char* recipe;             /**< the quantization recipe as JSON */
+    const char* header;             /**< the whole description in the file as JSON */
+    const char* fingerprint;        /**< SHA-256 of the contents, in hexadecimal */
+    const char* instruction_set;    /**< in use */
+    uint32_t threads;               /**< in use */
+    uint32_t classes;               /**< number of classes, without the background */
+    uint32_t stages;                /**< number of box heads in sequence */
+    uint64_t calibration_images;    /**< number of images that the recipe was calibrated on */
     uint32_t short_side, long_side; /**< images are resized to reach one of them, with their aspect ratio kept */
     const char* resize;             /**< how images are interpolated: "opencv" or "rounded" */
     uint32_t max_detections;        /**< per image */

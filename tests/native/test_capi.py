@@ -170,9 +170,9 @@ def test_unusable_files_are_rejected_in_one_line(api: Api, tmp_path: Path) -> No
         (tmp_path / "absent", capi.FILE, "no such file. Check the path, or make one with `fqvit quantize -o absent`."),
         (tmp_path, capi.FILE, "not a regular file. Check the path."),
         (tmp_path / "fifo", capi.FILE, "not a regular file. Check the path."),
-        (tmp_path / "empty", capi.PROGRAM, "header too small"),
-        (tmp_path / "short", capi.PROGRAM, "size of the file"),
-        (tmp_path / "long", capi.PROGRAM, "size of the file"),
+        (tmp_path / "empty", capi.PROGRAM, "not a .fqvit file, expected one written by `fqvit quantize`. Check the path."),
+        (tmp_path / "short", capi.PROGRAM, "damaged or truncated, expected a complete .fqvit file. Quantize again."),
+        (tmp_path / "long", capi.PROGRAM, "damaged or truncated, expected a complete .fqvit file. Quantize again."),
         (tmp_path / "bits", capi.PROGRAM, "the fingerprint does not match the contents. The file is damaged."),
         (GOLDEN / "detectors" / "cascade_v1.fqvit", capi.PROGRAM, "holds a detector, not a classifier."),
     ]:
