@@ -26,7 +26,8 @@ fqvit_status fail_with(fqvit_status status, const char* message) noexcept {
 }
 
 std::string shown_path(const char* path) {
-    constexpr std::size_t LONGEST = 300;  // U+FFFD may triple it, and the problem after it must not be cut off
+    // Each invalid byte may become U+FFFD, 3 bytes. The message after the path must still fit into last_error.
+    constexpr std::size_t LONGEST = 300;
     const std::string text(path);
     return text.size() <= LONGEST ? text : "..." + text.substr(text.size() - LONGEST);
 }
@@ -39,7 +40,7 @@ EngineOptions read_options(const fqvit_options* given, std::int64_t most_run_byt
                          "options: struct_size is " + std::to_string(size) +
                              ", expected sizeof(fqvit_options). Initialize with FQVIT_OPTIONS_INIT");
         std::memcpy(&options, given, std::min(size, sizeof options));
-        // Members that a newer caller has set would otherwise be ignored in silence.
+        // Members that a newer caller has set would otherwise be silently ignored.
         const auto* bytes = reinterpret_cast<const std::uint8_t*>(given);
         require_argument(
             std::all_of(bytes + std::min(size, sizeof options), bytes + size, [](auto b) { return b == 0; }),

@@ -36,8 +36,8 @@ struct RoiAlign {
 // Throws BadProgram if a limit is exceeded.
 void check_roi_align(const RoiAlign& a);
 
-// Runs on at most `threads` threads. The caller has called check_roi_align(a). instruction_set: as in Engine. The bits
-// depend on neither.
+// Runs on at most `threads` threads. The caller has called check_roi_align(a). instruction_set: as in Engine. The
+// result does not depend on either.
 void roi_align(const RoiAlign& a, int threads, const std::string& instruction_set);
 
 class ThreadPool;

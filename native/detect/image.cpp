@@ -21,7 +21,7 @@ struct PixelAxis {
     std::vector<std::int32_t> before, after;
 };
 
-// Integer positions, rounded once.
+// Positions are exact fractions; each weight is rounded once.
 PixelAxis rounded_axis(std::int64_t old_side, std::int64_t new_side) {
     PixelAxis out;
     for (std::int64_t i = 0; i < new_side; ++i) {

@@ -42,7 +42,7 @@ void keep_best(std::vector<Candidate>& kept, std::int64_t count) {
 std::vector<Box> propose(const std::vector<ProposalLevel>& levels, ImageSize size, const DetectorConstants& c) {
     std::vector<Candidate> kept, candidates;
     std::vector<std::int64_t> scores;
-    std::int64_t order = 0;  // of all levels
+    std::int64_t order = 0;  // counts the candidates of all levels
     for (std::size_t level = 0; level < levels.size(); ++level) {
         const ProposalLevel& one = levels[level];
         const std::int64_t count = one.grid.count() * static_cast<std::int64_t>(c.anchors[level].size());

@@ -1,4 +1,4 @@
-// What the files of the Python module share.
+// Declarations shared by the source files of the Python module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,7 +15,7 @@ using Pixels = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::de
 
 extern fqvit::Gate* gate;
 
-// Releases the GIL like nb::gil_scoped_release, and counts the call in the gate.
+// Releases the GIL like nb::gil_scoped_release, and registers the call with the gate (gate.h).
 class WithoutGil {
 public:
     WithoutGil() : state_(PyEval_SaveThread()) { gate->enter(); }

@@ -51,8 +51,8 @@ def test_modules_for_running_a_program_need_no_torch() -> None:
     )
 
 
-def test_running_a_file_loads_no_reader_of_files() -> None:
-    # These and the types of ops take 11 MB, a fifth of a process that runs DeiT-Small.
+def test_running_a_program_file_does_not_import_python_parsers() -> None:
+    # The parsers and the Python classes of ops take 11 MB, a fifth of the memory of a process that runs DeiT-Small.
     path = ROOT / "tests" / "golden" / "tiny_v1.fqvit"
     code = f"import fqvit, numpy as np\nengine = fqvit.Engine({str(path)!r})\n"
     code += "engine.classify(np.zeros((1, *engine.input_shape), np.uint8))\n"

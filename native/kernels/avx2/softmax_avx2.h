@@ -1,4 +1,4 @@
-// Softmax for attention_avx2.cpp: turns a row of u8 scores into a row of i16 weights, 32 tokens per vector.
+// Softmax for attention_avx2.cpp: turns a row of u8 scores into a row of i16 weights.
 //
 // Scores are u8, so the distance from a score to the largest one is also u8, and every function of it is a table.
 // Exact because the tables hold the same integers as in the scalar ops; ops/attention.cpp proves that the sums fit.
@@ -37,8 +37,8 @@ FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t token
     return maximum(top);
 }
 
-// RELATIVE: looks up the code of each distance in 16-entry tables in registers, then the weight of each code, also in
-// registers if all codes are below 16.
+// RELATIVE, 32 tokens per vector: looks up the code of each distance in 16-entry tables in registers, then the weight
+// of each code, also in registers if all codes are below 16.
 class RelativeSoftmax {
 public:
     FQVIT_AVX2 explicit RelativeSoftmax(const Attention& head) : head_(head) {
@@ -116,7 +116,8 @@ private:
     __m256i codes_[16], low_, high_;
 };
 
-// LOG and UNIFORM: sums the exponentials of the row, computes the weight of each distance, then looks up each token.
+// LOG and UNIFORM: sums the exponentials of the row, computes the weight of each distance, then looks up the
+// weight of each token.
 FQVIT_AVX2 void softmax_row(const Attention& head, const std::uint8_t* row, std::uint8_t top,
                             const std::uint8_t* region, std::uint8_t query_region, std::int16_t* weights) {
     const std::int64_t last = std::min<std::int64_t>(head.table_length, 256) - 1;

@@ -1,10 +1,10 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] with AVX-VNNI and AVX512-VNNI, by vpdpbusd, which adds four u8 x i8 products to
-// each i32 lane.
+// acc[m, o] = sum_k x[m, k] w[o, k] with AVX-VNNI and AVX512-VNNI, using vpdpbusd, which adds four u8 x i8 products
+// to each i32 lane.
 //
 // Exact because vpdpbusd has no intermediate i16 (unlike vpmaddubsw), wraps instead of saturating (unlike vpdpbusds),
-// and Linear proves |acc| < 2^31. Packing only reorders: each panel stores quads k..k+3 of every
-// column next to each other, padded with zeros past K and O; a block stores the same quads of every row, and
-// broadcasting four bytes gives the quad of one row to all columns.
+// and Linear proves |acc| < 2^31. Packing only reorders values, in quads of four consecutive k: a panel of weights
+// stores the same quad of all its columns next to each other, padded with zeros past K and O; a block of activations
+// does so for its rows, and broadcasting four bytes gives the quad of one row to all columns.
 //
 // Tiles are two vectors wide: 6 rows x 16 columns with 256 bits (12 accumulators, 2 vectors of weights, 1 of
 // activations: 15 of 16 registers) and 12 x 32 with 512 bits (24 + 2 + 1: 27 of 32). Ten or more independent

@@ -1,5 +1,5 @@
-/* Bare-metal firmware for QEMU's mps2-an386 board, without libc. QEMU's -device loader puts the image into memory;
- * semihosting prints the outputs. */
+/* Bare-metal firmware for QEMU's mps2-an386 board, without libc. QEMU's -device loader writes the pixels to
+ * IMAGE; semihosting prints the outputs. */
 #include "model.h"
 
 #define IMAGE ((const uint8_t *)0x21000000)

@@ -159,7 +159,7 @@ def flattened(op: Json, constants: Constants, before: list[Json] = BEFORE) -> tu
 
 
 def with_op(op: Json, constants: Constants, case: Case | None = None) -> bytes:
-    """Return a file with this op after the ops of BEFORE. case: the valid op that this one is a change of"""
+    """Return a file with this op after the ops of BEFORE. case: the valid case from which `op` was derived"""
     return file_of(text_with(json.dumps(op), case or Case(op, constants)), SHARED | constants)
 
 

@@ -116,7 +116,7 @@ def zipped(**members: bytes) -> bytes:
 
 
 def shifted(seed: bytes, kind: str, ops_of: Callable[[Any], list[Any]], shift: int) -> bytes:
-    """Return the file with the shift of every op that has one changed."""
+    """Return the file with the field `shift` replaced in every op that has it."""
 
     def change(header: Any, _: Any) -> None:
         for op in ops_of(header):

@@ -1,6 +1,6 @@
 """Powers of two in fixed point, from three integer tables; softmax and sigmoid of base-2 logits.
 
-No floats are used: the tables are computed with integer square roots of 120 fraction bits.
+No floats are used: the tables are computed from integer square roots with 120 fraction bits.
 See also: float/proposals.py, the same in float.
 """
 

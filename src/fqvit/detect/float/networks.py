@@ -18,7 +18,7 @@ from fqvit.detect.images import FLOAT_RULE, Pixels, normalise_and_pad, prepare
 from fqvit.detect.model.detector import FloatDetector, at_size
 from fqvit.detect.model.pyramid import Pyramid, split_outputs
 
-# Pyramids share their weights, but indices and masks take about 10 MB at a photograph's size.
+# Pyramids share their weights, but each has its own indices and masks: about 10 MB for a typical photograph.
 KEPT_SIZES = 16
 # Boxes per run of a head: activations in the mask head of the released detectors take about 2.5 MB per box.
 BOXES_AT_ONCE = 256

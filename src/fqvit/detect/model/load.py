@@ -98,7 +98,7 @@ def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0
 
 
 def config_of(released: Released, label: str) -> DetectorConfig:
-    """Infer all sizes from the shapes of a checkpoint; raises FqvitError naming a tensor that is missing or of another rank."""
+    """Infer all sizes from the shapes of a checkpoint. Raises FqvitError if a tensor is missing, empty or of another rank."""
     state = released.state
 
     def shape(key: str, rank: int) -> torch.Size:
@@ -107,7 +107,8 @@ def config_of(released: Released, label: str) -> DetectorConfig:
             name = released_name(key, released.layout, released.cascade)
             if value is None:
                 raise FqvitError(f"{label}: lacks '{name}'. The checkpoint is incomplete or belongs to another model.")
-            raise FqvitError(f"{label}: '{name}' is {list(value.shape)}, expected {rank} axes. The file is damaged.")
+            expected = f"{rank} axes of length 1 or more"
+            raise FqvitError(f"{label}: '{name}' is {list(value.shape)}, expected {expected}. The file is damaged.")
         return value.shape
 
     def count(pattern: str) -> int:

@@ -1,7 +1,7 @@
 """Build a QDQ ONNX graph: nodes, constants, quantized tensors, and the requirements of each target runtime.
 
-Every buffer of codes becomes a float tensor f = (code - zero) * scale. Scale and zero are free as long as the op that writes
-a tensor and the ops that read it agree. If a site (a quantized tensor) has per-channel scales and a matrix
+Every buffer of codes becomes a float tensor f = (code - zero) * scale. Any scale and zero will do as long as the op that
+writes a tensor and the ops that read it agree. If a site (a quantized tensor) has per-channel scales and a matrix
 product reads it, their mean suffices: the program's weights already contain the per-channel factors.
 See also: writer.py, scales.py.
 """

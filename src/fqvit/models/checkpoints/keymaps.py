@@ -101,7 +101,7 @@ HF_SWIN = [
 
 
 def check_block_numbers(names: Iterable[str], label: str) -> None:
-    """Raise FqvitError for block or stage numbers above 99. Their names determine how many blocks are expected."""
+    """Raise FqvitError for block or stage numbers above 99. The largest number determines how many blocks are expected."""
     absurd = next((key for key in names if ABSURD.search(key)), None)
     if absurd is not None:
         raise FqvitError(f"{label}: '{absurd[:80]}' has a block or stage number above 99. The checkpoint is damaged.")
@@ -219,7 +219,7 @@ def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) ->
                 f"{label}: '{origin[key]}' is a single number, expected a matrix or a vector. The file is damaged."
             )
         if len({third.shape for third in thirds}) > 1:
-            raise FqvitError(f"{label}: '{origin[key]}' differs in shape from its key or value. Download the checkpoint again.")
+            raise FqvitError(f"{label}: '{origin[key]}' differs in shape from that of K or V. Download the checkpoint again.")
         joined = f"{match[1]}.qkv.{match[2]}"
         out[joined] = torch.cat(thirds)
         origin[joined] = origin[key]
