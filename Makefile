@@ -78,7 +78,7 @@ mutants: .venv/.dev
 	$(BIN)/cr-report --surviving-only --show-diff build/mutants/session.sqlite
 
 # Run the C++ engine without Python under ASan, UBSan and TSan, on files written by Python, with several engines and threads at once.
-CORE := $(wildcard native/core/*.cpp native/image/*.cpp native/ir/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
+CORE := $(wildcard native/core/*.cpp native/detect/*.cpp native/image/*.cpp native/ir/*.cpp native/ops/*.cpp native/kernels/*/*.cpp)
 HEADERS := $(wildcard native/*/*.h native/kernels/*/*.h)
 # The headers of nlohmann-json, which the development installation contains as a wheel.
 JSON = $(shell $(BIN)/python -c 'from importlib.util import find_spec; print(find_spec("nlohmann_json").submodule_search_locations[0])')/include
@@ -151,6 +151,9 @@ fuzz-loader: build/fuzz/loader
 	@mkdir -p build/fuzz/corpus
 	build/fuzz/loader -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
 	  -artifact_prefix=build/fuzz/ build/fuzz/corpus native/fuzz/seeds
+	@mkdir -p build/fuzz/detectors
+	build/fuzz/loader -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 -max_len=200000 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/detectors tests/golden/detectors
 
 build/fuzz/loader: native/fuzz/loader_fuzz.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)

@@ -1,9 +1,11 @@
 // libFuzzer target: loads bytes as a .fqvit file, after making its fingerprint valid. A program that the loader accepts
 // must run, stay within the inferred ranges, and give the same bits on every instruction set, with and without fusion,
-// in new and in reused memory. Every instruction set must reject the same files, with the same message.
+// in new and in reused memory. Every instruction set must reject the same files, with the same message. A detector that
+// the loader accepts must run on a small image and give the same detections on every instruction set.
 #include <cstdio>
 #include <cstdlib>
 
+#include "detect/detector.h"
 #include "fuzz/mutate.h"
 #include "ir/container.h"
 #include "test/programs.h"
@@ -22,16 +24,21 @@ constexpr std::int64_t MOST_PIXELS = 1 << 15, MOST_VALUES = 1 << 17, MOST_WORK =
 }
 
 // Replaces the fingerprint by that of the contents, if the container can be read and stores one of the right length.
-void repair(Bytes& file) {
+// Returns whether the file is a detector.
+bool repair(Bytes& file) {
+    bool is_detector = false;
     try {
         const Container container = read_container(borrow_memory(file.data(), file.size()));
-        const auto json = container.metadata.find(PROGRAM_KEY), stored = container.metadata.find("fingerprint");
-        if (json == container.metadata.end() || stored == container.metadata.end()) return;
+        is_detector = container.metadata.contains(DETECTOR_KEY);
+        const auto json = container.metadata.find(is_detector ? DETECTOR_KEY : PROGRAM_KEY),
+                   stored = container.metadata.find("fingerprint");
+        if (json == container.metadata.end() || stored == container.metadata.end()) return is_detector;
         const std::string& old = stored->second;
         const std::string valid = fingerprint_of(container, json->second);
         const auto found = std::search(file.begin(), file.end(), old.begin(), old.end());
         if (old.size() == valid.size() && found != file.end()) std::copy(valid.begin(), valid.end(), found);
     } catch (const BadProgram&) {}  // the loader must reject it, too
+    return is_detector;
 }
 
 // Loads a file; returns null and the message if it is rejected.
@@ -92,6 +99,28 @@ bool check_program(const Bytes& file) {
     return true;
 }
 
+// Returns the detections in a small image, or the message if the detector is rejected.
+std::string detections_of(const Bytes& file, const std::string& isa, bool run) {
+    constexpr std::int64_t MOST_BYTES = 1 << 26, MOST_PROPOSALS = 64, HEIGHT = 40, WIDTH = 33;
+    try {
+        Detector detector(borrow_memory(file.data(), file.size()),
+                          {.instruction_set = isa, .most_run_bytes = MOST_BYTES});
+        if (!run || detector.header().between.proposals > MOST_PROPOSALS) return "";
+        const Bytes pixels = image_of({HEIGHT, WIDTH, 3}, 0, 1);
+        const Detections found =
+            detector.detect_resized({pixels.data(), {HEIGHT, WIDTH}, 3 * WIDTH}, {2 * HEIGHT, WIDTH});
+        std::string out = "found ";
+        for (std::size_t i = 0; i < found.count(); ++i) {
+            out += std::to_string(found.scores[i]) + " " + std::to_string(found.labels[i]) + " ";
+            for (const std::int64_t edge : found.boxes[i]) out += std::to_string(edge) + " ";
+        }
+        for (const std::int32_t probability : found.probabilities) out += std::to_string(probability) + " ";
+        return out;
+    } catch (const BadProgram& error) {
+        return error.what();
+    }
+}
+
 // FQVIT_FUZZ_EVERY=N: load every file, but compare and run only one in N, chosen by its contents.
 bool is_compared(const Bytes& file) {
     static const char* const given = std::getenv("FQVIT_FUZZ_EVERY");
@@ -105,7 +134,13 @@ bool is_compared(const Bytes& file) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     Bytes file(data, data + size);
-    repair(file);
+    if (repair(file)) {
+        const bool compared = is_compared(file);
+        const std::string expected = detections_of(file, "scalar", compared);
+        const std::vector<std::string> sets = instruction_sets();
+        if (compared && detections_of(file, sets.front(), true) != expected) fail("another detector", sets.front());
+        return 0;
+    }
     if (is_compared(file)) return check_program(file) ? 0 : -1;
     std::string message;
     load_or_reject(file, "scalar", false, message);

@@ -34,8 +34,10 @@ public:
         Tree header = Tree::parse(file.substr(8, length), nullptr, false);
         if (!header.is_object() || !header.contains("__metadata__")) return {};
         Tree metadata = header["__metadata__"];
-        if (!metadata.is_object() || !metadata.contains("fqvit") || !metadata["fqvit"].is_string()) return {};
-        Tree program = Tree::parse(metadata["fqvit"].get<std::string>(), nullptr, false);
+        if (!metadata.is_object()) return {};
+        const char* const key = metadata.contains("fqvit_detector") ? "fqvit_detector" : "fqvit";
+        if (!metadata.contains(key) || !metadata[key].is_string()) return {};
+        Tree program = Tree::parse(metadata[key].get<std::string>(), nullptr, false);
         std::vector<MutatedTensor> tensors;
         for (const auto& [name, entry] : header.items()) {
             if (name == "__metadata__") continue;
@@ -51,7 +53,7 @@ public:
                 change_tensor(tensors, below(tensors.size()));
             }
         }
-        metadata["fqvit"] = program.dump();
+        metadata[key] = program.dump();
         metadata["fingerprint"] = std::string(64, '0');  // the target repairs it
         return packed(metadata, tensors);
     }
