@@ -1,10 +1,6 @@
-""
-        "Write .fqvit files: small ones as seeds of the fuzzer, larger ones for the sanitizers.
+"""Write .fqvit files: small ones as seeds of the fuzzer, larger ones for the sanitizers.
 
-        python native /
-        fuzz / make_seeds.py native / fuzz / seeds #one or
-    two ops each;
-these are committed
+python native/fuzz/make_seeds.py native/fuzz/seeds            # one or two ops each; these are committed
 python native/fuzz/make_seeds.py --networks build/seeds       # also wide ops, whole networks and the golden files
 """
 
@@ -51,8 +47,8 @@ def file_name(name: str) -> str:
 
 def single_ops() -> dict[str, bytes]:
     """Return one program per op, after the ops that make its inputs."""
-    return {file_name(name): written(program_of(case), style % 4) for style, (name, case) in enumerate(CASES.items())
-}
+    return {file_name(name): written(program_of(case), style % 4) for style, (name, case) in enumerate(CASES.items())}
+
 
 def several_outputs() -> dict[str, bytes]:
     """Return a small head (a convolution, then two layers), with outputs that prevent fusion."""
@@ -105,20 +101,18 @@ def networks() -> dict[str, bytes]:
     found = {path.stem: path.read_bytes() for path in sorted((ROOT / "tests" / "golden").glob("*_v1.fqvit"))}
     for name, low in (("packed", packed()), ("cascade", lowered("cascade of 4conv1fc", "fqvit"))):
         parts = {"pyramid": low.pyramid(32, 64), "box": batched(low.boxes[0], 5), "mask": low.masks[0]}
-        found |= {f"detector_{name}_{part}": written(program) for part, program in parts.items()
-                }
-                return found
+        found |= {f"detector_{name}_{part}": written(program) for part, program in parts.items()}
+    return found
 
-                           def
-                           main() -> None
-                    : parser = argparse
-                                   .ArgumentParser(description = __doc__,
-                                                   formatter_class = argparse.RawDescriptionHelpFormatter)
-                                       parser.add_argument("folder", type = Path)
-                                           parser.add_argument("--networks", action = "store_true")
-                                               arguments = parser.parse_args() seeds =
-                           single_ops() | several_outputs() | wide_ops(3, SMALL, 4) if arguments.networks : seeds |= {f"large_{name}": data for name, data in wide_ops(25, 2**18, 1).items()
-                } | networks()
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--networks", action="store_true")
+    arguments = parser.parse_args()
+    seeds = single_ops() | several_outputs() | wide_ops(3, SMALL, 4)
+    if arguments.networks:
+        seeds |= {f"large_{name}": data for name, data in wide_ops(25, 2**18, 1).items()} | networks()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for name, data in seeds.items():
         (arguments.folder / f"{name}.fqvit").write_bytes(data)
