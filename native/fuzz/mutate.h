@@ -41,8 +41,9 @@ public:
         std::vector<MutatedTensor> tensors;
         for (const auto& [name, entry] : header.items()) {
             if (name == "__metadata__") continue;
-            const auto begin = entry.at("data_offsets").at(0).get<std::size_t>();
-            const auto end = entry.at("data_offsets").at(1).get<std::size_t>();
+            const Tree &first = entry.at("data_offsets").at(0), &last = entry.at("data_offsets").at(1);
+            if (!first.is_number_unsigned() || !last.is_number_unsigned()) return {};
+            const auto begin = first.get<std::size_t>(), end = last.get<std::size_t>();
             if (begin > end || end > file.size() - 8 - length) return {};
             tensors.push_back({name, entry, file.substr(8 + length + begin, end - begin)});
         }
