@@ -88,10 +88,11 @@ private:
                                          32, 62, 63,  127, 128, 255,   256,   65535,   65536,   1 << 20,    1 << 28,
                                          33, 64, 100, 129, 512, 4096,  8192,  1 << 29, 1 << 30, 2147483647, 2147483648,
                                          52, 53, 61,  5,   4,   40000, 32768, 1 << 24};
+        const auto bits = static_cast<std::uint64_t>(old);  // wraps around
         switch (below(6)) {
-            case 0: return old + 1;
-            case 1: return old - 1;
-            case 2: return static_cast<std::int64_t>(static_cast<std::uint64_t>(old) * 2);
+            case 0: return static_cast<std::int64_t>(bits + 1);
+            case 1: return static_cast<std::int64_t>(bits - 1);
+            case 2: return static_cast<std::int64_t>(bits * 2);
             case 3: return std::int64_t{1} << below(63);
             default: return ENDS[below(std::size(ENDS))];
         }
