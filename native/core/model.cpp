@@ -120,15 +120,7 @@ void check_header(const Header& header, const Engine& engine, const Constants& c
 }
 
 Model::Model(std::shared_ptr<Source> source, const EngineOptions& options) {
-    try {
-        load(std::move(source), options);
-    } catch (const BadFile&) {
-        throw;
-    } catch (const BadProgramWithRemedy&) {
-        throw;
-    } catch (const BadProgram& error) {
-        throw BadProgram(std::string(error.what()) + ". " + DAMAGED);
-    }
+    with_remedy([&] { load(std::move(source), options); });
 }
 
 void Model::load(std::shared_ptr<Source> source, const EngineOptions& options) {

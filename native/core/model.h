@@ -13,6 +13,20 @@ namespace fqvit {
 // Ends the error message of a file whose contents break a rule.
 constexpr const char* DAMAGED = "The file is damaged or was not written by fqvit";
 
+// Calls action(); adds to errors without a remedy that the file is damaged.
+template <class Action>
+void with_remedy(const Action& action) {
+    try {
+        action();
+    } catch (const BadFile&) {
+        throw;
+    } catch (const BadProgramWithRemedy&) {
+        throw;
+    } catch (const BadProgram& error) {
+        throw BadProgramWithRemedy(std::string(error.what()) + ". " + DAMAGED);
+    }
+}
+
 class Model {
 public:
     // Reads and verifies everything that the file contains. Throws BadProgram, BadFile if the source cannot be read.

@@ -19,20 +19,6 @@ namespace {
 
 constexpr std::size_t KEPT_SIZES = 2;
 
-// Calls action(); adds to errors without a remedy that the file is damaged.
-template <class Action>
-void with_remedy(const Action& action) {
-    try {
-        action();
-    } catch (const BadFile&) {
-        throw;
-    } catch (const BadProgramWithRemedy&) {
-        throw;
-    } catch (const BadProgram& error) {
-        throw BadProgramWithRemedy(std::string(error.what()) + ". " + DAMAGED);
-    }
-}
-
 // The pyramid for one image size. All sizes share the packed weights and the memory of runs.
 struct Pyramid {
     ImageSize size;
