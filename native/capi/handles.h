@@ -14,7 +14,7 @@
 
 namespace fqvit::capi {
 
-// A wrong argument of a call.
+// An invalid argument in a call of the C API.
 class BadArgument : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
@@ -44,7 +44,7 @@ fqvit_status guarded(const Call& call) noexcept {
     }
 }
 
-// The handles of one kind that exist. A freed handle is found to be gone, unless a new one has the same address.
+// The live handles of one type. Detects the use of a freed handle, unless a new one has the same address.
 template <class Handle>
 class Handles {
 public:
@@ -87,7 +87,8 @@ void with_path(const char* path, const Load& load) {
     }
 }
 
-// Whether a version of the struct can have this size. Others would cut a member in two.
+// Returns whether some version of the struct can have this size: versions only append members, and sizeof is a multiple
+// of the alignment.
 template <class Struct>
 bool is_struct_size(std::size_t size) {
     return size > 0 && size <= 4096 && size % alignof(Struct) == 0;
@@ -97,7 +98,7 @@ bool is_struct_size(std::size_t size) {
 template <class Struct>
 void copy_known(const Struct& from, Struct* to, std::size_t size) {
     require_argument(to != nullptr, "description: null, expected a struct");
-    require_argument(is_struct_size<Struct>(size), "size: " + std::to_string(size) + ", expected sizeof of the struct");
+    require_argument(is_struct_size<Struct>(size), "size: " + std::to_string(size) + ", expected the struct's size");
     std::memset(to, 0, size);
     std::memcpy(to, &from, std::min(size, sizeof from));
 }

@@ -33,7 +33,7 @@ struct EngineOptions {
     std::string instruction_set{};  // one of instruction_sets(), or "" for the fastest
     int threads = 1;                // clamped to 1..256
     bool keep_buffers = false;      // fuse nothing and keep every buffer readable after a run of one image
-    // Limit of the memory for the buffers of one image, in bytes. It is allocated by the first run only.
+    // Limit on run_bytes(). The constructor checks it; the memory is allocated by the first run.
     std::int64_t most_run_bytes = std::int64_t{512} << 20;
     // Packed weights that programs share; null: the engine keeps its own. Must only be used with one instruction set.
     std::shared_ptr<WeightStore> weights = nullptr;
@@ -47,7 +47,8 @@ struct EngineOptions {
 class Engine {
 public:
     // Verifies the program completely, with the rules of Program.verify in src/fqvit/ir/program.py, and packs it.
-    // Throws BadProgram "<op>: <problem>", or if it needs more memory than allowed. Reads constants only here.
+    // Throws BadProgram if it does not verify ("<op>: <problem>") or needs more than most_run_bytes. The constants are
+    // not read after the constructor returns.
     Engine(const Program& program, const EngineOptions& options);
     ~Engine();
     Engine(const Engine&) = delete;

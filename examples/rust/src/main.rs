@@ -10,14 +10,14 @@ fn read_ppm(path: &str) -> Result<Image> {
     let data = std::fs::read(path).map_err(|error| format!("{path}: {error}."))?;
     let damaged = || format!("{path}: not a binary PPM image with 8 bits per sample.");
     // P6, width, height and maximum, each followed by one white space character; then the pixels.
-    let mut words = data.splitn(5, |byte| byte.is_ascii_whitespace());
-    let mut number = || std::str::from_utf8(words.next()?).ok();
-    if number() != Some("P6") {
+    let mut fields = data.splitn(5, |byte| byte.is_ascii_whitespace());
+    let mut field = || std::str::from_utf8(fields.next()?).ok();
+    if field() != Some("P6") {
         return Err(damaged());
     }
-    let mut parsed = || number()?.parse::<u32>().ok();
-    let (Some(width), Some(height), Some(255)) = (parsed(), parsed(), parsed()) else { return Err(damaged()) };
-    let pixels = words.next().ok_or_else(damaged)?.to_vec();
+    let mut number = || field()?.parse::<u32>().ok();
+    let (Some(width), Some(height), Some(255)) = (number(), number(), number()) else { return Err(damaged()) };
+    let pixels = fields.next().ok_or_else(damaged)?.to_vec();
     Ok(Image { pixels, width, height })
 }
 

@@ -1,4 +1,4 @@
-"""The default limit of the memory of one image."""
+"""The default limit on the memory that the buffers of one image need."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.robustness.hostile.containers import Tensors, fingerprint_of, packed,
 
 TEXT, _, TENSORS = unpacked(golden()["tiny_v1.fqvit"])
 SMALL: Tensors = {"z.small": ("U8", [2], b"\1\2")}
-DEEP = 127  # objects and arrays that the safetensors library accepts inside each other
+DEEP = 127  # nesting depth of objects and arrays that the safetensors library accepts
 
 
 def accepted(raw: bytes, folder: Path) -> bool:
@@ -37,7 +37,7 @@ def file(head: bytes, data: bytes) -> bytes:
 
 
 class Container:
-    """The parts of a valid file, which cases change: its header as a dict or, at the end, as text, and its data."""
+    """A valid file in parts that test cases modify: the header (as the dict `table`, or as text in file()) and the data."""
 
     def __init__(self, text: str = TEXT, tensors: Tensors = TENSORS) -> None:
         raw = packed(text, fingerprint_of(text, tensors), tensors)
@@ -155,7 +155,7 @@ ACCEPTED: dict[str, bytes] = {
     "an unknown field of a tensor": with_entry(more=[1, {"a": None}]),
     f"an unknown field that nests {DEEP - 2} deep": first_entry(lambda text: f'{text[:-1]}, "more": {nested(DEEP - 2)}}}'),
     "an unknown field of 10^40": with_entry(more=10**40),
-    "a tensor that is given twice, alike": with_text(duplicate(NAME, ENTRY)),
+    "a tensor that is given twice with equal entries": with_text(duplicate(NAME, ENTRY)),
     "a tensor that is given twice, and the last one is right": with_text(
         lambda text: "{" + json.dumps(NAME) + ': {"dtype": "I64", "shape": [9], "data_offsets": [0, 72]}, ' + text[1:]
     ),

@@ -124,6 +124,7 @@ def wide_detector() -> bytes:
     return saved(state)
 
 
+# "target description.suffix": (contents, part of the error message or "accepted"). The targets are those of fuzz/readers.py.
 CASES: dict[str, tuple[bytes, str]] = {
     "program a sum of 2^26 channels.fqvit": (program([FLAT, add()], {}), "too many channels"),
     "program groups over 2^26 channels.fqvit": (program([FLAT, add(zero=[1, 2])], {}), "too many channels"),
