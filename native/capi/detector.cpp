@@ -38,8 +38,8 @@ Detector& detector_of(const fqvit_detector* handle) {
 
 const Detections& detections_of(const fqvit_detections* handle, std::size_t i) {
     handles<fqvit_detections>().require(handle);
-    require_argument(i < handle->found.count(),
-                     "detection " + std::to_string(i) + ": expected one of " + std::to_string(handle->found.count()));
+    require_argument(i < handle->found.count(), "detection: index " + std::to_string(i) + ", expected less than " +
+                                                    std::to_string(handle->found.count()));
     return handle->found;
 }
 

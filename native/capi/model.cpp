@@ -142,8 +142,8 @@ fqvit_status fqvit_model_input(const fqvit_model* handle, fqvit_tensor* tensor, 
 fqvit_status fqvit_model_output(const fqvit_model* handle, uint32_t i, fqvit_tensor* tensor, size_t size) {
     return guarded([&] {
         const Model& model = model_of(handle);
-        require_argument(i < handle->outputs.size(),
-                         "output " + std::to_string(i) + ": expected one of " + std::to_string(handle->outputs.size()));
+        require_argument(i < handle->outputs.size(), "output: index " + std::to_string(i) + ", expected less than " +
+                                                         std::to_string(handle->outputs.size()));
         const Output& output = handle->outputs[i];
         const Engine& engine = model.engine();
         const char* kind = Names<OutputKind>::names[static_cast<std::size_t>(output.kind)];

@@ -28,12 +28,14 @@ public:
         const Value& value = buffer(output.buffer);
         const bool fits = rule.i32 ? value.dtype == DType::i32
                                    : value.dtype == DType::u8 || (rule.wide_codes && value.dtype == DType::u16);
-        require(fits, "'", output.buffer, "' is ", value.dtype, ", which ", name, " cannot be");
+        const char* dtypes = rule.i32 ? "i32" : rule.wide_codes ? "u8 or u16" : "u8";
+        require(fits, "'", output.buffer, "' is ", value.dtype, ", expected ", dtypes);
         require(!rule.i32 || (output.zero == 0 && !output.alpha.has_value()), name,
                 " with a zero point or alpha, expected neither");
         const std::size_t axes = value.shape.size();
+        const std::string others = rule.other_axes == rule.axes ? "" : " or " + std::to_string(rule.other_axes);
         require(axes == rule.axes || axes == rule.other_axes, name, " of shape ", value.shape, ", expected ", rule.axes,
-                " or ", rule.other_axes, " axes");
+                others, " axes");
         largest_alpha(output.alpha, value.channels());
     }
 

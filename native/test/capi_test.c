@@ -226,7 +226,7 @@ static void check_bad_structs(fqvit_model* model) {
     CHECK_ERROR(ARGUMENT, "description: null", fqvit_model_describe(model, NULL, sizeof about.known));
     CHECK_ERROR(ARGUMENT, "description: null", fqvit_model_input(model, NULL, sizeof tensor.known));
     CHECK_ERROR(ARGUMENT, "description: null", fqvit_model_output(model, 0, NULL, sizeof tensor.known));
-    CHECK_ERROR(ARGUMENT, "output 1: expected", fqvit_model_output(model, 1, &tensor.known, sizeof tensor.known));
+    CHECK_ERROR(ARGUMENT, "output: index 1", fqvit_model_output(model, 1, &tensor.known, sizeof tensor.known));
     const size_t wrong[] = {0, 1, sizeof tensor.known + 1, 4104, SIZE_MAX};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
         CHECK_ERROR(ARGUMENT, "size: ", fqvit_model_describe(model, &about.known, wrong[i]));
