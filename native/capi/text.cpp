@@ -24,7 +24,7 @@ Character first_of(std::string_view text) noexcept {
     if (length == 0) return {1, 0, false};
     char32_t code = lead & (0xFF >> (length + 1));
     for (std::size_t i = 1; i < length; ++i) {
-        // The second byte is limited further, to exclude long forms, surrogates and codes above U+10FFFF.
+        // The second byte is limited further, to exclude overlong forms, surrogates and codes above U+10FFFF.
         const int lo = i > 1 ? 0x80 : lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
         const int hi = i > 1 ? 0xBF : lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
         if (i >= text.size() || byte(i) < lo || byte(i) > hi) return {i, 0, false};

@@ -12,17 +12,17 @@ namespace {
 constexpr std::int64_t MAX_SCORES = 1 << 25;  // per image, proposals x (classes + 1): all are in memory at once
 
 // Checks the pyramid's outputs; returns the number of channels of its maps.
-std::int64_t check_pyramid_outputs(const DetectorConstants& between, const Part& pyramid) {
+std::int64_t check_pyramid_outputs(const DetectorConstants& constants, const Part& pyramid) {
     const Header& header = *pyramid.header;
     const std::vector<Output> maps = outputs_of(header, OutputKind::map);
     const std::vector<Output> scores = outputs_of(header, OutputKind::scores);
     const std::vector<Output> deltas = outputs_of(header, OutputKind::deltas);
     const auto size = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
     const Shape found{size(maps), size(scores), size(deltas)};
-    const Shape expected{size(between.areas) + 1, size(between.strides), size(between.strides)};
+    const Shape expected{size(constants.areas) + 1, size(constants.strides), size(constants.strides)};
     require(found == expected, "detector: the pyramid has ", found, " maps, scores and deltas, expected ", expected);
     for (const Output& map : maps) require(map.zero <= 255, "detector: the zero point of a map is above 255");
-    const std::int64_t anchors = size(between.anchors[0]);
+    const std::int64_t anchors = size(constants.anchors[0]);
     const auto check_channels = [&](const std::vector<Output>& outputs, std::int64_t channels) {
         for (const Output& output : outputs) {
             const Shape& shape = pyramid.value(output.buffer).shape;
@@ -75,11 +75,11 @@ std::int64_t check_mask_head(const Part& head, std::int64_t channels) {
     return shape[2];
 }
 
-void check_heads(const DetectorConstants& between, const Parts& parts, std::int64_t channels) {
+void check_heads(const DetectorConstants& constants, const Parts& parts, std::int64_t channels) {
     std::set<std::int64_t> classes;
     const auto check = [&](const char* kind, const std::vector<Part>& heads, const auto& check_head) {
-        require(heads.size() == between.stages(), "detector: ", heads.size(), " ", kind, " heads, expected ",
-                between.stages(), ", one per stage");
+        require(heads.size() == constants.stages(), "detector: ", heads.size(), " ", kind, " heads, expected ",
+                constants.stages(), ", one per stage");
         for (const Part& head : heads) {
             require(head.program.input == heads[0].program.input, "detector: ", kind,
                     " heads take RoIs of different sizes");
@@ -89,7 +89,7 @@ void check_heads(const DetectorConstants& between, const Parts& parts, std::int6
     check("box", parts.boxes, check_box_head);
     check("mask", parts.masks, check_mask_head);
     require(classes.size() == 1, "detector: heads have different numbers of classes");
-    const std::int64_t scores = between.proposals * (*classes.begin() + 1);
+    const std::int64_t scores = constants.proposals * (*classes.begin() + 1);
     require(scores <= MAX_SCORES, "detector: ", scores, " scores per image, expected at most ", MAX_SCORES);
 }
 

@@ -7,9 +7,9 @@ namespace {
 
 constexpr int TABLE_BITS = LOG_FRACTION / 3;  // each table is indexed by a third of the fraction bits
 constexpr std::int64_t ONE = std::int64_t{1} << MANTISSA_FRACTION;
-constexpr std::int64_t LOWEST = -(std::int64_t{64} << LOG_FRACTION);  // its power is 0 in 2^-30
+constexpr std::int64_t LOWEST = -(std::int64_t{64} << LOG_FRACTION);  // 2^-64 rounds to 0 in units of 2^-30
 
-// An unsigned number in 2^-120, lowest word first. Enough for the tables to be rounded correctly.
+// An unsigned number in units of 2^-120, lowest word first: precise enough to round the tables correctly.
 struct Wide {
     std::array<std::uint32_t, 4> words;
 };
@@ -40,19 +40,19 @@ constexpr Table make_table(const Wide& step) {
     Table table{};
     Wide power{{0, 0, 0, 1 << 24}};
     for (std::int64_t& entry : table) {
-        const std::uint64_t high = std::uint64_t{power.words[3]} << 32 | power.words[2];  // in 2^-56
+        const std::uint64_t high = std::uint64_t{power.words[3]} << 32 | power.words[2];  // in units of 2^-56
         entry = static_cast<std::int64_t>((high + (1 << 25)) >> 26);
         power = multiply(power, step);
     }
     return table;
 }
 
-// 2^(2^-9), 2^(2^-18) and 2^(2^-27) in 2^-120, from integer square roots of 2: see _table in exp.py.
+// 2^(2^-9), 2^(2^-18) and 2^(2^-27) in units of 2^-120, from integer square roots of 2: see _table in exp.py.
 constexpr Table HIGH = make_table({{0x94cf2f66, 0xa1ff19d2, 0x6da1c09e, 0x010058c8}});
 constexpr Table MIDDLE = make_table({{0xacc017b7, 0x6ca4d7c8, 0x5c89d5ec, 0x0100002c}});
 constexpr Table LOW = make_table({{0xaa2b219e, 0xf037df38, 0x162e42ff, 0x01000000}});
 
-// 2^x in 2^-30 for x <= 0 in 2^-27.
+// Returns 2^x in units of 2^-30, for x <= 0 in units of 2^-27.
 std::int64_t power_below_one(std::int64_t x) {
     const Power power = power_of_two(std::max(x, LOWEST));
     // round_shift needs a shift of at least 1. The mantissa is below 2^31, so it can be doubled.

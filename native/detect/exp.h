@@ -12,18 +12,19 @@ namespace fqvit {
 
 constexpr int MANTISSA_FRACTION = 30;
 
-// 2^x = mantissa 2^exponent, with the mantissa in 2^-30.
+// 2^x = mantissa 2^exponent, with the mantissa in units of 2^-30.
 struct Power {
     std::int64_t mantissa, exponent;
 };
 
-// x: in 2^-27
+// x: in units of 2^-27
 Power power_of_two(std::int64_t x);
 
-// Scores in 2^-24 of one row of `count` base-2 logits in 2^-27, |logit| < 2^61. powers: scratch of the same length.
+// Computes the scores of one row, in units of 2^-24. logits: base-2 logits [count] in units of 2^-27, |logit| < 2^61
+// powers: scratch [count]
 void softmax(const std::int64_t* logits, std::int64_t count, std::int64_t* powers, std::int32_t* scores);
 
-// The sigmoid of a base-2 logit in 2^-27, in 2^-15. |logit| <= 2^62
+// Returns the sigmoid in units of 2^-15 of a base-2 logit in units of 2^-27, |logit| <= 2^62.
 std::int64_t sigmoid(std::int64_t logit);
 
 }  // namespace fqvit

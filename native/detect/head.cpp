@@ -13,8 +13,8 @@ constexpr std::int64_t BYTES_AT_ONCE = std::int64_t{16} << 20;  // features and 
 }  // namespace
 
 Head::Head(const Part& part, const std::vector<Output>& maps, const std::vector<Ratio>& ratios,
-           const DetectorConstants& between, const Shared& shared)
-    : shared_(shared), side_(part.program.input[0]), channels_(part.program.input[2]), areas_(between.areas) {
+           const DetectorConstants& constants, const Shared& shared)
+    : shared_(shared), side_(part.program.input[0]), channels_(part.program.input[2]), areas_(constants.areas) {
     const CodeInput& input = *part.header->input;
     for (std::size_t i = 0; i < maps.size(); ++i) {
         align_.push_back({.map = nullptr,
@@ -25,7 +25,7 @@ Head::Head(const Part& part, const std::vector<Output>& maps, const std::vector<
                           .boxes = nullptr,
                           .count = 0,
                           .side = side_,
-                          .cell = between.strides[i] << BOX_FRACTION,
+                          .cell = constants.strides[i] << BOX_FRACTION,
                           .mult = ratios[i].mult,
                           .shift = static_cast<int>(ratios[i].shift),
                           .head_zero = static_cast<std::int32_t>(input.zero),
@@ -54,7 +54,7 @@ Head::Head(const Part& part, const std::vector<Output>& maps, const std::vector<
 void Head::pool_features(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count) {
     std::vector<std::vector<std::int64_t>> edges(maps.size()), places(maps.size());
     for (std::int64_t n = 0; n < count; ++n) {
-        // The number of ascending areas that the box's area reaches.
+        // The level is the number of thresholds in areas_, in ascending order, that the box's area reaches.
         const auto level = std::upper_bound(areas_.begin(), areas_.end(), area(boxes[n])) - areas_.begin();
         const auto at = static_cast<std::size_t>(level);
         edges[at].insert(edges[at].end(), boxes[n].begin(), boxes[n].end());
@@ -74,7 +74,7 @@ void Head::pool_features(const std::vector<LevelMap>& maps, const Box* boxes, st
 
 void Head::run_some(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count) {
     const std::int64_t batches = (count + batch_ - 1) / batch_, rois = batches * batch_;
-    // The features of the last batch are filled with zeros; their outputs are not used.
+    // The last batch is padded with zero features, whose outputs are not used.
     features_.assign(static_cast<std::size_t>(rois * side_ * side_ * channels_), 0);
     pool_features(maps, boxes, count);
     std::vector<std::uint8_t*> ys;

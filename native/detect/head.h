@@ -29,7 +29,7 @@ public:
 
     // maps: zero points of the maps   ratios: from sums of RoIAlign to the codes of the head's input, one per map
     Head(const Part& part, const std::vector<Output>& maps, const std::vector<Ratio>& ratios,
-         const DetectorConstants& between, const Shared& shared);
+         const DetectorConstants& constants, const Shared& shared);
 
     std::int64_t side() const { return side_; }
     std::int64_t output_count(std::size_t output) const { return counts_[output]; }  // elements per RoI

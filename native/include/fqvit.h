@@ -15,17 +15,17 @@
  *
  * Detectors work in the same way, see fqvit_detector_load().
  *
- * **Errors.** Functions that can fail return a fqvit_status; 0 is success. fqvit_last_error() then returns one line
- * that names the problem and what to do. A function that fails changes nothing, and writes NULL to a handle that it
- * would have created.
+ * **Errors.** Functions that can fail return a fqvit_status; 0 is success. After a failure, fqvit_last_error() returns
+ * one line that names the problem and what to do. A function that fails changes nothing, and writes NULL to a handle
+ * that it would have created.
  *
  * **Threads.** Functions may be called from any thread. Calls on the same handle run one after the other; use one
  * handle per thread to run in parallel. Only the free functions must not run at the same time as another call on the
  * handle.
  *
- * **Versions.** Within one FQVIT_ABI_VERSION, functions and struct members are only added, members at the end. Structs
- * that a caller passes begin with their size, and functions that fill a struct take its size, so that older callers
- * work with newer libraries.
+ * **Versions.** Within one FQVIT_ABI_VERSION, functions and struct members are only added, members at the end. The
+ * options begin with their size, and functions that fill a struct take its size, so that older callers work with newer
+ * libraries.
  *
  * The header is C99; all names begin with fqvit_ or FQVIT_.
  */
@@ -90,7 +90,7 @@ typedef struct fqvit_options {
     uint32_t threads;   /**< threads of a run, 1 to 256; default: 1. The bits do not depend on it. */
     const char*
         instruction_set;    /**< one of fqvit_instruction_set(); default: the fastest. The bits do not depend on it. */
-    uint64_t max_run_bytes; /**< limit of the memory for the buffers of one image; default: 512 MiB, detectors 8 GiB */
+    uint64_t max_run_bytes; /**< limit on the memory for the buffers of one image; default: 512 MiB, detectors 8 GiB */
 } fqvit_options;
 
 #define FQVIT_OPTIONS_INIT {sizeof(fqvit_options), 0, NULL, 0}
@@ -210,20 +210,23 @@ typedef struct fqvit_detector_description {
     uint32_t threads;               /**< in use */
     uint32_t classes;               /**< number of classes, without the background */
     uint32_t stages;                /**< number of box heads in sequence */
-    uint64_t calibration_images;    /**< number of images that the recipe was calibrated on */
+    uint64_t calibration_images;    /**< number of images that the detector was calibrated with */
     uint32_t short_side, long_side; /**< images are resized to reach one of them, with their aspect ratio kept */
     const char* resize;             /**< how images are interpolated: "opencv" or "rounded" */
     uint32_t max_detections;        /**< per image */
     uint32_t mask_side;             /**< probabilities per side of a mask */
 } fqvit_detector_description;
 
-/** One object. Divide lengths by 256 and scores by 2^24 to get pixels and probabilities; both are exact. */
+/**
+ * One object. Divide lengths by 256 and scores by 2^24 to get pixels and probabilities; both are exact. The pointer is
+ * valid until the detections are freed.
+ */
 typedef struct fqvit_detection {
     int64_t box[4];               /**< x1, y1, x2, y2 in 1/256 pixel of the image */
-    int64_t score;                /**< in 2^-24 */
+    int64_t score;                /**< in units of 2^-24 */
     int64_t label;                /**< class index from 0 */
     int64_t category;             /**< COCO category of the class */
-    const int32_t* probabilities; /**< of the mask: [mask_side, mask_side] in 2^-15; live as long as the handle */
+    const int32_t* probabilities; /**< of the mask: [mask_side, mask_side] in units of 2^-15 */
 } fqvit_detection;
 
 /** Load and verify the file of a detector. The parameters are those of fqvit_model_load(). */
@@ -244,7 +247,7 @@ FQVIT_API fqvit_status fqvit_detector_describe(const fqvit_detector* detector, f
 FQVIT_API const char* fqvit_detector_class_name(const fqvit_detector* detector, uint32_t i);
 
 /**
- * Detect objects, best first. The image may have any size; boxes and masks have its coordinates.
+ * Detect objects, best first. The image may have any size; boxes and masks are in its coordinates.
  * @param found freed with fqvit_detections_free()
  */
 FQVIT_API fqvit_status fqvit_detector_detect(fqvit_detector* detector, const fqvit_image* image,
