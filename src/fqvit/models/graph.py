@@ -94,6 +94,18 @@ class Graph:
         return tuple(values[name] for name in self.outputs)
 
 
+class Captured(nn.Module):
+    """A model that is a graph already: its leaves are submodules, so that they move between devices with it."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.leaves = nn.ModuleList(node.leaf for node in graph.nodes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.graph.run(images)
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Leaf)
@@ -104,6 +116,8 @@ def trace(model: nn.Module, features: Features = "logits") -> Graph:
 
     A leaf that is called several times (a head shared by the levels of a pyramid) has one site per call: path, path@1, ...
     """
+    if isinstance(model, Captured):
+        return model.graph
     traced = _Tracer().trace(model)
     names: dict[fx.Node, str] = {}
     params: dict[fx.Node, Tensor] = {}

@@ -34,6 +34,12 @@ Role = Literal[
     "inner",  # convolutions and linear layers before a ReLU
     "relu",
     "deltas",  # box regressions
+    "query",  # Q, K or V where they are not parts of one linear layer
+    "key",
+    "value",
+    "activation",  # functions of one variable other than GELU
+    "product",  # elementwise products: gated MLPs, squeeze-and-excite
+    "probability",  # softmax outputs that are not multiplied by V
     "route",  # data movement: the output has the codes of the input
 ]
 
@@ -92,16 +98,21 @@ class Embed(Leaf):
 
 
 class LayerNorm(Leaf):
-    """LayerNorm over the last axis, with affine parameters: weight, bias [C]."""
+    """LayerNorm over the last axis, with affine parameters: weight, bias [C].
 
-    def __init__(self, channels: int, eps: float, role: Role = "norm") -> None:
+    center False: the mean is not subtracted (RMS and L2 normalisation).
+    """
+
+    def __init__(self, channels: int, eps: float, role: Role = "norm", center: bool = True) -> None:
         super().__init__(role)
-        self.eps = eps
+        self.eps, self.center = eps, center
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        if self.center:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight + self.bias
 
 
 def gelu(x: float) -> float:
@@ -134,31 +145,37 @@ class Heads(Leaf):
 
 
 class Scores(Leaf):
-    """Q K^T * scale: [..., H, T, D] x 2 -> [..., H, T, T]"""
+    """Q K^T * scale * factors[h]: [..., H, T, D] x 2 -> [..., H, T, T]
 
-    def __init__(self, scale: float) -> None:
+    factors: [H], one factor per head (cosine attention), or None
+    """
+
+    factors: Tensor | None
+
+    def __init__(self, scale: float, factors: Tensor | None = None) -> None:
         super().__init__("scores")
         self.scale = scale
+        self.register_buffer("factors", factors, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return (q * self.scale) @ k.transpose(-2, -1)
+        scores = (q * self.scale) @ k.transpose(-2, -1)
+        return scores if self.factors is None else scores * self.factors[:, None, None]
 
 
-class BiasedScores(Leaf):
-    """Q K^T * scale + table[index]: Swin's scores with its relative position bias.
+class BiasedScores(Scores):
+    """Q K^T * scale * factors[h] + table[index]: Swin's scores with its relative position bias.
 
     table: [R, H], one row per relative position   index: [T, T], values below R
     """
 
     index: Tensor
 
-    def __init__(self, scale: float, index: Tensor) -> None:
-        super().__init__("scores")
-        self.scale = scale
+    def __init__(self, scale: float, index: Tensor, factors: Tensor | None = None) -> None:
+        super().__init__(scale, factors)
         self.register_buffer("index", index, persistent=False)
 
-    def forward(self, q: Tensor, k: Tensor, table: Tensor) -> Tensor:
-        return (q * self.scale) @ k.transpose(-2, -1) + table[self.index].permute(2, 0, 1)
+    def forward(self, q: Tensor, k: Tensor, table: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(q, k) + table[self.index].permute(2, 0, 1)
 
 
 class Softmax(Leaf):

@@ -1,0 +1,74 @@
+"""Capture a torch module: export it, read it, rewrite it, emit leaf modules, and compare the result with the module."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from fqvit.errors import FqvitError
+from fqvit.frontend.draft import Step
+from fqvit.frontend.emit import Emitter
+from fqvit.frontend.read import read
+from fqvit.frontend.rewrite import REWRITES, Draft
+from fqvit.models.graph import Captured
+
+TOLERANCE = 2e-3  # relative to the largest output; float32 rounding in another order stays far below
+
+
+def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
+    """Return a module of leaves that computes what `module` computes for images of this size.
+
+    module: takes normalised images [N, channels, height, width]   size: channels, height, width
+    Raises FqvitError with the module path and the ATen op for a model that is not supported.
+    """
+    channels, height, width = size
+    module = copy.deepcopy(module).cpu().float().eval()
+    example = torch.zeros(1, channels, height, width)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.export.export(module, (example,), strict=False)
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise FqvitError(f"{type(module).__name__}: torch.export cannot capture this module ({first}).") from error
+    draft = Draft(read(program, Step("images", "", [], (height, width, channels))))
+    for rewrite in REWRITES:
+        rewrite(draft)
+    graph = Emitter(draft, lambda path: _is_module(module, path)).graph()
+    captured = Captured(graph)
+    check(module, captured, size)
+    return captured
+
+
+def _is_module(module: nn.Module, path: str) -> bool:
+    try:
+        return next(module.get_submodule(path).children(), None) is None
+    except AttributeError:
+        return False
+
+
+@torch.no_grad()
+def check(module: nn.Module, captured: Captured, size: tuple[int, int, int]) -> float:
+    """Compare module and graph on two random images; return the largest relative difference of an output."""
+    images = torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
+    wanted = [x for x in _tensors(module(images)) if x.is_floating_point()]
+    worst = 0.0
+    for want, have in zip(wanted, captured.graph.run_all(images)[-1:] + captured.graph.run_all(images)[:-1], strict=True):
+        error = float((want.reshape(have.shape) - have).abs().max() / want.abs().max().clamp(min=1e-12))
+        worst = max(worst, error)
+    if not worst <= TOLERANCE:
+        raise FqvitError(f"{type(module).__name__}: the captured graph differs from the module by {worst:.2g} of its largest output.")
+    return worst
+
+
+def _tensors(x: object) -> list[Tensor]:
+    if isinstance(x, Tensor):
+        return [x]
+    if isinstance(x, dict):
+        return [y for part in x.values() for y in _tensors(part)]
+    if isinstance(x, list | tuple):
+        return [y for part in x for y in _tensors(part)]
+    return []

@@ -1,0 +1,220 @@
+"""The draft graph between ATen ops and leaf modules: computations connected by affine gathers.
+
+A *step* is a computation with an output of a fixed layout, channels last. Everything that only moves, scales or shifts values
+between two steps is a *view*:
+
+    view[i] = scale[i] * value[index[i]] + offset[i]
+
+`value` is the output of one step, or of several steps one after the other, flattened; index -1 stands for 0. Reshaping,
+permuting, slicing, rolling, padding and concatenating a view are ordinary torch functions applied to its index, scale and
+offset, so no kind of data movement needs code of its own. Constants are views without a value: index -1 everywhere.
+
+Shapes are those of one image: N = 1 during capture, and later batches repeat the same computation per image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal[
+    "images",
+    "linear",
+    "depthwise",
+    "norm",
+    "activation",
+    "add",
+    "multiply",
+    "rotary",
+    "scores",
+    "softmax",
+    "context",
+    "mean",
+    "max",
+    "embed",
+    "affine",
+]
+
+
+@dataclass(eq=False)
+class Step:
+    """One computation. `path` is the module it belongs to, `shape` the layout of its output for one image.
+
+    data: parameters of the kind, such as weight and bias, as float64 tensors
+    """
+
+    kind: Kind
+    path: str
+    inputs: list[View]
+    shape: tuple[int, ...]
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def view(self) -> View:
+        """Return the output as a view with the step's own layout."""
+        return View((self,), torch.arange(self.size).view(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """An affine gather from the outputs of steps: scale * value[index] + offset.
+
+    index: int64, any shape   scale, offset: float64, of the same shape; None stands for 1 and 0
+    """
+
+    steps: tuple[Step, ...]
+    index: Tensor
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.index.shape)
+
+    @property
+    def step(self) -> Step:
+        assert len(self.steps) == 1
+        return self.steps[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the view only moves the values of one step."""
+        return self.scale is None and self.offset is None and len(self.steps) == 1
+
+    def moved(self, move: Callable[[Tensor], Tensor], padding: Callable[[Tensor, float], Tensor] | None = None) -> View:
+        """Apply a function that moves elements. padding(tensor, value): the same function with this value for padding."""
+
+        def each(tensor: Tensor | None, empty: float) -> Tensor | None:
+            if tensor is None:
+                return None
+            return padding(tensor, empty) if padding is not None else move(tensor)
+
+        index = each(self.index, -1)
+        assert index is not None
+        return View(self.steps, index, each(self.scale, 1.0), each(self.offset, 0.0))
+
+    def reshaped(self, *shape: int) -> View:
+        return self.moved(lambda x: x.reshape(shape))
+
+    def transposed(self, a: int, b: int) -> View:
+        return self.moved(lambda x: x.transpose(a, b))
+
+    def scaled(self, factor: Tensor) -> View:
+        """Multiply by a constant that broadcasts against the view."""
+        view = self.broadcast(torch.broadcast_shapes(self.shape, factor.shape))
+        factor = factor.double().broadcast_to(view.shape)
+        scale = factor if view.scale is None else view.scale * factor
+        offset = None if view.offset is None else view.offset * factor
+        return replace(view, scale=scale, offset=offset)
+
+    def shifted(self, term: Tensor) -> View:
+        """Add a constant that broadcasts against the view."""
+        view = self.broadcast(torch.broadcast_shapes(self.shape, term.shape))
+        term = term.double().broadcast_to(view.shape)
+        return replace(view, offset=term if view.offset is None else view.offset + term)
+
+    def broadcast(self, shape: Sequence[int]) -> View:
+        return self if self.shape == tuple(shape) else self.moved(lambda x: x.broadcast_to(tuple(shape)))
+
+    def scalar_scale(self) -> float | None:
+        """Return the scale if it is one number, otherwise None."""
+        if self.scale is None:
+            return 1.0
+        first = self.scale.flatten()[0]
+        return float(first) if bool((self.scale == first).all()) else None
+
+    def is_whole(self) -> bool:
+        """Whether the view contains every element of its step exactly once."""
+        if len(self.steps) != 1 or self.index.numel() != self.step.size:
+            return False
+        flat = self.index.flatten()
+        seen = torch.zeros(self.step.size, dtype=torch.bool)
+        seen[flat.clamp(min=0)] = True
+        return bool(seen.all()) and bool((flat >= 0).all())
+
+    def is_identity(self) -> bool:
+        """Whether the view is the step's output, up to its shape."""
+        return (
+            len(self.steps) == 1
+            and self.index.numel() == self.step.size
+            and bool((self.index.flatten() == torch.arange(self.step.size)).all())
+        )
+
+    def values_in(self, layout: Tensor, constant: Tensor) -> Tensor:
+        """Rearrange a constant of this view's shape into the layout of the step. layout: inverse() of this view"""
+        return constant.reshape(-1)[layout]
+
+    def inverse(self) -> Tensor:
+        """Return the position in this view of every element of the step: [size]. The view must be whole."""
+        result = torch.empty(self.step.size, dtype=torch.int64)
+        result[self.index.flatten()] = torch.arange(self.step.size)
+        return result
+
+
+def constant(values: Tensor) -> View:
+    """Return a view that is a constant."""
+    return View((), torch.full(values.shape, -1), None, values.double())
+
+
+def concatenate(views: Sequence[View], axis: int) -> View:
+    """Concatenate views along an axis."""
+    steps: list[Step] = []
+    indices = []
+    for view in views:
+        for step in view.steps:
+            if step not in steps:
+                steps.append(step)
+    starts = {id(step): sum(before.size for before in steps[:i]) for i, step in enumerate(steps)}
+    for view in views:
+        indices.append(_renumbered(view, starts))
+    scale = offset = None
+    if any(view.scale is not None for view in views):
+        scale = torch.cat([_or(view.scale, view, 1.0) for view in views], axis)
+    if any(view.offset is not None for view in views):
+        offset = torch.cat([_or(view.offset, view, 0.0) for view in views], axis)
+    return View(tuple(steps), torch.cat(indices, axis), scale, offset)
+
+
+def _renumbered(view: View, starts: dict[int, int]) -> Tensor:
+    """Return the index of a view in the concatenation of other steps."""
+    if len(view.steps) <= 1:
+        start = starts[id(view.steps[0])] if view.steps else 0
+        return torch.where(view.index >= 0, view.index + start, -1)
+    result = torch.full(view.shape, -1)
+    begin = 0
+    for step in view.steps:
+        inside = (view.index >= begin) & (view.index < begin + step.size)
+        result = torch.where(inside, view.index - begin + starts[id(step)], result)
+        begin += step.size
+    return result
+
+
+def _or(tensor: Tensor | None, view: View, value: float) -> Tensor:
+    return torch.full(view.shape, value, dtype=torch.float64) if tensor is None else tensor
+
+
+def pruned(view: View) -> View:
+    """Remove steps that no element refers to."""
+    if len(view.steps) <= 1:
+        return view
+    flat, begin = view.index, 0
+    kept: list[Step] = []
+    starts: dict[int, int] = {}
+    for step in view.steps:
+        if bool(((flat >= begin) & (flat < begin + step.size)).any()):
+            starts[id(step)] = sum(before.size for before in kept)
+            kept.append(step)
+        else:
+            starts[id(step)] = 0
+        begin += step.size
+    if len(kept) == len(view.steps):
+        return view
+    return View(tuple(kept), _renumbered(view, starts), view.scale, view.offset)

@@ -1,0 +1,360 @@
+"""Emit the leaf modules of a rewritten draft, and the data movement between them, as a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fqvit.errors import FqvitError
+from fqvit.frontend.draft import Step, View
+from fqvit.frontend.rewrite import Draft, attention_operands, runs, splits_heads
+from fqvit.frontend.roles import PRODUCTS, role_of
+from fqvit.frontend.strides import strided
+from fqvit.models import general, layers, maps
+from fqvit.models.graph import IMAGES, Graph, Node
+from fqvit.models.layers import Leaf, Role
+
+
+class Emitter:
+    """Emits one node per step, and one per distinct gather between steps.
+
+    is_module(path): whether the path is that of a module without children, such as a linear layer
+    """
+
+    def __init__(self, draft: Draft, is_module: Callable[[str], bool]) -> None:
+        self.draft, self.is_module = draft, is_module
+        self.readers = draft.readers()
+        self.roles: dict[Step, Role] = {}
+        self.nodes: list[Node] = []
+        self.names: dict[Step, str] = {}
+        self.taken: Counter[str] = Counter()
+        self.moved: dict[tuple[object, ...], str] = {}
+
+    def graph(self) -> Graph:
+        for step in self.draft.steps():
+            if step.kind == "images":
+                self.names[step] = IMAGES
+                continue
+            self.roles[step] = role_of(step, self.readers[step])
+            getattr(self, f"_{step.kind}")(step)
+        outputs = [self.value(view, "output") for view in self.draft.outputs]
+        return Graph(tuple(self.nodes), outputs[0], tuple(outputs[1:]))
+
+    def node(self, name: str, leaf: Leaf, inputs: tuple[str, ...], params: tuple[Tensor, ...] = ()) -> str:
+        """Append a node under a unique name and return the name."""
+        self.taken[name] += 1
+        if self.taken[name] > 1:
+            name = f"{name}@{self.taken[name] - 1}"
+        self.nodes.append(Node(name, leaf.eval(), inputs, params))
+        return name
+
+    def step(self, step: Step, leaf: Leaf, inputs: tuple[str, ...], params: tuple[Tensor, ...] = ()) -> None:
+        self.names[step] = self.node(self._name(step), leaf, inputs, params)
+
+    def _name(self, step: Step) -> str:
+        path = step.path
+        if step.kind in ("linear", "depthwise", "norm", "activation") and (self.is_module(path) or path.endswith(".qkv")):
+            return path
+        label = {"activation": "act", "embed": "embed"}.get(step.kind, step.kind)
+        if step.kind in ("add", "multiply"):
+            count = sum(name.startswith(f"{path}.{label}" if path else label) for name in self.taken)
+            label = f"{label}{count + 1}"
+        if step.kind == "embed":
+            return label if not self.taken[label] else f"{label}@{self.taken[label]}"
+        return f"{path}.{label}" if path else label
+
+    # Data movement
+
+    def value(self, view: View, path: str, narrow: bool = False) -> str:
+        """Return the name of a node whose output is the view. narrow: read 8-bit codes of a wider residual stream"""
+        assert view.scale is None and view.offset is None
+        if len(view.steps) != 1:
+            return self._join(view, path)
+        step, name = view.step, self.names[view.step]
+        if narrow and self.roles.get(step) == "residual":
+            name = self._narrowed(step)
+        if view.shape == step.shape and view.is_identity():
+            return name
+        key = (name, view.shape, view.index.numpy().tobytes())
+        if key not in self.moved:
+            self.moved[key] = self.node(f"{path}.input" if path else "input", _movement(view), (name,))
+        return self.moved[key]
+
+    def _narrowed(self, step: Step) -> str:
+        key = ("narrow", self.names[step])
+        if key not in self.moved:
+            self.moved[key] = self.node(f"{self.names[step]}.narrow", general.Narrow(), (self.names[step],))
+        return self.moved[key]
+
+    def _join(self, view: View, path: str) -> str:
+        width = _joined_runs(view)
+        index = view.index.reshape(-1, width)[:, 0]
+        rows = torch.where(index >= 0, index // width, -1)
+        key = ("join", *(self.names[s] for s in view.steps), view.shape, rows.numpy().tobytes())
+        if key not in self.moved:
+            leaf = general.Join(rows, width, view.shape, "residual")
+            self.moved[key] = self.node(f"{path}.join", leaf, tuple(self.names[step] for step in view.steps))
+        return self.moved[key]
+
+    def _read(self, step: Step, i: int = 0) -> str:
+        return self.value(step.inputs[i], self._name(step), narrow=step.kind in PRODUCTS)
+
+    # One method per kind of step
+
+    def _linear(self, step: Step) -> None:
+        weight, bias = step.data["weight"].float(), step.data["bias"]
+        view = step.inputs[0]
+        if len(view.steps) == 1 and view.step.kind == "images":
+            self._pixels(step, weight, bias)
+            return
+        leaf = layers.Linear(weight.shape[1], weight.shape[0], self.roles[step], bias is not None)
+        leaf.weight.data = weight
+        if leaf.bias is not None:
+            leaf.bias.data = bias.float()
+        self.step(step, leaf, (self._read(step),))
+
+    def _pixels(self, step: Step, weight: Tensor, bias: Tensor | None) -> None:
+        """Emit a linear layer that reads pixels: a patch embedding, or any other convolution of the images."""
+        view, outputs = step.inputs[0], len(weight)
+        height, width, channels = view.step.shape
+        terms = torch.zeros(outputs) if bias is None else bias.float()
+        if runs(view) % channels:
+            raise FqvitError(f"{step.path}: reads single colour channels of the images, which is not supported.")
+        positions = view.index.reshape(-1, view.shape[-1] // channels, channels)[..., 0]
+        index = torch.where(positions >= 0, positions // channels, -1)
+        window, stride = step.data.get("window"), step.data.get("stride")
+        if window is not None and window == stride and window[0] == window[1] and index.numel() == height * width:
+            patches = layers.Patches(channels, window[0], outputs, self.roles[step])
+            patches.weight.data = weight.view(outputs, *window, channels).permute(0, 3, 1, 2).contiguous()
+            patches.bias.data = terms
+            self.step(step, patches, (IMAGES,))
+            return
+        role = self.roles[step]
+        stem = general.Stem(index, weight.view(outputs, -1, channels).contiguous(), terms, role)
+        self.step(step, stem, (IMAGES,))
+
+    def _depthwise(self, step: Step) -> None:
+        view, weight = step.inputs[0], step.data["weight"].float()
+        bias = step.data["bias"]
+        channels = weight.shape[1]
+        if len(view.steps) == 1 and view.step.shape[-1] == channels and runs(view) == channels:
+            first = view.index[..., 0]
+            index = torch.where(first >= 0, first // channels, -1)
+            x = self.value(view.step.view(), self._name(step), narrow=True)
+        else:
+            index = torch.arange(view.index.numel() // channels).view(view.shape[:-1])
+            x = self._read(step)
+        terms = torch.zeros(channels) if bias is None else bias.float()
+        self.step(step, general.Depthwise(index, weight, terms, self.roles[step]), (x,))
+
+    def _affine(self, step: Step) -> None:
+        index = torch.arange(step.size // step.shape[-1]).view(*step.shape[:-1], 1)
+        leaf = general.Depthwise(index, step.data["weight"].float(), step.data["bias"].float(), self.roles[step])
+        self.step(step, leaf, (self._read(step),))
+
+    def _norm(self, step: Step) -> None:
+        data = step.data
+        leaf = layers.LayerNorm(step.shape[-1], data["eps"], self.roles[step], data["center"])
+        leaf.weight.data, leaf.bias.data = data["weight"].float(), data["bias"].float()
+        self.step(step, leaf, (self._read(step),))
+
+    def _activation(self, step: Step) -> None:
+        label, view = step.data["name"], step.inputs[0]
+        x = self._read(step)
+        if label == "gelu":
+            leaf: Leaf = layers.Gelu()
+            leaf.role = self.roles[step]
+        elif label == "relu" and self._fuses(view):
+            leaf = maps.Relu()
+        else:
+            leaf = general.Activation(label, step.data["function"], self.roles[step])
+        self.step(step, leaf, (x,))
+
+    def _fuses(self, view: View) -> bool:
+        """Whether a ReLU of this view can be part of the linear layer before it."""
+        step = view.step
+        return step.kind == "linear" and len(self.readers[step]) == 1 and view.is_identity() and view.shape == step.shape
+
+    def _add(self, step: Step) -> None:
+        leaf = layers.Add(self.roles[step])
+        self.step(step, leaf, (self._read(step, 0), self._read(step, 1)))
+
+    def _multiply(self, step: Step) -> None:
+        a, b = step.inputs
+        if _broadcast(a).shape != a.shape:
+            a, b = b, a
+        name = self._name(step)
+        inputs = (self.value(a, name, narrow=True), self.value(_broadcast(b), name, narrow=True))
+        self.step(step, general.Multiply(self.roles[step]), inputs)
+
+    def _rotary(self, step: Step) -> None:
+        cosines, sines = step.inputs
+        x = View(cosines.steps, cosines.index)
+        *_, tokens, width = x.shape
+        position = torch.full((x.step.size,), -1)
+        position[x.index.flatten()] = torch.arange(x.index.numel())
+        partners = position[sines.index.flatten()].view(-1, width)
+        sin = torch.ones(x.shape, dtype=torch.float64) if sines.scale is None else sines.scale
+        cos = torch.ones(x.shape, dtype=torch.float64) if cosines.scale is None else cosines.scale
+        used = (sin != 0).reshape(-1, width)
+        rows = torch.arange(len(partners))[:, None] * width
+        partner = torch.arange(width)
+        for c in range(width):
+            own = (partners - rows)[:, c][used[:, c]]
+            if len(own) and not (bool((own == own[0]).all()) and 0 <= int(own[0]) < width):
+                raise FqvitError(f"{step.path}: adds a rearranged copy of a value in an unknown pattern, which is not supported.")
+            partner[c] = own[0] if len(own) else c
+        tables = []
+        for table in (cos, sin):
+            rows_of = table.reshape(-1, tokens, width)
+            if not bool((rows_of == rows_of[:1]).all()):
+                raise FqvitError(f"{step.path}: rotary positions that differ between heads are not supported.")
+            tables.append(rows_of[0].float())
+        leaf = general.Rotary(tables[0], tables[1], partner, self.roles[step])
+        self.step(step, leaf, (self.value(x, self._name(step), narrow=True),))
+
+    def _scores(self, step: Step) -> None:
+        scale, bias = step.data["scale"], step.data.get("bias")
+        equal = bool((scale == scale[0]).all())
+        factors = None if equal else scale.float()
+        q, k = self._heads(step)
+        if bias is None:
+            self.step(step, layers.Scores(float(scale[0]) if equal else 1.0, factors), (q, k))
+            return
+        table, index = torch.unique(bias.flatten(1).T.float(), dim=0, return_inverse=True)
+        leaf = layers.BiasedScores(float(scale[0]) if equal else 1.0, index.view(bias.shape[1:]), factors)
+        self.step(step, leaf, (q, k), (table,))
+
+    def _heads(self, scores: Step) -> tuple[str, str]:
+        """Return Q and K of scores, as parts of one linear layer if Q, K and V all are."""
+        path = scores.path
+        context = self._context_of(scores)
+        found = attention_operands(context) if context is not None else None
+        if found is None or context is None or not self._one_layer(found):
+            return self._read(scores, 0), self._read(scores, 1)
+        heads = found[0].shape[-3]
+        qkv = self.names[found[0].step]
+        names = [self.node(f"{path}.{part}" if path else part, layers.Heads(heads, i), (qkv,)) for i, part in enumerate("qkv")]
+        self.moved[("v", id(context))] = names[2]
+        return names[0], names[1]
+
+    def _one_layer(self, found: tuple[View, View, View]) -> bool:
+        same = all(view.steps == found[0].steps for view in found) and found[0].step.kind == "linear"
+        return same and all(splits_heads(view, i) for i, view in enumerate(found))
+
+    def _context_of(self, scores: Step) -> Step | None:
+        readers = self.readers[scores]
+        if len(readers) != 1 or readers[0][0] is None or readers[0][0].kind != "softmax":
+            return None
+        readers = self.readers[readers[0][0]]
+        if len(readers) != 1 or readers[0][0] is None or readers[0][0].kind != "context":
+            return None
+        return readers[0][0]
+
+    def _softmax(self, step: Step) -> None:
+        leaf = layers.Softmax(step.data.get("mask"))
+        leaf.role = self.roles[step]
+        self.step(step, leaf, (self._read(step),))
+
+    def _context(self, step: Step) -> None:
+        v = self.moved.get(("v", id(step))) or self._read(step, 1)
+        self.step(step, layers.Context(), (self._read(step, 0), v))
+
+    def _mean(self, step: Step) -> None:
+        view = step.inputs[0]
+        skip = _skipped(view)
+        if skip is not None:
+            leaf: Leaf = layers.Mean(skip)
+            self.step(step, leaf, (self.names[view.step],))
+            return
+        self.step(step, general.MeanRows(), (self._read(step),))
+
+    def _max(self, step: Step) -> None:
+        view, channels = step.inputs[0], step.shape[-1]
+        if len(view.steps) != 1 or view.step.shape[-1] != channels or runs(view) % channels:
+            index = torch.arange(view.index.numel() // channels).view(view.shape[:-1])
+            self.step(step, general.MaxRows(index), (self._read(step),))
+            return
+        first = view.index[..., 0]
+        self.step(step, general.MaxRows(torch.where(first >= 0, first // channels, -1)), (self.names[view.step],))
+
+    def _embed(self, step: Step) -> None:
+        view, offset = step.inputs[0], step.data["offset"].float()
+        prefix = _prefix(view)
+        if prefix is not None:
+            positions = offset.clone()
+            positions[:prefix] = 0
+            params = (offset[None, :prefix].contiguous(), positions[None])
+            self.step(step, self._with_role(layers.Embed(), step), (self.names[view.step],), params)
+            return
+        self.step(step, self._with_role(general.Shift(offset), step), (self._read(step),))
+
+    def _with_role(self, leaf: Leaf, step: Step) -> Leaf:
+        leaf.role = self.roles[step]
+        return leaf
+
+
+def _movement(view: View) -> Leaf:
+    """Return a leaf that gathers a view of one step."""
+    channels, shape = view.step.shape[-1], view.shape
+    if view.is_identity():
+        return general.Route(shape, range(len(shape)), shape, keeps_channels=shape[-1] % channels == 0)
+    width = runs(view)
+    if width % channels == 0 and (len(shape) > 1 or shape[0] > 0) and len(view.step.shape) > 1:
+        first = view.index.reshape(-1, channels)[:, 0]
+        rows = torch.where(first >= 0, first // channels, -1)
+        times = shape[-1] // channels
+        if times == 1 and len(shape) > 1:
+            return layers.Take(rows.view(shape[:-1]))
+        return layers.Take(rows.view(*shape[:-1], times), join=True)
+    found = strided(view.index, view.step.size)
+    if found is not None:
+        return general.Route(found.view, found.perm, shape, found.select)
+    first = view.index.reshape(-1, width)[:, 0]
+    return general.Gather(torch.where(first >= 0, first // width, -1), width, shape)
+
+
+def _joined_runs(view: View) -> int:
+    """Return the number of neighbouring elements that a view of several steps moves together."""
+    last = view.shape[-1]
+    for width in [d for d in range(last, 0, -1) if last % d == 0]:
+        if any(step.shape[-1] % width for step in view.steps):
+            continue
+        rows = view.index.reshape(-1, width)
+        first = rows[:, :1]
+        if bool((((rows == first + torch.arange(width)) & (first % width == 0)) | ((first < 0) & (rows < 0))).all()):
+            return width
+    return 1
+
+
+def _broadcast(view: View) -> View:
+    """Drop leading axes along which the view does not change."""
+    for axes in range(1, len(view.shape)):
+        tail = view.shape[-axes:]
+        rows = view.index.reshape(-1, *tail)
+        if bool((rows == rows[:1]).all()):
+            return View(view.steps, rows[0])
+    return view
+
+
+def _skipped(view: View) -> int | None:
+    """Return s if the view is the rows s, s + 1, ... of its step [T, C]; otherwise None."""
+    if not view.is_plain or len(view.shape) != 2 or len(view.step.shape) != 2 or view.shape[1] != view.step.shape[1]:
+        return None
+    skip = view.step.shape[0] - view.shape[0]
+    rows = torch.arange(view.step.size).view(view.step.shape)[max(skip, 0) :]
+    return skip if skip >= 0 and torch.equal(rows, view.index) else None
+
+
+def _prefix(view: View) -> int | None:
+    """Return P if the view is P rows of constants followed by all rows of its step [T, C]; otherwise None."""
+    if not view.is_plain or len(view.shape) != 2 or len(view.step.shape) != 2 or view.shape[1] != view.step.shape[1]:
+        return None
+    prefix = view.shape[0] - view.step.shape[0]
+    if prefix < 0:
+        return None
+    fits = bool((view.index[:prefix] < 0).all()) and torch.equal(view.index[prefix:].flatten(), torch.arange(view.step.size))
+    return prefix if fits else None

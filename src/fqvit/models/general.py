@@ -1,0 +1,223 @@
+"""Leaf modules of captured graphs (frontend/), beside those of layers.py. The conventions of layers.py apply.
+
+Values are [N, ..., C] with channels last. Everything that depends on the image size (rows of a convolution, positions) is
+computed when the graph is captured and stored as an index or a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fqvit.models.layers import Leaf, Role
+
+
+class Route(Leaf):
+    """Reshape, select and permute: y = x.reshape(view)[select].transpose(perm).reshape(shape), as the op Permute.
+
+    keeps_channels: the last axis of the output consists of whole rows of channels of the input
+    """
+
+    def __init__(
+        self,
+        view: Sequence[int],
+        perm: Sequence[int],
+        shape: Sequence[int],
+        select: tuple[int, int] | None = None,
+        keeps_channels: bool = False,
+    ) -> None:
+        super().__init__("route")
+        self.view, self.perm, self.shape, self.select = tuple(view), tuple(perm), tuple(shape), select
+        self.keeps_channels = keeps_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.reshape(x.shape[0], *self.view)
+        if self.select is not None:
+            y = y.select(self.select[0] + 1, self.select[1])
+        return y.permute(0, *(axis + 1 for axis in self.perm)).reshape(x.shape[0], *self.shape)
+
+
+class Gather(Leaf):
+    """Gather runs of `width` neighbouring elements: y = x.reshape(-1, width)[index].reshape(shape); index -1 gives zeros.
+
+    index: [R]   shape: of the output, without the batch axis
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, width: int, shape: Sequence[int]) -> None:
+        super().__init__("route")
+        self.width, self.shape = width, tuple(shape)
+        self.register_buffer("index", index, persistent=False)
+
+    keeps_channels = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(x.shape[0], -1, self.width)[:, self.index.clamp(min=0)]
+        if bool((self.index < 0).any()):
+            rows = rows * (self.index >= 0).unsqueeze(-1)
+        return rows.reshape(x.shape[0], *self.shape)
+
+
+class Join(Leaf):
+    """Concatenate the rows [..., C] of several values and gather them: y = cat(xs)[index].reshape(shape)
+
+    All inputs have C channels; index: [R]. The output is a site of its own, because the inputs have different scales.
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, width: int, shape: Sequence[int], role: Role) -> None:
+        super().__init__(role)
+        self.width, self.shape = width, tuple(shape)
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        rows = torch.cat([x.reshape(x.shape[0], -1, self.width) for x in xs], 1)[:, self.index.clamp(min=0)]
+        if bool((self.index < 0).any()):
+            rows = rows * (self.index >= 0).unsqueeze(-1)
+        return rows.reshape(xs[0].shape[0], *self.shape)
+
+
+class Narrow(Leaf):
+    """The same values with at most 8 bits: a matrix product cannot read the wider codes of the residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__("inner")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Activation(Leaf):
+    """y = function(x) for each element; `label` names the function."""
+
+    def __init__(self, label: str, function: Callable[[Tensor], Tensor], role: Role = "activation") -> None:
+        super().__init__(role)
+        self.label, self.function = label, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Multiply(Leaf):
+    """Elementwise product of a [..., C] and b, whose shape is that of a or its last axes (gates)."""
+
+    def __init__(self, role: Role = "product") -> None:
+        super().__init__(role)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b.reshape(b.shape[0], *(1,) * (a.ndim - b.ndim), *b.shape[1:])
+
+
+class Rotary(Leaf):
+    """y[t, c] = x[t, c] cos[t, p] + x[t, c - p + partner[p]] sin[t, p], p = c mod P: rotary position embedding
+
+    x: [N, ..., T, C]   cos, sin: [T, P], the sines with their sign   partner: [P], values below P
+    """
+
+    cos: Tensor
+    sin: Tensor
+    partner: Tensor
+
+    def __init__(self, cos: Tensor, sin: Tensor, partner: Tensor, role: Role) -> None:
+        super().__init__(role)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("partner", partner, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        period = len(self.partner)
+        parts = x.unflatten(-1, (-1, period))
+        y = parts * self.cos[:, None] + parts[..., self.partner] * self.sin[:, None]
+        return y.flatten(-2)
+
+
+class Depthwise(Leaf):
+    """y[p, c] = sum_k rows[index[p, k], c] weight[k, c] + bias[c], rows = x viewed as [R, C]; index -1 gives 0
+
+    A depthwise convolution, or (K = 1) one factor and one term per channel. index: [..., K]   weight: [K, C]   bias: [C]
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, weight: Tensor, bias: Tensor, role: Role) -> None:
+        super().__init__(role)
+        self.register_buffer("index", index, persistent=False)
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weighted(x, self.weight, self.bias)
+
+    def weighted(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute the output with other weights of the same shapes."""
+        rows = F.pad(x.flatten(1, -2), (0, 0, 1, 0))  # row 0 is the padding
+        y = bias.expand(x.shape[0], *self.index.shape[:-1], -1).clone()
+        for k in range(self.index.shape[-1]):
+            y += rows[:, self.index[..., k] + 1] * weight[k]
+        return y
+
+
+class Stem(Leaf):
+    """A convolution of the images: y[p, o] = sum_{k, c} pixels[index[p, k], c] weight[o, k, c] + bias[o]; index -1 gives 0
+
+    index: [P, K], positions in row-major order   weight: [O, K, channels]   bias: [O]
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, weight: Tensor, bias: Tensor, role: Role) -> None:
+        super().__init__(role)
+        self.register_buffer("index", index, persistent=False)
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    def rows(self, images: Tensor) -> Tensor:
+        """Gather the pixels of each position: [N, channels, height, width] -> [N, P, K channels]"""
+        pixels = images.flatten(2).transpose(1, 2)
+        rows = pixels[:, self.index.clamp(min=0)] * (self.index >= 0).unsqueeze(-1)
+        return rows.flatten(-2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.linear(self.rows(images), self.weight.flatten(1), self.bias)
+
+
+class MeanRows(Leaf):
+    """Mean over the axis before the channels: [N, ..., R, C] -> [N, ..., C]"""
+
+    def __init__(self, role: Role = "pooled") -> None:
+        super().__init__(role)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(-2)
+
+
+class MaxRows(Leaf):
+    """Maximum over rows: y[p, c] = max_k rows[index[p, k], c], rows = x viewed as [R, C]; index -1 is left out. index: [..., K]"""
+
+    index: Tensor
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__("route")
+        self.register_buffer("index", index, persistent=False)
+
+    keeps_channels = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = F.pad(x.flatten(1, -2), (0, 0, 1, 0), value=float("-inf"))
+        return rows[:, self.index + 1].amax(-2)
+
+
+class Shift(Leaf):
+    """Add a constant, such as positions: y = x + values. values: the shape of x without the batch axis"""
+
+    values: Tensor
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__("residual")
+        self.register_buffer("values", values, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.values
