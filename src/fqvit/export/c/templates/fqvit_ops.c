@@ -187,7 +187,7 @@ void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y)
     unsigned j;
     for (uint32_t c = 0; c < op->channels; ++c) {
         const int64_t v = lifted(fqvit_load(x, op->x, c), &op->zero, op->alpha, c);
-        m1 += v;
+        if (!op->uncentered) m1 += v;
         m2 += v * v;
     }
     d = channels * m2 - m1 * m1 + op->epsilon;

@@ -57,7 +57,7 @@ typedef struct {
 } fqvit_linear_op;
 void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y);
 
-/* Integer LayerNorm with an integer square root. affine: [2][C], the rows g and b */
+/* Integer LayerNorm with an integer square root. affine: [2][C], the rows g and b. uncentered: RMS normalization */
 typedef struct {
     fqvit_type x, y;
     uint32_t channels;
@@ -67,6 +67,7 @@ typedef struct {
     const uint8_t *alpha;
     const int32_t *affine;
     int32_t last;
+    uint8_t uncentered;
 } fqvit_layernorm_op;
 void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y);
 
