@@ -96,7 +96,8 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
         zero = np.array(0, np.int64)  # D and C v - M1 do not depend on a zero point that all channels share
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
 
-    # Per row, in the notation of ir/ops.py, where u = C v - M1 (C v without centering). The variable d is D; the variable root is d = isqrt(D 4^j).
+    # Per row, in the notation of ir/ops.py, where u = C v - M1 (without centering C v). The variable d is D; the variable root
+    # is d = isqrt(D 4^j).
     dtype = "i32" if 2 * channels * largest < I31 else "i64"
     v = lifted(g, op.x, zero, scale, dtype)
     u = g.node("Mul", [v, g.constant(channels, dtype, "C")], "C v")

@@ -139,7 +139,8 @@ class _Export:
             case MatMul():
                 table = None if op.index is None else self.constants[op.part("bias")][self.constants[op.index]]
                 params = self.scales.params(op.y, op.y_zero, op.bits)
-                return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], table, params, shape)
+                mult = self.scales.multiplier(op)
+                return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], mult, table, params, shape)
             case Softmax():
                 region = None if op.region is None else self.constants[op.region]
                 params = QdqParams(np.array([2.0**op.shift / op.mult]), np.array([0]), op.bits)
