@@ -51,6 +51,7 @@ struct LayerNormFields {
     Zero zero{};
     OptionalName alpha{};
     std::int64_t bits = 8;
+    bool center = true;
 };
 
 // A multiplier: one number, or the name of an i32 [C] constant.
