@@ -80,7 +80,7 @@ struct Norm {
 
 // One head of attention, all codes u8: scores = requantize(Q K^T + bias), softmax codes, y = requantize(weights V).
 struct Attention {
-    std::int64_t tokens, width;                           // T, D
+    std::int64_t queries, tokens, width, value_width;     // M, T, D of Q and K, D of V
     std::int64_t q_stride, k_stride, v_stride, y_stride;  // bytes between tokens
     std::int32_t q_zero, k_zero, score_zero, score_last;
     std::int64_t score_mult;
@@ -114,10 +114,12 @@ struct Kernels {
     const char* name;
     void (*epilogue)(const Epilogue&, const Tile&, void* y);
     void (*layernorm)(const Norm&, const void* x, void* y, std::int64_t rows);
-    // If null, attention runs as separate ops. bias: i32 [T, T rounded up to 16] or null; region: u8 [T] or null.
+    // If null, attention runs as separate ops. bias: i32 [M, T rounded up to 16] or null; region: u8 [T] or null,
+    // with M = T.
     void (*attention)(const Attention&, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
                       const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
-    // Scratch bytes of `attention`, or 0 if it does not support these parameters.
+    // Scratch bytes of `attention`, or 0 if it does not support these parameters. Any smaller `queries`, `score_mult`
+    // and `mult` are then supported with the same scratch.
     std::size_t (*attention_scratch)(const Attention&);
 };
 
