@@ -81,26 +81,49 @@ private:
         if (softmax == nullptr || (product != nullptr && (!product->b_rows || !product->bias.empty()))) return;
         auto* scores = sole_producer<MatMul>(softmax->inputs[0]);
         if (scores == nullptr || scores->b_rows) return;
-        auto* q = sole_producer<Permute>(scores->inputs[0]);
-        auto* k = sole_producer<Permute>(scores->inputs[1]);
-        auto* v = sole_producer<Permute>(times_v->inputs[1]);
-        if (q == nullptr || k == nullptr || v == nullptr || !is_internal(times_v->output)) return;
-        const std::size_t join_index = find_reader(times_v->output, times_v_index);
-        const auto* join = join_index == ops_.size() ? nullptr : dynamic_cast<Permute*>(ops_[join_index].get());
-        if (join == nullptr || !splits_heads(*q, *k, *v) || !joins_heads(*join, *v)) return;
-        for (const Op* op : std::initializer_list<const Op*>{q, v, scores, softmax, times_v}) {
+        const auto* sum = dynamic_cast<WeightedSum*>(times_v);
+        if (scores->wide_a || scores->wide_b || (sum != nullptr ? sum->wide_v : product->wide_b)) return;
+        for (const Op* op : std::initializer_list<const Op*>{scores, softmax, times_v}) {
             if (op->value.dtype != DType::u8) return;
         }
-        auto fused = FusedAttention::make(*scores, *softmax, *times_v, v->value.shape, *kernels_.kernels);
-        if (fused == nullptr) return;
-        const int qkv = q->inputs[0];
-        fused->inputs = {qkv};
-        fused->output = join->output, fused->value = join->value;
-        uses_[qkv] -= 2;
-        for (const Op* part : std::initializer_list<const Op*>{q, k, v, scores, softmax, times_v}) {
-            ops_[writer_[part->output]] = nullptr;
+        const auto [windows, heads, queries, tokens] = HeadSizes::of(scores->value.shape);
+        const HeadSizes y_sizes{windows, heads, queries, times_v->value.channels()};
+        const Heads q = find_heads(scores->inputs[0], {windows, heads, queries, scores->inner});
+        const Heads k = find_heads(scores->inputs[1], {windows, heads, tokens, scores->inner});
+        const Heads v = find_heads(times_v->inputs[1], {windows, heads, tokens, y_sizes.width});
+        std::size_t last = times_v_index;
+        std::optional<HeadLayout> y;
+        if (const std::size_t reader = find_reader(times_v->output, times_v_index);
+            is_internal(times_v->output) && reader < ops_.size()) {
+            const auto* join = dynamic_cast<Permute*>(ops_[reader].get());
+            if (join != nullptr) y = HeadLayout::after(*join, y_sizes);
+            if (y.has_value()) last = reader;
         }
-        ops_[join_index] = std::move(fused);
+        const AttentionLayout layout{q.layout, k.layout, v.layout, y.value_or(HeadLayout::contiguous(y_sizes))};
+        auto fused = FusedAttention::make(*scores, *softmax, *times_v, layout, *kernels_.kernels);
+        if (fused == nullptr) return;
+        fused->inputs = {q.buffer, k.buffer, v.buffer};
+        fused->output = ops_[last]->output, fused->value = ops_[last]->value;
+        for (const Heads& operand : {q, k, v}) {
+            if (operand.split >= 0) ops_[writer_[operand.split]] = nullptr;
+        }
+        for (const int value : {scores->output, softmax->output, times_v->output}) ops_[writer_[value]] = nullptr;
+        ops_[last] = std::move(fused);
+    }
+
+    // An operand of attention: the buffer that holds it, and the output of the permute that fusion removes or -1.
+    struct Heads {
+        int buffer, split;
+        HeadLayout layout;
+    };
+
+    // Finds an operand in the input of the permute that splits its heads if possible, else in the value itself.
+    Heads find_heads(int value, const HeadSizes& sizes) {
+        if (const auto* split = sole_producer<Permute>(value)) {
+            const std::optional<HeadLayout> layout = HeadLayout::before(*split, sizes);
+            if (layout.has_value()) return {split->inputs[0], value, *layout};
+        }
+        return {value, -1, HeadLayout::contiguous(sizes)};
     }
 
     // The index of the first op after `index` whose first input is the value; ops_.size() if there is none.
@@ -109,37 +132,6 @@ private:
             if (ops_[i] != nullptr && ops_[i]->inputs[0] == value) return i;
         }
         return ops_.size();
-    }
-
-    // perm of [W, T, H, D] to [W, H, T, D]; without windows, [T, H, D] to [H, T, D].
-    static Shape swap_tokens_and_heads(std::size_t lead) {
-        const auto n = static_cast<std::int64_t>(lead);
-        return lead == 0 ? Shape{1, 0, 2} : Shape{0, n + 1, n, n + 2};
-    }
-
-    // Whether q, k and v are parts 0, 1 and 2 of one value [W, T, 3, H, D], each as [W, H, T, D].
-    static bool splits_heads(const Permute& q, const Permute& k, const Permute& v) {
-        const Shape& shape = v.value.shape;
-        if (shape.size() < 3 || shape.size() > 4 || q.value.shape != shape || k.value.shape != shape) return false;
-        const std::size_t lead = shape.size() - 3;
-        Shape view(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(lead));
-        view.insert(view.end(), {shape[lead + 1], 3, shape[lead], shape[lead + 2]});
-        const Shape perm = swap_tokens_and_heads(lead);
-        const auto is_part = [&](const Permute& p, std::int64_t part) {
-            return p.view == view && p.perm == perm && p.select == Shape({static_cast<std::int64_t>(lead) + 1, part}) &&
-                   p.inputs[0] == q.inputs[0];
-        };
-        return is_part(q, 0) && is_part(k, 1) && is_part(v, 2);
-    }
-
-    // Whether `join` turns [W, H, T, D] into [W, T, H D].
-    static bool joins_heads(const Permute& join, const Permute& v) {
-        const Shape& shape = v.value.shape;
-        const std::size_t lead = shape.size() - 3;
-        Shape joined(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(lead));
-        joined.insert(joined.end(), {shape[lead + 1], shape[lead] * shape[lead + 2]});
-        return join.view == shape && join.perm == swap_tokens_and_heads(lead) && join.select.empty() &&
-               join.value.shape == joined;
     }
 
     std::vector<std::unique_ptr<Op>>& ops_;  // null if the op was fused into another

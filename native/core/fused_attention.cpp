@@ -15,6 +15,7 @@ bool FusedAttention::set_output(const Op& times_v, const Softmax& softmax) {
         return set_weights(sum->weight);
     }
     const auto& product = dynamic_cast<const MatMul&>(times_v);
+    mults_ = product.mults;
     a.mult = product.mult, a.shift = static_cast<int>(product.shift);
     a.v_zero = static_cast<std::int32_t>(product.b_zero);
     a.y_zero = static_cast<std::int32_t>(product.y_zero), a.y_last = static_cast<std::int32_t>(product.last);
@@ -35,17 +36,25 @@ bool FusedAttention::set_weights(const std::vector<std::int32_t>& weight) {
 }
 
 std::unique_ptr<FusedAttention> FusedAttention::make(const MatMul& scores, const Softmax& softmax, const Op& times_v,
-                                                     const Shape& heads_shape, const Kernels& kernels) {
+                                                     const AttentionLayout& layout, const Kernels& kernels) {
     if (kernels.attention == nullptr) return nullptr;
     auto fused = std::make_unique<FusedAttention>();
-    const std::size_t lead = heads_shape.size() - 3;
-    const std::int64_t heads = heads_shape[lead], tokens = heads_shape[lead + 1], width = heads_shape[lead + 2];
-    fused->windows_ = lead == 1 ? heads_shape[0] : 1, fused->heads_ = heads;
+    const HeadSizes sizes = HeadSizes::of(scores.value.shape);  // [..., H, M, T]
+    const std::int64_t heads = sizes.heads;
+    fused->layout_ = layout;
+    fused->windows_ = sizes.windows, fused->heads_ = heads, fused->queries_ = sizes.tokens;
     Attention& a = fused->attention_;
-    a.tokens = tokens, a.width = width;
-    a.q_stride = a.k_stride = a.v_stride = 3 * heads * width, a.y_stride = heads * width;
+    a.queries = sizes.tokens, a.tokens = sizes.width, a.width = scores.inner, a.value_width = times_v.value.channels();
+    a.q_stride = layout.q.token, a.k_stride = layout.k.token, a.v_stride = layout.v.token, a.y_stride = layout.y.token;
+    // A few heads with many queries do not occupy all threads. Each block of queries packs its keys and values again.
+    constexpr std::int64_t MANY_ITEMS = 16, BLOCK = 252;  // a multiple of the 6 rows of a tile
+    if (softmax.region.empty() && heads * sizes.windows < MANY_ITEMS && a.queries > BLOCK) {
+        fused->blocks_ = (a.queries + BLOCK - 1) / BLOCK;
+        a.queries = BLOCK;
+    }
     a.q_zero = static_cast<std::int32_t>(scores.a_zero), a.k_zero = static_cast<std::int32_t>(scores.b_zero);
     a.score_zero = static_cast<std::int32_t>(scores.y_zero), a.score_last = static_cast<std::int32_t>(scores.last);
+    fused->score_mults_ = scores.mults;
     a.score_mult = scores.mult, a.score_shift = static_cast<int>(scores.shift);
     a.kind = softmax.kind;
     fused->table_ = softmax.table;
@@ -90,14 +99,13 @@ std::unique_ptr<FusedAttention> FusedAttention::make(const MatMul& scores, const
     return fused;
 }
 
-// expanded[m, t] = bias[head, index[m, t]]
-void FusedAttention::expand_bias(std::int64_t head, std::int32_t* expanded) const {
+void FusedAttention::expand_bias(std::int64_t head, std::int64_t first, std::int64_t count,
+                                 std::int32_t* expanded) const {
     const std::int64_t tokens = attention_.tokens;
     const std::int32_t* bias = bias_.data() + head * bias_rows_;
-    for (std::int64_t m = 0; m < tokens; ++m) {
-        for (std::int64_t t = 0; t < tokens; ++t) {
-            expanded[m * bias_stride() + t] = bias[index_[static_cast<std::size_t>(m * tokens + t)]];
-        }
+    const std::int32_t* index = index_.data() + first * tokens;
+    for (std::int64_t m = 0; m < count; ++m) {
+        for (std::int64_t t = 0; t < tokens; ++t) expanded[m * bias_stride() + t] = bias[index[m * tokens + t]];
     }
 }
 
@@ -105,21 +113,27 @@ void FusedAttention::run(Frame frame, std::int64_t begin, std::int64_t end, std:
     Attention a = attention_;
     a.table = table_.data(), a.weight = weight_.data();
     a.code_by_distance = code_by_distance_, a.weight_low = weight_low_, a.weight_high = weight_high_;
-    const std::int64_t channels = heads_ * a.width;
     auto* expanded = reinterpret_cast<std::int32_t*>(scratch);
-    std::int64_t expanded_head = -1;
+    std::int64_t expanded_block = -1;
     if (!bias_.empty()) std::memset(expanded, 0, bias_bytes());
-    // Items are ordered by head, then by window, so that the bias of a head is expanded once.
+    // Items are ordered by head, then by block of queries, then by window, so that each bias is expanded once.
     for (std::int64_t item = begin; item < end; ++item) {
-        const std::int64_t head = item / windows_, window = item % windows_;
-        if (!bias_.empty() && head != expanded_head) {
-            expand_bias(head, expanded);
-            expanded_head = head;
+        const std::int64_t block = item / windows_, window = item % windows_;
+        const std::int64_t head = block / blocks_, first = block % blocks_ * attention_.queries;
+        a.queries = std::min(attention_.queries, queries_ - first);
+        if (!score_mults_.empty()) a.score_mult = score_mults_[static_cast<std::size_t>(head)];
+        if (!mults_.empty()) a.mult = mults_[static_cast<std::size_t>(head)];
+        if (!bias_.empty() && block != expanded_block) {
+            expand_bias(head, first, a.queries, expanded);
+            expanded_block = block;
         }
-        const std::uint8_t* q = frame[inputs[0]] + window * a.tokens * 3 * channels + head * a.width;
-        std::uint8_t* y = frame[output] + window * a.tokens * channels + head * a.width;
-        kernels_->attention(a, q, q + channels, q + 2 * channels, bias_.empty() ? nullptr : expanded,
-                            region_.empty() ? nullptr : region_.data() + window * a.tokens, y, scratch + bias_bytes());
+        const auto at = [&](const HeadLayout& layout, std::int64_t token) {
+            return layout.offset + window * layout.window + head * layout.head + token * layout.token;
+        };
+        kernels_->attention(a, frame[inputs[0]] + at(layout_.q, first), frame[inputs[1]] + at(layout_.k, 0),
+                            frame[inputs[2]] + at(layout_.v, 0), bias_.empty() ? nullptr : expanded,
+                            region_.empty() ? nullptr : region_.data() + window * a.tokens,
+                            frame[output] + at(layout_.y, first), scratch + bias_bytes());
     }
 }
 

@@ -51,9 +51,10 @@ struct LayerNormFields {
     Zero zero{};
     OptionalName alpha{};
     std::int64_t bits = 8;
+    bool center = true;
 };
 
-// A multiplier: one number, or the name of an i32 [C] constant.
+// A multiplier: one number, or the name of an i32 constant with one per channel (add) or per head (matmul).
 struct Multiplier {
     std::int64_t value = 0;
     OptionalName constant{};
@@ -107,7 +108,8 @@ struct ConcatFields {
 struct MatMulFields {
     static constexpr const char* TAG = "matmul";
     std::string y, a, b;
-    std::int64_t mult = 0, shift = 0, a_zero = 0, b_zero = 0;
+    Multiplier mult{};
+    std::int64_t shift = 0, a_zero = 0, b_zero = 0;
     bool b_rows = false;
     OptionalName index{};
     std::int64_t y_zero = 0, bits = 8;

@@ -62,7 +62,8 @@ struct Description<LayerNormFields> {
                           required<&F::b_shift>("b_shift"),
                           optional<&F::zero>("zero"),
                           optional<&F::alpha>("alpha"),
-                          optional<&F::bits>("bits")};
+                          optional<&F::bits>("bits"),
+                          optional<&F::center>("center")};
     }
 };
 

@@ -63,22 +63,24 @@ struct Tile {
 
 // y[c] = clamp((t[c] g[c] + b[c]) >> shift), t[c] = round(2^(24 + j) (C v[c] - M1) / isqrt(2^(2 j) D)),
 // v[c] = (x[c] - zero[c]) 2^alpha[c], M1 = sum v, D = C sum v^2 - M1^2 + epsilon, j the largest with 2^(2 j) D < 2^62.
+// Without centering, M1 = 0.
 struct Norm {
     std::int64_t channels, epsilon;
     int shift;
     std::int64_t last;
-    bool wide_in, wide_out;
+    bool center, wide_in, wide_out;
     const std::int32_t* zero;
     const std::int32_t* alpha;
     const std::int32_t* g;
     const std::int64_t* b;  // b 2^b_shift + 2^(shift - 1)
     bool fits_i32;          // every C v - M1 fits in i32, |t| < 2^30 and shift >= 32
-    bool per_tensor;        // fits_i32, one zero point (it cancels), all alpha are 0 and C is a multiple of 16
+    bool per_tensor;      // fits_i32, all alpha are 0, C is a multiple of 16 and v is x minus the offset below, as i16
+    std::int16_t offset;  // per_tensor: the zero point, or any number if it cancels because of the centering
 };
 
 // One head of attention, all codes u8: scores = requantize(Q K^T + bias), softmax codes, y = requantize(weights V).
 struct Attention {
-    std::int64_t tokens, width;                           // T, D
+    std::int64_t queries, tokens, width, value_width;     // M, T, D of Q and K, D of V
     std::int64_t q_stride, k_stride, v_stride, y_stride;  // bytes between tokens
     std::int32_t q_zero, k_zero, score_zero, score_last;
     std::int64_t score_mult;
@@ -112,10 +114,12 @@ struct Kernels {
     const char* name;
     void (*epilogue)(const Epilogue&, const Tile&, void* y);
     void (*layernorm)(const Norm&, const void* x, void* y, std::int64_t rows);
-    // If null, attention runs as separate ops. bias: i32 [T, T rounded up to 16] or null; region: u8 [T] or null.
+    // If null, attention runs as separate ops. bias: i32 [M, T rounded up to 16] or null; region: u8 [T] or null,
+    // with M = T.
     void (*attention)(const Attention&, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
                       const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
-    // Scratch bytes of `attention`, or 0 if it does not support these parameters.
+    // Scratch bytes of `attention`, or 0 if it does not support these parameters. Any smaller `queries`, `score_mult`
+    // and `mult` are then supported with the same scratch.
     std::size_t (*attention_scratch)(const Attention&);
 };
 

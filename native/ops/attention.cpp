@@ -23,7 +23,6 @@ MatMul::MatMul(const MatMulFields& fields, Scope& scope) {
     inner = from_end(b.shape, b_rows ? 2 : 1);
     require(leading(a.shape) == leading(b.shape) && a.channels() == inner, "shapes ", a.shape, " and ", b.shape,
             " do not match");
-    mult = in_range(fields.mult, 0, MAX_MULT, "mult");
     shift = in_range(fields.shift, 1, MAX_SHIFT, "shift");
     a_zero = in_range(fields.a_zero, 0, MAX_CODE, "a_zero");
     b_zero = in_range(fields.b_zero, 0, MAX_CODE, "b_zero");
@@ -33,15 +32,23 @@ MatMul::MatMul(const MatMulFields& fields, Scope& scope) {
     y_zero = in_range(fields.y_zero, 0, value.hi, "y_zero"), last = value.hi;
     wide_a = a.is_wide(), wide_b = b.is_wide();
     std::int64_t bound = bound_multiply(inner, magnitude(a, a_zero, a_zero) * magnitude(b, b_zero, b_zero));
-    heads = 0;
+    const bool per_head = fields.mult.constant.has_value();
+    require(shape.size() >= 3 || (!per_head && !fields.index.has_value()), "shape ", shape,
+            " with a bias or a multiplier per head, expected an axis of heads");
+    heads = per_head || fields.index.has_value() ? from_end(shape, 3) : 0;
+    if (per_head) {
+        const Constant all = scope.constant(*fields.mult.constant, {DType::i32}, {heads});
+        mults = read_as<std::int32_t>(all, 0, MAX_MULT, "mult");
+        mult = *std::max_element(mults.begin(), mults.end());
+    } else {
+        mult = in_range(fields.mult.value, 0, MAX_MULT, "mult");
+    }
     if (fields.index.has_value()) {
-        require(shape.size() >= 3, "a bias needs an axis of heads");
-        heads = from_end(shape, 3);
         const Constant table = scope.constant(fields.y + ".bias", {DType::i32}, {ANY, heads});
         const Shape slice(shape.end() - 2, shape.end());
-        const Constant indices = scope.constant(*fields.index, {DType::u16}, slice);
+        const Constant indices = scope.constant(*fields.index, {DType::u16, DType::i32}, slice);
         bias = read_as<std::int32_t>(table, -(MAX_MULT + 1), MAX_MULT, "bias");
-        index = read_as<std::uint16_t>(indices, 0, table.shape[0] - 1, "index");
+        index = read_as<std::int32_t>(indices, 0, table.shape[0] - 1, "index");
         std::int64_t largest = 0;
         for (const std::int64_t entry : bias) largest = std::max(largest, entry < 0 ? -entry : entry);
         bound = bound_add(bound, largest);
@@ -58,6 +65,7 @@ void MatMul::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
                                      .b_zero = b_zero,
                                      .b_rows = b_rows,
                                      .mult = mult,
+                                     .mults = mults.empty() ? nullptr : mults.data(),
                                      .shift = static_cast<int>(shift),
                                      .zero = y_zero,
                                      .last = last,

@@ -196,7 +196,8 @@ void Add::view(Epilogue& e, const void* x) const {
 
 namespace {
 
-// kernels.h has the formula of LayerNorm. |C v - M1| <= (isqrt(C) + 1) sqrt(D), so |t| <= (isqrt(C) + 1) 2^24.
+// kernels.h has the formula of LayerNorm. |C v - M1| <= (isqrt(C) + 1) sqrt(D), so |t| <= (isqrt(C) + 1) 2^24. Both
+// also hold for M1 = 0.
 class LayerNorm final : public Op {
 public:
     LayerNorm(const LayerNormFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {
@@ -235,10 +236,13 @@ public:
         const std::int64_t spread = bound_multiply(channels, 2 * v);
         const bool one_zero = smallest_of(zero_) == largest_of(zero_), no_alpha = largest_of(alpha_) == 0;
         norm_.channels = channels, norm_.epsilon = epsilon, norm_.shift = shift, norm_.last = value.hi;
-        norm_.wide_in = x.is_wide(), norm_.wide_out = value.is_wide();
+        norm_.center = fields.center, norm_.wide_in = x.is_wide(), norm_.wide_out = value.is_wide();
         norm_.zero = zero_.data(), norm_.alpha = alpha_.data(), norm_.g = g_.data(), norm_.b = b_.data();
         norm_.fits_i32 = spread < std::int64_t{1} << 31 && shift >= 32 && root <= 64;
-        norm_.per_tensor = norm_.fits_i32 && channels % 16 == 0 && no_alpha && one_zero;
+        // A zero point of all channels cancels if the mean is subtracted; any other must leave u8 codes within i16.
+        const bool i16 = fields.center || (!norm_.wide_in && zero_.front() <= 255);
+        norm_.per_tensor = norm_.fits_i32 && channels % 16 == 0 && no_alpha && one_zero && i16;
+        norm_.offset = static_cast<std::int16_t>(!fields.center ? zero_.front() : norm_.wide_in ? -32768 : 0);
     }
 
     std::int64_t items() const override { return value.rows(); }

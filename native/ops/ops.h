@@ -136,14 +136,13 @@ public:
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
     std::int64_t macs() const override { return value.count() * inner; }
-    std::size_t bytes() const override {
-        return bias.size() * sizeof(std::int32_t) + index.size() * sizeof(std::uint16_t);
-    }
+    std::size_t bytes() const override { return (mults.size() + bias.size() + index.size()) * sizeof(std::int32_t); }
 
-    std::int64_t inner, mult, shift, a_zero, b_zero, y_zero, last, heads;
-    bool b_rows, wide_a, wide_b;     // b_rows: b is [K, N], else [N, K]
-    std::vector<std::int32_t> bias;  // [R, H]
-    std::vector<std::uint16_t> index;
+    std::int64_t inner, mult, shift, a_zero, b_zero, y_zero, last, heads;  // mult: the largest of all heads
+    bool b_rows, wide_a, wide_b;                                           // b_rows: b is [K, N], else [N, K]
+    std::vector<std::int32_t> mults;                                       // [H], or empty: all heads have `mult`
+    std::vector<std::int32_t> bias;                                        // [R, H]
+    std::vector<std::int32_t> index;                                       // [M, N]
 };
 
 // log_softmax, softmax and row_codes.

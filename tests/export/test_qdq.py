@@ -22,6 +22,7 @@ from fqvit.lowering.lower import lower  # noqa: E402
 from fqvit.quant.recipe import Recipe, load_recipe, with_bits, with_profile  # noqa: E402
 from fqvit.runtime.reference import run  # noqa: E402
 from tests.factories import MODELS, calibration_of, float_model, images_for  # noqa: E402
+from tests.golden.cosine import cosine  # noqa: E402
 
 TARGETS = ("ort", "openvino", "tensorrt")
 STANDARD = {
@@ -70,6 +71,17 @@ def test_exports_of_8_bit_programs_reproduce_their_logits(kind: str, name: str) 
     assert correlation(found, expected) > 0.9995 and len(notes) == 1
     # Codes that round differently at a tie change a few logits; most are equal up to rounding.
     assert np.median(np.abs(found - expected)) < 0.005 * expected.std()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_uncentered_norms_and_multipliers_per_head_reproduce_the_logits(target: Any) -> None:
+    program = cosine()
+    images = images_for(program.header.preprocess, 16, 3)
+    model, _ = build(program, target)
+    onnx.checker.check_model(model, full_check=True)
+    assert {node.op_type for node in model.graph.node} <= STANDARD | {"Sqrt"}
+    expected = run(program, images) * program.header.output.scale
+    assert correlation(logits(model, images), expected) > 0.999
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])

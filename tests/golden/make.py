@@ -22,6 +22,7 @@ from fqvit.detect.calibrate import calibrate_detector  # noqa: E402
 from fqvit.detect.lower import LoweredDetector  # noqa: E402
 from fqvit.detect.model.load import load_detector, random_release  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
+from fqvit.ir.program import Program  # noqa: E402
 from fqvit.lowering.lower import lower  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
@@ -29,6 +30,7 @@ from fqvit.runtime.reference import run  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402
 from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
+from tests.golden.cosine import cosine  # noqa: E402
 
 # 5 x 7 tokens in windows of 3, padded, and shifted in the second block: a small file with masks.
 MASKED_SWIN = SwinConfig((10, 14), 2, 1, 4, 8, (2,), (2,), 3, hidden_ratio=2)
@@ -52,15 +54,28 @@ CASCADE = replace(MASK_RCNN, stages=2, agnostic=True, box_convs=1, box_fcs=1, bo
 DETECTORS = {"mask_rcnn_v1": (MASK_RCNN, "fqvit"), "cascade_v1": (CASCADE, "fq-vit"), "opencv_v1": (MASK_RCNN, "fq-vit")}
 
 
+# {file: a function that builds its program by hand}
+BUILT = {"cosine_v1": cosine}
+
+
+def make_built() -> None:
+    for name, build in BUILT.items():
+        if not (HERE / f"{name}.fqvit").exists():
+            save(name, build())
+
+
+def save(name: str, program: Program) -> None:
+    images = images_for(program.header.preprocess, 6, 12)
+    program.save(HERE / f"{name}.fqvit")
+    np.savez_compressed(HERE / f"{name}.npz", images=images, output=run(program, images), fingerprint=program.fingerprint())
+
+
 def make() -> None:
     for name, (kind, recipe, classes, features) in FILES.items():
         if (HERE / f"{name}.fqvit").exists():
             continue
         model = float_model(kind, 11, classes) if isinstance(kind, str) else model_of(kind, name, 11, classes)
-        program = lower(model, calibration_of(model, recipe, features=features))
-        images = images_for(model.preprocess, 6, 12)
-        program.save(HERE / f"{name}.fqvit")
-        np.savez_compressed(HERE / f"{name}.npz", images=images, output=run(program, images), fingerprint=program.fingerprint())
+        save(name, lower(model, calibration_of(model, recipe, features=features)))
 
 
 def make_detectors() -> None:
@@ -84,4 +99,5 @@ def make_detectors() -> None:
 
 if __name__ == "__main__":
     make()
+    make_built()
     make_detectors()

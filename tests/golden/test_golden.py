@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from fqvit.detect.program import DetectorProgram
-from fqvit.ir.attention import Attend, RowCodes
-from fqvit.ir.ops import Add, Linear, Lookup
+from fqvit.ir.attention import Attend, MatMul, RowCodes
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup
 from fqvit.ir.program import AnyOp, Program
 from fqvit.runtime.reference import run
 from tests.factories import assert_same
@@ -53,6 +53,7 @@ def test_the_detectors_of_version_1_use_every_rule_of_resizing() -> None:
 
 def test_the_files_of_version_1_use_every_op() -> None:
     assert [path.stem for path in FILES] == [
+        "cosine_v1",
         "fqvit_swin_v1",
         "fqvit_v1",
         "grouped_v1",
@@ -79,6 +80,13 @@ def test_the_files_of_recipe_fqvit_use_all_its_fields() -> None:
     assert any(isinstance(op, Add) and op.bits == 16 for op in ops)
     sites = Program.load(HERE / "fqvit_v1.fqvit").header.sites.values()
     assert any(site.steps and isinstance(site.zero, str) for site in sites) and any(site.levels for site in sites)
+
+
+def test_a_file_of_version_1_has_multipliers_per_head_a_wide_index_and_uncentered_norms() -> None:
+    program = Program.load(HERE / "cosine_v1.fqvit")
+    (scores,) = (op for op in program.ops if isinstance(op, MatMul))
+    assert isinstance(scores.mult, str) and scores.index is not None and program.constants[scores.index].dtype == np.int32
+    assert not any(op.center for op in program.ops if isinstance(op, LayerNorm))
 
 
 def test_class_names_of_a_file_of_version_1_are_read() -> None:

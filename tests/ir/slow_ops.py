@@ -98,7 +98,7 @@ def layernorm(op: LayerNorm, get: Get) -> Result:
     y = np.empty(x.shape, object)
     for row in indices(x.shape[:-1]):
         v = [(int(x[row][c]) - zero_of(get, op.zero, c, channels)) * 2 ** alpha_of(get, op.alpha, c) for c in range(channels)]
-        m1, m2 = sum(v), sum(a * a for a in v)
+        m1, m2 = sum(v) if op.center else 0, sum(a * a for a in v)
         big = channels * m2 - m1 * m1 + op.epsilon
         j = 0
         while big * 4 ** (j + 1) < 2**62:
@@ -190,7 +190,8 @@ def matmul(op: MatMul, get: Get) -> Result:
             acc += (int(a[(*lead, m, k)]) - op.a_zero) * (right - op.b_zero)
         if op.index is not None:
             acc += int(get(f"{op.y}.bias")[int(get(op.index)[m, n]), lead[-1]])
-        return clamp(floor_half(acc * op.mult, 2**op.shift) + op.y_zero, op.bits)
+        mult = op.mult if isinstance(op.mult, int) else int(get(op.mult)[lead[-1]])
+        return clamp(floor_half(acc * mult, 2**op.shift) + op.y_zero, op.bits)
 
     return fill((*a.shape[:-1], b.shape[-1] if op.b_rows else b.shape[-2]), value)
 

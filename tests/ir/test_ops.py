@@ -83,6 +83,7 @@ def layernorm(draw: Draw) -> AnyOp:
         zero=zero,
         alpha=alpha,
         bits=draw.one(3, 8, 16),
+        center=bool(draw.int(0, 1)),
     )
 
 
@@ -167,8 +168,10 @@ def matmul(draw: Draw) -> AnyOp:
     index = None
     if draw.int(0, 1):
         draw.constant("y.bias", -(2**22), 2**22, (9, heads), "i32")
-        index = draw.constant("index", 0, 8, (m, n), "u16")
+        index = draw.constant("index", 0, 8, (m, n), draw.one("u16", "i32"))
     mult, shift = draw.requantizer(2**16 * inner)
+    if draw.int(0, 1):
+        mult = draw.constant("mults", 0, draw.one(mult, 2**31 - 1), (heads,), "i32")
     zeros = [draw.one(0, 255, draw.int(0, 255)) for _ in range(2)]
     bits = draw.one(4, 8, 16)
     return MatMul(

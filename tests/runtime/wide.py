@@ -168,6 +168,7 @@ def layernorm(draw: Draw) -> Case:
             zero=draw.zero("z", channels, bits),
             alpha=alpha,
             bits=y_bits,
+            center=bool(draw.int(0, 2)),
         ),
     )
 
@@ -191,7 +192,8 @@ def last_bits(draw: Draw) -> Case:
         draw.constants["alpha"] = np.full(channels, min(room + draw.int(0, 2), 15), np.uint8)
     v = x[0, 0].astype(np.int64) - (draw.constants["z"].astype(np.int64) if zero == "z" else zero)
     v = [int(c) for c in (v << draw.constants["alpha"].astype(np.int64) if alpha else v)]
-    total = sum(v)
+    center = bool(draw.int(0, 2))
+    total = sum(v) if center else 0
     d = channels * sum(c * c for c in v) - total * total
     square = (math.isqrt(d) + draw.int(2, 9)) ** 2  # roots just below and just above an integer
     epsilon = draw.one(1, 2**20, 2**40, *[square - d - 1] * 3, square - d)
@@ -202,7 +204,7 @@ def last_bits(draw: Draw) -> Case:
     g = [draw.one(1, -1) * draw.one(2**31 - 1, draw.int(2**30, 2**31 - 1)) for _ in t]
     b = [2**15 - (q * f >> 32) for q, f in zip(t, g)]
     draw.constants["y.affine"] = np.array([g, b]).astype(np.int32)
-    return (LayerNorm(y="y", x="x", epsilon=epsilon, shift=32, b_shift=32, zero=zero, alpha=alpha, bits=16),)
+    return (LayerNorm(y="y", x="x", epsilon=epsilon, shift=32, b_shift=32, zero=zero, alpha=alpha, bits=16, center=center),)
 
 
 def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:

@@ -25,10 +25,11 @@ namespace {
 using namespace avx2;
 
 constexpr int ROWS = 6, COLUMNS = 16;
-constexpr std::int64_t MAX_WIDTH = 128, MAX_TOKENS = 1024;
+constexpr std::int64_t MAX_WIDTH = 1024, MAX_TOKENS = 4096;
 // Bytes between rows of queries, weights and scores. Constants, so that instructions hold row offsets as immediates.
-constexpr int Q_STRIDE = MAX_WIDTH * 2;
-constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;  // not a power of two, so that rows fall into different cache sets
+// Not powers of two, so that rows fall into different cache sets.
+constexpr int Q_STRIDE = (MAX_WIDTH + 16) * 2;
+constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;
 constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;
 
 // Offsets in the scratch memory.
@@ -41,7 +42,7 @@ struct Layout {
             return std::exchange(at, at + static_cast<std::size_t>(round_up(bytes, 64)));
         };
         keys = reserve(round_up(head.tokens, COLUMNS) * round_up(head.width, 16) * 2);
-        values = reserve(round_up(head.width, COLUMNS) * round_up(head.tokens, 2) * 2);
+        values = reserve(round_up(head.value_width, COLUMNS) * round_up(head.tokens, 2) * 2);
         queries = reserve(ROWS * Q_STRIDE);
         scores = reserve(ROWS * S_STRIDE);
         weights = reserve(ROWS * W_STRIDE);
@@ -156,8 +157,8 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, std::int
 FQVIT_AVX2 void pack_values(const Attention& head, const std::uint8_t* v, std::int16_t* out) {
     const __m256i zero = _mm256_set1_epi16(static_cast<short>(head.v_zero));
     const std::int64_t pairs = (head.tokens + 1) / 2;
-    for (std::int64_t c = 0; c < head.width; c += COLUMNS) {
-        const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
+    for (std::int64_t c = 0; c < head.value_width; c += COLUMNS) {
+        const std::int64_t count = std::min<std::int64_t>(16, head.value_width - c);
         for (std::int64_t p = 0; p < pairs; ++p, out += 2 * COLUMNS) {
             const __m256i a = load_centered(v + 2 * p * head.v_stride + c, count, zero);
             const __m256i b = 2 * p + 1 < head.tokens ? load_centered(v + (2 * p + 1) * head.v_stride + c, count, zero)
@@ -241,8 +242,8 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
     const __m256i q_zero = _mm256_set1_epi16(static_cast<short>(head.q_zero)), y_zero = _mm256_set1_epi32(head.y_zero);
     const __m128i y_last = _mm_set1_epi8(static_cast<char>(head.y_last));
     const std::int64_t pairs = (head.tokens + 1) / 2;
-    for (std::int64_t first = 0; first < head.tokens; first += ROWS) {
-        const int rows = static_cast<int>(std::min<std::int64_t>(ROWS, head.tokens - first));
+    for (std::int64_t first = 0; first < head.queries; first += ROWS) {
+        const int rows = static_cast<int>(std::min<std::int64_t>(ROWS, head.queries - first));
         for (int r = 0; r < rows; ++r) {
             auto* out = reinterpret_cast<std::int16_t*>(queries + r * Q_STRIDE);
             for (std::int64_t c = 0; c < head.width; c += 16) {
@@ -268,9 +269,9 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
             requantize_high[r] = RequantizeHigh::per_tensor(row_mult, shift);
         }
         const std::int16_t* panel = values;
-        for (std::int64_t c = 0; c < head.width; c += COLUMNS, panel += pairs * 2 * COLUMNS) {
+        for (std::int64_t c = 0; c < head.value_width; c += COLUMNS, panel += pairs * 2 * COLUMNS) {
             BY_ROWS<W_STRIDE>[rows](reinterpret_cast<const std::uint8_t*>(weights), panel, pairs, tile);
-            const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
+            const std::int64_t count = std::min<std::int64_t>(16, head.value_width - c);
             for (int r = 0; r < rows; ++r) {
                 __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
                 if (head.sign < 0) {

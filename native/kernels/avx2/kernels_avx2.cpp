@@ -212,23 +212,23 @@ FQVIT_INLINE Moments moments(const Norm& norm, const void* x, std::int64_t first
     }
     const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)),
                                           _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
-    return {sum_of(wide), sum_of(m2)};
+    return {norm.center ? sum_of(wide) : 0, sum_of(m2)};
 }
 
-// 16 codes as i16; u16 codes minus 2^15, which cancels like a zero point.
-FQVIT_INLINE __m256i centered_codes(const Norm& norm, const void* x, std::int64_t at) {
-    if (norm.wide_in) {
-        return _mm256_xor_si256(load(static_cast<const std::uint16_t*>(x) + at), _mm256_set1_epi16(-32768));
-    }
-    return _mm256_cvtepu8_epi16(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint8_t*>(x) + at)));
+// 16 codes minus the offset, as i16.
+FQVIT_INLINE __m256i offset_codes(const Norm& norm, const void* x, std::int64_t at) {
+    const __m256i codes =
+        norm.wide_in ? load(static_cast<const std::uint16_t*>(x) + at)
+                     : _mm256_cvtepu8_epi16(
+                           _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint8_t*>(x) + at)));
+    return _mm256_sub_epi16(codes, _mm256_set1_epi16(norm.offset));
 }
 
 FQVIT_INLINE Moments per_tensor_moments(const Norm& norm, const void* x, std::int64_t first) {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi64x(0xffffffff);
     __m256i m1 = _mm256_setzero_si256(), even = m1, odd = m1;
     for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
-        const __m256i v = centered_codes(norm, x, first + c);
+        const __m256i v = offset_codes(norm, x, first + c);
         const __m256i squares = _mm256_madd_epi16(v, v);  // sums of two squares: at most 2^31, read as unsigned
         m1 = _mm256_add_epi32(m1, _mm256_madd_epi16(v, ones));
         even = _mm256_add_epi64(even, _mm256_and_si256(squares, low));
@@ -236,7 +236,7 @@ FQVIT_INLINE Moments per_tensor_moments(const Norm& norm, const void* x, std::in
     }
     const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)),
                                           _mm256_cvtepi32_epi64(_mm256_extracti128_si256(m1, 1)));
-    return {sum_of(wide), sum_of(_mm256_add_epi64(even, odd))};
+    return {norm.center ? sum_of(wide) : 0, sum_of(_mm256_add_epi64(even, odd))};
 }
 
 // d = isqrt(D 4^j) and its reciprocal rho = floor(2^61 / d), saturated to i32.
@@ -294,7 +294,7 @@ FQVIT_AVX2 void layernorm_per_tensor_row(const Norm& norm, const RowScale& row, 
     const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels));
     const __m256i sum = _mm256_set1_epi32(static_cast<int>(row.sum));
     for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
-        const __m256i v = centered_codes(norm, x, first + c);
+        const __m256i v = offset_codes(norm, x, first + c);
         // C < 2^15, so vpmaddwd multiplies the low 16 bits of each lane by C.
         const __m256i left = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(v)), count);
         const __m256i right = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(v, 1)), count);

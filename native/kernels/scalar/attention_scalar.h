@@ -17,18 +17,19 @@ struct Product {
     std::int64_t a_zero, b_zero;
     bool b_rows;  // b is [K, N], else [N, K]
     std::int64_t mult;
+    const std::int32_t* mults;  // [H], or null: all heads have `mult`
     int shift;
     std::int64_t zero, last;
     bool wide;
-    const std::int32_t* bias;    // [R, H] or null
-    const std::uint16_t* index;  // [M, N]
-    std::int64_t heads;
+    const std::int32_t* bias;   // [R, H] or null
+    const std::int32_t* index;  // [M, N]
+    std::int64_t heads;         // 0 if neither the bias nor the multiplier depends on the head
 };
 
-// y[m, n] = clamp(requantize(sum_k (a[m, k] - a_zero) (b[n, k] - b_zero) + bias[index[m, n], h]) + zero)
+// y[m, n] = clamp(requantize(sum_k (a[m, k] - a_zero) (b[n, k] - b_zero) + bias[index[m, n], h], mult[h]) + zero)
 inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y, std::int64_t row) {
     const std::int64_t slice = row / p.rows, m = row % p.rows, head = p.heads == 0 ? 0 : slice % p.heads;
-    const std::int64_t b_first = slice * p.columns * p.inner;
+    const std::int64_t b_first = slice * p.columns * p.inner, mult = p.mults == nullptr ? p.mult : p.mults[head];
     for (std::int64_t n = 0; n < p.columns; ++n) {
         std::int64_t acc = 0;
         for (std::int64_t k = 0; k < p.inner; ++k) {
@@ -36,7 +37,7 @@ inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y
             acc += (a[row * p.inner + k] - p.a_zero) * (b[at] - p.b_zero);
         }
         if (p.bias != nullptr) acc += p.bias[p.index[m * p.columns + n] * p.heads + head];
-        store_code(y, p.wide, row * p.columns + n, clamp(requantize(acc, p.mult, p.shift) + p.zero, p.last));
+        store_code(y, p.wide, row * p.columns + n, clamp(requantize(acc, mult, p.shift) + p.zero, p.last));
     }
 }
 

@@ -49,7 +49,7 @@ void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows) {
         std::int64_t m1 = 0, m2 = 0;
         for (std::int64_t c = 0; c < channels; ++c) {
             const std::int64_t value = v(c);
-            m1 += value;
+            if (norm.center) m1 += value;
             m2 += value * value;
         }
         const std::int64_t big_d = channels * m2 - m1 * m1 + norm.epsilon;

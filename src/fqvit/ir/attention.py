@@ -5,7 +5,7 @@ Notation as in ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,13 +21,15 @@ class MatMul(Op, frozen=True, tag="matmul"):
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
     a: u8 or u16 [..., M, K]   b: u8 or u16 [..., N, K], or [..., K, N] if b_rows   y: u8 or u16 [..., M, N]
+    mult: a number, or the name of a constant i32 [H] with one multiplier per head (the axis before m)
     b_rows: for attention times V with uniform attention codes, where b is V
-    index: u16 [M, N], optional. With it, bias: i32 [R, H], Swin's relative position bias of head h in units of the accumulator
+    index: u16 or i32 [M, N], optional. With it, bias: i32 [R, H], Swin's relative position bias of head h in units of the
+    accumulator of that head
     """
 
     a: str
     b: str
-    mult: Int
+    mult: Int | str
     shift: Int
     a_zero: Int = 0
     b_zero: Int = 0
@@ -46,16 +48,21 @@ class MatMul(Op, frozen=True, tag="matmul"):
         scope.check(
             a.shape[:-2] == b.shape[:-2] and a.shape[-1] == reduce_b, f"shapes {list(a.shape)} and {list(b.shape)} do not match"
         )
-        check_requantizer(scope, self.mult, self.shift)
         shape = (*a.shape[:-1], n)
+        mult: Any = self.mult
+        if isinstance(self.mult, str):
+            scope.check(len(shape) >= 3, "multipliers per head need an axis of heads")
+            mult = scope.constant(self.mult, ("i32",), (shape[-3],))
+        check_requantizer(scope, mult, self.shift)
         a_side, b_side = scope.zero(self.a_zero, a.channels), scope.zero(self.b_zero, b.channels)
         sides = magnitude(a.lo, a.hi, *a_side) * magnitude(b.lo, b.hi, *b_side)
         bound = reduce_b * sides
         if self.index is not None:
             scope.check(len(shape) >= 3, "a bias needs an axis of heads")
             bias = scope.constant(self.part("bias"), ("i32",), (None, shape[-3]))
-            index = scope.constant(self.index, ("u16",), shape[-2:])
-            scope.check(int(index.max()) < bias.shape[0], f"constant {self.index!r} points outside {bias.shape[0]} rows")
+            index = scope.constant(self.index, ("u16", "i32"), shape[-2:])
+            inside = 0 <= int(index.min()) and int(index.max()) < bias.shape[0]
+            scope.check(inside, f"constant {self.index!r} points outside {bias.shape[0]} rows")
             bound += int(np.abs(bias.astype(np.int64)).max())
         return scope.codes(self.bits, shape, self.y_zero), [self.proof("acc", bound, 31)]
 
@@ -67,7 +74,8 @@ class MatMul(Op, frozen=True, tag="matmul"):
         acc = kit.matmul(a, b)
         if self.index is not None:
             acc = acc + kit.permute(kit.wide(get(self.part("bias")))[kit.wide(get(self.index))], (2, 0, 1))
-        return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)
+        mult = self.mult if isinstance(self.mult, int) else kit.wide(get(self.mult))[:, None, None]
+        return clamp(kit, requantize(acc, mult, self.shift), self.y_zero, self.bits)
 
 
 def _by_distance(kit: Kit, get: Get, x: str, table: str, region: str | None, masked: int | None = None) -> Array:

@@ -207,7 +207,8 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     x: u8 or u16 [..., C]   alpha: u8 [C]   affine: i32 [2, C], the rows g and b   y: u8 or u16 [..., C]
     The scale of x cancels; epsilon = max(1, round(eps C^2 / s_x^2)). For the output scale s_y and zero point of each channel,
     gamma / s_y = g 2^(24 - shift) and beta / s_y + y_zero = b 2^(b_shift - shift).
-    D and all products fit int64 (proved by infer).
+    center false: M1 = 0, which is RMS normalization v / sqrt(mean v^2 + eps). L2 normalization is gamma / sqrt(C) in g.
+    D and all products fit int64 (proved by infer): |C v - M1| <= sqrt(C D), with and without centering.
     """
 
     x: str
@@ -217,6 +218,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     zero: Zero = 0
     alpha: str | None = None
     bits: Int = 8
+    center: bool = True
     parts: ClassVar[tuple[str, ...]] = ("affine",)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
@@ -239,7 +241,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     def run(self, kit: Kit, get: Get) -> Array:
         v = lifted(kit, get, self.x, self.zero, self.alpha)
         channels = v.shape[-1]
-        m1 = v.sum(-1)[..., None]
+        m1 = v.sum(-1)[..., None] * int(self.center)
         m2 = (v * v).sum(-1)[..., None]
         d = channels * m2 - m1 * m1 + self.epsilon
         j = (61 - ilog2(d)) >> 1

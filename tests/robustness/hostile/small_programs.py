@@ -103,6 +103,10 @@ CASES: dict[str, Case] = {
         {"op": "layernorm", "y": "y", "x": "x", "epsilon": 9, "shift": 32, "b_shift": 10, "zero": 5, "alpha": "alpha"},
         {"y.affine": NORM},
     ),
+    "layernorm, uncentered": Case(
+        {"op": "layernorm", "y": "y", "x": "x", "epsilon": 9, "shift": 32, "b_shift": 10, "zero": 5, "center": False},
+        {"y.affine": NORM},
+    ),
     "add": Case(
         {"op": "add", "y": "y", "terms": TERMS, "shift": 20, "y_zero": 4, "y_alpha": "alpha"},
         {"mults": np.full(C, 2**12, np.int32)},
@@ -114,6 +118,10 @@ CASES: dict[str, Case] = {
     "matmul": Case(
         {"op": "matmul", "y": "y", **SCORES, "index": "places"},
         {"y.bias": np.ones((3, 2), np.int32), "places": np.array([[0, 1], [2, 0]], np.uint16)},
+    ),
+    "matmul, per head": Case(
+        {"op": "matmul", "y": "y", **SCORES, "mult": "mults", "index": "places"},
+        {"mults": i32(2**30, 2**29), "y.bias": np.ones((3, 2), np.int32), "places": np.array([[0, 1], [2, 0]], np.int32)},
     ),
     "matmul of rows": Case({"op": "matmul", "y": "y", **SCORES, "a": "s", "b_rows": True}),
     "log_softmax": Case({"op": "log_softmax", "y": "y", "x": "s", "region": "region"}, {"y.table": EXPONENTIALS}),

@@ -97,7 +97,7 @@ class Structs:
             "x": self.type(op.x), "y": self.type(op.y), "channels": channels,
             "epsilon": f"INT64_C({op.epsilon})", "shift": op.shift, "b_shift": op.b_shift,
             "zero": self.zero(op.part("zero"), op.zero, channels), "alpha": self.named(op.alpha),
-            "affine": self.constant(op.part("affine")), "last": (1 << op.bits) - 1,
+            "affine": self.constant(op.part("affine")), "last": (1 << op.bits) - 1, "uncentered": None if op.center else 1,
         }  # fmt: skip
 
     @fields.register
@@ -167,10 +167,14 @@ class Structs:
     def _(self, op: MatMul) -> Fields:
         a, y = self.values[op.a].shape, self.values[op.y].shape
         fields: Fields = {"a": self.type(op.a), "b": self.type(op.b), "y": self.type(op.y)}
-        fields |= {"rows": y[-2], "columns": y[-1], "inner": a[-1], "heads": y[-3] if op.index is not None else None}
-        fields |= {"b_rows": int(op.b_rows), "a_zero": op.a_zero, "b_zero": op.b_zero, "mult": op.mult, "shift": op.shift}
+        per_head = op.index is not None or isinstance(op.mult, str)
+        fields |= {"rows": y[-2], "columns": y[-1], "inner": a[-1], "heads": y[-3] if per_head else None}
+        fields |= {"b_rows": int(op.b_rows), "a_zero": op.a_zero, "b_zero": op.b_zero}
+        fields |= {"mult": op.mult} if isinstance(op.mult, int) else {"mults": self.constant(op.mult)}
+        fields["shift"] = op.shift
         if op.index is not None:
-            fields |= {"bias": self.constant(op.part("bias")), "index": self.constant(op.index)}
+            wide = self.constants[op.index].dtype == np.int32
+            fields |= {"bias": self.constant(op.part("bias")), "wide_index" if wide else "index": self.constant(op.index)}
         return fields | {"y_zero": op.y_zero, "last": (1 << op.bits) - 1}
 
     @fields.register

@@ -49,7 +49,8 @@ def matmul(g: OnnxGraph, op: MatMul) -> str:
         index = g.shared_constant(g.constants[op.index], "i32", op.index)
         taken = g.node("Gather", [g.shared_constant(bias, "i32", op.part("bias")), index], "bias by position")  # [M, N, H]
         acc = g.node("Add", [acc, g.node("Transpose", [taken], "bias by head", perm=[2, 0, 1])], "acc")
-    return to_codes(g, *requantize_args(g, acc, -reach, reach, op.mult, op.shift, 0), op.y_zero, op.bits)
+    mult = op.mult if isinstance(op.mult, int) else g.constants[op.mult][:, None, None]
+    return to_codes(g, *requantize_args(g, acc, -reach, reach, mult, op.shift, 0), op.y_zero, op.bits)
 
 
 def by_distance(g: OnnxGraph, x: str, table: Any, dtype: str, region: str | None, elsewhere: int) -> str:

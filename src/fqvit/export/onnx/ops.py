@@ -92,21 +92,25 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     x = g.value(op.x)
     channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
     largest_t = math.isqrt(channels) + 1
-    if op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
+    if op.center and op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
         zero = np.array(0, np.int64)  # D and C v - M1 do not depend on a zero point that all channels share
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
 
-    # Per row, in the notation of ir/ops.py, where u = C v - M1. The variable d is D; the variable root is d = isqrt(D 4^j).
+    # Per row, in the notation of ir/ops.py, where u = C v - M1 (without centering C v). The variable d is D; the variable root
+    # is d = isqrt(D 4^j).
     dtype = "i32" if 2 * channels * largest < I31 else "i64"
     v = lifted(g, op.x, zero, scale, dtype)
-    m1 = row_sum(g, v, channels, dtype, "M1")
-    u = g.node("Sub", [g.node("Mul", [v, g.constant(channels, dtype, "C")], "C v"), m1], "C v - M1")
+    u = g.node("Mul", [v, g.constant(channels, dtype, "C")], "C v")
     squared = "i32" if channels * largest**2 < I31 else "i64"
     w = v if dtype == squared else g.cast(v, squared)
     m2 = row_sum(g, g.node("Mul", [w, w], "v squared"), channels, squared, "M2")
-    m1, m2 = (part if kind == "i64" else g.cast(part, "i64") for part, kind in ((m1, dtype), (m2, squared)))
-    c_m2 = g.node("Mul", [m2, g.constant(channels, "i64", "C")], "C M2")
-    d = g.node("Sub", [c_m2, g.node("Mul", [m1, m1], "M1 squared")], "D without epsilon")
+    m2 = m2 if squared == "i64" else g.cast(m2, "i64")
+    d = g.node("Mul", [m2, g.constant(channels, "i64", "C")], "C M2")
+    if op.center:
+        m1 = row_sum(g, v, channels, dtype, "M1")
+        u = g.node("Sub", [u, m1], "C v - M1")
+        m1 = m1 if dtype == "i64" else g.cast(m1, "i64")
+        d = g.node("Sub", [d, g.node("Mul", [m1, m1], "M1 squared")], "D without epsilon")
     d = g.node("Add", [d, g.constant(op.epsilon, "i64", "epsilon")], "D")
     by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon)
     root = isqrt(g, g.node("Mul", [d, by_4], "D 4^j"))

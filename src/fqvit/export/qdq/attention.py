@@ -23,10 +23,18 @@ MASKED = -1e4  # added to masked scores: their exponential is 0, also in half pr
 
 
 def matmul(
-    graph: QdqGraph, op: MatMul, a: QuantizedTensor, b: QuantizedTensor, table: Any, params: QdqParams, shape: tuple[int, ...]
+    graph: QdqGraph,
+    op: MatMul,
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    mult: Floats,
+    table: Any,
+    params: QdqParams,
+    shape: tuple[int, ...],
 ) -> QuantizedTensor:
     """Emit attention scores, or uniform attention times V.
 
+    mult: the multiplier [1], or one per head [H, 1, 1]
     table: relative position bias [M, N, H] in units of the accumulator, or None
     """
     left = graph.scaled(a.name, np.ones(1), (a.zero - op.a_zero) * a.scale, f"{op.y}.a")
@@ -34,7 +42,7 @@ def matmul(
     if not op.b_rows:
         axes = list(range(len(b.shape) + 1))
         right = graph.node("Transpose", [right], f"{op.y}.b.transposed", perm=[*axes[:-2], axes[-1], axes[-2]])
-    ratio = op.mult / 2.0**op.shift * params.scale
+    ratio = mult / 2.0**op.shift * params.scale
     name = graph.node("MatMul", [left, right], f"{op.y}.product")
     offset: Floats = (op.y_zero - params.zero) * params.scale
     name = graph.scaled(name, ratio / (a.scale * b.scale), offset, op.y)

@@ -160,6 +160,14 @@ class QdqGraph:
         return self.node("Min", [x, self.float32(f"{y}.high", high)], f"{y}.clipped")
 
 
+def rms_normalized(graph: QdqGraph, x: str, epsilon: float, y: str) -> str:
+    """Emit x / sqrt(mean x^2 + epsilon) over the last axis. Only opset 23 and later have RMSNormalization."""
+    axis = graph.constant("axis.last", np.array([-1], np.int64))
+    mean = graph.node("ReduceMean", [graph.node("Mul", [x, x], f"{y}.squares"), axis], f"{y}.mean_square", keepdims=1)
+    mean = graph.node("Add", [mean, graph.float32(f"{y}.epsilon", epsilon)], f"{y}.mean_square_epsilon")
+    return graph.node("Div", [x, graph.node("Sqrt", [mean], f"{y}.rms")], f"{y}.normalized")
+
+
 def collapsed(values: NDArray[Any]) -> NDArray[Any]:
     """Return [1] if all channels are equal, else the array itself."""
     flat = np.atleast_1d(values)

@@ -36,7 +36,7 @@ class BufferScales:
                     self.readers[name].append(op)
         self.factors: dict[str, float] = {}  # multiplied into the scale of Q, so that scores need no Mul
         for op in program.ops:
-            if isinstance(op, MatMul) and not op.b_rows and len(self.readers[op.a]) == 1:
+            if isinstance(op, MatMul) and isinstance(op.mult, int) and not op.b_rows and len(self.readers[op.a]) == 1:
                 y, a, b = self.params(op.y, op.y_zero), self.qkv_params(op.a), self.qkv_params(op.b)
                 if a is not None and b is not None:
                     self.factors[op.a] = op.mult / 2.0**op.shift * float(y.scale[0] / (a.scale[0] * b.scale[0]))
@@ -112,6 +112,12 @@ class BufferScales:
         if isinstance(zero, str):
             return self.constants[zero].astype(np.int64)
         return np.atleast_1d(np.array(zero, np.int64))
+
+    def multiplier(self, op: MatMul) -> Floats:
+        """Return the multiplier of a matrix product as [1], or as [H, 1, 1] if every head has its own."""
+        if isinstance(op.mult, int):
+            return np.array([float(op.mult)])
+        return self.constants[op.mult].astype(np.float64)[:, None, None]
 
     def accumulator_scale(self, name: str, channels: int) -> Floats:
         """Return per-channel scales [C] of an accumulator, chosen so that the Add that reads it needs no Mul."""

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, save_model
 
 from fqvit.errors import FqvitError
 from fqvit.export.qdq.attention import Attention, Kind, attend, matmul, softmax, weights
-from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QdqParams, QuantizedTensor, Target, collapsed
+from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QdqParams, QuantizedTensor, Target, collapsed, rms_normalized
 from fqvit.export.qdq.scales import BufferScales, per_channel
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
@@ -139,7 +139,8 @@ class _Export:
             case MatMul():
                 table = None if op.index is None else self.constants[op.part("bias")][self.constants[op.index]]
                 params = self.scales.params(op.y, op.y_zero, op.bits)
-                return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], table, params, shape)
+                mult = self.scales.multiplier(op)
+                return matmul(self.graph, op, self.tensors[op.a], self.tensors[op.b], mult, table, params, shape)
             case Softmax():
                 region = None if op.region is None else self.constants[op.region]
                 params = QdqParams(np.array([2.0**op.shift / op.mult]), np.array([0]), op.bits)
@@ -240,7 +241,12 @@ class _Export:
         beta = (b / 2.0 ** (op.shift - op.b_shift) - params.zero) * params.scale
         parts = [self.graph.float32(f"{op.y}.gamma", gamma), self.graph.float32(f"{op.y}.beta", beta)]
         epsilon = op.epsilon * (unit / shape[-1]) ** 2
-        name = self.graph.node("LayerNormalization", [x, *parts], f"{op.y}.norm", axis=-1, epsilon=epsilon)
+        if op.center:
+            name = self.graph.node("LayerNormalization", [x, *parts], f"{op.y}.norm", axis=-1, epsilon=epsilon)
+        else:
+            name = rms_normalized(self.graph, x, epsilon, op.y)
+            name = self.graph.node("Mul", [name, parts[0]], f"{op.y}.gained")
+            name = self.graph.node("Add", [name, parts[1]], f"{op.y}.norm")
         return self.graph.quantized(name, op.y, shape, params)
 
     def _add(self, op: Add, shape: tuple[int, ...]) -> QuantizedTensor:

@@ -187,7 +187,7 @@ void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y)
     unsigned j;
     for (uint32_t c = 0; c < op->channels; ++c) {
         const int64_t v = lifted(fqvit_load(x, op->x, c), &op->zero, op->alpha, c);
-        m1 += v;
+        if (!op->uncentered) m1 += v;
         m2 += v * v;
     }
     d = channels * m2 - m1 * m1 + op->epsilon;
@@ -272,7 +272,8 @@ void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y)
 
 void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y, uint32_t row)
 {
-    const uint32_t m = row % op->rows, head = op->bias ? row / op->rows % op->heads : 0;
+    const uint32_t m = row % op->rows, head = op->heads ? row / op->rows % op->heads : 0;
+    const int32_t mult = op->mults ? op->mults[head] : op->mult;
     for (uint32_t n = 0; n < op->columns; ++n) {
         int32_t acc = 0;
         if (op->a == FQVIT_U8 && op->b == FQVIT_U8 && !op->b_rows) {
@@ -285,8 +286,12 @@ void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b,
                 acc += (fqvit_load(a, op->a, k) - op->a_zero) * (fqvit_load(b, op->b, i) - op->b_zero);
             }
         }
-        if (op->bias) acc += op->bias[(size_t)op->index[m * op->columns + n] * op->heads + head];
-        fqvit_store(y, op->y, n, clamp(requantize(acc, op->mult, op->shift) + op->y_zero, op->last));
+        if (op->bias) {
+            const uint32_t i = m * op->columns + n;
+            const size_t entry = op->wide_index ? (size_t)op->wide_index[i] : op->index[i];
+            acc += op->bias[entry * op->heads + head];
+        }
+        fqvit_store(y, op->y, n, clamp(requantize(acc, mult, op->shift) + op->y_zero, op->last));
     }
 }
 

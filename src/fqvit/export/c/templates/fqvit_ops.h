@@ -57,7 +57,7 @@ typedef struct {
 } fqvit_linear_op;
 void fqvit_linear(const fqvit_linear_op *op, const uint8_t *x, uint8_t *y);
 
-/* Integer LayerNorm with an integer square root. affine: [2][C], the rows g and b */
+/* Integer LayerNorm with an integer square root. affine: [2][C], the rows g and b. uncentered: RMS normalization */
 typedef struct {
     fqvit_type x, y;
     uint32_t channels;
@@ -67,6 +67,7 @@ typedef struct {
     const uint8_t *alpha;
     const int32_t *affine;
     int32_t last;
+    uint8_t uncentered;
 } fqvit_layernorm_op;
 void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y);
 
@@ -129,9 +130,11 @@ typedef struct {
     uint32_t rows, columns, inner, heads; /* M per head, N, K, H */
     uint8_t b_rows;                       /* 1: b is [K][N]; 0: b is [N][K] */
     int32_t a_zero, b_zero, mult;
+    const int32_t *mults; /* one multiplier per head, or NULL: use `mult` */
     uint8_t shift;
-    const int32_t *bias;   /* relative position bias [entries][H], or NULL */
-    const uint16_t *index; /* [M][N], used with bias */
+    const int32_t *bias;       /* relative position bias [entries][H], or NULL */
+    const uint16_t *index;     /* [M][N], used with bias */
+    const int32_t *wide_index; /* the same for more than 65536 entries, or NULL: use `index` */
     int32_t y_zero, last;
 } fqvit_matmul_op;
 void fqvit_matmul(const fqvit_matmul_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y, uint32_t row);
