@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/elementwise.h"
+
 namespace fqvit {
 
 // y = clamp(round_shift(acc * mult[c], shift[c]) + zero[c], 0, last)
@@ -117,6 +119,7 @@ struct Kernels {
                       const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
     // Scratch bytes of `attention`, or 0 if it does not support these parameters.
     std::size_t (*attention_scratch)(const Attention&);
+    const ElementwiseKernels* elementwise;
 };
 
 const Kernels* kernels_scalar();

@@ -35,6 +35,17 @@ public:
     Value value{};  // of the output
 };
 
+// Channels in blocks, so that threads share the channels of ops that have few rows.
+struct ChannelBlocks {
+    ChannelBlocks() = default;
+    explicit ChannelBlocks(std::int64_t channels) : channels(channels), count((channels + BLOCK - 1) / BLOCK) {}
+    std::int64_t first(std::int64_t block) const { return block * BLOCK; }
+    std::int64_t size(std::int64_t first) const { return channels - first < BLOCK ? channels - first : BLOCK; }
+
+    static constexpr std::int64_t BLOCK = 64;
+    std::int64_t channels = 0, count = 0;
+};
+
 // Checks an op and prepares it to run. The caller gives the number of the output.
 std::unique_ptr<Op> make_op(const OpFields& fields, Scope& scope);
 
