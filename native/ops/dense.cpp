@@ -1,5 +1,6 @@
 // The ops lookup, add, layernorm and mean.
 #include <algorithm>
+#include <cstring>
 
 #include "core/codes.h"
 #include "core/fixed.h"
@@ -82,6 +83,25 @@ void Lookup::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
             store_code(frame[output], wide, r * channels + c, tables[static_cast<std::size_t>(at)]);
         }
     }
+}
+
+bool FusedTables::fuse(const Lookup& lookup, Epilogue& epilogue) {
+    if (epilogue.kind != Epilogue::CODES) return false;
+    epilogue.kind = Epilogue::LOOKUP;
+    epilogue.wide = lookup.value.is_wide();
+    for (const std::uint8_t table : lookup.table_of) {
+        starts_.push_back(static_cast<std::int32_t>(table * lookup.length));
+    }
+    const std::size_t count = lookup.tables.size();
+    tables_.resize(epilogue.wide ? 2 * count : count);
+    for (std::size_t i = 0; i < count; ++i) {
+        if (epilogue.wide) {
+            std::memcpy(tables_.data() + 2 * i, &lookup.tables[i], 2);
+        } else {
+            tables_[i] = static_cast<std::uint8_t>(lookup.tables[i]);
+        }
+    }
+    return true;
 }
 
 Add::Add(const AddFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {

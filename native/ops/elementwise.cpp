@@ -28,7 +28,6 @@ public:
     }
 
     std::int64_t items() const override { return value.rows(); }
-    std::int64_t macs() const override { return value.count(); }
 
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const override {
         const std::int64_t channels = value.channels(), a_size = product_.wide_a ? 2 : 1;
@@ -81,7 +80,6 @@ public:
     }
 
     std::int64_t items() const override { return value.rows(); }
-    std::int64_t macs() const override { return 2 * value.count(); }
     std::size_t bytes() const override {
         return (table_.size() + partner_.size() + first_.size() + lane_.size()) * sizeof(std::int32_t);
     }
@@ -207,11 +205,19 @@ Depthwise::Depthwise(const DepthwiseFields& fields, Scope& scope) : kernels_(sco
     requantization_ =
         RequantizationConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()},
                                 scope.zeros(fields.y_zero, channels_, 0, value.hi, "y_zero"), value.hi, bias_.data());
+    epilogue_.kind = Epilogue::CODES;
+    epilogue_.wide = value.is_wide();
+}
+
+bool Depthwise::fuse_lookup(const Lookup& lookup) {
+    if (!tables_.fuse(lookup, epilogue_)) return false;
+    output = lookup.output, value = lookup.value, tag = "depthwise + lookup";
+    return true;
 }
 
 std::size_t Depthwise::bytes() const {
     return (index_.size() + pairs_.size() + bias_.size()) * sizeof(std::int32_t) + fill_.size() +
-           requantization_.bytes();
+           requantization_.bytes() + tables_.bytes();
 }
 
 // Scratch: accumulators of a few rows, then the addresses of the rows of x that one row of y needs.
@@ -223,11 +229,10 @@ void Depthwise::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint
     auto* acc = reinterpret_cast<std::int32_t*>(scratch);
     auto* rows = reinterpret_cast<const std::uint8_t**>(scratch + tile_bytes(channels_));
     const Taps taps = {channels_, (taps_ + 1) / 2, wide_in_, pairs_.data()};
-    Epilogue epilogue{};
-    epilogue.kind = Epilogue::CODES;
-    epilogue.wide = value.is_wide();
+    Epilogue epilogue = epilogue_;
     epilogue.bias = bias_.data();
     epilogue.requantization = requantization_.view();
+    tables_.view(epilogue);
     for (std::int64_t first = begin; first < end; first += TILE_ROWS) {
         const std::int64_t count = std::min(end - first, TILE_ROWS);
         for (std::int64_t i = 0; i < count; ++i) {

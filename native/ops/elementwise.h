@@ -10,11 +10,10 @@
 #include "core/aligned.h"
 #include "kernels/kernels.h"
 #include "ops/op.h"
+#include "ops/ops.h"
 #include "ops/requantization.h"
 
 namespace fqvit {
-
-class Lookup;
 
 // acc[i, c] = sum over k of x[index[i, k], c] w[k, c] + bias[c], then codes or, after fusion, a table.
 class Depthwise final : public Op {
@@ -26,6 +25,9 @@ public:
     std::int64_t macs() const override { return value.count() * taps_; }
     std::size_t bytes() const override;
 
+    // Fuses a lookup into this op and returns whether this is possible.
+    bool fuse_lookup(const Lookup& lookup);
+
 private:
     const Kernels* kernels_;
     std::int64_t channels_, taps_;
@@ -35,6 +37,8 @@ private:
     AlignedVector<std::int32_t> pairs_;  // Taps::weights
     std::vector<std::int32_t> bias_;
     RequantizationConstants requantization_;
+    Epilogue epilogue_{};
+    FusedTables tables_;
 };
 
 std::unique_ptr<Op> make_multiply(const MultiplyFields& fields, Scope& scope);
