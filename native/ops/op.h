@@ -1,4 +1,4 @@
-// An op of a program, checked and ready to run on one image. Formulas: src/fqvit/ir/ops.py, moves.py and attention.py.
+// An op of a program, checked and ready to run on one image. src/fqvit/ir/ has the formulas.
 //
 // A constructor takes the fields of the op, checks every index, shape, shift and bound, and packs the constants. It
 // trusts nothing and throws BadProgram if a field breaks a rule, so run() needs no checks.
