@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/fused_attention.h"
+#include "ops/elementwise.h"
 #include "ops/ops.h"
 
 namespace fqvit {
@@ -26,7 +27,12 @@ public:
         for (std::size_t i = 0; i < ops_.size(); ++i) {
             if (const auto* lookup = dynamic_cast<Lookup*>(ops_[i].get())) {
                 Linear* linear = sole_producer<Linear>(lookup->inputs[0]);
-                if (linear != nullptr && linear->fuse_lookup(*lookup)) move_to(linear, i);
+                Depthwise* depthwise = sole_producer<Depthwise>(lookup->inputs[0]);
+                if (linear != nullptr && linear->fuse_lookup(*lookup)) {
+                    move_to(linear, i);
+                } else if (depthwise != nullptr && depthwise->fuse_lookup(*lookup)) {
+                    move_to(depthwise, i);
+                }
             } else if (const auto* add = dynamic_cast<Add*>(ops_[i].get())) {
                 if (add->acc_term() < 0) continue;
                 Linear* linear = sole_producer<Linear>(add->inputs[static_cast<std::size_t>(add->acc_term())]);

@@ -18,7 +18,7 @@ auto* sized_constant(Op& op) {
     using Name = std::conditional_t<std::is_const_v<Op>, const std::string, std::string>;
     return std::visit(
         [](auto& fields) -> Name* {
-            if constexpr (requires { fields.fill; }) {
+            if constexpr (std::is_same_v<std::remove_cvref_t<decltype(fields)>, TakeFields>) {
                 return &fields.index;
             } else if constexpr (requires { fields.region; }) {
                 return fields.region.has_value() ? &*fields.region : nullptr;
@@ -81,6 +81,8 @@ private:
             take->index = constant("rows", y, take->index, shape, *move, grid, last);
             if (move->kind == MoveKind::enlarged || move->kind == MoveKind::second) grids_[y] = last;
             if (move->kind == MoveKind::merge) grids_[y] = grid.halved();
+        } else if (std::holds_alternative<DepthwiseFields>(op)) {
+            fail({y, ": no move says how its row indices follow from the image size"});
         } else if (auto* permute = std::get_if<PermuteFields>(&op)) {
             resize_permute(*permute, grid, move);
         } else if (std::string* region = sized_constant(op)) {

@@ -14,7 +14,10 @@ public:
     Shape operator()(const AddFields& op) const {
         return buffer(shapes_.contains(op.terms[0].x) ? op.terms[0].x : op.terms[1].x);
     }
-    Shape operator()(const MeanFields& op) const { return {buffer(op.x).back()}; }
+    Shape operator()(const MeanFields& op) const { return without_rows(buffer(op.x, 2)); }
+    Shape operator()(const MaxFields& op) const { return without_rows(buffer(op.x, 2)); }
+    Shape operator()(const MultiplyFields& op) const { return buffer(op.a); }
+    Shape operator()(const DepthwiseFields& op) const { return with_last(constant(op.index, 1), buffer(op.x).back()); }
     Shape operator()(const TakeFields& op) const {
         Shape shape = constant(op.index, 0);
         shape.push_back(buffer(op.x).back());
@@ -45,7 +48,7 @@ public:
     }
     Shape operator()(const ShiftMatMulFields& op) const { return with_last(buffer(op.a), buffer(op.v).back()); }
     Shape operator()(const AttendFields& op) const { return with_last(buffer(op.a), buffer(op.v).back()); }
-    // Lookup, layernorm and the softmax ops keep the shape.
+    // Lookup, layernorm, rotary and the softmax ops keep the shape.
     template <class Other>
     Shape operator()(const Other& op) const {
         return buffer(op.x);
@@ -66,6 +69,10 @@ private:
     }
     static Shape with_last(Shape shape, std::int64_t last) {
         shape.back() = last;
+        return shape;
+    }
+    static Shape without_rows(Shape shape) {
+        shape.erase(shape.end() - 2);
         return shape;
     }
 

@@ -1,6 +1,6 @@
 // The ops of a program as they are stored: the fields of each op, with the names, types and defaults of the file.
-// src/fqvit/ir/ops.py, attention.py and moves.py define their meaning. Nothing here is checked beyond the types; the
-// constructors in native/ops/ do that.
+// src/fqvit/ir/ops.py, attention.py, elementwise.py and moves.py define their meaning. Nothing here is checked beyond
+// the types; the constructors in native/ops/ do that.
 #pragma once
 
 #include <array>
@@ -151,9 +151,34 @@ struct AttendFields {
     std::int64_t v_zero = 0, y_zero = 0, bits = 8;
 };
 
-using OpFields = std::variant<LookupFields, LinearFields, LayerNormFields, AddFields, MeanFields, TakeFields,
-                              PermuteFields, ConcatFields, MatMulFields, LogSoftmaxFields, SoftmaxFields,
-                              RowCodesFields, ShiftMatMulFields, AttendFields>;
+struct MultiplyFields {
+    static constexpr const char* TAG = "multiply";
+    std::string y, a, b;
+    std::int64_t mult = 0, shift = 0, a_zero = 0, b_zero = 0, y_zero = 0, bits = 8;
+};
+
+struct RotaryFields {
+    static constexpr const char* TAG = "rotary";
+    std::string y, x, partner;
+    std::int64_t mult = 0, shift = 0, zero = 0, y_zero = 0, bits = 8;
+};
+
+struct DepthwiseFields {
+    static constexpr const char* TAG = "depthwise";
+    std::string y, x, index;
+    Zero fill{}, y_zero{};
+    std::int64_t bits = 8;
+};
+
+struct MaxFields {
+    static constexpr const char* TAG = "max";
+    std::string y, x;
+};
+
+using OpFields =
+    std::variant<LookupFields, LinearFields, LayerNormFields, AddFields, MeanFields, TakeFields, PermuteFields,
+                 ConcatFields, MatMulFields, LogSoftmaxFields, SoftmaxFields, RowCodesFields, ShiftMatMulFields,
+                 AttendFields, MultiplyFields, RotaryFields, DepthwiseFields, MaxFields>;
 
 // The name of the buffer that an op writes.
 inline const std::string& output_of(const OpFields& op) {

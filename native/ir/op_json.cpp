@@ -183,6 +183,45 @@ struct Description<AttendFields> {
     }
 };
 
+template <>
+struct Description<MultiplyFields> {
+    static constexpr auto fields() {
+        using F = MultiplyFields;
+        return std::tuple{
+            required<&F::y>("y"),           required<&F::a>("a"),           required<&F::b>("b"),
+            required<&F::mult>("mult"),     required<&F::shift>("shift"),   optional<&F::a_zero>("a_zero"),
+            optional<&F::b_zero>("b_zero"), optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
+    }
+};
+
+template <>
+struct Description<RotaryFields> {
+    static constexpr auto fields() {
+        using F = RotaryFields;
+        return std::tuple{
+            required<&F::y>("y"),           required<&F::x>("x"),         required<&F::partner>("partner"),
+            required<&F::mult>("mult"),     required<&F::shift>("shift"), optional<&F::zero>("zero"),
+            optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
+    }
+};
+
+template <>
+struct Description<DepthwiseFields> {
+    static constexpr auto fields() {
+        using F = DepthwiseFields;
+        return std::tuple{required<&F::y>("y"),       required<&F::x>("x"),           required<&F::index>("index"),
+                          optional<&F::fill>("fill"), optional<&F::y_zero>("y_zero"), optional<&F::bits>("bits")};
+    }
+};
+
+template <>
+struct Description<MaxFields> {
+    static constexpr auto fields() {
+        using F = MaxFields;
+        return std::tuple{required<&F::y>("y"), required<&F::x>("x")};
+    }
+};
+
 namespace {
 
 constexpr const char* TAG_FIELD = "op";

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/elementwise.h"
+
 namespace fqvit {
 
 // y = clamp(round_shift(acc * mult[c], shift[c]) + zero[c], 0, last)
@@ -121,6 +123,7 @@ struct Kernels {
     // Scratch bytes of `attention`, or 0 if it does not support these parameters. Any smaller `queries`, `score_mult`
     // and `mult` are then supported with the same scratch.
     std::size_t (*attention_scratch)(const Attention&);
+    const ElementwiseKernels* elementwise;
 };
 
 const Kernels* kernels_scalar();

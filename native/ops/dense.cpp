@@ -1,5 +1,6 @@
 // The ops lookup, add, layernorm and mean.
 #include <algorithm>
+#include <cstring>
 
 #include "core/codes.h"
 #include "core/fixed.h"
@@ -82,6 +83,25 @@ void Lookup::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
             store_code(frame[output], wide, r * channels + c, tables[static_cast<std::size_t>(at)]);
         }
     }
+}
+
+bool FusedTables::fuse(const Lookup& lookup, Epilogue& epilogue) {
+    if (epilogue.kind != Epilogue::CODES) return false;
+    epilogue.kind = Epilogue::LOOKUP;
+    epilogue.wide = lookup.value.is_wide();
+    for (const std::uint8_t table : lookup.table_of) {
+        starts_.push_back(static_cast<std::int32_t>(table * lookup.length));
+    }
+    const std::size_t count = lookup.tables.size();
+    tables_.resize(epilogue.wide ? 2 * count : count);
+    for (std::size_t i = 0; i < count; ++i) {
+        if (epilogue.wide) {
+            std::memcpy(tables_.data() + 2 * i, &lookup.tables[i], 2);
+        } else {
+            tables_[i] = static_cast<std::uint8_t>(lookup.tables[i]);
+        }
+    }
+    return true;
 }
 
 Add::Add(const AddFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {
@@ -262,46 +282,49 @@ private:
     Norm norm_{};
 };
 
-// y[c] = clamp(requantize(sum over t >= skip of (x[t, c] - zero[c]) 2^alpha[c]) + y_zero)
+// y[..., c] = clamp(requantize(sum over t >= skip of (x[..., t, c] - zero[c]) 2^alpha[c]) + y_zero)
 class Mean final : public Op {
 public:
-    Mean(const MeanFields& fields, Scope& scope) {
+    Mean(const MeanFields& fields, Scope& scope) : kernels_(scope.kernels.kernels->elementwise) {
         const Operand input = scope.codes(fields.x, 2);
         const Value& x = input.value;
         inputs = {input.number};
-        require(x.shape.size() == 2, "mean of shape ", x.shape, ", expected [T, C]");
         const std::int64_t channels = x.channels();
-        mult_ = in_range(fields.mult, 0, MAX_MULT, "mult");
-        shift_ = static_cast<int>(in_range(fields.shift, 1, MAX_SHIFT, "shift"));
-        skip_ = in_range(fields.skip, 0, x.shape[0] - 1, "skip");
-        tokens_ = x.shape[0];
-        value = codes_value(fields.bits, {channels});
-        y_zero_ = in_range(fields.y_zero, 0, value.hi, "y_zero");
+        tokens_ = x.shape[x.shape.size() - 2];
+        skip_ = in_range(fields.skip, 0, tokens_ - 1, "skip");
+        Shape shape = x.shape;
+        shape.erase(shape.end() - 2);
+        value = codes_value(fields.bits, shape);
         zero_ = scope.zeros(fields.zero, channels, 0, MAX_CODE, "zero");
         alpha_ = scope.alphas(fields.alpha, channels);
-        wide_ = x.is_wide();
-        prove(bound_multiply(shifted_bound(x, zero_, alpha_), tokens_ - skip_), 31, "acc");
+        const std::int64_t bound = bound_multiply(shifted_bound(x, zero_, alpha_), tokens_ - skip_);
+        prove(bound, 31, "acc");
+        average_.rows = {tokens_ - skip_, channels, x.is_wide()};
+        average_.zero = zero_.data(), average_.alpha = alpha_.data();
+        average_.requantization = tensor_requantization(fields.mult, fields.shift, fields.y_zero, value, bound);
+        blocks_ = ChannelBlocks(channels);
     }
 
-    std::int64_t items() const override { return value.channels(); }
+    std::int64_t items() const override { return value.rows() * blocks_.count; }
     std::size_t bytes() const override { return (zero_.size() + alpha_.size()) * sizeof(std::int32_t); }
 
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const override {
-        const Codes x{frame[inputs[0]], wide_};
-        for (std::int64_t c = begin; c < end; ++c) {
-            const auto at = static_cast<std::size_t>(c);
-            std::int64_t acc = 0;
-            for (std::int64_t t = skip_; t < tokens_; ++t) acc += x[t * value.channels() + c] - zero_[at];
-            const std::int64_t mean = requantize(acc * (std::int64_t{1} << alpha_[at]), mult_, shift_);
-            store_code(frame[output], value.is_wide(), c, clamp(mean + y_zero_, value.hi));
+        const std::int64_t channels = value.channels(), x_size = average_.rows.wide_in ? 2 : 1;
+        const std::int64_t y_size = value.is_wide() ? 2 : 1;
+        for (std::int64_t item = begin; item < end; ++item) {
+            const std::int64_t outer = item / blocks_.count, first = blocks_.first(item % blocks_.count);
+            const std::uint8_t* x = frame[inputs[0]] + ((outer * tokens_ + skip_) * channels + first) * x_size;
+            kernels_->mean(average_, x, frame[output] + (outer * channels + first) * y_size, first,
+                           blocks_.size(first));
         }
     }
 
 private:
-    std::int64_t mult_, skip_, tokens_, y_zero_;
-    int shift_;
-    bool wide_;
+    const ElementwiseKernels* kernels_;
+    std::int64_t skip_, tokens_;
     std::vector<std::int32_t> zero_, alpha_;
+    Average average_{};
+    ChannelBlocks blocks_;
 };
 
 }  // namespace

@@ -178,14 +178,14 @@ std::size_t Linear::scratch() const {
 
 std::size_t Linear::bytes() const {
     const std::size_t take = take_ == nullptr ? 0 : take_->bytes();
-    return bias_.size() * 4 + requantization_.bytes() + tables_.size() + take;
+    return bias_.size() * 4 + requantization_.bytes() + tables_.bytes() + take;
 }
 
 void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
     Epilogue epilogue = epilogue_;
     epilogue.bias = bias_.data();
     epilogue.requantization = requantization_.view();
-    epilogue.tables = tables_.data(), epilogue.starts = starts_.data();
+    tables_.view(epilogue);
     if (add_ != nullptr) add_->view(epilogue, frame[residual_]);
     if (wide_in_) {
         run_wide(epilogue, frame, begin, end);
@@ -244,22 +244,7 @@ void Linear::run_wide(const Epilogue& epilogue, Frame frame, std::int64_t begin,
 }
 
 bool Linear::fuse_lookup(const Lookup& lookup) {
-    if (epilogue_.kind != Epilogue::CODES) return false;
-    epilogue_.kind = Epilogue::LOOKUP;
-    epilogue_.wide = lookup.value.is_wide();
-    for (const std::uint8_t table : lookup.table_of) {
-        starts_.push_back(static_cast<std::int32_t>(table * lookup.length));
-    }
-    starts_.resize(round_up(starts_.size(), PADDING));
-    const std::size_t count = lookup.tables.size();
-    tables_.resize(epilogue_.wide ? 2 * count : count);
-    for (std::size_t i = 0; i < count; ++i) {
-        if (epilogue_.wide) {
-            std::memcpy(tables_.data() + 2 * i, &lookup.tables[i], 2);
-        } else {
-            tables_[i] = static_cast<std::uint8_t>(lookup.tables[i]);
-        }
-    }
+    if (!tables_.fuse(lookup, epilogue_)) return false;
     output = lookup.output, value = lookup.value, tag = "linear + lookup";
     return true;
 }

@@ -1,6 +1,7 @@
 // Makes the op that belongs to the fields.
 #include "ops/op.h"
 
+#include "ops/elementwise.h"
 #include "ops/ops.h"
 
 namespace fqvit {
@@ -22,6 +23,10 @@ std::unique_ptr<Op> make(const T& fields, Scope& scope) {
     if constexpr (std::is_same_v<T, RowCodesFields>) return std::make_unique<Softmax>(fields, scope);
     if constexpr (std::is_same_v<T, ShiftMatMulFields>) return std::make_unique<WeightedSum>(fields, scope);
     if constexpr (std::is_same_v<T, AttendFields>) return std::make_unique<WeightedSum>(fields, scope);
+    if constexpr (std::is_same_v<T, MultiplyFields>) return make_multiply(fields, scope);
+    if constexpr (std::is_same_v<T, RotaryFields>) return make_rotary(fields, scope);
+    if constexpr (std::is_same_v<T, DepthwiseFields>) return std::make_unique<Depthwise>(fields, scope);
+    if constexpr (std::is_same_v<T, MaxFields>) return make_max(fields, scope);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// An op of a program, checked and ready to run on one image. Formulas: src/fqvit/ir/ops.py, moves.py and attention.py.
+// An op of a program, checked and ready to run on one image. src/fqvit/ir/ has the formulas.
 //
 // A constructor takes the fields of the op, checks every index, shape, shift and bound, and packs the constants. It
 // trusts nothing and throws BadProgram if a field breaks a rule, so run() needs no checks.
@@ -33,6 +33,17 @@ public:
     std::vector<int> inputs;
     int output = -1;
     Value value{};  // of the output
+};
+
+// Channels in blocks, so that threads share the channels of ops that have few rows.
+struct ChannelBlocks {
+    ChannelBlocks() = default;
+    explicit ChannelBlocks(std::int64_t channels) : channels(channels), count((channels + BLOCK - 1) / BLOCK) {}
+    std::int64_t first(std::int64_t block) const { return block * BLOCK; }
+    std::int64_t size(std::int64_t first) const { return channels - first < BLOCK ? channels - first : BLOCK; }
+
+    static constexpr std::int64_t BLOCK = 64;
+    std::int64_t channels = 0, count = 0;
 };
 
 // Checks an op and prepares it to run. The caller gives the number of the output.

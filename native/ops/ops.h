@@ -28,6 +28,19 @@ public:
     bool wide_in;
 };
 
+// The tables of a lookup that is the epilogue of another op.
+class FusedTables {
+public:
+    // Makes `epilogue` look up its codes. Returns false if it does not compute codes.
+    bool fuse(const Lookup& lookup, Epilogue& epilogue);
+    void view(Epilogue& epilogue) const { epilogue.tables = tables_.data(), epilogue.starts = starts_.data(); }
+    std::size_t bytes() const { return tables_.size() + starts_.size() * sizeof(std::int32_t); }
+
+private:
+    std::vector<std::int32_t> starts_;
+    std::vector<std::uint8_t> tables_;
+};
+
 // y = clamp(round_shift(sum over both terms of (x - zero) 2^alpha mult, shift) + y_zero)
 class Add final : public Op {
 public:
@@ -104,8 +117,7 @@ private:
     AlignedVector<std::int32_t> bias_;
     RequantizationConstants requantization_;
     Epilogue epilogue_{};
-    std::vector<std::int32_t> starts_;
-    std::vector<std::uint8_t> tables_;
+    FusedTables tables_;
     std::unique_ptr<Op> add_owner_, take_owner_;
     const Add* add_ = nullptr;
     int residual_ = -1;  // the value that is added

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/scope.h"
+
 namespace fqvit {
 
 RequantizationConstants::RequantizationConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift,
@@ -40,5 +42,22 @@ Requantization RequantizationConstants::view() const {
 }
 
 std::size_t RequantizationConstants::bytes() const { return mult_.size() * (4 + 1 + 4 + 4 + 8 + 4); }
+
+TensorRequantization tensor_requantization(std::int64_t mult, std::int64_t shift, std::int64_t zero, const Value& y,
+                                           std::int64_t bound) {
+    TensorRequantization q{};
+    q.mult = in_range(mult, 0, MAX_MULT, "mult");
+    q.shift = static_cast<int>(in_range(shift, 1, MAX_SHIFT, "shift"));
+    q.zero = static_cast<std::int32_t>(in_range(zero, 0, y.hi, "y_zero"));
+    q.last = static_cast<std::int32_t>(y.hi);
+    q.wide = y.is_wide();
+    // acc 2^i (mult 2^j) / 2^(shift + i + j) is the same ratio.
+    std::int64_t m = q.mult;
+    int s = q.shift;
+    for (; s < 32 && m < std::int64_t{1} << 30; ++s) m *= 2;
+    for (; s < 32 && bound < std::int64_t{1} << 30; ++s) bound *= 2, ++q.lift;
+    q.vector_mult = static_cast<std::int32_t>(m), q.vector_shift = s < 32 ? 0 : s;
+    return q;
+}
 
 }  // namespace fqvit

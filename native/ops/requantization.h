@@ -1,4 +1,4 @@
-// Owns the per-channel constants of a Requantization (kernels/kernels.h).
+// Owns the per-channel constants of a Requantization (kernels/kernels.h), and makes those of a whole tensor.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/aligned.h"
+#include "core/value.h"
 #include "kernels/kernels.h"
 
 namespace fqvit {
@@ -28,5 +29,9 @@ private:
     AlignedVector<std::int32_t> vector_mult_, vector_shift_;
     AlignedVector<std::int64_t> vector_half_;
 };
+
+// Checks mult, shift and zero. y: the codes; bound: of |acc|, below 2^31.
+TensorRequantization tensor_requantization(std::int64_t mult, std::int64_t shift, std::int64_t zero, const Value& y,
+                                           std::int64_t bound);
 
 }  // namespace fqvit

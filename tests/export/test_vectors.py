@@ -56,7 +56,7 @@ def test_every_buffer_and_constant_is_exported(kind: str, recipe: str, tmp_path:
         assert site["bits"] == program.header.sites[name].bits
 
 
-@pytest.mark.parametrize("name", ["fqvit_swin_v1", "uniform_v1", "original_v1", "tiny_v1"])
+@pytest.mark.parametrize("name", ["fqvit_swin_v1", "uniform_v1", "original_v1", "tiny_v1", "elementwise_v1"])
 def test_every_op_can_be_recomputed_from_its_manifest_entry(name: str, tmp_path: Path) -> None:
     program = Program.load(HERE / f"{name}.fqvit")
     vectors.export(program, tmp_path / "v")

@@ -18,11 +18,16 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
+from fqvit.data.preprocess import Preprocess  # noqa: E402
 from fqvit.detect.calibrate import calibrate_detector  # noqa: E402
 from fqvit.detect.lower import LoweredDetector  # noqa: E402
 from fqvit.detect.model.load import load_detector, random_release  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
-from fqvit.ir.program import Program  # noqa: E402
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary  # noqa: E402
+from fqvit.ir.fixed import multiplier  # noqa: E402
+from fqvit.ir.moves import Permute, Take  # noqa: E402
+from fqvit.ir.ops import Linear, Mean  # noqa: E402
+from fqvit.ir.program import INPUT, Header, Output, Program  # noqa: E402
 from fqvit.lowering.lower import lower  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
@@ -78,6 +83,78 @@ def make() -> None:
         save(name, lower(model, calibration_of(model, recipe, features=features)))
 
 
+def elementwise() -> Program:
+    """Return a program with multiply, rotary, depthwise, max and mean, in all types of operands: a gated convolution block."""
+    rng, side, channels = np.random.default_rng(11), 6, 10
+    row, column = np.divmod(np.arange(side * side)[:, None], side)
+    rows, columns = row + np.arange(9) // 3 - 1, column + np.arange(9) % 3 - 1
+    inside = (rows >= 0) & (rows < side) & (columns >= 0) & (columns < side)
+    angle = rng.uniform(0, 2 * np.pi, (side * side, 5))
+    constants = {
+        "taps": np.where(inside, rows * side + columns, -1).astype(np.int32),
+        "squares": np.arange(36).reshape(3, 2, 3, 2).transpose(0, 2, 1, 3).reshape(9, 4).astype(np.int32),
+        "once": np.arange(9, dtype=np.int32)[::-1, None].copy(),
+        "partner": np.array([1, 0, 3, 2, 4], np.uint16),
+        "turned.table": np.rint(np.stack([np.cos(angle), np.sin(angle)]) * 2**14).astype(np.int16),
+        "fill": np.full(channels, 120, np.uint8),
+    }
+    # The shape of each weight, the zero point of its input, and roughly the largest accumulator.
+    for y, shape, zero, reach in (
+        ("embedded", (channels, 3), 0, 2**16),
+        ("convolved", (9, channels), 120, 2**17),
+        ("gate", (channels, channels), 0, 2**17),
+        ("scaled", (1, channels), 2**13, 2**18),
+        ("logits", (5, channels), 0, 2**12),
+    ):
+        w, axis = rng.integers(-128, 128, shape), 0 if y in ("convolved", "scaled") else 1
+        sums = w.sum(axis)
+        bias = rng.integers(-999, 999, sums.shape) - zero * sums
+        pairs = [multiplier(float(ratio)) for ratio in rng.uniform(0.5, 2, sums.shape) * 256 / reach]
+        constants |= {f"{y}.w": w.astype(np.int8), f"{y}.bias": bias.astype(np.int32)}
+        constants[f"{y}.mult"] = np.array([mult for mult, _ in pairs], np.int32)
+        constants[f"{y}.shift"] = np.array([shift for _, shift in pairs], np.uint8)
+    ops = (
+        Permute(y="rows", x=INPUT, view=(side * side, 3), perm=(0, 1)),
+        Linear(y="embedded", x="rows", y_zero=120),
+        Depthwise(y="convolved", x="embedded", index="taps", fill="fill", y_zero=(100, 140)),
+        Mean(y="squeezed", x="convolved", mult=2**30, shift=35),
+        Linear(y="gate", x="squeezed", y_zero=90),
+        Multiply(y="gated", a="convolved", b="gate", mult=2**30, shift=36, a_zero=120, b_zero=7, y_zero=100),
+        Rotary(y="turned", x="gated", partner="partner", mult=2**30, shift=41, zero=100, y_zero=2**11, bits=12),
+        Take(y="windows", x="turned", index="squares"),
+        Max(y="largest", x="windows"),
+        Mean(y="average", x="windows", mult=2**30, shift=34, skip=1, zero=2**11, y_zero=128),
+        Multiply(y="both", a="largest", b="average", mult=2**30, shift=33, a_zero=2**11, b_zero=128, y_zero=2**13, bits=14),
+        Depthwise(y="scaled", x="both", index="once", fill=2**13, y_zero=128),
+        Mean(y="pooled", x="scaled", mult=2**30, shift=33, y_zero=3),
+        Linear(y="logits", x="pooled", out="i32"),
+    )
+    picture = Preprocess(side, side, 3, side, "bilinear", (0.5,) * 3, (0.5,) * 3)
+    header = Header(
+        version=1,
+        model="elementwise",
+        preprocess=picture,
+        ops=ops,
+        output=Output("logits", "logits", 1.0),
+        sites={},
+        recipe={},
+        source="",
+        images=1,
+    )
+    return Program(header, constants)
+
+
+def make_elementwise() -> None:
+    path = HERE / "elementwise_v1.fqvit"
+    if path.exists():
+        return
+    program = elementwise()
+    images = images_for(program.header.preprocess, 6, 12)
+    program.save(path)
+    arrays = {"images": images, "output": run(program, images), "fingerprint": np.array(program.fingerprint())}
+    np.savez_compressed(path.with_suffix(".npz"), **arrays)
+
+
 def make_detectors() -> None:
     shown = [image.resize((60, 44)) for image in sample_images()[:2]]
     for name, (config, recipe) in DETECTORS.items():
@@ -100,4 +177,5 @@ def make_detectors() -> None:
 if __name__ == "__main__":
     make()
     make_built()
+    make_elementwise()
     make_detectors()

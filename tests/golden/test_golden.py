@@ -54,6 +54,7 @@ def test_the_detectors_of_version_1_use_every_rule_of_resizing() -> None:
 def test_the_files_of_version_1_use_every_op() -> None:
     assert [path.stem for path in FILES] == [
         "cosine_v1",
+        "elementwise_v1",
         "fqvit_swin_v1",
         "fqvit_v1",
         "grouped_v1",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 
@@ -168,14 +169,14 @@ def concat(op: Concat, get: Get) -> Result:
 
 def mean(op: Mean, get: Get) -> Result:
     x = get(op.x)
-    tokens, channels = x.shape
+    *outer, tokens, channels = x.shape
 
     def value(i: tuple[int, ...]) -> int:
-        (c,) = i
-        total = sum(int(x[t, c]) - zero_of(get, op.zero, c, channels) for t in range(op.skip, tokens))
+        *lead, c = i
+        total = sum(int(x[(*lead, t, c)]) - zero_of(get, op.zero, c, channels) for t in range(op.skip, tokens))
         return clamp(floor_half(total * 2 ** alpha_of(get, op.alpha, c) * op.mult, 2**op.shift) + op.y_zero, op.bits)
 
-    return fill((channels,), value)
+    return fill((*outer, channels), value)
 
 
 def matmul(op: MatMul, get: Get) -> Result:
@@ -275,6 +276,55 @@ def attend(op: Attend, get: Get) -> Result:
     return fill((*a.shape[:-1], v.shape[-1]), value)
 
 
+def multiply(op: Multiply, get: Get) -> Result:
+    a, b = get(op.a), get(op.b)
+
+    def value(i: tuple[int, ...]) -> int:
+        product = (int(a[i]) - op.a_zero) * (int(b[i[a.ndim - b.ndim :]]) - op.b_zero)
+        return clamp(floor_half(product * op.mult, 2**op.shift) + op.y_zero, op.bits)
+
+    return fill(a.shape, value)
+
+
+def rotary(op: Rotary, get: Get) -> Result:
+    x, table, partner = get(op.x), get(f"{op.y}.table"), get(op.partner)
+
+    def value(i: tuple[int, ...]) -> int:
+        *lead, t, c = i
+        p = c % len(partner)
+        own, other = (int(x[(*lead, t, at)]) - op.zero for at in (c, c - p + int(partner[p])))
+        acc = own * int(table[0, t, p]) + other * int(table[1, t, p])
+        assert abs(acc) < 2**31
+        return clamp(floor_half(acc * op.mult, 2**op.shift) + op.y_zero, op.bits)
+
+    return fill(x.shape, value)
+
+
+def depthwise(op: Depthwise, get: Get) -> Result:
+    x, index = get(op.x), get(op.index)
+    w, bias, mult, shift = (get(f"{op.y}.{part}") for part in ("w", "bias", "mult", "shift"))
+    channels = x.shape[-1]
+    rows = [x[i] for i in indices(x.shape[:-1])]
+
+    def value(i: tuple[int, ...]) -> int:
+        *lead, c = i
+        acc = int(bias[c])
+        for k, row in enumerate(index[tuple(lead)]):
+            code = zero_of(get, op.fill, c, channels) if row == -1 else int(rows[row][c])
+            acc += code * int(w[k, c])
+        assert abs(acc) < 2**31
+        y = floor_half(acc * int(mult[c]), 2 ** int(shift[c]))
+        return clamp(y + zero_of(get, op.y_zero, c, channels), op.bits)
+
+    return fill((*index.shape[:-1], channels), value)
+
+
+def maximum(op: Max, get: Get) -> Result:
+    x = get(op.x)
+    *outer, tokens, channels = x.shape
+    return fill((*outer, channels), lambda i: max(int(x[(*i[:-1], t, i[-1])]) for t in range(tokens)))
+
+
 SLOW: dict[type, Callable[[Any, Get], Result]] = {
     Lookup: lookup,
     Linear: linear,
@@ -290,4 +340,8 @@ SLOW: dict[type, Callable[[Any, Get], Result]] = {
     ShiftMatMul: shift_matmul,
     RowCodes: row_codes,
     Attend: attend,
+    Multiply: multiply,
+    Rotary: rotary,
+    Depthwise: depthwise,
+    Max: maximum,
 }

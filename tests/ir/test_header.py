@@ -191,6 +191,10 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "ShiftMatMul": {"v_zero": 0, "a_bits": 4, "zero_code": False, "y_zero": 0, "bits": 8},
     "RowCodes": {"region": None},
     "Attend": {"levels": (), "v_zero": 0, "y_zero": 0, "bits": 8},
+    "Multiply": {"a_zero": 0, "b_zero": 0, "y_zero": 0, "bits": 8},
+    "Rotary": {"zero": 0, "y_zero": 0, "bits": 8},
+    "Depthwise": {"fill": 0, "y_zero": 0, "bits": 8},
+    "Max": {},
 }
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.kit import DTYPES, kit
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
@@ -22,6 +23,7 @@ from fqvit.ir.value import Scope
 from fqvit.quant.exptable import exp_table
 from tests.factories import assert_same
 from tests.ir.draw import IMAGES, STYLES, Draw
+from tests.ir.elementwise_cases import depthwise, maximum, multiply, rotary
 from tests.ir.slow_ops import SLOW
 
 
@@ -151,7 +153,7 @@ def concat(draw: Draw) -> AnyOp:
 
 def mean(draw: Draw) -> AnyOp:
     tokens, channels = draw.one(1, 2, 7), draw.one(1, 6)
-    draw.buffer("x", (tokens, channels), 8)
+    draw.buffer("x", (*draw.one((), (3,), (2, 2)), tokens, channels), 8)
     mult, shift = draw.requantizer(255 * tokens)
     zero, alpha = draw.zero("z", channels), draw.alpha("alpha", channels)
     skip = draw.int(0, tokens - 1)
@@ -291,6 +293,10 @@ CASES: dict[type, Callable[[Draw], AnyOp]] = {
     ShiftMatMul: shift_matmul,
     RowCodes: row_codes,
     Attend: attend,
+    Multiply: multiply,
+    Rotary: rotary,
+    Depthwise: depthwise,
+    Max: maximum,
 }
 
 

@@ -1,7 +1,4 @@
-"""Draw linear ops on gathered rows, as in convolutions.
-
-EVERY_WIDE lists these cases and those of wide.py and wide_attention.py.
-"""
+"""Draw linear ops on gathered rows, as in convolutions. EVERY_WIDE lists all wide cases."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from fqvit.ir.program import AnyOp
 from tests.ir.draw import IMAGES, Draw
 from tests.runtime.wide import WIDE, Case, linear_parts, size
 from tests.runtime.wide_attention import WIDE_ATTENTION
+from tests.runtime.wide_elementwise import ELEMENTWISE
 
 
 def take_linear(draw: Draw) -> Case:
@@ -41,4 +39,4 @@ def take_linear(draw: Draw) -> Case:
     return (*ops, Linear(y="y", x=last, y_zero=draw.zero("z", outputs, y_bits), bits=y_bits))
 
 
-EVERY_WIDE: dict[str, Callable[[Draw], Case]] = WIDE | {"take + linear": take_linear} | WIDE_ATTENTION
+EVERY_WIDE: dict[str, Callable[[Draw], Case]] = WIDE | {"take + linear": take_linear} | WIDE_ATTENTION | ELEMENTWISE

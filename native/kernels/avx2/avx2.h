@@ -64,6 +64,16 @@ FQVIT_INLINE __m128i to_u16(__m256i v) {
     return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
 }
 
+// Saturates 8 codes to 0..last and stores them.
+FQVIT_INLINE void store_codes(__m256i code, std::int32_t last, bool wide, void* y, std::int64_t at) {
+    const __m256i clamped = _mm256_min_epi32(_mm256_max_epi32(code, _mm256_setzero_si256()), _mm256_set1_epi32(last));
+    if (wide) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<std::uint16_t*>(y) + at), to_u16(clamped));
+    } else {
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(static_cast<std::uint8_t*>(y) + at), to_u8(clamped));
+    }
+}
+
 // 8 codes -> 8 x i32
 FQVIT_INLINE __m256i from_u8(const std::uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

@@ -17,16 +17,6 @@ using namespace avx2;
 
 constexpr int LANES = 8;
 
-// Saturates 8 codes to 0..last and stores them.
-FQVIT_INLINE void store_codes(__m256i code, std::int32_t last, bool wide, void* y, std::int64_t at) {
-    const __m256i clamped = _mm256_min_epi32(_mm256_max_epi32(code, _mm256_setzero_si256()), _mm256_set1_epi32(last));
-    if (wide) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<std::uint16_t*>(y) + at), to_u16(clamped));
-    } else {
-        _mm_storel_epi64(reinterpret_cast<__m128i*>(static_cast<std::uint8_t*>(y) + at), to_u8(clamped));
-    }
-}
-
 // Stores tables[entry] of 8 channels. Scalar loads are no slower than a gather here.
 FQVIT_INLINE void store_looked_up(const Epilogue& e, __m256i entries, void* y, std::int64_t at) {
     alignas(32) std::uint32_t entry[LANES];
@@ -327,7 +317,8 @@ FQVIT_AVX2 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t
 }  // namespace
 
 const Kernels* kernels_avx2() {
-    static constexpr Kernels table = {"avx2", epilogue, layernorm, attention_avx2, attention_scratch_avx2};
+    static constexpr Kernels table = {"avx2",           epilogue, layernorm, attention_avx2, attention_scratch_avx2,
+                                      &elementwise_avx2};
     return &table;
 }
 

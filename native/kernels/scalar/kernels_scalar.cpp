@@ -67,7 +67,7 @@ std::size_t no_fused_attention(const Attention&) { return 0; }
 }  // namespace
 
 const Kernels* kernels_scalar() {
-    static constexpr Kernels table = {"scalar", epilogue, layernorm, nullptr, no_fused_attention};
+    static constexpr Kernels table = {"scalar", epilogue, layernorm, nullptr, no_fused_attention, &elementwise_scalar};
     return &table;
 }
 

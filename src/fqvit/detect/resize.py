@@ -16,6 +16,7 @@ import numpy as np
 
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, RowCodes, Softmax
+from fqvit.ir.elementwise import Depthwise
 from fqvit.ir.moves import Permute, Take
 from fqvit.ir.program import INPUT, AnyOp, Move, Program
 from fqvit.ir.value import DAMAGED, MAX_ELEMENTS, Constant, Scope, Value
@@ -64,8 +65,8 @@ class _Resizer:
             raise FqvitError(f"{op.y}: reads {x!r} before any op writes it. {DAMAGED}")
         move = self.moves.get(op.y)
         self.grid[op.y] = grid
-        if isinstance(op, Take):
-            if move is None:
+        if isinstance(op, Take | Depthwise):
+            if move is None or isinstance(op, Depthwise):
                 raise FqvitError(f"{op.y}: no move says how its row indices follow from the image size. {DAMAGED}")
             shape = self._shape(op.y, grid, move)
             index = self._constant("rows", op.y, op.index, shape, partial(self._rows, grid, move, shape))

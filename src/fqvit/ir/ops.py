@@ -12,7 +12,7 @@ Notation: shapes omit the batch axis. N images, T tokens, C channels, H heads, D
     requantize(acc, mult, shift) = floor(acc mult / 2^shift + 1/2)      clamp(v, a, b) = min(max(v, a), b)
 Outputs of clamp(..., 0, 2^bits - 1) are u8 if bits <= 8, otherwise u16.
 
-See also: attention.py and moves.py (the other ops), fixed.py (primitives), nibbles.py (packed weights).
+See also: attention.py, elementwise.py and moves.py (the other ops), fixed.py (primitives), nibbles.py (packed weights).
 """
 
 from __future__ import annotations
@@ -309,11 +309,11 @@ class Add(Op, frozen=True, tag="add"):
 
 
 class Mean(Op, frozen=True, tag="mean"):
-    """acc[c] = sum_{t >= skip} (x[t, c] - zero[c]) 2^alpha[c]
+    """acc[..., c] = sum_{t >= skip} (x[..., t, c] - zero[c]) 2^alpha[c]
 
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
-    x: u8 or u16 [T, C]   alpha: u8 [C]   y: u8 or u16 [C]
+    x: u8 or u16 [..., T, C]   alpha: u8 [C]   y: u8 or u16 [..., C]
     The factor 1 / (T - skip) is part of mult / 2^shift.
     """
 
@@ -328,14 +328,16 @@ class Mean(Op, frozen=True, tag="mean"):
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x, min_rank=2)
+        *outer, tokens, channels = x.shape
         scope.check(
-            len(x.shape) == 2 and 0 <= self.skip < x.shape[0],
-            f"skip is {self.skip} for shape {list(x.shape)}, expected [T, C] with T above skip",
+            0 <= self.skip < tokens,
+            f"skip is {self.skip} for shape {list(x.shape)}, expected [..., T, C] with T above skip",
         )
         check_requantizer(scope, self.mult, self.shift)
-        largest = magnitude(x.lo, x.hi, *scope.zero(self.zero, x.channels)) << scope.alpha(self.alpha, x.channels)
-        return scope.codes(self.bits, (x.channels,), self.y_zero), [self.proof("acc", largest * (x.shape[0] - self.skip), 31)]
+        largest = magnitude(x.lo, x.hi, *scope.zero(self.zero, channels)) << scope.alpha(self.alpha, channels)
+        proof = self.proof("acc", largest * (tokens - self.skip), 31)
+        return scope.codes(self.bits, (*outer, channels), self.y_zero), [proof]
 
     def run(self, kit: Kit, get: Get) -> Array:
-        acc = lifted(kit, get, self.x, self.zero, self.alpha)[:, self.skip :].sum(1)
+        acc = lifted(kit, get, self.x, self.zero, self.alpha)[..., self.skip :, :].sum(-2)
         return clamp(kit, requantize(acc, self.mult, self.shift), self.y_zero, self.bits)

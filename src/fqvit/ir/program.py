@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
 from fqvit.ir.value import (
@@ -41,6 +42,7 @@ from fqvit.ir.value import (
 AnyOp = (
     Lookup | Linear | LayerNorm | Add | Take | Permute | Concat | Mean
     | MatMul | LogSoftmax | Softmax | ShiftMatMul | RowCodes | Attend
+    | Multiply | Rotary | Depthwise | Max
 )  # fmt: skip
 INPUT = "pixels"
 CLASSES = "classes"  # the constant with the class names: UTF-8, one per line

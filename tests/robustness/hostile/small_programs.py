@@ -39,6 +39,7 @@ def linear_parts(y: str, inputs: int = C, outputs: int = 5) -> Constants:
     return {f"{y}.{part}": array for part, array in parts.items()} | {f"{y}.shift": np.full(outputs, 33, np.uint8)}
 
 
+RATIO: Json = {"mult": 2**30, "shift": 40}
 EXPONENTIALS, CODES = i32(2**20, 2**10, 0), u8(15, 3, 0)
 SCORES: Json = {"a": "h", "b": "h", "mult": 2**30, "shift": 40, "a_zero": 3, "b_zero": 4, "y_zero": 9}
 UNIFORM: Json = {"op": "softmax", "x": "s", "mult": 2**40, "shift": 36}
@@ -135,6 +136,16 @@ CASES: dict[str, Case] = {
         {"op": "attend", "y": "y", "a": "relative", "v": "h", "mult": 2**28, "shift": 30, "levels": list(range(16))}
         | {"v_zero": 5, "y_zero": 3}
     ),
+    "multiply": Case({"op": "multiply", "y": "y", "a": "x", "b": "wide", **RATIO, "a_zero": 3, "b_zero": 4, "y_zero": 9}),
+    "rotary": Case(
+        {"op": "rotary", "y": "y", "x": "x", "partner": "partner", **RATIO, "zero": 5, "y_zero": 9},
+        {"y.table": np.arange(2 * T * 3).reshape(2, T, 3).astype(np.int16) * 400, "partner": i32(1, 0, 2)},
+    ),
+    "depthwise": Case(
+        {"op": "depthwise", "y": "y", "x": "x", "index": "taps", "fill": 9, "y_zero": 7},
+        linear_parts("y", C, C) | {"y.w": linear_parts("y", C, 2)["y.w"], "taps": np.array([[3, -1], [0, 2]], np.int32)},
+    ),
+    "max": Case({"op": "max", "y": "y", "x": "h"}),
 }
 
 

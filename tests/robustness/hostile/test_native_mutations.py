@@ -30,7 +30,7 @@ from tests.runtime.wide import WIDE, accepted
 KINDS = (*(kind.__name__ for kind in CASES), *WIDE, "vit", "padded swin")
 # {op: the default number of bits of its codes}
 BITS = {"linear": 8, "layernorm": 8, "add": 8, "mean": 8, "matmul": 8, "attend": 8, "log_softmax": 4, "softmax": 8}
-BITS |= {"shift_matmul": 8}
+BITS |= {"shift_matmul": 8, "multiply": 8, "rotary": 8, "depthwise": 8}
 MOST_BYTES = 8 << 20  # programs with larger buffers are loaded but not run
 
 

@@ -9,8 +9,9 @@ from fqvit.export.c.ops import Structs
 from fqvit.export.c.plan import BYTES, Plan, Stage, row_bytes, rows_of
 from fqvit.export.c.text import Arrays, Identifiers, Prefix, comment
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
-from fqvit.ir.ops import Add
+from fqvit.ir.ops import Add, Mean
 from fqvit.ir.program import INPUT, AnyOp, Program, Verified
 from fqvit.ir.value import NAMES
 
@@ -88,7 +89,7 @@ class CEmitter:
             else:
                 count = self.values[op.y].channels
                 yield f"{call}, {x}, {y}, {times(row, count)}, {count}u);"
-        elif isinstance(op, Take):
+        elif isinstance(op, Take | Depthwise):
             yield f"{call}, {self.pointer(self.plan.root(op.x))}, {y}, {row});"
         elif isinstance(op, MatMul | ShiftMatMul | Attend):
             first, second = op.inputs()
@@ -98,7 +99,15 @@ class CEmitter:
         elif isinstance(op, Add):
             terms = [self.row_pointer(term.x, row) if term.x in self.values else "NULL" for term in op.terms]
             yield f"{call}, {', '.join(terms)}, {y}, {row});"
-        elif isinstance(op, LogSoftmax | Softmax | RowCodes):
+        elif isinstance(op, Mean | Max):
+            rows, channels = self.values[op.x].shape[-2:]
+            first = times(row, rows * channels * BYTES[self.values[op.x].dtype])
+            x = self.pointer(self.plan.root(op.x))
+            yield f"{call}, {x if first == '0' else f'{x} + {first}'}, {y});"
+        elif isinstance(op, Multiply):
+            b = self.repeated_pointer(op.b, row, rows_of(self.values[op.y]))
+            yield f"{call}, {self.row_pointer(op.a, row)}, {b}, {y});"
+        elif isinstance(op, LogSoftmax | Softmax | RowCodes | Rotary):
             yield f"{call}, {self.row_pointer(op.x, row)}, {y}, {row});"
         else:
             (x,) = op.inputs()
@@ -131,6 +140,11 @@ class CEmitter:
         if not whole or row == "0" or rows_of(value) == 1:
             return self.pointer(root)
         return f"{self.pointer(root)} + {times(row, row_bytes(value))}"
+
+    def repeated_pointer(self, name: str, row: str, rows: int) -> str:
+        """Return a C pointer to a row of a buffer whose rows repeat until there are `rows` of them."""
+        own = rows_of(self.values[name])
+        return self.row_pointer(name, row if own in (1, rows) else f"(row % {own}u)")
 
     def concat(self, op: Concat) -> Iterator[str]:
         offset = 0

@@ -12,6 +12,7 @@ import numpy as np
 
 from fqvit.export.c.text import Arrays
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Term, Zero
 from fqvit.ir.program import Program, Verified
@@ -21,6 +22,7 @@ OUTS = {"codes": "FQVIT_CODES", "acc": "FQVIT_ACC", "i32": "FQVIT_INTEGERS"}
 STRUCTS = {
     Lookup: "lookup", Linear: "linear", LayerNorm: "layernorm", Add: "add", Mean: "mean", Take: "take", Permute: "permute",
     MatMul: "matmul", LogSoftmax: "softmax", Softmax: "softmax", RowCodes: "softmax", ShiftMatMul: "context", Attend: "context",
+    Multiply: "multiply", Rotary: "rotary", Depthwise: "depthwise", Max: "max",
 }  # fmt: skip
 Fields = dict[str, object]  # in the order of the struct; omitted fields are 0 or NULL
 
@@ -130,7 +132,7 @@ class Structs:
 
     @fields.register
     def _(self, op: Mean) -> Fields:
-        rows, channels = self.values[op.x].shape
+        rows, channels = self.values[op.x].shape[-2:]
         return {
             "x": self.type(op.x), "y": self.type(op.y), "rows": rows, "skip": op.skip, "channels": channels,
             "mult": op.mult, "shift": op.shift, "zero": self.zero(op.part("zero"), op.zero, channels),
@@ -219,6 +221,41 @@ class Structs:
             "largest": largest, "v_zero": op.v_zero, "mult": op.mult, "shift": op.shift, "y_zero": op.y_zero,
             "last": (1 << op.bits) - 1,
         }  # fmt: skip
+
+    @fields.register
+    def _(self, op: Multiply) -> Fields:
+        return {
+            "a": self.type(op.a), "b": self.type(op.b), "y": self.type(op.y), "channels": self.channels(op.y),
+            "a_zero": op.a_zero, "b_zero": op.b_zero, "mult": op.mult, "shift": op.shift, "y_zero": op.y_zero,
+            "last": (1 << op.bits) - 1,
+        }  # fmt: skip
+
+    @fields.register
+    def _(self, op: Rotary) -> Fields:
+        table = op.part("table")
+        _, tokens, period = self.constants[table].shape
+        return {
+            "x": self.type(op.x), "y": self.type(op.y), "channels": self.channels(op.y), "tokens": tokens, "period": period,
+            "table": self.constant(table), "partner": self.arrays.add(op.partner, self.constants[op.partner].astype(np.int32)),
+            "zero": op.zero, "mult": op.mult, "shift": op.shift, "y_zero": op.y_zero, "last": (1 << op.bits) - 1,
+        }  # fmt: skip
+
+    @fields.register
+    def _(self, op: Depthwise) -> Fields:
+        channels = self.channels(op.y)
+        mult = self.arrays.add(op.part("mult"), self.constants[op.part("mult")].astype(np.int32))
+        return {
+            "x": self.type(op.x), "y": self.type(op.y), "channels": channels, "taps": self.constants[op.part("w")].shape[0],
+            "index": self.constant(op.index), "fill": self.zero(op.part("fill"), op.fill, channels),
+            "w": self.constant(op.part("w")), "bias": self.constant(op.part("bias")), "mult": mult,
+            "shift": self.constant(op.part("shift")), "y_zero": self.zero(op.part("y_zero"), op.y_zero, channels),
+            "last": (1 << op.bits) - 1,
+        }  # fmt: skip
+
+    @fields.register
+    def _(self, op: Max) -> Fields:
+        rows, channels = self.values[op.x].shape[-2:]
+        return {"x": self.type(op.x), "rows": rows, "channels": channels}
 
 
 def initializer(fields: Fields) -> str:

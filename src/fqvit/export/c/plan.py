@@ -15,6 +15,7 @@ from typing import Literal
 
 from fqvit.export.c.arena import plan_arena
 from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
+from fqvit.ir.elementwise import Depthwise, Max, Multiply
 from fqvit.ir.liveness import last_uses
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Mean
@@ -68,14 +69,17 @@ class Plan:
         return self.roots.get(name, name)
 
 
-def accesses(op: AnyOp) -> Iterator[tuple[str, Access]]:
+def accesses(op: AnyOp, values: Mapping[str, Value]) -> Iterator[tuple[str, Access]]:
     """Yield the inputs of an op with the part of each that one row of its output needs."""
     if isinstance(op, MatMul | ShiftMatMul | Attend):
         first, second = op.inputs()
         yield first, "row"
         yield second, "slice"
+    elif isinstance(op, Multiply):
+        yield op.a, "row"
+        yield op.b, "row" if rows_of(values[op.a]) == rows_of(values[op.b]) else "all"
     else:
-        kind: Access = "all" if isinstance(op, Take | Permute | Mean | Concat) else "row"
+        kind: Access = "all" if isinstance(op, Take | Permute | Mean | Concat | Depthwise | Max) else "row"
         for name in op.inputs():
             yield name, kind
 
@@ -99,7 +103,7 @@ class _Planner:
         self.readers: dict[str, list[tuple[AnyOp, str, Access]]] = {op.y: [] for op in self.ops}
         self.readers[INPUT] = []
         for op in self.ops:
-            for name, access in accesses(op):
+            for name, access in accesses(op, self.values):
                 if name in self.values:
                     self.readers[self.root(name)].append((op, name, access))
         self.sliced = frozenset(op.y for op in self.ops if self.is_sliced(op))
@@ -211,7 +215,7 @@ class _Planner:
             first = 0
             slices = waiting.pop(op.y, [])
             for reader in (op, *slices):
-                for name, access in accesses(reader):
+                for name, access in accesses(reader, self.values):
                     root = self.root(name)
                     if name in self.values and root not in self.sliced:
                         first = max(first, level[root] + (0 if access == "row" and self.keeps_rows(name) else 1))

@@ -7,12 +7,13 @@ import math
 import numpy as np
 
 from fqvit.export.onnx.graph import NUMPY, TYPES, OnnxGraph
+from fqvit.ir.elementwise import Depthwise
 from fqvit.ir.moves import Concat, Permute, Take
 
 
-def take(g: OnnxGraph, op: Take) -> str:
+def take(g: OnnxGraph, op: Take | Depthwise) -> str:
     """Emit a Gather of rows, and a Where that fills the rows whose index is -1."""
-    x, y = g.value(op.x), g.value(op.y)
+    x = g.value(op.x)
     rows = g.reshape(op.x, [0, math.prod(x.shape[:-1]), x.channels], "rows")
     index = g.constants[op.index].astype(np.int64)
     clipped = g.shared_constant(np.maximum(index, 0), "i64", f"{op.index}/clipped")
@@ -20,15 +21,15 @@ def take(g: OnnxGraph, op: Take) -> str:
     if index.min() >= 0:
         return taken
     # ONNX Runtime has no Where for u16.
-    dtype = "i32" if y.dtype == "u16" else y.dtype
-    if dtype != y.dtype:
+    dtype = "i32" if x.dtype == "u16" else x.dtype
+    if dtype != x.dtype:
         taken = g.cast(taken, dtype)
     # The mask has the shape of the index plus a channel axis of length 1. Stored as i32: the file has no bool initializers.
     outside = g.shared_constant((index < 0)[..., None], "i32", f"{op.index}/outside")
     is_outside = g.shared_node("Cast", [outside], f"{op.index}/is outside", to=TYPES["bool"])
     fill = g.constant(g.zero(op.fill, x.channels), dtype, "fill")
     filled = g.node("Where", [is_outside, fill, taken], "filled")
-    return filled if dtype == y.dtype else g.cast(filled, y.dtype)
+    return filled if dtype == x.dtype else g.cast(filled, x.dtype)
 
 
 def permute(g: OnnxGraph, op: Permute) -> str:

@@ -188,11 +188,12 @@ def add(g: OnnxGraph, op: Add) -> str:
 def mean(g: OnnxGraph, op: Mean) -> str:
     """Emit the sum over rows as a product with ones. Zero points and alpha are part of the requantization after it."""
     x = g.value(op.x)
-    rows = x.shape[0] - op.skip
+    *outer, tokens, _ = x.shape
+    rows = tokens - op.skip
     dtype = type_for(0, rows * x.hi)
-    ones = g.shared_constant((np.arange(x.shape[0]) >= op.skip)[None], dtype, f"rows.{op.skip}.{x.shape[0]}.{dtype}")
+    ones = g.shared_constant((np.arange(tokens) >= op.skip)[None], dtype, f"rows.{op.skip}.{tokens}.{dtype}")
     acc = g.node("MatMul", [ones, g.cast(op.x, dtype)], "sum, with its axis")
-    acc = g.reshape(acc, [0, x.channels], "sum")
+    acc = g.reshape(acc, [0, *outer, x.channels], "sum")
     scale = python_ints(g.alpha(op.alpha))
     offset = -rows * python_ints(g.zero(op.zero, x.channels))
     return to_codes(g, *requantize_args(g, acc, 0, rows * x.hi, scale * op.mult, op.shift, offset), op.y_zero, op.bits)

@@ -14,10 +14,12 @@ import onnx
 from onnx import helper
 
 from fqvit.export.onnx import attention as onnx_attention
+from fqvit.export.onnx import elementwise as onnx_elementwise
 from fqvit.export.onnx import moves as onnx_moves
 from fqvit.export.onnx import ops as onnx_ops
 from fqvit.export.onnx.graph import OnnxGraph
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
 from fqvit.ir.program import INPUT, Program
@@ -41,6 +43,10 @@ EMITTERS = {
     ShiftMatMul: onnx_attention.shift_matmul,
     RowCodes: onnx_attention.row_codes,
     Attend: onnx_attention.attend,
+    Multiply: onnx_elementwise.multiply,
+    Rotary: onnx_elementwise.rotary,
+    Depthwise: onnx_elementwise.depthwise,
+    Max: onnx_elementwise.maximum,
 }
 
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from fqvit.export.qdq.graph import Floats, Ints, QdqParams, collapsed
 from fqvit.ir.attention import Attend, MatMul, ShiftMatMul
+from fqvit.ir.elementwise import Max
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, Linear, Zero
 from fqvit.ir.program import AnyOp, Program, Site
 
-MOVES = (Permute, Take, Concat)
+MOVES = (Permute, Take, Concat, Max)  # their outputs have the scales and zero points of their inputs
 
 
 class BufferScales:

@@ -16,9 +16,11 @@ from onnx import ModelProto, TensorProto, helper, save_model
 
 from fqvit.errors import FqvitError
 from fqvit.export.qdq.attention import Attention, Kind, attend, matmul, softmax, weights
+from fqvit.export.qdq.elementwise import depthwise, maximum, multiply, rotary
 from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QdqParams, QuantizedTensor, Target, collapsed, rms_normalized
 from fqvit.export.qdq.scales import BufferScales, per_channel
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
+from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Zero
 from fqvit.ir.program import INPUT, AnyOp, Program
@@ -150,6 +152,17 @@ class _Export:
             case ShiftMatMul() | Attend():
                 params = self.scales.params(op.y, op.y_zero, op.bits)
                 return attend(self.graph, op, self.tensors[op.a], self.tensors[op.v], params, shape)
+            case Multiply():
+                params = self.scales.params(op.y, op.y_zero, op.bits)
+                return multiply(self.graph, op, self.tensors[op.a], self.tensors[op.b], params, shape)
+            case Rotary():
+                x, params = self._per_tensor(self.tensors[op.x], op.x), self.scales.params(op.y, op.y_zero, op.bits)
+                table, partner = self.constants[op.part("table")], self.constants[op.partner]
+                return rotary(self.graph, op, x, table, partner, params, shape)
+            case Depthwise():
+                return self._depthwise(op, shape)
+            case Max():
+                return maximum(self.graph, op, self.tensors[op.x], shape)
 
     def _weights(self, op: LogSoftmax | RowCodes) -> QuantizedTensor:
         reader = next((r for r in self.scales.readers[op.y] if isinstance(r, ShiftMatMul | Attend)), None)
@@ -288,12 +301,13 @@ class _Export:
     def _mean(self, op: Mean, shape: tuple[int, ...]) -> QuantizedTensor:
         graph, x = self.graph, self.tensors[op.x]
         name, unit = self._lifted(x, op.zero, op.alpha, op.y)
+        axis, tokens = len(shape), x.shape[-2]
         if op.skip:
-            rows = graph.constant(f"{op.y}.rows", np.arange(op.skip, x.shape[0], dtype=np.int64))
-            name = graph.node("Gather", [name, rows], f"{op.y}.kept", axis=1)
-        axis = graph.constant("axis.1", np.array([1], np.int64))
-        name = graph.node("ReduceMean", [name, axis], f"{op.y}.mean", keepdims=0)
-        code = unit / (op.mult / 2.0**op.shift * (x.shape[0] - op.skip))
+            rows = graph.constant(f"{op.y}.rows", np.arange(op.skip, tokens, dtype=np.int64))
+            name = graph.node("Gather", [name, rows], f"{op.y}.kept", axis=axis)
+        axes = graph.constant(f"axis.{axis}", np.array([axis], np.int64))
+        name = graph.node("ReduceMean", [name, axes], f"{op.y}.mean", keepdims=0)
+        code = unit / (op.mult / 2.0**op.shift * (tokens - op.skip))
         return self._requantized(name, op.y, op.y_zero, np.array([code]), op.bits, shape)
 
     def _take(self, op: Take, shape: tuple[int, ...]) -> QuantizedTensor:
@@ -310,6 +324,16 @@ class _Export:
             values = np.broadcast_to((fill - x.zero) * x.scale, (shape[-1],))
             name = graph.node("Where", [valid, name, graph.float32(f"{op.y}.fill", values)], op.y)
         return QuantizedTensor(name, shape, x.scale, x.zero)
+
+    def _depthwise(self, op: Depthwise, shape: tuple[int, ...]) -> QuantizedTensor:
+        w, params = self.constants[op.part("w")], self.scales.params(op.y, op.y_zero, op.bits)
+        mult, shift, bias = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift", "bias"))
+        x = self.tensors[op.x]
+        taps = self._take(Take(y=f"{op.y}.taps", x=op.x, index=op.index, fill=op.fill), (*shape[:-1], len(w), shape[-1]))
+        ratio = mult / np.exp2(shift) * params.scale
+        offset = (bias + x.zero * w.sum(0, dtype=np.int64)) * ratio
+        offset = offset + (self.scales.zero_points(op.y_zero) - params.zero) * params.scale
+        return depthwise(self.graph, op.y, taps.name, w, ratio / x.scale, offset, params, shape)
 
     def _permute(self, op: Permute, shape: tuple[int, ...]) -> QuantizedTensor:
         graph = self.graph

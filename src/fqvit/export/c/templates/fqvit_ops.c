@@ -230,6 +230,54 @@ void fqvit_mean(const fqvit_mean_op *op, const uint8_t *x, uint8_t *y)
     }
 }
 
+void fqvit_max(const fqvit_max_op *op, const uint8_t *x, uint8_t *y)
+{
+    for (uint32_t c = 0; c < op->channels; ++c) {
+        int32_t most = 0;
+        for (uint32_t t = 0; t < op->rows; ++t) {
+            const int32_t code = fqvit_load(x, op->x, t * op->channels + c);
+            if (code > most) most = code;
+        }
+        fqvit_store(y, op->x, c, most);
+    }
+}
+
+void fqvit_multiply(const fqvit_multiply_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y)
+{
+    for (uint32_t c = 0; c < op->channels; ++c) {
+        const int32_t acc = (fqvit_load(a, op->a, c) - op->a_zero) * (fqvit_load(b, op->b, c) - op->b_zero);
+        fqvit_store(y, op->y, c, clamp(requantize(acc, op->mult, op->shift) + op->y_zero, op->last));
+    }
+}
+
+void fqvit_rotary(const fqvit_rotary_op *op, const uint8_t *x, uint8_t *y, uint32_t row)
+{
+    const int16_t *cosine = op->table + (size_t)(row % op->tokens) * op->period;
+    const int16_t *sine = cosine + (size_t)op->tokens * op->period;
+    for (uint32_t first = 0; first < op->channels; first += op->period) {
+        for (uint32_t p = 0; p < op->period; ++p) {
+            const int32_t own = fqvit_load(x, op->x, first + p) - op->zero;
+            const int32_t other = fqvit_load(x, op->x, first + (uint32_t)op->partner[p]) - op->zero;
+            const int32_t acc = own * cosine[p] + other * sine[p];
+            fqvit_store(y, op->y, first + p, clamp(requantize(acc, op->mult, op->shift) + op->y_zero, op->last));
+        }
+    }
+}
+
+void fqvit_depthwise(const fqvit_depthwise_op *op, const uint8_t *x, uint8_t *y, uint32_t row)
+{
+    const int32_t *index = op->index + (size_t)row * op->taps;
+    for (uint32_t c = 0; c < op->channels; ++c) {
+        int32_t acc = op->bias[c];
+        for (uint32_t k = 0; k < op->taps; ++k) {
+            const int32_t code =
+                index[k] < 0 ? zero_of(&op->fill, c) : fqvit_load(x, op->x, (uint32_t)index[k] * op->channels + c);
+            acc += code * op->w[(size_t)k * op->channels + c];
+        }
+        fqvit_store(y, op->y, c, clamp(requantize(acc, op->mult[c], op->shift[c]) + zero_of(&op->y_zero, c), op->last));
+    }
+}
+
 void fqvit_take(const fqvit_take_op *op, const uint8_t *x, uint8_t *y, uint32_t row)
 {
     const int32_t from = op->index[row];

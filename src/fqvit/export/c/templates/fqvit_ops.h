@@ -92,7 +92,7 @@ typedef struct {
 } fqvit_add_op;
 void fqvit_add(const fqvit_add_op *op, const uint8_t *x0, const uint8_t *x1, uint8_t *y, uint32_t row);
 
-/* Mean over rows skip .. rows - 1, requantized. x is the whole buffer. */
+/* Mean over rows skip .. rows - 1, requantized. x has all rows. */
 typedef struct {
     fqvit_type x, y;
     uint32_t rows, skip, channels;
@@ -103,6 +103,51 @@ typedef struct {
     int32_t y_zero, last;
 } fqvit_mean_op;
 void fqvit_mean(const fqvit_mean_op *op, const uint8_t *x, uint8_t *y);
+
+/* The largest code of each channel. x has all rows. */
+typedef struct {
+    fqvit_type x;
+    uint32_t rows, channels;
+} fqvit_max_op;
+void fqvit_max(const fqvit_max_op *op, const uint8_t *x, uint8_t *y);
+
+/* y = clamp(requantize((a - a_zero) (b - b_zero)) + y_zero) */
+typedef struct {
+    fqvit_type a, b, y;
+    uint32_t channels;
+    int32_t a_zero, b_zero, mult;
+    uint8_t shift;
+    int32_t y_zero, last;
+} fqvit_multiply_op;
+void fqvit_multiply(const fqvit_multiply_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y);
+
+/* y[c] = clamp(requantize((x[c] - zero) table[0][t][p] + (x[c - p + partner[p]] - zero) table[1][t][p]) + y_zero),
+ * where p = c % period and t = row % tokens */
+typedef struct {
+    fqvit_type x, y;
+    uint32_t channels, tokens, period;
+    const int16_t *table;   /* [2][tokens][period] */
+    const int32_t *partner; /* [period] */
+    int32_t zero, mult;
+    uint8_t shift;
+    int32_t y_zero, last;
+} fqvit_rotary_op;
+void fqvit_rotary(const fqvit_rotary_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
+
+/* y[c] = clamp(requantize(sum_k x[index[row][k]][c] w[k][c] + bias[c]) + y_zero), fill for index -1. x is the whole
+ * buffer. */
+typedef struct {
+    fqvit_type x, y;
+    uint32_t channels, taps;
+    const int32_t *index; /* [rows][taps] */
+    fqvit_zero fill;
+    const int8_t *w; /* [taps][C] */
+    const int32_t *bias, *mult;
+    const uint8_t *shift;
+    fqvit_zero y_zero;
+    int32_t last;
+} fqvit_depthwise_op;
+void fqvit_depthwise(const fqvit_depthwise_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
 
 /* y = row index[row] of x, or fill for index -1. x is the whole buffer. */
 typedef struct {
