@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from fqvit.frontend.draft import Step
 from fqvit.models.layers import Role
 
@@ -16,8 +18,12 @@ def role_of(step: Step, readers: Readers) -> Role:
     kinds = {reader.kind for reader, _ in readers if reader is not None}
     if step.kind == "softmax":
         return "attention" if kinds == {"context"} else "probability"
-    if step.kind in ("scores", "context"):
-        return "scores" if step.kind == "scores" else "context"
+    if step.kind == "context":
+        return "context"
+    if kinds == {"softmax"}:
+        return "scores"
+    if step.kind == "scores":
+        return "inner"
     if step.kind == "rotary" or kinds == {"scores"}:
         keys = {i for reader, i in readers if reader is not None and reader.kind == "scores"}
         return "key" if keys == {1} else "query"
@@ -42,13 +48,24 @@ def role_of(step: Step, readers: Readers) -> Role:
 
 def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
     if not kinds:
-        return "logits"
+        return "logits" if len(step.shape) == 1 else "inner"
     if None in [reader for reader, _ in readers]:
         return "inner"
     if kinds <= {"scores", "context"}:
         return "qkv" if kinds == {"scores", "context"} else "value"
     if kinds <= {*SUMS}:
-        return "patch" if "embed" in kinds else "branch"
+        # Accumulators are added as they are, but not rearranged.
+        plain = all(reader is not None and _keeps_order(reader, i) for reader, i in readers)
+        return ("patch" if "embed" in kinds else "branch") if plain else "residual"
     if kinds == {"activation"}:
         return "hidden"
     return "residual" if kinds <= {*SUMS, "norm"} else "inner"
+
+
+def _keeps_order(reader: Step, i: int) -> bool:
+    """Whether a sum reads a linear layer's output as it is, or after a prefix of constant rows."""
+    view = reader.inputs[i]
+    if reader.kind == "embed" and view.is_plain and len(view.shape) == 2 and len(view.step.shape) == 2:
+        first = view.index.shape[0] - view.step.shape[0]
+        return first >= 0 and view.shape[1] == view.step.shape[1] and bool((view.index[first:].flatten() == torch.arange(view.step.size)).all())
+    return view.is_plain and view.shape == view.step.shape and view.is_identity()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.models import layers
+from fqvit.models.general import Shift
 from fqvit.models.graph import Graph
 from fqvit.models.maps import Grid
 from fqvit.quant.calibration import Calibration
@@ -39,7 +40,7 @@ class LoweringContext:
         """Collect the facts about a graph. The calibration must fit it (quant/fit.py)."""
         sums: dict[str, QParams] = {}
         for node in graph.nodes:
-            if isinstance(node.leaf, layers.Add | layers.Embed):
+            if isinstance(node.leaf, layers.Add | layers.Embed | Shift):
                 sums.update(dict.fromkeys(node.inputs, calibration.sites[node.name]))
         return LoweringContext(
             calibration,

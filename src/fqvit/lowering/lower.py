@@ -25,6 +25,8 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
 from fqvit.quant.recipe import Recipe, check_integer
 
+# Kinds of outputs that hold codes, by their number of axes.
+CODE_KINDS: dict[int, Kind] = {1: "pooled", 2: "tokens", 3: "map"}
 # Recipe fields that did not exist when the first files were written.
 LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
 
@@ -97,6 +99,6 @@ def _outputs(graph: Graph, calibration: Calibration, values: Mapping[str, Lowere
             kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(value.shape) == 1 else "scores"
             found.append(Output(value.buffer, kind, float(value.unit[0])))
         else:
-            kind = "map" if features == "logits" else features
+            kind = CODE_KINDS[len(value.shape)] if features == "logits" else features
             found.append(Output(value.buffer, kind, float(value.q.scale[0]), int(value.q.zero[0]), emitter.alpha(value.q)))
     return found

@@ -9,6 +9,7 @@ See also: observers.py (statistics), plan.py (which sites to observe, and how), 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -221,9 +222,12 @@ def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams 
     """Return the parameters of V if the node is attention times V, otherwise None."""
     if not isinstance(node.leaf, Context):
         return None
-    heads = graph.node(node.inputs[1])
-    assert isinstance(heads.leaf, Heads)
-    return found[heads.inputs[0]].group(heads.leaf.part)
+    name, part = node.inputs[1], None
+    while name not in found:  # through the nodes that split V into heads
+        moved = graph.node(name)
+        part = moved.leaf.part if isinstance(moved.leaf, Heads) else part
+        name = moved.inputs[0]
+    return found[name] if part is None else found[name].group(part)
 
 
 def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[str, SitePlan]) -> dict[str, QParams]:
@@ -305,10 +309,11 @@ def observation_points(graph: Graph) -> dict[str, str]:
     after the selection, because its range need not cover the other tokens.
     """
     points = {node.name: node.name for node in graph.nodes}
+    readers = Counter(name for node in graph.nodes for name in node.inputs)
     for node in graph.nodes:
         if isinstance(node.leaf, Take) and node.leaf.join and node.leaf.index.ndim == 1:
             (site,) = node.inputs
-            if graph.output != site and graph.node(site).leaf.role == "norm":
+            if site not in graph.outputs and readers[site] == 1 and graph.node(site).leaf.role == "norm":
                 del points[site]
                 points[node.name] = site
     return points

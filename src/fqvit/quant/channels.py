@@ -64,6 +64,8 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) ->
     """Compute the parameters of a site from its ranges [C], by role. value: the parameters of V, for attention times V."""
     if site.role == "qkv":
         return qkv(low, high, site.bits, site.symmetric)
+    if site.role == "value":
+        return symmetric_channels(low, high, site.bits, NARROWEST)
     if site.role == "context":
         assert value is not None
         return context(low, high, value, site.bits)

@@ -14,7 +14,8 @@ import msgspec
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import IMAGES, Graph, Node
-from fqvit.models.layers import Add, BiasedScores, Context, Linear, Role, Scores
+from fqvit.models.general import Activation, Depthwise, Multiply, Rotary
+from fqvit.models.layers import Add, Context, Gelu, Leaf, Linear, Role, Scores, Softmax
 from fqvit.models.maps import Conv2d, Deconv, Upsample
 from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
@@ -22,9 +23,9 @@ from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 # Roles that may have more than 8 bits: no matrix product reads them, only norms, sums, tables and the softmax.
 WIDE = ("residual", "hidden", "scores")
 # Roles that may have one scale per channel.
-CHANNELS = ("norm", "qkv", "context", "gelu")
+CHANNELS = ("norm", "qkv", "value", "context", "gelu")
 # Matrix products that read sites. Patches is not among them: it reads pixels, which are bytes already.
-PRODUCTS = (Linear, Conv2d, Deconv, Scores, BiasedScores, Context)
+PRODUCTS = (Linear, Conv2d, Deconv, Scores, Context, Depthwise, Multiply, Rotary)
 # Roles that stay in the accumulator unless the recipe asks for codes.
 BRANCHES = ("branch", "patch")
 
@@ -100,8 +101,8 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
         return None
     if role == "attention":
         return _plan_attention(node, recipe, rule)
-    if role == "relu":
-        return _plan_relu(node, recipe, rule)
+    if role in ("relu", "probability"):
+        return _plan_positive(node, recipe, rule)
     bits = rule.bits or recipe.activation_bits
     if role not in WIDE:
         _check_bits(node, bits)
@@ -110,6 +111,8 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
     else:
         observer = rule.observer or recipe.observer
     k = recipe.k if rule.k is None else rule.k
+    if role == "residual" and observer == "ptf" and not _keeps_channels(graph, node.name):
+        observer = recipe.observer
     if role == "residual" and observer == "ptf":
         return SitePlan(node.name, "ptf", bits, role, k=k, symmetric=recipe.symmetric)
     _check_observer(node, observer)
@@ -140,8 +143,8 @@ def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     return _plan_from_zero(node, bits, recipe, rule)
 
 
-def _plan_relu(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
-    """Plan a ReLU. Its zero point is 0, so that saturation at code 0 computes the ReLU."""
+def _plan_positive(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
+    """Plan a ReLU or a softmax. The zero point is 0, so that saturation at code 0 computes the ReLU."""
     bits = rule.bits or recipe.activation_bits
     _check_bits(node, bits)
     if recipe.symmetric:
@@ -193,17 +196,35 @@ def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> b
     """
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False
-    if node.leaf.role != "qkv":
+    if node.leaf.role not in ("qkv", "value"):
         return _read_by_linear(graph, node.name)
     heads = {reader.name for reader in graph.nodes if node.name in reader.inputs}
-    readers = [reader for reader in graph.nodes if reader.leaf.role == "context" and heads & set(reader.inputs)]
+    readers = [reader for reader in graph.nodes if isinstance(reader.leaf, Context) and heads & set(reader.inputs)]
     return all(_has_channels(graph, reader, recipe, _rule(reader, recipe)) for reader in readers)
 
 
 def _read_by_linear(graph: Graph, name: str) -> bool:
     readers = [node for node in graph.nodes if name in node.inputs]
     return name not in graph.outputs and all(
-        isinstance(node.leaf, Linear) or (node.leaf.role == "route" and _read_by_linear(graph, node.name)) for node in readers
+        isinstance(node.leaf, Linear)
+        or (node.leaf.role == "route" and _moves_rows(node.leaf) and _read_by_linear(graph, node.name))
+        for node in readers
+    )
+
+
+def _moves_rows(leaf: Leaf) -> bool:
+    """Return whether a leaf that moves data keeps rows of channels together."""
+    return bool(getattr(leaf, "keeps_channels", True))
+
+
+def _keeps_channels(graph: Graph, name: str) -> bool:
+    """Return whether every reader of a site, directly or through data movement, can read one shift per channel (PTF)."""
+    readers = [node for node in graph.nodes if name in node.inputs]
+    return all(
+        _moves_rows(node.leaf) and _keeps_channels(graph, node.name)
+        if node.leaf.role == "route"
+        else not isinstance(node.leaf, Activation | Gelu | Depthwise | Multiply | Rotary | Scores | Softmax)
+        for node in readers
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.ir.nibbles import MAX_EXPONENT
-from fqvit.models import layers, maps
+from fqvit.models import general, layers, maps
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
 
@@ -59,6 +59,12 @@ def _double(tensor: Tensor) -> NDArray[np.float64]:
     return tensor.detach().cpu().double().numpy()
 
 
+def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
+    """Quantize the weights of a depthwise convolution to 8 bits, one scale per channel. q: parameters of its input; w: [C, K]"""
+    weight, channels = _double(leaf.weight).T, leaf.weight.shape[1]
+    return quantize_linear(weight * q.channel_scales(channels)[:, None], _double(leaf.bias), np.ones(1), 8)
+
+
 def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
 
@@ -67,7 +73,7 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     """
     if recipe.weight_bits > 4 or recipe.weight_group == 0:
         return recipe.weight_bits, 0
-    if isinstance(leaf, layers.Patches) or leaf.role in ("logits", "deltas"):
+    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas"):
         return 8, 0
     return recipe.weight_bits, recipe.weight_group
 

@@ -12,7 +12,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.moves import Permute
 from fqvit.lowering.emit import LoweredValue
-from fqvit.lowering.encode import to_int32
+from fqvit.lowering.encode import shared_shift, to_int32
 from fqvit.lowering.grids import numbered
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.lowering.rules.layers import double
@@ -43,27 +43,34 @@ def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
 
 def lower_scores(leaf: layers.Scores, low: Lowering) -> LoweredValue:
     """Emit Q K^T * scale: Q and K [..., H, T, D] -> [..., H, T, T]."""
-    return _emit_scores(low, leaf.scale, None)
+    return _emit_scores(low, leaf, None)
 
 
 def lower_biased_scores(leaf: layers.BiasedScores, low: Lowering) -> LoweredValue:
     """Emit Q K^T * scale plus the relative position bias."""
-    return _emit_scores(low, leaf.scale, leaf.index)
+    return _emit_scores(low, leaf, leaf.index)
 
 
-def _emit_scores(low: Lowering, scale: float, index: Tensor | None) -> LoweredValue:
+def _emit_scores(low: Lowering, leaf: layers.Scores, index: Tensor | None) -> LoweredValue:
     """Emit a matmul of Q and K. index: [T, T], row numbers in the table of relative position biases."""
     emit, (a, b), q = low.emit, low.inputs, low.codes()
     q_a, q_b = a.codes(), b.codes()
-    unit = float(q_a.scale[0] * q_b.scale[0]) * scale
+    # The real value of 1 in an accumulator: one number, or one per head.
+    factors = np.ones(1) if leaf.factors is None else double(leaf.factors)
+    unit = float(q_a.scale[0] * q_b.scale[0]) * leaf.scale * factors
     name = None
     if index is not None:
-        table = double(low.node.params[0])
-        emit.constant(
-            f"{low.name}.bias", to_int32(low.name, "relative position bias", np.floor(table / unit + 0.5).astype(np.int64))
-        )
-        name = emit.shared("relative_position_index", index.cpu().numpy().astype(np.uint16))
-    mult, shift = low.encode_ratio(unit / float(q.scale[0]))
+        table = np.floor(double(low.node.params[0]) / unit + 0.5)
+        emit.constant(f"{low.name}.bias", to_int32(low.name, "relative position bias", table.astype(np.int64)))
+        rows = index.cpu().numpy()
+        name = emit.shared("relative_position_index", rows.astype(np.uint16 if rows.max() < 1 << 16 else np.int32))
+    mult: int | str
+    if len(unit) == 1:
+        mult, shift = low.encode_ratio(float(unit[0]) / float(q.scale[0]))
+    else:
+        (mults,), shift = shared_shift(low.name, [unit / float(q.scale[0])], low.context.short)
+        mult = f"{low.name}.mult"
+        emit.constant(mult, mults.astype(np.int32))
     emit.op(
         MatMul(
             y=low.name,
@@ -141,8 +148,8 @@ def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
         mult, shift = low.encode_ratio(ratio * float(q_a.scale[0]))
         common = {"mult": mult, "shift": shift, "b_zero": v_zero, "y_zero": y_zero, "bits": q.bits}
         emit.op(MatMul(y=heads, a=a.buffer, b=v.buffer, a_zero=int(q_a.zero[0]), b_rows=True, index=None, **common))
-    *lead, count, tokens, width = v.shape
-    n = len(lead)
+    *lead, count, tokens, _ = a.shape
+    width, n = v.shape[-1], len(lead)
     shape = (*lead, tokens, count * width)
     emit.op(Permute(y=low.name, x=heads, view=(*lead, count, tokens, width), perm=(*range(n), n + 1, n, n + 2), shape=shape))
     return LoweredValue(low.name, shape, q)

@@ -120,19 +120,25 @@ def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
         if patches.q is None:
             emit.constant(name, to_int32(name, "class token", np.floor(prefix / patches.unit + 0.5).astype(np.int64)))
         else:
-            emit.constant(name, to_codes(prefix, patches.q).astype(np.uint8))
+            emit.constant(name, to_codes(prefix, patches.q).astype(np.uint8 if patches.q.bits <= 8 else np.uint16))
         stream, tokens = f"{low.name}.tokens", tokens + len(prefix)
         emit.op(Concat(y=stream, xs=(name, patches.buffer)))
-    rounded, unit = quantize_positions(positions, low.context.calibration.recipe.position_bits)
-    fraction = low.context.sum_unit(low.node.inputs[0])
+    joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
+    return add_constant(low, joined, positions, low.node.inputs[0])
+
+
+def add_constant(low: Lowering, x: LoweredValue, values: np.ndarray, term: str) -> LoweredValue:
+    """Emit the sum of a value and a constant, float64, of the same shape. term: the name of the node that computes the value"""
+    emit = low.emit
+    rounded, unit = quantize_positions(values, low.context.calibration.recipe.position_bits)
+    fraction = low.context.sum_unit(term)
     if fraction is None:
         emit.constant(f"{low.name}.positions", rounded)
     else:
         whole = np.floor(rounded * unit / fraction + 0.5).astype(np.int64)
         unit = fraction
         emit.constant(f"{low.name}.positions", to_int32(low.name, "positions", whole))
-    joined = dataclasses.replace(patches, buffer=stream, shape=(tokens, channels))
-    return _emit_add(low, joined, LoweredValue(f"{low.name}.positions", positions.shape, unit=np.array([unit])))
+    return _emit_add(low, x, LoweredValue(f"{low.name}.positions", values.shape, unit=np.array([unit])))
 
 
 def lower_add(leaf: layers.Add, low: Lowering) -> LoweredValue:
@@ -180,6 +186,7 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
             zero=emit.zero(q_x),
             alpha=emit.alpha(q_x),
             bits=q.bits,
+            center=leaf.center,
         )
     )
     return LoweredValue(name, x.shape, q)
