@@ -1,4 +1,4 @@
-// Integer boxes: decoding, non-maximum suppression and scaling. The same as src/fqvit/detect/fixed/boxes.py and nms.py.
+// Integer boxes: decoding, non-maximum suppression and scaling. The same as src/fqvit/detect/nms.py and fixed/boxes.py.
 #pragma once
 
 #include <array>
