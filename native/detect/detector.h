@@ -41,7 +41,7 @@ struct Detections {
 class Detector {
 public:
     // Reads and verifies everything that the file contains. Does not use the source after loading. Throws BadProgram,
-    // BadFile if the source cannot be read. Every message ends with a remedy, without a full stop.
+    // or BadFile if the source cannot be read. Every message ends with a remedy, without a full stop.
     Detector(std::shared_ptr<Source> source, const DetectorOptions& options);
     ~Detector();
     Detector(const Detector&) = delete;

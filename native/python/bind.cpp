@@ -207,7 +207,7 @@ NB_MODULE(_native, m) {
           "Pool the codes of a feature map into a grid of side x side bins per box (RoIAlign).");
     m.def("preprocess", &preprocess, nb::arg("pixels").noconvert(), nb::arg("height"), nb::arg("width"),
           nb::arg("channels"), nb::arg("resize"), nb::arg("interpolation"),
-          "Resize and center-crop a decoded image with the bits of fqvit.Preprocess.apply.");
+          "Resize and center-crop a decoded image, bit-identically to fqvit.Preprocess.apply.");
     nb::set_leak_warnings(false);  // a daemon thread may keep its engine until the process exits
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));
     const nb::module_ os = nb::module_::import_("os");
