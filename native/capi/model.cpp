@@ -90,7 +90,7 @@ extern "C" {
 fqvit_status fqvit_model_load(const char* path, const fqvit_options* options, fqvit_model** model) {
     return load(model, [&] {
         require_argument(path != nullptr, "path: null, expected the name of a file");
-        const EngineOptions checked = read_options(options, EngineOptions{}.most_run_bytes);
+        const EngineOptions checked = read_options(options, EngineOptions{}.max_run_bytes);
         std::unique_ptr<fqvit_model> made;
         with_path(path, [&] { made = std::make_unique<fqvit_model>(open_file(path), checked); });
         return made;
@@ -100,7 +100,7 @@ fqvit_status fqvit_model_load(const char* path, const fqvit_options* options, fq
 fqvit_status fqvit_model_load_memory(const void* data, size_t size, const fqvit_options* options, fqvit_model** model) {
     return load(model, [&] {
         require_argument(data != nullptr, "data: null, expected the bytes of a file");
-        const EngineOptions checked = read_options(options, EngineOptions{}.most_run_bytes);
+        const EngineOptions checked = read_options(options, EngineOptions{}.max_run_bytes);
         return std::make_unique<fqvit_model>(borrow_memory(data, size), checked);
     });
 }

@@ -26,8 +26,8 @@ struct Preprocess {
 // pixels: u8, `height` rows of `width` interleaved pixels with 1 channel (gray), 3 (RGB) or 4 (RGBA, whose alpha is
 // dropped), and `stride` bytes from row to row. The image is upright: its EXIF orientation has been applied.
 // out: u8 [p.height, p.width, p.channels].
-// Allocates at most about twice the size of the image or of the output, whichever is larger, plus some 50 bytes per
-// pixel of the height and the width. Throws BadProgram if an argument is out of range.
+// Allocates at most about twice the size of the image or of the output, whichever is larger, plus about 50 bytes per
+// row and per column. Throws BadProgram if an argument is out of range.
 void preprocess(const Preprocess& p, const std::uint8_t* pixels, std::int64_t height, std::int64_t width,
                 std::int64_t channels, std::int64_t stride, std::uint8_t* out);
 

@@ -71,10 +71,10 @@ class Model:
     @property
     def constant_bytes(self) -> int: ...
 
-def load_file(path: bytes, threads: int, instruction_set: str, keep: bool, most_run_bytes: int) -> Model:
+def load_file(path: bytes, threads: int, instruction_set: str, keep: bool, max_run_bytes: int) -> Model:
     """Load and verify a .fqvit file. Raises BadProgram with one line that ends with a remedy."""
 
-def load_memory(data: bytes, threads: int, instruction_set: str, keep: bool, most_run_bytes: int) -> Model:
+def load_memory(data: bytes, threads: int, instruction_set: str, keep: bool, max_run_bytes: int) -> Model:
     """Load and verify the bytes of a .fqvit file. Raises BadProgram."""
 
 Detections = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]

@@ -157,7 +157,7 @@ def _least_error(
     group: int,
     importance: NDArray[np.float64] | None,
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Search scale [O] and exponents u8 [O, G] of least squared error.
+    """Find the scale [O] and exponents u8 [O, G] with the least squared error.
 
     Scales are tried over one octave, down from the one that represents the largest weight at the largest exponent. With a
     smaller scale the largest weights saturate; it is chosen if the total error is still smaller.
