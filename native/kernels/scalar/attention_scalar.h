@@ -9,6 +9,7 @@
 
 #include "core/codes.h"
 #include "core/fixed.h"
+#include "kernels/kernels.h"
 
 namespace fqvit::scalar {
 
@@ -27,17 +28,20 @@ struct Product {
 };
 
 // y[m, n] = clamp(requantize(sum_k (a[m, k] - a_zero) (b[n, k] - b_zero) + bias[index[m, n], h], mult[h]) + zero)
-inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y, std::int64_t row) {
+// scratch: i32 [K + N]
+inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y, std::int64_t row,
+                       const Kernels& kernels, std::int32_t* scratch) {
     const std::int64_t slice = row / p.rows, m = row % p.rows, head = p.heads == 0 ? 0 : slice % p.heads;
-    const std::int64_t b_first = slice * p.columns * p.inner, mult = p.mults == nullptr ? p.mult : p.mults[head];
+    const std::int64_t mult = p.mults == nullptr ? p.mult : p.mults[head];
+    std::int32_t *w = scratch, *acc = scratch + p.inner;
+    for (std::int64_t k = 0; k < p.inner; ++k) w[k] = static_cast<std::int32_t>(a[row * p.inner + k] - p.a_zero);
+    kernels.multiply_row({w, p.inner, p.columns, b.at(slice * p.columns * p.inner), b.wide, p.b_rows,
+                          static_cast<std::int32_t>(p.b_zero)},
+                         acc);
     for (std::int64_t n = 0; n < p.columns; ++n) {
-        std::int64_t acc = 0;
-        for (std::int64_t k = 0; k < p.inner; ++k) {
-            const std::int64_t at = b_first + (p.b_rows ? k * p.columns + n : n * p.inner + k);
-            acc += (a[row * p.inner + k] - p.a_zero) * (b[at] - p.b_zero);
-        }
-        if (p.bias != nullptr) acc += p.bias[p.index[m * p.columns + n] * p.heads + head];
-        store_code(y, p.wide, row * p.columns + n, clamp(requantize(acc, mult, p.shift) + p.zero, p.last));
+        std::int64_t sum = acc[n];
+        if (p.bias != nullptr) sum += p.bias[p.index[m * p.columns + n] * p.heads + head];
+        store_code(y, p.wide, row * p.columns + n, clamp(requantize(sum, mult, p.shift) + p.zero, p.last));
     }
 }
 
@@ -124,18 +128,18 @@ struct WeightedSum {
 
 // shift_matmul and attend: y[d] = clamp(round_shift(sum_t w[t] (v[t, d] - v_zero) M, shift) + zero) where w[t] is
 // the weight of code a[t] and M = mult, or M = round(mult largest_weight / sum_t w[t]) if largest_weight > 0.
-inline void weighted_sum_row(const WeightedSum& p, const std::uint8_t* a, const Codes& v, void* y, std::int64_t row) {
-    const std::int64_t slice = row / p.rows;
+// scratch: i32 [T + D]
+inline void weighted_sum_row(const WeightedSum& p, const std::uint8_t* a, const Codes& v, void* y, std::int64_t row,
+                             const Kernels& kernels, std::int32_t* scratch) {
     const std::uint8_t* codes = a + row * p.inner;
+    std::int32_t *w = scratch, *acc = scratch + p.inner;
     std::int64_t sum = 0;
-    for (std::int64_t t = 0; t < p.inner; ++t) sum += p.weight[codes[t]];
+    for (std::int64_t t = 0; t < p.inner; ++t) w[t] = p.weight[codes[t]], sum += w[t];
     const std::int64_t mult = p.largest_weight == 0 ? p.mult : round_divide(p.mult * p.largest_weight, sum);
+    const void* values = v.at(row / p.rows * p.inner * p.width);
+    kernels.multiply_row({w, p.inner, p.width, values, v.wide, true, static_cast<std::int32_t>(p.v_zero)}, acc);
     for (std::int64_t d = 0; d < p.width; ++d) {
-        std::int64_t acc = 0;
-        for (std::int64_t t = 0; t < p.inner; ++t) {
-            acc += p.weight[codes[t]] * (v[(slice * p.inner + t) * p.width + d] - p.v_zero);
-        }
-        store_code(y, p.wide, row * p.width + d, clamp(round_shift(acc * mult, p.shift) + p.zero, p.last));
+        store_code(y, p.wide, row * p.width + d, clamp(round_shift(acc[d] * mult, p.shift) + p.zero, p.last));
     }
 }
 
