@@ -12,6 +12,10 @@ Shape leading(const Shape& shape) { return {shape.begin(), shape.end() - 2}; }
 // The size of an axis counted from the end: 1 is the last.
 std::int64_t from_end(const Shape& shape, std::size_t i) { return shape[shape.size() - i]; }
 
+std::size_t scratch_bytes(std::int64_t inner, std::int64_t columns) {
+    return static_cast<std::size_t>(scalar::row_scratch(inner, columns)) * sizeof(std::int32_t);
+}
+
 }  // namespace
 
 MatMul::MatMul(const MatMulFields& fields, Scope& scope) : kernels(scope.kernels.kernels) {
@@ -55,6 +59,8 @@ MatMul::MatMul(const MatMulFields& fields, Scope& scope) : kernels(scope.kernels
     }
     prove(bound, 31, "acc");
 }
+
+std::size_t MatMul::scratch() const { return scratch_bytes(inner, value.channels()); }
 
 void MatMul::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
     const Codes a{frame[inputs[0]], wide_a}, b{frame[inputs[1]], wide_b};
@@ -209,6 +215,8 @@ WeightedSum::WeightedSum(const AttendFields& fields, Scope& scope) : kernels(sco
     prove(bound_add(product, std::int64_t{1} << (shift - 1)), 63, "y before its shift");
     set_output(fields.bits, fields.y_zero, a, v);
 }
+
+std::size_t WeightedSum::scratch() const { return scratch_bytes(inner, value.channels()); }
 
 void WeightedSum::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
     const scalar::WeightedSum sum = {.rows = from_end(value.shape, 2),

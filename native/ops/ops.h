@@ -147,7 +147,7 @@ public:
     MatMul(const MatMulFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
-    std::size_t scratch() const override { return static_cast<std::size_t>(inner + value.channels()) * 4; }
+    std::size_t scratch() const override;
     std::int64_t macs() const override { return value.count() * inner; }
     std::size_t bytes() const override { return (mults.size() + bias.size() + index.size()) * sizeof(std::int32_t); }
 
@@ -189,7 +189,7 @@ public:
     WeightedSum(const AttendFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
-    std::size_t scratch() const override { return static_cast<std::size_t>(inner + value.channels()) * 4; }
+    std::size_t scratch() const override;
     std::int64_t macs() const override { return value.count() * inner; }
 
     const Kernels* kernels;

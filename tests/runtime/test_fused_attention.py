@@ -75,3 +75,20 @@ def test_scores_of_16_bits_run_as_separate_ops() -> None:
         draw.buffer(name, (2, 6, 16))
     separate = ["matmul", "log_softmax", "shift_matmul"]
     assert tags(draw, attention(draw, 2**30, 16)) == ["permute"] * 3 + separate
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1500, ["attention"]), (4099, ["matmul", "log_softmax", "shift_matmul"])])
+def test_many_keys_match_the_reference(tokens: int, expected: list[str]) -> None:
+    draw = Draw(np.random.default_rng(6), "random")
+    draw.buffer("q", (2, 3, 5))
+    draw.buffer("k", (2, tokens, 5))
+    draw.buffer("v", (2, tokens, 3))
+    assert [tag for tag in tags(draw, attention(draw)) if tag != "permute"] == expected
+
+
+def test_long_reductions_match_the_reference() -> None:
+    draw = Draw(np.random.default_rng(7), "random")
+    draw.buffer("q", (1, 2, 4099))
+    draw.buffer("k", (1, 3, 4099), 9)
+    scores = MatMul(y="s", a="q", b="k", mult=2**30, shift=46, a_zero=128, b_zero=256, y_zero=128)
+    assert tags(draw, [scores])[-1] == "matmul"

@@ -19,19 +19,18 @@ FQVIT_ALWAYS_INLINE void multiply_row_of(const RowProduct& p, const B* b, std::i
     const std::int32_t* w = p.w;
     const std::int32_t zero = p.zero;
     if (p.b_rows) {
-        for (std::int64_t n = 0; n < columns; ++n) acc[n] = 0;
         for (std::int64_t k = 0; k < inner; ++k) {
             const std::int32_t weight = w[k];
-            const B* row = b + k * columns;
+            const B* row = b + k * p.b_stride;
             for (std::int64_t n = 0; n < columns; ++n) acc[n] += weight * (std::int32_t{row[n]} - zero);
         }
         return;
     }
     for (std::int64_t n = 0; n < columns; ++n) {
-        const B* row = b + n * inner;
+        const B* row = b + n * p.b_stride;
         std::int32_t sum = 0;
         for (std::int64_t k = 0; k < inner; ++k) sum += w[k] * (std::int32_t{row[k]} - zero);
-        acc[n] = sum;
+        acc[n] += sum;
     }
 }
 
