@@ -301,7 +301,8 @@ def _movement(view: View) -> Leaf:
     """Return a leaf that gathers a view of one step."""
     channels, shape = view.step.shape[-1], view.shape
     if view.is_identity():
-        return general.Route(shape, range(len(shape)), shape, keeps_channels=shape[-1] % channels == 0)
+        times = 0 if shape[-1] % channels else shape[-1] // channels
+        return general.Route(shape, range(len(shape)), shape, times=times)
     width = runs(view)
     if width % channels == 0 and (len(shape) > 1 or shape[0] > 0) and len(view.step.shape) > 1:
         first = view.index.reshape(-1, channels)[:, 0]

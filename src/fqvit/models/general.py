@@ -18,7 +18,7 @@ from fqvit.models.layers import Leaf, Role
 class Route(Leaf):
     """Reshape, select and permute: y = x.reshape(view)[select].transpose(perm).reshape(shape), as the op Permute.
 
-    keeps_channels: the last axis of the output consists of whole rows of channels of the input
+    times: the last axis of the output consists of this many whole rows of channels of the input; 0: of parts of rows
     """
 
     def __init__(
@@ -27,11 +27,15 @@ class Route(Leaf):
         perm: Sequence[int],
         shape: Sequence[int],
         select: tuple[int, int] | None = None,
-        keeps_channels: bool = False,
+        times: int = 0,
     ) -> None:
         super().__init__("route")
         self.view, self.perm, self.shape, self.select = tuple(view), tuple(perm), tuple(shape), select
-        self.keeps_channels = keeps_channels
+        self.times = times
+
+    @property
+    def keeps_channels(self) -> bool:
+        return self.times > 0
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.reshape(x.shape[0], *self.view)
