@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fqvit.frontend.draft import Step, View, constant, pruned
+from fqvit.frontend.draft import Step, View, constant, factor_per_head, pruned
 from fqvit.frontend.elementwise import Reader, as_tensor, lead, linear, natural
 
 
@@ -51,9 +51,9 @@ def _scores(reader: Reader, q: View, k: View) -> View:
     operands = []
     for view in (q, k):
         if view.scale is not None:
-            per_head = view.scale.movedim(-3, 0).reshape(heads, -1)
-            if bool((per_head == per_head[:, :1]).all()) and view.offset is None:
-                factor = factor * per_head[:, 0]
+            per_head = factor_per_head(view.scale)
+            if per_head is not None and view.offset is None:
+                factor = factor * per_head
                 view = View(view.steps, view.index)
         operands.append(view)
     step = reader.step("scores", operands, (*q.shape[:-1], k.shape[-2]), scale=factor)

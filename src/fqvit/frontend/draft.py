@@ -60,7 +60,57 @@ class Step:
 
     def view(self) -> View:
         """Return the output as a view with the step's own layout."""
-        return View((self,), torch.arange(self.size).view(self.shape))
+        return View((self,), positions(self.size).view(self.shape))
+
+
+class _Positions:
+    """0, 1, 2, ...: one buffer that the indices of all views without rearrangement share."""
+
+    buffer = torch.arange(0)
+
+
+def positions(size: int) -> Tensor:
+    """Return 0, ..., size - 1 as a part of a shared buffer, which must not be modified.
+
+    A view that was only reshaped, permuted, sliced or broadcast refers to this buffer too. Such an index takes no memory, and
+    its strides tell what it contains.
+    """
+    if size > _Positions.buffer.numel():
+        _Positions.buffer = torch.arange(max(size, 2 * _Positions.buffer.numel()))
+    return _Positions.buffer[:size]
+
+
+def forget_positions() -> None:
+    """Free the shared buffer."""
+    _Positions.buffer = torch.arange(0)
+
+
+def _is_strided(index: Tensor) -> bool:
+    """Whether an index is a strided view of the shared buffer that starts at 0."""
+    return index.untyped_storage().data_ptr() == _Positions.buffer.untyped_storage().data_ptr() and index.storage_offset() == 0
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """Reduce axes along which a tensor is broadcast (stride 0) to length 1."""
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def uniform(tensor: Tensor) -> float | None:
+    """Return the value of all elements if they are equal, otherwise None."""
+    values = compact(tensor)
+    first = values.flatten()[0]
+    return float(first) if bool((values == first).all()) else None
+
+
+def factor_per_head(scale: Tensor) -> Tensor | None:
+    """Return the factors [H] of values [..., H, M, N]; None if they differ within a head."""
+    heads = scale.shape[-3]
+    values = compact(scale)
+    per_head = values.movedim(-3, 0).reshape(values.shape[-3], -1)
+    return per_head[:, 0].expand(heads) if bool((per_head == per_head[:, :1]).all()) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +178,15 @@ class View:
         """Return the scale if it is one number, otherwise None."""
         if self.scale is None:
             return 1.0
-        first = self.scale.flatten()[0]
-        return float(first) if bool((self.scale == first).all()) else None
+        return uniform(self.scale)
 
     def is_whole(self) -> bool:
         """Whether the view contains every element of its step exactly once."""
         if len(self.steps) != 1 or self.index.numel() != self.step.size:
             return False
+        if _is_strided(self.index):
+            axes = sorted((stride, size) for size, stride in zip(self.shape, self.index.stride(), strict=True) if size > 1)
+            return all(stride == math.prod(size for _, size in axes[:i]) for i, (stride, _) in enumerate(axes))
         flat = self.index.flatten()
         seen = torch.zeros(self.step.size, dtype=torch.bool)
         seen[flat.clamp(min=0)] = True
@@ -142,20 +194,18 @@ class View:
 
     def is_identity(self) -> bool:
         """Whether the view is the step's output, up to its shape."""
-        return (
-            len(self.steps) == 1
-            and self.index.numel() == self.step.size
-            and bool((self.index.flatten() == torch.arange(self.step.size)).all())
-        )
-
-    def values_in(self, layout: Tensor, constant: Tensor) -> Tensor:
-        """Rearrange a constant of this view's shape into the layout of the step. layout: inverse() of this view"""
-        return constant.reshape(-1)[layout]
+        if len(self.steps) != 1 or self.index.numel() != self.step.size:
+            return False
+        if _is_strided(self.index):
+            return self.index.is_contiguous()
+        return torch.equal(self.index.flatten(), positions(self.step.size))
 
     def inverse(self) -> Tensor:
         """Return the position in this view of every element of the step: [size]. The view must be whole."""
+        if self.is_identity():
+            return positions(self.step.size)
         result = torch.empty(self.step.size, dtype=torch.int64)
-        result[self.index.flatten()] = torch.arange(self.step.size)
+        result[self.index.flatten()] = positions(self.step.size)
         return result
 
 

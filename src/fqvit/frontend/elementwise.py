@@ -1,7 +1,7 @@
 """Handlers of ATen ops that compute: each turns views into a new step, or a new view of an existing step.
 
 A handler that meets arguments outside its range raises NotImplementedError with the reason; read.py adds module and op.
-See also: attention.py (matrix products, softmax), pooling.py (convolutions, pooling, means).
+See also: attention.py (matrix products, softmax), spatial.py (convolutions, pooling, means).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.frontend.draft import Kind, Step, View, pruned
+from fqvit.frontend.draft import Kind, Step, View, positions, pruned, uniform
 
 Operand = View | Tensor | float | int
 
@@ -57,14 +57,18 @@ def natural(view: View) -> tuple[View, Callable[[Step], View]]:
 
     A view that leaves out or repeats elements keeps its own layout.
     """
+    if view.is_identity():
+        return view.reshaped(*view.step.shape), lambda step: step.view().reshaped(*view.shape)
     if view.is_whole():
-        layout, shape = view.inverse(), view.step.shape
-        return in_layout(view, layout, shape), lambda step: View((step,), view.index)
+        return in_layout(view, view.inverse(), view.step.shape), lambda step: View((step,), view.index)
     shape = lead(view.shape) or (1,)
     return view.reshaped(*shape), lambda step: step.view().reshaped(*view.shape)
 
 
 def in_layout(view: View, layout: Tensor, shape: tuple[int, ...]) -> View:
+    """Return the elements of a view at the positions `layout`."""
+    if layout.data_ptr() == positions(layout.numel()).data_ptr():
+        return view.reshaped(*shape)
     return view.moved(lambda x: x.reshape(-1)[layout].view(shape))
 
 
@@ -295,18 +299,13 @@ def _apply(
     if restore is None:
         x, restore = natural(x)
     scale = x.scalar_scale()
-    offset = 0.0 if x.offset is None else _uniform(x.offset)
+    offset = 0.0 if x.offset is None else uniform(x.offset)
     if scale is not None and offset is not None and (scale, offset) != (1.0, 0.0):
         inner, factor, term = function, scale, offset
         function, name = (lambda v: inner(factor * v + term)), f"{name}({factor:g}x{term:+g})"
         x = replace(x, scale=None, offset=None)
     step = reader.step("activation", [x], x.shape, name=name, function=function)
     return restore(step)
-
-
-def _uniform(x: Tensor) -> float | None:
-    first = x.flatten()[0]
-    return float(first) if bool((x == first).all()) else None
 
 
 def _function(name: str, function: Callable[..., Tensor]) -> Callable[..., View]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.frontend.draft import Step, View, pruned
+from fqvit.frontend.draft import Step, View, factor_per_head, pruned
 
 
 @dataclass
@@ -328,17 +328,18 @@ def add_constants(draft: Draft) -> None:
 
 def fold_into_scores(draft: Draft) -> None:
     """Make factors and terms between scores and softmax part of them: scale per head, relative position bias, mask."""
-    for softmax in [step for step in draft.steps() if step.kind == "softmax"]:
+    readers = draft.readers()
+    for softmax in [step for step in readers if step.kind == "softmax"]:
         (view,) = softmax.inputs
         scores = view.step if len(view.steps) == 1 else None
-        if scores is None or scores.kind != "scores" or len(draft.readers()[scores]) != 1 or not view.is_identity():
+        if scores is None or scores.kind != "scores" or len(readers[scores]) != 1 or not view.is_identity():
             continue
         heads = scores.shape[-3]
         if view.scale is not None:
-            per_head = view.scale.movedim(-3, 0).reshape(heads, -1)
-            if not bool((per_head == per_head[:, :1]).all()):
+            per_head = factor_per_head(view.scale)
+            if per_head is None:
                 raise FqvitError(f"{softmax.path}: scores with factors that differ within a head are not supported.")
-            scores.data["scale"] = scores.data["scale"] * per_head[:, 0]
+            scores.data["scale"] = scores.data["scale"] * per_head
         if view.offset is not None:
             bias, mask = _bias_and_mask(view.offset, softmax.path)
             if bool(bias.any()):
