@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fqvit.frontend.draft import Step, View, constant, factor_per_head, pruned
-from fqvit.frontend.elementwise import Reader, as_tensor, lead, linear, natural
+from fqvit.frontend.elementwise import linear
+from fqvit.frontend.operands import Reader, as_tensor, lead, natural
 
 
 def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
@@ -184,4 +185,3 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention, "einsum": einsum,
     "addmm": lambda r, bias, x, w: linear(r, x, w.T.contiguous(), bias),
 }  # fmt: skip
-

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fqvit.errors import FqvitError
-from fqvit.frontend.draft import Step
+from fqvit.frontend.draft import Draft, Step
 from fqvit.frontend.emit import Emitter
 from fqvit.frontend.read import read
-from fqvit.frontend.rewrite import REWRITES, Draft
+from fqvit.frontend.rewrite import REWRITES
 from fqvit.models.graph import Captured
 
 TOLERANCE = 2e-3  # relative to the largest output; float32 rounding in another order stays far below
@@ -63,7 +63,9 @@ def check(module: nn.Module, captured: Captured, size: tuple[int, int, int]) -> 
         error = float((want.reshape(have.shape) - have).abs().max() / want.abs().max().clamp(min=1e-12))
         worst = max(worst, error)
     if not worst <= TOLERANCE:
-        raise FqvitError(f"{type(module).__name__}: the captured graph differs from the module by {worst:.2g} of its largest output.")
+        raise FqvitError(
+            f"{type(module).__name__}: the captured graph differs from the module by {worst:.2g} of its largest output."
+        )
     return worst
 
 

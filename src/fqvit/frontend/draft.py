@@ -139,6 +139,19 @@ class View:
         """Whether the view only moves the values of one step."""
         return self.scale is None and self.offset is None and len(self.steps) == 1
 
+    def part(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Return which elements of the view belong to a step, as a mask, and the positions of those elements in the step."""
+        start = sum(before.size for before in self.steps[: self.steps.index(step)])
+        inside = (self.index >= start) & (self.index < start + step.size)
+        return inside, self.index[inside] - start
+
+    def without_constants(self, inside: Tensor) -> View:
+        """Remove the factors and terms of some elements."""
+        scale = None if self.scale is None else torch.where(inside | (self.index < 0), 1.0, self.scale)
+        offset = None if self.offset is None else torch.where(inside, 0.0, self.offset)
+        scale = None if scale is None or bool((scale == 1).all()) else scale
+        return View(self.steps, self.index, scale, None if offset is None or not offset.any() else offset)
+
     def moved(self, move: Callable[[Tensor], Tensor], padding: Callable[[Tensor, float], Tensor] | None = None) -> View:
         """Apply a function that moves elements. padding(tensor, value): the same function with this value for padding."""
 
@@ -268,3 +281,55 @@ def pruned(view: View) -> View:
     if len(kept) == len(view.steps):
         return view
     return View(tuple(kept), _renumbered(view, starts), view.scale, view.offset)
+
+
+def same_view(a: View, b: View) -> bool:
+    """Whether two views have the same values in the same order."""
+
+    def equal(x: Tensor | None, y: Tensor | None) -> bool:
+        return (x is None) == (y is None) and (x is None or y is None or torch.equal(x.flatten(), y.flatten()))
+
+    return a.steps == b.steps and equal(a.index, b.index) and equal(a.scale, b.scale) and equal(a.offset, b.offset)
+
+
+@dataclass
+class Draft:
+    """The outputs of a model as views. All steps are reachable from them."""
+
+    outputs: list[View]
+
+    def steps(self) -> list[Step]:
+        """Return all steps in an order in which every step follows its inputs."""
+        found: list[Step] = []
+        seen: set[int] = set()
+        stack = [(step, False) for view in reversed(self.outputs) for step in reversed(view.steps)]
+        while stack:
+            step, done = stack.pop()
+            if done:
+                found.append(step)
+            elif id(step) not in seen:
+                seen.add(id(step))
+                stack.append((step, True))
+                stack.extend((inner, False) for view in reversed(step.inputs) for inner in reversed(view.steps))
+        return found
+
+    def readers(self) -> dict[Step, list[tuple[Step | None, int]]]:
+        """Return {step: [(reader, number of the input)]}; the reader None is an output of the model."""
+        result: dict[Step, list[tuple[Step | None, int]]] = {step: [] for step in self.steps()}
+        for step in result:
+            for i, view in enumerate(step.inputs):
+                for source in view.steps:
+                    result[source].append((step, i))
+        for i, view in enumerate(self.outputs):
+            for source in view.steps:
+                result[source].append((None, i))
+        return result
+
+    def get(self, reader: Step | None, i: int) -> View:
+        return self.outputs[i] if reader is None else reader.inputs[i]
+
+    def set(self, reader: Step | None, i: int, view: View) -> None:
+        if reader is None:
+            self.outputs[i] = view
+        else:
+            reader.inputs[i] = view

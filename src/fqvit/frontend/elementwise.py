@@ -1,85 +1,23 @@
 """Handlers of ATen ops that compute: each turns views into a new step, or a new view of an existing step.
 
 A handler that meets arguments outside its range raises NotImplementedError with the reason; read.py adds module and op.
-See also: attention.py (matrix products, softmax), spatial.py (convolutions, pooling, means).
+See also: norms.py, attention.py (matrix products, softmax), spatial.py (convolutions, means), resample.py (pooling).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.frontend.draft import Kind, Step, View, positions, pruned, uniform
-
-Operand = View | Tensor | float | int
-
-
-@dataclass
-class Reader:
-    """State of reading: the path of the module that the current op belongs to."""
-
-    path: str = ""
-
-    def step(self, kind: Kind, inputs: list[View], shape: tuple[int, ...], **data: Any) -> Step:
-        return Step(kind, self.path, inputs, shape, data)
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A value that only occurs inside a normalisation: x^2, its mean over an axis, or the Euclidean norm.
-
-    kind "square", "mean" (of squares), "norm" or "inverse" (1 / sqrt(mean + eps))   axis: -1 unless normalised over another one
-    """
-
-    kind: str
-    view: View
-    axis: int = -1
-    eps: float = 0.0
-    shape: tuple[int, ...] = field(default=())
-
-
-def lead(shape: Sequence[int]) -> tuple[int, ...]:
-    """Drop leading axes of length 1."""
-    shape = tuple(shape)
-    while shape and shape[0] == 1:
-        shape = shape[1:]
-    return shape
-
-
-def natural(view: View) -> tuple[View, Callable[[Step], View]]:
-    """Return the view in the layout of its step, and a function that puts a step of that layout back into the view's order.
-
-    A view that leaves out or repeats elements keeps its own layout.
-    """
-    if view.is_identity():
-        return view.reshaped(*view.step.shape), lambda step: step.view().reshaped(*view.shape)
-    if view.is_whole():
-        return in_layout(view, view.inverse(), view.step.shape), lambda step: View((step,), view.index)
-    shape = lead(view.shape) or (1,)
-    return view.reshaped(*shape), lambda step: step.view().reshaped(*view.shape)
-
-
-def in_layout(view: View, layout: Tensor, shape: tuple[int, ...]) -> View:
-    """Return the elements of a view at the positions `layout`."""
-    if layout.data_ptr() == positions(layout.numel()).data_ptr():
-        return view.reshaped(*shape)
-    return view.moved(lambda x: x.reshape(-1)[layout].view(shape))
-
-
-def as_tensor(x: Operand) -> Tensor | None:
-    """Return the constant that an operand stands for; None if it depends on the image."""
-    if isinstance(x, Tensor):
-        return x.double()
-    if isinstance(x, View):
-        return x.offset if not x.steps else None
-    return torch.tensor(float(x), dtype=torch.float64)
-
+from fqvit.frontend.draft import Kind, Step, View, pruned, uniform
+from fqvit.frontend.norms import normalised
+from fqvit.frontend.operands import Operand, Pending, Reader, as_tensor, double, in_layout, lead, natural
 
 # Elementwise ops
 
@@ -151,7 +89,7 @@ def mul(reader: Reader, a: Operand | Pending, b: Operand | Pending) -> View | Pe
         pending, other = (a, b) if isinstance(a, Pending) else (b, a)
         if isinstance(other, View) and isinstance(pending, Pending):
             if pending.kind == "inverse":
-                return _normalised(reader, other, pending, math.sqrt)
+                return normalised(reader, other, pending, math.sqrt)
         raise NotImplementedError("of a norm and another value is not supported")
     x, y = as_tensor(a), as_tensor(b)
     if y is not None:
@@ -187,105 +125,12 @@ def div(reader: Reader, a: Operand, b: Operand | Pending, rounding_mode: str | N
     if isinstance(b, Pending):
         assert isinstance(a, View)
         if b.kind == "norm":
-            return _normalised(reader, a, b, lambda size: 1.0)
+            return normalised(reader, a, b, lambda size: 1.0)
         raise NotImplementedError("by a mean of squares is not supported")
     y = as_tensor(b)
     if y is None or not isinstance(a, View) or rounding_mode is not None:
         raise NotImplementedError("by a value that depends on the image is not supported")
     return a.scaled(1 / y)
-
-
-# Normalisation
-
-
-def _normalised(reader: Reader, x: View, pending: Pending, gain: Callable[[float], float]) -> View:
-    """Divide x by the root of its mean square (gain sqrt(C) / sqrt(C)) or by its Euclidean norm (gain 1 / sqrt(C))."""
-    moved = x.transposed(pending.axis, -1)
-    size = moved.shape[-1]
-    other = pending.view.transposed(pending.axis, -1)
-    if x.steps != pending.view.steps or not torch.equal(moved.index, other.index):
-        raise NotImplementedError("by the norm of another value is not supported")
-    weight = torch.full((size,), gain(size) / math.sqrt(size), dtype=torch.float64)
-    eps = pending.eps if pending.kind == "inverse" else pending.eps**2 / size
-    return _norm(reader, moved, weight, torch.zeros(size, dtype=torch.float64), eps, center=False).transposed(pending.axis, -1)
-
-
-def _norm(reader: Reader, x: View, weight: Tensor, bias: Tensor, eps: float, center: bool) -> View:
-    size = x.shape[-1]
-    rows = (*lead(x.shape[:-1]), size)
-    data = {"weight": weight.double(), "bias": bias.double(), "eps": eps, "center": center}
-    if x.is_whole() and x.is_identity() and x.step.shape[-1] == size:
-        rows = x.step.shape
-    step = reader.step("norm", [x.reshaped(*rows)], rows, **data)
-    return step.view().reshaped(*x.shape)
-
-
-def layer_norm(
-    reader: Reader,
-    x: View,
-    shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *rest: Any,
-) -> View:
-    if len(shape) != 1:
-        raise NotImplementedError("over more than one axis is not supported")
-    return _norm(reader, x, _ones(weight, shape), _zeros(bias, shape), eps, center=True)
-
-
-def rms_norm(reader: Reader, x: View, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> View:
-    if len(shape) != 1:
-        raise NotImplementedError("over more than one axis is not supported")
-    eps = torch.finfo(torch.float32).eps if eps is None else eps
-    return _norm(reader, x, _ones(weight, shape), _zeros(None, shape), eps, center=False)
-
-
-def _ones(x: Tensor | None, shape: Sequence[int]) -> Tensor:
-    return torch.ones(tuple(shape)) if x is None else x
-
-
-def _zeros(x: Tensor | None, shape: Sequence[int]) -> Tensor:
-    return torch.zeros(tuple(shape)) if x is None else x
-
-
-def batch_norm(
-    reader: Reader,
-    x: View,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *rest: Any,
-) -> View:
-    if training:
-        raise NotImplementedError("in training mode is not supported, call eval() first")
-    scale = _ones(weight, mean.shape).double() / torch.sqrt(variance.double() + eps)
-    term = _zeros(bias, mean.shape).double() - mean.double() * scale
-    shape = (1, -1) + (1,) * (len(x.shape) - 2)
-    return x.scaled(scale.view(shape)).shifted(term.view(shape))
-
-
-def pow_(reader: Reader, x: View, exponent: float) -> Pending:
-    if not isinstance(x, View) or exponent != 2:
-        raise NotImplementedError("other than a square is not supported")
-    return Pending("square", x)
-
-
-def rsqrt(reader: Reader, x: Pending) -> Pending:
-    if not isinstance(x, Pending) or x.kind != "mean":
-        raise NotImplementedError("outside a normalisation is not supported")
-    return replace(x, kind="inverse")
-
-
-def vector_norm(reader: Reader, x: View, order: float = 2, dim: Any = None, keepdim: bool = False, **rest: Any) -> Pending:
-    axes = [dim] if isinstance(dim, int) else list(dim or ())
-    if order != 2 or len(axes) != 1 or not keepdim:
-        raise NotImplementedError("other than the Euclidean norm over one axis is not supported")
-    return Pending("norm", x, axes[0] % len(x.shape) - len(x.shape))
 
 
 # Activations
@@ -351,14 +196,9 @@ def linear(reader: Reader, x: View, weight: Tensor, bias: Tensor | None = None) 
     return step.view().reshaped(*x.shape[:-1], outputs)
 
 
-def double(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.double()
-
-
 HANDLERS: dict[str, Callable[..., Any]] = {
     "add": add, "sub": sub, "rsub": rsub, "neg": neg, "mul": mul, "multiply": mul, "div": div, "divide": div, "true_divide": div,
-    "layer_norm": layer_norm, "rms_norm": rms_norm, "batch_norm": batch_norm, "pow": pow_, "square": lambda r, x: Pending("square", x),
-    "rsqrt": rsqrt, "linalg_vector_norm": vector_norm, "norm": vector_norm, "gelu": gelu, "clamp": clamp,
+    "gelu": gelu, "clamp": clamp,
     "clamp_min": lambda r, x, low: clamp(r, x, low), "masked_fill": masked_fill, "linear": linear,
     **{name: _function(name, function) for name, function in ACTIVATIONS.items()},
 }  # fmt: skip

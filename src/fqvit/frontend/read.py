@@ -1,7 +1,8 @@
 """Read the ATen graph of an exported module into a draft of steps and views.
 
 Ops on constants alone are computed at once: position tables, masks, rotary tables and resampled embeddings become constants.
-Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in ops.py.
+Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in elementwise.py, norms.py, spatial.py,
+resample.py or attention.py.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from fqvit.errors import FqvitError
-from fqvit.frontend import attention, elementwise, spatial
+from fqvit.frontend import attention, elementwise, norms, resample, spatial
 from fqvit.frontend.draft import Step, View, concatenate, constant
-from fqvit.frontend.elementwise import Pending, Reader, lead
+from fqvit.frontend.operands import Pending, Reader, lead
 
-HANDLERS: dict[str, Callable[..., Any]] = {**elementwise.HANDLERS, **spatial.HANDLERS, **attention.HANDLERS}
+HANDLERS: dict[str, Callable[..., Any]] = {
+    **elementwise.HANDLERS,
+    **norms.HANDLERS,
+    **spatial.HANDLERS,
+    **resample.HANDLERS,
+    **attention.HANDLERS,
+}
 
 # Ops that return elements of their first argument in another order or shape. They work on an index as on any other tensor.
 MOVES = {
