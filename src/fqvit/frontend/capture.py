@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from fqvit.errors import FqvitError
-from fqvit.frontend.draft import Draft, Step
+from fqvit.frontend.draft import Draft, Step, forget_positions
 from fqvit.frontend.emit import Emitter
 from fqvit.frontend.read import read
 from fqvit.frontend.rewrite import REWRITES
@@ -27,21 +29,35 @@ def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
     """
     channels, height, width = size
     module = copy.deepcopy(module).cpu().float().eval()
-    example = torch.zeros(1, channels, height, width)
+    name = type(module).__name__
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        with _refusing(f"{name}: torch.export cannot capture this module"):
+            program = torch.export.export(module, (torch.zeros(1, channels, height, width),), strict=False)
         try:
-            program = torch.export.export(module, (example,), strict=False)
-        except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise FqvitError(f"{type(module).__name__}: torch.export cannot capture this module ({first}).") from error
-    draft = Draft(read(program, Step("images", "", [], (height, width, channels))))
-    for rewrite in REWRITES:
-        rewrite(draft)
-    graph = Emitter(draft, lambda path: _is_module(module, path)).graph()
-    captured = Captured(graph)
-    check(module, captured, size)
+            draft = Draft(read(program, Step("images", "", [], (height, width, channels))))
+            for rewrite in REWRITES:
+                with _refusing(f"{name}: {rewrite.__name__} does not support this model"):
+                    rewrite(draft)
+            with _refusing(f"{name}: cannot be expressed with leaf modules"):
+                captured = Captured(Emitter(draft, lambda path: _is_module(module, path)).graph())
+        finally:
+            forget_positions()
+        with _refusing(f"{name}: cannot run with several images"):
+            check(module, captured, size)
     return captured
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Report an exception of torch, or a violated assumption about the model, as a refusal."""
+    try:
+        yield
+    except FqvitError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise FqvitError(f"{problem} ({first}).") from error
 
 
 def _is_module(module: nn.Module, path: str) -> bool:

@@ -90,6 +90,11 @@ def _is_strided(index: Tensor) -> bool:
     return index.untyped_storage().data_ptr() == _Positions.buffer.untyped_storage().data_ptr() and index.storage_offset() == 0
 
 
+def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of an elementwise operation of tensors with these shapes."""
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
 def compact(tensor: Tensor) -> Tensor:
     """Reduce axes along which a tensor is broadcast (stride 0) to length 1."""
     for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
@@ -172,7 +177,7 @@ class View:
 
     def scaled(self, factor: Tensor) -> View:
         """Multiply by a constant that broadcasts against the view."""
-        view = self.broadcast(torch.broadcast_shapes(self.shape, factor.shape))
+        view = self.broadcast(broadcast_shape(self.shape, factor.shape))
         factor = factor.double().broadcast_to(view.shape)
         scale = factor if view.scale is None else view.scale * factor
         offset = None if view.offset is None else view.offset * factor
@@ -180,7 +185,7 @@ class View:
 
     def shifted(self, term: Tensor) -> View:
         """Add a constant that broadcasts against the view."""
-        view = self.broadcast(torch.broadcast_shapes(self.shape, term.shape))
+        view = self.broadcast(broadcast_shape(self.shape, term.shape))
         term = term.double().broadcast_to(view.shape)
         return replace(view, offset=term if view.offset is None else view.offset + term)
 

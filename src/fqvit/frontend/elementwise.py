@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.frontend.draft import Kind, Step, View, pruned, uniform
+from fqvit.frontend.draft import Kind, Step, View, broadcast_shape, pruned, uniform
 from fqvit.frontend.norms import normalised
 from fqvit.frontend.operands import Operand, Pending, Reader, as_tensor, double, in_layout, lead, natural
 
@@ -37,7 +37,7 @@ def add(reader: Reader, a: Operand | Pending, b: Operand, alpha: float = 1) -> V
     if x is not None:
         return b.shifted(x)
     assert isinstance(a, View)
-    shape = torch.broadcast_shapes(a.shape, b.shape)
+    shape = broadcast_shape(a.shape, b.shape)
     a, b = pruned(a.broadcast(shape)), pruned(b.broadcast(shape))
     if _rotates(a, b):
         return _rotary(reader, a, b)
@@ -87,9 +87,8 @@ def neg(reader: Reader, x: View) -> View:
 def mul(reader: Reader, a: Operand | Pending, b: Operand | Pending) -> View | Pending:
     if isinstance(a, Pending) or isinstance(b, Pending):
         pending, other = (a, b) if isinstance(a, Pending) else (b, a)
-        if isinstance(other, View) and isinstance(pending, Pending):
-            if pending.kind == "inverse":
-                return normalised(reader, other, pending, math.sqrt)
+        if isinstance(other, View) and isinstance(pending, Pending) and pending.kind == "inverse":
+            return normalised(reader, other, pending, math.sqrt)
         raise NotImplementedError("of a norm and another value is not supported")
     x, y = as_tensor(a), as_tensor(b)
     if y is not None:
@@ -102,23 +101,22 @@ def mul(reader: Reader, a: Operand | Pending, b: Operand | Pending) -> View | Pe
     if a.shape == b.shape:
         if a.is_plain and b.is_plain and a.steps == b.steps and torch.equal(a.index, b.index):
             return Pending("square", a)
-        for value, gate in ((a, b), (b, a)):
-            function = _gated(value, gate)
-            if function is not None:
-                return _apply(reader, gate.step.inputs[0], function[0], function[1], lambda step: View((step,), gate.index))
-    shape = torch.broadcast_shapes(a.shape, b.shape)
+        gated = _gated(reader, a, b) or _gated(reader, b, a)
+        if gated is not None:
+            return gated
+    shape = broadcast_shape(a.shape, b.shape)
     return _binary(reader, "multiply", pruned(a.broadcast(shape)), pruned(b.broadcast(shape)))
 
 
-def _gated(value: View, gate: View) -> tuple[str, Callable[[Tensor], Tensor]] | None:
-    """If gate = f(value), return the name and the function x f(x), such as x sigmoid(1.702 x); otherwise None."""
+def _gated(reader: Reader, value: View, gate: View) -> View | None:
+    """If gate = f(value), return x f(x) as one function, such as x sigmoid(1.702 x); otherwise None."""
     if not (value.is_plain and gate.is_plain) or gate.step.kind != "activation":
         return None
     inner = gate.step.inputs[0]
     if not inner.is_plain or inner.steps != value.steps or not torch.equal(inner.index.flatten()[gate.index], value.index):
         return None
     f, name = gate.step.data["function"], gate.step.data["name"]
-    return f"x*{name}", lambda x: x * f(x)
+    return _apply(reader, inner, f"x*{name}", lambda x: x * f(x), lambda step: View((step,), gate.index))
 
 
 def div(reader: Reader, a: Operand, b: Operand | Pending, rounding_mode: str | None = None) -> View:
@@ -165,9 +163,13 @@ def gelu(reader: Reader, x: View, approximate: str = "none") -> View:
     return _apply(reader, x, name, lambda v: F.gelu(v, approximate=approximate))
 
 
-def clamp(reader: Reader, x: View | Pending, low: float | None = None, high: float | None = None) -> View | Pending:
+def clamp(
+    reader: Reader, x: View | Pending, low: float | None = None, high: float | None = None, **bounds: Any
+) -> View | Pending:
+    low, high = bounds.get("min", low), bounds.get("max", high)
     if isinstance(x, Pending):
-        assert high is None
+        if high is not None:
+            raise NotImplementedError("of a norm from above is not supported")
         return replace(x, eps=float(low or 0.0))
     return _apply(reader, x, f"clamp({low}, {high})", lambda v: v.clamp(low, high))
 
@@ -197,8 +199,7 @@ def linear(reader: Reader, x: View, weight: Tensor, bias: Tensor | None = None) 
 
 
 HANDLERS: dict[str, Callable[..., Any]] = {
-    "add": add, "sub": sub, "rsub": rsub, "neg": neg, "mul": mul, "multiply": mul, "div": div, "divide": div, "true_divide": div,
-    "gelu": gelu, "clamp": clamp,
-    "clamp_min": lambda r, x, low: clamp(r, x, low), "masked_fill": masked_fill, "linear": linear,
+    "add": add, "sub": sub, "rsub": rsub, "neg": neg, "mul": mul, "multiply": mul, "div": div, "divide": div,
+    "true_divide": div, "gelu": gelu, "clamp": clamp, "clamp_min": clamp, "masked_fill": masked_fill, "linear": linear,
     **{name: _function(name, function) for name, function in ACTIVATIONS.items()},
 }  # fmt: skip

@@ -39,7 +39,10 @@ class Emitter:
                 self.names[step] = IMAGES
                 continue
             self.roles[step] = role_of(step, self.readers[step])
-            getattr(self, f"_{step.kind}")(step)
+            try:
+                getattr(self, f"_{step.kind}")(step)
+            except (AssertionError, RuntimeError, IndexError) as error:
+                raise FqvitError(f"{step.path or 'model'}: this form of {step.kind} is not supported ({error}).") from error
         outputs = [self.value(view, "output") for view in self.draft.outputs]
         return Graph(tuple(self.nodes), outputs[0], tuple(outputs[1:]))
 

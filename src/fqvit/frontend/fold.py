@@ -119,7 +119,6 @@ def fold_into_scores(draft: Draft) -> None:
         scores = view.step if len(view.steps) == 1 else None
         if scores is None or scores.kind != "scores" or len(readers[scores]) != 1 or not view.is_identity():
             continue
-        heads = scores.shape[-3]
         if view.scale is not None:
             per_head = factor_per_head(view.scale)
             if per_head is None:

@@ -1,9 +1,9 @@
 """Handlers of average pooling and interpolation: every output is a weighted sum of input positions, with constant weights.
 
-Each axis has a matrix of weights, which torch itself computes from unit vectors: y = A_h x A_w^T per channel. Positions with the
-same weights share the taps of one depthwise step: each distinct list of weights has its own taps, and a position leaves the taps
-of the other lists empty. An average over the valid neighbours of a 3x3 window, for example, has 9 taps of 1/9, 6 of 1/6 and 4 of
-1/4. If there are too many distinct lists, the step is a linear layer over the positions of each axis.
+Each axis has a matrix of weights, which torch itself computes from unit vectors: y = A_h x A_w^T per channel. Positions with
+the same weights share the taps of one depthwise step: each distinct list of weights has its own taps, and a position leaves the
+taps of the other lists empty. An average over the valid neighbours of a 3x3 window, for example, has 9 taps of 1/9, 6 of 1/6
+and 4 of 1/4. If there are too many distinct lists, there is one linear layer over the positions of each axis.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _patterns(taps: list[Taps]) -> list[tuple[float, ...]]:
 
 
 def _matrix(size: int, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the matrix [outputs, size] of a linear function of vectors. function: [1, size, size, 1] -> [1, size, outputs, 1]"""
+    """Return the matrix [M, size] of a linear function of vectors. function: [1, size, size, 1] -> [1, size, M, 1]"""
     units = torch.eye(size, dtype=torch.float64).view(1, size, size, 1)
     return function(units)[0, :, :, 0].T.contiguous()
 
@@ -111,8 +111,14 @@ def adaptive_avg_pool2d(reader: Reader, x: View, size: Pair) -> View:
         result = mean(reader, x, [2, 3], True)
         assert isinstance(result, View)
         return result
-    matrices = [_matrix(n, lambda t, m=m: F.adaptive_avg_pool2d(t, (m, 1))) for n, m in zip(x.shape[2:], (h, w), strict=True)]
-    return resample(reader, x, *matrices)
+    rows = _matrix(x.shape[2], lambda t: F.adaptive_avg_pool2d(t, (h, 1)))
+    columns = _matrix(x.shape[3], lambda t: F.adaptive_avg_pool2d(t, (w, 1)))
+    return resample(reader, x, rows, columns)
+
+
+def adaptive_avg_pool1d(reader: Reader, x: View, size: Sequence[int]) -> View:
+    result = adaptive_avg_pool2d(reader, x.reshaped(*x.shape, 1), (size[0], 1))
+    return result.reshaped(*x.shape[:2], size[0])
 
 
 def upsample_nearest2d(reader: Reader, x: View, size: Any, *factors: Any) -> View:
@@ -137,7 +143,8 @@ def _interpolation(operator: Any) -> Callable[..., View]:
 
 
 HANDLERS: dict[str, Callable[..., Any]] = {
-    "adaptive_avg_pool2d": adaptive_avg_pool2d, "avg_pool2d": avg_pool2d, "upsample_nearest2d": upsample_nearest2d,
+    "adaptive_avg_pool1d": adaptive_avg_pool1d, "adaptive_avg_pool2d": adaptive_avg_pool2d, "avg_pool2d": avg_pool2d,
+    "upsample_nearest2d": upsample_nearest2d,
     "upsample_bilinear2d": _interpolation(torch.ops.aten.upsample_bilinear2d.default),
     "upsample_bicubic2d": _interpolation(torch.ops.aten.upsample_bicubic2d.default),
 }  # fmt: skip

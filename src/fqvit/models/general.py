@@ -131,7 +131,7 @@ class Rotary(Leaf):
 
     def forward(self, x: Tensor) -> Tensor:
         period = len(self.partner)
-        parts = x.unflatten(-1, (-1, period))
+        parts = x.reshape(*x.shape[:-1], -1, period)
         y = parts * self.cos[:, None] + parts[..., self.partner] * self.sin[:, None]
         return y.flatten(-2)
 
