@@ -70,8 +70,8 @@ class Attention(nn.Module):
         bias = shared
         if self.relative_position_bias_table is not None:
             own = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1).contiguous()
-            bias = own if shared is None else own + shared
-        context = F.scaled_dot_product_attention(q, k, v, None if bias is None else bias.unsqueeze(0))
+            bias = own.unsqueeze(0) if shared is None else own.unsqueeze(0) + shared
+        context = F.scaled_dot_product_attention(q, k, v, bias)
         return self.proj(join_heads(context))  # type: ignore[no-any-return]
 
 
