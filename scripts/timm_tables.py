@@ -219,9 +219,8 @@ def row(name: str, model: Any) -> dict[str, str]:
         value = getattr(config, f.name)
         if f.name in SIZES:
             cells[f.name] = text(value)
-        elif f.default is dataclasses.MISSING or value != f.default:
-            if f.name not in ("channels", "outputs", "classes") or value not in (3, 1000):
-                options.append(f"{f.name}={text(value)}")
+        elif value != f.default and not (f.name in ("channels", "outputs", "classes") and value in (3, 1000)):
+            options.append(f"{f.name}={text(value)}")
     cells["depth"] = cells.pop("depths", cells.get("depth", ""))
     return {**cells, "options": " ".join(options)}
 
