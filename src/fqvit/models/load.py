@@ -88,7 +88,7 @@ def load_model(
     found, hints = _read(name, weights)
     label = found.label
     given = Hints(heads=(heads,) if heads is not None else None, pool=pool, activation=activation, qkv_bias=qkv_bias)
-    canonical = _without_unused(to_timm(found.tensors, label), hints, features, label)
+    canonical = _without_unused(to_timm(found.tensors, label), hints, features)
     recognise.check_supported(canonical, label)
     if features and pool is not None:
         hints = replace(hints, pool=None)
@@ -143,13 +143,13 @@ def _read(name: str | None, weights: Weights | None) -> tuple[Checkpoint, Hints]
     return replace(found, label=files.label, source=f"{files.label} {found.source}"), hints
 
 
-def _without_unused(found: Canonical, hints: Hints, features: bool, label: str) -> Canonical:
+def _without_unused(found: Canonical, hints: Hints, features: bool) -> Canonical:
     """Leave out the tensors that the model class does not use, and with `features` the classifier."""
     heads = ("head.", "head_dist.") if features else ()
-    gone = [name for name in found.tensors if name.startswith((*hints.unused, *heads))]
-    if not gone:
-        return found
-    return replace(found, tensors={name: value for name, value in found.tensors.items() if name not in gone})
+    kept = {name: value for name, value in found.tensors.items() if not name.startswith((*hints.unused, *heads))}
+    if "dist_token" in kept and "head.weight" not in kept:  # without its head, the distillation token is a register
+        kept["reg_token"] = kept.pop("dist_token")
+    return replace(found, tensors=kept)
 
 
 def _transform(name: str | None, hints: Hints) -> Transform:
@@ -187,7 +187,7 @@ def _is_leaf_built(found: Canonical, hints: Hints) -> bool:
 
 def _row(name: str | None, found: Canonical, hints: Hints, label: str) -> zoo.Row:
     """Return the row of a name, of the checkpoint's architecture or of its sizes; without one, a new row with these sizes."""
-    for known in filter(None, (name, hints.architecture)):
+    for known in filter(None, (name, hints.architecture if hints.exact else None)):
         if (row := zoo.lookup(known)) is not None:
             return row
     series, (width, depths, prefix) = fold.sizes_of(found)
@@ -214,7 +214,8 @@ def _leaf_built(
     if error is not None:
         raise error
     module.load_state_dict(state)
-    said = merged(said, zoo.transform_of(row))
+    if zoo.lookup(row.name) is not None:
+        said = merged(said, zoo.transform_of(row))
     preprocess, assumed = to_preprocess(said, config.image, config.channels, found.label)
     return FloatModel(row.name, module.eval(), preprocess, None, found.source, assumed=_told(said, hints, assumed))
 

@@ -150,7 +150,7 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
         image=_swin_image(found, c, patch, window, hints),
         patch=patch,
         channels=channels,
-        classes=_head(state, "head.fc", label).shape[0],
+        classes=_head(state, "head.fc", label).shape[0] if "head.fc.weight" in state or "head.fc.bias" in state else 0,
         window=window,
         hidden_ratio=max(_rows(state, "layers.0.blocks.0.mlp.fc1.weight", c.hidden_ratio * width) // width, 1),
     )

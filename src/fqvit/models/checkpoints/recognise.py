@@ -201,7 +201,7 @@ def _vision(r: Reader) -> VisionConfig:
         norm=r.has("norm.weight"),
         fc_norm=r.has("fc_norm.weight"),
         pool=pool,
-        head_bias=r.has("head.bias"),
+        head_bias=r.has("head.bias") or not outputs,
         eps=r.eps(),
     )
 
@@ -259,6 +259,8 @@ def _dinov3(r: Reader) -> DinoV3Config:
     pool = r.setting("pool", r.hints.pool, "token")
     if pool not in ("token", "avg", "none"):
         raise FqvitError(f"{r.label}: pool '{pool}', expected 'token', 'avg' or 'none' for DINOv3.")
+    if r.hints.activation not in (None, "gelu"):
+        raise FqvitError(f"{r.label}: activation '{r.hints.activation}', expected 'gelu' for DINOv3. Pass the module itself.")
     if r.any(r"\.attn\.qkv\.bias$"):
         raise FqvitError(f"{r.label}: DINOv3 with a bias of k, expected biases of q and v only. Pass the module itself.")
     return DinoV3Config(

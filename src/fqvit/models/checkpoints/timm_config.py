@@ -45,7 +45,10 @@ SHOWN = words(
     """
 )
 # Those of them that change the structure.
-CHANGES = words("class_token reg_tokens init_values no_embed_class fc_norm qkv_bias pre_norm final_norm")
+CHANGES = words(
+    "class_token reg_tokens init_values no_embed_class fc_norm qkv_bias pre_norm final_norm "
+    "embed_dim depth depths num_heads mlp_ratio"
+)
 FIXED: dict[str, tuple[object, ...]] = {
     "norm_layer": ("layernorm",),
     "dynamic_img_pad": (False,),

@@ -162,6 +162,12 @@ def read_config(config: Mapping[str, Any], label: str, source: str = "config.jso
     if model_type in ("beit", "data2vec-vision"):
         pool = "avg" if said.get("use_mean_pooling", True) else "token"
     act = said.get("hidden_act")
+    if said.get("use_gated_mlp"):
+        if act != "silu":
+            raise FqvitError(
+                f"{label}: {source}: a gated MLP with hidden_act '{act}', expected 'silu'. Pass the module itself."
+            )
+        act = None  # shown by the tensors
     if act is not None and act not in ACTIVATIONS:
         raise FqvitError(f"{label}: {source}: hidden_act '{act}', expected one of {', '.join(ACTIVATIONS)}.")
     heads = said.get("num_heads", said.get("num_attention_heads"))
