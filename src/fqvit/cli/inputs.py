@@ -220,6 +220,13 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
         )
 
 
+def warn_of_assumptions(model: FloatModel) -> None:
+    """Warn if nothing says how the images of a model are prepared."""
+    unsaid = [sentence for sentence in model.assumed if sentence.startswith(("resize:", "interpolation:", "mean and std:"))]
+    if unsaid:
+        warn(f"{model.name}: the checkpoint does not say how its images are prepared. Assumed: {'; '.join(unsaid)}.")
+
+
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     """Return a warning if a program was quantized from other weights than those of the float model."""
     given, used = (source.rpartition("sha256:")[2] for source in (model.source, header.source))

@@ -156,11 +156,12 @@ def _transform(name: str | None, hints: Hints) -> Transform:
     """Return the preprocessing: of the checkpoint's own config, completed by that of the name."""
     said = hints.transform
     for known in filter(None, (name, hints.architecture)):
-        row = zoo.lookup(known)
-        if row is not None:
+        row, tagged = zoo.lookup(known), architectures.transform(known)
+        stem, tag = architectures.resolve(known)
+        if tagged is not None and (tag or stem not in zoo.BY_NAME):
+            said = merged(said, tagged)
+        elif row is not None:
             said = merged(said, zoo.transform_of(row))
-        elif (tag := architectures.transform(known)) is not None:
-            said = merged(said, tag)
     return said
 
 

@@ -255,3 +255,23 @@ def test_real_dinov2_in_both_layouts(timm: ModuleType, shared_data: Path) -> Non
     converted = timm.models.vision_transformer.checkpoint_filter_fn({**state, "mask_token": torch.zeros(1)}, oracle)
     oracle.load_state_dict(converted)
     assert torch.equal(run(registers.module, images), run(oracle, images))
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        ("vit_small_patch16_224", "vit_small_patch16_rope_ape_224", "LayerScale|gamma_1|class_token"),
+        ("deit3_small_patch16_224", "vit_small_patch16_rope_224", "family 'beit'|positions|pos_embed"),
+        ("vit_base_patch16_224", "vit_base_patch16_gap_224", "class_token is False, expected True"),
+        ("vit_base_patch16_224", "vit_base_patch16_rpn_224", "class_token is False, expected True"),
+        ("vit_base_patch16_224", "vit_base_patch16_siglip_224", "class_token is False, expected True"),
+        ("vit_base_patch16_gap_224", "vit_base_patch16_rpn_224", "qkv_bias is False, expected True"),
+    ],
+)
+def test_other_models_of_timm_do_not_load_under_a_similar_name(timm: ModuleType, name: str, other: str, message: str) -> None:
+    """These loaded before and computed something else, by up to 70 % of the largest logit."""
+    state = timm.create_model(other, depth=1).state_dict()
+    with pytest.raises(FqvitError, match=message):
+        load_model(name, state)
+    with pytest.raises(FqvitError):
+        load_model(weights=state)
