@@ -125,6 +125,7 @@ fqvit_status fqvit_model_describe(const fqvit_model* handle, fqvit_description* 
         out.weight_bytes = model.engine().constant_bytes(), out.run_bytes = model.engine().run_bytes();
         out.resize = static_cast<std::uint32_t>(header.preprocess.resize);
         out.interpolation = Names<Interpolation>::names[static_cast<std::size_t>(header.preprocess.interpolation)];
+        out.squash = header.preprocess.squash ? 1 : 0;
         copy_known(out, description, size);
     });
 }

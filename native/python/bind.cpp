@@ -182,8 +182,8 @@ fqvit::Interpolation interpolation_of(const std::string& name) {
 }
 
 nb::object preprocess(const Pixels& pixels, std::int64_t height, std::int64_t width, std::int64_t channels,
-                      std::int64_t resize, const std::string& interpolation) {
-    const fqvit::Preprocess p{height, width, channels, resize, interpolation_of(interpolation), {}, {}};
+                      std::int64_t resize, const std::string& interpolation, bool squash) {
+    const fqvit::Preprocess p{height, width, channels, resize, interpolation_of(interpolation), {}, {}, squash};
     const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(pixels.shape(i)); };
     const auto stride = static_cast<std::int64_t>(pixels.shape(1) * pixels.shape(2));
     std::uint8_t* y = nullptr;
@@ -206,7 +206,7 @@ NB_MODULE(_native, m) {
           nb::arg("threads"), nb::arg("instruction_set") = "",
           "Pool the codes of a feature map into a grid of side x side bins per box (RoIAlign).");
     m.def("preprocess", &preprocess, nb::arg("pixels").noconvert(), nb::arg("height"), nb::arg("width"),
-          nb::arg("channels"), nb::arg("resize"), nb::arg("interpolation"),
+          nb::arg("channels"), nb::arg("resize"), nb::arg("interpolation"), nb::arg("squash") = false,
           "Resize and center-crop a decoded image, bit-identically to fqvit.Preprocess.apply.");
     nb::set_leak_warnings(false);  // a daemon thread may keep its engine until the process exits
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));

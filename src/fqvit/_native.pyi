@@ -33,7 +33,13 @@ def roi_align(
     """Compute RoIAlign: feature map [h, w, C], boxes [n, 4] -> [n, side, side, C]. Limits: native/core/roialign.h."""
 
 def preprocess(
-    pixels: NDArray[np.uint8], height: int, width: int, channels: int, resize: int, interpolation: str
+    pixels: NDArray[np.uint8],
+    height: int,
+    width: int,
+    channels: int,
+    resize: int,
+    interpolation: str,
+    squash: bool = False,
 ) -> NDArray[np.uint8]:
     """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the bits of fqvit.Preprocess.apply."""
 

@@ -50,7 +50,7 @@ def run(
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model has no backends. Leave out --backend.")
-        inputs.check_name(target)
+        inputs.check_name(target, weights)
         inputs.require_torch("eval of a float model")
         model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
     ids: list[str] = []
