@@ -193,13 +193,23 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
     found = read_classes(classes)
     if name is None and weights is not None:
         name, weights = _name_from(weights)
+    from fqvit.frontend.load import load_model
     from fqvit.models.device import keep_freed_memory
-    from fqvit.models.load import load_model
 
     keep_freed_memory()
     if name is None and weights is None:
         name = embedded.MODELS[0]
     return load_model(name, weights, None if found is None else found.names)
+
+
+def classes_of(model: FloatModel) -> int:
+    """Return the number of classes of a float model. Raises FqvitError if it has no classifier."""
+    from fqvit.models.load import class_count
+
+    count = class_count(model)
+    if count is None:
+        raise FqvitError(f"{model.name}: has no classifier, so it has no accuracy. Use a checkpoint with a classifier.")
+    return count
 
 
 def warn_of_other_name(model: FloatModel, weights: str | None) -> None:

@@ -44,7 +44,7 @@ def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
         finally:
             forget_positions()
         with _refusing(f"{name}: cannot run with several images"):
-            check(module, captured, size)
+            captured.parity = check(module, captured, size)
     return captured
 
 

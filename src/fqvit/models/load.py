@@ -26,6 +26,7 @@ from fqvit.models.checkpoints.settle import settle
 from fqvit.models.config import Activation, Pool, SwinConfig, VisionConfig, ViTConfig
 from fqvit.models.embedded import FMNIST_CLASSES, embedded_weights
 from fqvit.models.families.build import build_family
+from fqvit.models.graph import Captured
 from fqvit.models.swin import Swin
 from fqvit.models.transform import Transform, merged, to_preprocess
 from fqvit.models.vit import ViT
@@ -57,6 +58,12 @@ def is_plain(module: nn.Module) -> bool:
     return not isinstance(module, ViT | Swin)
 
 
+def class_count(model: FloatModel) -> int | None:
+    """Return the number of logits of a model; None if it has no classifier."""
+    module = model.module
+    return module.classes if isinstance(module, Captured) else int(module.config.classes)  # type: ignore[union-attr,arg-type]
+
+
 def load_model(
     name: str | None = None,
     weights: Weights | None = None,
@@ -69,7 +76,7 @@ def load_model(
     qkv_bias: bool | None = None,
     features: bool = False,
 ) -> FloatModel:
-    """Load a float model.
+    """Load a float model. Families other than ViT, DeiT and Swin are plain modules, which frontend/load.py captures.
 
     name: of the zoo, of timm (with or without tag) or of an original release; needed only if nothing else decides what the
     weights do not show. hf:ORG/NAME is the same as weights="hf:ORG/NAME".

@@ -166,5 +166,4 @@ def _float(name: str, weights: str | None, device: str, workers: Workers) -> tup
         logits: Scores = run_float(graph, normalise(images, model.preprocess).to(where)).cpu().numpy()
         return logits
 
-    count: int = module.config.classes  # type: ignore[assignment,union-attr]
-    return model.name, "float", (model.preprocess, model.classes or count, forward)
+    return model.name, "float", (model.preprocess, model.classes or inputs.classes_of(model), forward)
