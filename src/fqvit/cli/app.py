@@ -29,12 +29,14 @@ from fqvit.cli.options import (
     FigureOut,
     Json,
     Limit,
+    ModelOrPath,
     OneModel,
     Program,
     ProgramOut,
     QdqAttention,
     QdqTarget,
     Recipe,
+    SettingsAndSize,
     StudyOptions,
     TableOut,
     Weights,
@@ -82,27 +84,31 @@ def main() -> NoReturn:
 
 @command("models")
 def models(as_json: Json = False) -> None:
-    """List the known models with their size and preprocessing."""
+    """List the known models with their preprocessing, the supported families, and what other modules may contain."""
     from fqvit.cli.commands import models as models_command
 
     models_command.run(as_json)
 
 
 @command("check")
+@one_option_per_field
 def check(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name, folder, file or hf:ORG/NAME.")] = None,
+    model: ModelOrPath = None,
     weights: Weights = None,
+    *,
+    settings: SettingsAndSize,
     as_json: Json = False,
 ) -> None:
     """Check whether a model is supported, and show its preprocessing."""
     from fqvit.cli.commands import check as check_command
 
-    check_command.run(model, weights, as_json)
+    check_command.run(model, weights, settings.given(), as_json)
 
 
 @command("quantize")
+@one_option_per_field
 def quantize(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME. Default: fmnist_vit.")] = None,
+    model: ModelOrPath = None,
     weights: Weights = None,
     calib: Calib = None,
     recipe: Recipe = None,
@@ -124,6 +130,8 @@ def quantize(
     calibration: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Use a saved calibration, including its recipe.")
     ] = None,
+    *,
+    settings: SettingsAndSize,
     out: ProgramOut = None,
     as_json: Json = False,
 ) -> None:
@@ -133,6 +141,7 @@ def quantize(
     quantize_command.run(
         model_name=model,
         weights=weights,
+        settings=settings.given(),
         calib=calib,
         recipe_name=recipe,
         bits=bits,
@@ -151,6 +160,7 @@ def quantize(
 
 
 @command("eval")
+@one_option_per_field
 def evaluate(
     target: Annotated[
         str,
@@ -164,6 +174,8 @@ def evaluate(
     backend: Annotated[Backend | None, typer.Option(help="Runtime of a program. Default: native.")] = None,
     limit: Limit = None,
     device: Device = "cpu",
+    *,
+    settings: SettingsAndSize,
     as_json: Json = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy of a program or float model."""
@@ -177,6 +189,7 @@ def evaluate(
         backend=None if backend is None else backend.value,
         limit=limit,
         device=device,
+        settings=settings.given(),
         as_json=as_json,
     )
 

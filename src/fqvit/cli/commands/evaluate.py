@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,7 @@ def run(
     backend: str | None,
     limit: int | None,
     device: str,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     workers = Workers.from_environment()
@@ -50,9 +51,9 @@ def run(
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model has no backends. Leave out --backend.")
-        inputs.check_name(target, weights)
+        name, weights = inputs.located(target, weights)
         inputs.require_torch("eval of a float model")
-        model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
+        model, backend, (preprocess, names, forward), size = *_float(name, weights, settings, device, workers), FLOAT_BATCH
     ids: list[str] = []
     if given is not None:
         count = names if isinstance(names, int) else len(names)
@@ -150,13 +151,16 @@ def _reference(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
     return program.header, program.classes, Reference(program).run
 
 
-def _float(name: str, weights: str | None, device: str, workers: Workers) -> tuple[str, str, Ready]:
+def _float(
+    name: str | None, weights: str | None, settings: dict[str, Any], device: str, workers: Workers
+) -> tuple[str, str, Ready]:
     from fqvit.models.device import device_of
     from fqvit.models.graph import run_float, trace
     from fqvit.models.pixels import normalise
 
     where = device_of(device)
-    model = inputs.float_model(name, weights)
+    model = inputs.float_model(name, weights, **settings)
+    classes = model.classes or inputs.classes_of(model)
     if workers.first:
         inputs.warn_of_other_name(model, weights)
     module = model.module.to(where)
@@ -166,4 +170,4 @@ def _float(name: str, weights: str | None, device: str, workers: Workers) -> tup
         logits: Scores = run_float(graph, normalise(images, model.preprocess).to(where)).cpu().numpy()
         return logits
 
-    return model.name, "float", (model.preprocess, model.classes or inputs.classes_of(model), forward)
+    return model.name, "float", (model.preprocess, classes, forward)
