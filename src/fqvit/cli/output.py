@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import typer
@@ -40,6 +41,12 @@ def say_json(result: Mapping[str, object]) -> None:
 def warn(text: str) -> None:
     """Print a warning to stderr."""
     typer.echo(f"fqvit: warning: {text}", err=True)
+
+
+def not_logits(path: Path, kind: str) -> FqvitError:
+    """Return the error for a program without a classifier, which has neither classes nor an accuracy."""
+    said = f"{path}: outputs features ({kind}), expected logits"
+    return FqvitError(f"{said}. Quantize a model with a classifier, without --features; fqvit.Engine returns the features.")
 
 
 class Unreadable:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fqvit.cli import inputs
-from fqvit.cli.output import say, say_json
+from fqvit.cli.output import not_logits, say, say_json
 from fqvit.data.preprocess import Preprocess
 from fqvit.distributed.workers import Workers, cores, joined
 from fqvit.errors import FqvitError
@@ -102,7 +102,7 @@ Ready = tuple[Preprocess, Sequence[str] | int, Run]
 def _program(path: Path, backend: str) -> tuple[str, str, Ready]:
     header, classes, forward = _engine(path) if backend == "native" else _reference(path)
     if header.output.kind != "logits":
-        raise FqvitError(f"{path}: outputs features ({header.output.kind}), expected logits. Quantize without --features.")
+        raise not_logits(path, header.output.kind)
     count = forward(np.zeros((0, *header.input_shape), np.uint8)).shape[-1]
     return header.model, backend, (header.preprocess, classes or count, forward)
 
@@ -116,7 +116,7 @@ def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
     threads = None if joined() is None else cores()  # single-process: ONNX Runtime decides
     session = Session(path if path.suffix == ".onnx" else _exported(path), threads)
     if session.output.kind != "logits":
-        raise FqvitError(f"{path}: outputs features ({session.output.kind}), expected logits. Quantize without --features.")
+        raise not_logits(path, session.output.kind)
     return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
 
 
