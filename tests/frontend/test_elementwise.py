@@ -78,6 +78,20 @@ def test_rotary_positions() -> None:
     assert kinds(tokens(lambda x: rotate(F.gelu(x)))) == ["Patches", "Gelu", "Rotary"]
 
 
+def test_rotary_positions_that_differ_between_heads() -> None:
+    angles = torch.rand(2, 16, 2, generator=torch.Generator().manual_seed(0))
+    cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(x).reshape(-1, 16, 2, 4).transpose(1, 2)
+        return y * cos + torch.cat([-y[..., 2:], y[..., :2]], -1) * sin
+
+    graph = tokens(rotate)
+    assert "Rotary" in kinds(graph)
+    rotary = next(node.leaf for node in graph.graph.nodes if type(node.leaf).__name__ == "Rotary")
+    assert tuple(rotary.cos.shape) == (16, 8)
+
+
 def test_a_gated_mlp() -> None:
     model = Tokens(lambda x: x, gate=nn.Linear(8, 12), up=nn.Linear(8, 12), down=nn.Linear(12, 8))
     model.body = lambda x, layers: layers["down"](F.silu(layers["gate"](x)) * layers["up"](x))
