@@ -36,6 +36,7 @@ from fqvit.cli.options import (
     QdqAttention,
     QdqTarget,
     Recipe,
+    Settings,
     SettingsAndSize,
     StudyOptions,
     TableOut,
@@ -181,17 +182,8 @@ def evaluate(
     """Measure top-1 and top-5 accuracy of a program or float model."""
     from fqvit.cli.commands import evaluate as evaluate_command
 
-    evaluate_command.run(
-        target,
-        weights=weights,
-        data=data,
-        classes=classes,
-        backend=None if backend is None else backend.value,
-        limit=limit,
-        device=device,
-        settings=settings.given(),
-        as_json=as_json,
-    )
+    runtime = None if backend is None else backend.value
+    evaluate_command.run(target, weights, data, classes, runtime, limit, device, settings.given(), as_json)
 
 
 @command("classify")
@@ -221,21 +213,25 @@ def inspect(
 
 
 @command("compare")
+@one_option_per_field
 def compare(
     file: Program,
     weights: Weights = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images without labels: a folder or tar shards.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Compare a program with its float model, site by site."""
     from fqvit.cli.commands import compare as compare_command
 
-    compare_command.run(file, weights, data, limit, baseline, as_json)
+    compare_command.run(file, weights, data, limit, baseline, settings.given(), as_json)
 
 
 @command("report")
+@one_option_per_field
 def report(
     file: Program,
     weights: Weights = None,
@@ -251,14 +247,14 @@ def report(
     pictures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the figures as SVG files to this folder.")
     ] = None,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Write an HTML report about a program, with figures."""
     from fqvit.cli.commands import report as report_command
 
-    report_command.run(
-        file, weights=weights, data=data, classes=classes, limit=limit, out=out, pictures=pictures, as_json=as_json
-    )
+    report_command.run(file, weights, data, classes, limit, out, pictures, settings.given(), as_json)
 
 
 @command("bench")

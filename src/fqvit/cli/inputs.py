@@ -207,6 +207,33 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
         return load_model(name, weights, None if found is None else found.names, **settings)
 
 
+def model_of_program(header: Header, weights: str | None, **settings: Any) -> FloatModel:
+    """Load the float model of a program, at the image size of the program if the weights are those of the program."""
+    if weights is None and header.source.startswith("module "):
+        raise FqvitError(
+            f"{header.model}: quantized from a module in memory, which a command cannot rebuild. Pass a checkpoint of it"
+            " (--weights FILE), or compare in Python (fqvit.evaluate.compare)."
+        )
+    p = header.preprocess
+    name = header.model if weights is not None else located(header.model, None)[0]
+    with busy(f"loading {weights or name}"):
+        from fqvit.frontend.load import captured
+        from fqvit.models.device import keep_freed_memory
+        from fqvit.models.load import load_model
+
+        keep_freed_memory()
+        model = load_model(name, weights, **settings)
+        resized = (model.preprocess.height, model.preprocess.width) != (p.height, p.width)
+        if resized and _digest(model.source) == _digest(header.source):
+            model = load_model(name, weights, size=(p.height, p.width), **settings)
+        return captured(model)
+
+
+def _digest(source: str) -> str:
+    """Return the sha256 in the source of a model."""
+    return source.rpartition("sha256:")[2]
+
+
 def classes_of(model: FloatModel) -> int:
     """Return the number of classes of a float model. Raises FqvitError if it has no classifier."""
     from fqvit.models.load import class_count
@@ -237,8 +264,8 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     """Return a warning if a program was quantized from other weights than those of the float model."""
-    given, used = (source.rpartition("sha256:")[2] for source in (model.source, header.source))
-    return [] if given == used else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
+    same = _digest(model.source) == _digest(header.source)
+    return [] if same else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
 def located(name: str | None, weights: str | None) -> tuple[str | None, str | None]:

@@ -51,7 +51,7 @@ def captured(model: FloatModel) -> FloatModel:
     if not load.is_plain(model.module):
         return model
     p = model.preprocess
-    return dataclasses.replace(model, module=capture(model.module, (p.channels, p.height, p.width)))
+    return dataclasses.replace(model, module=capture(model.module, (p.channels, p.height, p.width)), original=model.module)
 
 
 def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str] | None) -> FloatModel:
@@ -76,4 +76,5 @@ def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str]
         if classes is not None:
             raise FqvitError(f"{said.name}: {len(names)} class names for {count} logits. Pass one name per logit.")
         names = None
-    return FloatModel(said.name, graph, preprocess, names if count is not None else None, said.source, assumed=assumed)
+    names = names if count is not None else None
+    return FloatModel(said.name, graph, preprocess, names, said.source, assumed=assumed, original=module)

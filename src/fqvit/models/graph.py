@@ -168,10 +168,14 @@ def _captured_features(graph: Graph, features: Features) -> Graph:
         return graph
     head = graph.node(graph.output)
     if head.leaf.role != "logits":
-        raise FqvitError(f"features {features}: this model has no classifier, so its output already is features. Leave this out.")
+        raise FqvitError(
+            f"features {features}: this model has no classifier, so its output already is features. Leave this out."
+        )
     if features == "pooled":
         return graph.ending_at(head.inputs[0])
-    raise FqvitError(f"features {features}: known only for ViT, DeiT and Swin. Use pooled, or a module that returns the tokens.")
+    raise FqvitError(
+        f"features {features}: known only for ViT, DeiT and Swin. Use pooled, or a module that returns the tokens."
+    )
 
 
 def _feature_site(graph: Graph, features: Features) -> str:

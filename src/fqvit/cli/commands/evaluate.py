@@ -26,7 +26,6 @@ FLOAT_BATCH = 16
 
 def run(
     target: str,
-    *,
     weights: str | None,
     data: Path | None,
     classes: Path | None,
