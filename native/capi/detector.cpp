@@ -45,8 +45,8 @@ const Detections& detections_of(const fqvit_detections* handle, std::size_t i) {
 
 DetectorOptions read_detector_options(const fqvit_options* given) {
     DetectorOptions out;
-    const EngineOptions options = read_options(given, out.most_run_bytes);
-    return {options.instruction_set, options.threads, options.most_run_bytes};
+    const EngineOptions options = read_options(given, out.max_run_bytes);
+    return {options.instruction_set, options.threads, options.max_run_bytes};
 }
 
 // Registers a new handle and returns it to the caller.

@@ -32,7 +32,7 @@ std::string shown_path(const char* path) {
     return text.size() <= LONGEST ? text : "..." + text.substr(text.size() - LONGEST);
 }
 
-EngineOptions read_options(const fqvit_options* given, std::int64_t most_run_bytes) {
+EngineOptions read_options(const fqvit_options* given, std::int64_t max_run_bytes) {
     fqvit_options options = FQVIT_OPTIONS_INIT;
     if (given != nullptr) {
         const std::size_t size = given->struct_size;
@@ -50,10 +50,10 @@ EngineOptions read_options(const fqvit_options* given, std::int64_t most_run_byt
                      "threads: " + std::to_string(options.threads) + ", expected 1 to " + std::to_string(MAX_THREADS));
     EngineOptions out;
     out.threads = options.threads == 0 ? 1 : static_cast<int>(options.threads);
-    out.most_run_bytes = most_run_bytes;
+    out.max_run_bytes = max_run_bytes;
     if (options.max_run_bytes != 0) {
         constexpr std::uint64_t LARGEST = std::uint64_t{1} << 62;
-        out.most_run_bytes = static_cast<std::int64_t>(std::min(options.max_run_bytes, LARGEST));
+        out.max_run_bytes = static_cast<std::int64_t>(std::min(options.max_run_bytes, LARGEST));
     }
     if (options.instruction_set != nullptr && *options.instruction_set != '\0') {
         out.instruction_set = options.instruction_set;

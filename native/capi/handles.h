@@ -68,8 +68,8 @@ private:
     std::set<const Handle*> live_;
 };
 
-// Checks the options and converts them. most_run_bytes: the default limit.
-EngineOptions read_options(const fqvit_options* options, std::int64_t most_run_bytes);
+// Checks the options and converts them. max_run_bytes: the default limit.
+EngineOptions read_options(const fqvit_options* options, std::int64_t max_run_bytes);
 
 // Returns the path, or the end of a long one.
 std::string shown_path(const char* path);

@@ -90,7 +90,7 @@ extern "C" {
 fqvit_status fqvit_model_load(const char* path, const fqvit_options* options, fqvit_model** model) {
     return load(model, [&] {
         require_argument(path != nullptr, "path: null, expected the name of a file");
-        const EngineOptions checked = read_options(options, EngineOptions{}.most_run_bytes);
+        const EngineOptions checked = read_options(options, EngineOptions{}.max_run_bytes);
         std::unique_ptr<fqvit_model> made;
         with_path(path, [&] { made = std::make_unique<fqvit_model>(open_file(path), checked); });
         return made;
@@ -100,7 +100,7 @@ fqvit_status fqvit_model_load(const char* path, const fqvit_options* options, fq
 fqvit_status fqvit_model_load_memory(const void* data, size_t size, const fqvit_options* options, fqvit_model** model) {
     return load(model, [&] {
         require_argument(data != nullptr, "data: null, expected the bytes of a file");
-        const EngineOptions checked = read_options(options, EngineOptions{}.most_run_bytes);
+        const EngineOptions checked = read_options(options, EngineOptions{}.max_run_bytes);
         return std::make_unique<fqvit_model>(borrow_memory(data, size), checked);
     });
 }
@@ -125,6 +125,7 @@ fqvit_status fqvit_model_describe(const fqvit_model* handle, fqvit_description* 
         out.weight_bytes = model.engine().constant_bytes(), out.run_bytes = model.engine().run_bytes();
         out.resize = static_cast<std::uint32_t>(header.preprocess.resize);
         out.interpolation = Names<Interpolation>::names[static_cast<std::size_t>(header.preprocess.interpolation)];
+        out.squash = header.preprocess.squash ? 1 : 0;
         copy_known(out, description, size);
     });
 }

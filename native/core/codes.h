@@ -22,6 +22,7 @@ struct Codes {
     const void* data;
     bool wide;
     std::int64_t operator[](std::int64_t i) const { return load_code(data, wide, i); }
+    const void* at(std::int64_t i) const { return static_cast<const std::uint8_t*>(data) + (wide ? 2 * i : i); }
 };
 
 }  // namespace fqvit

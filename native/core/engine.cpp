@@ -60,8 +60,8 @@ struct Engine::State {
 namespace {
 
 // Parameters are expanded per op and channel, even if the file stores one number or several ops share a constant. They
-// may take this many bytes, or this many times the bytes stored in the file, whichever is more.
-constexpr std::size_t MOST_PARAMETERS = std::size_t{64} << 20, MOST_TIMES = 20;
+// may take MAX_PARAMETER_BYTES, or MAX_EXPANSION times the bytes stored in the file, whichever is more.
+constexpr std::size_t MAX_PARAMETER_BYTES = std::size_t{64} << 20, MAX_EXPANSION = 20;
 
 bool is_packed(const OpFields& op) {
     const auto* linear = std::get_if<LinearFields>(&op);
@@ -132,7 +132,7 @@ void Engine::State::add_ops(const Program& program) {
             op->output = values.add(op->value, name, false);
             constant_bytes += op->bytes();
             const std::size_t taken = constant_bytes + weights->bytes();
-            require(taken <= MOST_PARAMETERS || taken <= MOST_TIMES * stored, "parameters need ", taken >> 20,
+            require(taken <= MAX_PARAMETER_BYTES || taken <= MAX_EXPANSION * stored, "parameters need ", taken >> 20,
                     " MB, but the file stores only ", stored, " bytes");
             ops.push_back(std::move(op));
         } catch (const BadProgramWithRemedy& error) {
@@ -270,8 +270,8 @@ Engine::Engine(const Program& program, const EngineOptions& options) : state_(st
     if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels);
     s.plan();
     const auto needed = static_cast<std::int64_t>(run_bytes());
-    require(needed <= options.most_run_bytes, "its buffers need ", needed >> 20, " MB per image, at most ",
-            options.most_run_bytes >> 20, " MB are allowed");
+    require(needed <= options.max_run_bytes, "its buffers need ", needed >> 20, " MB per image, at most ",
+            options.max_run_bytes >> 20, " MB are allowed");
 }
 
 Engine::~Engine() = default;

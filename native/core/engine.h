@@ -34,7 +34,7 @@ struct EngineOptions {
     int threads = 1;                // clamped to 1..256
     bool keep_buffers = false;      // fuse nothing and keep every buffer readable after a run of one image
     // Limit on run_bytes(). The constructor checks it; the memory is allocated by the first run.
-    std::int64_t most_run_bytes = std::int64_t{512} << 20;
+    std::int64_t max_run_bytes = std::int64_t{512} << 20;
     // Packed weights that programs share; null: the engine keeps its own. Must only be used with one instruction set.
     std::shared_ptr<WeightStore> weights = nullptr;
     // Threads and memory that engines share if their callers run one of them at a time; null: the engine has its own.
@@ -47,7 +47,7 @@ struct EngineOptions {
 class Engine {
 public:
     // Verifies the program completely, with the rules of Program.verify in src/fqvit/ir/program.py, and packs it.
-    // Throws BadProgram if it does not verify ("<op>: <problem>") or needs more than most_run_bytes. The constants are
+    // Throws BadProgram if it does not verify ("<op>: <problem>") or needs more than max_run_bytes. The constants are
     // not read after the constructor returns.
     Engine(const Program& program, const EngineOptions& options);
     ~Engine();

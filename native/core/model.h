@@ -29,8 +29,8 @@ void with_remedy(const Action& action) {
 
 class Model {
 public:
-    // Reads and verifies everything that the file contains. Throws BadProgram, BadFile if the source cannot be read.
-    // Every message ends with a remedy, without a full stop.
+    // Reads and verifies everything that the file contains. Throws BadProgram, or BadFile if the source cannot be
+    // read. Every message ends with a remedy, without a full stop.
     Model(std::shared_ptr<Source> source, const EngineOptions& options);
 
     const Header& header() const { return header_; }

@@ -77,8 +77,7 @@ void require(bool condition, const Parts&... parts) {
         fail({MessagePart(parts)...});
 }
 
-constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1}
-                                      << 28;  // buffers of one image have fewer, constants at most these
+constexpr std::int64_t MAX_ELEMENTS = std::int64_t{1} << 28;  // a buffer has fewer, a constant at most this many
 constexpr std::int64_t MAX_CHANNELS = std::int64_t{1} << 20;  // per computed buffer: parameters are stored per channel
 constexpr std::size_t MAX_AXES = 8;
 constexpr std::size_t MAX_OPS = 8192;  // the arena planner compares each buffer with all others

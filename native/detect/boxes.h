@@ -1,4 +1,4 @@
-// Integer boxes: decoding, non-maximum suppression and scaling. The same as src/fqvit/detect/fixed/boxes.py and nms.py.
+// Integer boxes: decoding, non-maximum suppression and scaling. The same as src/fqvit/detect/nms.py and fixed/boxes.py.
 #pragma once
 
 #include <array>
@@ -33,8 +33,8 @@ struct Candidate {
     }
 };
 
-// Appends to `kept` the candidates that no better kept one of this call overlaps by more than iou / 2^16, best first.
-// Sorts the candidates.
+// Sorts the candidates, best first, and appends to `kept` each one whose IoU with every candidate that this call has
+// already kept is at most iou / 2^16.
 void suppress(std::vector<Candidate>& candidates, std::int64_t iou, std::vector<Candidate>& kept);
 
 // Scales a box from an image of size `from` to size `to` and rounds. Sides of images are below 2^31.

@@ -1,5 +1,5 @@
 // Checks that the parts of a detector match each other, the constants and the settings. The same rules as
-// src/fqvit/detect/fixed/compatibility.py and program.py.
+// src/fqvit/detect/program.py and fixed/compatibility.py.
 #include <algorithm>
 #include <set>
 
@@ -100,7 +100,7 @@ void check_pyramid(const Part& pyramid, const std::vector<std::int64_t>& strides
     const Program& program = pyramid.program;
     bool same = false;
     with_prefix(header.model, [&] {
-        same = is_same_size(program, resized(program, header.moves, program.input[0], program.input[1]));
+        same = is_same_program(program, resized(program, header.moves, program.input[0], program.input[1]));
     });
     require(same, "pyramid: resizing it to its own size gives another program");
 }

@@ -12,7 +12,7 @@ namespace fqvit {
 
 constexpr int BOX_FRACTION = 8;          // boxes are in 1/256 pixel
 constexpr std::int64_t MAX_SIDE = 8192;  // largest side of the network's input, in pixels
-constexpr int MOVE_FRACTION = 24;        // moves of box centers, relative to the box's size
+constexpr int OFFSET_FRACTION = 24;      // offsets of box centers, relative to the box's size
 constexpr int LOG_FRACTION = 27;         // base-2 logarithms: logits and ratios of sizes
 constexpr int SCORE_FRACTION = 24;
 constexpr int IOU_FRACTION = 16;
@@ -34,7 +34,7 @@ using DeltaRatios = std::array<Ratio, 4>;
 struct DetectorConstants {
     std::array<std::int64_t, 3> padding{};  // color of the padding on the right and at the bottom of images
     std::vector<std::int64_t> strides{};    // per level with proposals; trailing levels have no map for RoIAlign
-    std::vector<std::vector<std::array<std::int64_t, 2>>> anchors{};  // [level][ratio], half the width and the height
+    std::vector<std::vector<std::array<std::int64_t, 2>>> anchors{};  // [level][ratio], half width and half height
     std::vector<std::int64_t> areas{};                                // smallest box area for maps 1, 2, ...
     std::vector<Ratio> objectness{};                                  // [level], to a unit that all levels share
     std::vector<DeltaRatios> deltas{}, box_deltas{};                  // [level] and [stage]

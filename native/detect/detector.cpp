@@ -56,7 +56,7 @@ struct Detector::State {
                                                  const std::vector<Candidate>& chosen);
 
     std::string instruction_set;
-    std::int64_t most_run_bytes;
+    std::int64_t max_run_bytes;
     std::shared_ptr<ThreadPool> pool;
     std::shared_ptr<RunMemory> pyramid_memory = std::make_shared<RunMemory>();
     DetectorHeader header;
@@ -72,7 +72,7 @@ struct Detector::State {
 
 Detector::State::State(std::shared_ptr<Source> source, const DetectorOptions& options)
     : instruction_set(select_kernels(options.instruction_set).name),
-      most_run_bytes(options.most_run_bytes),
+      max_run_bytes(options.max_run_bytes),
       pool(std::make_shared<ThreadPool>(std::clamp(options.threads, 1, 256))) {
     with_remedy([&] { load(std::move(source)); });
 }
@@ -129,7 +129,7 @@ Engine& Detector::State::pyramid(ImageSize padded) {
         const Program program = resized(pyramid_template, header.pyramid.moves, padded.height, padded.width);
         engine = verified_engine(header.pyramid, program,
                                  {.instruction_set = instruction_set,
-                                  .most_run_bytes = most_run_bytes,
+                                  .max_run_bytes = max_run_bytes,
                                   .weights = pyramid_weights,
                                   .pool = pool,
                                   .memory = pyramid_memory});

@@ -20,7 +20,7 @@ struct DetectorOptions {
     std::string instruction_set{};  // as in EngineOptions
     int threads = 1;                // clamped to 1..256
     // Limit of the memory for the pyramid's buffers, in bytes. They need 3.6 GB at 8192 x 8192.
-    std::int64_t most_run_bytes = std::int64_t{8} << 30;
+    std::int64_t max_run_bytes = std::int64_t{8} << 30;
 };
 
 // The detections of one image, best first.
@@ -41,7 +41,7 @@ struct Detections {
 class Detector {
 public:
     // Reads and verifies everything that the file contains. Does not use the source after loading. Throws BadProgram,
-    // BadFile if the source cannot be read. Every message ends with a remedy, without a full stop.
+    // or BadFile if the source cannot be read. Every message ends with a remedy, without a full stop.
     Detector(std::shared_ptr<Source> source, const DetectorOptions& options);
     ~Detector();
     Detector(const Detector&) = delete;

@@ -27,7 +27,8 @@ public:
         std::string instruction_set;
     };
 
-    // maps: zero points of the maps   ratios: from sums of RoIAlign to the codes of the head's input, one per map
+    // maps: the pyramid's map outputs, for their zero points
+    // ratios: from sums of RoIAlign to the codes of the head's input, one per map
     Head(const Part& part, const std::vector<Output>& maps, const std::vector<Ratio>& ratios,
          const DetectorConstants& constants, const Shared& shared);
 

@@ -8,7 +8,7 @@
 
 namespace fqvit {
 
-// How an image is interpolated: with one rounding, or to the bits of OpenCV.
+// How an image is interpolated: with one rounding, or bit-identically to OpenCV.
 enum class ResizeRule : std::uint8_t { rounded, opencv };
 
 // A decoded, upright RGB image: u8 [height, width, 3] with `stride` bytes from row to row.

@@ -20,9 +20,9 @@ Part make_part(std::string name, Header& header, Constants constants) {
 
 void verify(Part& part, const std::string& instruction_set) {
     part.weights = std::make_shared<WeightStore>();
-    // The memory of runs is checked for the programs that run: at other sizes, and of several RoIs.
+    // This engine never runs. The engines for an image size or a batch of RoIs check the memory limit.
     const EngineOptions options{.instruction_set = instruction_set,
-                                .most_run_bytes = std::numeric_limits<std::int64_t>::max(),
+                                .max_run_bytes = std::numeric_limits<std::int64_t>::max(),
                                 .weights = part.weights};
     with_prefix(part.name, [&] { part.engine = verified_engine(*part.header, part.program, options); });
 }

@@ -227,7 +227,7 @@ Program without_sized_constants(Program program) {
     return Resizer::without_sized_constants(std::move(program), ops);
 }
 
-bool is_same_size(const Program& program, const Program& again) {
+bool is_same_program(const Program& program, const Program& again) {
     for (std::size_t i = 0; i < program.ops.size(); ++i) {
         const std::string *a = sized_constant(program.ops[i]), *b = sized_constant(again.ops[i]);
         if (a != nullptr && *a != *b) return false;

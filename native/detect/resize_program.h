@@ -20,7 +20,7 @@ Program resized(const Program& program, const Moves& moves, std::int64_t height,
 // Returns the program without the constants that resized() replaces.
 Program without_sized_constants(Program program);
 
-// Whether resized(program, ...) at the program's own size is the same program, given that result.
-bool is_same_size(const Program& program, const Program& again);
+// Whether `again`, the result of resized() at the program's own size, is the same program.
+bool is_same_program(const Program& program, const Program& again);
 
 }  // namespace fqvit

@@ -104,7 +104,7 @@ std::string detections_of(const Bytes& file, const std::string& isa, bool run) {
     constexpr std::int64_t MOST_BYTES = 1 << 26, MOST_PROPOSALS = 64, HEIGHT = 40, WIDTH = 33;
     try {
         Detector detector(borrow_memory(file.data(), file.size()),
-                          {.instruction_set = isa, .most_run_bytes = MOST_BYTES});
+                          {.instruction_set = isa, .max_run_bytes = MOST_BYTES});
         if (!run || detector.header().between.proposals > MOST_PROPOSALS) return "";
         const Bytes pixels = image_of({HEIGHT, WIDTH, 3}, 0, 1);
         const Detections found =

@@ -25,7 +25,7 @@ class Mutator {
 public:
     explicit Mutator(unsigned seed) : random_(seed) {}
 
-    // Returns the mutated file; empty if the input is no container with a program.
+    // Returns the mutated file, or an empty string if the input is not a container with a program.
     std::string mutate(const std::string& file) {
         if (file.size() < 8) return {};
         std::uint64_t length = 0;

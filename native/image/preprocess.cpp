@@ -59,9 +59,10 @@ void preprocess(const Preprocess& p, const std::uint8_t* pixels, std::int64_t he
                 std::int64_t channels, std::int64_t stride, std::uint8_t* out) {
     const ImageView image{pixels, height, width, channels, stride};
     check(p, image);
-    const std::int64_t short_side = std::min(height, width);
-    const std::int64_t resized_height = resized_side(height, short_side, p.resize);
-    const std::int64_t resized_width = resized_side(width, short_side, p.resize);
+    const std::int64_t shape_height = p.squash ? p.height : height, shape_width = p.squash ? p.width : width;
+    const std::int64_t short_side = std::min(shape_height, shape_width);
+    const std::int64_t resized_height = resized_side(shape_height, short_side, p.resize);
+    const std::int64_t resized_width = resized_side(shape_width, short_side, p.resize);
     const Crop vertical = center_crop(resized_height, p.height), horizontal = center_crop(resized_width, p.width);
 
     const bool whole = resized_height * resized_width <= FULL_RESIZE_LIMIT;

@@ -1,4 +1,4 @@
-// The weights of an antialiased resize along one axis, in fixed point, with the bits of Pillow's Resample.c.
+// The weights of an antialiased resize along one axis, in fixed point, bit-identical to Pillow's Resample.c.
 #pragma once
 
 #include <cstdint>

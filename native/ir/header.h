@@ -112,7 +112,8 @@ struct Description<Preprocess> {
                           required<&F::resize>("resize", PIXELS),
                           required<&F::interpolation>("interpolation"),
                           required<&F::mean>("mean"),
-                          required<&F::std>("std")};
+                          required<&F::std>("std"),
+                          optional<&F::squash>("squash")};
     }
     static void check(const Preprocess& preprocess, const Where& where);
 };

@@ -45,7 +45,7 @@ private:
     std::uint32_t index_;
 };
 
-// What differs between readers of JSON whose verdict a document must share.
+// Where JSON readers differ. A document must accept and reject the same texts as the reader that Python uses.
 struct JsonRules {
     int max_depth;           // of arrays and objects inside each other
     bool minus_zero_is_int;  // whether -0 is an integer or a float

@@ -7,7 +7,7 @@ struct Names<LinearOut> {
     static constexpr const char* names[] = {"codes", "acc", "i32"};
 };
 
-// Both kinds of zero points and multipliers are unions: the JSON type decides.
+// Zero points and multipliers are unions: the JSON type selects the alternative.
 void read_field(Json json, const Where& where, const Bounds& bounds, Zero& out) {
     out = Zero{};
     if (json.is(Json::text)) {

@@ -1,4 +1,4 @@
-// Reads files with the C library, and memory.
+// Reads from files, through the C library, and from memory.
 #if !defined(_WIN32) && !defined(_FILE_OFFSET_BITS)
 #define _FILE_OFFSET_BITS 64  // files over 2 GB on 32-bit systems
 #endif

@@ -80,6 +80,17 @@ struct Norm {
     std::int16_t offset;  // per_tensor: the zero point, or any number if it cancels because of the centering
 };
 
+// One row of a matrix product that is not fused: acc[n] += sum_k w[k] (b[n, k] - zero), or b[k, n] if b_rows.
+// Exact in i32 because the ops prove that the sum of all |w[k] (b - zero)| is below 2^31.
+struct RowProduct {
+    const std::int32_t* w;
+    std::int64_t inner, columns;  // K, N
+    std::int64_t b_stride;        // elements between rows of b
+    const void* b;                // u16 if wide, else u8
+    bool wide, b_rows;
+    std::int32_t zero;
+};
+
 // One head of attention, all codes u8: scores = requantize(Q K^T + bias), softmax codes, y = requantize(weights V).
 struct Attention {
     std::int64_t queries, tokens, width, value_width;     // M, T, D of Q and K, D of V
@@ -123,6 +134,7 @@ struct Kernels {
     // Scratch bytes of `attention`, or 0 if it does not support these parameters. Any smaller `queries`, `score_mult`
     // and `mult` are then supported with the same scratch.
     std::size_t (*attention_scratch)(const Attention&);
+    void (*multiply_row)(const RowProduct&, std::int32_t* acc);
     const ElementwiseKernels* elementwise;
 };
 

@@ -3,7 +3,7 @@
 //     strip[x, c] = (sum_y wy[y] (map[y, x, c] - zero) + 2^7) >> 8
 //     y[c] = clamp(requantize(sum_x wx[x] strip[x, c]) + head_zero)
 //
-// Exact because the limits in fqvit/roialign.h keep every sum below 2^31. Compilers vectorize the plain loops over
+// Exact because the limits in core/roialign.h keep every sum below 2^31. Compilers vectorize the plain loops over
 // channels: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2.
 #pragma once
 

@@ -12,9 +12,13 @@ Shape leading(const Shape& shape) { return {shape.begin(), shape.end() - 2}; }
 // The size of an axis counted from the end: 1 is the last.
 std::int64_t from_end(const Shape& shape, std::size_t i) { return shape[shape.size() - i]; }
 
+std::size_t scratch_bytes(std::int64_t inner, std::int64_t columns) {
+    return static_cast<std::size_t>(scalar::row_scratch(inner, columns)) * sizeof(std::int32_t);
+}
+
 }  // namespace
 
-MatMul::MatMul(const MatMulFields& fields, Scope& scope) {
+MatMul::MatMul(const MatMulFields& fields, Scope& scope) : kernels(scope.kernels.kernels) {
     const Operand a_input = scope.codes(fields.a, 2), b_input = scope.codes(fields.b, 2);
     const Value &a = a_input.value, &b = b_input.value;
     inputs = {a_input.number, b_input.number};
@@ -56,7 +60,9 @@ MatMul::MatMul(const MatMulFields& fields, Scope& scope) {
     prove(bound, 31, "acc");
 }
 
-void MatMul::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
+std::size_t MatMul::scratch() const { return scratch_bytes(inner, value.channels()); }
+
+void MatMul::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
     const Codes a{frame[inputs[0]], wide_a}, b{frame[inputs[1]], wide_b};
     const scalar::Product product = {.rows = from_end(value.shape, 2),
                                      .columns = value.channels(),
@@ -73,7 +79,10 @@ void MatMul::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
                                      .bias = bias.empty() ? nullptr : bias.data(),
                                      .index = index.data(),
                                      .heads = heads};
-    for (std::int64_t row = begin; row < end; ++row) scalar::matmul_row(product, a, b, frame[output], row);
+    auto* own = reinterpret_cast<std::int32_t*>(scratch);
+    for (std::int64_t row = begin; row < end; ++row) {
+        scalar::matmul_row(product, a, b, frame[output], row, *kernels, own);
+    }
 }
 
 Value Softmax::read_scores(const std::string& x, const OptionalName& region_name, Scope& scope) {
@@ -166,7 +175,7 @@ void WeightedSum::set_output(std::int64_t bits, std::int64_t zero, const Value& 
     last = value.hi;
 }
 
-WeightedSum::WeightedSum(const ShiftMatMulFields& fields, Scope& scope) {
+WeightedSum::WeightedSum(const ShiftMatMulFields& fields, Scope& scope) : kernels(scope.kernels.kernels) {
     const auto [a, v] = read_inputs(fields.a, fields.v, scope);
     mult = in_range(fields.mult, 0, MAX_MULT, "mult");
     shift = in_range(fields.shift, 1, MAX_SHIFT, "shift");
@@ -181,7 +190,7 @@ WeightedSum::WeightedSum(const ShiftMatMulFields& fields, Scope& scope) {
     set_output(fields.bits, fields.y_zero, a, v);
 }
 
-WeightedSum::WeightedSum(const AttendFields& fields, Scope& scope) {
+WeightedSum::WeightedSum(const AttendFields& fields, Scope& scope) : kernels(scope.kernels.kernels) {
     const auto [a, v] = read_inputs(fields.a, fields.v, scope);
     require(v.dtype == DType::u8, "'", fields.v, "' is ", v.dtype, ", expected u8");
     mult = in_range(fields.mult, 0, (std::int64_t{1} << 29) - 1, "mult");
@@ -207,7 +216,9 @@ WeightedSum::WeightedSum(const AttendFields& fields, Scope& scope) {
     set_output(fields.bits, fields.y_zero, a, v);
 }
 
-void WeightedSum::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
+std::size_t WeightedSum::scratch() const { return scratch_bytes(inner, value.channels()); }
+
+void WeightedSum::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
     const scalar::WeightedSum sum = {.rows = from_end(value.shape, 2),
                                      .inner = inner,
                                      .width = value.channels(),
@@ -220,8 +231,9 @@ void WeightedSum::run(Frame frame, std::int64_t begin, std::int64_t end, std::ui
                                      .last = last,
                                      .wide = value.is_wide()};
     const Codes v{frame[inputs[1]], wide_v};
+    auto* own = reinterpret_cast<std::int32_t*>(scratch);
     for (std::int64_t row = begin; row < end; ++row) {
-        scalar::weighted_sum_row(sum, frame[inputs[0]], v, frame[output], row);
+        scalar::weighted_sum_row(sum, frame[inputs[0]], v, frame[output], row, *kernels, own);
     }
 }
 

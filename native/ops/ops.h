@@ -147,9 +147,11 @@ public:
     MatMul(const MatMulFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
+    std::size_t scratch() const override;
     std::int64_t macs() const override { return value.count() * inner; }
     std::size_t bytes() const override { return (mults.size() + bias.size() + index.size()) * sizeof(std::int32_t); }
 
+    const Kernels* kernels;
     std::int64_t inner, mult, shift, a_zero, b_zero, y_zero, last, heads;  // mult: the largest of all heads
     bool b_rows, wide_a, wide_b;                                           // b_rows: b is [K, N], else [N, K]
     std::vector<std::int32_t> mults;                                       // [H], or empty: all heads have `mult`
@@ -187,8 +189,10 @@ public:
     WeightedSum(const AttendFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
+    std::size_t scratch() const override;
     std::int64_t macs() const override { return value.count() * inner; }
 
+    const Kernels* kernels;
     std::int64_t inner, mult, shift, v_zero, y_zero, last;
     std::int64_t largest_weight = 0;  // attend only: each row is divided by the sum of its weights
     bool wide_v;

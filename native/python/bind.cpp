@@ -66,24 +66,24 @@ nb::dict features() {
 }
 
 std::unique_ptr<fqvit::Model> load(std::shared_ptr<fqvit::Source> source, int threads, const std::string& isa,
-                                   bool keep, std::int64_t most_run_bytes) {
+                                   bool keep, std::int64_t max_run_bytes) {
     return std::make_unique<fqvit::Model>(
         std::move(source),
         fqvit::EngineOptions{
-            .instruction_set = isa, .threads = threads, .keep_buffers = keep, .most_run_bytes = most_run_bytes});
+            .instruction_set = isa, .threads = threads, .keep_buffers = keep, .max_run_bytes = max_run_bytes});
 }
 
 std::unique_ptr<fqvit::Model> load_file(const nb::bytes& path, int threads, const std::string& isa, bool keep,
-                                        std::int64_t most_run_bytes) {
+                                        std::int64_t max_run_bytes) {
     const std::string name(path.c_str(), path.size());
     const WithoutGil without;
-    return load(fqvit::open_file(name), threads, isa, keep, most_run_bytes);
+    return load(fqvit::open_file(name), threads, isa, keep, max_run_bytes);
 }
 
 std::unique_ptr<fqvit::Model> load_memory(const nb::bytes& data, int threads, const std::string& isa, bool keep,
-                                          std::int64_t most_run_bytes) {
+                                          std::int64_t max_run_bytes) {
     const WithoutGil without;
-    return load(fqvit::borrow_memory(data.data(), data.size()), threads, isa, keep, most_run_bytes);
+    return load(fqvit::borrow_memory(data.data(), data.size()), threads, isa, keep, max_run_bytes);
 }
 
 void check_images(const fqvit::Engine& engine, const Images& images) {
@@ -182,8 +182,8 @@ fqvit::Interpolation interpolation_of(const std::string& name) {
 }
 
 nb::object preprocess(const Pixels& pixels, std::int64_t height, std::int64_t width, std::int64_t channels,
-                      std::int64_t resize, const std::string& interpolation) {
-    const fqvit::Preprocess p{height, width, channels, resize, interpolation_of(interpolation), {}, {}};
+                      std::int64_t resize, const std::string& interpolation, bool squash) {
+    const fqvit::Preprocess p{height, width, channels, resize, interpolation_of(interpolation), {}, {}, squash};
     const auto axis = [&](std::size_t i) { return static_cast<std::int64_t>(pixels.shape(i)); };
     const auto stride = static_cast<std::int64_t>(pixels.shape(1) * pixels.shape(2));
     std::uint8_t* y = nullptr;
@@ -206,8 +206,8 @@ NB_MODULE(_native, m) {
           nb::arg("threads"), nb::arg("instruction_set") = "",
           "Pool the codes of a feature map into a grid of side x side bins per box (RoIAlign).");
     m.def("preprocess", &preprocess, nb::arg("pixels").noconvert(), nb::arg("height"), nb::arg("width"),
-          nb::arg("channels"), nb::arg("resize"), nb::arg("interpolation"),
-          "Resize and center-crop a decoded image with the bits of fqvit.Preprocess.apply.");
+          nb::arg("channels"), nb::arg("resize"), nb::arg("interpolation"), nb::arg("squash") = false,
+          "Resize and center-crop a decoded image, bit-identically to fqvit.Preprocess.apply.");
     nb::set_leak_warnings(false);  // a daemon thread may keep its engine until the process exits
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&at_exit));
     const nb::module_ os = nb::module_::import_("os");
@@ -244,8 +244,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("constant_bytes", [](const fqvit::Model& model) { return model.engine().constant_bytes(); });
     m.def("op_fields", &fqvit::list_op_fields, "Return the fields of every op, as JSON, for tests.");
     m.def("load_file", &load_file, nb::arg("path"), nb::arg("threads"), nb::arg("instruction_set"), nb::arg("keep"),
-          nb::arg("most_run_bytes"), "Load and verify a .fqvit file.");
+          nb::arg("max_run_bytes"), "Load and verify a .fqvit file.");
     m.def("load_memory", &load_memory, nb::arg("data"), nb::arg("threads"), nb::arg("instruction_set"), nb::arg("keep"),
-          nb::arg("most_run_bytes"), "Load and verify the bytes of a .fqvit file.");
+          nb::arg("max_run_bytes"), "Load and verify the bytes of a .fqvit file.");
     bind_detector(m);
 }

@@ -28,7 +28,7 @@ inline std::unique_ptr<Model> load(const Bytes& file, const std::string& isa, in
                                    EngineOptions{.instruction_set = isa,
                                                  .threads = threads,
                                                  .keep_buffers = keep,
-                                                 .most_run_bytes = std::numeric_limits<std::int64_t>::max()});
+                                                 .max_run_bytes = std::numeric_limits<std::int64_t>::max()});
 }
 
 // Returns the numbers of the buffers that ops write.

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fqvit.distributed.workers import Workers as Workers
     from fqvit.evaluate.accuracy import measure as measure
     from fqvit.ir.program import Program as Program
+    from fqvit.frontend.load import load_model as load_model
     from fqvit.lowering.lower import lower as lower
     from fqvit.models.load import FloatModel as FloatModel
-    from fqvit.models.load import load_model as load_model
     from fqvit.quant.calibrate import calibrate as calibrate
     from fqvit.quant.calibration import Calibration as Calibration
     from fqvit.quant.recipe import Recipe as Recipe
@@ -48,7 +48,7 @@ _HOMES = {
     "TarShards": "fqvit.data.shards",
     "Workers": "fqvit.distributed.workers",
     "calibrate": "fqvit.quant.calibrate",
-    "load_model": "fqvit.models.load",
+    "load_model": "fqvit.frontend.load",
     "load_recipe": "fqvit.quant.recipe",
     "lower": "fqvit.lowering.lower",
     "measure": "fqvit.evaluate.accuracy",

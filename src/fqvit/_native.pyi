@@ -33,7 +33,13 @@ def roi_align(
     """Compute RoIAlign: feature map [h, w, C], boxes [n, 4] -> [n, side, side, C]. Limits: native/core/roialign.h."""
 
 def preprocess(
-    pixels: NDArray[np.uint8], height: int, width: int, channels: int, resize: int, interpolation: str
+    pixels: NDArray[np.uint8],
+    height: int,
+    width: int,
+    channels: int,
+    resize: int,
+    interpolation: str,
+    squash: bool = False,
 ) -> NDArray[np.uint8]:
     """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the bits of fqvit.Preprocess.apply."""
 
@@ -71,10 +77,10 @@ class Model:
     @property
     def constant_bytes(self) -> int: ...
 
-def load_file(path: bytes, threads: int, instruction_set: str, keep: bool, most_run_bytes: int) -> Model:
+def load_file(path: bytes, threads: int, instruction_set: str, keep: bool, max_run_bytes: int) -> Model:
     """Load and verify a .fqvit file. Raises BadProgram with one line that ends with a remedy."""
 
-def load_memory(data: bytes, threads: int, instruction_set: str, keep: bool, most_run_bytes: int) -> Model:
+def load_memory(data: bytes, threads: int, instruction_set: str, keep: bool, max_run_bytes: int) -> Model:
     """Load and verify the bytes of a .fqvit file. Raises BadProgram."""
 
 Detections = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]

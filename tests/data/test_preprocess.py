@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fqvit.data.preprocess import Preprocess, crop_start, resized_size
+from fqvit.data.preprocess import Preprocess, crop_start, resized, resized_size
 from fqvit.errors import FqvitError
 
 RGB = Preprocess(32, 32, 3, 36, "bicubic", (0.5,) * 3, (0.5,) * 3)
@@ -169,3 +169,23 @@ def test_json_round_trips_and_invalid_fields_are_named() -> None:
         msgspec.convert(msgspec.to_builtins(RGB) | {"height": 10**9}, Preprocess)
     with pytest.raises(ValueError, match="mean and std need 1 values"):
         Preprocess(28, 28, 1, 28, "bicubic", (0.5,) * 3, (0.5,) * 3)
+
+
+def test_squash_resizes_to_the_proportions_of_the_input() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8))
+    p = Preprocess(24, 24, 3, 24, "bicubic", (0.5,) * 3, (0.5,) * 3, squash=True)
+    want = np.asarray(resized(image, (24, 24), Image.Resampling.BICUBIC, (0, 0, 90, 50)))
+    assert np.array_equal(p.apply(image), want)
+    cropped = Preprocess(24, 24, 3, 28, "bicubic", (0.5,) * 3, (0.5,) * 3, squash=True)
+    want = np.asarray(resized(image, (28, 28), Image.Resampling.BICUBIC, (0, 0, 90, 50)))
+    assert np.array_equal(cropped.apply(image), want[2:26, 2:26])
+    wide = Preprocess(20, 30, 3, 20, "bilinear", (0.5,) * 3, (0.5,) * 3, squash=True)
+    want = np.asarray(resized(image, (30, 20), Image.Resampling.BILINEAR, (0, 0, 90, 50)))
+    assert np.array_equal(wide.apply(image), want)
+
+
+def test_squash_is_written_only_if_it_is_true() -> None:
+    p = Preprocess(24, 24, 3, 24, "bicubic", (0.5,) * 3, (0.5,) * 3)
+    assert b"squash" not in msgspec.json.encode(p)
+    squashed = msgspec.structs.replace(p, squash=True)
+    assert msgspec.json.decode(msgspec.json.encode(squashed), type=Preprocess) == squashed

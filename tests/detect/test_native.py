@@ -1,4 +1,4 @@
-"""The compiled detector gives the bits of the reference: every detector, image, instruction set and number of threads.
+"""The compiled detector is bit-identical to the reference: every detector, image, instruction set and number of threads.
 
 See also: tests/golden (stored detections), test_integer.py (the same interface on both backends).
 """
@@ -64,7 +64,7 @@ def extreme_images() -> Iterator[tuple[str, NDArray[np.uint8]]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_extreme_images_give_the_bits_of_the_reference(name: str) -> None:
+def test_extreme_images_give_the_same_bits_as_the_reference(name: str) -> None:
     slow, fast, threaded = golden(name).ready(1, "reference"), native(name), native(name, 3)
     for what, pixels in extreme_images():
         image = Image.fromarray(pixels)
@@ -85,7 +85,7 @@ def test_every_instruction_set_gives_the_same_bits(name: str, isa: str, monkeypa
 
 
 @pytest.mark.parametrize("rule", RESIZERS)
-def test_images_are_resized_to_the_bits_of_the_reference(rule: ResizeRule) -> None:
+def test_images_are_resized_bit_identically_to_the_reference(rule: ResizeRule) -> None:
     # Detections depend on every pixel of the image, so equal ones show equal pixels.
     program = replace(
         golden("mask_rcnn_v1"),
@@ -101,7 +101,7 @@ def test_images_are_resized_to_the_bits_of_the_reference(rule: ResizeRule) -> No
 def test_no_detections_give_empty_results() -> None:
     program = golden("mask_rcnn_v1")
     image = program.prepare(Image.fromarray(noise(60, 60)))
-    # No score is above 1, and moves of 2^29 pixels leave no proposal inside the image.
+    # No score is above 1, and offsets of 2^29 pixels leave no proposal inside the image.
     far = Ratio(2**31 - 1, 1)
     for change in ({"score": 1 << 24}, {"deltas": ((far, far, far, far),) * len(program.between.deltas)}):
         changed = replace(program, between=msgspec.structs.replace(program.between, **change))
@@ -115,7 +115,7 @@ RATIOS = st.builds(Ratio, st.sampled_from([0, 1, 2**20, 2**30, 2**31 - 1]), st.i
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_any_accepted_constants_give_the_bits_of_the_reference(data: st.DataObject) -> None:
+def test_any_accepted_constants_give_the_same_bits_as_the_reference(data: st.DataObject) -> None:
     program = golden(data.draw(st.sampled_from(NAMES[:2])))
     c = program.between
     four = st.tuples(RATIOS, RATIOS, RATIOS, RATIOS)
@@ -142,7 +142,7 @@ def test_any_accepted_constants_give_the_bits_of_the_reference(data: st.DataObje
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_masks_are_pasted_to_the_bits_of_the_reference(data: st.DataObject) -> None:
+def test_masks_are_pasted_bit_identically_to_the_reference(data: st.DataObject) -> None:
     side, height, width = (data.draw(st.integers(1, 40)) for _ in range(3))
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
     probabilities = rng.integers(0, 2**15 + 1, (side, side)).astype(np.int32)

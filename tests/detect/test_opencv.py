@@ -1,4 +1,4 @@
-"""Resizing gives the bits of OpenCV: stored pixels, the installed cv2, and weights in exact arithmetic."""
+"""Resizing is bit-identical to OpenCV: stored pixels, the installed cv2, and weights in exact arithmetic."""
 
 from __future__ import annotations
 

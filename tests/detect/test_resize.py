@@ -15,6 +15,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.detect.resize import resized
 from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul
+from fqvit.ir.elementwise import Depthwise
 from fqvit.ir.moves import Permute, Take
 from fqvit.ir.ops import Linear, Lookup
 from fqvit.ir.program import Header, Move, Output, Program
@@ -171,6 +172,13 @@ def test_only_enlarged_maps_take_the_size_of_another_buffer() -> None:
 def test_reading_an_unwritten_buffer_is_rejected() -> None:
     program = pyramid(Take(y="lost", x="nothing", index="rows.0"), lost=Move("windows", 4, 2))
     with pytest.raises(FqvitError, match="^lost: reads 'nothing' before any op writes it"):
+        resized(program, 64, 64)
+
+
+@pytest.mark.parametrize("move", [None, Move("windows", 4, 2)])
+def test_the_indices_of_a_depthwise_op_cannot_be_resized(move: Move | None) -> None:
+    program = pyramid(Depthwise(y="mixed", x="patches", index="rows.0"), mixed=move)
+    with pytest.raises(FqvitError, match=f"^mixed: .*{ROWS}"):
         resized(program, 64, 64)
 
 

@@ -26,6 +26,7 @@ from tests.ir.test_ops import CASES  # noqa: E402
 from tests.runtime.programs import program_with  # noqa: E402
 from tests.runtime.wide import WIDE, accepted  # noqa: E402
 from tests.runtime.wide_attention import WIDE_ATTENTION  # noqa: E402
+from tests.runtime.wide_elementwise import ELEMENTWISE  # noqa: E402
 
 INTEGERS = {"BOOL", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "UINT64"}
 RECIPES = ("fq-vit", "fq-vit-8", "fqvit", "w4", "minmax")
@@ -73,12 +74,12 @@ def test_every_op_matches_the_reference(kind: type, seed: int, style: str) -> No
         compare(*program_with(draw, op), f"{op}")
 
 
-@pytest.mark.parametrize("kind", WIDE | WIDE_ATTENTION)
+@pytest.mark.parametrize("kind", WIDE | WIDE_ATTENTION | ELEMENTWISE)
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), style=st.sampled_from(STYLES))
 def test_wide_ops_match_the_reference(kind: str, seed: int, style: str) -> None:
     draw = Draw(np.random.default_rng(seed), style)
-    ops = (WIDE | WIDE_ATTENTION)[kind](draw)
+    ops = (WIDE | WIDE_ATTENTION | ELEMENTWISE)[kind](draw)
     if accepted(draw, ops):
         compare(*program_with(draw, *ops), f"{ops}")
 

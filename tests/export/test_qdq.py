@@ -23,6 +23,7 @@ from fqvit.quant.recipe import Recipe, load_recipe, with_bits, with_profile  # n
 from fqvit.runtime.reference import run  # noqa: E402
 from tests.factories import MODELS, calibration_of, float_model, images_for  # noqa: E402
 from tests.golden.cosine import cosine  # noqa: E402
+from tests.golden.test_golden import HERE  # noqa: E402
 
 TARGETS = ("ort", "openvino", "tensorrt")
 STANDARD = {
@@ -100,6 +101,18 @@ def test_every_target_approximates_the_program(kind: str, target: Any) -> None:
     model, _ = build(program, target)
     onnx.checker.check_model(model, full_check=True)
     assert correlation(logits(model, images), expected) > 0.97
+
+
+def test_products_rotations_convolutions_and_pooling_reproduce_the_program() -> None:
+    program = Program.load(HERE / "elementwise_v1.fqvit")
+    images = images_for(program.header.preprocess, 16, 3)
+    expected = run(program, images) * program.header.output.scale
+    # tensorrt keeps most sites in float, where nothing is clipped.
+    for target, least in (("ort", 0.9995), ("openvino", 0.9995), ("tensorrt", 0.95)):
+        model, _ = build(program, target)  # type: ignore[arg-type]
+        onnx.checker.check_model(model, full_check=True)
+        assert {node.op_type for node in model.graph.node} <= STANDARD
+        assert correlation(logits(model, images), expected) > least
 
 
 @pytest.mark.parametrize("name", ["fqvit@8/8/8", "minmax"])

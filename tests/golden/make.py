@@ -104,7 +104,7 @@ def elementwise() -> Program:
         ("convolved", (9, channels), 120, 2**17),
         ("gate", (channels, channels), 0, 2**17),
         ("scaled", (1, channels), 2**13, 2**18),
-        ("logits", (5, channels), 0, 2**12),
+        ("head", (5, channels), 0, 2**12),
     ):
         w, axis = rng.integers(-128, 128, shape), 0 if y in ("convolved", "scaled") else 1
         sums = w.sum(axis)
@@ -127,7 +127,7 @@ def elementwise() -> Program:
         Multiply(y="both", a="largest", b="average", mult=2**30, shift=33, a_zero=2**11, b_zero=128, y_zero=2**13, bits=14),
         Depthwise(y="scaled", x="both", index="once", fill=2**13, y_zero=128),
         Mean(y="pooled", x="scaled", mult=2**30, shift=33, y_zero=3),
-        Linear(y="logits", x="pooled", out="i32"),
+        Linear(y="head", x="pooled", out="i32"),
     )
     picture = Preprocess(side, side, 3, side, "bilinear", (0.5,) * 3, (0.5,) * 3)
     header = Header(
@@ -135,7 +135,7 @@ def elementwise() -> Program:
         model="elementwise",
         preprocess=picture,
         ops=ops,
-        output=Output("logits", "logits", 1.0),
+        output=Output("head", "logits", 1.0),
         sites={},
         recipe={},
         source="",

@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("torch")
 
 from fqvit.lowering.rules import RULES, attention
+from fqvit.lowering.rules import general as general_rules
 from fqvit.lowering.rules import layers as layer_rules
 from fqvit.lowering.rules import maps as map_rules
-from fqvit.models import layers, maps
+from fqvit.models import general, layers, maps
 from fqvit.models.layers import Leaf
 
 
@@ -23,14 +24,14 @@ def leaves_of(module: ModuleType) -> set[type[Leaf]]:
 
 
 def test_every_leaf_module_has_a_rule() -> None:
-    leaves = leaves_of(layers) | leaves_of(maps)
-    assert len(leaves) == 20
+    leaves = leaves_of(layers) | leaves_of(maps) | leaves_of(general)
+    assert len(leaves) == 32
     assert [leaf.__name__ for leaf in leaves if leaf not in RULES] == []
 
 
 def test_every_rule_belongs_to_a_leaf_module() -> None:
-    assert [leaf.__name__ for leaf in RULES if leaf not in leaves_of(layers) | leaves_of(maps)] == []
+    assert [leaf.__name__ for leaf in RULES if leaf not in leaves_of(layers) | leaves_of(maps) | leaves_of(general)] == []
 
 
 def test_no_leaf_module_has_two_rules() -> None:
-    assert len(RULES) == sum(len(part.RULES) for part in (layer_rules, attention, map_rules))
+    assert len(RULES) == sum(len(part.RULES) for part in (layer_rules, attention, map_rules, general_rules))

@@ -78,7 +78,11 @@ def assert_equal_up_to_rounding(oracle: nn.Module, ours: nn.Module, images: Tens
 )
 def test_vits_of_any_supported_shape_match_timm(timm: ModuleType, name: str, options: dict[str, Any]) -> None:
     oracle = randomized(timm.models.VisionTransformer(**{**TIMM_VIT, **options}))
-    ours = load_model(name, oracle.state_dict())
+    # The name decides what the tensors do not show, unless their structure is another one.
+    other = {"init_values", "qkv_bias", "global_pool"} & set(options)
+    pool = options.get("global_pool", "token")
+    given = {"heads": 3, "pool": pool, "activation": "gelu", "qkv_bias": options.get("qkv_bias", True)} if other else {}
+    ours = load_model(name, oracle.state_dict(), **given)
     images = torch.randn(2, 3, ours.preprocess.height, ours.preprocess.width, generator=torch.Generator().manual_seed(1))
     assert_equal_up_to_rounding(oracle, ours.module, images)
 
@@ -152,7 +156,10 @@ def test_hugging_face_models_match_transformers(
         if not live:
             oracle.save_pretrained(tmp_path)
         # A state dict does not contain the epsilon; the default of transformers is used.
-        ours = load_model(name, oracle.state_dict() if live else tmp_path)
+        activation: Any = {"activation": "gelu"} if live and "swin" not in name else {}  # config.json has it
+        if live and "qkv_bias" in options:  # the tensors have another structure than the name
+            activation |= {"heads": 3, "pool": "token", "qkv_bias": False}
+        ours = load_model(name, oracle.state_dict() if live else tmp_path, **activation)
         assert_equal_up_to_rounding(oracle, ours.module, torch.randn(2, 3, options["image_size"], options["image_size"]))
     if not live:
         assert ours.classes == tuple(f"LABEL_{i}" for i in range(7))

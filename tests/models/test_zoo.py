@@ -41,7 +41,7 @@ def test_aliases_and_timm_tags_are_resolved(typed: str, name: str) -> None:
         ("vit_base_patch32_224", 768, 32, 224, 248),
         ("vit_base_patch8_224.augreg_in21k_ft_in1k", 768, 8, 224, 248),
         ("vit_small_patch32_384", 384, 32, 384, 384),
-        ("deit3_small_patch16_224", 384, 16, 224, 224),
+        ("deit3_small_patch16_224", 384, 16, 224, 248),
         ("deit3_base_patch16_384.fb_in22k_ft_in1k", 768, 16, 384, 384),
         ("deit_small_patch16_384", 384, 16, 384, 384),
     ],
@@ -56,16 +56,40 @@ def test_other_patch_and_image_sizes_of_a_known_model_are_resolved(
     assert (row.preprocess.height, row.preprocess.resize) == (side, resize)
 
 
+@pytest.mark.parametrize("name", ["vit_giant_patch14_224", "deit3_medium_patch16_224", "vit_base_patch16_gap_224"])
+def test_other_widths_of_timm_are_resolved(name: str, timm: object) -> None:
+    config, model = zoo.find(name).config, timm.create_model(name, device="meta")  # type: ignore[attr-defined]
+    assert isinstance(config, ViTConfig)
+    assert (config.width, config.heads, config.patch) == (
+        model.embed_dim,
+        model.blocks[0].attn.num_heads,
+        model.patch_embed.patch_size[0],
+    )
+
+
 @pytest.mark.parametrize(
-    "name", ["vit_giant_patch14_224", "deit3_medium_patch16_224", "vit_base_patch0_224", "vit_base_patch16_clip_224"]
+    ("name", "message"),
+    [
+        ("vit_base_patch0_224", "not a name that fqvit knows"),
+        ("vit_base_patch16_rope_224", "rotary positions .*Build it with timm and pass the module"),
+        ("vit_base_patch16_rpn_224", "blocks of another order"),
+        ("vit_base_patch16_clip_224", "not a ViT, DeiT or Swin classifier"),
+    ],
 )
-def test_other_widths_and_variants_are_unknown(name: str) -> None:
-    with pytest.raises(FqvitError, match="no such model"):
+def test_names_without_a_row_are_rejected_with_the_reason(name: str, message: str) -> None:
+    with pytest.raises(FqvitError, match=message):
         zoo.find(name)
 
 
+def test_the_tag_of_a_name_decides_the_preprocessing() -> None:
+    assert zoo.find("vit_tiny_patch16_224").preprocess.mean[0] == 0.5
+    assert zoo.find("vit_small_patch8_224.dino").preprocess.mean[0] == 0.485
+    assert zoo.find("deit3_small_patch16_224.fb_in1k").preprocess.resize == 248
+    assert zoo.find("deit3_small_patch16_224.fb_in22k_ft_in1k").preprocess.resize == 224
+
+
 def test_the_error_for_an_unknown_name_suggests_similar_ones() -> None:
-    with pytest.raises(FqvitError, match="no such model.*deit_tiny"):
+    with pytest.raises(FqvitError, match="not a name that fqvit knows.*deit_tiny"):
         zoo.find("diet_tiny")
     with pytest.raises(FqvitError, match="fqvit models"):
         zoo.find("resnet50")

@@ -31,17 +31,17 @@ def noise(height: int, width: int, channels: int, seed: int = 0) -> NDArray[np.u
 
 def compare(pixels: NDArray[np.uint8], p: Preprocess) -> None:
     want = p.apply(Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
-    got = _native.preprocess(pixels, p.height, p.width, p.channels, p.resize, p.interpolation)
+    got = _native.preprocess(pixels, p.height, p.width, p.channels, p.resize, p.interpolation, p.squash)
     assert got.shape == want.shape
     wrong = np.argwhere(got != want)
     first = tuple(wrong[0]) if len(wrong) else None
     assert first is None, f"{pixels.shape} {p}: {len(wrong)} differ, first {first}: {got[first]}, expected {want[first]}"
 
 
-def preprocess(height: int, width: int, channels: int, resize: int, interpolation: Filter) -> Preprocess:
+def preprocess(height: int, width: int, channels: int, resize: int, interpolation: Filter, squash: bool = False) -> Preprocess:
     assert channels in (1, 3)
     one_or_three: Any = channels
-    return Preprocess(height, width, one_or_three, resize, interpolation, (0.5,) * channels, (0.5,) * channels)
+    return Preprocess(height, width, one_or_three, resize, interpolation, (0.5,) * channels, (0.5,) * channels, squash)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -52,7 +52,7 @@ def test_random_sizes_equal_pillow(channels: int, interpolation: Filter) -> None
         height, width = (int(2 ** rng.uniform(0, 9)) for _ in range(2))
         resize, crop_height, crop_width = (int(n) for n in rng.integers(1, 100, 3))
         pixels = noise(height, width, (1, 3, 4)[seed % 3], seed // 3)
-        compare(pixels, preprocess(crop_height, crop_width, channels, resize, interpolation))
+        compare(pixels, preprocess(crop_height, crop_width, channels, resize, interpolation, squash=seed % 4 == 0))
 
 
 @settings(max_examples=200, deadline=None)

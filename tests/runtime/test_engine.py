@@ -228,7 +228,7 @@ def test_images_of_the_wrong_dtype_or_shape_are_rejected(images: Any, found: str
         Engine(lowered("vit", "fq-vit")[2], 1).run(images)
 
 
-def test_files_that_are_no_programs_get_the_message_of_python(tmp_path: Path) -> None:
+def test_files_that_are_not_programs_give_the_same_error_as_in_python(tmp_path: Path) -> None:
     good, path = FILES[0].read_bytes(), tmp_path / "x.fqvit"
     contents: dict[bytes | None, str] = {
         None: "no such file. Check the path, or make one with `fqvit quantize -o x.fqvit`.",

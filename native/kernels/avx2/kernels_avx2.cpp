@@ -3,6 +3,7 @@
 // Exact because vpmuldq multiplies i32 to full 64-bit products and the ops prove that every sum fits in 63 bits. The
 // scalar kernels handle parameters that the vector code does not support, and channels past the last multiple of 8.
 #include "kernels/kernels.h"
+#include "kernels/scalar/row_product_scalar.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -314,11 +315,13 @@ FQVIT_AVX2 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t
     }
 }
 
+FQVIT_AVX2 void multiply_row(const RowProduct& product, std::int32_t* acc) { scalar::multiply_row(product, acc); }
+
 }  // namespace
 
 const Kernels* kernels_avx2() {
-    static constexpr Kernels table = {"avx2",           epilogue, layernorm, attention_avx2, attention_scratch_avx2,
-                                      &elementwise_avx2};
+    static constexpr Kernels table = {"avx2",       epilogue,         layernorm, attention_avx2, attention_scratch_avx2,
+                                      multiply_row, &elementwise_avx2};
     return &table;
 }
 

@@ -9,8 +9,35 @@
 
 #include "core/codes.h"
 #include "core/fixed.h"
+#include "kernels/kernels.h"
 
 namespace fqvit::scalar {
+
+// Rows are multiplied in pieces of the reduction, so that scratch memory does not grow with it.
+constexpr std::int64_t PIECE = 4096;
+
+// Elements of the i32 scratch memory of matmul_row and weighted_sum_row.
+inline std::int64_t row_scratch(std::int64_t inner, std::int64_t columns) {
+    return (inner < PIECE ? inner : PIECE) + columns;
+}
+
+// Sets acc[n] = sum_k weight(k) (b[n, k] - zero), or b[k, n] if b_rows, and returns acc. weight may have side effects:
+// it is called once for each k, in order.
+template <class Weight>
+const std::int32_t* multiply_in_pieces(std::int64_t inner, std::int64_t columns, const Weight& weight, const Codes& b,
+                                       std::int64_t b_first, bool b_rows, std::int64_t zero, const Kernels& kernels,
+                                       std::int32_t* scratch) {
+    std::int32_t *acc = scratch, *w = scratch + columns;
+    for (std::int64_t n = 0; n < columns; ++n) acc[n] = 0;
+    for (std::int64_t first = 0; first < inner; first += PIECE) {
+        const std::int64_t count = inner - first < PIECE ? inner - first : PIECE;
+        for (std::int64_t k = 0; k < count; ++k) w[k] = static_cast<std::int32_t>(weight(first + k));
+        const void* piece = b.at(b_first + (b_rows ? first * columns : first));
+        kernels.multiply_row(
+            {w, count, columns, b_rows ? columns : inner, piece, b.wide, b_rows, static_cast<std::int32_t>(zero)}, acc);
+    }
+    return acc;
+}
 
 struct Product {
     std::int64_t rows, columns, inner;  // M, N, K of one slice
@@ -27,17 +54,17 @@ struct Product {
 };
 
 // y[m, n] = clamp(requantize(sum_k (a[m, k] - a_zero) (b[n, k] - b_zero) + bias[index[m, n], h], mult[h]) + zero)
-inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y, std::int64_t row) {
+inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y, std::int64_t row,
+                       const Kernels& kernels, std::int32_t* scratch) {
     const std::int64_t slice = row / p.rows, m = row % p.rows, head = p.heads == 0 ? 0 : slice % p.heads;
-    const std::int64_t b_first = slice * p.columns * p.inner, mult = p.mults == nullptr ? p.mult : p.mults[head];
+    const std::int64_t mult = p.mults == nullptr ? p.mult : p.mults[head];
+    const auto weight = [&](std::int64_t k) { return a[row * p.inner + k] - p.a_zero; };
+    const std::int32_t* acc = multiply_in_pieces(p.inner, p.columns, weight, b, slice * p.columns * p.inner, p.b_rows,
+                                                 p.b_zero, kernels, scratch);
     for (std::int64_t n = 0; n < p.columns; ++n) {
-        std::int64_t acc = 0;
-        for (std::int64_t k = 0; k < p.inner; ++k) {
-            const std::int64_t at = b_first + (p.b_rows ? k * p.columns + n : n * p.inner + k);
-            acc += (a[row * p.inner + k] - p.a_zero) * (b[at] - p.b_zero);
-        }
-        if (p.bias != nullptr) acc += p.bias[p.index[m * p.columns + n] * p.heads + head];
-        store_code(y, p.wide, row * p.columns + n, clamp(requantize(acc, mult, p.shift) + p.zero, p.last));
+        std::int64_t sum = acc[n];
+        if (p.bias != nullptr) sum += p.bias[p.index[m * p.columns + n] * p.heads + head];
+        store_code(y, p.wide, row * p.columns + n, clamp(requantize(sum, mult, p.shift) + p.zero, p.last));
     }
 }
 
@@ -124,18 +151,19 @@ struct WeightedSum {
 
 // shift_matmul and attend: y[d] = clamp(round_shift(sum_t w[t] (v[t, d] - v_zero) M, shift) + zero) where w[t] is
 // the weight of code a[t] and M = mult, or M = round(mult largest_weight / sum_t w[t]) if largest_weight > 0.
-inline void weighted_sum_row(const WeightedSum& p, const std::uint8_t* a, const Codes& v, void* y, std::int64_t row) {
-    const std::int64_t slice = row / p.rows;
+inline void weighted_sum_row(const WeightedSum& p, const std::uint8_t* a, const Codes& v, void* y, std::int64_t row,
+                             const Kernels& kernels, std::int32_t* scratch) {
     const std::uint8_t* codes = a + row * p.inner;
     std::int64_t sum = 0;
-    for (std::int64_t t = 0; t < p.inner; ++t) sum += p.weight[codes[t]];
+    const auto weight = [&](std::int64_t t) {
+        sum += p.weight[codes[t]];
+        return p.weight[codes[t]];
+    };
+    const std::int32_t* acc = multiply_in_pieces(p.inner, p.width, weight, v, row / p.rows * p.inner * p.width, true,
+                                                 p.v_zero, kernels, scratch);
     const std::int64_t mult = p.largest_weight == 0 ? p.mult : round_divide(p.mult * p.largest_weight, sum);
     for (std::int64_t d = 0; d < p.width; ++d) {
-        std::int64_t acc = 0;
-        for (std::int64_t t = 0; t < p.inner; ++t) {
-            acc += p.weight[codes[t]] * (v[(slice * p.inner + t) * p.width + d] - p.v_zero);
-        }
-        store_code(y, p.wide, row * p.width + d, clamp(round_shift(acc * mult, p.shift) + p.zero, p.last));
+        store_code(y, p.wide, row * p.width + d, clamp(round_shift(acc[d] * mult, p.shift) + p.zero, p.last));
     }
 }
 

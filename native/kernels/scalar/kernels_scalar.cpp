@@ -5,6 +5,7 @@
 #include "core/codes.h"
 #include "core/fixed.h"
 #include "kernels/kernels.h"
+#include "kernels/scalar/row_product_scalar.h"
 
 namespace fqvit {
 namespace {
@@ -64,10 +65,13 @@ void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows) {
 
 std::size_t no_fused_attention(const Attention&) { return 0; }
 
+void multiply_row(const RowProduct& product, std::int32_t* acc) { scalar::multiply_row(product, acc); }
+
 }  // namespace
 
 const Kernels* kernels_scalar() {
-    static constexpr Kernels table = {"scalar", epilogue, layernorm, nullptr, no_fused_attention, &elementwise_scalar};
+    static constexpr Kernels table = {"scalar",           epilogue,     layernorm,          nullptr,
+                                      no_fused_attention, multiply_row, &elementwise_scalar};
     return &table;
 }
 

@@ -88,6 +88,18 @@ def models(as_json: Json = False) -> None:
     models_command.run(as_json)
 
 
+@command("check")
+def check(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name, folder, file or hf:ORG/NAME.")] = None,
+    weights: Weights = None,
+    as_json: Json = False,
+) -> None:
+    """Check whether a model is supported, and show its preprocessing."""
+    from fqvit.cli.commands import check as check_command
+
+    check_command.run(model, weights, as_json)
+
+
 @command("quantize")
 def quantize(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME. Default: fmnist_vit.")] = None,

@@ -193,29 +193,48 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
     found = read_classes(classes)
     if name is None and weights is not None:
         name, weights = _name_from(weights)
+    from fqvit.frontend.load import load_model
     from fqvit.models.device import keep_freed_memory
-    from fqvit.models.load import load_model
 
     keep_freed_memory()
-    return load_model(name or embedded.MODELS[0], weights, None if found is None else found.names)
+    if name is None and weights is None:
+        name = embedded.MODELS[0]
+    return load_model(name, weights, None if found is None else found.names)
+
+
+def classes_of(model: FloatModel) -> int:
+    """Return the number of classes of a float model. Raises FqvitError if it has no classifier."""
+    from fqvit.models.load import class_count
+
+    count = class_count(model)
+    if count is None:
+        raise FqvitError(f"{model.name}: has no classifier, so it has no accuracy. Use a checkpoint with a classifier.")
+    return count
 
 
 def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
     """Warn if the file name suggests a model with other preprocessing: ViT and DeiT weights have the same shapes."""
-    from fqvit.models.checkpoints.fold import Hints
-    from fqvit.models.load import preprocess_of
-    from fqvit.models.zoo import lookup
+    from fqvit.models.transform import to_preprocess
+    from fqvit.models.zoo import lookup, transform_of
 
     if weights is None or weights.startswith("hf:") or Path(weights).is_dir():
         return
     row = lookup(Path(weights).stem)
     if row is None or row.name == model.name:
         return
-    if preprocess_of(row, model.module.config, Hints(), row.name) != model.preprocess:  # type: ignore[arg-type]
+    p = model.preprocess
+    if to_preprocess(transform_of(row), (p.height, p.width), p.channels, row.name)[0] != p:
         warn(
             f"{Path(weights).name} is named like {row.name}, but is loaded as {model.name}, whose preprocessing differs."
             f" If the file name is right, pass {row.name} as the model."
         )
+
+
+def warn_of_assumptions(model: FloatModel) -> None:
+    """Warn if nothing says how the images of a model are prepared."""
+    unsaid = [sentence for sentence in model.assumed if sentence.startswith(("resize:", "interpolation:", "mean and std:"))]
+    if unsaid:
+        warn(f"{model.name}: the checkpoint does not say how its images are prepared. Assumed: {'; '.join(unsaid)}.")
 
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
@@ -224,16 +243,16 @@ def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     return [] if given == used else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
-def check_name(name: str | None) -> None:
-    """Raise FqvitError for an unknown model, before torch is imported."""
-    if name is not None and not name.startswith("hf:"):
-        from fqvit.models.zoo import find
+def check_name(name: str | None, weights: str | None = None) -> None:
+    """Raise FqvitError for an unknown model, before torch is imported. With weights, they may decide instead of the name."""
+    if name is not None and weights is None and not name.startswith("hf:"):
+        from fqvit.models.zoo import check
 
-        find(name)
+        check(name)
 
 
 def row_of(name: str | None, weights: str | None) -> Row | None:
-    """Return the zoo's row of a model, by its name or the file name of its checkpoint; None for an hf: address."""
+    """Return the zoo's row of a model, by its name or the file name of its checkpoint; None if the checkpoint decides."""
     from fqvit.models.zoo import find
 
     if name is None and weights is not None:
@@ -241,15 +260,16 @@ def row_of(name: str | None, weights: str | None) -> Row | None:
     return None if name is None or name.startswith("hf:") else find(name)
 
 
-def _name_from(weights: str) -> tuple[str, str | None]:
+def _name_from(weights: str) -> tuple[str | None, str | None]:
+    """Return the name in a file name, if it is a known one, and the weights. Folders and hubs have a config instead."""
     if weights.startswith("hf:"):
         return weights, None
+    from fqvit.models import architectures
     from fqvit.models.zoo import BY_NAME
 
-    stem = Path(weights).stem.split(".")[0]
-    if stem not in BY_NAME:
-        raise FqvitError(f"{weights}: the file name matches no known model. Pass the name too; `fqvit models` lists them.")
-    return stem, weights
+    stem = Path(weights).stem
+    known = stem.split(".")[0] in BY_NAME or architectures.lookup(stem) is not None
+    return stem.split(".")[0] if known and not Path(weights).is_dir() else None, weights
 
 
 def check_output(path: Path, *read: Path | str | None) -> None:

@@ -1,6 +1,7 @@
 """Preprocess one image for a model: apply EXIF orientation, convert to 8 bits, resize and center-crop.
 
-Equal to timm's evaluation transform on PIL images, except that the EXIF orientation is applied. The result is uint8: the float
+Equal to timm's evaluation transform on PIL images (with `squash`, to its crop mode of that name and to the image processors of
+transformers that resize to a height and a width), except that the EXIF orientation is applied. The result is uint8: the float
 model normalizes it with `mean` and `std`, the integer program has both folded into its first op. Images with an unknown value
 range (32-bit and float samples) are rejected. A saved program contains its model's Preprocess. See also: images.py.
 """
@@ -36,10 +37,12 @@ UPRIGHT = {
 FULL_RESIZE_LIMIT = 1 << 24
 
 
-class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Resize the short side to `resize` (antialiased), then center-crop to height x width.
 
     mean, std: one value per channel, for pixels scaled to 0..1 (pixel / 255).
+    squash: resize to the proportions of height x width instead of keeping those of the image. The short side of the result is
+    `resize`; if that is the smaller of height and width, nothing is cropped.
     """
 
     height: Pixels
@@ -49,6 +52,7 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interpolation: Literal["bicubic", "bilinear"]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    squash: bool = False  # left out of files if False, so that programs without it keep their fingerprints
 
     def __post_init__(self) -> None:
         # ValueError, because msgspec adds the path of the wrong field to it while it reads a file.
@@ -65,8 +69,18 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pixels = np.asarray(self._resize_and_crop(eight_bit), dtype=np.uint8)
         return np.ascontiguousarray(pixels.reshape(self.height, self.width, self.channels))
 
+    @property
+    def steps(self) -> str:
+        """Describe the resize and the crop, for example "short side 248 bicubic, center crop"."""
+        if not self.squash:
+            return f"short side {self.resize} {self.interpolation}, center crop"
+        width, height = resized_size(self.width, self.height, self.resize)
+        crop = "" if (height, width) == (self.height, self.width) else ", center crop"
+        return f"squashed to {height} x {width} {self.interpolation}{crop}"
+
     def _resize_and_crop(self, image: Image.Image) -> Image.Image:
-        width, height = resized_size(image.width, image.height, self.resize)
+        shape = (self.width, self.height) if self.squash else image.size
+        width, height = resized_size(*shape, self.resize)
         left, top = crop_start(width, self.width), crop_start(height, self.height)
         resample = FILTERS[self.interpolation]
         if width * height <= FULL_RESIZE_LIMIT:

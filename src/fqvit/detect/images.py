@@ -1,7 +1,7 @@
 """Prepare an image for a detector: turn it upright, resize it with its aspect ratio kept, pad it to multiples of 32.
 
-Resizing is bilinear interpolation between pixel centres without antialiasing, by one of two rules: `opencv` gives the bits of
-OpenCV, with which released detectors were trained, and `rounded` rounds once. Float detectors and new integer detectors use
+Resizing is bilinear interpolation between pixel centres without antialiasing, by one of two rules: `opencv` is bit-identical
+to OpenCV, with which released detectors were trained, and `rounded` rounds once. Float detectors and new integer detectors use
 `opencv`; a file without the field `resize` means `rounded`.
 See also: opencv.py (the rule `opencv`), data/preprocess.py (the same for classifiers).
 """

@@ -1,5 +1,5 @@
 """Capture any torch module as a graph of leaf modules, with torch.export.
 
-capture.py runs the stages: export the module, read its ATen ops into a draft (read.py), rewrite the draft (rewrite.py), and emit
-leaf modules (emit.py). What the graph contains decides, not what the model is called.
+capture.py runs the stages: export the module, read its ATen ops into a draft (read.py), rewrite the draft (rewrite.py,
+fold.py), and emit leaf modules (emit.py). What the graph contains decides, not what the model is called.
 """

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fqvit.frontend.draft import Step, View, constant, pruned
-from fqvit.frontend.elementwise import Reader, as_tensor, lead, linear, natural
+from fqvit.frontend.draft import Step, View, broadcast_shape, constant, factor_per_head, pruned
+from fqvit.frontend.elementwise import add, linear
+from fqvit.frontend.operands import Pending, Reader, as_tensor, lead, natural
 
 
 def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
@@ -24,7 +25,7 @@ def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
     if x is not None:
         return _constant_query(reader, x, b.transposed(-1, -2))
     assert isinstance(a, View)
-    front = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    front = broadcast_shape(a.shape[:-2], b.shape[:-2])
     a, b = a.broadcast((*front, *a.shape[-2:])), b.broadcast((*front, *b.shape[-2:]))
     shape = (*front, a.shape[-2], b.shape[-1])
     windows = _windows(front)
@@ -51,9 +52,9 @@ def _scores(reader: Reader, q: View, k: View) -> View:
     operands = []
     for view in (q, k):
         if view.scale is not None:
-            per_head = view.scale.movedim(-3, 0).reshape(heads, -1)
-            if bool((per_head == per_head[:, :1]).all()) and view.offset is None:
-                factor = factor * per_head[:, 0]
+            per_head = factor_per_head(view.scale)
+            if per_head is not None and view.offset is None:
+                factor = factor * per_head
                 view = View(view.steps, view.index)
         operands.append(view)
     step = reader.step("scores", operands, (*q.shape[:-1], k.shape[-2]), scale=factor)
@@ -179,9 +180,22 @@ def einsum(reader: Reader, equation: str, operands: list[View | Tensor], **rest:
     return product.moved(lambda t: t.permute(*(order.index(c) for c in result)))
 
 
+def baddbmm(reader: Reader, term: View | Tensor, a: View, b: View, beta: float = 1, alpha: float = 1) -> View | Pending:
+    """beta term + alpha a b"""
+    product = matmul(reader, a, b).scaled(torch.tensor(float(alpha)))
+    if beta == 0:
+        return product
+    return add(reader, product, term, beta)
+
+
+def addmm(reader: Reader, term: Tensor, x: View, weight: Tensor, beta: float = 1, alpha: float = 1) -> View | Pending:
+    """beta term + alpha x weight"""
+    if beta == alpha == 1 and isinstance(weight, Tensor) and isinstance(term, Tensor) and term.ndim == 1:
+        return linear(reader, x, weight.T.contiguous(), term)
+    return baddbmm(reader, term, x, weight, beta, alpha)  # type: ignore[arg-type]
+
+
 HANDLERS: dict[str, Callable[..., Any]] = {
     "matmul": matmul, "bmm": matmul, "mm": matmul, "softmax": softmax, "_softmax": softmax,
-    "scaled_dot_product_attention": attention, "einsum": einsum,
-    "addmm": lambda r, bias, x, w: linear(r, x, w.T.contiguous(), bias),
+    "scaled_dot_product_attention": attention, "einsum": einsum, "baddbmm": baddbmm, "addmm": addmm,
 }  # fmt: skip
-

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from fqvit.errors import FqvitError
-from fqvit.frontend.draft import Step
+from fqvit.frontend.draft import Draft, Step, forget_positions
 from fqvit.frontend.emit import Emitter
 from fqvit.frontend.read import read
-from fqvit.frontend.rewrite import REWRITES, Draft
+from fqvit.frontend.rewrite import REWRITES
 from fqvit.models.graph import Captured
 
 TOLERANCE = 2e-3  # relative to the largest output; float32 rounding in another order stays far below
+MANY_PIXELS = 256 * 256  # larger images are compared one at a time
 
 
 def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
@@ -26,21 +29,35 @@ def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
     """
     channels, height, width = size
     module = copy.deepcopy(module).cpu().float().eval()
-    example = torch.zeros(1, channels, height, width)
+    name = type(module).__name__
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        with _refusing(f"{name}: torch.export cannot capture this module"):
+            program = torch.export.export(module, (torch.zeros(1, channels, height, width),), strict=False)
         try:
-            program = torch.export.export(module, (example,), strict=False)
-        except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise FqvitError(f"{type(module).__name__}: torch.export cannot capture this module ({first}).") from error
-    draft = Draft(read(program, Step("images", "", [], (height, width, channels))))
-    for rewrite in REWRITES:
-        rewrite(draft)
-    graph = Emitter(draft, lambda path: _is_module(module, path)).graph()
-    captured = Captured(graph)
-    check(module, captured, size)
+            draft = Draft(read(program, Step("images", "", [], (height, width, channels))))
+            for rewrite in REWRITES:
+                with _refusing(f"{name}: {rewrite.__name__} does not support this model"):
+                    rewrite(draft)
+            with _refusing(f"{name}: cannot be expressed with leaf modules"):
+                captured = Captured(Emitter(draft, lambda path: _is_module(module, path)).graph())
+        finally:
+            forget_positions()
+        with _refusing(f"{name}: cannot run with several images"):
+            captured.parity = check(module, captured, size)
     return captured
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Report an exception of torch, or a violated assumption about the model, as a refusal."""
+    try:
+        yield
+    except FqvitError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise FqvitError(f"{problem} ({first}).") from error
 
 
 def _is_module(module: nn.Module, path: str) -> bool:
@@ -52,15 +69,19 @@ def _is_module(module: nn.Module, path: str) -> bool:
 
 @torch.no_grad()
 def check(module: nn.Module, captured: Captured, size: tuple[int, int, int]) -> float:
-    """Compare module and graph on two random images; return the largest relative difference of an output."""
-    images = torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
+    """Compare module and graph on random images; return the largest relative difference of an output."""
+    count = 2 if size[1] * size[2] <= MANY_PIXELS else 1
+    images = torch.randn(count, *size, generator=torch.Generator().manual_seed(0))
     wanted = [x for x in _tensors(module(images)) if x.is_floating_point()]
     worst = 0.0
-    for want, have in zip(wanted, captured.graph.run_all(images)[-1:] + captured.graph.run_all(images)[:-1], strict=True):
+    *others, last = captured.graph.run_all(images)
+    for want, have in zip(wanted, [last, *others], strict=True):
         error = float((want.reshape(have.shape) - have).abs().max() / want.abs().max().clamp(min=1e-12))
         worst = max(worst, error)
     if not worst <= TOLERANCE:
-        raise FqvitError(f"{type(module).__name__}: the captured graph differs from the module by {worst:.2g} of its largest output.")
+        raise FqvitError(
+            f"{type(module).__name__}: the captured graph differs from the module by {worst:.2g} of its largest output."
+        )
     return worst
 
 

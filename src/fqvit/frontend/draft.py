@@ -60,7 +60,62 @@ class Step:
 
     def view(self) -> View:
         """Return the output as a view with the step's own layout."""
-        return View((self,), torch.arange(self.size).view(self.shape))
+        return View((self,), positions(self.size).view(self.shape))
+
+
+class _Positions:
+    """0, 1, 2, ...: one buffer that the indices of all views without rearrangement share."""
+
+    buffer = torch.arange(0)
+
+
+def positions(size: int) -> Tensor:
+    """Return 0, ..., size - 1 as a part of a shared buffer, which must not be modified.
+
+    A view that was only reshaped, permuted, sliced or broadcast refers to this buffer too. Such an index takes no memory, and
+    its strides tell what it contains.
+    """
+    if size > _Positions.buffer.numel():
+        _Positions.buffer = torch.arange(max(size, 2 * _Positions.buffer.numel()))
+    return _Positions.buffer[:size]
+
+
+def forget_positions() -> None:
+    """Free the shared buffer."""
+    _Positions.buffer = torch.arange(0)
+
+
+def _is_strided(index: Tensor) -> bool:
+    """Whether an index is a strided view of the shared buffer that starts at 0."""
+    return index.untyped_storage().data_ptr() == _Positions.buffer.untyped_storage().data_ptr() and index.storage_offset() == 0
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of an elementwise operation of tensors with these shapes."""
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """Reduce axes along which a tensor is broadcast (stride 0) to length 1."""
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def uniform(tensor: Tensor) -> float | None:
+    """Return the value of all elements if they are equal, otherwise None."""
+    values = compact(tensor)
+    first = values.flatten()[0]
+    return float(first) if bool((values == first).all()) else None
+
+
+def factor_per_head(scale: Tensor) -> Tensor | None:
+    """Return the factors [H] of values [..., H, M, N]; None if they differ within a head."""
+    heads = scale.shape[-3]
+    values = compact(scale)
+    per_head = values.movedim(-3, 0).reshape(values.shape[-3], -1)
+    return per_head[:, 0].expand(heads) if bool((per_head == per_head[:, :1]).all()) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +144,19 @@ class View:
         """Whether the view only moves the values of one step."""
         return self.scale is None and self.offset is None and len(self.steps) == 1
 
+    def part(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Return which elements of the view belong to a step, as a mask, and the positions of those elements in the step."""
+        start = sum(before.size for before in self.steps[: self.steps.index(step)])
+        inside = (self.index >= start) & (self.index < start + step.size)
+        return inside, self.index[inside] - start
+
+    def without_constants(self, inside: Tensor) -> View:
+        """Remove the factors and terms of some elements."""
+        scale = None if self.scale is None else torch.where(inside | (self.index < 0), 1.0, self.scale)
+        offset = None if self.offset is None else torch.where(inside, 0.0, self.offset)
+        scale = None if scale is None or bool((scale == 1).all()) else scale
+        return View(self.steps, self.index, scale, None if offset is None or not offset.any() else offset)
+
     def moved(self, move: Callable[[Tensor], Tensor], padding: Callable[[Tensor, float], Tensor] | None = None) -> View:
         """Apply a function that moves elements. padding(tensor, value): the same function with this value for padding."""
 
@@ -109,7 +177,7 @@ class View:
 
     def scaled(self, factor: Tensor) -> View:
         """Multiply by a constant that broadcasts against the view."""
-        view = self.broadcast(torch.broadcast_shapes(self.shape, factor.shape))
+        view = self.broadcast(broadcast_shape(self.shape, factor.shape))
         factor = factor.double().broadcast_to(view.shape)
         scale = factor if view.scale is None else view.scale * factor
         offset = None if view.offset is None else view.offset * factor
@@ -117,7 +185,7 @@ class View:
 
     def shifted(self, term: Tensor) -> View:
         """Add a constant that broadcasts against the view."""
-        view = self.broadcast(torch.broadcast_shapes(self.shape, term.shape))
+        view = self.broadcast(broadcast_shape(self.shape, term.shape))
         term = term.double().broadcast_to(view.shape)
         return replace(view, offset=term if view.offset is None else view.offset + term)
 
@@ -128,13 +196,15 @@ class View:
         """Return the scale if it is one number, otherwise None."""
         if self.scale is None:
             return 1.0
-        first = self.scale.flatten()[0]
-        return float(first) if bool((self.scale == first).all()) else None
+        return uniform(self.scale)
 
     def is_whole(self) -> bool:
         """Whether the view contains every element of its step exactly once."""
         if len(self.steps) != 1 or self.index.numel() != self.step.size:
             return False
+        if _is_strided(self.index):
+            axes = sorted((stride, size) for size, stride in zip(self.shape, self.index.stride(), strict=True) if size > 1)
+            return all(stride == math.prod(size for _, size in axes[:i]) for i, (stride, _) in enumerate(axes))
         flat = self.index.flatten()
         seen = torch.zeros(self.step.size, dtype=torch.bool)
         seen[flat.clamp(min=0)] = True
@@ -142,20 +212,18 @@ class View:
 
     def is_identity(self) -> bool:
         """Whether the view is the step's output, up to its shape."""
-        return (
-            len(self.steps) == 1
-            and self.index.numel() == self.step.size
-            and bool((self.index.flatten() == torch.arange(self.step.size)).all())
-        )
-
-    def values_in(self, layout: Tensor, constant: Tensor) -> Tensor:
-        """Rearrange a constant of this view's shape into the layout of the step. layout: inverse() of this view"""
-        return constant.reshape(-1)[layout]
+        if len(self.steps) != 1 or self.index.numel() != self.step.size:
+            return False
+        if _is_strided(self.index):
+            return self.index.is_contiguous()
+        return torch.equal(self.index.flatten(), positions(self.step.size))
 
     def inverse(self) -> Tensor:
         """Return the position in this view of every element of the step: [size]. The view must be whole."""
+        if self.is_identity():
+            return positions(self.step.size)
         result = torch.empty(self.step.size, dtype=torch.int64)
-        result[self.index.flatten()] = torch.arange(self.step.size)
+        result[self.index.flatten()] = positions(self.step.size)
         return result
 
 
@@ -218,3 +286,55 @@ def pruned(view: View) -> View:
     if len(kept) == len(view.steps):
         return view
     return View(tuple(kept), _renumbered(view, starts), view.scale, view.offset)
+
+
+def same_view(a: View, b: View) -> bool:
+    """Whether two views have the same values in the same order."""
+
+    def equal(x: Tensor | None, y: Tensor | None) -> bool:
+        return (x is None) == (y is None) and (x is None or y is None or torch.equal(x.flatten(), y.flatten()))
+
+    return a.steps == b.steps and equal(a.index, b.index) and equal(a.scale, b.scale) and equal(a.offset, b.offset)
+
+
+@dataclass
+class Draft:
+    """The outputs of a model as views. All steps are reachable from them."""
+
+    outputs: list[View]
+
+    def steps(self) -> list[Step]:
+        """Return all steps in an order in which every step follows its inputs."""
+        found: list[Step] = []
+        seen: set[int] = set()
+        stack = [(step, False) for view in reversed(self.outputs) for step in reversed(view.steps)]
+        while stack:
+            step, done = stack.pop()
+            if done:
+                found.append(step)
+            elif id(step) not in seen:
+                seen.add(id(step))
+                stack.append((step, True))
+                stack.extend((inner, False) for view in reversed(step.inputs) for inner in reversed(view.steps))
+        return found
+
+    def readers(self) -> dict[Step, list[tuple[Step | None, int]]]:
+        """Return {step: [(reader, number of the input)]}; the reader None is an output of the model."""
+        result: dict[Step, list[tuple[Step | None, int]]] = {step: [] for step in self.steps()}
+        for step in result:
+            for i, view in enumerate(step.inputs):
+                for source in view.steps:
+                    result[source].append((step, i))
+        for i, view in enumerate(self.outputs):
+            for source in view.steps:
+                result[source].append((None, i))
+        return result
+
+    def get(self, reader: Step | None, i: int) -> View:
+        return self.outputs[i] if reader is None else reader.inputs[i]
+
+    def set(self, reader: Step | None, i: int, view: View) -> None:
+        if reader is None:
+            self.outputs[i] = view
+        else:
+            reader.inputs[i] = view

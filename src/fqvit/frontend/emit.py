@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.frontend.draft import Step, View
-from fqvit.frontend.rewrite import Draft, attention_operands, runs, splits_heads
+from fqvit.frontend.draft import Draft, Step, View
+from fqvit.frontend.rewrite import attention_operands, runs, splits_heads
 from fqvit.frontend.roles import PRODUCTS, role_of
 from fqvit.frontend.strides import strided
 from fqvit.models import general, layers, maps
@@ -39,7 +39,10 @@ class Emitter:
                 self.names[step] = IMAGES
                 continue
             self.roles[step] = role_of(step, self.readers[step])
-            getattr(self, f"_{step.kind}")(step)
+            try:
+                getattr(self, f"_{step.kind}")(step)
+            except (AssertionError, RuntimeError, IndexError) as error:
+                raise FqvitError(f"{step.path or 'model'}: this form of {step.kind} is not supported ({error}).") from error
         outputs = [self.value(view, "output") for view in self.draft.outputs]
         return Graph(tuple(self.nodes), outputs[0], tuple(outputs[1:]))
 
@@ -133,6 +136,7 @@ class Emitter:
             self.step(step, patches, (IMAGES,))
             return
         role = self.roles[step]
+        step.shape = (len(index), outputs)
         stem = general.Stem(index, weight.view(outputs, -1, channels).contiguous(), terms, role)
         self.step(step, stem, (IMAGES,))
 
@@ -205,7 +209,9 @@ class Emitter:
         for c in range(width):
             own = (partners - rows)[:, c][used[:, c]]
             if len(own) and not (bool((own == own[0]).all()) and 0 <= int(own[0]) < width):
-                raise FqvitError(f"{step.path}: adds a rearranged copy of a value in an unknown pattern, which is not supported.")
+                raise FqvitError(
+                    f"{step.path}: adds a rearranged copy of a value in an unknown pattern, which is not supported."
+                )
             partner[c] = own[0] if len(own) else c
         tables = []
         for table in (cos, sin):
@@ -301,7 +307,8 @@ def _movement(view: View) -> Leaf:
     """Return a leaf that gathers a view of one step."""
     channels, shape = view.step.shape[-1], view.shape
     if view.is_identity():
-        return general.Route(shape, range(len(shape)), shape, keeps_channels=shape[-1] % channels == 0)
+        times = 0 if shape[-1] % channels else shape[-1] // channels
+        return general.Route(shape, range(len(shape)), shape, times=times)
     width = runs(view)
     if width % channels == 0 and (len(shape) > 1 or shape[0] > 0) and len(view.step.shape) > 1:
         first = view.index.reshape(-1, channels)[:, 0]

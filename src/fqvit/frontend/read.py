@@ -1,7 +1,8 @@
 """Read the ATen graph of an exported module into a draft of steps and views.
 
 Ops on constants alone are computed at once: position tables, masks, rotary tables and resampled embeddings become constants.
-Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in ops.py.
+Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in elementwise.py, norms.py,
+spatial.py, resample.py or attention.py.
 """
 
 from __future__ import annotations
@@ -15,25 +16,33 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from fqvit.errors import FqvitError
-from fqvit.frontend import attention, elementwise, spatial
+from fqvit.frontend import attention, elementwise, norms, resample, spatial
 from fqvit.frontend.draft import Step, View, concatenate, constant
-from fqvit.frontend.elementwise import Pending, Reader, lead
+from fqvit.frontend.operands import Pending, Reader, lead
 
-HANDLERS: dict[str, Callable[..., Any]] = {**elementwise.HANDLERS, **spatial.HANDLERS, **attention.HANDLERS}
+HANDLERS: dict[str, Callable[..., Any]] = {
+    **elementwise.HANDLERS,
+    **norms.HANDLERS,
+    **spatial.HANDLERS,
+    **resample.HANDLERS,
+    **attention.HANDLERS,
+}
 
 # Ops that return elements of their first argument in another order or shape. They work on an index as on any other tensor.
 MOVES = {
     "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "numpy_T", "flatten", "unflatten", "squeeze", "unsqueeze",
-    "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "expand", "expand_as", "repeat",
+    "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "expand", "expand_as",
+    "repeat", "gather",
     "roll", "flip", "rot90", "index", "index_select", "unfold", "movedim", "swapaxes", "swapdims", "pixel_shuffle",
     "pixel_unshuffle", "repeat_interleave", "broadcast_to", "view_as", "reshape_as", "hsplit", "vsplit", "moveaxis",
 }  # fmt: skip
 # Ops that return their first argument in inference.
 IDENTITIES = {
-    "dropout", "dropout_", "feature_dropout", "alpha_dropout", "clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy",
-    "to", "_to_copy", "type_as", "float", "lift_fresh", "native_dropout",
+    "dropout", "dropout_", "feature_dropout", "alpha_dropout", "clone", "contiguous", "alias", "detach", "detach_",
+    "lift_fresh_copy", "to", "_to_copy", "type_as", "float", "lift_fresh", "native_dropout",
 }  # fmt: skip
 IGNORED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_size", "sym_constrain_range_for_size"}
+RANDOM = {"rand", "rand_like", "randn", "randn_like", "randint", "randperm", "bernoulli", "multinomial", "normal"}
 
 
 def read(program: ExportedProgram, images: Step) -> list[View]:
@@ -54,7 +63,16 @@ def read(program: ExportedProgram, images: Step) -> list[View]:
             known = names.get(node.name)
             arguments.append(View((images,), index) if known is None else tensors[known].detach())
     outputs = _run(program.graph_module, arguments, reader)
-    views = [constant(x) if isinstance(x, Tensor) else x for x in _flat(outputs) if isinstance(x, View | Tensor)]
+    flat = _flat(outputs)
+    if any(isinstance(x, Pending) for x in flat):
+        raise FqvitError("model: an output is a norm or a square, which is not supported.")
+    views = [
+        constant(x) if isinstance(x, Tensor) else x
+        for x in flat
+        if isinstance(x, View) or (isinstance(x, Tensor) and x.is_floating_point())
+    ]
+    if not views:
+        raise FqvitError("model: has no floating-point output.")
     return [view.reshaped(*(lead(view.shape) or (1,))) for view in views]
 
 
@@ -74,7 +92,7 @@ def _run(module: fx.GraphModule, arguments: list[Any], reader: Reader) -> Any:
             reader.path = _path(node) or reader.path
             values[node] = _call(node, args, dict(kwargs), reader)
             if _in_place(node) and node.args:  # later ops may read the modified argument itself
-                values[node.args[0]] = values[node]  # type: ignore[index]
+                values[node.args[0]] = values[node]
     return None
 
 
@@ -84,47 +102,65 @@ def _in_place(node: fx.Node) -> bool:
 
 
 def _call(node: fx.Node, args: Any, kwargs: dict[str, Any], reader: Reader) -> Any:
+    """Compute one op. Raises FqvitError with the module's path and the op."""
     target: Any = node.target
+    name = str(getattr(target, "_opname", getattr(target, "__name__", target)))
+    where = f"{reader.path or 'model'}: aten.{name}"
+    if name in RANDOM and node.users:
+        raise FqvitError(f"{where} gives other numbers in every run, which is not supported. Pass fixed numbers to the module.")
+    try:
+        result = _apply(target, name, args, kwargs, reader)
+    except FqvitError:
+        raise
+    except NotImplementedError as error:
+        raise FqvitError(f"{where} {error}.") from None
+    except Exception as error:  # of torch, or a handler's assumption about its arguments
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise FqvitError(f"{where} with these arguments is not supported ({reason}).") from error
+    wanted = node.meta.get("val")
+    if isinstance(result, View) and isinstance(wanted, Tensor):
+        if result.shape != tuple(wanted.shape):
+            raise FqvitError(f"{where} has shape {list(wanted.shape)}, but {list(result.shape)} was derived.")
+        if not wanted.is_floating_point():
+            raise FqvitError(f"{where} computes {wanted.dtype} from the image, which is not supported.")
+    return result
+
+
+def _apply(target: Any, name: str, args: Any, kwargs: dict[str, Any], reader: Reader) -> Any:
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _call_wrapped(target, args, reader)
     if not any(isinstance(x, View | Pending) for x in _flat([args, kwargs])):
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            return _call_wrapped(target, args, reader)
         return target(*args, **kwargs)
     if target is operator.getitem:
         return args[0][args[1]]
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return _call_wrapped(target, args, reader)
-    name = str(getattr(target, "_opname", getattr(target, "__name__", target)))
     if name in IGNORED:
         return None
-    handler = HANDLERS.get(name.rstrip("_") if name not in HANDLERS else name)
-    try:
-        if handler is not None:
-            return handler(reader, *args, **kwargs)
-        if name in IDENTITIES:
-            return args[0]
-        if name in MOVES:
-            return _move(target, args, kwargs)
-        if name in ("cat", "concat", "concatenate"):
-            views = [x if isinstance(x, View) else constant(x) for x in args[0]]
-            views = [view for view in views if view.index.numel()]
-            return concatenate(views, args[1] if len(args) > 1 else kwargs.get("dim", 0))
-        if name == "stack":
-            axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-            ends = axis if axis >= 0 else axis + len(_shape(args[0][0])) + 1
-            views = [x if isinstance(x, View) else constant(x) for x in args[0]]
-            return concatenate([view.moved(lambda x: x.unsqueeze(ends)) for view in views], ends)
-        if name in ("constant_pad_nd", "pad"):
-            return _pad(args, kwargs)
-    except NotImplementedError as error:
-        raise FqvitError(f"{reader.path or 'model'}: aten.{name} {error}.") from None
-    raise FqvitError(f"{reader.path or 'model'}: aten.{name} is not supported.")
+    handler = HANDLERS.get(name if name in HANDLERS else name.rstrip("_"))
+    if handler is not None:
+        return handler(reader, *args, **kwargs)
+    if name in IDENTITIES:
+        return args[0]
+    if name in MOVES:
+        return _move(target, args, kwargs)
+    if name in ("cat", "concat", "concatenate"):
+        views = [x if isinstance(x, View) else constant(x) for x in args[0]]
+        views = [view for view in views if view.index.numel()]
+        return concatenate(views, args[1] if len(args) > 1 else kwargs.get("dim", 0))
+    if name == "stack":
+        axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        ends = axis if axis >= 0 else axis + len(args[0][0].shape) + 1
+        views = [x if isinstance(x, View) else constant(x) for x in args[0]]
+        return concatenate([view.moved(lambda x: x.unsqueeze(ends)) for view in views], ends)
+    if name in ("constant_pad_nd", "pad"):
+        return _pad(args, kwargs)
+    raise NotImplementedError("is not supported")
 
 
 def _call_wrapped(target: Any, args: Any, reader: Reader) -> Any:
     """Run the body of an op that only changes a mode: gradients on or off, autocast."""
     modules = [i for i, x in enumerate(args) if isinstance(x, fx.GraphModule)]
     if len(modules) != 1:
-        raise FqvitError(f"{reader.path or 'model'}: {target} is not supported.")
+        raise NotImplementedError("is not supported")
     return _run(args[modules[0]], list(args[modules[0] + 1 :]), reader)
 
 
@@ -153,7 +189,8 @@ def _move(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _pad(args: Any, kwargs: dict[str, Any]) -> View:
-    view, widths = args[0], args[1]
+    view: View = args[0]
+    widths = args[1]
     if isinstance(args[2] if len(args) > 2 else None, str) and args[2] != "constant":
         mode = args[2]
         return view.moved(lambda x: torch.nn.functional.pad(x.double(), widths, mode).to(x.dtype))
@@ -163,10 +200,6 @@ def _pad(args: Any, kwargs: dict[str, Any]) -> View:
         return padded
     inside = torch.nn.functional.pad(torch.zeros(view.shape, dtype=torch.float64), widths, value=float(value))
     return padded.shifted(inside)
-
-
-def _shape(x: Any) -> tuple[int, ...]:
-    return tuple(x.shape)
 
 
 def _path(node: fx.Node) -> str:

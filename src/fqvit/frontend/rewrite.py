@@ -6,56 +6,20 @@ The order of REWRITES matters. Each rewrite changes steps and views in place and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fqvit.errors import FqvitError
-from fqvit.frontend.draft import Step, View, pruned
-
-
-@dataclass
-class Draft:
-    """The outputs of a model as views. All steps are reachable from them."""
-
-    outputs: list[View]
-
-    def steps(self) -> list[Step]:
-        """Return all steps in an order in which every step follows its inputs."""
-        found: list[Step] = []
-        seen: set[int] = set()
-        stack = [(step, False) for view in reversed(self.outputs) for step in reversed(view.steps)]
-        while stack:
-            step, done = stack.pop()
-            if done:
-                found.append(step)
-            elif id(step) not in seen:
-                seen.add(id(step))
-                stack.append((step, True))
-                stack.extend((inner, False) for view in reversed(step.inputs) for inner in reversed(view.steps))
-        return found
-
-    def readers(self) -> dict[Step, list[tuple[Step | None, int]]]:
-        """Return {step: [(reader, number of the input)]}; the reader None is an output of the model."""
-        result: dict[Step, list[tuple[Step | None, int]]] = {step: [] for step in self.steps()}
-        for step in result:
-            for i, view in enumerate(step.inputs):
-                for source in view.steps:
-                    result[source].append((step, i))
-        for i, view in enumerate(self.outputs):
-            for source in view.steps:
-                result[source].append((None, i))
-        return result
-
-    def get(self, reader: Step | None, i: int) -> View:
-        return self.outputs[i] if reader is None else reader.inputs[i]
-
-    def set(self, reader: Step | None, i: int, view: View) -> None:
-        if reader is None:
-            self.outputs[i] = view
-        else:
-            reader.inputs[i] = view
+from fqvit.frontend.draft import Draft, Step, View, positions, pruned, same_view
+from fqvit.frontend.fold import (
+    add_constants,
+    fold_into_consumer,
+    fold_into_producer,
+    fold_into_scores,
+    scale_channels,
+    scale_terms_of_sums,
+)
 
 
 def prune(draft: Draft) -> None:
@@ -63,83 +27,6 @@ def prune(draft: Draft) -> None:
     for step in draft.steps():
         step.inputs = [pruned(view) for view in step.inputs]
     draft.outputs = [pruned(view) for view in draft.outputs]
-
-
-def fold_into_producer(draft: Draft) -> None:
-    """Fold a factor and a term per channel into the linear layer, convolution or norm before: LayerScale, batch norm.
-
-    Every reader must see the same factors, except that readers of other channels do not count.
-    """
-    for step, readers in draft.readers().items():
-        if step.kind not in ("linear", "depthwise", "norm"):
-            continue
-        views = [draft.get(reader, i) for reader, i in readers]
-        if any(len(view.steps) > 1 for view in views):
-            continue
-        channels = step.shape[-1]
-        scale, term = torch.ones(channels, dtype=torch.float64), torch.zeros(channels, dtype=torch.float64)
-        known = torch.zeros(channels, dtype=torch.bool)
-        if all(view.scale is None and view.offset is None for view in views) or not all(
-            _per_channel(view, channels, scale, term, known) for view in views
-        ):
-            continue
-        axis = (-1, 1) if step.kind == "linear" else (-1,)
-        step.data["weight"] = step.data["weight"] * scale.view(axis)
-        bias = step.data["bias"]
-        step.data["bias"] = term if bias is None else bias * scale + term
-        for (reader, i), view in zip(readers, views, strict=True):
-            outside = view.index < 0  # a constant in a view has no producer: it keeps its term
-            offset = None if view.offset is None else torch.where(outside, view.offset, 0.0)
-            draft.set(reader, i, replace(view, scale=None, offset=None if offset is None or not offset.any() else offset))
-
-
-def _per_channel(view: View, channels: int, scale: Tensor, term: Tensor, known: Tensor) -> bool:
-    """Collect the factor and the term of each channel; return False if they differ within a channel."""
-    inside = view.index >= 0
-    channel = (view.index % channels)[inside]
-    own = []
-    for values, empty in ((view.scale, 1.0), (view.offset, 0.0)):
-        own.append(torch.full(channel.shape, empty, dtype=torch.float64) if values is None else values[inside])
-    candidate = [scale.clone(), term.clone()]
-    for target, values in zip(candidate, own, strict=True):
-        fresh = target.clone()
-        fresh[channel] = values
-        if not torch.equal(fresh[channel], values) or not torch.equal(fresh[known], target[known]):
-            return False
-        target.copy_(fresh)
-    scale.copy_(candidate[0])
-    term.copy_(candidate[1])
-    known[channel] = True
-    return True
-
-
-def fold_into_consumer(draft: Draft) -> None:
-    """Fold a factor and a term per input channel into the linear layer after: batch norm before a layer, normalised pixels."""
-    for step in draft.steps():
-        if step.kind not in ("linear", "depthwise"):
-            continue
-        (view,) = step.inputs
-        if view.scale is None and view.offset is None:
-            continue
-        weight, bias = step.data["weight"], step.data["bias"]
-        columns = view.shape[-1] if step.kind == "linear" else view.shape[-2] * view.shape[-1]
-        scale, offset = view.scale, view.offset
-        inside = (view.index >= 0).reshape(-1, columns)
-        if offset is not None:
-            rows = offset.reshape(-1, columns)
-            if not bool((rows == rows[:1]).all()):
-                continue
-            first = rows[0]
-            added = weight @ first if step.kind == "linear" else (weight * first.view(weight.shape)).sum(0)
-            bias = added if bias is None else bias + added
-        if scale is not None:
-            rows = scale.reshape(-1, columns)
-            best = rows[inside.sum(1).argmax()]
-            if not bool(((rows == best) | ~inside).all()):
-                continue
-            weight = weight * best if step.kind == "linear" else weight * best.view(weight.shape)
-        step.data["weight"], step.data["bias"] = weight, bias
-        step.inputs = [View(view.steps, view.index)]
 
 
 def sort_columns(draft: Draft) -> None:
@@ -185,7 +72,7 @@ def _divisors(n: int) -> list[int]:
 def leave_windows_before_linear(draft: Draft) -> None:
     """Move a gather of rows from the output of a linear layer to its input, where it moves bytes instead of accumulators."""
     for step, readers in draft.readers().items():
-        if step.kind != "linear" or len(readers) != 1 or readers[0][0] is None:
+        if step.kind != "linear" or len(readers) != 1 or readers[0][0] is None or reads_images(step):
             continue
         reader, i = readers[0]
         assert reader is not None
@@ -201,6 +88,10 @@ def leave_windows_before_linear(draft: Draft) -> None:
         step.inputs = [gathered.reshaped(*view.shape[:-1], inner.shape[-1])]
         step.shape = view.shape
         draft.set(reader, i, step.view())
+
+
+def reads_images(step: Step) -> bool:
+    return any(source.kind == "images" for view in step.inputs for source in view.steps)
 
 
 def merge_qkv(draft: Draft) -> None:
@@ -250,15 +141,6 @@ def attention_operands(context: Step) -> tuple[View, View, View] | None:
     return (*scores.step.inputs, v)  # type: ignore[return-value]
 
 
-def same_view(a: View, b: View) -> bool:
-    """Whether two views have the same values in the same order."""
-
-    def equal(x: Tensor | None, y: Tensor | None) -> bool:
-        return (x is None) == (y is None) and (x is None or y is None or torch.equal(x.flatten(), y.flatten()))
-
-    return a.steps == b.steps and equal(a.index, b.index) and equal(a.scale, b.scale) and equal(a.offset, b.offset)
-
-
 def splits_heads(view: View, part: int) -> bool:
     """Whether a view is part 0, 1 or 2 of a linear layer's output [..., T, 3 H D], as [..., H, T, D]."""
     if not view.is_plain or len(view.shape) < 3:
@@ -266,7 +148,7 @@ def splits_heads(view: View, part: int) -> bool:
     *front, heads, tokens, width = view.shape
     if view.step.size != 3 * view.index.numel() or view.step.shape != (*front, tokens, 3 * heads * width):
         return False
-    full = torch.arange(view.step.size).view(*front, tokens, 3, heads, width)
+    full = positions(view.step.size).view(*front, tokens, 3, heads, width)
     return torch.equal(view.index, full.select(-3, part).transpose(-2, -3))
 
 
@@ -306,87 +188,9 @@ def is_attention_input(draft: Draft, step: Step, readers: list[tuple[Step | None
     return found is not None and all(view.steps == (step,) and splits_heads(view, i) for i, view in enumerate(found))
 
 
-def add_constants(draft: Draft) -> None:
-    """Turn terms that remain, such as position embeddings and class tokens, into steps of their own; each only once."""
-    made: list[tuple[View, Step]] = []
-    for reader in [*draft.steps(), None]:
-        for i, view in enumerate(draft.outputs if reader is None else reader.inputs):
-            if view.offset is None:
-                continue
-            if not view.steps:
-                raise FqvitError("model: an output or operand does not depend on the image, which is not supported.")
-            if view.scale is not None:
-                continue
-            known = next((step for other, step in made if same_view(other, view)), None)
-            if known is None:
-                inner = replace(view, offset=None)
-                path = f"{reader.path}.input" if reader is not None else "output"
-                known = Step("embed", path, [inner], view.shape, {"offset": view.offset})
-                made.append((view, known))
-            draft.set(reader, i, known.view().reshaped(*view.shape))
-
-
-def fold_into_scores(draft: Draft) -> None:
-    """Make factors and terms between scores and softmax part of them: scale per head, relative position bias, mask."""
-    for softmax in [step for step in draft.steps() if step.kind == "softmax"]:
-        (view,) = softmax.inputs
-        scores = view.step if len(view.steps) == 1 else None
-        if scores is None or scores.kind != "scores" or len(draft.readers()[scores]) != 1 or not view.is_identity():
-            continue
-        heads = scores.shape[-3]
-        if view.scale is not None:
-            per_head = view.scale.movedim(-3, 0).reshape(heads, -1)
-            if not bool((per_head == per_head[:, :1]).all()):
-                raise FqvitError(f"{softmax.path}: scores with factors that differ within a head are not supported.")
-            scores.data["scale"] = scores.data["scale"] * per_head[:, 0]
-        if view.offset is not None:
-            bias, mask = _bias_and_mask(view.offset, softmax.path)
-            if bool(bias.any()):
-                scores.data["bias"] = bias
-            if not bool(mask.all()):
-                softmax.data["mask"] = mask
-        softmax.inputs = [View(view.steps, view.index)]
-
-
-MASKED = -80.0  # a term at most this low removes a pair of tokens: exp(-80) is far below float32's precision
-
-
-def _bias_and_mask(offset: Tensor, path: str) -> tuple[Tensor, Tensor]:
-    """Split a term of the scores [W, H, M, N] or [H, M, N] into a bias [H, M, N] and a mask [W, M, N], False if masked."""
-    terms = offset if offset.ndim == 4 else offset[None]
-    allowed = terms > MASKED
-    if not bool((allowed == allowed[:, :1]).all()):
-        raise FqvitError(f"{path}: a mask that differs between heads is not supported.")
-    best = torch.where(allowed, terms, -torch.inf).amax(0)
-    bias = torch.where(best.isfinite(), best, 0.0)
-    if not bool(((terms - bias).abs()[allowed] <= 1e-4 * bias.abs().max() + 1e-9).all()):
-        raise FqvitError(f"{path}: a bias that differs between windows is not supported.")
-    return bias, allowed[:, 0]
-
-
-def scale_channels(draft: Draft) -> None:
-    """Turn factors that remain into a step with one factor and one term per channel."""
-    made: list[tuple[View, Step]] = []
-    for reader in [*draft.steps(), None]:
-        for i, view in enumerate(draft.outputs if reader is None else reader.inputs):
-            if view.scale is None or (reader is not None and reader.kind == "rotary"):
-                continue
-            channels = view.step.shape[-1]
-            scale, term = torch.ones(channels, dtype=torch.float64), torch.zeros(channels, dtype=torch.float64)
-            without_term = replace(view, offset=None)
-            if not _per_channel(without_term, channels, scale, term, torch.zeros(channels, dtype=torch.bool)):
-                where = reader.path if reader is not None else "output"
-                raise FqvitError(f"{where}: multiplies by a constant that differs between positions, which is not supported.")
-            source = view.step
-            known = next((s for v, s in made if v.step is source and torch.equal(s.data["weight"][0], scale)), None)
-            if known is None:
-                known = Step("affine", f"{source.path}.scaled", [source.view()], source.shape, {"weight": scale[None], "bias": term})
-                made.append((view, known))
-            draft.set(reader, i, View((known,), view.index, None, view.offset))
-
-
 REWRITES: tuple[Callable[[Draft], None], ...] = (
     prune,
+    scale_terms_of_sums,
     fold_into_producer,
     fold_into_consumer,
     fold_into_scores,

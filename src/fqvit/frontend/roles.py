@@ -15,7 +15,7 @@ SUMS = ("add", "embed")
 
 def role_of(step: Step, readers: Readers) -> Role:
     """Return the role of a step. readers: the steps that read it, None for an output of the model"""
-    kinds = {reader.kind for reader, _ in readers if reader is not None}
+    kinds: set[str] = {reader.kind for reader, _ in readers if reader is not None}
     if step.kind == "softmax":
         return "attention" if kinds == {"context"} else "probability"
     if step.kind == "context":

@@ -1,4 +1,7 @@
-"""Handlers of convolutions, pooling and means: gathers of neighbourhoods followed by a linear layer, a mean or a maximum."""
+"""Handlers of convolutions, reductions and max pooling: gathers of neighbourhoods before a linear layer, a mean or a maximum.
+
+See also: resample.py (average pooling, interpolation).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.frontend.draft import View
-from fqvit.frontend.elementwise import Pending, Reader, double, lead
+from fqvit.frontend.operands import Pending, Reader, double, lead
 
 Pair = int | Sequence[int]
 
@@ -159,43 +162,6 @@ def amax(reader: Reader, x: View, dim: Any = None, keepdim: bool = False) -> Vie
     return _reduce(reader, "max", x, [dim] if isinstance(dim, int) else list(dim), keepdim)
 
 
-def adaptive_avg_pool2d(reader: Reader, x: View, size: Pair) -> View:
-    h, w = pair(size)
-    if (h, w) == (1, 1):
-        result = mean(reader, x, [2, 3], True)
-        assert isinstance(result, View)
-        return result
-    if x.shape[2] % h or x.shape[3] % w:
-        raise NotImplementedError(f"from {x.shape[2]} x {x.shape[3]} to {h} x {w} is not supported")
-    kernel = (x.shape[2] // h, x.shape[3] // w)
-    return avg_pool2d(reader, x, kernel, kernel)
-
-
-def _pool(reader: Reader, kind: Any, x: View, kernel: Pair, stride: Pair | None, padding: Pair, dilation: Pair = 1) -> View:
-    views = neighbourhoods(x, kernel, stride or kernel, padding, dilation)
-    n, h, w, kh, kw, channels = views.shape
-    rows = lead((n, h * w)) or (1,)
-    step = reader.step(kind, [views.reshaped(*rows, kh * kw, channels)], (*rows, channels))
-    return _as_map(step.view(), n, h, w)
-
-
-def avg_pool2d(
-    reader: Reader,
-    x: View,
-    kernel: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> View:
-    if (not count_include_pad and pair(padding) != (0, 0)) or divisor_override is not None:
-        raise NotImplementedError("with a divisor that depends on the position is not supported")
-    if ceil_mode and any((s - k) % t for s, k, t in zip(x.shape[2:], pair(kernel), pair(stride or kernel), strict=True)):
-        raise NotImplementedError("with ceil_mode is not supported")
-    return _pool(reader, "mean", x, kernel, stride, padding)
-
-
 def max_pool2d(
     reader: Reader,
     x: View,
@@ -207,16 +173,13 @@ def max_pool2d(
 ) -> View:
     if ceil_mode:
         raise NotImplementedError("with ceil_mode is not supported")
-    return _pool(reader, "max", x, kernel, stride, padding, dilation)
-
-
-def upsample_nearest2d(reader: Reader, x: View, size: Any, *factors: Any) -> View:
-    scale = None if size is not None else next(f for f in factors if f is not None)
-    return x.moved(lambda t: F.interpolate(t.double(), size=size, scale_factor=scale, mode="nearest").to(t.dtype))
+    views = neighbourhoods(x, kernel, stride or kernel, padding, dilation)
+    n, h, w, kh, kw, channels = views.shape
+    rows = lead((n, h * w)) or (1,)
+    step = reader.step("max", [views.reshaped(*rows, kh * kw, channels)], (*rows, channels))
+    return _as_map(step.view(), n, h, w)
 
 
 HANDLERS: dict[str, Callable[..., Any]] = {
-    "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "mean": mean, "sum": sum_, "amax": amax,
-    "adaptive_avg_pool2d": adaptive_avg_pool2d, "avg_pool2d": avg_pool2d, "max_pool2d": max_pool2d,
-    "upsample_nearest2d": upsample_nearest2d,
+    "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "mean": mean, "sum": sum_, "amax": amax, "max_pool2d": max_pool2d,
 }  # fmt: skip

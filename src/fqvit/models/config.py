@@ -1,12 +1,17 @@
 """Configurations of float models: everything needed to build their modules. Imports no torch.
 
-See also: vit.py and swin.py (build modules from them), zoo.py (one per known model).
+See also: vit.py, swin.py and families/ (build modules from them), zoo.py (one per known model).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+# The function between the two layers of an MLP: exact, with tanh, or OpenAI's x sigmoid(1.702 x).
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+# From tokens to one vector: the class token, the mean of the patches, both concatenated, or SigLIP's attention; or all tokens.
+Pool = Literal["token", "avg", "token_avg", "map", "none"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,147 @@ class SwinConfig:
     def grid(self, stage: int) -> tuple[int, int]:
         """Return the number of token rows and columns in a stage."""
         height, width = (-(-side // self.patch) for side in self.image)
+        for _ in range(stage):
+            height, width = -(-height // 2), -(-width // 2)
+        return height, width
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Everything needed to build the generic VisionTransformer (families/vision_transformer.py).
+
+    outputs: number of logits or projected features; 0: no head, the pooled features are the output
+    registers: number of learned tokens between the class token and the patches
+    prefix_positions: the class token and the registers have positions too (timm's `no_embed_class` is the opposite)
+    norm_pre: LayerNorm before the blocks   norm, fc_norm: LayerNorm before and after pooling
+    hidden: width of the MLP; with `swiglu`, of each of its two halves
+    """
+
+    image: tuple[int, int]
+    patch: int
+    channels: int
+    outputs: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    class_token: bool = True
+    registers: int = 0
+    prefix_positions: bool = True
+    patch_bias: bool = True
+    norm_pre: bool = False
+    qkv_bias: bool = True
+    layer_scale: bool = False
+    swiglu: bool = False
+    activation: Activation = "gelu"
+    norm: bool = True
+    fc_norm: bool = False
+    pool: Pool = "token"
+    head_bias: bool = True
+    eps: float = 1e-6
+
+    @property
+    def prefix(self) -> int:
+        """Return the number of tokens before the patches."""
+        return int(self.class_token) + self.registers
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.image[0] // self.patch, self.image[1] // self.patch
+
+    @property
+    def position_count(self) -> int:
+        return self.grid[0] * self.grid[1] + (self.prefix if self.prefix_positions else 0)
+
+
+@dataclass(frozen=True)
+class DinoV3Config:
+    """Everything needed to build a DINOv3 ViT (families/dinov3.py): rotary positions, registers, biases of q and v only.
+
+    hidden: width of the MLP; with `swiglu`, of each of its two halves   theta: base of the rotary frequencies
+    """
+
+    image: tuple[int, int]
+    patch: int
+    channels: int
+    outputs: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    registers: int = 4
+    qv_bias: bool = True
+    swiglu: bool = False
+    pool: Literal["token", "avg", "none"] = "token"
+    theta: float = 100.0
+    eps: float = 1e-5
+
+    @property
+    def prefix(self) -> int:
+        return 1 + self.registers
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.image[0] // self.patch, self.image[1] // self.patch
+
+
+@dataclass(frozen=True)
+class BeitConfig:
+    """Everything needed to build a BEiT (families/beit.py).
+
+    positions: learned positions, added to the tokens
+    block_bias, shared_bias: a table of relative position biases per block, or one for all blocks
+    norm, fc_norm: LayerNorm before and after pooling
+    """
+
+    image: tuple[int, int]
+    patch: int
+    channels: int
+    outputs: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    qv_bias: bool = True
+    positions: bool = False
+    block_bias: bool = True
+    shared_bias: bool = False
+    layer_scale: bool = True
+    norm: bool = False
+    fc_norm: bool = True
+    pool: Literal["token", "avg", "none"] = "avg"
+    eps: float = 1e-6
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.image[0] // self.patch, self.image[1] // self.patch
+
+
+@dataclass(frozen=True)
+class SwinV2Config:
+    """Everything needed to build a SwinV2 (families/swinv2.py): cosine attention and residual post-norm.
+
+    width: channels of the first stage, doubled at each further stage   depths, heads: one number per stage
+    windows: side of the window per stage, shrunk to the grid where that is smaller
+    pretrained_windows: side of the window that the position MLP was trained with, per stage; 0: `windows`
+    """
+
+    image: tuple[int, int]
+    patch: int
+    channels: int
+    outputs: int
+    width: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    windows: tuple[int, ...]
+    pretrained_windows: tuple[int, ...]
+    hidden_ratio: float = 4.0
+    qv_bias: bool = True
+    eps: float = 1e-5
+
+    def grid(self, stage: int) -> tuple[int, int]:
+        """Return the number of token rows and columns in a stage."""
+        height, width = self.image[0] // self.patch, self.image[1] // self.patch
         for _ in range(stage):
             height, width = -(-height // 2), -(-width // 2)
         return height, width

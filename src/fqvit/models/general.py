@@ -18,7 +18,7 @@ from fqvit.models.layers import Leaf, Role
 class Route(Leaf):
     """Reshape, select and permute: y = x.reshape(view)[select].transpose(perm).reshape(shape), as the op Permute.
 
-    keeps_channels: the last axis of the output consists of whole rows of channels of the input
+    times: the last axis of the output consists of this many whole rows of channels of the input; 0: of parts of rows
     """
 
     def __init__(
@@ -27,11 +27,15 @@ class Route(Leaf):
         perm: Sequence[int],
         shape: Sequence[int],
         select: tuple[int, int] | None = None,
-        keeps_channels: bool = False,
+        times: int = 0,
     ) -> None:
         super().__init__("route")
         self.view, self.perm, self.shape, self.select = tuple(view), tuple(perm), tuple(shape), select
-        self.keeps_channels = keeps_channels
+        self.times = times
+
+    @property
+    def keeps_channels(self) -> bool:
+        return self.times > 0
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.reshape(x.shape[0], *self.view)
@@ -131,7 +135,7 @@ class Rotary(Leaf):
 
     def forward(self, x: Tensor) -> Tensor:
         period = len(self.partner)
-        parts = x.unflatten(-1, (-1, period))
+        parts = x.reshape(*x.shape[:-1], -1, period)
         y = parts * self.cos[:, None] + parts[..., self.partner] * self.sin[:, None]
         return y.flatten(-2)
 
@@ -154,7 +158,7 @@ class Depthwise(Leaf):
 
     def weighted(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Compute the output with other weights of the same shapes."""
-        rows = F.pad(x.flatten(1, -2), (0, 0, 1, 0))  # row 0 is the padding
+        rows = F.pad(x.reshape(x.shape[0], -1, x.shape[-1]), (0, 0, 1, 0))  # row 0 is the padding
         y = bias.expand(x.shape[0], *self.index.shape[:-1], -1).clone()
         for k in range(self.index.shape[-1]):
             y += rows[:, self.index[..., k] + 1] * weight[k]
@@ -206,7 +210,7 @@ class MaxRows(Leaf):
     keeps_channels = True
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = F.pad(x.flatten(1, -2), (0, 0, 1, 0), value=float("-inf"))
+        rows = F.pad(x.reshape(x.shape[0], -1, x.shape[-1]), (0, 0, 1, 0), value=float("-inf"))
         return rows[:, self.index + 1].amax(-2)
 
 

@@ -95,12 +95,21 @@ class Graph:
 
 
 class Captured(nn.Module):
-    """A model that is a graph already: its leaves are submodules, so that they move between devices with it."""
+    """A model that is a graph already: its leaves are submodules, so that they move between devices with it.
+
+    parity: the largest difference from the original module's outputs, relative to the largest output
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, self.parity = graph, 0.0
         self.leaves = nn.ModuleList(node.leaf for node in graph.nodes)
+
+    @property
+    def classes(self) -> int | None:
+        """The number of logits; None if the first output is not a vector of logits."""
+        leaf = self.graph.node(self.graph.output).leaf
+        return leaf.weight.shape[0] if leaf.role == "logits" and isinstance(leaf.weight, Tensor) else None
 
     def forward(self, images: Tensor) -> Tensor:
         return self.graph.run(images)
@@ -117,7 +126,7 @@ def trace(model: nn.Module, features: Features = "logits") -> Graph:
     A leaf that is called several times (a head shared by the levels of a pyramid) has one site per call: path, path@1, ...
     """
     if isinstance(model, Captured):
-        return model.graph
+        return _captured_features(model.graph, features)
     traced = _Tracer().trace(model)
     names: dict[fx.Node, str] = {}
     params: dict[fx.Node, Tensor] = {}
@@ -152,6 +161,15 @@ def trace(model: nn.Module, features: Features = "logits") -> Graph:
             raise FqvitError(f"{n.name}: called outside a leaf module. Build the model from fqvit.models.layers.")
     graph = Graph(tuple(nodes), outputs[-1], tuple(outputs[:-1]))
     return graph if features == "logits" else graph.ending_at(_feature_site(graph, features))
+
+
+def _captured_features(graph: Graph, features: Features) -> Graph:
+    if features == "logits":
+        return graph
+    head = graph.node(graph.output)
+    if features == "pooled" and head.leaf.role == "logits":
+        return graph.ending_at(head.inputs[0])
+    raise FqvitError(f"features {features}: not available for this model. Load it without its classifier (features=True).")
 
 
 def _feature_site(graph: Graph, features: Features) -> str:

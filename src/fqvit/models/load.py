@@ -1,39 +1,47 @@
-"""Load a float model by name from a checkpoint, with its preprocessing, class names and source.
+"""Load a float model from a checkpoint, with its preprocessing, class names and source.
 
-See also: zoo.py (the known models, one row each), checkpoints/checkpoint.py (files), checkpoints/hub.py (downloads),
-checkpoints/keymaps.py (key names), checkpoints/fold.py (adapts a row's config to the checkpoint).
+ViT, DeiT and Swin v1 classifiers are built from leaves; all others are plain modules, which the front end captures
+(`is_plain`). See also: zoo.py and architectures.py (names), checkpoints/ (files, layouts, configs), families/ (plain modules),
+live.py (modules in memory).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.models import zoo
-from fqvit.models.checkpoints import checkpoint, fold, hub
+from fqvit.models import architectures, zoo
+from fqvit.models.checkpoints import checkpoint, fold, hub, recognise, resample
 from fqvit.models.checkpoints.checkpoint import Checkpoint
-from fqvit.models.checkpoints.fold import Hints
+from fqvit.models.checkpoints.hints import Hints, agreed
 from fqvit.models.checkpoints.keymaps import Canonical, to_timm
-from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.models.checkpoints.settle import settle
+from fqvit.models.config import Activation, Pool, SwinConfig, VisionConfig, ViTConfig
 from fqvit.models.embedded import FMNIST_CLASSES, embedded_weights
+from fqvit.models.families.build import build_family
+from fqvit.models.graph import Captured
 from fqvit.models.swin import Swin
+from fqvit.models.transform import Transform, merged, to_preprocess
 from fqvit.models.vit import ViT
+
+Weights = str | Path | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class FloatModel:
     """A float model with its preprocessing, class names and source.
 
-    module: in eval mode, normalised images [N, C, H, W] -> logits   source: name and sha256 of the checkpoint
+    module: in eval mode, normalised images [N, C, H, W] -> logits or features   source: name and sha256 of the checkpoint
     square: only for a detector's head, which reads RoI features [N, *square] instead of images; preprocess is then that of the
     detector's images
+    assumed: one sentence per setting that the checkpoint does not contain and that comes from the name or from a default
     """
 
     name: str
@@ -42,55 +50,94 @@ class FloatModel:
     classes: tuple[str, ...] | None
     source: str
     square: tuple[int, int, int] | None = None
+    assumed: tuple[str, ...] = ()
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return whether a module is a plain torch module, to be captured, rather than one that is built from leaves."""
+    return not isinstance(module, ViT | Swin)
+
+
+def class_count(model: FloatModel) -> int | None:
+    """Return the number of logits of a model; None if it has no classifier."""
+    module = model.module
+    return module.classes if isinstance(module, Captured) else int(module.config.classes)  # type: ignore[union-attr,arg-type]
 
 
 def load_model(
-    name: str,
-    weights: str | Path | Mapping[str, Tensor] | None = None,
+    name: str | None = None,
+    weights: Weights | None = None,
     classes: Sequence[str] | None = None,
+    *,
+    size: int | tuple[int, int] | None = None,
+    heads: int | None = None,
+    pool: Pool | None = None,
+    activation: Activation | None = None,
+    qkv_bias: bool | None = None,
+    features: bool = False,
 ) -> FloatModel:
-    """Load the float model `name`.
+    """Load a float model. Families other than ViT, DeiT and Swin are plain modules, which frontend/load.py captures.
 
-    weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. The embedded models need none. If `name` itself is
-    hf:ORG/NAME, the model is identified by the sizes in the checkpoint.
+    name: of the zoo, of timm (with or without tag) or of an original release; needed only if nothing else decides what the
+    weights do not show. hf:ORG/NAME is the same as weights="hf:ORG/NAME".
+    weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. The embedded models need none.
     classes: class names, one per logit; by default those of config.json, or of Fashion-MNIST for the embedded weights.
+    size: height and width of the images, if not those of the checkpoint; learned positions are resampled
+    heads, pool, activation, qkv_bias: settings that a state dict does not show, if neither a name nor a config has them
+    features: leave out the classifier or the projection
     """
-    if hub.is_address(name):
+    if name is not None and hub.is_address(name):
         if weights is not None:
             raise FqvitError(f"{name}: the name already selects weights, but others were given. Pass only one of them.")
-        weights = name
-    row = None if hub.is_address(name) else zoo.find(name)
-    found, hints = _read(row, weights)
-    canonical = to_timm(found.tensors, found.label)
-    row = row or _row_of(canonical, hints, found.label)
-    config, state = fold.fit(canonical, row, hints, found.label)
-    module = build(config)
-    error = fold.mismatch(row.name, found.label, dict(module.state_dict()), state, canonical.origin)
-    if error is not None:
-        raise error
-    module.load_state_dict(state)
-    names = tuple(classes) if classes is not None else hints.labels
-    if classes is None and row.embedded and weights is None:
-        names = FMNIST_CLASSES
-    if names is not None and len(names) != config.classes:
-        problem = f"{len(names)} class names for {config.classes} logits in {found.label}"
-        raise FqvitError(f"{row.name}: {problem}. Pass one name per logit.")
-    return FloatModel(row.name, module.eval(), preprocess_of(row, config, hints, found.label), names, found.source)
+        name, weights = None, name
+    if weights is None:
+        name = zoo.check(name or "")
+    found, hints = _read(name, weights)
+    label = found.label
+    given = Hints(heads=(heads,) if heads is not None else None, pool=pool, activation=activation, qkv_bias=qkv_bias)
+    canonical = _without_unused(to_timm(found.tensors, label), hints, features)
+    recognise.check_supported(canonical, label)
+    if features and pool is not None:
+        hints = replace(hints, pool=None)
+    hints = agreed(replace(given, source="the arguments"), hints, label)
+    asked = (size, size) if isinstance(size, int) else size
+    hints, assumed = settle(canonical, hints, hints.architecture if hints.exact else name or hints.architecture, label)
+    said = _transform(name, hints)
+    if _is_leaf_built(canonical, hints):
+        model = _leaf_built(name, canonical, hints, said, asked, found)
+    else:
+        model = _plain(name, canonical, hints, said, asked, found)
+    embedded = weights is None and name in zoo.BY_NAME
+    return _with_classes(model, classes, FMNIST_CLASSES if embedded else hints.labels, assumed, label)
+
+
+def _with_classes(
+    model: FloatModel, given: Sequence[str] | None, known: Sequence[str] | None, assumed: tuple[str, ...], label: str
+) -> FloatModel:
+    """Return the model with its class names and all assumptions. Features and projections have no class names."""
+    config: Any = model.module.config
+    outputs = config.classes if isinstance(config, ViTConfig | SwinConfig) else config.outputs
+    projects = isinstance(config, VisionConfig) and not config.head_bias
+    names = given if given is not None else None if projects or not outputs else known
+    if names is not None and len(names) != outputs:
+        problem = f"{len(names)} class names for {outputs} logits in {label}"
+        raise FqvitError(f"{model.name}: {problem}. Pass one name per logit.")
+    return replace(model, classes=None if names is None else tuple(names), assumed=(*assumed, *model.assumed))
 
 
 def build(config: ViTConfig | SwinConfig) -> ViT | Swin:
-    """Build a module with random weights, without changing torch's random state."""
+    """Build a module from leaves with random weights, without changing torch's random state."""
     with torch.random.fork_rng(devices=[]):
         return Swin(config) if isinstance(config, SwinConfig) else ViT(config)
 
 
-def _read(row: zoo.Row | None, weights: str | Path | Mapping[str, Tensor] | None) -> tuple[Checkpoint, Hints]:
+def _read(name: str | None, weights: Weights | None) -> tuple[Checkpoint, Hints]:
     if isinstance(weights, Mapping):
         return checkpoint.from_mapping(weights), Hints()
     if weights is None:
-        assert row is not None
-        if not row.embedded:
-            raise FqvitError(f"{row.name}: no weights given. Pass a checkpoint file (--weights FILE) or hf:ORG/NAME.")
+        row = zoo.lookup(name or "")
+        if row is None or not row.embedded:
+            raise FqvitError(f"{name}: no weights given. Pass a checkpoint file (--weights FILE) or hf:ORG/NAME.")
         return checkpoint.read_checkpoint(embedded_weights(row.name)), Hints()
     if isinstance(weights, str) and hub.is_address(weights):
         files: hub.Files | None = hub.download(weights)
@@ -103,42 +150,110 @@ def _read(row: zoo.Row | None, weights: str | Path | Mapping[str, Tensor] | None
     return replace(found, label=files.label, source=f"{files.label} {found.source}"), hints
 
 
-def _row_of(canonical: Canonical, hints: Hints, label: str) -> zoo.Row:
-    """Find the row for weights that were given without a model name."""
-    named = zoo.lookup(hints.architecture) if hints.architecture is not None else None
-    if named is not None:
-        return named
-    fold.check_supported(canonical, label)
-    series, (width, depths, prefix) = fold.sizes_of(canonical)
+def _without_unused(found: Canonical, hints: Hints, features: bool) -> Canonical:
+    """Leave out the tensors that the model class does not use, and with `features` the classifier."""
+    heads = ("head.", "head_dist.") if features else ()
+    kept = {name: value for name, value in found.tensors.items() if not name.startswith((*hints.unused, *heads))}
+    if "dist_token" in kept and "head.weight" not in kept:  # without its head, the distillation token is a register
+        kept["reg_token"] = kept.pop("dist_token")
+    return replace(found, tensors=kept)
+
+
+def _transform(name: str | None, hints: Hints) -> Transform:
+    """Return the preprocessing: of the checkpoint's own config, completed by that of the name."""
+    said = hints.transform
+    for known in filter(None, (name, hints.architecture)):
+        row, tagged = zoo.lookup(known), architectures.transform(known)
+        stem, tag = architectures.resolve(known)
+        if tagged is not None and (tag or stem not in zoo.BY_NAME):
+            said = merged(said, tagged)
+        elif row is not None:
+            said = merged(said, zoo.transform_of(row))
+    return said
+
+
+def _is_leaf_built(found: Canonical, hints: Hints) -> bool:
+    """Return whether a checkpoint is a classifier of the kind that vit.py and swin.py build."""
+    t = found.tensors
+    family = recognise.family_of(found)
+    if family == "swin":
+        return True
+    head, patch = t.get("head.weight"), t.get("patch_embed.proj.weight")
+    if family != "vision" or head is None or patch is None or hints.activation not in (None, "gelu"):
+        return False
+    other = ("reg_token", "norm_pre.weight", "attn_pool.latent")
+    square = head.ndim != 2 or patch.ndim != 4 or head.shape[1] == patch.shape[0]
+    gated = any(".mlp.fc1_g." in name for name in t) or recognise.is_packed_swiglu(t)
+    return (
+        square
+        and not gated
+        and not any(name in t for name in other)
+        and hints.pool in (None, "token", "avg")
+        and "head.bias" in t
+    )
+
+
+def _row(name: str | None, found: Canonical, hints: Hints, label: str) -> zoo.Row:
+    """Return the row of a name, of the checkpoint's architecture or of its sizes; without one, a new row with these sizes."""
+    for known in filter(None, (name, hints.architecture if hints.exact else None)):
+        if (row := zoo.lookup(known)) is not None:
+            return row
+    series, (width, depths, prefix) = fold.sizes_of(found)
     if hints.model_type == "deit" or "deit" in f"{label} {hints.architecture}".lower():
         series = "deit"
     row = zoo.likely(series, width, depths, prefix, hints.image)
-    if row is None:
-        shown = "-".join(map(str, depths))
-        raise FqvitError(f"{label}: width {width} and depth {shown} match no known model. `fqvit models` lists them.")
-    return row
+    heads = fold.heads_of(found, hints, len(depths))
+    alike = row is not None and heads == (row.config.heads if isinstance(row.config, SwinConfig) else (row.config.heads,))
+    if row is not None and alike:
+        return row
+    return zoo.new_row(name or _short(label), width, depths, heads, prefix, hints.image, series == "swin")
 
 
-def preprocess_of(row: zoo.Row, config: ViTConfig | SwinConfig, hints: Hints, label: str) -> Preprocess:
-    """Adapt the row's preprocessing to the image size and channels of the checkpoint and to its config files."""
-    p = row.preprocess
-    height, width = config.image
-    short = min(height, width)
-    if hints.crop is not None:
-        resize = math.floor(short / hints.crop)
-    elif hints.resize is not None and hints.resize >= short:  # a smaller value was meant for another image size
-        resize = hints.resize
-    elif config.image == row.config.image:
-        resize = p.resize
-    else:  # as in timm: no crop at 384 and above; below, the same fraction as in the row
-        resize = short if short >= 384 else short * p.resize // min(p.height, p.width)
-    mean, std = hints.mean or p.mean, hints.std or p.std
-    if config.channels == 1 and len(mean) == 3:  # a greyscale checkpoint of an RGB row
-        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
-    elif config.channels == 3 and len(mean) == 1:
-        mean, std = mean * 3, std * 3
-    interpolation = hints.interpolation or p.interpolation
-    try:
-        return Preprocess(height, width, config.channels, resize, interpolation, mean, std)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise FqvitError(f"{label}: {error}. Its config.json or preprocessor_config.json is damaged.") from error
+def _leaf_built(
+    name: str | None, canonical: Canonical, hints: Hints, said: Transform, asked: tuple[int, int] | None, found: Checkpoint
+) -> FloatModel:
+    recognise.check_sizes(canonical, hints, found.label)
+    row = _row(name, canonical, hints, found.label)
+    if asked is not None:
+        canonical, hints = resample.for_leaves(canonical, asked, hints, found.label)
+    config, state = fold.fit(canonical, row, hints, found.label)
+    module = build(config)
+    error = fold.mismatch(row.name, found.label, dict(module.state_dict()), state, canonical.origin)
+    if error is not None:
+        raise error
+    module.load_state_dict(state)
+    if zoo.lookup(row.name) is not None:
+        said = merged(said, zoo.transform_of(row))
+    preprocess, assumed = to_preprocess(said, config.image, config.channels, found.label)
+    return FloatModel(row.name, module.eval(), preprocess, None, found.source, assumed=_told(said, hints, assumed))
+
+
+def _plain(
+    name: str | None, canonical: Canonical, hints: Hints, said: Transform, asked: tuple[int, int] | None, found: Checkpoint
+) -> FloatModel:
+    label = found.label
+    shown = name or hints.architecture or _short(label)
+    config = recognise.infer(canonical, hints, label)
+    state = fold.weights_of(canonical, label)
+    image = asked or (said.image if hints.resizable else None) or config.image
+    config = resample.for_image(config, state, image, hints.antialias, label)
+    module = build_family(config)
+    error = fold.mismatch(shown, label, dict(module.state_dict()), state, canonical.origin)
+    if error is not None:
+        raise error
+    module.load_state_dict(state)
+    preprocess, assumed = to_preprocess(said, config.image, config.channels, label)
+    return FloatModel(shown, module.eval(), preprocess, None, found.source, assumed=_told(said, hints, assumed))
+
+
+def _short(label: str) -> str:
+    """Return a name for a model without one: that of its repository, folder or file."""
+    return label.removeprefix("hf:").split("@")[0].rsplit("/", 1)[-1].removesuffix(".safetensors")
+
+
+def _told(said: Transform, hints: Hints, assumed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sentences about preprocessing: where it comes from, unless it is the checkpoint's own config."""
+    own = hints.transform.source
+    if said.source and said.source != own:
+        return (f"preprocessing: that of {said.source}", *assumed)
+    return assumed

@@ -164,7 +164,7 @@ class Head(nn.Module):
 
 
 class Swin(nn.Module):
-    """Normalised images [N, channels, height, width] -> logits [N, classes]."""
+    """Normalised images [N, channels, height, width] -> logits [N, classes]; with 0 classes, the pooled features."""
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
@@ -174,7 +174,8 @@ class Swin(nn.Module):
         last = c.width * 2 ** (len(c.depths) - 1)
         self.norm = LayerNorm(last, c.eps)
         self.pool = Mean()
-        self.head = Head(last, c.classes)
+        self.head = Head(last, c.classes) if c.classes else None
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.pool(self.norm(self.layers(self.patch_embed(images)))))  # type: ignore[no-any-return]
+        pooled: Tensor = self.pool(self.norm(self.layers(self.patch_embed(images))))
+        return pooled if self.head is None else self.head(pooled)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.models import architectures
+from fqvit.models.architectures import Architecture
+from fqvit.models.config import SwinConfig, VisionConfig, ViTConfig
 from fqvit.models.embedded import FMNIST_PREPROCESS, FMNIST_SWIN_CONFIG, FMNIST_VIT_CONFIG
+from fqvit.models.transform import IMAGENET_MEAN, IMAGENET_STD, Transform, to_preprocess
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -84,34 +87,104 @@ ROWS: tuple[Row, ...] = (
 BY_NAME: dict[str, Row] = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 
 
-# Names of a listed family and size with another patch or image size. DeiT III is DeiT with LayerScale, which fold.py folds.
-OTHER_SIZES = re.compile(r"(vit|deit3?)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-9]\d{1,3})")
+# Names of a listed family and size with another patch or image size that timm does not have.
+OTHER_SIZES = re.compile(r"(vit|deit)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-9]\d{1,3})")
 
 
 def lookup(name: str) -> Row | None:
-    """Return the row of a timm name or alias, or None. A tag after a dot is ignored (vit_tiny_patch16_224.augreg_in21k)."""
-    stem = name.split(".")[0]
+    """Return the row of a classifier that is built from leaves: of a listed model, of timm, or of another size; or None.
+
+    A tag after a dot selects the preprocessing (vit_tiny_patch16_224.augreg_in21k). Without one, rows of timm have that of
+    timm's default tag.
+    """
+    stem, tag = architectures.resolve(name)
+    said = architectures.transform(f"{stem}.{tag}" if tag else stem)
+    row = BY_NAME.get(stem)
+    if row is not None:
+        return row if said is None or not tag else replace(row, preprocess=_tagged(said, row.config))
+    known = architectures.lookup(stem)
+    if known is not None:
+        config = leaf_config(known)
+        return None if config is None or said is None else Row(known.name, config, _tagged(said, config))
     match = OTHER_SIZES.fullmatch(stem)
-    if stem in BY_NAME or match is None:
-        return BY_NAME.get(stem)
-    family, size, distilled, patch, side = match[1], match[2], match[3] or "", int(match[4]), int(match[5])
-    known = BY_NAME.get(f"{family.rstrip('3')}_{size}{distilled}_patch16_224")
-    if known is None or isinstance(known.config, SwinConfig) or (family == "deit3" and distilled):
+    if match is None or architectures.why_not(stem) is not None:
         return None
-    config = replace(known.config, image=(side, side), patch=patch)
-    # As in timm: no crop for DeiT III and for sides of at least 384; otherwise the same fraction as for the known row.
-    resize = side if family == "deit3" or side >= 384 else side * known.preprocess.resize // known.preprocess.height
-    return Row(stem, config, _preprocess(side, resize, known.preprocess.mean, known.preprocess.std))
+    family, size, distilled, patch, side = match[1], match[2], match[3] or "", int(match[4]), int(match[5])
+    known_row = BY_NAME.get(f"{family}_{size}{distilled}_patch16_224")
+    if known_row is None or isinstance(known_row.config, SwinConfig):
+        return None
+    other = replace(known_row.config, image=(side, side), patch=patch)
+    # As in timm: no crop for sides of at least 384; otherwise the same fraction as for the known row.
+    resize = side if side >= 384 else side * known_row.preprocess.resize // known_row.preprocess.height
+    return Row(stem, other, _preprocess(side, resize, known_row.preprocess.mean, known_row.preprocess.std))
+
+
+def _tagged(said: Transform, config: ViTConfig | SwinConfig) -> Preprocess:
+    return to_preprocess(said, config.image, config.channels, said.source)[0]
+
+
+def leaf_config(known: Architecture) -> ViTConfig | SwinConfig | None:
+    """Return the config of a classifier that is built from leaves; None for other families."""
+    c = known.config
+    if isinstance(c, SwinConfig):
+        return c
+    if not isinstance(c, VisionConfig) or c.registers or c.norm_pre or c.swiglu or c.activation != "gelu":
+        return None
+    if c.pool not in ("token", "avg") or not c.patch_bias:
+        return None
+    prefix = 2 if known.distilled else int(c.class_token)
+    pool: Literal["token", "mean"] = "token" if c.pool == "token" else "mean"
+    sizes = (c.image, c.patch, c.channels, c.outputs or 1000, c.width, c.depth, c.heads, c.hidden)
+    return ViTConfig(*sizes, prefix, pool, c.norm, c.fc_norm, c.eps)
+
+
+def transform_of(row: Row) -> Transform:
+    """Return the preprocessing of a row as a Transform, which fits other image sizes too."""
+    p = row.preprocess
+    image = (p.height, p.width)
+    return Transform(image, None, p.resize, p.squash, p.interpolation, p.mean, p.std, f"the name {row.name}")
+
+
+def new_row(
+    name: str,
+    width: int,
+    depths: tuple[int, ...],
+    heads: tuple[int, ...],
+    prefix: int,
+    image: tuple[int, int] | None,
+    swin: bool,
+) -> Row:
+    """Return a row for sizes that no known model has. Its preprocessing is that of ImageNet models without a crop."""
+    side = image or (224, 224)
+    config: ViTConfig | SwinConfig
+    if swin:
+        config = SwinConfig(side, 4, 3, 1000, width, depths, heads, 7)
+    else:
+        config = ViTConfig(side, 16, 3, 1000, width, depths[0], heads[0], 4 * width, prefix)
+    preprocess, _ = to_preprocess(Transform(), side, 3, name)
+    return Row(name, config, preprocess)
+
+
+def check(name: str) -> str:
+    """Return the name if it is known; raises FqvitError with the reason or with similar names if it is not."""
+    if lookup(name) is None and architectures.lookup(name) is None:
+        find(name)
+    return name
 
 
 def find(name: str) -> Row:
-    """As `lookup`, but raise FqvitError with similar names if there is no such row."""
+    """As `lookup`, but raise FqvitError with the reason or with similar names if there is no such row."""
     row = lookup(name)
-    if row is None:
-        near = difflib.get_close_matches(name, BY_NAME, 3, 0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else "`fqvit models` lists the names."
-        raise FqvitError(f"{name}: no such model. {hint}")
-    return row
+    if row is not None:
+        return row
+    if (why := architectures.why_not(name)) is not None:
+        problem = f"{name}: has {why}, for which fqvit has no definition of its own"
+        raise FqvitError(f"{problem}. Build it with timm and pass the module.")
+    if architectures.lookup(name) is not None:
+        raise FqvitError(f"{name}: not a ViT, DeiT or Swin classifier, which this command needs. `fqvit models` lists them.")
+    near = difflib.get_close_matches(name, (*BY_NAME, *architectures.names()), 3, 0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "`fqvit models` lists the names."
+    raise FqvitError(f"{name}: not a name that fqvit knows. {hint} Models of other names load from a folder or as a module.")
 
 
 def likely(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from fqvit.models import layers, maps
+from fqvit.models import general, layers, maps
 from fqvit.models.graph import IMAGES, Graph, Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
@@ -27,11 +27,13 @@ from fqvit.quant.weights import (
     LinearLeaf,
     QuantizedLinear,
     bits_and_group,
+    depthwise_weights,
     pixel_linear,
     pixel_zero,
     quantize_linear,
     quantize_positions,
     short_output_scales,
+    stem_linear,
     weight_rows,
 )
 
@@ -55,7 +57,12 @@ class Simulation:
         self.relus = fuse_relus(self.graph)
         self.patch_units: dict[str, Tensor] = {}  # float64 [C], the value of one accumulator unit of a patch embedding
         self.weights = {
-            node.name: self._weights(node) for node in self.graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches)
+            node.name: self._weights(node)
+            for node in self.graph.nodes
+            if isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)
+        }
+        self.depthwise = {
+            node.name: self._depthwise_weights(node) for node in self.graph.nodes if isinstance(node.leaf, general.Depthwise)
         }
 
     def input_q(self, node: Node) -> QParams | None:
@@ -71,14 +78,30 @@ class Simulation:
                 return None
             if isinstance(source.leaf, layers.Take) and source.leaf.join:
                 times *= source.leaf.index.shape[-1]
+            elif isinstance(source.leaf, general.Route) and source.leaf.keeps_channels:
+                times *= source.leaf.times
             name = source.inputs[0]
         return self.sites[name].tiled(times)
 
     def _head_scale(self, name: str) -> float:
         """Return the scale of Q, K or V, given the name of the node that splits it into heads."""
-        node = self.graph.node(name)
-        assert isinstance(node.leaf, layers.Heads)
-        return float(self.sites[node.inputs[0]].group(node.leaf.part).scale[0])
+        part = None
+        while name not in self.sites:
+            node = self.graph.node(name)
+            part = node.leaf.part if isinstance(node.leaf, layers.Heads) else part
+            name = node.inputs[0]
+        q = self.sites[name]
+        return float((q if part is None else q.group(part)).scale[0])
+
+    def _depthwise_weights(self, node: Node) -> tuple[Tensor, Tensor]:
+        """Return the quantized weights [K, C] and bias [C] of a depthwise convolution, dequantized."""
+        leaf, q = node.leaf, self.input_q(node)
+        assert isinstance(leaf, general.Depthwise)
+        if q is None:
+            return leaf.weight.detach(), leaf.bias.detach()
+        found, scales = depthwise_weights(leaf, q), q.channel_scales(leaf.weight.shape[1])
+        weight = (found.w * found.scale[:, None] / scales[:, None]).T
+        return torch.from_numpy(weight.copy()).float(), torch.from_numpy(found.bias * found.scale).float()
 
     def _weights(self, node: Node) -> tuple[Tensor, Tensor]:
         """Return the quantized weights and bias of a linear layer, convolution or patch embedding, dequantized."""
@@ -88,12 +111,14 @@ class Simulation:
     def _nearest(self, node: Node) -> QuantizedLinear:
         """Round the weights of a layer to the nearest codes."""
         leaf = node.leaf
-        assert isinstance(leaf, LinearLeaf | layers.Patches)
+        assert isinstance(leaf, LinearLeaf | layers.Patches | general.Stem)
         bits, group = bits_and_group(self.calibration.recipe, leaf)
         bias: NDArray[np.float64] | None
         if isinstance(leaf, layers.Patches):
             weight, bias = (part.detach().cpu().double().numpy() for part in (leaf.weight, leaf.bias))
             weight, bias, _ = pixel_linear(weight, bias, self.model.preprocess)
+        elif isinstance(leaf, general.Stem):
+            weight, bias, _ = stem_linear(leaf, self.model.preprocess)
         else:
             weight, bias = weight_rows(leaf)
         scales = self.input_scales(node)
@@ -111,11 +136,16 @@ class Simulation:
             p, pixels = self.model.preprocess, leaf.patch**2
             bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, pixels))
             weight = (weight * np.tile(p.std, pixels)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
+        elif isinstance(leaf, general.Stem):
+            self.patch_units[node.name] = torch.from_numpy(linear.scale)
+            p, pixels = self.model.preprocess, leaf.weight.shape[1]
+            bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, pixels))
+            weight = weight * np.tile(p.std, pixels)
         return torch.from_numpy(weight.copy()).float(), torch.from_numpy(bias).float()
 
     def _short_output_scales(self, node: Node) -> NDArray[np.float64] | None:
-        assert isinstance(node.leaf, LinearLeaf | layers.Patches)
-        outputs = len(node.leaf.weight) if isinstance(node.leaf, layers.Patches) else len(weight_rows(node.leaf)[0])
+        assert isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)
+        outputs = len(node.leaf.weight) if isinstance(node.leaf, layers.Patches | general.Stem) else len(weight_rows(node.leaf)[0])
         site = self.sites.get(self.relus.get(node.name, node.name))
         return short_output_scales(self.calibration.recipe, node.leaf, site, outputs)
 
@@ -125,7 +155,7 @@ class Simulation:
 
     def input_scales(self, node: Node) -> NDArray[np.float64] | None:
         """Return the scales [K] of the codes that a layer reads ([1] for pixels); None if it reads no codes."""
-        if isinstance(node.leaf, layers.Patches):
+        if isinstance(node.leaf, layers.Patches | general.Stem):
             return np.array([1 / 255])
         q = self.input_q(node)
         assert isinstance(node.leaf, LinearLeaf)
@@ -146,6 +176,10 @@ class Simulation:
             return F.conv2d(inputs[0], weight, bias, leaf.patch).flatten(2).transpose(1, 2)
         if isinstance(leaf, layers.Linear):
             return F.linear(inputs[0], *self.weights[node.name])
+        if isinstance(leaf, general.Stem):
+            return F.linear(leaf.rows(inputs[0]), *self.weights[node.name])
+        if isinstance(leaf, general.Depthwise):
+            return leaf.weighted(inputs[0], *self.depthwise[node.name])
         if isinstance(leaf, maps.Conv2d):
             weight, bias = self.weights[node.name]
             weight = weight.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
@@ -164,8 +198,14 @@ class Simulation:
             else:
                 prefix = q.decode(q.encode(prefix))
             return leaf(inputs[0], prefix, torch.from_numpy(rounded * unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
+        if isinstance(leaf, general.Shift):
+            values = leaf.values.cpu().double().numpy()
+            rounded, step = quantize_positions(values, self.calibration.recipe.position_bits)
+            return inputs[0] + torch.from_numpy(rounded * step).to(inputs[0].dtype)
         if isinstance(leaf, layers.BiasedScores):
-            unit = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
+            unit: float | Tensor = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
+            if leaf.factors is not None:
+                unit = unit * leaf.factors.double()
             return leaf(*inputs, (node.params[0].double() / unit + 0.5).floor().mul(unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Softmax) and self.calibration.recipe.exp != "table":
             return table_softmax(leaf, inputs[0], self.sites[node.inputs[0]], self.calibration.recipe.exp)

@@ -157,7 +157,7 @@ def _least_error(
     group: int,
     importance: NDArray[np.float64] | None,
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Search scale [O] and exponents u8 [O, G] of least squared error.
+    """Find the scale [O] and exponents u8 [O, G] with the least squared error.
 
     Scales are tried over one octave, down from the one that represents the largest weight at the largest exponent. With a
     smaller scale the largest weights saturate; it is chosen if the total error is still smaller.
@@ -210,3 +210,8 @@ def pixel_linear(
     zero = pixel_zero(preprocess)
     flat = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1) / np.tile(preprocess.std, pixels)
     return flat, bias + flat @ (zero / 255 - np.tile(preprocess.mean, pixels)), zero
+
+
+def stem_linear(leaf: general.Stem, preprocess: Preprocess) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """As pixel_linear, for a convolution of the images: weight [O, K, channels] -> [O, K * channels]."""
+    return pixel_linear(_double(leaf.weight).transpose(0, 2, 1)[..., None], _double(leaf.bias), preprocess)

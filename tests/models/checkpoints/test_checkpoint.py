@@ -28,6 +28,7 @@ from fqvit.models.load import build, load_model
 State = dict[str, Tensor]
 VIT = ViTConfig(image=(16, 16), patch=4, channels=3, classes=5, width=12, depth=2, heads=3, hidden=48)
 SWIN = SwinConfig(image=(28, 28), patch=2, channels=3, classes=5, width=8, depths=(2, 2), heads=(2, 4), window=7)
+GELU: dict[str, Any] = {"activation": "gelu"}  # state dicts in Hugging Face's layout do not show it
 OTHERS = [
     ("vit_two", ViTConfig(**{**vars(VIT), "width": 18})),
     ("vit_one_distilled", ViTConfig(**{**vars(VIT), "prefix": 2})),
@@ -49,8 +50,8 @@ def random_state(config: ViTConfig | SwinConfig) -> State:
     return {k: 0.3 * torch.randn(v.shape, generator=generator) for k, v in build(config).state_dict().items()}
 
 
-def logits(name: str, weights: Any) -> Tensor:
-    model = load_model(name, weights)
+def logits(name: str, weights: Any, **settings: Any) -> Tensor:
+    model = load_model(name, weights, **settings)
     images = torch.randn(2, 3, model.preprocess.height, model.preprocess.width, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         out: Tensor = model.module(images)
@@ -166,12 +167,12 @@ def test_an_npz_with_another_number_of_heads_is_rejected(tmp_path: Path) -> None
 def test_hugging_face_layouts_load(name: str, config: ViTConfig | SwinConfig, kind: str) -> None:
     state = random_state(config)
     # Close but not equal: transformers and timm have different epsilons.
-    torch.testing.assert_close(logits(name, to_hugging_face(state, kind)), logits(name, state), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(name, to_hugging_face(state, kind), **GELU), logits(name, state), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "config", "kind", "eps"), [("vit_one", VIT, "vit", 1e-12), ("swin_one", SWIN, "swin", 1e-5)])
 def test_hugging_face_layouts_get_the_epsilon_of_transformers(name: str, config: Any, kind: str, eps: float) -> None:
-    assert load_model(name, to_hugging_face(random_state(config), kind)).module.config.eps == eps
+    assert load_model(name, to_hugging_face(random_state(config), kind), **GELU).module.config.eps == eps
 
 
 def test_the_original_swin_layout_loads() -> None:
@@ -188,7 +189,7 @@ def distilled_state() -> State:
 
 def test_both_layouts_of_the_distilled_model_give_the_same_logits() -> None:
     state = distilled_state()
-    theirs = logits("vit_one_distilled", to_hugging_face(state, "deit"))
+    theirs = logits("vit_one_distilled", to_hugging_face(state, "deit"), **GELU)
     torch.testing.assert_close(theirs, logits("vit_one_distilled", state), rtol=1e-4, atol=1e-4)
 
 
@@ -196,7 +197,7 @@ def test_load_model_neither_modifies_nor_shares_the_given_tensors() -> None:
     state = random_state(VIT)
     state["blocks.0.ls1.gamma"] = torch.full((12,), 0.5)
     before = {k: v.clone() for k, v in state.items()}
-    model = load_model("vit_one", state)
+    model = load_model("vit_one", state, heads=3, pool="token", activation="gelu")
     with torch.no_grad():
         for p in model.module.parameters():
             p.zero_()
@@ -235,36 +236,74 @@ def test_a_wrong_number_of_class_names_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "word"),
+    ("key", "value", "message"),
     [
-        ("reg_token", "register tokens"),
-        ("blocks.0.attn.q_norm.weight", "qk-norm"),
-        ("blocks.0.attn.q_bias", "BEiT"),
-        ("norm_pre.weight", "CLIP"),
-        ("rope.freqs", "rotary"),
-        ("blocks.0.attn.relative_position_bias_table", "relative positions in a ViT"),
-        ("pre_logits.fc.weight", "pre-logits"),
-        ("blocks.0.mlp.w12.weight", "SwiGLU"),
-        ("attn_pool.q.weight", "attention pooling"),
-        ("blocks_token_only.0.norm1.weight", "CaiT"),
+        ("reg_token", torch.zeros(1, 4, 12), "registers is 4, expected 0"),
+        ("norm_pre.weight", torch.zeros(12), "norm before the blocks is True, expected False"),
+        ("blocks.0.ls1.gamma", torch.zeros(12), "LayerScale is True, expected False"),
+        ("fc_norm.weight", torch.zeros(12), "fc_norm is True, expected False"),
+        ("attn_pool.latent", torch.zeros(1, 1, 12), "attention pooling is True, expected False"),
     ],
 )
-def test_unsupported_vit_variants_are_rejected_by_name(key: str, word: str) -> None:
-    with pytest.raises(FqvitError, match=f"'{re.escape(key)}' means .*{word}"):
-        load_model("vit_one", {**random_state(VIT), key: torch.zeros(3)})
+def test_a_name_does_not_decide_for_tensors_of_another_structure(key: str, value: Tensor, message: str) -> None:
+    with pytest.raises(FqvitError, match=f"vit_one: {message}, in state dict.*Pass its name, or heads, pool and activation"):
+        load_model("vit_one", {**random_state(VIT), key: value})
 
 
 @pytest.mark.parametrize(
     ("key", "word"),
     [
-        ("layers.0.blocks.0.attn.logit_scale", "SwinV2"),
-        ("layers.0.blocks.0.attn.cpb_mlp.0.weight", "SwinV2"),
-        ("absolute_pos_embed", "absolute positions"),
+        ("blocks.0.attn.q_norm.weight", "norms of q and k"),
+        ("rope.freqs", "learned rotary positions"),
+        ("pre_logits.fc.weight", "pre-logits"),
+        ("blocks_token_only.0.norm1.weight", "CaiT"),
+        ("patch_embed.norm.weight", "a norm after the patch embedding"),
+        ("blocks.0.attn.gate.weight", "gated attention"),
     ],
 )
-def test_unsupported_swin_variants_are_rejected_by_name(key: str, word: str) -> None:
-    with pytest.raises(FqvitError, match=word):
-        load_model("swin_one", {**random_state(SWIN), key: torch.zeros(3)})
+def test_unsupported_vit_variants_are_rejected_by_name(key: str, word: str) -> None:
+    with pytest.raises(FqvitError, match=f"'{re.escape(key)}' means .*{word}.*pass the module"):
+        load_model("vit_one", {**random_state(VIT), key: torch.zeros(3)})
+
+
+def test_swins_with_absolute_positions_or_of_version_2_are_rejected() -> None:
+    with pytest.raises(FqvitError, match="absolute positions"):
+        load_model("swin_one", {**random_state(SWIN), "absolute_pos_embed": torch.zeros(3)})
+    with pytest.raises(FqvitError, match="has the tensors of family 'swinv2', expected 'swin'"):
+        load_model("swin_one", {**random_state(SWIN), "layers.0.blocks.0.attn.logit_scale": torch.zeros(2, 1, 1)})
+
+
+@pytest.mark.parametrize("missing", ["heads", "pool", "activation"])
+def test_settings_that_a_state_dict_does_not_show_must_be_passed(missing: str) -> None:
+    settings: dict[str, Any] = {"heads": 3, "pool": "token", "activation": "gelu"}
+    del settings[missing]
+    with pytest.raises(FqvitError, match=f"the weights do not show {missing}. Pass {missing} to load_model"):
+        load_model(weights=random_state(VIT), **settings)
+    with pytest.raises(FqvitError, match="heads, pool and activation, and diet_tiny is not a name .*did you mean deit_tiny"):
+        load_model("diet_tiny", random_state(VIT))
+
+
+def test_settings_from_the_name_are_reported() -> None:
+    assert load_model("vit_one", random_state(VIT)).assumed == (
+        "heads: 3, from the name vit_one",
+        "pool: token, from the name vit_one",
+        "activation: gelu, from the name vit_one",
+        "preprocessing: that of the name vit_one",
+    )
+
+
+def test_a_missing_qkv_bias_must_be_confirmed() -> None:
+    state = {k: v for k, v in random_state(VIT).items() if not k.endswith("qkv.bias")}
+    settings: dict[str, Any] = {"heads": 3, "pool": "token", "activation": "gelu"}
+    with pytest.raises(FqvitError, match="do not show qkv_bias"):
+        load_model(weights=state, **settings)
+    assert load_model(weights=state, qkv_bias=False, **settings).module(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
+
+
+def test_gamma_in_the_blocks_needs_the_name_of_deit_3() -> None:
+    state = {**random_state(VIT), **{f"blocks.{i}.gamma_{j}": torch.ones(12) for i in (0, 1) for j in (1, 2)}}
+    with pytest.raises(FqvitError, match="'blocks.0.gamma_1' is the LayerScale of DeiT III or of models with rotary"):
+        load_model(weights=state, heads=3, pool="token", activation="gelu")
 
 
 def changed(state: State, *gone: str, **new: Tensor) -> State:
@@ -283,14 +322,13 @@ def changed(state: State, *gone: str, **new: Tensor) -> State:
         ("vit_one_distilled", lambda: random_state(VIT), "missing key 'head_dist.weight'.*looks like vit_one"),
         ("vit_one", lambda: random_state(SWIN), "is a Swin. This looks like swin_one"),
         ("swin_one", lambda: random_state(VIT), "is a ViT. This looks like vit_one"),
-        ("vit_one", lambda: changed(random_state(VIT), "head.weight", "head.bias"), "'head.weight'.*fine-tuned"),
         ("vit_one", lambda: changed(random_state(VIT), "norm.bias", "blocks.0.norm1.weight"), "lacks 2 keys: .*'norm.bias'"),
         ("vit_one", lambda: changed(random_state(VIT), "pos_embed"), "missing key 'pos_embed'"),
         ("vit_one", lambda: changed(random_state(VIT), surprise=torch.zeros(1)), "1 unexpected key: 'surprise'"),
         ("vit_one", lambda: {**random_state(VIT), "norm.bias": torch.zeros(7)}, r"'norm.bias' is \[7\], expected \[12\]"),
         ("vit_one", lambda: {**random_state(VIT), "norm.bias": torch.full((12,), torch.nan)}, "'norm.bias' contains NaN"),
         ("vit_one", lambda: {**random_state(VIT), "pos_embed": torch.zeros(1, 8, 12)}, "8 positions.*square grid"),
-        ("vit_one", lambda: {"conv1.weight": torch.zeros(3)}, "not a ViT, DeiT or Swin"),
+        ("vit_one", lambda: {"conv1.weight": torch.zeros(3)}, "not a known layout of a vision transformer"),
         ("vit_one", dict, "contains no weights"),
         ("vit_one", lambda: changed(distilled_state(), "head_dist.bias"), "unexpected key 'dist_token'"),
         ("vit_one_distilled", lambda: changed(distilled_state(), "head_dist.bias"), "lacks 1 key: 'head_dist.bias'"),

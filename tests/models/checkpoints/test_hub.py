@@ -172,22 +172,56 @@ def test_crop_interpolation_and_pooling_of_timm_configs_are_used(hub: Hub) -> No
 
 
 @pytest.mark.parametrize(
-    ("size", "resize"),
-    [(24, 24), ({"height": 16, "width": 16}, 16), ({"shortest_edge": 20}, 20), (8, 18)],
+    ("more", "resize", "squash"),
+    [
+        ({"size": {"height": 16, "width": 16}}, 16, True),
+        ({"size": 16}, 16, True),
+        ({"size": {"height": 24, "width": 24}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}}, 24, True),
+        ({"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": 16}, 20, False),
+        ({"size": 20, "image_processor_type": "CLIPImageProcessor", "do_center_crop": True, "crop_size": 16}, 20, False),
+        ({"size": {"height": 8, "width": 8}}, 16, True),  # for images of another size
+    ],
+    ids=str,
 )
-def test_size_and_resample_come_from_the_preprocessor_config(hub: Hub, size: object, resize: int) -> None:
-    numbers = {"size": size, "resample": 2, "do_resize": True}
+def test_size_and_resample_come_from_the_preprocessor_config(hub: Hub, more: dict[str, Any], resize: int, squash: bool) -> None:
+    numbers = {"resample": 2, "do_resize": True, **more}
     hub.repositories["a/b"] = {**files(), "preprocessor_config.json": json.dumps(numbers).encode()}
     p = load_model("hf:a/b").preprocess
-    assert (p.resize, p.interpolation, p.height) == (resize, "bilinear", 16)
+    assert (p.resize, p.interpolation, p.height, p.squash) == (resize, "bilinear", 16, squash)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"size": {"longest_edge": 20}}, "expected height and width, or shortest_edge"),
+        ({"rescale_factor": 1}, "rescale_factor 1, expected 1/255"),
+        ({"do_normalize": False}, "not normalised"),
+        ({"do_flip": True}, "do_flip 'True' is not understood"),
+        ({"resample": 1}, "interpolation 'lanczos', expected bicubic or bilinear"),
+    ],
+    ids=str,
+)
+def test_preprocessing_that_is_not_understood_is_rejected(hub: Hub, more: dict[str, Any], message: str) -> None:
+    hub.repositories["a/b"] = {**files(), "preprocessor_config.json": json.dumps(more).encode()}
+    with pytest.raises(FqvitError, match=message) as caught:
+        load_model("hf:a/b")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"global_pool": "map"}, "global_pool 'map', expected 'token'"),
-        ({"model_args": {"act_layer": "gelu_tanh"}}, "act_layer 'gelu_tanh'"),
-        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "another activation or norm"),
+        ({"global_pool": "max"}, "global_pool 'max', expected one of 'token', 'avg', 'map', ''"),
+        ({"global_pool": "map"}, "lacks .*attn_pool"),
+        ({"model_args": {"act_layer": "relu"}}, "act_layer 'relu', expected one of"),
+        ({"model_args": {"block_fn": "ResPostBlock"}}, "model_args has block_fn 'ResPostBlock'"),
+        ({"model_args": {"norm_layer": "rmsnorm"}}, "model_args has norm_layer 'rmsnorm'"),
+        ({"rope": True}, "rope 'True' is not understood"),
+        ({"pretrained_cfg": {"crop_mode": "border"}}, "crop_mode 'border', expected 'center' or 'squash'"),
+        ({"pretrained_cfg": {"surprise": 1}}, "pretrained_cfg has surprise '1', which is not understood"),
+        ({"architecture": "vit_base_patch16_rpn_224"}, "has blocks of another order"),
+        ({"architecture": "vit_small_patch16_rope_ape_224"}, "has rotary positions"),
+        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "norm before the blocks is False, expected True"),
         ({"pretrained_cfg": {"interpolation": "lanczos"}}, "interpolation 'lanczos', expected bicubic or bilinear"),
         ({"pretrained_cfg": {"crop_pct": 0}}, "crop_pct"),
     ],
@@ -199,22 +233,29 @@ def test_unsupported_timm_configs_are_rejected_under_any_name(hub: Hub, config: 
             load_model(name, weights)
 
 
-def test_an_unknown_architecture_is_identified_by_its_sizes(hub: Hub) -> None:
+def test_an_unknown_architecture_needs_the_settings_that_its_tensors_do_not_show(hub: Hub) -> None:
     config = {"architecture": "vit_mine_patch4_16"}
     weights = save(build(SMALL).state_dict())
     hub.repositories["timm/x"] = {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
-    assert load_model("hf:timm/x").name == "vit_small_here"
+    with pytest.raises(FqvitError, match="do not show heads, pool and activation, and vit_mine_patch4_16 is not a name"):
+        load_model("hf:timm/x")
+    model = load_model("hf:timm/x", heads=3, pool="token", activation="gelu")
+    assert model.name == "vit_small_here"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new', expected 'gelu'"),
-        ({"model_type": "swinv2"}, "model_type 'swinv2'"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu', expected one of gelu"),
+        ({"model_type": "segformer"}, "model_type 'segformer' has no definition in fqvit.*pass the module"),
+        ({"model_type": "siglip2"}, "NaFlex"),
+        ({"architectures": ["ViTForMaskedImageModeling"]}, "weights of ViTForMaskedImageModeling, expected ViTFor"),
+        ({"surprise": 3}, "config.json: surprise '3' is not understood"),
+        ({"hidden_size": 24}, "width 12 in the weights, expected 24 as in config.json"),
         ({"num_attention_heads": 2}, "2 heads.*expected 3"),
         ({"id2label": {"0": "cat"}}, "1 class names for 3 logits"),
         ({"id2label": {"1": "cat", "2": "dog", "3": "eel"}}, "id2label"),
-        ({"image_size": "large"}, "config.json: Expected"),
+        ({"image_size": "large"}, "config.json: image_size 'large', expected an integer"),
         ({"layer_norm_eps": "nan"}, "config.json: nan in layer_norm_eps, expected finite numbers"),
         ({"layer_norm_eps": "-inf"}, "config.json: -inf in layer_norm_eps, expected finite numbers"),
     ],

@@ -31,7 +31,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def assert_rejected(raw: bytes, folder: Path, match: str = ".") -> str:
-    """Assert that both loaders reject the file in one line, and that of Python matches; returns that line."""
+    """Assert that both loaders reject the file in one line and that Python's line matches; returns Python's line."""
     path = folder / "bad.fqvit"
     path.write_bytes(raw)
     with pytest.raises(FqvitError, match=match) as caught:

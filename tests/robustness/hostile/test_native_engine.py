@@ -17,6 +17,7 @@ from fqvit import _native
 from fqvit.errors import FqvitError
 from fqvit.ir.program import AnyOp
 from tests.robustness.fuzz.oracle import verdicts
+from tests.robustness.hostile import elementwise_limits
 from tests.robustness.hostile.containers import Json
 from tests.robustness.hostile.small_programs import (
     BEFORE,
@@ -31,7 +32,6 @@ from tests.robustness.hostile.small_programs import (
     Array,
     C,
     Constants,
-    T,
     file_of,
     header_of,
     i32,
@@ -206,38 +206,7 @@ ARRAYS: dict[str, dict[str, tuple[Array, ...]]] = {
     "log_softmax": {"y.table": TABLES},
     "softmax": {"y.table": TABLES},
     "row_codes": {"y.table": (EXPONENTIALS, CODES.astype(np.int8), CODES[None], NONE)},
-    "rotary": {
-        "y.table": (
-            np.zeros((2, T, 4), np.int16),
-            np.zeros((2, T, 2), np.int16),  # not the number of partners
-            np.zeros((2, T + 1, 3), np.int16),
-            np.zeros((1, T, 3), np.int16),
-            np.zeros((2, T, 0), np.int16),
-            np.zeros((2, T * 3), np.int16),
-            np.zeros((2, T, 3), np.int32),
-        ),
-        "partner": (i32(0, 1), i32(0, 1, 3), i32(-1, 0, 1), i32(2**31 - 1, 0, 0), i32(-(2**31), 0, 0))
-        + (np.zeros(3, np.int64), np.zeros(3, np.uint8), np.full(3, 65535, np.uint16), np.zeros((1, 3), np.int32), NONE),
-    },
-    "depthwise": {
-        "y.w": (np.zeros((2, C + 1), np.int8), np.zeros((3, C), np.int8), np.zeros(C, np.int8), np.zeros((2, C), np.uint8))
-        + (np.zeros((0, C), np.int8),),
-        "y.bias": (np.ones(C - 1, np.int32), np.ones(C, np.int64), np.full(C, 2**31 - 1, np.int32))
-        + (np.full(C, -(2**31), np.int32),),
-        "y.mult": (np.ones(C - 1, np.int32), np.full(C, -1, np.int32), np.ones(C, np.int16), NONE),
-        "y.shift": (np.zeros(C, np.uint8), np.full(C, 63, np.uint8), np.ones(C, np.int8), np.ones(C + 1, np.uint8), NONE),
-        "taps": (
-            i32(4, 0),
-            i32(0, -2),
-            i32(0, 2**31 - 1),
-            i32(0, 0, 0),
-            np.array(0, np.int32),
-            np.zeros((1, 2), np.int64),
-            np.zeros((0, 2), np.int32),
-            np.zeros((2, 0), np.int32),
-            NONE,
-        ),
-    },
+    **elementwise_limits.ARRAYS,
 }
 
 
@@ -339,15 +308,7 @@ MISMATCHES: list[tuple[str, Json]] = [
     ("linear, shared", {"group": 2}),
     ("linear, 4 bits", {"group": 0}),
     ("linear", {"group": 2}),
-    ("multiply", {"b": "h"}),
-    ("multiply", {"a": "h"}),
-    ("multiply", {"a": "wide", "b": "wide"}),  # the product may reach 2^32
-    ("multiply", {"a_zero": 65535}),
-    ("rotary", {"x": "h"}),
-    ("rotary", {"partner": "taps"}),
-    ("depthwise", {"x": "h"}),
-    ("depthwise", {"index": "y.bias"}),
-    ("depthwise", {"index": "none"}),
+    *elementwise_limits.MISMATCHES,
     ("linear", {"out": "code"}),
     ("linear", {"out": "ACC"}),
 ]
@@ -407,11 +368,7 @@ def test_constants_in_use_may_be_extreme() -> None:
         ("shift_matmul", {"mult": 2**31 - 1, "shift": 1, "v_zero": 0}, {}),
         ("lookup", {"y_zero": [255] * 3}, {"y.table": i32(*[2**30] * 256)}),
         ("take", {"fill": [255] * C}, {}),
-        ("multiply", {"mult": 2**31 - 1, "shift": 1, "b_zero": 0, "y_zero": 255}, {}),
-        ("multiply", {"mult": 2**31 - 1, "shift": 62, "a_zero": 32767, "bits": 16, "y_zero": 65535}, {}),
-        ("rotary", {"mult": 2**31 - 1, "shift": 31, "zero": 32767}, {"y.table": np.full((2, T, 3), -(2**15), np.int16)}),
-        ("depthwise", {"y_zero": 255, "fill": 255}, {"y.w": np.full((2, C), -128, np.int8), "y.shift": u8(*[62] * C)}),
-        ("mean", {"x": "h", "mult": 2**31 - 1, "shift": 1, "zero": 65535}, {}),
+        *elementwise_limits.EXTREMES,
     ]
     for name, changes, constants in extremes:
         case = CASES[name]

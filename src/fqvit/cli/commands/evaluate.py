@@ -50,7 +50,7 @@ def run(
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model has no backends. Leave out --backend.")
-        inputs.check_name(target)
+        inputs.check_name(target, weights)
         inputs.require_torch("eval of a float model")
         model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
     ids: list[str] = []
@@ -166,5 +166,4 @@ def _float(name: str, weights: str | None, device: str, workers: Workers) -> tup
         logits: Scores = run_float(graph, normalise(images, model.preprocess).to(where)).cpu().numpy()
         return logits
 
-    count: int = module.config.classes  # type: ignore[assignment,union-attr]
-    return model.name, "float", (model.preprocess, model.classes or count, forward)
+    return model.name, "float", (model.preprocess, model.classes or inputs.classes_of(model), forward)

@@ -98,7 +98,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         ("model", header.model),
         ("source", header.source),
         ("recipe", f"{recipe.get('name')} {bits} (weights/activations/attention), {header.images} calibration images"),
-        ("input", f"uint8 {_shape(program.input_shape)}, from short side {p.resize} {p.interpolation}, center crop"),
+        ("input", f"uint8 {_shape(program.input_shape)}, from {p.steps}"),
         ("output", f"{output}, scale {header.output.scale:.6g}"),
         ("ops", f"{len(found.ops)}: {kinds}"),
         ("floats", f"{found.floats} floating-point ops, {found.floats} float buffers"),

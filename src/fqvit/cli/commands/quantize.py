@@ -58,7 +58,7 @@ def run(
         if extra is not None:
             raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
-    inputs.check_name(model_name)
+    inputs.check_name(model_name, weights)
     for path in (out, save_calibration):
         if path is not None:
             inputs.check_output(path, weights, classes, calibration_file, recipe_name)
@@ -72,6 +72,7 @@ def run(
     model = inputs.float_model(model_name, weights, classes)
     if workers.first:
         inputs.warn_of_other_name(model, weights)
+        inputs.warn_of_assumptions(model)
     target = Path(f"{model.name}.fqvit") if out is None else out
     inputs.check_output(target)
     start = time.perf_counter()

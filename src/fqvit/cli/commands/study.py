@@ -83,7 +83,7 @@ def benches(models: Sequence[ModelArgument], options: StudyOptions, workers: Wor
         if workers.first:
             inputs.warn_of_other_name(model, named.weights)
         ids = [] if given is None else given.ids
-        count: int = model.module.config.classes  # type: ignore[assignment,union-attr]
+        count = inputs.classes_of(model)
         names = given.names if given is not None else model.classes or count
         if not isinstance(names, int) and len(names) != count:
             raise FqvitError(f"{options.classes}: {len(names)} classes, but {model.name} has {count}. Pass one name per logit.")

@@ -11,6 +11,7 @@ import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from fqvit.data.preprocess import resized_size
 from fqvit.export.c.emit import CEmitter
 from fqvit.export.c.plan import plan
 from fqvit.export.c.text import Prefix, comment
@@ -64,6 +65,10 @@ def readme(program: Program, emitter: CEmitter) -> str:
     output = program.header.output
     shape = " x ".join(map(str, emitter.values[output.buffer].shape))
     preprocess = program.header.preprocess
+    resize = f"Resize the shorter side of the image to {preprocess.resize}"
+    if preprocess.squash:
+        resized_width, resized_height = resized_size(width, height, preprocess.resize)
+        resize = f"Resize the image to {resized_height} rows of {resized_width} pixels, whatever its proportions"
     meaning = f"Outputs times {output.scale:.6g} approximate the logits of the float model."
     if output.kind != "logits":
         meaning = f"Outputs are codes: value = (code - {output.zero}) * {output.scale:.6g}"
@@ -77,7 +82,7 @@ def readme(program: Program, emitter: CEmitter) -> str:
     ./classify --sizes
 
 image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels with {channels} byte(s) each, top row first;
-0 is black. Resize the shorter side of the image to {preprocess.resize} ({preprocess.interpolation}), then crop the center.
+0 is black. {resize} ({preprocess.interpolation}), then crop the center.
 Do not subtract a mean or divide by a standard deviation: both are part of the weights.
 
 RAM    {emitter.plan.arena_bytes:>9,} bytes of arena (FQVIT_ARENA_BYTES), plus image, outputs and less than 1 kB of stack

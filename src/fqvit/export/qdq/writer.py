@@ -327,12 +327,14 @@ class _Export:
 
     def _depthwise(self, op: Depthwise, shape: tuple[int, ...]) -> QuantizedTensor:
         w, params = self.constants[op.part("w")], self.scales.params(op.y, op.y_zero, op.bits)
+        if len(params.zero) > 1:  # codes with one zero point per channel are those with any common one, plus an offset
+            params = QdqParams(per_channel(params.scale, shape[-1]), np.array([1 << (op.bits - 1)]), op.bits, params.product)
         mult, shift, bias = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift", "bias"))
         x = self.tensors[op.x]
         taps = self._take(Take(y=f"{op.y}.taps", x=op.x, index=op.index, fill=op.fill), (*shape[:-1], len(w), shape[-1]))
         ratio = mult / np.exp2(shift) * params.scale
         offset = (bias + x.zero * w.sum(0, dtype=np.int64)) * ratio
-        offset = offset + (self.scales.zero_points(op.y_zero) - params.zero) * params.scale
+        offset = offset + (per_channel(self.scales.zero_points(op.y_zero), shape[-1]) - params.zero) * params.scale
         return depthwise(self.graph, op.y, taps.name, w, ratio / x.scale, offset, params, shape)
 
     def _permute(self, op: Permute, shape: tuple[int, ...]) -> QuantizedTensor:

@@ -18,7 +18,7 @@ from fqvit.lowering.rules.layers import add_constant, double, emit_linear, to_co
 from fqvit.models import general
 from fqvit.models.layers import Leaf
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import depthwise_weights, pixel_linear
+from fqvit.quant.weights import depthwise_weights, stem_linear
 
 COS_BITS = 14  # fraction bits of rotary tables: 1.0 fits int16, and an error of 2^-15 is far below one 8-bit code
 
@@ -28,7 +28,7 @@ def lower_route(leaf: general.Route, low: Lowering) -> LoweredValue:
     (x,) = low.inputs
     q = x.codes()
     if leaf.keeps_channels:
-        q = q.tiled(leaf.shape[-1] // x.shape[-1])
+        q = q.tiled(leaf.times)
     elif q.alpha is not None:
         raise FqvitError(f"{low.name}: moves single channels of a value with one shift per channel, which is not supported.")
     permuted = tuple(np.delete(leaf.view, [] if leaf.select is None else leaf.select[0])[list(leaf.perm)].tolist())
@@ -214,7 +214,7 @@ def lower_stem(leaf: general.Stem, low: Lowering) -> LoweredValue:
     Padding is 0 after normalization, which is the mean colour; a pixel can represent it only to the nearest integer.
     """
     emit, (x,) = low.emit, low.inputs
-    height, width, channels = x.shape
+    channels = x.shape[-1]
     rows, windows = f"{low.name}.pixels", f"{low.name}.windows"
     index = leaf.index.cpu().numpy().astype(np.int32)
     preprocess = low.context.preprocess
@@ -223,8 +223,7 @@ def lower_stem(leaf: general.Stem, low: Lowering) -> LoweredValue:
     emit.op(Take(y=rows, x=x.buffer, index=emit.shared("rows", index), fill=fill))
     shape = (len(index), index.shape[1] * channels)
     emit.op(Permute(y=windows, x=rows, view=shape, perm=(0, 1)))
-    weight = double(leaf.weight).transpose(0, 2, 1)[..., None]
-    weight, bias, zero = pixel_linear(weight, double(leaf.bias), preprocess)
+    weight, bias, zero = stem_linear(leaf, preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
     return emit_linear(low, LoweredValue(windows, shape, pixels), weight, bias)
 

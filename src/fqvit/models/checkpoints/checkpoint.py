@@ -37,7 +37,7 @@ CONTAINERS: dict[str, Container] = {
 SUFFIX: dict[Container, str] = {"safetensors": ".safetensors", "torch": ".pth", "npz": ".npz"}
 
 # Keys under which training scripts save the state dict, in order of preference, and prefixes that module wrappers add to names.
-NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
+NESTS = ("model", "state_dict", "model_ema", "state_dict_ema", "teacher")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 MAX_NESTING = 8  # a pickled mapping can contain itself
 # An archive may unpack to at most MAX_RATIO times its size plus ALLOWANCE bytes. Weights hardly compress.

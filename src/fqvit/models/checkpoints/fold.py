@@ -1,83 +1,35 @@
 """Convert a checkpoint with timm's names to a config and a state dict of our modules.
 
-Equivalent forms are folded (LayerScale, the distilled head, positions without a class token, a missing qkv bias); variants that
-our modules cannot compute are rejected by name. See also: keymaps.py (the step before), load.py (the step after).
+For ViT, DeiT and Swin classifiers, which are built from leaves. Equivalent forms are folded (LayerScale, the distilled head,
+positions without a class token, a missing qkv bias). See also: keymaps.py and settle.py (the steps before), recognise.py (the
+other families), load.py (the step after).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fqvit.errors import FqvitError
+from fqvit.models.checkpoints.hints import Hints as Hints
 from fqvit.models.checkpoints.keymaps import Canonical
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.zoo import Row, likely
 
-
-@dataclass(frozen=True)
-class Hints:
-    """Settings read from the config files of a checkpoint; None for settings that are not mentioned there."""
-
-    heads: tuple[int, ...] | None = None
-    eps: float | None = None
-    image: tuple[int, int] | None = None
-    labels: tuple[str, ...] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    pool: str | None = None  # timm's global_pool
-    resize: int | None = None  # short side before the crop
-    crop: float | None = None  # timm's crop_pct: side of the crop divided by `resize`
-    interpolation: Literal["bicubic", "bilinear"] | None = None
-    architecture: str | None = None
-    model_type: str | None = None
-
-
 MAX_SIDE = 8192  # largest height and width of images, as in Preprocess
-
-# (key pattern, model variant that it indicates). The error names the first match, so more specific patterns come first.
-UNSUPPORTED = [
-    (r"(logit_scale|cpb_mlp\.|continuous_position_bias_mlp\.)", "SwinV2 (cosine attention)"),
-    (r"(\.q_bias|\.v_bias)$", "BEiT or EVA (separate q and v biases)"),
-    (r"^beit\.|\.lambda_[12]$", "BEiT"),
-    (r"^blocks_token_only\.", "CaiT (class attention)"),
-    (r"(^|\.)(reg_token|register_tokens?)$", "register tokens"),
-    (r"\.(q_norm|k_norm|norm_q|norm_k)\.", "qk-norm"),
-    (r"(^|\.)(norm_pre|pre_layrnorm|ln_pre)\.", "a LayerNorm before the blocks (CLIP)"),
-    (r"(^|\.)rope(\.|_)|freqs_cis|\.freqs$", "rotary positions"),
-    (r"(^|\.)(rel_pos|rel_pos_bias|relative_position_bias)\.|rel_pos_[hw]$", "relative positions in a ViT"),
-    (r"^blocks\..*relative_position_bias_table$", "relative positions in a ViT"),
-    (r"^attn_pool\.", "attention pooling (SigLIP)"),
-    (r"^pre_logits\.", "a pre-logits layer (ImageNet-21k head)"),
-    (r"\.mlp\.(w12|w1|w2|w3|fc1_g|fc1_x|gate_proj)\.", "a gated MLP (SwiGLU)"),
-    (r"\.attn\.norm\.|\.mlp\.norm\.", "norms inside attention or MLP"),
-    (r"^(patch_embed\.backbone\.|embeddings\.patch_embeddings\.backbone)", "a hybrid with a convolutional stem"),
-    (r"^absolute_pos_embed$", "Swin with absolute positions"),
-    (r"lambda1$", "DINOv2 in Hugging Face's layout"),
-]
 
 
 def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig | SwinConfig, dict[str, Tensor]]:
     """Return the row's config, adapted to the checkpoint, and the state dict for its module."""
-    check_supported(found, label)
     swin = is_swin(found)
     if swin != isinstance(row.config, SwinConfig):
         series, sizes = sizes_of(found)
         raise FqvitError(f"{row.name}: {label} is a {'Swin' if swin else 'ViT'}. {_advice(likely(series, *sizes))}")
-    for name, tensor in found.tensors.items():
-        # Empty tensors are rejected: a shape such as [10^12, 0] takes no memory, but a model of that size would.
-        if tensor.numel() == 0:
-            key = found.origin.get(name, name)
-            raise FqvitError(f"{label}: '{key}' is empty: {list(tensor.shape)}. The checkpoint is damaged.")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            key = found.origin.get(name, name)
-            raise FqvitError(f"{label}: '{key}' contains NaN or infinity, expected finite weights. Use another checkpoint.")
-    state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in found.tensors.items()}
+    state = weights_of(found, label)
     config: ViTConfig | SwinConfig
     if isinstance(row.config, SwinConfig):
         config = _swin(found, state, row, row.config, hints, label)
@@ -89,13 +41,17 @@ def fit(found: Canonical, row: Row, hints: Hints, label: str) -> tuple[ViTConfig
     return config, state
 
 
-def check_supported(found: Canonical, label: str) -> None:
-    """Raise FqvitError if a key belongs to a variant that is not supported."""
-    for pattern, variant in UNSUPPORTED:
-        for name in found.tensors:
-            if re.search(pattern, name):
-                key = found.origin.get(name, name)
-                raise FqvitError(f"{label}: '{key}' means {variant}, which is not supported. Use a plain ViT, DeiT or Swin.")
+def weights_of(found: Canonical, label: str) -> dict[str, Tensor]:
+    """Return the tensors as float32 on the CPU; raises FqvitError for empty ones, NaN and infinity."""
+    for name, tensor in found.tensors.items():
+        # Empty tensors are rejected: a shape such as [10^12, 0] takes no memory, but a model of that size would.
+        if tensor.numel() == 0:
+            key = found.origin.get(name, name)
+            raise FqvitError(f"{label}: '{key}' is empty: {list(tensor.shape)}. The checkpoint is damaged.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            key = found.origin.get(name, name)
+            raise FqvitError(f"{label}: '{key}' contains NaN or infinity, expected finite weights. Use another checkpoint.")
+    return {name: tensor.detach().to("cpu", torch.float32) for name, tensor in found.tensors.items()}
 
 
 def is_swin(found: Canonical) -> bool:
@@ -117,6 +73,14 @@ def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
     return "deit" if prefix == 2 else "vit", (width, (_count(found.tensors, r"blocks\.(\d+)\."),), prefix)
 
 
+def heads_of(found: Canonical, hints: Hints, stages: int) -> tuple[int, ...]:
+    """Return the number of heads, of a Swin one per stage: from its bias tables, the layout or the hints."""
+    if is_swin(found):
+        tables = [found.tensors.get(f"layers.{i}.blocks.0.attn.relative_position_bias_table") for i in range(stages)]
+        return tuple(table.shape[1] if table is not None and table.ndim == 2 else 1 for table in tables)
+    return hints.heads or (found.heads or 1,)
+
+
 def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hints: Hints, label: str) -> ViTConfig:
     _, (width, depths, prefix) = sizes_of(found)
     distilled = prefix == 2
@@ -133,11 +97,10 @@ def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hin
         state["cls_token"] = torch.zeros(1, 0, width)
     patch, channels = _patch_shape(state, label)
     mean = "fc_norm.weight" in state or prefix == 0
-    if hints.pool not in (None, "avg" if mean else "token"):
-        # No key shows "avg" pooling with a class token and without fc_norm. Other kinds of pooling are not supported.
-        if hints.pool != "avg" or distilled:
-            raise FqvitError(f"{label}: global_pool '{hints.pool}', expected '{'avg' if mean else 'token'}' for these weights.")
-        mean = True
+    if hints.pool is not None:
+        if hints.pool not in ("token", "avg") or (hints.pool == "token" and prefix == 0) or (hints.pool == "avg" and distilled):
+            raise FqvitError(f"{label}: pool '{hints.pool}', expected '{'avg' if mean else 'token'}' for these weights.")
+        mean = hints.pool == "avg"
     _fill_qkv_bias(state)
     _fold_layer_scale(state, label)
     head = _head(state, "head", label)
@@ -187,7 +150,7 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
         image=_swin_image(found, c, patch, window, hints),
         patch=patch,
         channels=channels,
-        classes=_head(state, "head.fc", label).shape[0],
+        classes=_head(state, "head.fc", label).shape[0] if "head.fc.weight" in state or "head.fc.bias" in state else 0,
         window=window,
         hidden_ratio=max(_rows(state, "layers.0.blocks.0.mlp.fc1.weight", c.hidden_ratio * width) // width, 1),
     )

@@ -1,31 +1,29 @@
-"""Find a model's files on the Hugging Face Hub (hf:ORG/NAME[@REVISION]) or in a folder, and read its config.json.
+"""Find a model's files on the Hugging Face Hub (hf:ORG/NAME[@REVISION]) or in a folder, and read its config files.
 
-huggingface_hub is imported for downloads only; transformers is never needed. Configurations that our modules cannot compute are
-rejected. See also: checkpoint.py (reads the weights), fold.py (uses the Hints that are read here).
+huggingface_hub is imported for downloads only; transformers and timm are never needed.
+See also: checkpoint.py (reads the weights), transformers_config.py, timm_config.py and openclip_config.py (check the fields).
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Any
 
 import msgspec
 
 from fqvit.errors import FqvitError
-from fqvit.models.checkpoints.fold import Hints
+from fqvit.models.checkpoints import openclip_config, timm_config, transformers_config
+from fqvit.models.checkpoints.hints import Hints
+from fqvit.models.checkpoints.preprocessing import read_preprocessor
 
 ADDRESS = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-SUPPORTED = ("vit", "deit", "swin")
-# timm architectures with another activation or order of norms, which cannot be detected from their keys.
-UNSUPPORTED_VARIANTS = re.compile(r"quickgelu|clip|siglip|gelu|_rpn_|_pe_")
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # keys: Pillow's filter numbers
-Side = Annotated[int, msgspec.Meta(ge=1, le=8192)]
-T = TypeVar("T")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+CONFIGS = ("config.json", "open_clip_config.json")
+PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
@@ -38,47 +36,6 @@ class Files:
     preprocessor: Path | None
 
 
-class _Pretrained(msgspec.Struct):
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    crop_pct: Annotated[float, msgspec.Meta(ge=0.1, le=1)] | None = None
-    interpolation: str | None = None
-
-
-class _Arguments(msgspec.Struct):
-    """timm's model_args: arguments that override those of the architecture."""
-
-    act_layer: str | None = None
-    norm_layer: str | None = None
-    block_fn: str | None = None
-    global_pool: str | None = None
-
-
-class _Config(msgspec.Struct):
-    """The fields of config.json that are used, as written by transformers or timm."""
-
-    model_type: str | None = None
-    hidden_act: str | None = None
-    layer_norm_eps: float | None = None
-    image_size: int | tuple[int, int] | None = None
-    num_attention_heads: int | None = None
-    num_heads: tuple[int, ...] | None = None
-    id2label: dict[int, str] | None = None
-    architecture: str | None = None
-    label_names: tuple[str, ...] | None = None
-    pretrained_cfg: _Pretrained | None = None
-    global_pool: str | None = None
-    model_args: _Arguments | None = None
-
-
-class _Preprocessor(msgspec.Struct):
-    image_mean: tuple[float, ...] | None = None
-    image_std: tuple[float, ...] | None = None
-    do_resize: bool | None = None
-    size: Side | dict[str, Side] | None = None
-    resample: int | None = None
-
-
 def is_address(weights: object) -> bool:
     return isinstance(weights, str) and weights.startswith("hf:")
 
@@ -89,120 +46,62 @@ def download(address: str) -> Files:
     if match is None:
         raise FqvitError(f"{address}: not an address on the hub, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
     repository, revision = match[1], match[2]
-    config = _fetch(address, repository, "config.json", revision)
-    weights = next(filter(None, (_fetch(address, repository, name, revision) for name in WEIGHTS)), None)
+
+    def first(names: tuple[str, ...]) -> Path | None:
+        return next(filter(None, (_fetch(address, repository, name, revision) for name in names)), None)
+
+    config = first(CONFIGS)
+    weights = None if config is None else first(_weights_of(config.name))
     if config is None or weights is None:
-        lacking = "config.json" if config is None else " or ".join(WEIGHTS)
-        raise FqvitError(f"{address}: has no {lacking}. Choose a classifier saved by transformers or timm.")
-    return Files(address, config, weights, _fetch(address, repository, "preprocessor_config.json", revision))
+        lacking = "config.json" if config is None else " or ".join(WEIGHTS[:2])
+        raise FqvitError(f"{address}: has no {lacking}. Choose a model saved by transformers, timm or OpenCLIP.")
+    return Files(address, config, weights, first(PREPROCESSORS))
 
 
 def in_folder(folder: Path) -> Files | None:
     """Return the files of a folder written by save_pretrained; None if the folder has no config.json."""
-    if not (folder / "config.json").is_file():
+
+    def first(names: tuple[str, ...]) -> Path | None:
+        return next((folder / name for name in names if (folder / name).is_file()), None)
+
+    config = first(CONFIGS)
+    if config is None:
         return None
-    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    weights = first(_weights_of(config.name))
     if weights is None:
-        raise FqvitError(f"{folder}: has config.json but neither {' nor '.join(WEIGHTS)}. Save the model there again.")
-    preprocessor = folder / "preprocessor_config.json"
-    return Files(folder.name, folder / "config.json", weights, preprocessor if preprocessor.is_file() else None)
+        raise FqvitError(f"{folder}: has {config.name} but neither {' nor '.join(WEIGHTS[:2])}. Save the model there again.")
+    return Files(folder.name, config, weights, first(PREPROCESSORS))
+
+
+def _weights_of(config: str) -> tuple[str, ...]:
+    """Return the names of weights beside a config. A repository may have those of transformers and of OpenCLIP."""
+    return WEIGHTS[:2] if config == "config.json" else (*WEIGHTS[2:], *WEIGHTS[:2])
 
 
 def read_hints(files: Files) -> Hints:
-    """Read config.json and preprocessor_config.json; raises FqvitError for unsupported configurations."""
-    config = _decode(files.config, _Config, files.label)
-    if config.architecture is None and config.model_type not in SUPPORTED:
-        expected = ", ".join(SUPPORTED)
-        raise FqvitError(f"{files.label}: model_type '{config.model_type}', expected {expected}. Choose another model.")
-    if config.hidden_act not in (None, "gelu"):
-        raise FqvitError(f"{files.label}: hidden_act '{config.hidden_act}', expected 'gelu' (with the exact error function).")
-    arguments = config.model_args or _Arguments()
-    _check_plain_architecture(config.architecture, arguments, files.label)
-    labels = config.label_names
-    if config.id2label:
-        if sorted(config.id2label) != list(range(len(config.id2label))):
-            raise FqvitError(f"{files.label}: the keys of id2label are not 0, 1, 2, ... The config.json is damaged.")
-        labels = tuple(config.id2label[i] for i in range(len(config.id2label)))
-    size = config.image_size
-    heads = config.num_heads or ((config.num_attention_heads,) if config.num_attention_heads else None)
-    read = Hints() if config.pretrained_cfg is None else _timm_transform(config.pretrained_cfg, files.label)
-    if files.preprocessor is not None:
-        read = _transform(_decode(files.preprocessor, _Preprocessor, files.label), files.label)
-    _check_finite(files.label, files.config.name, "layer_norm_eps", (config.layer_norm_eps or 0,))
-    _check_finite(files.label, (files.preprocessor or files.config).name, "mean", read.mean or ())
-    _check_finite(files.label, (files.preprocessor or files.config).name, "std", read.std or ())
-    return replace(
-        read,
-        heads=heads,
-        eps=config.layer_norm_eps,
-        image=(size, size) if isinstance(size, int) else size,
-        labels=labels,
-        pool=config.global_pool or arguments.global_pool,
-        architecture=config.architecture,
-        model_type=config.model_type,
-    )
+    """Read the config and the preprocessor's config; raises FqvitError for whatever is not understood."""
+    config = _decode(files.config, files.label)
+    if openclip_config.is_openclip(config):
+        return openclip_config.read_config(config, files.label)
+    if timm_config.is_timm(config):
+        hints = timm_config.read_config(config, files.label)
+    else:
+        hints = transformers_config.read_config(config, files.label)
+    if files.preprocessor is None:
+        return hints
+    found = _decode(files.preprocessor, files.label)
+    found = found.get("image_processor", found)  # processor_config.json describes a tokenizer too
+    return replace(hints, transform=read_preprocessor(found, files.label, files.preprocessor.name))
 
 
-def _check_finite(label: str, file: str, name: str, values: tuple[float, ...]) -> None:
-    """Raise FqvitError for NaN and infinity, which a config file can contain as strings: `_decode` converts them to numbers."""
-    wrong = next((value for value in values if not math.isfinite(value)), None)
-    if wrong is not None:
-        raise FqvitError(f"{label}: {file}: {wrong} in {name}, expected finite numbers. The file is damaged.")
-
-
-def _check_plain_architecture(architecture: str | None, arguments: _Arguments, label: str) -> None:
-    """Raise FqvitError for settings that change the function of a timm model without changing its keys."""
-    if architecture is not None and UNSUPPORTED_VARIANTS.search(architecture):
-        raise FqvitError(
-            f"{label}: architecture '{architecture}' has another activation or norm. Use a plain ViT, DeiT or Swin."
-        )
-    for name, value, usual in [
-        ("act_layer", arguments.act_layer, ("gelu",)),
-        ("norm_layer", arguments.norm_layer, ("layernorm",)),
-        ("block_fn", arguments.block_fn, ()),
-    ]:
-        if value is not None and value not in usual:
-            raise FqvitError(
-                f"{label}: model_args has {name} '{value}', which is not supported. Use a plain ViT, DeiT or Swin."
-            )
-
-
-def _timm_transform(found: _Pretrained, label: str) -> Hints:
-    interpolation = None if found.interpolation is None else _filter(found.interpolation, label)
-    return Hints(mean=found.mean, std=found.std, crop=found.crop_pct, interpolation=interpolation)
-
-
-def _transform(found: _Preprocessor, label: str) -> Hints:
-    """Convert a preprocessor config to Hints.
-
-    transformers resizes images to a given height and width, which may distort them. Here the short side is resized to the
-    smaller of the two, and the image is then cropped.
-    """
-    size = found.size
-    if isinstance(size, dict):
-        sides = [size[key] for key in ("shortest_edge", "height", "width") if key in size]
-        size = min(sides, default=None)
-    if found.do_resize is False:
-        size = None
-    if found.resample is None:
-        return Hints(mean=found.image_mean, std=found.image_std, resize=size)
-    interpolation = _filter(RESAMPLE.get(found.resample, f"resample {found.resample}"), label)
-    return Hints(mean=found.image_mean, std=found.image_std, resize=size, interpolation=interpolation)
-
-
-def _filter(name: str, label: str) -> Literal["bicubic", "bilinear"]:
-    if name == "bicubic":
-        return "bicubic"
-    if name == "bilinear":
-        return "bilinear"
-    raise FqvitError(f"{label}: interpolation '{name}', expected bicubic or bilinear. Choose another model.")
-
-
-def _decode(path: Path, kind: type[T], label: str) -> T:
+def _decode(path: Path, label: str) -> Mapping[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind, strict=False)
+        found = msgspec.json.decode(path.read_bytes())
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FqvitError(f"{label}: {path.name}: {error}. The file is damaged, or the model is not supported.") from error
+        raise FqvitError(f"{label}: {path.name}: {error}. The file is damaged; download it again.") from error
+    if not isinstance(found, dict):
+        raise FqvitError(f"{label}: {path.name}: a JSON {type(found).__name__}, expected an object. The file is damaged.")
+    return found
 
 
 def _fetch(address: str, repository: str, name: str, revision: str | None) -> Path | None:

@@ -1,9 +1,9 @@
-"""Rename the keys of every supported checkpoint layout to timm's names.
+"""Recognise the layout of a checkpoint and rename its keys to timm's names.
 
-Layouts: timm (and the original DeiT, which has the same names), the original Swin, Hugging Face transformers (the names in
-files, and those in memory, which differ since version 5), and Google's npz. Tensors are renamed and transposed, and q, k and v
-are concatenated; values do not change.
-See also: checkpoint.py (reads files), fold.py (adapts values to our modules).
+Here: timm (and the original DeiT, DINO, MAE and BEiT, which have the same names), the original Swin, Hugging Face's ViT, DeiT
+and Swin (the names in files, and those in memory, which differ since version 5), and Google's npz. Tensors are renamed and
+transposed, and q, k and v are concatenated; values do not change.
+See also: layouts/ (further layouts), checkpoint.py (reads files), recognise.py and fold.py (the steps after).
 """
 
 from __future__ import annotations
@@ -13,12 +13,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fqvit.errors import FqvitError
+from fqvit.models.checkpoints.layouts import beit, clip, dino
+from fqvit.models.checkpoints.layouts.rename import Renamed, join_qkv
 
-Layout = Literal["timm", "original swin", "hugging face vit", "hugging face swin", "google npz"]
+Layout = Literal[
+    "timm",
+    "original swin",
+    "original dinov2",
+    "original dinov3",
+    "openai clip",
+    "openclip",
+    "google npz",
+    "hugging face vit",
+    "hugging face swin",
+    "hugging face clip",
+    "hugging face dinov2",
+    "hugging face dinov3",
+    "hugging face beit",
+    "hugging face swinv2",
+]
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,8 @@ class Canonical:
 
 # Buffers, and parts that classification does not use.
 IGNORED = re.compile(
-    r"relative_position_index$|attn_mask$|mask_token$|^(vit|deit|swin)\.pooler\.|num_batches_tracked$|position_ids$"
+    r"relative_position_index$|relative_coords_table$|attn_mask$|mask_token$|num_batches_tracked$|position_ids$"
+    r"|^(\w+\.)?pooler\.dense\.|^decoder[._]"
 )
 
 # Block and stage numbers of three or more digits, more than any known model has. Files are untrusted input: without this bound
@@ -77,7 +94,7 @@ _HF_BLOCK = [
     (r"(?:intermediate\.dense|mlp\.fc1)\." + _P, r"mlp.fc1.\1"),
     (r"(?:output\.dense|mlp\.fc2)\." + _P, r"mlp.fc2.\1"),
 ]
-_VIT = r"(?:(?:vit|deit)\.)?"
+_VIT = r"(?:(?:vit|deit|ijepa)\.)?"
 HF_VIT_BLOCK = re.compile(_VIT + r"(?:encoder\.layer|layers)\.(\d+)\.(.+)")
 HF_VIT = [
     (_VIT + r"embeddings\.cls_token", r"cls_token"),
@@ -112,7 +129,12 @@ def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
     kept = {key: value for key, value in tensors.items() if not IGNORED.search(key)}
     check_block_numbers(kept, label)
     layout = _layout(kept, label)
+    if layout in LAYOUTS:
+        found = LAYOUTS[layout](kept, label)
+        return Canonical(layout, found.tensors, found.origin)
     rename = RENAMES[layout]
+    if layout == "timm" and _has_scaled_blocks(kept):
+        rename = str  # LayerScale is a parameter of the block in timm's BEiT and EVA
     origin = {rename(key): key for key in kept}
     if len(origin) < len(kept):
         lost = next(key for key in kept if key not in origin.values())
@@ -126,23 +148,71 @@ def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
         origin = {_torch_name(new): old for new, old in origin.items()}
     mask = tensors.get("layers.0.blocks.1.attn_mask")
     windows = mask.shape[0] if mask is not None and mask.ndim == 3 else None
-    return Canonical(layout, _join_qkv(renamed, label, origin), origin, heads, windows)
+    joined = Renamed(renamed, origin)
+    join_qkv(joined, label)
+    return Canonical(layout, joined.tensors, joined.origin, heads, windows)
+
+
+LAYOUTS: dict[Layout, Callable[[dict[str, Tensor], str], Renamed]] = {
+    "openai clip": clip.from_openai,
+    "openclip": clip.from_openclip_timm,
+    "hugging face clip": clip.from_hugging_face,
+    "original dinov2": dino.from_dinov2,
+    "original dinov3": dino.from_dinov3,
+    "hugging face dinov2": dino.from_hugging_face_v2,
+    "hugging face dinov3": dino.from_hugging_face_v3,
+    "hugging face beit": beit.from_beit,
+    "hugging face swinv2": beit.from_swinv2,
+}
 
 
 def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
+    def has(pattern: str) -> bool:
+        return any(re.search(pattern, key) for key in tensors)
+
     if any(GOOGLE_ROOT.sub("", key) == "embedding/kernel" for key in tensors):
         return "google npz"
-    if any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in tensors):
-        return "hugging face swin" if any(HF_SWIN_BLOCK.fullmatch(key) for key in tensors) else "hugging face vit"
+    if has(r"^(visual\.)?conv1\.weight$") and has(r"^(visual\.)?transformer\.resblocks\.0\."):
+        return "openai clip"
+    if has(r"^visual\.trunk\.patch_embed\.proj\.weight$"):
+        return "openclip"
+    if has(r"^(vision_model\.)?embeddings\.patch_embedding\.weight$"):
+        return "hugging face clip"
+    if has(r"^embeddings\.patch_embeddings\.weight$"):
+        return "hugging face dinov3"
+    if has(r"embeddings\.patch_embeddings\.projection\.weight$"):
+        if has(r"layer_scale1\.lambda1$"):
+            return "hugging face dinov2"
+        if has(r"^swinv2\.|continuous_position_bias_mlp"):
+            return "hugging face swinv2"
+        if any(HF_SWIN_BLOCK.fullmatch(key) for key in tensors):
+            return "hugging face swin"
+        only_qv = has(r"\.(query|q_proj)\.bias$") and not has(r"\.(key|k_proj)\.bias$")
+        return "hugging face beit" if only_qv or has(r"^(beit|data2vec_vision)\.|\.lambda_1$") else "hugging face vit"
     if "patch_embed.proj.weight" in tensors:
+        if has(r"^storage_tokens$|^rope_embed\.periods$"):
+            return "original dinov3"
+        if has(r"^register_tokens$|\.mlp\.w12\.|^blocks\.\d+\.\d+\."):
+            return "original dinov2"
         # timm has patch merging at the start of stage i + 1, all others (and timm before 0.9) at the end of stage i.
-        return "original swin" if any(key.startswith("layers.0.downsample.") for key in tensors) else "timm"
-    if any(key.startswith("roi_head.") for key in tensors):
+        return "original swin" if has(r"^layers\.0\.downsample\.") else "timm"
+    if has(r"^roi_head\."):
         raise FqvitError(
             f"{label}: weights of a detector, expected a classifier. Use `fqvit detect quantize --weights {label}`."
         )
+    if has(r"^visual\.layer1\."):
+        raise FqvitError(f"{label}: CLIP with a ResNet, expected a vision transformer. Use a ViT variant.")
     few = ", ".join(list(tensors)[:3])
-    raise FqvitError(f"{label}: not a ViT, DeiT or Swin classifier (found {few}, ...), expected a patch embedding.")
+    raise FqvitError(
+        f"{label}: not a known layout of a vision transformer (found {few}, ...), expected a patch embedding. "
+        "Build the model with its library and pass the module."
+    )
+
+
+def _has_scaled_blocks(tensors: dict[str, Tensor]) -> bool:
+    """Return whether timm's names are those of BEiT or DINOv3: gamma_1 without a bias of qkv, or without positions."""
+    biased = any(key.endswith(".attn.qkv.bias") for key in tensors)
+    return not biased or "pos_embed" not in tensors
 
 
 def _timm(key: str) -> str:
@@ -201,26 +271,3 @@ def _torch_order(key: str, value: Tensor) -> Tensor:
     if value.ndim == 4 and key.endswith("kernel"):
         return value.permute(3, 2, 0, 1)
     return value.T if value.ndim == 2 and key.endswith("kernel") else value
-
-
-def _join_qkv(tensors: dict[str, Tensor], label: str, origin: dict[str, str]) -> dict[str, Tensor]:
-    """Concatenate attn.{q,k,v}.x into attn.qkv.x, rows of q first."""
-    out = dict(tensors)
-    for key in tensors:
-        if not (match := re.fullmatch(r"(.+\.attn)\.q\.(weight|bias)", key)):
-            continue
-        parts = [f"{match[1]}.{part}.{match[2]}" for part in "qkv"]
-        missing = [part for part in parts if part not in tensors]
-        if missing:
-            raise FqvitError(f"{label}: lacks '{missing[0]}', needed with '{origin[key]}'. The checkpoint is incomplete.")
-        thirds = [out.pop(part) for part in parts]
-        if thirds[0].ndim == 0:
-            raise FqvitError(
-                f"{label}: '{origin[key]}' is a single number, expected a matrix or a vector. The file is damaged."
-            )
-        if len({third.shape for third in thirds}) > 1:
-            raise FqvitError(f"{label}: '{origin[key]}' differs in shape from that of K or V. Download the checkpoint again.")
-        joined = f"{match[1]}.qkv.{match[2]}"
-        out[joined] = torch.cat(thirds)
-        origin[joined] = origin[key]
-    return out

@@ -1,0 +1,245 @@
+"""Build the models of coverage.py with random weights: timm models by name, transformers classes with small configs.
+
+Images are as small as the architecture allows, so that all models together take hours, not days.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DECLARED: list[torch.library.Library] = []  # a garbage-collected Library unregisters its operators
+MANY = 100_000_000  # a model with more parameters is built with two blocks
+
+# Modules of timm by the share of names that must pass.
+TIMM_90 = [
+    "vision_transformer",
+    "deit",
+    "beit",
+    "eva",
+    "swin_transformer",
+    "swin_transformer_v2",
+    "vision_transformer_relpos",
+    "cait",
+]
+TIMM_60 = [
+    "vision_transformer_hybrid",
+    "levit",
+    "maxxvit",
+    "mobilevit",
+    "tiny_vit",
+    "fastvit",
+    "pit",
+    "pvt_v2",
+    "xcit",
+    "twins",
+    "nest",
+]
+TIMM_60 += ["efficientformer"]
+
+
+def library(name: str) -> ModuleType:
+    """Import timm or transformers, also if torchvision was built for another torch: its operators are declared, never called."""
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            own = torch.library.Library("torchvision", "FRAGMENT")
+            own.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            DECLARED.append(own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """Change parameters and statistics that are constant after construction, so that no term vanishes."""
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensor.data = tensor.data * (1 + 0.1 * noise.abs()) if name.endswith("var") else tensor.data + 0.1 * noise
+    return module.eval()
+
+
+# timm
+
+
+def timm_model(name: str, shallow: bool = False) -> tuple[nn.Module, tuple[int, int, int], float]:
+    """Return a module, its image size, and the millions of parameters of the whole model. shallow: build two blocks"""
+    timm = library("timm")
+    parameters = _parameters(timm, name)
+    shorter: list[dict[str, Any]] = [{}]
+    if parameters > MANY or shallow:
+        shorter = [{"depth": 2}, {"depths": (1, 1, 2, 1)}, {"depths": (1, 1, 2)}, {"layers": (1, 1, 1, 1), "depth": 2}, {}]
+    default = (
+        timm.get_pretrained_cfg(name).input_size if timm.is_model_pretrained(name) else timm.models.get_pretrained_cfg(name)
+    )
+    default = default if isinstance(default, tuple) else default.input_size
+    problem: Exception | None = None
+    for extra in shorter:
+        for options, size in _sizes(timm, name, default):
+            try:
+                module = randomised(timm.create_model(name, **options, **extra))
+                with torch.no_grad():
+                    module(torch.zeros(1, *size))
+                return module, size, parameters / 1e6
+            except (TypeError, ValueError, RuntimeError, AssertionError, IndexError, AttributeError, KeyError) as error:
+                problem = error
+    raise ValueError(f"cannot be built: {problem}")
+
+
+def _parameters(timm: ModuleType, name: str) -> int:
+    """Count parameters without allocating them, if the model allows it."""
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in timm.create_model(name).parameters())
+    except (RuntimeError, NotImplementedError, ValueError, AssertionError):
+        return sum(p.numel() for p in timm.create_model(name).parameters())
+
+
+def _sizes(timm: ModuleType, name: str, default: tuple[int, int, int]) -> Iterator[tuple[dict[str, Any], tuple[int, int, int]]]:
+    """Yield options and image sizes to try, small ones first."""
+    channels = default[0]
+    module = timm.models.model_entrypoint(name).__module__.rsplit(".", 1)[-1]
+    for side in _sides(module, name):
+        if side < default[1]:
+            yield {"img_size": side}, (channels, side, side)
+            yield {}, (channels, side, side)
+    yield {}, default
+
+
+def _sides(module: str, name: str) -> list[int]:
+    patch = next((int(p) for p in ("14", "16", "32", "8", "12") if f"patch{p}" in name or f"_p{p}" in name), 16)
+    if module in ("vision_transformer", "deit", "beit", "eva", "vision_transformer_relpos", "cait"):
+        return [patch * 5, patch * 6]
+    if module in ("swin_transformer", "swin_transformer_v2"):
+        window = next((w for w in (12, 16, 24, 8, 7) if f"window{w}" in name or f"w{w}_" in name), 7)
+        return [8 * window]
+    if module == "xcit":
+        return [patch * 5]
+    if module in ("maxxvit", "vision_transformer_hybrid", "levit", "tiny_vit", "efficientformer", "efficientformer_v2", "nest"):
+        return [128, 160]
+    return [96, 128]
+
+
+# transformers
+
+
+class _Patches(nn.Module):
+    """Siglip2 reads patches, a mask and the grid; all images have the same size here."""
+
+    def __init__(self, model: nn.Module, patch: int, side: int) -> None:
+        super().__init__()
+        self.model, self.patch, self.grid = model, patch, side // patch
+
+    def forward(self, images: Tensor) -> Any:
+        n, channels = images.shape[:2]
+        x = images.reshape(n, channels, self.grid, self.patch, self.grid, self.patch).permute(0, 2, 4, 3, 5, 1)
+        mask = torch.ones(n, self.grid**2, dtype=torch.int64)
+        shapes = torch.full((n, 2), self.grid)
+        return self.model(x.reshape(n, self.grid**2, -1), mask, shapes)
+
+
+class _InOrder(nn.Module):
+    """ViTMAE's encoder without masking: fixed noise keeps the patches in their order."""
+
+    def __init__(self, model: nn.Module, patches: int) -> None:
+        super().__init__()
+        self.model, self.patches = model, patches
+
+    def forward(self, images: Tensor) -> Any:
+        noise = torch.arange(self.patches, dtype=torch.float32).expand(images.shape[0], -1)
+        return self.model(images, noise=noise).last_hidden_state
+
+
+SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
+WINDOWS = {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "image_size": 64, "patch_size": 4}
+
+
+def _simple(model: str, config: str, side: int = 64, **options: Any) -> Callable[[ModuleType], tuple[nn.Module, int]]:
+    def build(transformers: ModuleType) -> tuple[nn.Module, int]:
+        return getattr(transformers, model)(getattr(transformers, config)(**options)), side
+
+    return build
+
+
+def _mae(transformers: ModuleType) -> tuple[nn.Module, int]:
+    config = transformers.ViTMAEConfig(**SMALL, image_size=64, patch_size=16, mask_ratio=0.0)
+    return _InOrder(transformers.ViTMAEModel(config), 16), 64
+
+
+def _siglip2(transformers: ModuleType) -> tuple[nn.Module, int]:
+    config = transformers.Siglip2VisionConfig(**SMALL, patch_size=16, num_patches=16)
+    return _Patches(transformers.Siglip2VisionModel(config), 16, 64), 64
+
+
+def _siglip_classifier(transformers: ModuleType) -> tuple[nn.Module, int]:
+    config = transformers.SiglipConfig(
+        vision_config={**SMALL, "image_size": 64, "patch_size": 16}, text_config=SMALL, num_labels=10
+    )
+    return transformers.SiglipForImageClassification(config), 64
+
+
+def _depth_anything(transformers: ModuleType) -> tuple[nn.Module, int]:
+    backbone = transformers.Dinov2Config(
+        **{k: v for k, v in SMALL.items() if k != "num_hidden_layers"}, num_hidden_layers=4, image_size=70, patch_size=14,
+        out_features=["stage1", "stage2", "stage3", "stage4"], reshape_hidden_states=False,
+    )  # fmt: skip
+    config = transformers.DepthAnythingConfig(
+        backbone_config=backbone,
+        patch_size=14,
+        reassemble_hidden_size=48,
+        neck_hidden_sizes=[8, 16, 24, 32],
+        fusion_hidden_size=16,
+    )
+    return transformers.DepthAnythingForDepthEstimation(config), 70
+
+
+SQUARE = {**SMALL, "image_size": 64, "patch_size": 16}
+TRANSFORMERS: dict[str, Callable[[ModuleType], tuple[nn.Module, int]]] = {
+    "ViTForImageClassification": _simple("ViTForImageClassification", "ViTConfig", **SQUARE),
+    "DeiTForImageClassification": _simple("DeiTForImageClassification", "DeiTConfig", **SQUARE),
+    "DeiTForImageClassificationWithTeacher": _simple("DeiTForImageClassificationWithTeacher", "DeiTConfig", **SQUARE),
+    "SwinForImageClassification": _simple("SwinForImageClassification", "SwinConfig", **WINDOWS, window_size=4),
+    "Swinv2ForImageClassification": _simple("Swinv2ForImageClassification", "Swinv2Config", **WINDOWS, window_size=4),
+    "BeitForImageClassification": _simple(
+        "BeitForImageClassification", "BeitConfig", **SQUARE, use_relative_position_bias=True
+    ),
+    "Data2VecVisionForImageClassification": _simple(
+        "Data2VecVisionForImageClassification", "Data2VecVisionConfig", **SQUARE, use_shared_relative_position_bias=True
+    ),
+    "Dinov2Model": _simple("Dinov2Model", "Dinov2Config", **SQUARE),
+    "Dinov2ForImageClassification": _simple("Dinov2ForImageClassification", "Dinov2Config", **SQUARE, use_swiglu_ffn=True),
+    "Dinov2WithRegistersModel": _simple("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", **SQUARE),
+    "Dinov2WithRegistersForImageClassification": _simple(
+        "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", **SQUARE
+    ),
+    "DINOv3ViTModel": _simple(
+        "DINOv3ViTModel", "DINOv3ViTConfig", **{**SQUARE, "num_attention_heads": 2, "hidden_size": 64}, num_register_tokens=4
+    ),
+    "CLIPVisionModel": _simple("CLIPVisionModel", "CLIPVisionConfig", **SQUARE),
+    "CLIPVisionModelWithProjection": _simple("CLIPVisionModelWithProjection", "CLIPVisionConfig", **SQUARE, projection_dim=32),
+    "SiglipVisionModel": _simple("SiglipVisionModel", "SiglipVisionConfig", **SQUARE),
+    "SiglipForImageClassification": _siglip_classifier,
+    "Siglip2VisionModel": _siglip2,
+    "ViTMAEModel": _mae,
+    "ViTMSNModel": _simple("ViTMSNModel", "ViTMSNConfig", **SQUARE),
+    "IJepaModel": _simple("IJepaModel", "IJepaConfig", **SQUARE),
+    "Aimv2VisionModel": _simple("Aimv2VisionModel", "Aimv2VisionConfig", **SQUARE),
+    "SegformerForImageClassification": _simple(
+        "SegformerForImageClassification", "SegformerConfig", hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], num_labels=10
+    ),
+    "MobileViTForImageClassification": _simple("MobileViTForImageClassification", "MobileViTConfig", 128, num_labels=10),
+    "DepthAnythingForDepthEstimation": _depth_anything,
+}
+
+
+def transformers_model(name: str) -> tuple[nn.Module, tuple[int, int, int], float]:
+    """Return a module with a small config, its image size, and its millions of parameters."""
+    module, side = TRANSFORMERS[name](library("transformers"))
+    return randomised(module), (3, side, side), sum(p.numel() for p in module.parameters()) / 1e6

@@ -1,0 +1,79 @@
+"""Load a float model from a checkpoint or a live module, captured as a graph where it is not built from leaf modules.
+
+See also: models/load.py (checkpoints), models/live.py (what a module says about itself), capture.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fqvit.errors import FqvitError
+from fqvit.frontend.capture import capture
+from fqvit.models import load, live
+from fqvit.models.graph import Captured
+from fqvit.models.load import FloatModel, Weights
+
+Size = int | tuple[int, int]
+
+
+def load_model(
+    model: str | nn.Module | None = None,
+    weights: Weights | Size | Tensor | None = None,
+    classes: Sequence[str] | None = None,
+    *,
+    size: Size | None = None,
+    **settings: Any,
+) -> FloatModel:
+    """Load a float model, ready to be calibrated.
+
+    model: a name (of the zoo, of timm or of an original release), hf:ORG/NAME, or a live torch module: normalised images
+    [N, channels, height, width] in, logits or features out. Weights that say what they are need no name.
+    weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. For a live module: the image size, or an example
+    of its input; by default the module's own size.
+    classes: class names, one per logit   size: height and width of the images, if not those of the checkpoint or module
+    settings: heads, pool, activation, qkv_bias, features, for checkpoints that leave them undecided; see models/load.py
+    """
+    if isinstance(model, nn.Module):
+        if settings:
+            raise FqvitError(f"{', '.join(settings)}: for checkpoints only. A live module decides this itself.")
+        return _live(model, size if size is not None else weights, classes)  # type: ignore[arg-type]
+    if isinstance(weights, int | tuple | Tensor):
+        raise FqvitError(f"weights: got {type(weights).__name__}, expected a checkpoint. Pass an image size as size=.")
+    return captured(load.load_model(model, weights, classes, size=size, **settings))
+
+
+def captured(model: FloatModel) -> FloatModel:
+    """Return the model with its plain module captured. Models built from leaves are returned as they are."""
+    if not load.is_plain(model.module):
+        return model
+    p = model.preprocess
+    return dataclasses.replace(model, module=capture(model.module, (p.channels, p.height, p.width)))
+
+
+def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str] | None) -> FloatModel:
+    if isinstance(module, Captured):
+        raise FqvitError("load_model: this module was captured before. Pass the original one.")
+    if isinstance(given, Tensor):
+        if given.ndim != 4:
+            raise FqvitError(f"example: shape {list(given.shape)}, expected [N, channels, height, width].")
+        size: tuple[int, int] | None = (given.shape[2], given.shape[3])
+    elif given is None or isinstance(given, tuple):
+        size = given
+    elif isinstance(given, int):
+        size = (given, given)
+    else:
+        raise FqvitError(f"size: got {type(given).__name__}, expected a number of pixels, (height, width) or an example.")
+    said = live.describe(module)
+    preprocess, assumed = said.preprocess(size)
+    graph = capture(module, (preprocess.channels, preprocess.height, preprocess.width))
+    names = tuple(classes) if classes is not None else said.labels
+    count = graph.classes
+    if names is not None and count is not None and len(names) != count:
+        if classes is not None:
+            raise FqvitError(f"{said.name}: {len(names)} class names for {count} logits. Pass one name per logit.")
+        names = None
+    return FloatModel(said.name, graph, preprocess, names if count is not None else None, said.source, assumed=assumed)

@@ -1,0 +1,107 @@
+"""Read what a live module says about itself: timm's `pretrained_cfg`, transformers' `config`. Imports neither library.
+
+The front end captures the module; this tells it the image size, the preprocessing and the class names.
+See also: transform.py (to_preprocess), checkpoints/timm_config.py and checkpoints/transformers_config.py (config files).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import nn
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.errors import FqvitError
+from fqvit.models import architectures
+from fqvit.models.checkpoints.checkpoint import tensors_hash
+from fqvit.models.checkpoints.timm_config import read_pretrained
+from fqvit.models.checkpoints.transformers_config import labels_of, pair
+from fqvit.models.transform import Transform, merged, to_preprocess
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a module says about itself.
+
+    name: timm's architecture, or the name of the class   image: height and width, None if it is not said
+    labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
+    """
+
+    name: str
+    image: tuple[int, int] | None
+    channels: int
+    transform: Transform
+    labels: tuple[str, ...] | None
+    source: str
+
+    def preprocess(self, size: tuple[int, int] | None = None) -> tuple[Preprocess, tuple[str, ...]]:
+        """Return the preprocessing for images of a size, by default the module's own, and what was assumed."""
+        image = size or self.image
+        if image is None:
+            raise FqvitError(f"{self.name}: the module does not say its image size. Pass size=(height, width).")
+        said = self.transform
+        preprocess, assumed = to_preprocess(said, image, self.channels, self.name)
+        if said.source and said.source != OWN:
+            assumed = (f"preprocessing: that of {said.source}", *assumed)
+        return preprocess, assumed
+
+
+OWN = "the module's pretrained_cfg"
+
+
+def describe(module: nn.Module) -> Live:
+    """Describe a module of timm, of transformers, or of neither; the latter says only its weights."""
+    source = f"module sha256:{tensors_hash(_tensors(module))}"
+    cfg = _as_dict(getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None))
+    if cfg is not None:
+        return _timm(module, cfg, source)
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "to_dict") and hasattr(config, "model_type"):
+        return _transformers(module, config.to_dict(), source)
+    return Live(type(module).__name__, None, _channels(module), Transform(), None, source)
+
+
+def _tensors(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in module.state_dict().items() if value.numel()}
+
+
+def _timm(module: nn.Module, cfg: Mapping[str, Any], source: str) -> Live:
+    name = str(cfg.get("architecture") or type(module).__name__)
+    said = read_pretrained({key: cfg.get(key) for key in KEPT}, name, OWN)
+    tag = cfg.get("tag")
+    known = architectures.transform(f"{name}.{tag}" if tag else name)
+    said = Transform(**{**vars(merged(said, known or Transform())), "source": OWN})
+    built = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    image = pair(list(built), "img_size", name, "the module") if isinstance(built, tuple | list) else said.image
+    labels = cfg.get("label_names")
+    return Live(name, image, _channels(module), said, tuple(map(str, labels)) if labels else None, source)
+
+
+KEPT = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "input_size")
+
+
+def _transformers(module: nn.Module, config: Mapping[str, Any], source: str) -> Live:
+    """transformers keeps the preprocessing in another object, so only the image size is known."""
+    name = type(module).__name__
+    vision = config.get("vision_config")
+    inner = vision if isinstance(vision, Mapping) else config
+    image = pair(inner.get("image_size"), "image_size", name, "the module's config")
+    classifies = re.search(r"ForImageClassification", name) is not None
+    return Live(name, image, _channels(module), Transform(image=image), labels_of(config, name) if classifies else None, source)
+
+
+def _channels(module: nn.Module) -> int:
+    """Return the number of channels of the first convolution, 3 if there is none."""
+    first = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+    return 3 if first is None else int(first.in_channels)
+
+
+def _as_dict(cfg: object) -> Mapping[str, Any] | None:
+    if isinstance(cfg, Mapping):
+        return cfg or None
+    if is_dataclass(cfg):
+        return {f.name: getattr(cfg, f.name) for f in fields(cfg)}
+    return None
