@@ -45,7 +45,7 @@ TIMM_60 += ["efficientformer"]
 
 
 def library(name: str) -> ModuleType:
-    """Import timm or transformers, also if torchvision was built for another torch: its operators are declared, never called."""
+    """Import timm or transformers, also if torchvision was built for another torch: its operators are declared, not called."""
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             own = torch.library.Library("torchvision", "FRAGMENT")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fqvit.detect.program import DetectorProgram as DetectorProgram
     from fqvit.distributed.workers import Workers as Workers
     from fqvit.evaluate.accuracy import measure as measure
-    from fqvit.ir.program import Program as Program
     from fqvit.frontend.load import load_model as load_model
+    from fqvit.ir.program import Program as Program
     from fqvit.lowering.lower import lower as lower
     from fqvit.models.load import FloatModel as FloatModel
     from fqvit.quant.calibrate import calibrate as calibrate

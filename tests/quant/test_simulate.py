@@ -76,7 +76,7 @@ def test_the_accumulator_unit_of_the_patch_embedding_is_for_integer_pixels() -> 
     leaf = simulation.graph.node("patch_embed.proj").leaf
     assert isinstance(leaf, layers.Patches)
     weight, _, _ = pixel_linear(leaf.weight.detach().double().numpy(), leaf.bias.detach().double().numpy(), model.preprocess)
-    np.testing.assert_allclose(simulation.patch_units["patch_embed.proj"].numpy(), np.abs(weight).max(1) / 255 / 127, rtol=1e-9)
+    np.testing.assert_allclose(simulation.units["patch_embed.proj"].numpy(), np.abs(weight).max(1) / 255 / 127, rtol=1e-9)
 
 
 def test_the_patch_embedding_of_normalised_images_equals_that_of_integer_pixels() -> None:

@@ -253,11 +253,11 @@ def check_name(name: str | None, weights: str | None = None) -> None:
 
 def row_of(name: str | None, weights: str | None) -> Row | None:
     """Return the zoo's row of a model, by its name or the file name of its checkpoint; None if the checkpoint decides."""
-    from fqvit.models.zoo import find
+    from fqvit.models.zoo import check, lookup
 
     if name is None and weights is not None:
         name, _ = _name_from(weights)
-    return None if name is None or name.startswith("hf:") else find(name)
+    return None if name is None or name.startswith("hf:") else lookup(check(name))
 
 
 def _name_from(weights: str) -> tuple[str | None, str | None]:

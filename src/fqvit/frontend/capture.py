@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,11 +74,12 @@ def check(module: nn.Module, captured: Captured, size: tuple[int, int, int]) -> 
     count = 2 if size[1] * size[2] <= MANY_PIXELS else 1
     images = torch.randn(count, *size, generator=torch.Generator().manual_seed(0))
     wanted = [x for x in _tensors(module(images)) if x.is_floating_point()]
-    worst = 0.0
     *others, last = captured.graph.run_all(images)
-    for want, have in zip(wanted, [last, *others], strict=True):
-        error = float((want.reshape(have.shape) - have).abs().max() / want.abs().max().clamp(min=1e-12))
-        worst = max(worst, error)
+    errors = [
+        float((want.reshape(have.shape) - have).abs().max() / want.abs().max().clamp(min=1e-12))
+        for want, have in zip(wanted, [last, *others], strict=True)
+    ]
+    worst = next((error for error in errors if math.isnan(error)), max(errors))
     if not worst <= TOLERANCE:
         raise FqvitError(
             f"{type(module).__name__}: the captured graph differs from the module by {worst:.2g} of its largest output."

@@ -58,9 +58,12 @@ def _rotary(reader: Reader, a: View, b: View) -> View:
 
 def _binary(reader: Reader, kind: Kind, a: View, b: View) -> View:
     """Combine two views in the layout of one of them: that of a whole one, if possible not of a linear layer's output."""
-    first, second = (a, b) if a.is_whole() and (a.step.kind != "linear" or not b.is_whole()) else (b, a)
-    if not first.is_whole():
-        first, second = a, b
+
+    def suits(view: View) -> tuple[bool, ...]:
+        whole = view.is_whole()
+        return whole, whole and view.step.kind != "linear", whole and view.is_identity()
+
+    first, second = (a, b) if suits(a) >= suits(b) else (b, a)
     left, restore = natural(first)
     if first.is_whole():
         right = in_layout(second, first.inverse(), first.step.shape)

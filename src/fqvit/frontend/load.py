@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fqvit.errors import FqvitError
 from fqvit.frontend.capture import capture
-from fqvit.models import load, live
+from fqvit.models import live, load
 from fqvit.models.graph import Captured
 from fqvit.models.load import FloatModel, Weights
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fqvit.errors import FqvitError
 from fqvit.frontend.draft import Draft, Step, View, positions, pruned, same_view
 from fqvit.frontend.fold import (
     add_constants,
@@ -188,6 +189,26 @@ def is_attention_input(draft: Draft, step: Step, readers: list[tuple[Step | None
     return found is not None and all(view.steps == (step,) and splits_heads(view, i) for i, view in enumerate(found))
 
 
+def rotate_before_heads(draft: Draft) -> None:
+    """Compute rotary positions that differ between heads with the channels of all heads side by side: [H, T, D] -> [T, H D]"""
+    for step, readers in draft.readers().items():
+        if step.kind != "rotary" or len(step.shape) != 3 or not any(_differs(view) for view in step.inputs):
+            continue
+        heads, tokens, width = step.shape
+        step.shape = (tokens, heads * width)
+        step.inputs = [view.transposed(0, 1).reshaped(*step.shape) for view in step.inputs]
+        new = positions(step.size).view(tokens, heads, width).transpose(0, 1).flatten()
+        for reader, i in readers:
+            view = draft.get(reader, i)
+            if view.steps != (step,):
+                raise FqvitError(f"{step.path}: rotary positions that differ between heads are not supported here.")
+            draft.set(reader, i, replace(view, index=torch.where(view.index >= 0, new[view.index], -1)))
+
+
+def _differs(view: View) -> bool:
+    return view.scale is not None and not bool((view.scale == view.scale[:1]).all())
+
+
 REWRITES: tuple[Callable[[Draft], None], ...] = (
     prune,
     scale_terms_of_sums,
@@ -200,4 +221,5 @@ REWRITES: tuple[Callable[[Draft], None], ...] = (
     scale_channels,
     add_constants,
     leave_windows_before_linear,
+    rotate_before_heads,
 )

@@ -67,5 +67,9 @@ def _keeps_order(reader: Step, i: int) -> bool:
     view = reader.inputs[i]
     if reader.kind == "embed" and view.is_plain and len(view.shape) == 2 and len(view.step.shape) == 2:
         first = view.index.shape[0] - view.step.shape[0]
-        return first >= 0 and view.shape[1] == view.step.shape[1] and bool((view.index[first:].flatten() == torch.arange(view.step.size)).all())
+        return (
+            first >= 0
+            and view.shape[1] == view.step.shape[1]
+            and bool((view.index[first:].flatten() == torch.arange(view.step.size)).all())
+        )
     return view.is_plain and view.shape == view.step.shape and view.is_identity()

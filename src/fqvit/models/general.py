@@ -199,7 +199,7 @@ class MeanRows(Leaf):
 
 
 class MaxRows(Leaf):
-    """Maximum over rows: y[p, c] = max_k rows[index[p, k], c], rows = x viewed as [R, C]; index -1 is left out. index: [..., K]"""
+    """y[p, c] = max_k rows[index[p, k], c], rows = x viewed as [R, C]; index -1 is left out. index: [..., K]"""
 
     index: Tensor
 

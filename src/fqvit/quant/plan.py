@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.general import Activation, Depthwise, Multiply, Rotary
+from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.layers import Add, Context, Gelu, Leaf, Linear, Role, Scores, Softmax
 from fqvit.models.maps import Conv2d, Deconv, Upsample
 from fqvit.quant.fuse_relu import fuse_relus

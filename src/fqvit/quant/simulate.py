@@ -55,7 +55,7 @@ class Simulation:
         if calibration.square is not None:
             self.sites[IMAGES] = calibration.square
         self.relus = fuse_relus(self.graph)
-        self.patch_units: dict[str, Tensor] = {}  # float64 [C], the value of one accumulator unit of a patch embedding
+        self.units: dict[str, Tensor] = {}  # float64 [C], the value of one accumulator unit of a layer
         self.weights = {
             node.name: self._weights(node)
             for node in self.graph.nodes
@@ -129,15 +129,14 @@ class Simulation:
 
     def _dequantize(self, node: Node, linear: QuantizedLinear) -> tuple[Tensor, Tensor]:
         leaf, scales = node.leaf, self.input_scales(node)
+        self.units[node.name] = torch.from_numpy(linear.scale)
         weight, bias = linear.w * linear.scale[:, None] / (1.0 if scales is None else scales), linear.bias * linear.scale
         if isinstance(leaf, layers.Patches):
-            self.patch_units[node.name] = torch.from_numpy(linear.scale)
             # The simulation reads normalised images: undo the folding of the normalisation into weight and bias.
             p, pixels = self.model.preprocess, leaf.patch**2
             bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, pixels))
             weight = (weight * np.tile(p.std, pixels)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
         elif isinstance(leaf, general.Stem):
-            self.patch_units[node.name] = torch.from_numpy(linear.scale)
             p, pixels = self.model.preprocess, leaf.weight.shape[1]
             bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, pixels))
             weight = weight * np.tile(p.std, pixels)
@@ -145,7 +144,9 @@ class Simulation:
 
     def _short_output_scales(self, node: Node) -> NDArray[np.float64] | None:
         assert isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)
-        outputs = len(node.leaf.weight) if isinstance(node.leaf, layers.Patches | general.Stem) else len(weight_rows(node.leaf)[0])
+        outputs = (
+            len(node.leaf.weight) if isinstance(node.leaf, layers.Patches | general.Stem) else len(weight_rows(node.leaf)[0])
+        )
         site = self.sites.get(self.relus.get(node.name, node.name))
         return short_output_scales(self.calibration.recipe, node.leaf, site, outputs)
 
@@ -193,7 +194,7 @@ class Simulation:
             rounded, unit = quantize_positions(positions.cpu().double().numpy(), self.calibration.recipe.position_bits)
             q = self.sites.get(node.inputs[0])
             if q is None:
-                units = self.patch_units[node.inputs[0]]
+                units = self.units[node.inputs[0]]
                 prefix = (prefix.cpu().double() / units + 0.5).floor().mul(units).to(inputs[0].dtype)
             else:
                 prefix = q.decode(q.encode(prefix))
@@ -203,10 +204,9 @@ class Simulation:
             rounded, step = quantize_positions(values, self.calibration.recipe.position_bits)
             return inputs[0] + torch.from_numpy(rounded * step).to(inputs[0].dtype)
         if isinstance(leaf, layers.BiasedScores):
-            unit: float | Tensor = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
-            if leaf.factors is not None:
-                unit = unit * leaf.factors.double()
-            return leaf(*inputs, (node.params[0].double() / unit + 0.5).floor().mul(unit).to(inputs[0].dtype))  # type: ignore[no-any-return]
+            scale = leaf.scale * self._head_scale(node.inputs[0]) * self._head_scale(node.inputs[1])
+            units = scale * (torch.ones(1) if leaf.factors is None else leaf.factors).double()
+            return leaf(*inputs, (node.params[0].double() / units + 0.5).floor().mul(units).to(inputs[0].dtype))  # type: ignore[no-any-return]
         if isinstance(leaf, layers.Softmax) and self.calibration.recipe.exp != "table":
             return table_softmax(leaf, inputs[0], self.sites[node.inputs[0]], self.calibration.recipe.exp)
         y: Tensor = leaf(*inputs, *node.params)

@@ -236,21 +236,6 @@ def test_a_wrong_number_of_class_names_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("reg_token", torch.zeros(1, 4, 12), "registers is 4, expected 0"),
-        ("norm_pre.weight", torch.zeros(12), "norm before the blocks is True, expected False"),
-        ("blocks.0.ls1.gamma", torch.zeros(12), "LayerScale is True, expected False"),
-        ("fc_norm.weight", torch.zeros(12), "fc_norm is True, expected False"),
-        ("attn_pool.latent", torch.zeros(1, 1, 12), "attention pooling is True, expected False"),
-    ],
-)
-def test_a_name_does_not_decide_for_tensors_of_another_structure(key: str, value: Tensor, message: str) -> None:
-    with pytest.raises(FqvitError, match=f"vit_one: {message}, in state dict.*Pass its name, or heads, pool and activation"):
-        load_model("vit_one", {**random_state(VIT), key: value})
-
-
-@pytest.mark.parametrize(
     ("key", "word"),
     [
         ("blocks.0.attn.q_norm.weight", "norms of q and k"),
@@ -271,39 +256,6 @@ def test_swins_with_absolute_positions_or_of_version_2_are_rejected() -> None:
         load_model("swin_one", {**random_state(SWIN), "absolute_pos_embed": torch.zeros(3)})
     with pytest.raises(FqvitError, match="has the tensors of family 'swinv2', expected 'swin'"):
         load_model("swin_one", {**random_state(SWIN), "layers.0.blocks.0.attn.logit_scale": torch.zeros(2, 1, 1)})
-
-
-@pytest.mark.parametrize("missing", ["heads", "pool", "activation"])
-def test_settings_that_a_state_dict_does_not_show_must_be_passed(missing: str) -> None:
-    settings: dict[str, Any] = {"heads": 3, "pool": "token", "activation": "gelu"}
-    del settings[missing]
-    with pytest.raises(FqvitError, match=f"the weights do not show {missing}. Pass {missing} to load_model"):
-        load_model(weights=random_state(VIT), **settings)
-    with pytest.raises(FqvitError, match="heads, pool and activation, and diet_tiny is not a name .*did you mean deit_tiny"):
-        load_model("diet_tiny", random_state(VIT))
-
-
-def test_settings_from_the_name_are_reported() -> None:
-    assert load_model("vit_one", random_state(VIT)).assumed == (
-        "heads: 3, from the name vit_one",
-        "pool: token, from the name vit_one",
-        "activation: gelu, from the name vit_one",
-        "preprocessing: that of the name vit_one",
-    )
-
-
-def test_a_missing_qkv_bias_must_be_confirmed() -> None:
-    state = {k: v for k, v in random_state(VIT).items() if not k.endswith("qkv.bias")}
-    settings: dict[str, Any] = {"heads": 3, "pool": "token", "activation": "gelu"}
-    with pytest.raises(FqvitError, match="do not show qkv_bias"):
-        load_model(weights=state, **settings)
-    assert load_model(weights=state, qkv_bias=False, **settings).module(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
-
-
-def test_gamma_in_the_blocks_needs_the_name_of_deit_3() -> None:
-    state = {**random_state(VIT), **{f"blocks.{i}.gamma_{j}": torch.ones(12) for i in (0, 1) for j in (1, 2)}}
-    with pytest.raises(FqvitError, match="'blocks.0.gamma_1' is the LayerScale of DeiT III or of models with rotary"):
-        load_model(weights=state, heads=3, pool="token", activation="gelu")
 
 
 def changed(state: State, *gone: str, **new: Tensor) -> State:

@@ -56,4 +56,3 @@ def run(name: str | None, weights: str | None, as_json: bool) -> None:
 
 def _numbers(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" for value in dict.fromkeys(values))
-

@@ -103,15 +103,20 @@ def _check_models(models: Sequence[ModelArgument]) -> None:
     seen: set[str] = set()
     for named in models:
         row = inputs.row_of(named.name, named.weights)
-        if row is None:
-            continue  # the model at an hf: address is known only after download
+        if row is None:  # the model at an hf: address is known only after download, others after reading their config
+            _check_weights(named.weights, "the model")
+            continue
         if row.name in seen:
             raise FqvitError(f"--models: {row.name} is given twice, expected once. Run one table per checkpoint.")
         seen.add(row.name)
         if named.weights is None and not row.embedded:
             raise FqvitError(f"{row.name}: no weights given. Pass a checkpoint file (--models {row.name}=FILE) or hf:ORG/NAME.")
-        if named.weights is not None and not named.weights.startswith("hf:") and not Path(named.weights).exists():
-            raise FqvitError(f"{named.weights}: no such file. Pass a checkpoint of {row.name}, or hf:ORG/NAME.")
+        _check_weights(named.weights, row.name)
+
+
+def _check_weights(weights: str | None, model: str) -> None:
+    if weights is not None and not weights.startswith("hf:") and not Path(weights).exists():
+        raise FqvitError(f"{weights}: no such file. Pass a checkpoint of {model}, or hf:ORG/NAME.")
 
 
 def default_cache() -> Path:

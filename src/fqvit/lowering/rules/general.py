@@ -50,7 +50,13 @@ def lower_gather(leaf: general.Gather, low: Lowering) -> LoweredValue:
 
 
 def _gathered(
-    low: Lowering, rows: str, index: np.ndarray, width: int, shape: tuple[int, ...], q: QParams, fill: int | tuple[int, ...] | str
+    low: Lowering,
+    rows: str,
+    index: np.ndarray,
+    width: int,
+    shape: tuple[int, ...],
+    q: QParams,
+    fill: int | tuple[int, ...] | str,
 ) -> LoweredValue:
     taken = low.name if shape == (len(index), width) else f"{low.name}.taken"
     low.emit.op(Take(y=taken, x=rows, index=low.emit.shared("rows", index), fill=fill))

@@ -1,0 +1,67 @@
+"""Handlers of normalisations, as one op and as several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.frontend.parity import Maps, Tokens, captured, kinds, maps, tokens
+
+
+def test_layer_norm() -> None:
+    assert kinds(captured(Tokens(norm := nn.LayerNorm(8), norm=norm))) == ["Patches", "LayerNorm"]
+
+
+def test_layer_norm_of_feature_maps() -> None:
+    def channels_last(x: Tensor) -> Tensor:
+        return F.layer_norm(x.permute(0, 2, 3, 1), (8,)).permute(0, 3, 1, 2)
+
+    assert kinds(maps(channels_last))[:2] == ["Patches", "LayerNorm"]
+
+
+def test_rms_norm_as_one_op() -> None:
+    graph = tokens(lambda x: F.rms_norm(x, (8,), torch.arange(8.0), 1e-6))
+    assert not graph.graph.nodes[-1].leaf.center
+
+
+def test_rms_norm_written_out() -> None:
+    graph = tokens(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * torch.arange(8.0))
+    assert kinds(graph) == ["Patches", "LayerNorm"]
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_l2_normalisation(axis: int) -> None:
+    assert "LayerNorm" in kinds(tokens(lambda x: F.normalize(x, dim=axis)))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_group_norm(groups: int) -> None:
+    model = Maps(lambda x: x, norm=nn.GroupNorm(groups, 8))
+    model.body = lambda x, layers: F.relu(layers["norm"](x))
+    graph = captured(model)
+    assert kinds(graph).count("LayerNorm") == 1
+    assert ("Depthwise" in kinds(graph)) == (groups > 1)  # one group: weight and bias are part of the norm
+
+
+def test_group_norm_of_rearranged_maps() -> None:
+    tokens(lambda x: F.group_norm(F.gelu(x).transpose(1, 2).reshape(-1, 8, 4, 4).flip(2), 1, torch.arange(8.0)))
+
+
+def test_batch_norm_is_folded_into_the_convolution_before() -> None:
+    model = Maps(lambda x: x, conv=nn.Conv2d(8, 6, 3, padding=1), norm=nn.BatchNorm2d(6))
+    model.body = lambda x, layers: F.relu(layers["norm"](layers["conv"](x)))
+    assert "Depthwise" not in kinds(captured(model))
+
+
+def test_batch_norm_is_folded_into_the_layer_after() -> None:
+    model = Maps(lambda x: x, norm=nn.BatchNorm2d(8), conv=nn.Conv2d(8, 6, 1))
+    model.body = lambda x, layers: layers["conv"](layers["norm"](F.gelu(x)))
+    assert kinds(captured(model)) == ["Patches", "Gelu", "Linear", "Route"]
+
+
+def test_batch_norm_between_functions_is_a_step_of_its_own() -> None:
+    model = Maps(lambda x: x, norm=nn.BatchNorm2d(8))
+    model.body = lambda x, layers: F.silu(layers["norm"](F.gelu(x)))
+    assert kinds(captured(model))[:4] == ["Patches", "Gelu", "Depthwise", "Activation"]
