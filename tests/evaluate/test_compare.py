@@ -20,7 +20,7 @@ from fqvit.quant.simulate import Simulation
 
 
 def test_the_simulation_rebuilt_from_a_program_matches_that_of_its_calibration(made: Any) -> None:
-    rebuilt = calibration_of(made.program)
+    rebuilt = calibration_of(made.program, made.program.header.output.features())
     assert rebuilt.recipe == made.calibration.recipe
     assert set(rebuilt.sites) == set(made.calibration.sites)
     for name, q in rebuilt.sites.items():

@@ -15,7 +15,8 @@ from fqvit.models.graph import Node, trace
 from fqvit.models.layers import LayerNorm, Softmax
 from fqvit.models.load import build
 from fqvit.models.pixels import normalise
-from fqvit.report.collect import AttentionHistogram, NormRanges, as_map, attention_maps, count
+from fqvit.report.attention import attention_layout, attention_maps
+from fqvit.report.collect import AttentionHistogram, NormRanges, count
 
 
 @pytest.fixture(params=embedded.MODELS)
@@ -79,8 +80,11 @@ def test_maps_of_a_vit_show_the_attention_of_the_class_token() -> None:
     model = fqvit.load_model("fmnist_vit")
     pixels = embedded.test_images()[0][0]
     _, kept = values(model, pixels[None])
-    found = attention_maps(model, trace(model.module), pixels)
-    assert found is not None and found.kind == "class token" and found.site == "blocks.3.attn.softmax"
+    graph = trace(model.module)
+    layout = attention_layout(model, graph)
+    assert layout is not None
+    found = attention_maps(model, graph, layout, pixels)
+    assert found.kind == "class token" and found.site == "blocks.3.attn.softmax"
     wanted = kept[found.site][0].mean(0)[0, 1:].reshape(7, 7).numpy()
     assert found.float_map == pytest.approx(wanted, abs=1e-6)
     assert [(one.method, one.bits) for one in found.stored] == [
@@ -103,7 +107,9 @@ def test_prefix_tokens_are_not_part_of_the_map(prefix: int) -> None:
     model = fqvit.FloatModel("vit", build(config), embedded.FMNIST_PREPROCESS, None, "")
     p = torch.rand(1, 3, prefix + 49, prefix + 49)
     wanted = p[0].mean(0)[0, prefix:] if prefix else p[0].mean(0).mean(0) * 49
-    assert as_map(model, "blocks.0.attn.softmax", p) == pytest.approx(wanted.reshape(7, 7).numpy(), abs=1e-4)
+    layout = attention_layout(model, trace(model.module))
+    assert layout is not None
+    assert layout.as_map(p) == pytest.approx(wanted.reshape(7, 7).numpy(), abs=1e-4)
 
 
 @pytest.mark.parametrize("site", ["layers.0.blocks.0.attn.softmax", "layers.0.blocks.1.attn.softmax"])
@@ -117,4 +123,6 @@ def test_maps_of_windows_put_every_token_back_at_its_position(site: str) -> None
     for window, tokens in enumerate(index.tolist()):
         for position, token in enumerate(tokens):
             wanted[token] = p[0, window, :, :, position].mean() * 49
-    assert as_map(model, site, p) == pytest.approx(wanted.reshape(14, 14), abs=1e-4)
+    layout = attention_layout(model, trace(model.module).ending_at(site))
+    assert layout is not None
+    assert layout.as_map(p) == pytest.approx(wanted.reshape(14, 14), abs=1e-4)

@@ -29,12 +29,15 @@ from fqvit.cli.options import (
     FigureOut,
     Json,
     Limit,
+    ModelOrPath,
     OneModel,
     Program,
     ProgramOut,
     QdqAttention,
     QdqTarget,
     Recipe,
+    Settings,
+    SettingsAndSize,
     StudyOptions,
     TableOut,
     Weights,
@@ -82,27 +85,31 @@ def main() -> NoReturn:
 
 @command("models")
 def models(as_json: Json = False) -> None:
-    """List the known models with their size and preprocessing."""
+    """List the known models with their preprocessing, the supported families, and what other modules may contain."""
     from fqvit.cli.commands import models as models_command
 
     models_command.run(as_json)
 
 
 @command("check")
+@one_option_per_field
 def check(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name, folder, file or hf:ORG/NAME.")] = None,
+    model: ModelOrPath = None,
     weights: Weights = None,
+    *,
+    settings: SettingsAndSize,
     as_json: Json = False,
 ) -> None:
     """Check whether a model is supported, and show its preprocessing."""
     from fqvit.cli.commands import check as check_command
 
-    check_command.run(model, weights, as_json)
+    check_command.run(model, weights, settings.given(), as_json)
 
 
 @command("quantize")
+@one_option_per_field
 def quantize(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name or hf:ORG/NAME. Default: fmnist_vit.")] = None,
+    model: ModelOrPath = None,
     weights: Weights = None,
     calib: Calib = None,
     recipe: Recipe = None,
@@ -124,6 +131,8 @@ def quantize(
     calibration: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Use a saved calibration, including its recipe.")
     ] = None,
+    *,
+    settings: SettingsAndSize,
     out: ProgramOut = None,
     as_json: Json = False,
 ) -> None:
@@ -133,6 +142,7 @@ def quantize(
     quantize_command.run(
         model_name=model,
         weights=weights,
+        settings=settings.given(),
         calib=calib,
         recipe_name=recipe,
         bits=bits,
@@ -151,6 +161,7 @@ def quantize(
 
 
 @command("eval")
+@one_option_per_field
 def evaluate(
     target: Annotated[
         str,
@@ -164,21 +175,15 @@ def evaluate(
     backend: Annotated[Backend | None, typer.Option(help="Runtime of a program. Default: native.")] = None,
     limit: Limit = None,
     device: Device = "cpu",
+    *,
+    settings: SettingsAndSize,
     as_json: Json = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy of a program or float model."""
     from fqvit.cli.commands import evaluate as evaluate_command
 
-    evaluate_command.run(
-        target,
-        weights=weights,
-        data=data,
-        classes=classes,
-        backend=None if backend is None else backend.value,
-        limit=limit,
-        device=device,
-        as_json=as_json,
-    )
+    runtime = None if backend is None else backend.value
+    evaluate_command.run(target, weights, data, classes, runtime, limit, device, settings.given(), as_json)
 
 
 @command("classify")
@@ -208,21 +213,25 @@ def inspect(
 
 
 @command("compare")
+@one_option_per_field
 def compare(
     file: Program,
     weights: Weights = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images without labels: a folder or tar shards.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Compare a program with its float model, site by site."""
     from fqvit.cli.commands import compare as compare_command
 
-    compare_command.run(file, weights, data, limit, baseline, as_json)
+    compare_command.run(file, weights, data, limit, baseline, settings.given(), as_json)
 
 
 @command("report")
+@one_option_per_field
 def report(
     file: Program,
     weights: Weights = None,
@@ -238,14 +247,14 @@ def report(
     pictures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the figures as SVG files to this folder.")
     ] = None,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Write an HTML report about a program, with figures."""
     from fqvit.cli.commands import report as report_command
 
-    report_command.run(
-        file, weights=weights, data=data, classes=classes, limit=limit, out=out, pictures=pictures, as_json=as_json
-    )
+    report_command.run(file, weights, data, classes, limit, out, pictures, settings.given(), as_json)
 
 
 @command("bench")

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fqvit.cli.output import warn, warn_of_skipped
 from fqvit.data.images import Batch, ImageArray, ImageFolder, Source
@@ -22,7 +22,7 @@ from fqvit.data.shards import TarShards, are_shards
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
-from fqvit.system.progress import track
+from fqvit.system.progress import busy, track
 
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
@@ -188,18 +188,50 @@ def require_torch(command: str) -> None:
         raise FqvitError(f'{command}: needs PyTorch, which is not installed. Run `pip install "fqvit[quantize]"`.')
 
 
-def float_model(name: str | None, weights: str | None, classes: Path | None = None) -> FloatModel:
-    """Load a float model by name or hf: address. Without a name, it is taken from the checkpoint's file name or the hub."""
+def float_model(name: str | None, weights: str | None, classes: Path | None = None, **settings: Any) -> FloatModel:
+    """Load a float model by name, path or hf: address. Without a name, it is taken from the checkpoint's file name or config.
+
+    settings: size, heads, pool, activation, as in load_model
+    """
     found = read_classes(classes)
+    name, weights = located(name, weights)
     if name is None and weights is not None:
         name, weights = _name_from(weights)
-    from fqvit.frontend.load import load_model
-    from fqvit.models.device import keep_freed_memory
-
-    keep_freed_memory()
     if name is None and weights is None:
         name = embedded.MODELS[0]
-    return load_model(name, weights, None if found is None else found.names)
+    with busy(f"loading {name or weights}"):
+        from fqvit.frontend.load import load_model
+        from fqvit.models.device import keep_freed_memory
+
+        keep_freed_memory()
+        return load_model(name, weights, None if found is None else found.names, **settings)
+
+
+def model_of_program(header: Header, weights: str | None, **settings: Any) -> FloatModel:
+    """Load the float model of a program, at the image size of the program if the weights are those of the program."""
+    if weights is None and header.source.startswith("module "):
+        raise FqvitError(
+            f"{header.model}: quantized from a module in memory, which a command cannot rebuild. Pass a checkpoint of it"
+            " (--weights FILE), or compare in Python (fqvit.evaluate.compare)."
+        )
+    p = header.preprocess
+    name = header.model if weights is not None else located(header.model, None)[0]
+    with busy(f"loading {weights or name}"):
+        from fqvit.frontend.load import captured
+        from fqvit.models.device import keep_freed_memory
+        from fqvit.models.load import load_model
+
+        keep_freed_memory()
+        model = load_model(name, weights, **settings)
+        resized = (model.preprocess.height, model.preprocess.width) != (p.height, p.width)
+        if resized and _digest(model.source) == _digest(header.source):
+            model = load_model(name, weights, size=(p.height, p.width), **settings)
+        return captured(model)
+
+
+def _digest(source: str) -> str:
+    """Return the sha256 in the source of a model."""
+    return source.rpartition("sha256:")[2]
 
 
 def classes_of(model: FloatModel) -> int:
@@ -230,25 +262,30 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
         )
 
 
-def warn_of_assumptions(model: FloatModel) -> None:
-    """Warn if nothing says how the images of a model are prepared."""
-    unsaid = [sentence for sentence in model.assumed if sentence.startswith(("resize:", "interpolation:", "mean and std:"))]
-    if unsaid:
-        warn(f"{model.name}: the checkpoint does not say how its images are prepared. Assumed: {'; '.join(unsaid)}.")
-
-
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     """Return a warning if a program was quantized from other weights than those of the float model."""
-    given, used = (source.rpartition("sha256:")[2] for source in (model.source, header.source))
-    return [] if given == used else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
+    same = _digest(model.source) == _digest(header.source)
+    return [] if same else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
-def check_name(name: str | None, weights: str | None = None) -> None:
-    """Raise FqvitError for an unknown model, before torch is imported. With weights, they may decide instead of the name."""
-    if name is not None and weights is None and not name.startswith("hf:"):
-        from fqvit.models.zoo import check
+def located(name: str | None, weights: str | None) -> tuple[str | None, str | None]:
+    """Return the name and the weights of a model. A MODEL argument that is a file or a folder becomes the weights.
 
-        check(name)
+    Raises FqvitError for an unknown name, before torch is imported. With weights, they may decide instead of the name.
+    """
+    if name is None or weights is not None or name.startswith("hf:"):
+        return name, weights
+    from fqvit.models import architectures, zoo
+
+    path = Path(name)
+    if "/" in name or os.sep in name or path.suffix in CHECKPOINTS:
+        if not path.exists():
+            raise FqvitError(f"{name}: no such file or folder. For a model of the Hugging Face Hub, pass hf:ORG/NAME.")
+        return None, name
+    known = zoo.lookup(name) is not None or architectures.lookup(name) is not None
+    if not known and path.exists():
+        return None, name
+    return zoo.check(name), None
 
 
 def row_of(name: str | None, weights: str | None) -> Row | None:

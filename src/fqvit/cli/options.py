@@ -1,12 +1,14 @@
 """Define the options and arguments that several commands share, and the choices of options.
 
-A command has one parameter per option. StudyOptions stands for the ten options that `table`, `ablate` and `sweep-k` share.
+A command has one parameter per option. StudyOptions stands for the ten options that `table`, `ablate` and `sweep-k` share,
+Settings for those that describe a bare state dict.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from fqvit.errors import FqvitError
 
 
 class Backend(StrEnum):
@@ -50,9 +54,32 @@ class Features(StrEnum):
     pooled = "pooled"
 
 
+class Pool(StrEnum):
+    token = "token"
+    avg = "avg"
+    token_avg = "token_avg"
+    map = "map"
+    none = "none"
+
+
+class Activation(StrEnum):
+    gelu = "gelu"
+    gelu_tanh = "gelu_tanh"
+    quick_gelu = "quick_gelu"
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", help="Quantized program.", show_default=False)]
-Weights = Annotated[str | None, typer.Option(metavar="FILE|hf:ORG/NAME", help="Checkpoint of the float model.")]
+ModelOrPath = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="Name, checkpoint file, folder or hf:ORG/NAME. Default: fmnist_vit.")
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|DIR|hf:ORG/NAME", help="Checkpoint of the float model, or a folder with config.json."),
+]
+Size = Annotated[
+    str | None, typer.Option(metavar="N|HxW", help="Image size, if not that of the checkpoint: pixels, or height x width.")
+]
 Classes = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Class names: text with one per line, or a JSON list of names or of [id, name] pairs."),
@@ -75,6 +102,13 @@ ProgramOut = Annotated[
     typer.Option("--out", "-o", metavar="OUT.fqvit", help="Output file. Default: MODEL.fqvit in the current folder."),
 ]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
+
+# What a state dict without a config or a known name does not show.
+Heads = Annotated[int | None, typer.Option(metavar="N", help="Number of heads, if neither a config nor the name decides.")]
+PoolChoice = Annotated[Pool | None, typer.Option("--pool", help="Pooling, if neither a config nor the name decides.")]
+ActivationChoice = Annotated[
+    Activation | None, typer.Option("--activation", help="Activation of the MLPs, if neither a config nor the name decides.")
+]
 
 # Options of fqvit table, ablate and sweep-k.
 OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A single model. Use --models for several.")]
@@ -109,6 +143,36 @@ DetectorRuntime = Annotated[
     DetectorBackend | None, typer.Option(help="Runtime of the program. Default: native. Both give the same bits.")
 ]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="Number of threads. Default: all cores.")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that a bare state dict does not show."""
+
+    heads: Heads = None
+    pool: PoolChoice = None
+    activation: ActivationChoice = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that were given, as arguments of load_model."""
+        pool, activation = (None if choice is None else choice.value for choice in (self.pool, self.activation))
+        found = {"heads": self.heads, "pool": pool, "activation": activation}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class SettingsAndSize(Settings):
+    """Settings of a bare state dict, and the image size."""
+
+    size: Size = None
+
+    def given(self) -> dict[str, Any]:
+        if self.size is None:
+            return super().given()
+        match = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", self.size)
+        if match is None:
+            raise FqvitError(f"--size {self.size}: expected pixels, such as 224, or height x width, such as 224x320.")
+        return super().given() | {"size": (int(match[1]), int(match[2] or match[1]))}
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
 from fqvit.errors import FqvitError
+
+if TYPE_CHECKING:
+    from fqvit.models.load import FloatModel
 
 
 class Pass(Protocol):
@@ -37,6 +41,12 @@ def say_json(result: Mapping[str, object]) -> None:
 def warn(text: str) -> None:
     """Print a warning to stderr."""
     typer.echo(f"fqvit: warning: {text}", err=True)
+
+
+def not_logits(path: Path, kind: str) -> FqvitError:
+    """Return the error for a program without a classifier, which has neither classes nor an accuracy."""
+    said = f"{path}: outputs features ({kind}), expected logits"
+    return FqvitError(f"{said}. Quantize a model with a classifier, without --features; fqvit.Engine returns the features.")
 
 
 class Unreadable:
@@ -69,3 +79,35 @@ def warn_of_skipped(source: Pass) -> int:
         which = "1 image" if count == 1 else f"{count} images"
         warn(f"skipped {which} of {len(source)} that cannot be read ({path}: {reason}{', ...' if count > 1 else ''}).")
     return count
+
+
+SOURCE = "preprocessing: that of "
+UNSAID = ("resize:", "interpolation:", "mean and std:")
+
+
+def unsaid(model: FloatModel) -> list[str]:
+    """Return the parts of the preprocessing that nothing decides, and what was assumed for each."""
+    return [sentence for sentence in model.assumed if sentence.startswith(UNSAID)]
+
+
+def preprocessing_source(model: FloatModel) -> str:
+    """Return where the preprocessing of a float model comes from."""
+    named = next((sentence.removeprefix(SOURCE) for sentence in model.assumed if sentence.startswith(SOURCE)), None)
+    return named or ("defaults" if len(unsaid(model)) == len(UNSAID) else "the checkpoint or module itself")
+
+
+def about_inputs(model: FloatModel) -> list[tuple[str, str]]:
+    """Return lines about the preprocessing of a model, where it comes from, and everything that was assumed."""
+    p = model.preprocess
+    mean, std = (" ".join(f"{value:g}" for value in dict.fromkeys(values)) for values in (p.mean, p.std))
+    rest = [sentence for sentence in model.assumed if not sentence.startswith(SOURCE)]
+    return [
+        ("preprocessing", f"{p.steps} {p.height}x{p.width}, mean {mean}, std {std} (from {preprocessing_source(model)})"),
+        ("assumed", "; ".join(rest) or "nothing"),
+    ]
+
+
+def warn_of_assumptions(model: FloatModel) -> None:
+    """Warn if nothing says how the images of a model are prepared."""
+    if unsaid(model):
+        warn(f"{model.name}: nothing says how its images are prepared. Assumed: {'; '.join(unsaid(model))}.")

@@ -22,9 +22,9 @@ from fqvit.errors import FqvitError
 from fqvit.ir.ops import Add
 from fqvit.ir.ops import Linear as LinearOp
 from fqvit.ir.program import Program, Site
-from fqvit.models.graph import Node, trace
+from fqvit.models.graph import Features, Node, trace
 from fqvit.models.layers import Linear
-from fqvit.models.load import FloatModel
+from fqvit.models.load import FloatModel, class_count
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import site_shapes
@@ -77,7 +77,7 @@ class Comparer:
         # Use the program's preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
         self.program = program
-        calibration = calibration_of(program)
+        calibration = calibration_of(program, features_of(program, model))
         self.graph = trace(model.module, calibration.features)
         self._check(model)
         self.reference = Reference(program, "torch")  # bit-exact like numpy, but multi-threaded
@@ -202,7 +202,12 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
     return comparer.result()
 
 
-def calibration_of(program: Program) -> Calibration:
+def features_of(program: Program, model: FloatModel) -> Features:
+    """Return the features of the float model that a program computes. Without a classifier, these are all of its outputs."""
+    return "logits" if class_count(model) is None else program.header.output.features()
+
+
+def calibration_of(program: Program, features: Features) -> Calibration:
     """Rebuild the calibration of a program from its recipe and sites.
 
     Raises FqvitError if this version cannot read the recipe.
@@ -214,7 +219,7 @@ def calibration_of(program: Program) -> Calibration:
         said = f"{header.model}: this version of fqvit cannot read the program's recipe ({error})"
         raise FqvitError(f"{said}. Quantize again.") from None
     sites = {name: qparams_of(site, program) for name, site in header.sites.items()}
-    return Calibration(recipe, header.output.features(), header.images, sites)
+    return Calibration(recipe, features, header.images, sites)
 
 
 def qparams_of(site: Site, program: Program) -> QParams:

@@ -21,7 +21,7 @@ Size = int | tuple[int, int]
 
 
 def load_model(
-    model: str | nn.Module | None = None,
+    name: str | nn.Module | None = None,
     weights: Weights | Size | Tensor | None = None,
     classes: Sequence[str] | None = None,
     *,
@@ -30,20 +30,20 @@ def load_model(
 ) -> FloatModel:
     """Load a float model, ready to be calibrated.
 
-    model: a name (of the zoo, of timm or of an original release), hf:ORG/NAME, or a live torch module: normalised images
+    name: of the zoo, of timm or of an original release; hf:ORG/NAME; or a live torch module: normalised images
     [N, channels, height, width] in, logits or features out. Weights that say what they are need no name.
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. For a live module: the image size, or an example
     of its input; by default the module's own size.
     classes: class names, one per logit   size: height and width of the images, if not those of the checkpoint or module
     settings: heads, pool, activation, qkv_bias, features, for checkpoints that leave them undecided; see models/load.py
     """
-    if isinstance(model, nn.Module):
+    if isinstance(name, nn.Module):
         if settings:
             raise FqvitError(f"{', '.join(settings)}: for checkpoints only. A live module decides this itself.")
-        return _live(model, size if size is not None else weights, classes)  # type: ignore[arg-type]
+        return _live(name, size if size is not None else weights, classes)  # type: ignore[arg-type]
     if isinstance(weights, int | tuple | Tensor):
         raise FqvitError(f"weights: got {type(weights).__name__}, expected a checkpoint. Pass an image size as size=.")
-    return captured(load.load_model(model, weights, classes, size=size, **settings))
+    return captured(load.load_model(name, weights, classes, size=size, **settings))
 
 
 def captured(model: FloatModel) -> FloatModel:
@@ -51,7 +51,7 @@ def captured(model: FloatModel) -> FloatModel:
     if not load.is_plain(model.module):
         return model
     p = model.preprocess
-    return dataclasses.replace(model, module=capture(model.module, (p.channels, p.height, p.width)))
+    return dataclasses.replace(model, module=capture(model.module, (p.channels, p.height, p.width)), original=model.module)
 
 
 def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str] | None) -> FloatModel:
@@ -76,4 +76,5 @@ def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str]
         if classes is not None:
             raise FqvitError(f"{said.name}: {len(names)} class names for {count} logits. Pass one name per logit.")
         names = None
-    return FloatModel(said.name, graph, preprocess, names if count is not None else None, said.source, assumed=assumed)
+    names = names if count is not None else None
+    return FloatModel(said.name, graph, preprocess, names, said.source, assumed=assumed, original=module)

@@ -167,9 +167,15 @@ def _captured_features(graph: Graph, features: Features) -> Graph:
     if features == "logits":
         return graph
     head = graph.node(graph.output)
-    if features == "pooled" and head.leaf.role == "logits":
+    if head.leaf.role != "logits":
+        raise FqvitError(
+            f"features {features}: this model has no classifier, so its output already is features. Leave this out."
+        )
+    if features == "pooled":
         return graph.ending_at(head.inputs[0])
-    raise FqvitError(f"features {features}: not available for this model. Load it without its classifier (features=True).")
+    raise FqvitError(
+        f"features {features}: known only for ViT, DeiT and Swin. Use pooled, or a module that returns the tokens."
+    )
 
 
 def _feature_site(graph: Graph, features: Features) -> str:

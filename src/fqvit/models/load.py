@@ -42,6 +42,7 @@ class FloatModel:
     square: only for a detector's head, which reads RoI features [N, *square] instead of images; preprocess is then that of the
     detector's images
     assumed: one sentence per setting that the checkpoint does not contain and that comes from the name or from a default
+    original: the module that a captured graph was made from, which other runtimes run in comparisons of speed
     """
 
     name: str
@@ -51,6 +52,7 @@ class FloatModel:
     source: str
     square: tuple[int, int, int] | None = None
     assumed: tuple[str, ...] = ()
+    original: nn.Module | None = None
 
 
 def is_plain(module: nn.Module) -> bool:

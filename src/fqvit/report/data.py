@@ -134,8 +134,8 @@ class AttentionMaps:
     """Attention of one image in float and in several integer formats.
 
     pixels: u8 [H, W, C]   float_map: float32 [rows, columns] of patches   stored: the same map in integer formats
-    kind: "class token" (attention of the class token, averaged over heads) or "received" (attention that each patch receives,
-    averaged over heads and the queries of its window; for models without a class token).
+    kind: "class token" or "first token" (attention of this token, averaged over heads) or "received" (attention that each
+    patch receives, averaged over heads and the queries of its window; for models without a token before the patches)
     """
 
     site: str

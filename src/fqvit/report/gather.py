@@ -18,14 +18,15 @@ from torch import Tensor
 
 from fqvit.data.images import Batch
 from fqvit.errors import FqvitError
-from fqvit.evaluate.compare import Comparer, Comparison
+from fqvit.evaluate.compare import Comparer, Comparison, features_of
 from fqvit.evaluate.inspect import Inspection, inspect
 from fqvit.ir.program import Program
 from fqvit.models.device import one_thread
 from fqvit.models.graph import Node, trace
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
-from fqvit.report.collect import AttentionHistogram, NormRanges, attention_maps
+from fqvit.report.attention import NO_MAPS, attention_layout, attention_maps
+from fqvit.report.collect import AttentionHistogram, NormRanges
 from fqvit.report.data import AttentionCounts, AttentionMaps, ChannelRanges, ExpCurves, exp_curves
 from fqvit.report.predictions import Predictions
 from fqvit.report.speed import Speed, quick_look
@@ -43,6 +44,7 @@ class Report:
     """All data of one report.
 
     predictions: None for programs that output features   parameters: their number in the float model
+    notes: one sentence per figure that is left out
     """
 
     program: Program
@@ -57,6 +59,7 @@ class Report:
     sites: Comparison
     speed: Speed
     parameters: int
+    notes: tuple[str, ...] = ()
 
 
 def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Batch], total: int, track: Progress) -> Report:
@@ -70,8 +73,11 @@ def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Ba
     with one_thread():
         for pixels in track(seen.chosen, len(seen.chosen), "comparing sites"):
             comparer.add(pixels[None])
-    graph = trace(model.module, program.header.output.features())
-    maps = [found for pixels in seen.chosen[:: COMPARED // MAPPED] if (found := attention_maps(model, graph, pixels))]
+    graph = trace(model.module, features_of(program, model))
+    layout = attention_layout(model, graph)
+    maps = []
+    if layout is not None:
+        maps = [attention_maps(model, graph, layout, pixels) for pixels in seen.chosen[:: COMPARED // MAPPED]]
     return Report(
         program=program,
         inspection=inspect(program, path),
@@ -85,6 +91,7 @@ def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Ba
         sites=comparer.result(),
         speed=quick_look(program, model, seen.chosen[0]),
         parameters=sum(parameter.numel() for parameter in model.module.parameters()),
+        notes=() if maps else (NO_MAPS,),
     )
 
 
@@ -102,7 +109,7 @@ class _Seen:
 def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: int) -> _Seen:
     """Run one pass over the images. Subsets are evenly spaced, because paths are sorted by class."""
     output = program.header.output
-    graph = trace(model.module, output.features())
+    graph = trace(model.module, features_of(program, model))
     engine = Engine(program)
     seen = _Seen(
         Predictions(output.scale) if output.kind == "logits" else None, NormRanges(graph), AttentionHistogram(), chosen=[]

@@ -104,7 +104,7 @@ def _attention_pictures(report: Report) -> list[Picture]:
         )
         found.append(Picture("attention-values", "Attention values", caption, plots.attention_values(counts)))
     for number, one in enumerate(report.maps, 1):
-        look = "Attention of the class token" if one.kind == "class token" else "Attention that each patch receives"
+        look = "Attention that each patch receives" if one.kind == "received" else f"Attention of the {one.kind}"
         few = ", ".join(f"{stored.method} {maps.decibels(stored.decibels)}" for stored in one.stored if stored.bits == 4)
         caption = (
             f"{look} in the last layer ({one.site}), averaged over heads; all maps share the brightness scale of the float map."

@@ -49,10 +49,11 @@ class Speed:
 def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) -> Speed:
     """Time the engine and PyTorch on one image u8 [H, W, C].
 
-    The float model uses fused attention, and its pixels are normalised before the clock starts.
+    The float model uses fused attention, and its pixels are normalised before the clock starts. Of a captured model, the
+    original module runs.
     """
     engine = Engine(program, threads=1)
-    module = quicken(copy.deepcopy(model.module))  # quicken modifies its argument
+    module = quicken(copy.deepcopy(model.original or model.module).eval())  # quicken modifies its argument
     pixels = image[None]
     floats = normalise(pixels, program.header.preprocess)
     clock = time.perf_counter if COARSE else time.process_time  # CPU time depends least on other processes

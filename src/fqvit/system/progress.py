@@ -25,8 +25,7 @@ class Progress(Protocol):
 
 def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "batches") -> Iterator[T]:
     """Yield the items, and show a bar with the fraction done, the rate in `unit` per second and the remaining time."""
-    # stderr is None if it was closed before the start. rich is a dependency of typer; without it there is no bar.
-    if sys.stderr is None or not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+    if not _has_terminal():
         yield from iterable
         return
     # Late: importing rich takes 0.1 s, which `--help` and scripts should not wait for.
@@ -52,6 +51,33 @@ def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "bat
         # Ctrl-C may interrupt the bar while it starts or stops; end_bars() then stops it.
         if not isinstance(sys.exception(), KeyboardInterrupt):
             _shown.discard(progress.stop)
+
+
+@contextlib.contextmanager
+def busy(label: str) -> Iterator[None]:
+    """Show a label and the elapsed time while work without countable steps goes on. The line disappears at the end."""
+    if not _has_terminal():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    _shown.add(progress.stop)
+    try:
+        with progress:
+            progress.add_task(label, total=None)
+            yield
+    finally:
+        if not isinstance(sys.exception(), KeyboardInterrupt):  # as in `track`
+            _shown.discard(progress.stop)
+
+
+def _has_terminal() -> bool:
+    """Return whether stderr is a terminal and rich, a dependency of typer, is installed."""
+    # stderr is None if it was closed before the start.
+    return sys.stderr is not None and sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
 
 
 def end_bars() -> None:

@@ -6,16 +6,17 @@ from collections import Counter
 from typing import Any
 
 from fqvit.cli import inputs
-from fqvit.cli.output import say, say_json
+from fqvit.cli.output import about_inputs, preprocessing_source, say, say_json
 from fqvit.system.text import facts
 
 
-def run(name: str | None, weights: str | None, as_json: bool) -> None:
-    inputs.check_name(name, weights)
+def run(name: str | None, weights: str | None, settings: dict[str, Any], as_json: bool) -> None:
+    name, weights = inputs.located(name, weights)
     inputs.require_torch("check")
+    model = inputs.float_model(name, weights, **settings)
     from fqvit.models.graph import Captured, trace
+    from fqvit.models.load import class_count
 
-    model = inputs.float_model(name, weights)
     graph = trace(model.module)
     parity = model.module.parity if isinstance(model.module, Captured) else None
     p = model.preprocess
@@ -23,7 +24,8 @@ def run(name: str | None, weights: str | None, as_json: bool) -> None:
         "model": model.name,
         "supported": True,
         "source": model.source,
-        "classes": model.module.classes if isinstance(model.module, Captured) else inputs.classes_of(model),
+        "classes": class_count(model),
+        "outputs": len(graph.outputs),
         "parameters": sum(parameter.numel() for parameter in model.module.parameters()),
         "input": [p.height, p.width, p.channels],
         "resize": p.resize,
@@ -31,28 +33,25 @@ def run(name: str | None, weights: str | None, as_json: bool) -> None:
         "interpolation": p.interpolation,
         "mean": p.mean,
         "std": p.std,
+        "preprocess_source": preprocessing_source(model),
         "assumed": model.assumed,
         "leaves": dict(Counter(type(node.leaf).__name__ for node in graph.nodes)),
-        "captured": isinstance(model.module, Captured),
+        "captured": parity is not None,
         "parity": parity,
     }
     if as_json:
         say_json(found)
         return
-    resize = f"squash to {p.height}x{p.width}" if p.squash else f"short side {p.resize}, center crop {p.height}x{p.width}"
+    output = f"{found['classes']} logits" if found["classes"] else "features, no classifier"
+    more = f", and {len(graph.others)} more outputs" if graph.others else ""
     rows = [
-        ("supported", "yes, captured with torch.export" if found["captured"] else "yes"),
+        ("supported", "yes" if parity is None else "yes, captured with torch.export"),
         ("source", model.source),
-        ("output", f"{found['classes']} logits" if found["classes"] else "features"),
+        ("output", output + more),
         ("parameters", f"{found['parameters'] / 1e6:.1f} M"),
-        ("preprocessing", f"{resize}, {p.interpolation}, mean {_numbers(p.mean)}, std {_numbers(p.std)}"),
-        ("assumed", "; ".join(model.assumed) or "nothing"),
+        *about_inputs(model),
         ("graph", ", ".join(f"{count} {kind}" for kind, count in sorted(found["leaves"].items()))),
     ]
     if parity is not None:
-        rows.append(("float parity", f"{parity:.1e} of the largest output, on two random images"))
+        rows.append(("float parity", f"{parity:.1e} of the largest output, on random images"))
     say(f"{model.name}\n" + facts(rows))
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return " ".join(f"{value:g}" for value in dict.fromkeys(values))

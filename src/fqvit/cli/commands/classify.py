@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fqvit.cli.output import Unreadable, say, say_json
+from fqvit.cli.output import Unreadable, not_logits, say, say_json
 from fqvit.data.images import UnreadableImage, read_image
-from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import top
 from fqvit.runtime.native import Engine
 from fqvit.system.progress import track
@@ -23,7 +22,7 @@ def run(file: Path, images: list[Path], as_json: bool) -> None:
     engine = Engine(file)
     output = engine.header.output
     if output.kind != "logits":
-        raise FqvitError(f"{file}: outputs features ({output.kind}), expected logits. Quantize without --features.")
+        raise not_logits(file, output.kind)
     results, unreadable = [], Unreadable(len(images))
     for path in track(images, len(images), "classifying", "images"):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,15 @@ from fqvit.system.text import table
 BATCH = 2  # the float values of all sites are in memory at once
 
 
-def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline: Path | None, as_json: bool) -> None:
+def run(
+    file: Path,
+    weights: str | None,
+    data: Path | None,
+    limit: int,
+    baseline: Path | None,
+    settings: dict[str, Any],
+    as_json: bool,
+) -> None:
     program = Program.load(file)
     header = program.header
     other = None if baseline is None else Program.load(baseline)
@@ -29,7 +38,7 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
 
     pictures = inputs.unlabelled(data, "--data", header.model, header.preprocess, limit)
     with one_thread():
-        model = inputs.float_model(header.model, weights)
+        model = inputs.model_of_program(header, weights, **settings)
         # Comparer rejects weights with other shapes. Different weights with the same shapes only cause a warning.
         comparers = [Comparer(each, model) for each in (program, other) if each is not None]
         for text in inputs.other_weights(model, header, file):

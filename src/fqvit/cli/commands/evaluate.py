@@ -6,12 +6,12 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fqvit.cli import inputs
-from fqvit.cli.output import say, say_json
+from fqvit.cli.output import not_logits, say, say_json
 from fqvit.data.preprocess import Preprocess
 from fqvit.distributed.workers import Workers, cores, joined
 from fqvit.errors import FqvitError
@@ -26,13 +26,13 @@ FLOAT_BATCH = 16
 
 def run(
     target: str,
-    *,
     weights: str | None,
     data: Path | None,
     classes: Path | None,
     backend: str | None,
     limit: int | None,
     device: str,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     workers = Workers.from_environment()
@@ -50,9 +50,9 @@ def run(
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model has no backends. Leave out --backend.")
-        inputs.check_name(target, weights)
+        name, weights = inputs.located(target, weights)
         inputs.require_torch("eval of a float model")
-        model, backend, (preprocess, names, forward), size = *_float(target, weights, device, workers), FLOAT_BATCH
+        model, backend, (preprocess, names, forward), size = *_float(name, weights, settings, device, workers), FLOAT_BATCH
     ids: list[str] = []
     if given is not None:
         count = names if isinstance(names, int) else len(names)
@@ -101,7 +101,7 @@ Ready = tuple[Preprocess, Sequence[str] | int, Run]
 def _program(path: Path, backend: str) -> tuple[str, str, Ready]:
     header, classes, forward = _engine(path) if backend == "native" else _reference(path)
     if header.output.kind != "logits":
-        raise FqvitError(f"{path}: outputs features ({header.output.kind}), expected logits. Quantize without --features.")
+        raise not_logits(path, header.output.kind)
     count = forward(np.zeros((0, *header.input_shape), np.uint8)).shape[-1]
     return header.model, backend, (header.preprocess, classes or count, forward)
 
@@ -115,7 +115,7 @@ def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
     threads = None if joined() is None else cores()  # single-process: ONNX Runtime decides
     session = Session(path if path.suffix == ".onnx" else _exported(path), threads)
     if session.output.kind != "logits":
-        raise FqvitError(f"{path}: outputs features ({session.output.kind}), expected logits. Quantize without --features.")
+        raise not_logits(path, session.output.kind)
     return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
 
 
@@ -150,13 +150,16 @@ def _reference(path: Path) -> tuple[Header, tuple[str, ...] | None, Run]:
     return program.header, program.classes, Reference(program).run
 
 
-def _float(name: str, weights: str | None, device: str, workers: Workers) -> tuple[str, str, Ready]:
+def _float(
+    name: str | None, weights: str | None, settings: dict[str, Any], device: str, workers: Workers
+) -> tuple[str, str, Ready]:
     from fqvit.models.device import device_of
     from fqvit.models.graph import run_float, trace
     from fqvit.models.pixels import normalise
 
     where = device_of(device)
-    model = inputs.float_model(name, weights)
+    model = inputs.float_model(name, weights, **settings)
+    classes = model.classes or inputs.classes_of(model)
     if workers.first:
         inputs.warn_of_other_name(model, weights)
     module = model.module.to(where)
@@ -166,4 +169,4 @@ def _float(name: str, weights: str | None, device: str, workers: Workers) -> tup
         logits: Scores = run_float(graph, normalise(images, model.preprocess).to(where)).cpu().numpy()
         return logits
 
-    return model.name, "float", (model.preprocess, model.classes or inputs.classes_of(model), forward)
+    return model.name, "float", (model.preprocess, classes, forward)

@@ -92,6 +92,8 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
     bits = bits_of(recipe)
     names = "without class names" if program.classes is None else f"{len(program.classes)} class names"
     output = f"{header.output.kind}, {names}" if header.output.kind == "logits" else f"features ({header.output.kind})"
+    more = f"; {len(header.others)} more outputs" if header.others else ""
+    shape = program.verify().buffers[header.output.buffer].shape
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.op_kinds.items())
     rows = [
         ("file", f"{file} (format {header.version})"),
@@ -99,7 +101,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         ("source", header.source),
         ("recipe", f"{recipe.get('name')} {bits} (weights/activations/attention), {header.images} calibration images"),
         ("input", f"uint8 {_shape(program.input_shape)}, from {p.steps}"),
-        ("output", f"{output}, scale {header.output.scale:.6g}"),
+        ("output", f"{output}, {_shape(shape)}, scale {header.output.scale:.6g}{more}"),
         ("ops", f"{len(found.ops)}: {kinds}"),
         ("floats", f"{found.floats} floating-point ops, {found.floats} float buffers"),
         ("weights", _weights(found)),

@@ -1,8 +1,11 @@
-"""`fqvit models`: list the models of the zoo. Needs no torch."""
+"""`fqvit models`: list the models of the zoo, the supported families, and what live modules may contain. Needs no torch."""
 
 from __future__ import annotations
 
+import textwrap
+
 from fqvit.cli.output import say, say_json
+from fqvit.models import supported
 from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.models.zoo import ROWS, Row
 from fqvit.system.text import table
@@ -13,7 +16,10 @@ SOURCES = {"fmnist": "its training", "vit": "timm", "swin": "timm", "deit": "the
 
 def run(as_json: bool) -> None:
     if as_json:
-        say_json({"models": [_facts(row) for row in ROWS]})
+        families = [{"name": family.name, "layouts": family.layouts} for family in supported.FAMILIES]
+        ops = {kind: names.split() for kind, names in supported.OPS.items()}
+        listed = [_facts(row) for row in ROWS]
+        say_json({"models": listed, "families": families, "ops": ops, "moves": supported.MOVES, "folded": supported.FOLDED})
         return
     rows = []
     for row in ROWS:
@@ -24,6 +30,19 @@ def run(as_json: bool) -> None:
         rows.append((row.name, " ".join(row.aliases) or "(embedded)", before, SOURCES[row.series], size, shape))
     say(table(("model", "short name", "preprocessing", "as in", "parameters", "input"), rows, left=4))
     say("\nImage size, patch size and number of classes are taken from the checkpoint. (embedded): needs no --weights.")
+    say("\nCheckpoints of these families load in any size, without timm or transformers:\n")
+    say(table(("family", "layouts"), [(family.name, family.layouts) for family in supported.FAMILIES], left=2))
+    say("\nOther models load as live modules, fqvit.load_model(module), if they consist of these ATen ops:\n")
+    lines = [(kind, line) for kind, names in supported.OPS.items() for line in _wrapped(names)]
+    say(table(("kind", "ops"), [(kind if line[0] != " " else "", line.strip()) for kind, line in lines], left=2))
+    say(f"\nThey may also contain {supported.MOVES}\n")
+    say(table(("folded", "into"), list(supported.FOLDED.items()), left=2))
+    say("\n`fqvit check MODEL` says whether a checkpoint is supported.")
+
+
+def _wrapped(names: str) -> list[str]:
+    """Break a long list of names into lines; all but the first are indented."""
+    return textwrap.wrap(", ".join(names.split()), 100, subsequent_indent=" ")
 
 
 def _facts(row: Row) -> dict[str, object]:

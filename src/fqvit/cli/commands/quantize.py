@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fqvit.cli import inputs
-from fqvit.cli.output import say, say_json
+from fqvit.cli.output import about_inputs, say, say_json, warn_of_assumptions
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, check_integer, load_recipe, with_bits, with_profile
@@ -24,6 +24,7 @@ def run(
     *,
     model_name: str | None,
     weights: str | None,
+    settings: dict[str, Any],
     calib: Path | None,
     recipe_name: str | None,
     bits: str | None,
@@ -58,7 +59,7 @@ def run(
         if extra is not None:
             raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
-    inputs.check_name(model_name, weights)
+    model_name, weights = inputs.located(model_name, weights)
     for path in (out, save_calibration):
         if path is not None:
             inputs.check_output(path, weights, classes, calibration_file, recipe_name)
@@ -69,10 +70,10 @@ def run(
     from fqvit.quant.calibration import Calibration
 
     device_of(device)
-    model = inputs.float_model(model_name, weights, classes)
+    model = inputs.float_model(model_name, weights, classes, **settings)
     if workers.first:
         inputs.warn_of_other_name(model, weights)
-        inputs.warn_of_assumptions(model)
+        warn_of_assumptions(model)
     target = Path(f"{model.name}.fqvit") if out is None else out
     inputs.check_output(target)
     start = time.perf_counter()
@@ -106,6 +107,7 @@ def run(
         "file": str(target),
         "model": model.name,
         "source": model.source,
+        "assumed": model.assumed,
         "recipe": recipe.name,
         "bits": bits_of(recipe),
         "calibration_images": calibration.images,
@@ -129,6 +131,7 @@ def run(
     names = f", plus {size(found.names)} of class names" if found.names else ""
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
+        *(row for row in about_inputs(model) if row != ("assumed", "nothing")),
         ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
         ("images", f"{calibration.images} ({where}), {spent}"),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),

@@ -7,7 +7,7 @@ import importlib.util
 import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,13 +29,13 @@ EXTRAS = {"torch": "quantize", "jinja2": "report"}  # required packages, and the
 
 def run(
     file: Path,
-    *,
     weights: str | None,
     data: Path | None,
     classes: Path | None,
     limit: int | None,
     out: Path | None,
     pictures: Path | None,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     program = Program.load(file)
@@ -50,11 +50,13 @@ def run(
 
     names, ids = _names(program, classes, file)
     images, warnings = _images(program, data, names, ids, LIMIT if limit is None else limit)
-    model = inputs.float_model(program.header.model, weights)
+    model = inputs.model_of_program(program.header, weights, **settings)
     warnings += inputs.other_weights(model, program.header, file)
     for text in warnings:
         warn(text)
     found = gather(program, file, model, images.batches(BATCH, "float and integer"), len(images.source), track)
+    for text in found.notes:
+        warn(text)
     date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     about = About(
         command=_command(file, weights, data, classes, limit, target, pictures),
@@ -62,7 +64,7 @@ def run(
         where=images.where,
         date=date,
         names=names,
-        warnings=warnings,
+        warnings=[*warnings, *found.notes],
         skipped=images.skipped,
     )
     page = render(found, about).encode("utf-8", "replace")  # file names may contain invalid Unicode
