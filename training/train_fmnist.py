@@ -38,6 +38,7 @@ class Plan:
     matrix_rate: float = 0.004  # learning rate of Muon; 0.02 is too noisy with small batches
     other_rate: float = 1e-3  # learning rate of Adam
     batch: int = 64
+    images: int | None = None  # training images per epoch, drawn anew for each; None: all
     smoothing: float = 0.1  # label smoothing
     attention_dropout: float = 0.0  # also makes the model robust against coarsely quantized attention
 
@@ -166,17 +167,18 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return 100 * right / len(labels)
 
 
-def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
-    torch.manual_seed(seed)
-    images, labels = read_split(data, "train")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    held_out, order = order[:HELD_OUT], order[HELD_OUT:]
+def split_held_out(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the held-out images and of those to train on, in random order."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[:HELD_OUT], order[HELD_OUT:]
 
-    model = build(name)
-    for module in model.modules():
-        if isinstance(module, Softmax) and plan.attention_dropout:
-            module.register_forward_hook(lambda layer, _, p: F.dropout(p, plan.attention_dropout, layer.training))
-    parts = optimisers(model, plan)
+
+def train(
+    name: str, model: nn.Module, parts: list[torch.optim.Optimizer], data: Path, output: Path, plan: Plan, seed: int
+) -> None:
+    """Train a model with Muon and Adam (`parts`, in this order) and write its weights. Resume if a state file exists."""
+    images, labels = read_split(data, "train")
+    held_out, order = split_held_out(len(labels), seed)
     rates = [plan.matrix_rate, plan.other_rate]
     random = torch.Generator().manual_seed(seed + 1)
     state_file = output.with_suffix(".state")
@@ -192,7 +194,7 @@ def train(name: str, data: Path, output: Path, plan: Plan, seed: int) -> None:
     for epoch in range(first, plan.epochs):
         start, total = time.monotonic(), 0.0
         model.train()
-        batches = order[torch.randperm(len(order), generator=random)].split(plan.batch)
+        batches = order[torch.randperm(len(order), generator=random)[: plan.images]].split(plan.batch)
         for step, chosen in enumerate(batches):
             for part, rate in zip(parts, rates, strict=True):
                 part.param_groups[0]["lr"] = rate * rate_factor(epoch + (step + 1) / len(batches), plan)
@@ -224,12 +226,17 @@ def save_state(
     new.replace(path)
 
 
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and float buffers, without the step counters of batch norms."""
+    return {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
+
+
 def finish(name: str, model: nn.Module, data: Path, output: Path) -> None:
     """Write the weights as float16 and print the accuracy on the test images."""
     images, labels = read_split(data, "t10k")
     full = accuracy(model, images, labels)
-    save_file({key: value.half().contiguous() for key, value in model.state_dict().items()}, output)
-    model.load_state_dict({key: value.float() for key, value in load_file(output).items()})
+    save_file({key: value.half().contiguous() for key, value in weights_of(model).items()}, output)
+    model.load_state_dict({key: value.float() for key, value in load_file(output).items()}, strict=False)
     half = accuracy(model, images, labels)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{name}: {parameters} parameters, test top-1 {full:.2f} % (float32), {half:.2f} % (float16 weights)")
@@ -252,7 +259,12 @@ def main() -> None:
     plan = PLANS[arguments.name]
     if arguments.epochs:
         plan = replace(plan, epochs=arguments.epochs)
-    train(arguments.name, arguments.data, arguments.output, plan, arguments.seed)
+    torch.manual_seed(arguments.seed)
+    model = build(arguments.name)
+    for module in model.modules():
+        if isinstance(module, Softmax) and plan.attention_dropout:
+            module.register_forward_hook(lambda layer, _, p: F.dropout(p, plan.attention_dropout, layer.training))
+    train(arguments.name, model, optimisers(model, plan), arguments.data, arguments.output, plan, arguments.seed)
 
 
 if __name__ == "__main__":

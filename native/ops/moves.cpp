@@ -1,6 +1,7 @@
 // The ops that move values without changing them: take, permute, concat.
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "ops/ops.h"
 
@@ -137,15 +138,44 @@ Permute::Permute(const PermuteFields& fields, Scope& scope) : view(fields.view),
     value.shape = shape;
 }
 
+namespace {
+
+// Copies `count` runs of `bytes` bytes that are `stride` bytes apart. Short runs are copied as integers: a call of
+// memcpy with a variable size costs more than the copy.
+void copy_runs(const std::uint8_t* x, std::int64_t stride, std::int64_t count, std::int64_t bytes, std::uint8_t* y) {
+    const auto copy = [&](auto size) {
+        for (std::int64_t i = 0; i < count; ++i)
+            std::memcpy(y + i * static_cast<std::int64_t>(size()), x + i * stride, static_cast<std::size_t>(size()));
+    };
+    switch (bytes) {
+        case 1: return copy(std::integral_constant<std::int64_t, 1>{});
+        case 2: return copy(std::integral_constant<std::int64_t, 2>{});
+        case 4: return copy(std::integral_constant<std::int64_t, 4>{});
+        case 8: return copy(std::integral_constant<std::int64_t, 8>{});
+        case 16: return copy(std::integral_constant<std::int64_t, 16>{});
+        case 32: return copy(std::integral_constant<std::int64_t, 32>{});
+        default: return copy([bytes] { return static_cast<std::size_t>(bytes); });
+    }
+}
+
+}  // namespace
+
 void Permute::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const {
     const std::uint8_t* x = frame[inputs[0]] + first_;
     std::uint8_t* y = frame[output] + begin * contiguous_;
-    for (std::int64_t i = begin; i < end; ++i, y += contiguous_) {
-        std::int64_t rest = i, from = 0;
-        for (std::size_t axis = sizes_.size(); axis-- > 0; rest /= sizes_[axis]) {
+    if (sizes_.empty()) {  // one run: a reshape
+        std::memcpy(y, x, static_cast<std::size_t>((end - begin) * contiguous_));
+        return;
+    }
+    const std::int64_t last = sizes_.back(), stride = strides_.back();
+    for (std::int64_t i = begin; i < end;) {
+        const std::int64_t first = i % last, count = std::min(last - first, end - i);
+        std::int64_t rest = i / last, from = first * stride;
+        for (std::size_t axis = sizes_.size() - 1; axis-- > 0; rest /= sizes_[axis]) {
             from += rest % sizes_[axis] * strides_[axis];
         }
-        std::memcpy(y, x + from, static_cast<std::size_t>(contiguous_));
+        copy_runs(x + from, stride, count, contiguous_, y);
+        i += count, y += count * contiguous_;
     }
 }
 

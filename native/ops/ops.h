@@ -47,6 +47,7 @@ public:
     Add(const AddFields& fields, Scope& scope);
     std::int64_t items() const override { return value.rows(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
+    std::size_t scratch() const override;
     std::size_t bytes() const override;
 
     // The term that is a plain accumulator, so that the sum can be the epilogue of a product; -1: none.
@@ -63,6 +64,9 @@ private:
         std::int64_t count;  // elements; a constant with fewer elements than y repeats
     };
     bool make_epilogue(std::size_t acc_term);
+    bool stage_codes(std::size_t staged_term);
+    void fill_epilogue(const Term& acc, const Term& x);
+    void run_staged(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const;
 
     const Kernels* kernels_;
     Term terms_[2];
@@ -70,6 +74,7 @@ private:
     std::vector<std::int32_t> zero_;
     std::int64_t bound_;  // of the sum before its shift
     int acc_term_;
+    int staged_term_ = -1;  // the term whose codes are converted to accumulators, so that the epilogue can add them
     RequantizationConstants requantization_;
     std::vector<std::int32_t> x_zero_, x_alpha_, x_mult_, no_bias_;
 };

@@ -65,6 +65,18 @@ def test_a_module_that_only_accepts_one_image() -> None:
         capture(Tokens(body), SIZE)
 
 
+def test_a_module_that_cannot_be_copied() -> None:
+    model = Tokens(F.gelu)
+    model.scale = torch.ones(1, requires_grad=True) * 2  # not a leaf of the autograd graph
+    with pytest.raises(FqvitError, match="Tokens: cannot be copied"):
+        capture(model, SIZE)
+
+
+def test_a_wrong_number_of_channels() -> None:
+    with pytest.raises(FqvitError, match=r"Tokens: torch\.export cannot capture this module"):
+        capture(Tokens(F.gelu), (1, 8, 8))
+
+
 def test_single_colour_channels() -> None:
     class Red(nn.Module):
         def __init__(self) -> None:

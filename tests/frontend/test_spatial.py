@@ -31,7 +31,10 @@ def test_dense_convolutions(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("outputs", [8, 16])
 def test_depthwise_convolutions(outputs: int) -> None:
     conv = nn.Conv2d(8, outputs, 3, 2, 1, groups=8)
-    assert "Depthwise" in kinds(captured(Maps(conv, conv=conv)))
+    graph = captured(Maps(conv, conv=conv))
+    assert "Depthwise" in kinds(graph)
+    gathered = [node.leaf.index.numel() for node in graph.graph.nodes if type(node.leaf).__name__ == "Gather"]
+    assert gathered == ([16 * 16] if outputs == 16 else [])  # channels are repeated once, not once per tap
 
 
 def test_a_transposed_convolution_without_overlap() -> None:

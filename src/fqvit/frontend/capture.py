@@ -29,8 +29,9 @@ def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
     Raises FqvitError with the module path and the ATen op for a model that is not supported.
     """
     channels, height, width = size
-    module = copy.deepcopy(module).cpu().float().eval()
     name = type(module).__name__
+    with _refusing(f"{name}: cannot be copied"):
+        module = copy.deepcopy(module).cpu().float().eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with _refusing(f"{name}: torch.export cannot capture this module"):

@@ -145,13 +145,14 @@ class Emitter:
         view, weight = step.inputs[0], step.data["weight"].float()
         bias = step.data["bias"]
         channels = weight.shape[1]
-        if len(view.steps) == 1 and view.step.shape[-1] == channels and runs(view) == channels:
-            first = view.index[..., 0]
-            index = torch.where(first >= 0, first // channels, -1)
-            x = self.value(view.step.view(), self._name(step), narrow=True)
-        else:
+        found = _rows_and_channels(view) if len(view.steps) == 1 else None
+        if found is None:
             index = torch.arange(view.index.numel() // channels).view(view.shape[:-1])
             x = self._read(step)
+        else:
+            index, order = found
+            source = view.step.view().moved(lambda t: t[..., order])
+            x = self.value(source, self._name(step), narrow=True)
         terms = torch.zeros(channels) if bias is None else bias.float()
         self.step(step, general.Depthwise(index, weight, terms, self.roles[step]), (x,))
 
@@ -336,6 +337,20 @@ def _joined_runs(view: View) -> int:
         if bool((((rows == first + torch.arange(width)) & (first % width == 0)) | ((first < 0) & (rows < 0))).all()):
             return width
     return 1
+
+
+def _rows_and_channels(view: View) -> tuple[Tensor, Tensor] | None:
+    """Return rows [...] and channels [C] if the view [..., C] is step[rows][..., channels], rows -1 giving 0; otherwise None.
+
+    A depthwise convolution with several outputs per channel repeats channels.
+    """
+    inside = view.index[..., 0] >= 0
+    if not bool(inside.any()):
+        return None
+    rows = torch.where(inside, view.index[..., 0] // view.step.shape[-1], -1)
+    channels = view.index[inside][0] % view.step.shape[-1]
+    wanted = torch.where(inside[..., None], rows[..., None] * view.step.shape[-1] + channels, -1)
+    return (rows, channels) if torch.equal(wanted, view.index) else None
 
 
 def _broadcast(view: View) -> View:

@@ -89,7 +89,7 @@ def _run(module: fx.GraphModule, arguments: list[Any], reader: Reader) -> Any:
         else:
             args = fx.node.map_arg(node.args, lambda n: values[n])
             kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
-            reader.path = _path(node) or reader.path
+            reader.path = _path(node, reader.path)
             values[node] = _call(node, args, dict(kwargs), reader)
             if _in_place(node) and node.args:  # later ops may read the modified argument itself
                 values[node.args[0]] = values[node]
@@ -202,11 +202,13 @@ def _pad(args: Any, kwargs: dict[str, Any]) -> View:
     return padded.shifted(inside)
 
 
-def _path(node: fx.Node) -> str:
-    """Return the path of the module that an op belongs to."""
+def _path(node: fx.Node, before: str) -> str:
+    """Return the path of the module that an op belongs to, "" for the model itself; if nothing says it, the path before."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
-    path = paths[-1] if paths else ""
+    if not paths:
+        return before
+    path = paths[-1]
     # Exporting in older versions of torch names paths as L['self'].blocks.0
     return path.removeprefix("L['self']").removeprefix(".")
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.models import architectures, zoo
+from fqvit.models.architectures import FamilyConfig
 from fqvit.models.checkpoints import checkpoint, fold, hub, recognise, resample
 from fqvit.models.checkpoints.checkpoint import Checkpoint
 from fqvit.models.checkpoints.hints import Hints, agreed
@@ -262,7 +263,15 @@ def _plain(
         raise error
     module.load_state_dict(state)
     preprocess, assumed = to_preprocess(said, config.image, config.channels, label)
-    return FloatModel(shown, module.eval(), preprocess, None, found.source, assumed=_told(said, hints, assumed))
+    told = (*_constants(config, hints), *_told(said, hints, assumed))
+    return FloatModel(shown, module.eval(), preprocess, None, found.source, assumed=told)
+
+
+def _constants(config: FamilyConfig, hints: Hints) -> tuple[str, ...]:
+    """Return one sentence per constant of the architecture that neither the weights nor a config contain."""
+    found = () if hints.eps is not None else (f"eps of the norms: {config.eps:g}, that of the checkpoint's layout",)
+    theta = getattr(config, "theta", None)
+    return found if theta is None or hints.theta is not None else (*found, f"theta of rotary positions: {theta:g}, DINOv3's")
 
 
 def _short(label: str) -> str:
