@@ -17,6 +17,7 @@ from fqvit.models.load import build
 from fqvit.models.pixels import normalise
 from fqvit.report.attention import attention_layout, attention_maps
 from fqvit.report.collect import AttentionHistogram, NormRanges, count
+from tests.captured import captured
 
 
 @pytest.fixture(params=embedded.MODELS)
@@ -126,3 +127,16 @@ def test_maps_of_windows_put_every_token_back_at_its_position(site: str) -> None
     layout = attention_layout(model, trace(model.module).ending_at(site))
     assert layout is not None
     assert layout.as_map(p) == pytest.approx(wanted.reshape(14, 14), abs=1e-4)
+
+
+def test_the_layout_of_captured_attention_comes_from_the_graph() -> None:
+    model = captured("features")
+    layout = attention_layout(model, trace(model.module))
+    assert layout is not None and (layout.kind, layout.grid) == ("first token", (4, 4))
+    p = torch.rand(1, 3, 19, 19)  # one class token and two registers before 16 patches
+    assert layout.as_map(p) == pytest.approx(p[0].mean(0)[0, 3:].reshape(4, 4).numpy(), abs=1e-6)
+
+
+def test_models_without_attention_between_all_tokens_have_no_maps() -> None:
+    model = captured("hybrid")
+    assert attention_layout(model, trace(model.module)) is None

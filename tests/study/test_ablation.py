@@ -13,6 +13,7 @@ from fqvit.models.zoo import find
 from fqvit.quant.qparams import log2
 from fqvit.quant.recipe import Recipe, check_integer, load_recipe
 from fqvit.study.ablation import markdown, rows, settings
+from fqvit.study.bitops import layers_of
 from fqvit.study.cells import CellResult
 from fqvit.study.methods import FLOAT
 from fqvit.study.table import row
@@ -40,7 +41,7 @@ def test_rows_of_vit_base_have_the_papers_results() -> None:
     result = CellResult(1000, 1.0, 1.0, 1, "", *(np.array([0], "<i4").tobytes() for _ in range(2)), [])
     model = "vit_base_patch16_224"
     cells = [row(model, method, result, result) for method in (FLOAT, *(s.method for s in settings()))]
-    flat_rows = rows(cells, {model: find(model).config})
+    flat_rows = rows(cells, {model: layers_of(find(model).config)})
     found = {
         (r["ptf"], r["lis"], r["attention_bits"]): (r["published"], round(r["bitops"], 2)) for r in flat_rows if r["bitops"]
     }

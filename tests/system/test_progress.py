@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fqvit.system.progress import track
+from fqvit.system.progress import busy, track
 
 
 class Terminal(io.StringIO):
@@ -55,3 +55,17 @@ def test_nothing_is_shown_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_work_without_steps_shows_its_label_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with busy("capturing"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with busy("capturing"):
+        pass
+    assert "capturing" in screen.getvalue()

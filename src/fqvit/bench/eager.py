@@ -12,11 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.models.config import BeitConfig, DinoV3Config, SwinConfig, SwinV2Config, VisionConfig, ViTConfig
+from fqvit.models.families.build import FamilyConfig, build_family
 from fqvit.models.layers import Take
 from fqvit.models.load import build
 from fqvit.models.swin import WindowAttention
 from fqvit.models.vit import Attention
+
+Config = ViTConfig | SwinConfig | FamilyConfig
+CONFIGS: dict[str, type[Config]] = {
+    kind.__name__: kind for kind in (ViTConfig, SwinConfig, VisionConfig, DinoV3Config, BeitConfig, SwinV2Config)
+}
 
 
 def read(file: str) -> nn.Module:
@@ -26,13 +32,15 @@ def read(file: str) -> nn.Module:
     avoid the initialisation, too, but cost 36 MB of imports.
     """
     saved = torch.load(file, mmap=True, weights_only=True)
-    sizes = saved["config"]
-    initialise = nn.init.trunc_normal_
-    nn.init.trunc_normal_ = lambda tensor, *_, **__: tensor
+    sizes = CONFIGS[saved["kind"]](**saved["config"])
+    own = {name: getattr(nn.init, name) for name in ("trunc_normal_", "kaiming_uniform_", "uniform_")}
+    for name in own:
+        setattr(nn.init, name, lambda tensor, *_, **__: tensor)
     try:
-        module = build(SwinConfig(**sizes) if "window" in sizes else ViTConfig(**sizes))
+        module = build(sizes) if isinstance(sizes, ViTConfig | SwinConfig) else build_family(sizes)
     finally:
-        nn.init.trunc_normal_ = initialise
+        for name, function in own.items():
+            setattr(nn.init, name, function)
     module.load_state_dict(saved["state"], assign=True)
     return module.eval()
 

@@ -63,11 +63,13 @@ def measure(
     settings: Sequence[tuple[int, int]],
     rounds: int,
     track: Progress,
+    undecided: Mapping[str, Any] | None = None,
 ) -> Measured:
     """Time all programs and peers in every setting.
 
     programs: files of one model's programs, by their name in the table   libraries: runtimes to compare with (peers.LIBRARIES)
     weights: checkpoint of the peers' float model, None for embedded or random weights   settings: pairs (threads, batch)
+    undecided: settings that the checkpoint does not show, as in load_model
     """
     loaded = {name: Program.load(path) for name, path in programs.items()}
     program = next(iter(loaded.values()))
@@ -79,7 +81,7 @@ def measure(
         found.notes[name] = Note(True, f"{instruction_set()} kernels, uint8 pixels in, integers throughout")
     with tempfile.TemporaryDirectory(prefix="fqvit-bench-") as name:
         folder = Path(name)
-        files = _prepare(program, peers, weights, folder, found) if peers else {}
+        files = _prepare(program, peers, weights, undecided or {}, folder, found) if peers else {}
         for threads, batch in settings:
             pixels, floats = folder / f"pixels{batch}.npy", folder / f"floats{batch}.npy"
             _save_images(program, batch, pixels, floats)
@@ -92,7 +94,14 @@ def measure(
     return found
 
 
-def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folder: Path, found: Measured) -> dict[str, Path]:
+def _prepare(
+    program: Program,
+    peers: Sequence[Peer],
+    weights: str | None,
+    undecided: Mapping[str, Any],
+    folder: Path,
+    found: Measured,
+) -> dict[str, Path]:
     """Return the files of the peers by name. Adds notes, warnings and skipped peers to `found`."""
     calibration = folder / "calibration.npy"
     _save(calibration, normalised(bench_images(program.header, CALIBRATION, seed=1), program.header.preprocess))
@@ -106,6 +115,8 @@ def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folde
         "weights": weights,
         "image": [height, width, channels],
         "patch": patch,
+        "source": program.header.source,
+        "settings": undecided,
         "classes": shape[-1] if output.kind == "logits" else None,
         "peers": [peer.name for peer in peers],
         "folder": str(folder),
@@ -114,9 +125,13 @@ def _prepare(program: Program, peers: Sequence[Peer], weights: str | None, folde
     answer = ask_once("fqvit.bench.prepare", question)
     if "mistake" in answer:
         raise FqvitError(answer["mistake"])
+    if "unavailable" in answer:
+        found.skipped.append(Skipped("all other runtimes", answer["unavailable"]))
+        return {}
     found.source = answer["source"]
     ours = sum(program.unpacked().constants[op.part("w")].size for op in program.ops if isinstance(op, Linear))
-    if output.kind == "logits" and abs(answer["weights"] / ours - 1) > 0.02:
+    other = answer["source"].rpartition("sha256:")[2] != program.header.source.rpartition("sha256:")[2]
+    if output.kind == "logits" and other and abs(answer["weights"] / ours - 1) > 0.02:
         found.warnings.append(
             f"the float model of the peers has {answer['weights']:,} weights, expected {ours:,} as in the program."
             " Pass the checkpoint that the program was made from (--weights FILE)."

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,23 +22,43 @@ from numpy.typing import NDArray
 from fqvit.errors import FqvitError
 
 if TYPE_CHECKING:
+    from fqvit.models.architectures import Architecture
     from fqvit.models.load import FloatModel
 
 Floats = NDArray[np.float32]
 OPSET = 20  # has Gelu and LayerNormalization as single ops
 
 
-def float_model(name: str, weights: str | None, image: list[int], patch: int, classes: int | None) -> FloatModel:
-    """Return the float model of a program, with the given weights or with random ones of the same shapes."""
-    from fqvit.models import embedded, zoo
-    from fqvit.models.load import FloatModel, build, load_model
+class CannotRebuild(FqvitError):
+    """Neither weights nor a name from which the float model of a program can be rebuilt."""
 
-    row = zoo.find(name)
+
+def float_model(
+    name: str,
+    weights: str | None,
+    image: list[int],
+    patch: int,
+    classes: int | None,
+    source: str = "",
+    settings: Mapping[str, Any] | None = None,
+) -> FloatModel:
+    """Return the float model of a program, with the given weights or with random ones of the same shapes.
+
+    Its module is the original one, not a captured graph. source: of the program   settings: of load_model
+    """
+    from fqvit.models import architectures, embedded, zoo
+    from fqvit.models.load import FloatModel, build, load_for_program
+
     height, width, channels = image
-    sizes = replace(row.config, image=(height, width), channels=channels, patch=patch, classes=classes or row.config.classes)
-    if weights is None and not (name in embedded.MODELS and sizes == row.config):
-        return FloatModel(name, build(sizes).eval(), row.preprocess, None, "random weights")
-    model = load_model(name, weights)
+    row = zoo.lookup(name)
+    if weights is None and row is None:
+        return _random_family(architectures.lookup(name), name, (height, width), classes)
+    if weights is None and row is not None:
+        outputs = classes or row.config.classes
+        sizes = replace(row.config, image=(height, width), channels=channels, patch=patch, classes=outputs)
+        if not (name in embedded.MODELS and sizes == row.config):
+            return FloatModel(name, build(sizes).eval(), row.preprocess, None, "random weights")
+    model = load_for_program(name, weights, source, (height, width), **(settings or {}))
     p = model.preprocess
     if [p.height, p.width, p.channels] != image:
         shown = "x".join(map(str, image))
@@ -46,16 +66,27 @@ def float_model(name: str, weights: str | None, image: list[int], patch: int, cl
     return model
 
 
+def _random_family(known: Architecture | None, name: str, image: tuple[int, int], classes: int | None) -> FloatModel:
+    """Return a model of a family in families/ with random weights, as far as the name decides its sizes."""
+    from fqvit.models.config import SwinConfig
+    from fqvit.models.families.build import build_family
+    from fqvit.models.load import FloatModel
+    from fqvit.models.transform import Transform, to_preprocess
+
+    if known is None or isinstance(known.config, SwinConfig):
+        raise CannotRebuild(f"the float model of {name} cannot be rebuilt from its name. Pass a checkpoint (--weights FILE).")
+    config = replace(known.config, image=image, outputs=classes or 0)
+    preprocess, _ = to_preprocess(Transform(), image, config.channels, name)
+    return FloatModel(name, build_family(config).eval(), preprocess, None, "random weights")
+
+
 def save_torch(model: FloatModel, folder: Path) -> Path:
     """Save the configuration and the weights for eager.py."""
     import torch
 
-    from fqvit.models.swin import Swin
-    from fqvit.models.vit import ViT
-
     path = folder / "model.pt"
-    assert isinstance(model.module, ViT | Swin)
-    torch.save({"config": asdict(model.module.config), "state": model.module.state_dict()}, path)
+    config: Any = model.module.config
+    torch.save({"kind": type(config).__name__, "config": asdict(config), "state": model.module.state_dict()}, path)
     return path
 
 
@@ -63,9 +94,8 @@ def export(model: FloatModel, folder: Path) -> Path:
     """Export to ONNX with a dynamic batch axis, by tracing: runtimes fuse the graphs of this exporter best."""
     import torch
 
-    path = folder / "model.onnx"
-    c: Any = model.module.config
-    images = torch.zeros(1, c.channels, *c.image)
+    path, p = folder / "model.onnx", model.preprocess
+    images = torch.zeros(1, p.channels, p.height, p.width)
     names, open_axes = {"input_names": ["images"], "output_names": ["logits"]}, {0: "batch"}
     torch.onnx.export(
         model.module,
@@ -174,12 +204,19 @@ def exactness(run: Callable[[bytes, Floats], Floats], weights: str) -> tuple[boo
     return False, f"inexact on this CPU: {said}"
 
 
+# Notes on PyTorch, for models built from leaves (see eager.py) and for plain modules.
+EAGER = ("eager, scaled_dot_product_attention", "eager, the module as it is")
+
+
 def prepare(asked: dict[str, Any]) -> dict[str, Any]:
     """Prepare all peers and return the answer of this process.
 
     {"peers": {name: {"file", "exact", "note"} or {"error"}}, "source": origin of the weights, "weights": number of weights}
     """
-    model = float_model(asked["model"], asked["weights"], asked["image"], asked["patch"], asked["classes"])
+    from fqvit.models.load import is_plain
+
+    sizes = asked["image"], asked["patch"], asked["classes"]
+    model = float_model(asked["model"], asked["weights"], *sizes, asked["source"], asked["settings"])
     folder, wanted = Path(asked["folder"]), asked["peers"]
     images: Floats = np.load(asked["calibration"])
     made: dict[str, dict[str, Any]] = {}
@@ -209,7 +246,7 @@ def prepare(asked: dict[str, Any]) -> dict[str, Any]:
         exact, note = exactness(run_openvino, "s8")
         return quantize_openvino(onnx_file(), folder / "model.xml", images), exact, f"by NNCF; {note}"
 
-    attempt("torch fp32", lambda: (save_torch(model, folder), None, "eager, scaled_dot_product_attention"))
+    attempt("torch fp32", lambda: (save_torch(model, folder), None, EAGER[is_plain(model.module)]))
     attempt("onnxruntime fp32", lambda: (onnx_file(), None, "all graph optimizations"))
     attempt("onnxruntime int8", lambda: static("s8"))
     attempt("onnxruntime int8 u8xu8", lambda: static("u8"))
@@ -225,6 +262,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     try:
         result = prepare(json.loads(sys.stdin.readline()))
+    except CannotRebuild as error:
+        result = {"unavailable": str(error)}
     except FqvitError as error:
         result = {"mistake": str(error)}
     answers.write(json.dumps(result) + "\n")

@@ -258,6 +258,7 @@ def report(
 
 
 @command("bench")
+@one_option_per_field
 def bench(
     file: Program,
     against: Annotated[str, typer.Option(metavar="NAMES", help="Other runtimes, separated by commas, or none.")] = (
@@ -274,12 +275,14 @@ def bench(
         ),
     ] = None,
     ops: Annotated[bool, typer.Option("--ops", help="Also show the engine's time per op.")] = False,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Measure the time and memory of a program and of other runtimes."""
     from fqvit.cli.commands import bench as bench_command
 
-    bench_command.run(file, against, batch, threads, rounds, weights, ops, as_json)
+    bench_command.run(file, against, batch, threads, rounds, weights, settings.given(), ops, as_json)
 
 
 @command("export")

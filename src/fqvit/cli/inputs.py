@@ -219,19 +219,10 @@ def model_of_program(header: Header, weights: str | None, **settings: Any) -> Fl
     with busy(f"loading {weights or name}"):
         from fqvit.frontend.load import captured
         from fqvit.models.device import keep_freed_memory
-        from fqvit.models.load import load_model
+        from fqvit.models.load import load_for_program
 
         keep_freed_memory()
-        model = load_model(name, weights, **settings)
-        resized = (model.preprocess.height, model.preprocess.width) != (p.height, p.width)
-        if resized and _digest(model.source) == _digest(header.source):
-            model = load_model(name, weights, size=(p.height, p.width), **settings)
-        return captured(model)
-
-
-def _digest(source: str) -> str:
-    """Return the sha256 in the source of a model."""
-    return source.rpartition("sha256:")[2]
+        return captured(load_for_program(name, weights, header.source, (p.height, p.width), **settings))
 
 
 def classes_of(model: FloatModel) -> int:
@@ -264,8 +255,11 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     """Return a warning if a program was quantized from other weights than those of the float model."""
-    same = _digest(model.source) == _digest(header.source)
-    return [] if same else [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
+    from fqvit.models.load import same_weights
+
+    if same_weights(model.source, header.source):
+        return []
+    return [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
 def located(name: str | None, weights: str | None) -> tuple[str | None, str | None]:

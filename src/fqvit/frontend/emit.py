@@ -13,6 +13,7 @@ from fqvit.frontend.draft import Draft, Step, View
 from fqvit.frontend.rewrite import attention_operands, runs, splits_heads
 from fqvit.frontend.roles import PRODUCTS, role_of
 from fqvit.frontend.strides import strided
+from fqvit.ir.program import INPUT
 from fqvit.models import general, layers, maps
 from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.layers import Leaf, Role
@@ -30,7 +31,7 @@ class Emitter:
         self.roles: dict[Step, Role] = {}
         self.nodes: list[Node] = []
         self.names: dict[Step, str] = {}
-        self.taken: Counter[str] = Counter()
+        self.taken: Counter[str] = Counter((IMAGES, INPUT))  # modules may have these names, too
         self.moved: dict[tuple[object, ...], str] = {}
 
     def graph(self) -> Graph:

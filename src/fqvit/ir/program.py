@@ -301,10 +301,10 @@ class Program:
         return Verified(buffers, tuple(proofs))
 
     def check_plain(self, use: str) -> None:
-        """Raise FqvitError for a part of a detector: `use` supports only programs from pixels to a single output."""
+        """Raise FqvitError for parts of detectors and several outputs: `use` supports programs from pixels to one output."""
         if self.header.others or self.header.input is not None:
             raise FqvitError(
-                f"{self.header.model}: part of a detector (codes as input, or several outputs), which {use} does not support."
+                f"{self.header.model}: part of a detector or a model with several outputs, which {use} does not support."
             )
 
     def unpacked(self) -> Program:

@@ -114,6 +114,23 @@ def load_model(
     return _with_classes(model, classes, FMNIST_CLASSES if embedded else hints.labels, assumed, label)
 
 
+def load_for_program(
+    name: str | None, weights: Weights | None, source: str, image: tuple[int, int], **settings: Any
+) -> FloatModel:
+    """Load the float model of a program: at its image size, if the weights are those that the program was made from.
+
+    source: of the program   image: height and width of its images   settings: as in load_model
+    """
+    model = load_model(name, weights, **settings)
+    resized = (model.preprocess.height, model.preprocess.width) != image
+    return load_model(name, weights, size=image, **settings) if resized and same_weights(model.source, source) else model
+
+
+def same_weights(first: str, second: str) -> bool:
+    """Return whether two sources name the same weights, by their sha256."""
+    return first.rpartition("sha256:")[2] == second.rpartition("sha256:")[2]
+
+
 def _with_classes(
     model: FloatModel, given: Sequence[str] | None, known: Sequence[str] | None, assumed: tuple[str, ...], label: str
 ) -> FloatModel:

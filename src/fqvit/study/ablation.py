@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from fqvit.models.config import SwinConfig, ViTConfig
 from fqvit.quant.recipe import Recipe, load_recipe
-from fqvit.study.bitops import giga, layers_of, paper_bitops
+from fqvit.study.bitops import Layer, giga, paper_bitops
 from fqvit.study.methods import Method
 from fqvit.study.published import ABLATION
 
@@ -50,7 +49,7 @@ def settings() -> list[Setting]:
     return found
 
 
-def rows(cells: Sequence[Row], configs: Mapping[str, ViTConfig | SwinConfig]) -> list[dict[str, object]]:
+def rows(cells: Sequence[Row], layers: Mapping[str, list[Layer]]) -> list[dict[str, object]]:
     """Flatten every cell and add its setting, its bit operations (G, in the paper's convention) and the published top-1."""
     from fqvit.study.table import flat
 
@@ -69,7 +68,7 @@ def rows(cells: Sequence[Row], configs: Mapping[str, ViTConfig | SwinConfig]) ->
                 "bitops": None,
             }
             if not setting.partial:
-                part["bitops"] = sum(paper_bitops(layer, *key) for layer in layers_of(configs[cell.model])) / 1e9
+                part["bitops"] = sum(paper_bitops(layer, *key) for layer in layers[cell.model]) / 1e9
         published = cell.published
         if setting is not None and not setting.partial and cell.model == PAPER_MODEL:
             published = ABLATION.get((setting.ptf, setting.lis, setting.attention_bits))

@@ -136,4 +136,4 @@ def giga(value: float) -> str:
 def attention_memory(layers: list[Layer], bits: int) -> AttentionMemory:
     """Return the bytes of the attention maps at `bits` per value."""
     values = [layer.elements for layer in layers if layer.kind == "softmax"]
-    return AttentionMemory(bits, sum(values) * bits // 8, max(values) * bits // 8)
+    return AttentionMemory(bits, sum(values) * bits // 8, max(values, default=0) * bits // 8)

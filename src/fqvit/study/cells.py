@@ -46,7 +46,7 @@ from fqvit.system.progress import Progress, T, track
 
 BATCH = 16
 # Files and folders whose code decides the result of a cell. Commands, reports, exports and kernels (all bit-exact) do not.
-DECIDING = ("data", "models", "quant", "lowering", "ir", "evaluate/accuracy.py", "study/cells.py")
+DECIDING = ("data", "models", "frontend", "quant", "lowering", "ir", "evaluate/accuracy.py", "study/cells.py")
 
 
 class Images(Protocol):

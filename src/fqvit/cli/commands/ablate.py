@@ -19,5 +19,5 @@ def run(model: str | None, options: StudyOptions, out: Sequence[Path], as_json: 
     ran = study.run_cells(models, [setting.method for setting in settings()], options, workers, "ablate")
     from fqvit.study.figure1 import draw
 
-    result = rows(ran.rows, ran.configs)
+    result = rows(ran.rows, ran.layers)
     study.write_results(ran, result, markdown(ran.rows, result), out, as_json, lambda: draw(ran.rows))

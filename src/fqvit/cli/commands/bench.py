@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fqvit.bench import ops, report
 from fqvit.bench.measure import measure
@@ -17,7 +18,15 @@ MOST = {"--batch": 1024, "--threads": 256}  # larger values are probably typos
 
 
 def run(
-    file: Path, against: str, batches: str, threads: str, rounds: int, weights: str | None, by_op: bool, as_json: bool
+    file: Path,
+    against: str,
+    batches: str,
+    threads: str,
+    rounds: int,
+    weights: str | None,
+    undecided: dict[str, Any],
+    by_op: bool,
+    as_json: bool,
 ) -> None:
     libraries = parse(against)
     settings = [(t, b) for t in numbers("--threads", threads) for b in numbers("--batch", batches)]
@@ -26,7 +35,7 @@ def run(
     if weights is not None and not weights.startswith("hf:") and not Path(weights).exists():
         raise FqvitError(f"{weights}: no such file. Pass the checkpoint of the float model (--weights FILE).")
     header = Program.load(file).header
-    found = measure({OURS: file}, libraries, weights, settings, rounds, track)
+    found = measure({OURS: file}, libraries, weights, settings, rounds, track, undecided)
     for warning in found.warnings:
         warn(warning)
     times = ops.profile(file) if by_op else []

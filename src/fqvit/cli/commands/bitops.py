@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from fqvit.cli import inputs
 from fqvit.cli.output import say, say_json
 from fqvit.errors import FqvitError
-from fqvit.models import embedded
-from fqvit.models.zoo import find
+from fqvit.models import architectures, embedded, zoo
+from fqvit.models.config import SwinConfig
 from fqvit.study.bitops import (
     PAPER_ROWS,
     Layer,
@@ -19,6 +20,7 @@ from fqvit.study.bitops import (
     usual_bitops,
     usual_total,
 )
+from fqvit.system.progress import busy
 from fqvit.system.text import table
 
 USUAL = ("8/8/8", "8/8/4")
@@ -33,8 +35,7 @@ MEANING = {
 def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> None:
     widths = USUAL if bits is None else tuple(dict.fromkeys((*USUAL, bits)))
     chosen = {width: _parsed(width) for width in widths}
-    row = find(name or embedded.MODELS[0])
-    layers = layers_of(row.config)
+    shown, layers = _layers(name or embedded.MODELS[0])
     paper = paper_totals(layers)
     usual = {width: usual_total(layers, *parsed) for width, parsed in chosen.items()}
     memory = [attention_memory(layers, bits) for bits in (8, 4)]
@@ -42,7 +43,7 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
     if as_json:
         say_json(
             {
-                "model": row.name,
+                "model": shown,
                 "macs": macs,
                 "paper": {key: round(value, 6) for key, value in paper.items()},
                 "usual": {key: round(value, 6) for key, value in usual.items()},
@@ -53,7 +54,7 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
             }
         )
         return
-    say(f"{row.name}: {macs / 1e9:.3f} G multiplications per image\n")
+    say(f"{shown}: {macs / 1e9:.3f} G multiplications per image\n")
     say(table(("the paper's convention", "G BitOPs"), [(MEANING[key], giga(value)) for key, value in paper.items()]))
     say()
     say(table(("bits_w x bits_a", "G BitOPs"), [(key, giga(value)) for key, value in usual.items()]))
@@ -77,6 +78,28 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
             rows.append((layer.name, layer.kind, *counts, *(f"{figure / 1e6:.2f}" for figure in figures)))
         say()
         say(table(head, rows, left=2))
+
+
+def _layers(name: str) -> tuple[str, list[Layer]]:
+    """Return the full name of a model and its layers: of its config, or of its graph, captured with random weights."""
+    row, known = zoo.lookup(name), architectures.lookup(name)
+    if row is not None:
+        return row.name, layers_of(row.config)
+    if known is None or isinstance(known.config, SwinConfig):
+        found = zoo.find(name)  # raises with the reason
+        return found.name, layers_of(found.config)
+    inputs.require_torch(f"bitops of {known.name}")
+    with busy(f"capturing {known.name}"):
+        from fqvit.frontend.capture import capture
+        from fqvit.models.families.build import build_family
+        from fqvit.models.load import FloatModel
+        from fqvit.models.transform import Transform, to_preprocess
+        from fqvit.study.graph_layers import layers_of_model
+
+        config = known.config
+        preprocess, _ = to_preprocess(Transform(), config.image, config.channels, known.name)
+        module = capture(build_family(config), (config.channels, *config.image))
+        return known.name, layers_of_model(FloatModel(known.name, module, preprocess, None, "random weights"))
 
 
 def _parsed(bits: str) -> tuple[int, int, int]:

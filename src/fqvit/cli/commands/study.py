@@ -18,10 +18,10 @@ from fqvit.cli.output import say, say_json, warn
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
-from fqvit.models.config import SwinConfig, ViTConfig
 
 if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
+    from fqvit.study.bitops import Layer
     from fqvit.study.cells import Bench
     from fqvit.study.methods import Method
     from fqvit.study.table import Row
@@ -129,12 +129,15 @@ def default_cache() -> Path:
 
 @dataclass
 class StudyResults:
-    """Results of all cells. rows: finished cells. failed: one message per failed cell. reused: cells from the cache."""
+    """Results of all cells. rows: finished cells. failed: one message per failed cell. reused: cells from the cache.
+
+    layers: of each model, for its bit operations
+    """
 
     rows: list[Row] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     reused: int = 0
-    configs: dict[str, ViTConfig | SwinConfig] = field(default_factory=dict)
+    layers: dict[str, list[Layer]] = field(default_factory=dict)
 
 
 def run_cells(
@@ -142,6 +145,7 @@ def run_cells(
 ) -> StudyResults:
     """Run the float model and every method on every model."""
     from fqvit.study.cells import CacheError
+    from fqvit.study.graph_layers import layers_of_model
     from fqvit.study.methods import FLOAT, with_images
     from fqvit.study.table import row
 
@@ -149,7 +153,7 @@ def run_cells(
     if options.images is not None:
         methods = [with_images(method, options.images) for method in methods]
     for bench in benches(models, options, workers, command):
-        ran.configs[bench.model.name] = bench.model.module.config  # type: ignore[assignment]
+        ran.layers[bench.model.name] = layers_of_model(bench.model)
         float_result, reused = bench.result(FLOAT)
         ran.rows.append(row(bench.model.name, FLOAT, float_result, float_result))
         ran.reused += reused

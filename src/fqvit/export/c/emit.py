@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from fqvit.export.c.ops import Structs
@@ -73,7 +74,8 @@ class CEmitter:
             body = f"    for (uint32_t row = 0; row < {stage.rows}; ++row) {{\n{lines}    }}\n"
         if all(line.lstrip().startswith("/*") for line in body.splitlines()):
             body += "    (void)arena;\n"  # all parts of a concat are in place: avoid a warning about the unused parameter
-        pixels = "const uint8_t *pixels, " if "pixels" in body else ""
+        code = re.sub(r"/\*.*?\*/", "", body)  # names in comments may contain any word
+        pixels = "const uint8_t *pixels, " if re.search(r"\bpixels\b", code) else ""
         first, last = stage.ops[0].y, stage.ops[-1].y
         what = comment(f"{first} .. {last}" if first != last else first)
         return f"/* {what} */\nstatic void stage_{number}({pixels}uint8_t *arena)\n{{\n{body}}}\n\n"

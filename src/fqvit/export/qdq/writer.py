@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, helper, save_model
 from fqvit.errors import FqvitError
 from fqvit.export.qdq.attention import Attention, Kind, attend, matmul, softmax, weights
 from fqvit.export.qdq.elementwise import depthwise, maximum, multiply, rotary
+from fqvit.export.qdq.functions import recognised
 from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QdqParams, QuantizedTensor, Target, collapsed, rms_normalized
 from fqvit.export.qdq.scales import BufferScales, per_channel
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
@@ -129,7 +130,7 @@ class _Export:
             case Add():
                 return self._add(op, shape)
             case Lookup():
-                return self._gelu(op, shape)
+                return self._lookup(op, shape)
             case Mean():
                 return self._mean(op, shape)
             case Take():
@@ -285,15 +286,23 @@ class _Export:
         offset = (self.scales.zero_points(y_zero) - params.zero) * params.scale
         return self.graph.quantized(self.graph.scaled(x, params.scale / scale, offset, y), y, shape, params)
 
-    def _gelu(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
-        """Emit Gelu for a table that maps the codes before GELU to those after it."""
+    def _lookup(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
+        """Emit the function of a table that maps the codes before it to those after it, such as GELU."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
-        if site is None or site.role != "gelu" or len(x.scale) > 1:
+        function = None
+        if site is not None and len(x.scale) == len(x.zero) == 1:
+            table = self.constants[op.part("table")].astype(np.int64)
+            values = (np.arange(len(table)) - x.zero) * x.scale
+            if op.alpha is None:
+                function = recognised(table, values, site.scale[0], int(site.zero[0]), (1 << op.bits) - 1)
+            else:  # such a table has floor(2 f / scale)
+                function = recognised(table, values, site.scale[0] / 2, 0, None)
+        if site is None or function is None:
             raise FqvitError(
-                f"{op.y}: a lookup table that is not GELU, which QDQ ONNX cannot express. Export with --to onnx instead."
+                f"{op.y}: a lookup table of an unknown function, which QDQ ONNX cannot express. Export with --to onnx instead."
             )
         scale, zero = site.scales_and_zeros(self.constants)
-        name = self.graph.node("Gelu", [x.name], f"{op.y}.gelu")
+        name = function.emit(self.graph, x.name, op.y)
         params = self.scales.params(op.y, None, op.bits)
         offset = (zero - params.zero) * params.scale
         return self.graph.quantized(self.graph.scaled(name, params.scale / scale, offset, op.y), op.y, shape, params)
