@@ -5,7 +5,8 @@
 Prints one line per model and writes benchmarks/results/coverage.csv. Stage capture compares the float outputs of module and
 graph. Stage quantize also calibrates on random images with the default recipe, lowers, and compares the native engine with
 the reference. Models that the CSV already has at this stage are left out, so that an interrupted run resumes; --redo runs them
-again. Every model runs in a process of its own. Needs timm or transformers.
+again. Column blocks is "two" for models that were built with two blocks: large ones, and with --shallow all whose constructor
+has an option for it. Every model runs in a process of its own. Needs timm or transformers.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from fqvit.models.graph import Captured
 from fqvit.runtime.reference import Reference
 
 RESULTS = Path(__file__).parent / "results" / "coverage.csv"
-FIELDS = ["library", "module", "name", "stage", "result", "parity", "parameters", "side", "seconds", "reason"]
+FIELDS = ["library", "module", "name", "stage", "result", "parity", "parameters", "blocks", "side", "seconds", "reason"]
 LARGE = re.compile("large|huge|giant|gigantic|enormous|so400m|so150m|_[137]b_|_l_|_xl_|7b")
 Row = dict[str, str]
+EMPTY: Row = {"result": "ok", "parity": "", "parameters": "", "blocks": "", "side": "", "reason": ""}
 
 
 def quantize(name: str, captured: Captured, size: tuple[int, int, int]) -> None:
@@ -52,11 +54,11 @@ def quantize(name: str, captured: Captured, size: tuple[int, int, int]) -> None:
 
 def examine(library: str, name: str, stage: str, shallow: bool) -> Row:
     """Build and examine one model. shallow: with two blocks"""
-    row = {"result": "ok", "parity": "", "parameters": "", "side": "", "reason": ""}
+    row = {**EMPTY}
     try:
         built = models.timm_model(name, shallow) if library == "timm" else models.transformers_model(name)
-        module, size, millions = built
-        row.update(parameters=f"{millions:.1f}", side=str(size[1]))
+        module, size = built.module, built.size
+        row.update(parameters=f"{built.millions:.1f}", blocks="two" if built.shallow else "all", side=str(size[1]))
         captured = capture(module, size)
         row["parity"] = f"{check(module, captured, size):.1e}"
         if stage == "quantize":
@@ -83,7 +85,7 @@ def isolated(library: str, name: str, stage: str, shallow: bool, timeout: float)
     start = time.monotonic()
     process.start()
     sender.close()
-    row = {"result": "error", "parity": "", "parameters": "", "side": "", "reason": f"no result after {timeout:.0f} s"}
+    row = {**EMPTY, "result": "error", "reason": f"no result after {timeout:.0f} s"}
     try:
         if receiver.poll(timeout):
             row = receiver.recv()
@@ -128,12 +130,14 @@ def main() -> None:
     parser.add_argument("--stage", choices=["capture", "quantize"], default="capture")
     parser.add_argument("--redo", action="store_true", help="also run models that the CSV has already")
     parser.add_argument("--failed", action="store_true", help="run again what failed")
-    parser.add_argument("--shallow", action="store_true", help="build all models with two blocks; leaves the CSV unchanged")
+    parser.add_argument(
+        "--shallow", action="store_true", help="build all models with two blocks, which takes a third of the time"
+    )
     parser.add_argument("--timeout", type=float, default=900, help="seconds per model")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     models.library(arguments.library)
-    rows = {} if arguments.shallow else read_rows()
+    rows = read_rows()
     todo = [x for x in names_of(arguments.library, arguments.modules) if not arguments.names or x[1] in arguments.names]
     for module, name in todo:
         key = (arguments.library, name, arguments.stage)
@@ -142,11 +146,8 @@ def main() -> None:
             continue
         row = isolated(arguments.library, name, arguments.stage, arguments.shallow, arguments.timeout)
         row = {"library": arguments.library, "module": module, "name": name, "stage": arguments.stage, **row}
-        if arguments.shallow:
-            rows[key] = row
-        else:
-            rows = {**read_rows(), key: row}  # another process may have added rows
-            write_rows(rows)
+        rows = {**read_rows(), key: row}  # another process may have added rows
+        write_rows(rows)
         print(
             f"{row['result']:8}{name:50}{row['parity']:>8} {row['side']:>4} px {row['seconds']:>4} s  {row['reason']}",
             flush=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +45,16 @@ TIMM_60 = [
 TIMM_60 += ["efficientformer"]
 
 
+@dataclass(frozen=True)
+class Built:
+    """A module, its image size, millions of parameters of the whole model, and whether only two blocks were built."""
+
+    module: nn.Module
+    size: tuple[int, int, int]
+    millions: float
+    shallow: bool = False
+
+
 def library(name: str) -> ModuleType:
     """Import timm or transformers, also if torchvision was built for another torch: its operators are declared, not called."""
     for operator in ("nms", "qnms"):
@@ -69,8 +80,8 @@ def randomised(module: nn.Module) -> nn.Module:
 # timm
 
 
-def timm_model(name: str, shallow: bool = False) -> tuple[nn.Module, tuple[int, int, int], float]:
-    """Return a module, its image size, and the millions of parameters of the whole model. shallow: build two blocks"""
+def timm_model(name: str, shallow: bool = False) -> Built:
+    """Build a model of timm. shallow: with two blocks"""
     timm = library("timm")
     parameters = _parameters(timm, name)
     shorter: list[dict[str, Any]] = [{}]
@@ -87,7 +98,7 @@ def timm_model(name: str, shallow: bool = False) -> tuple[nn.Module, tuple[int, 
                 module = randomised(timm.create_model(name, **options, **extra))
                 with torch.no_grad():
                     module(torch.zeros(1, *size))
-                return module, size, parameters / 1e6
+                return Built(module, size, parameters / 1e6, bool(extra))
             except (TypeError, ValueError, RuntimeError, AssertionError, IndexError, AttributeError, KeyError) as error:
                 problem = error
     raise ValueError(f"cannot be built: {problem}")
@@ -239,7 +250,7 @@ TRANSFORMERS: dict[str, Callable[[ModuleType], tuple[nn.Module, int]]] = {
 }
 
 
-def transformers_model(name: str) -> tuple[nn.Module, tuple[int, int, int], float]:
-    """Return a module with a small config, its image size, and its millions of parameters."""
+def transformers_model(name: str) -> Built:
+    """Build a class of transformers with a small config."""
     module, side = TRANSFORMERS[name](library("transformers"))
-    return randomised(module), (3, side, side), sum(p.numel() for p in module.parameters()) / 1e6
+    return Built(randomised(module), (3, side, side), sum(p.numel() for p in module.parameters()) / 1e6)

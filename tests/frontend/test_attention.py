@@ -57,7 +57,7 @@ def test_a_mask_becomes_part_of_the_softmax() -> None:
     assert torch.equal(softmax.mask[0], MASK)
 
 
-def test_norms_of_queries_and_keys_divide_the_linear_layer() -> None:
+def test_norms_of_queries_and_keys_split_the_linear_layer() -> None:
     graph = captured(attention(norm=True))
     assert kinds(graph).count("LayerNorm") == 2 and kinds(graph).count("Scores") == 1
 
@@ -73,7 +73,7 @@ def test_separate_layers_for_q_k_and_v_are_merged() -> None:
     assert kinds(captured(model)) == FUSED[:-1]
 
 
-def test_windows_with_a_cyclic_shift() -> None:
+def test_windows_with_a_cyclic_shift_are_captured() -> None:
     model = Tokens(lambda x: x, qkv=nn.Linear(8, 24))
 
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:
@@ -98,7 +98,7 @@ def test_cosine_attention_has_a_factor_per_head() -> None:
     assert scores.factors.tolist() == [3.0, 5.0]
 
 
-def test_attention_over_channels() -> None:
+def test_attention_over_channels_is_captured() -> None:
     def body(x: Tensor) -> Tensor:
         q, v = F.gelu(x).transpose(1, 2).reshape(-1, HEADS, WIDTH, 16), F.silu(x).transpose(1, 2).reshape(-1, HEADS, WIDTH, 16)
         return ((q @ q.transpose(-2, -1)).softmax(-1) @ v).flatten(1)
@@ -116,7 +116,7 @@ def test_a_constant_query_makes_the_scores_a_linear_layer() -> None:
     assert "Scores" not in kinds(captured(Tokens(body)))
 
 
-def test_einsum_and_products_in_batches() -> None:
+def test_einsum_and_batched_products_are_captured() -> None:
     def body(x: Tensor) -> Tensor:
         y = F.gelu(x)
         scores = torch.einsum("nic,njc->nij", y, F.silu(x)) / math.sqrt(8)

@@ -33,7 +33,7 @@ class Body(nn.Module):
         (lambda x: x.pow(3), r"body: aten\.pow other than a square"),
         (lambda x: F.layer_norm(x, (16, 8)), r"body: aten\.layer_norm over more than one axis"),
         (lambda x: x[:, x[0, :, 0].argmax()], r"body"),
-        (lambda x: x + torch.rand(16, 8), r"body: aten\.rand gives other numbers in every run"),
+        (lambda x: x + torch.rand(16, 8), r"body: aten\.rand returns different numbers in every run"),
         (lambda x: F.gelu(x) * torch.randn(16, 8, generator=None), r"body: aten\.randn"),
         (lambda x: F.gelu(x) * torch.arange(128.0).view(16, 8), r"a constant that differs between positions"),
         (lambda x: (lambda y: y + y.flip(1) * 2)(F.gelu(x)), r"body: adds a rearranged copy"),

@@ -84,7 +84,7 @@ def make() -> None:
 
 
 def elementwise() -> Program:
-    """Return a program with multiply, rotary, depthwise, max and mean, in all types of operands: a gated convolution block."""
+    """Return a program with multiply, rotary, depthwise, max and mean, on operands of every type: a gated convolution block."""
     rng, side, channels = np.random.default_rng(11), 6, 10
     row, column = np.divmod(np.arange(side * side)[:, None], side)
     rows, columns = row + np.arange(9) // 3 - 1, column + np.arange(9) % 3 - 1

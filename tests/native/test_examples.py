@@ -1,4 +1,4 @@
-"""The examples in C and Rust print the classes of Python."""
+"""The examples in C and Rust print the same classes as Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rust_program(library: Library, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("language", ["c", "rust"])
-def test_an_example_prints_the_classes_of_python(language: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_an_example_prints_the_same_classes_as_python(language: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     example = request.getfixturevalue(f"{language}_program")
     program = Program.load(MODEL)
     assert program.classes is not None

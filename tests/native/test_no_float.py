@@ -13,7 +13,7 @@ import pytest
 from tests.native.compilers import Compiler, core, run, tool
 
 SIMD = [name for name in core() if re.search(r"_(avx2|vnni)\.cpp$", name)]
-# Files that are not scalar code without floats, with the reason.
+# Files that the test of scalar code leaves out, with the reason.
 OTHERS = {
     "core/engine.cpp": "profile() measures seconds as a double",
     "detect/opencv_weights.cpp": "computes the weights of resizing in float, as OpenCV does",

@@ -70,7 +70,7 @@ def test_markdown_has_an_overview_of_several_models_and_aligned_columns() -> Non
     assert "published" not in markdown(rows_of("fmnist_vit", "minmax")).partition("top-1 in percent")[0]
 
 
-def test_methods_have_bits_of_their_own_or_run_at_all_given_bits() -> None:
+def test_methods_have_their_own_bits_or_run_once_for_each_of_the_given_bits() -> None:
     assert [method.label for method in parse("minmax, fq-vit@8/8/8", "8/8/8,4/8/4")] == [
         "minmax@8/8/8",
         "minmax@4/8/4",

@@ -15,7 +15,7 @@ FQVIT_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast
 FQVIT_INLINE void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
 // Declares the first `bytes` bytes at p as an input of inline assembly. Without this, a compiler may move stores to
-// these bytes behind the assembly.
+// these bytes past the assembly.
 template <int bytes>
 FQVIT_INLINE const std::uint8_t (&asm_input(const std::uint8_t* p))[bytes] {
     return *reinterpret_cast<const std::uint8_t(*)[bytes]>(p);

@@ -93,10 +93,7 @@ def _context(reader: Reader, attention: View, v: View, shape: tuple[int, ...]) -
 
 
 def _constant_query(reader: Reader, q: Tensor, k: View) -> View:
-    """Scores of a constant query are a linear layer: q [.., H, M, K] constant, k [.., H, N, K] -> [.., H, M, N]
-
-    If k itself is a linear layer's output, both are one linear layer.
-    """
+    """Scores of a constant query are a linear layer: q [.., H, M, K] constant, k [.., H, N, K] -> [.., H, M, N]"""
     front = k.shape[:-2]
     heads = lead(front)
     q = q.broadcast_to((*front, *q.shape[-2:])).reshape(-1, *q.shape[-2:])

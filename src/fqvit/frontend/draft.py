@@ -252,7 +252,7 @@ def concatenate(views: Sequence[View], axis: int) -> View:
 
 
 def _renumbered(view: View, starts: dict[int, int]) -> Tensor:
-    """Return the index of a view in the concatenation of other steps."""
+    """Return the index of a view after each of its steps has moved to position starts[id(step)]."""
     if len(view.steps) <= 1:
         start = starts[id(view.steps[0])] if view.steps else 0
         return torch.where(view.index >= 0, view.index + start, -1)

@@ -1,6 +1,6 @@
-"""Handlers of ATen ops that compute: each turns views into a new step, or a new view of an existing step.
+"""Handlers of elementwise ATen ops and linear layers: each returns a view of a new step, or a new view of an existing step.
 
-A handler that meets arguments outside its range raises NotImplementedError with the reason; read.py adds module and op.
+A handler raises NotImplementedError with the reason if it does not support its arguments; read.py adds module and op.
 See also: norms.py, attention.py (matrix products, softmax), spatial.py (convolutions, means), resample.py (pooling).
 """
 
@@ -57,7 +57,7 @@ def _rotary(reader: Reader, a: View, b: View) -> View:
 
 
 def _binary(reader: Reader, kind: Kind, a: View, b: View) -> View:
-    """Combine two views in the layout of one of them: that of a whole one, if possible not of a linear layer's output."""
+    """Combine two views in the layout of one of them, preferably of a whole view that is not a linear layer's output."""
 
     def suits(view: View) -> tuple[bool, ...]:
         whole = view.is_whole()
@@ -130,7 +130,7 @@ def div(reader: Reader, a: Operand, b: Operand | Pending, rounding_mode: str | N
         raise NotImplementedError("by a mean of squares is not supported")
     y = as_tensor(b)
     if y is None or not isinstance(a, View) or rounding_mode is not None:
-        raise NotImplementedError("by a value that depends on the image is not supported")
+        raise NotImplementedError("by a value that depends on the image, or with a rounding mode, is not supported")
     return a.scaled(1 / y)
 
 

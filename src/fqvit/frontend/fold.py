@@ -17,7 +17,7 @@ FOLDING = ("linear", "depthwise", "norm")  # steps with a factor and a term per 
 
 
 def scale_terms_of_sums(draft: Draft) -> None:
-    """Move a factor behind a sum to its terms, if it becomes part of the layers that compute them: a mean of two heads."""
+    """Apply a factor of a sum to its terms if it can be folded into the layers that compute them, as in a mean of two heads."""
     readers = draft.readers()
 
     def folds(view: View) -> bool:
@@ -39,9 +39,9 @@ def scale_terms_of_sums(draft: Draft) -> None:
 
 
 def fold_into_producer(draft: Draft) -> None:
-    """Fold a factor and a term per channel into the linear layer, convolution or norm before: LayerScale, batch norm.
+    """Fold a factor and a term per channel into the linear layer, convolution or norm before it: LayerScale, batch norm.
 
-    Every reader must see the same factors, except that readers of other channels do not count.
+    All readers of a channel must apply the same factor and the same term to it.
     """
     for step, readers in draft.readers().items():
         if step.kind not in FOLDING:
@@ -83,7 +83,10 @@ def _per_channel(view: View, step: Step, scale: Tensor, term: Tensor, known: Ten
 
 
 def fold_into_consumer(draft: Draft) -> None:
-    """Fold a factor and a term per input channel into the linear layer after: batch norm before a layer, normalised pixels."""
+    """Fold a factor and a term per input channel into the linear layer or depthwise convolution after it.
+
+    Examples: batch norm before a layer, normalised pixels.
+    """
     for step in draft.steps():
         if step.kind not in ("linear", "depthwise"):
             continue
@@ -133,7 +136,7 @@ def fold_into_scores(draft: Draft) -> None:
         softmax.inputs = [View(view.steps, view.index)]
 
 
-MASKED = -80.0  # a term at most this low removes a pair of tokens: exp(-80) is far below float32's precision
+MASKED = -80.0  # a term of this value or lower masks a pair of tokens: exp(-80) is far below float32's precision
 
 
 def _bias_and_mask(offset: Tensor, path: str) -> tuple[Tensor, Tensor]:
@@ -164,7 +167,7 @@ def scale_channels(draft: Draft) -> None:
 
 
 def _scaled_source(view: View, source: Step, made: list[tuple[Step, Step]]) -> View:
-    """Read a scaled copy of a step, if the factors of its elements in the view are those of its channels."""
+    """Read a scaled copy of a step instead of the step, if the view has one factor per channel of the step."""
     inside, _ = view.part(source)
     if view.scale is None or bool((view.scale[inside] == 1).all()):
         return view
@@ -185,7 +188,7 @@ def _scaled_source(view: View, source: Step, made: list[tuple[Step, Step]]) -> V
 
 
 def _empty(channels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return factors 1, terms 0, and that no channel is known yet."""
+    """Return a factor of 1 and a term of 0 per channel, and a mask that marks no channel as known."""
     ones = torch.ones(channels, dtype=torch.float64)
     return ones, torch.zeros_like(ones), torch.zeros(channels, dtype=torch.bool)
 

@@ -31,7 +31,7 @@ def load_model(
     """Load a float model, ready to be calibrated.
 
     name: of the zoo, of timm or of an original release; hf:ORG/NAME; or a live torch module: normalised images
-    [N, channels, height, width] in, logits or features out. Weights that say what they are need no name.
+    [N, channels, height, width] in, logits or features out. Not needed for weights that identify their model.
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. For a live module: the image size, or an example
     of its input; by default the module's own size.
     classes: class names, one per logit   size: height and width of the images, if not those of the checkpoint or module
@@ -67,14 +67,14 @@ def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str]
         size = (given, given)
     else:
         raise FqvitError(f"size: got {type(given).__name__}, expected a number of pixels, (height, width) or an example.")
-    said = live.describe(module)
-    preprocess, assumed = said.preprocess(size)
+    described = live.describe(module)
+    preprocess, assumed = described.preprocess(size)
     graph = capture(module, (preprocess.channels, preprocess.height, preprocess.width))
-    names = tuple(classes) if classes is not None else said.labels
+    names = tuple(classes) if classes is not None else described.labels
     count = graph.classes
     if names is not None and count is not None and len(names) != count:
         if classes is not None:
-            raise FqvitError(f"{said.name}: {len(names)} class names for {count} logits. Pass one name per logit.")
+            raise FqvitError(f"{described.name}: {len(names)} class names for {count} logits. Pass one name per logit.")
         names = None
     names = names if count is not None else None
-    return FloatModel(said.name, graph, preprocess, names, said.source, assumed=assumed, original=module)
+    return FloatModel(described.name, graph, preprocess, names, described.source, assumed=assumed, original=module)

@@ -15,7 +15,10 @@ from fqvit.frontend.operands import Pending, Reader, lead, natural
 
 
 def normalised(reader: Reader, x: View, pending: Pending, gain: Callable[[float], float]) -> View:
-    """Divide x by the root of its mean square (gain sqrt(C) / sqrt(C)) or by its Euclidean norm (gain 1 / sqrt(C))."""
+    """Divide x by its root mean square (gain(C) = sqrt(C)) or by its Euclidean norm (gain(C) = 1).
+
+    The step itself divides by the root mean square, so its weight is gain(C) / sqrt(C).
+    """
     moved = x.transposed(pending.axis, -1)
     size = moved.shape[-1]
     other = pending.view.transposed(pending.axis, -1)
@@ -131,7 +134,7 @@ def rsqrt(reader: Reader, x: Pending) -> Pending:
 def vector_norm(reader: Reader, x: View, order: float = 2, dim: Any = None, keepdim: bool = False, **rest: Any) -> Pending:
     axes = [dim] if isinstance(dim, int) else list(dim or ())
     if order != 2 or len(axes) != 1 or not keepdim:
-        raise NotImplementedError("other than the Euclidean norm over one axis is not supported")
+        raise NotImplementedError("other than the Euclidean norm over one axis with keepdim is not supported")
     return Pending("norm", x, axes[0] % len(x.shape) - len(x.shape))
 
 

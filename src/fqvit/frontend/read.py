@@ -107,7 +107,9 @@ def _call(node: fx.Node, args: Any, kwargs: dict[str, Any], reader: Reader) -> A
     name = str(getattr(target, "_opname", getattr(target, "__name__", target)))
     where = f"{reader.path or 'model'}: aten.{name}"
     if name in RANDOM and node.users:
-        raise FqvitError(f"{where} gives other numbers in every run, which is not supported. Pass fixed numbers to the module.")
+        raise FqvitError(
+            f"{where} returns different numbers in every run, which is not supported. Pass fixed numbers to the module."
+        )
     try:
         result = _apply(target, name, args, kwargs, reader)
     except FqvitError:
@@ -148,9 +150,9 @@ def _apply(target: Any, name: str, args: Any, kwargs: dict[str, Any], reader: Re
         return concatenate(views, args[1] if len(args) > 1 else kwargs.get("dim", 0))
     if name == "stack":
         axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        ends = axis if axis >= 0 else axis + len(args[0][0].shape) + 1
+        position = axis if axis >= 0 else axis + len(args[0][0].shape) + 1
         views = [x if isinstance(x, View) else constant(x) for x in args[0]]
-        return concatenate([view.moved(lambda x: x.unsqueeze(ends)) for view in views], ends)
+        return concatenate([view.moved(lambda x: x.unsqueeze(position)) for view in views], position)
     if name in ("constant_pad_nd", "pad"):
         return _pad(args, kwargs)
     raise NotImplementedError("is not supported")
@@ -198,8 +200,8 @@ def _pad(args: Any, kwargs: dict[str, Any]) -> View:
     padded = view.moved(lambda x: x, lambda x, empty: torch.nn.functional.pad(x, widths, value=empty))
     if value == 0:
         return padded
-    inside = torch.nn.functional.pad(torch.zeros(view.shape, dtype=torch.float64), widths, value=float(value))
-    return padded.shifted(inside)
+    border = torch.nn.functional.pad(torch.zeros(view.shape, dtype=torch.float64), widths, value=float(value))
+    return padded.shifted(border)
 
 
 def _path(node: fx.Node, before: str) -> str:

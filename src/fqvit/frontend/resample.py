@@ -53,7 +53,10 @@ def resample(reader: Reader, x: View, rows: Tensor, columns: Tensor) -> View:
 
 
 def _taps(matrix: Tensor) -> list[Taps]:
-    """Return the weights and positions of each row. A row with one weight is divided like the first row with several."""
+    """Return the weights and positions of each row.
+
+    A single weight is split in the proportions of the first row with several weights, so that both rows can share taps.
+    """
     taps = [[(float(row[i]), int(i)) for i in torch.nonzero(row.abs() > 1e-9).flatten()] for row in matrix]
     shared = next((own for own in taps if len(own) > 1), None)
     if shared is None:

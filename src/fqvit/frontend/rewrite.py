@@ -31,7 +31,7 @@ def prune(draft: Draft) -> None:
 
 
 def sort_columns(draft: Draft) -> None:
-    """Reorder the columns of a linear layer so that its input consists of whole rows of channels, if any order does."""
+    """Sort the columns of a linear layer if its input then consists of runs of neighbouring elements (see `runs`)."""
     for step in draft.steps():
         if step.kind != "linear" or len(step.inputs[0].steps) != 1:
             continue
@@ -48,9 +48,9 @@ def sort_columns(draft: Draft) -> None:
 
 
 def runs(view: View) -> int:
-    """Return the largest number of neighbouring elements that a view of one step always moves together, by alignment.
+    """Return the largest length such that a view consists of aligned runs of neighbouring elements of one step.
 
-    It divides both the step's channels (or is a multiple of them) and the view's last axis.
+    The length divides the view's last axis, and it divides the step's channels or is a multiple of them.
     """
     last, channels = view.shape[-1], view.step.shape[-1]
     size = view.step.size

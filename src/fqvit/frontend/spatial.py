@@ -101,7 +101,7 @@ def conv_transpose2d(
 ) -> View:
     channels, outputs, kh, kw = weight.shape
     if pair(stride) != (kh, kw) or pair(padding) != (0, 0) or pair(output_padding) != (0, 0) or groups != 1:
-        raise NotImplementedError("with overlapping windows is not supported")
+        raise NotImplementedError("with overlapping windows, padding or groups is not supported")
     n, _, h, w = x.shape
     rows = x.moved(lambda t: t.permute(0, 2, 3, 1)).reshaped(n * h * w, channels)
     flat = weight.double().permute(2, 3, 1, 0).reshape(-1, channels).contiguous()
@@ -141,7 +141,7 @@ def mean(reader: Reader, x: View | Pending, dim: Any = None, keepdim: bool = Fal
     dims = list(range(len(value.shape))) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     if isinstance(x, Pending):
         if x.kind != "square" or len(dims) != 1 or not keepdim:
-            raise NotImplementedError("of squares other than over one axis is not supported")
+            raise NotImplementedError("of squares other than over one axis with keepdim is not supported")
         return Pending("mean", x.view, dims[0] % len(x.view.shape) - len(x.view.shape))
     if all(x.shape[d] == 1 for d in dims):
         return x if keepdim else x.reshaped(*(s for d, s in enumerate(x.shape) if d not in {e % len(x.shape) for e in dims}))

@@ -20,7 +20,7 @@ class Strided:
 
 
 def strided(index: Tensor, size: int) -> Strided | None:
-    """Return the permutation that gathers `index` from `size` elements, or None if there is none with one selection."""
+    """Return the permutation that gathers `index` from `size` elements, or None if one selection is not enough."""
     axes = _axes(index.flatten())
     if axes is None or int(index.min()) < 0:
         return None

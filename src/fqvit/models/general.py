@@ -67,9 +67,10 @@ class Gather(Leaf):
 
 
 class Join(Leaf):
-    """Concatenate the rows [..., C] of several values and gather them: y = cat(xs)[index].reshape(shape)
+    """Concatenate several values and gather runs of `width` elements: y = cat(x.reshape(-1, width) for x in xs)[index]
 
-    All inputs have C channels; index: [R]. The output is a site of its own, because the inputs have different scales.
+    `width` divides the channels of every input; index: [R], -1 gives zeros; shape: of the output, without the batch axis.
+    The output is a site of its own, because the inputs have different scales.
     """
 
     index: Tensor

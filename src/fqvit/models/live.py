@@ -26,7 +26,7 @@ from fqvit.models.transform import Transform, merged, to_preprocess
 class Live:
     """What a module says about itself.
 
-    name: timm's architecture, or the name of the class   image: height and width, None if it is not said
+    name: timm's architecture, or the name of the class   image: height and width, None if unknown
     labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
     """
 
@@ -42,10 +42,10 @@ class Live:
         image = size or self.image
         if image is None:
             raise FqvitError(f"{self.name}: the module does not say its image size. Pass size=(height, width).")
-        said = self.transform
-        preprocess, assumed = to_preprocess(said, image, self.channels, self.name)
-        if said.source and said.source != OWN:
-            assumed = (f"preprocessing: that of {said.source}", *assumed)
+        transform = self.transform
+        preprocess, assumed = to_preprocess(transform, image, self.channels, self.name)
+        if transform.source and transform.source != OWN:
+            assumed = (f"preprocessing: that of {transform.source}", *assumed)
         return preprocess, assumed
 
 
@@ -53,7 +53,7 @@ OWN = "the module's pretrained_cfg"
 
 
 def describe(module: nn.Module) -> Live:
-    """Describe a module of timm, of transformers, or of neither; the latter says only its weights."""
+    """Describe a module of timm or transformers. Of any other module, only the class, channels and weights are known."""
     source = f"module sha256:{tensors_hash(_tensors(module))}"
     cfg = _as_dict(getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None))
     if cfg is not None:
@@ -70,14 +70,14 @@ def _tensors(module: nn.Module) -> dict[str, Any]:
 
 def _timm(module: nn.Module, cfg: Mapping[str, Any], source: str) -> Live:
     name = str(cfg.get("architecture") or type(module).__name__)
-    said = read_pretrained({key: cfg.get(key) for key in KEPT}, name, OWN)
+    transform = read_pretrained({key: cfg.get(key) for key in KEPT}, name, OWN)
     tag = cfg.get("tag")
     known = architectures.transform(f"{name}.{tag}" if tag else name)
-    said = Transform(**{**vars(merged(said, known or Transform())), "source": OWN})
+    transform = Transform(**{**vars(merged(transform, known or Transform())), "source": OWN})
     built = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    image = pair(list(built), "img_size", name, "the module") if isinstance(built, tuple | list) else said.image
+    image = pair(list(built), "img_size", name, "the module") if isinstance(built, tuple | list) else transform.image
     labels = cfg.get("label_names")
-    return Live(name, image, _channels(module), said, tuple(map(str, labels)) if labels else None, source)
+    return Live(name, image, _channels(module), transform, tuple(map(str, labels)) if labels else None, source)
 
 
 KEPT = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "input_size")
