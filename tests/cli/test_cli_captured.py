@@ -51,7 +51,7 @@ def test_check_describes_a_file_without_a_name(weights: Path) -> None:
     found = fqvit("check", weights, *DECIDED, "--size", "24x16", "--json").json
     assert found["captured"] and found["parity"] < 1e-5 and found["classes"] is None
     assert found["input"] == [24, 16, 3] and found["preprocess_source"] == "defaults"
-    assert found["assumed"][0].startswith("resize:")
+    assert any(sentence.startswith("resize:") for sentence in found["assumed"])
     text = fqvit("check", "--weights", weights, *DECIDED).out
     assert "features, no classifier" in text and "float parity" in text
 
