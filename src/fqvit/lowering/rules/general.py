@@ -10,11 +10,11 @@ import torch
 from fqvit.errors import FqvitError
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
-from fqvit.ir.ops import Add, Lookup, Mean, Term
+from fqvit.ir.ops import Add, Mean, Term
 from fqvit.lowering.emit import LoweredValue
-from fqvit.lowering.encode import powers, shared_shift, to_int32
+from fqvit.lowering.encode import shared_shift, to_int32
 from fqvit.lowering.rules.base import Lowering, Rule
-from fqvit.lowering.rules.layers import add_constant, double, emit_linear, to_codes
+from fqvit.lowering.rules.layers import add_constant, double, emit_linear, emit_table
 from fqvit.models import general
 from fqvit.models.layers import Leaf
 from fqvit.quant.qparams import QParams
@@ -126,22 +126,6 @@ def lower_activation(leaf: general.Activation, low: Lowering) -> LoweredValue:
     q_x = x.codes()
     codes = torch.from_numpy((np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0])
     return emit_table(low, leaf.function(codes).numpy())
-
-
-def emit_table(low: Lowering, values: np.ndarray) -> LoweredValue:
-    """Emit a lookup of function values, one per input code, with one scale or one power of two per channel."""
-    emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
-    if len(x.codes().scale) > 1 or x.codes().alpha is not None:
-        raise FqvitError(f"{name}: its input has one scale per channel, expected one for all.")
-    if len(q.scale) == 1:
-        emit.constant(f"{name}.table", to_codes(values, q).astype(np.uint8 if q.bits <= 8 else np.uint16))
-        emit.op(Lookup(y=name, x=x.buffer))
-        return LoweredValue(name, x.shape, q)
-    finest, alpha, zeros = powers(q)
-    table = np.floor(2 * values / finest).astype(np.int64)
-    emit.constant(f"{name}.table", table.astype(np.int16 if np.abs(table).max() < 2**15 else np.int32))
-    emit.op(Lookup(y=name, x=x.buffer, alpha=emit.shared("alpha", alpha), y_zero=zeros, bits=q.bits))
-    return LoweredValue(name, x.shape, q)
 
 
 def lower_multiply(leaf: general.Multiply, low: Lowering) -> LoweredValue:

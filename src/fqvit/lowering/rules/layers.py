@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from torch import Tensor
 
+from fqvit.errors import FqvitError
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
@@ -194,12 +195,18 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
 
 def lower_gelu(leaf: layers.Gelu, low: Lowering) -> LoweredValue:
     """Lower GELU to a table with one entry per input code."""
-    (x,), q = low.inputs, low.codes()
-    q_x = x.codes()
+    q_x = low.inputs[0].codes()
     values = np.array([layers.gelu(value) for value in (np.arange(q_x.last + 1) - q_x.zero[0]) * q_x.scale[0]])
-    emit, name = low.emit, low.name
+    return emit_table(low, values)
+
+
+def emit_table(low: Lowering, values: np.ndarray) -> LoweredValue:
+    """Emit a lookup of function values, one per input code, with one scale or one power of two per channel."""
+    emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
+    if len(x.codes().scale) > 1 or x.codes().alpha is not None:
+        raise FqvitError(f"{name}: its input has one scale per channel, expected one for all.")
     if len(q.scale) == 1:
-        emit.constant(f"{name}.table", to_codes(values, q).astype(np.uint8))
+        emit.constant(f"{name}.table", to_codes(values, q).astype(np.uint8 if q.bits <= 8 else np.uint16))
         emit.op(Lookup(y=name, x=x.buffer))
         return LoweredValue(name, x.shape, q)
     finest, alpha, zeros = powers(q)
