@@ -147,7 +147,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     ),
     "safetensors 0 rows of 2^60 elements.safetensors": (
         safetensors({"w": {"dtype": "F32", "shape": [0, 2**60], "data_offsets": [0, 0]}}),
-        "not a ViT",
+        "not a known layout",
     ),
     "torch one number expanded to 10^12.pth": (
         saved({"head.weight": torch.zeros(1).expand(10**6, 10**6)}),
