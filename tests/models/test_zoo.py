@@ -73,7 +73,7 @@ def test_other_widths_of_timm_are_resolved(name: str, timm: object) -> None:
         ("vit_base_patch0_224", "not a name that fqvit knows"),
         ("vit_base_patch16_rope_224", "rotary positions .*Build it with timm and pass the module"),
         ("vit_base_patch16_rpn_224", "blocks of another order"),
-        ("vit_base_patch16_clip_224", "not a known layout of a vision transformer"),
+        ("vit_base_patch16_clip_224", "not a ViT, DeiT or Swin classifier"),
     ],
 )
 def test_names_without_a_row_are_rejected_with_the_reason(name: str, message: str) -> None:
