@@ -1,8 +1,8 @@
 """Read the ATen graph of an exported module into a draft of steps and views.
 
-Ops on constants alone are computed at once: position tables, masks, rotary tables and resampled embeddings become constants.
-Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in elementwise.py, norms.py,
-spatial.py, resample.py or attention.py.
+Ops whose operands are all constant are computed at once: position tables, masks, rotary tables and resampled embeddings become
+constants. Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in elementwise.py,
+norms.py, spatial.py, resample.py or attention.py.
 """
 
 from __future__ import annotations

@@ -223,8 +223,8 @@ def _row(name: str | None, found: Canonical, hints: Hints, label: str) -> zoo.Ro
         series = "deit"
     row = zoo.likely(series, width, depths, prefix, hints.image)
     heads = fold.heads_of(found, hints, len(depths))
-    alike = row is not None and heads == (row.config.heads if isinstance(row.config, SwinConfig) else (row.config.heads,))
-    if row is not None and alike:
+    same_heads = row is not None and heads == (row.config.heads if isinstance(row.config, SwinConfig) else (row.config.heads,))
+    if row is not None and same_heads:
         return row
     return zoo.new_row(name or _short(label), width, depths, heads, prefix, hints.image, series == "swin")
 

@@ -1,4 +1,4 @@
-"""Read the config.json of timm: architecture, model_args and pretrained_cfg. Every field is used, irrelevant, or refused.
+"""Read the config.json of timm: architecture, model_args and pretrained_cfg. Every field is used, irrelevant, or rejected.
 
 The architecture decides what its tensors do not show; arguments in model_args override it.
 See also: architectures.py (timm's names), transformers_config.py, live.py (pretrained_cfg of modules in memory).

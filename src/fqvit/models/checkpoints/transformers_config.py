@@ -1,4 +1,4 @@
-"""Read the config.json of transformers: every field is used, known to be irrelevant, or refused.
+"""Read the config.json of transformers: every field is used, known to be irrelevant, or rejected.
 
 See also: timm_config.py (config.json of timm), preprocessing.py (preprocessor_config.json).
 """
