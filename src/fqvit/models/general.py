@@ -1,4 +1,4 @@
-"""Further leaf modules, which only captured graphs (frontend/) contain. The conventions of layers.py apply.
+"""Leaf modules that only captured graphs (frontend/) contain. The conventions of layers.py apply.
 
 Values are [N, ..., C] with channels last. Everything that depends on the image size (rows of a convolution, positions) is
 computed when the graph is captured and stored as an index or a table.
