@@ -151,7 +151,7 @@ def test_extreme_aspect_ratios_need_little_memory(size: tuple[int, int], monkeyp
 
 @pytest.mark.parametrize("size", [(30, 900), (901, 31), (77, 64), (5, 5)])
 @pytest.mark.parametrize("crop", [32, 50])
-def test_resizing_only_the_crop_gives_the_same_pixels(
+def test_resizing_only_the_crop_gives_the_same_pixels_up_to_rounding(
     size: tuple[int, int], crop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preprocess = Preprocess(crop, crop, 3, 40, "bilinear", (0.5,) * 3, (0.5,) * 3)
@@ -171,7 +171,7 @@ def test_json_round_trips_and_invalid_fields_are_named() -> None:
         Preprocess(28, 28, 1, 28, "bicubic", (0.5,) * 3, (0.5,) * 3)
 
 
-def test_squash_resizes_to_the_proportions_of_the_input() -> None:
+def test_squash_resizes_to_the_aspect_ratio_of_the_model_input() -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8))
     p = Preprocess(24, 24, 3, 24, "bicubic", (0.5,) * 3, (0.5,) * 3, squash=True)
     want = np.asarray(resized(image, (24, 24), Image.Resampling.BICUBIC, (0, 0, 90, 50)))
