@@ -1,4 +1,4 @@
-"""Settings that tensors do not show: who decides them, and what is refused."""
+"""Settings that tensors do not show: where they come from, and which combinations are rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def random_state(config: ViTConfig) -> State:
         ("attn_pool.latent", torch.zeros(1, 1, 12), "attention pooling is True, expected False"),
     ],
 )
-def test_a_name_does_not_decide_for_tensors_of_another_structure(key: str, value: Tensor, message: str) -> None:
+def test_the_settings_of_a_name_are_not_used_for_tensors_of_another_structure(key: str, value: Tensor, message: str) -> None:
     with pytest.raises(FqvitError, match=f"vit_one: {message}, in state dict.*Pass its name, or heads, pool and activation"):
         load_model("vit_one", {**random_state(VIT), key: value})
 
