@@ -141,10 +141,10 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     alpha: str | None = None
 
     def features(self) -> Literal["logits", "tokens", "pooled"]:
-        """Return the kind of a classifier's output. Raises FqvitError for the output of a detector's part."""
+        """Return the kind of output. Raises FqvitError for other kinds, which feature maps and parts of detectors have."""
         if self.kind == "logits" or self.kind == "tokens" or self.kind == "pooled":
             return self.kind
-        raise FqvitError(f"{self.buffer}: output of kind {self.kind} (part of a detector), expected logits, tokens or pooled.")
+        raise FqvitError(f"{self.buffer}: output of kind {self.kind}, expected logits, tokens or pooled.")
 
     def check(self, scope: Scope) -> Value:
         """Return the Value of the output's buffer. Rejects a buffer that does not match the kind."""
@@ -200,9 +200,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recipe: dict[str, object]
     source: str
     images: Int  # number of calibration images
-    # Only in parts of detectors: further outputs, and codes instead of pixels as input.
-    others: tuple[Output, ...] = ()
-    input: CodeInput | None = None
+    others: tuple[Output, ...] = ()  # further outputs, of a captured model or a part of a detector
+    input: CodeInput | None = None  # the input is codes instead of pixels; only in parts of detectors
     # Keyed by the buffer that the op writes. A program with moves can be rebuilt for other image sizes.
     moves: dict[str, Move] = {}
 
