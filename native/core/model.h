@@ -13,7 +13,7 @@ namespace fqvit {
 // Ends the error message of a file whose contents break a rule.
 constexpr const char* DAMAGED = "The file is damaged or was not written by fqvit";
 
-// Calls action(); adds to errors without a remedy that the file is damaged.
+// Calls action(). If its error has no remedy, adds to the message that the file is damaged.
 template <class Action>
 void with_remedy(const Action& action) {
     try {

@@ -146,7 +146,7 @@ typedef struct fqvit_description {
     uint64_t run_bytes;          /**< memory of the buffers of one image, allocated by the first run */
     uint32_t resize;             /**< preprocessing: the short side is resized to this, then the center is cropped */
     const char* interpolation;   /**< of the resize: "bicubic" or "bilinear" */
-    uint32_t squash;             /**< 1: the resize gives the proportions of the input, not those of the image */
+    uint32_t squash;             /**< 1: images are resized to the aspect ratio of the input, 0: they keep their own */
 } fqvit_description;
 
 /**

@@ -53,31 +53,31 @@ def test_unsupported_operations_are_named(function: Callable[[Tensor], Any], mes
         capture(Tokens(body), SIZE)
 
 
-def test_a_module_that_export_cannot_follow() -> None:
+def test_a_module_that_export_cannot_follow_is_rejected() -> None:
     body = Body(lambda x: x if bool(x.sum() > 0) else -x)
     with pytest.raises(FqvitError, match=r"Tokens: torch\.export cannot capture this module"):
         capture(Tokens(body), SIZE)
 
 
-def test_a_module_that_only_accepts_one_image() -> None:
+def test_a_module_that_only_accepts_one_image_is_rejected() -> None:
     body = Body(lambda x: F.gelu(x).reshape(1, 16, 8))
     with pytest.raises(FqvitError, match="cannot run with several images"):
         capture(Tokens(body), SIZE)
 
 
-def test_a_module_that_cannot_be_copied() -> None:
+def test_a_module_that_cannot_be_copied_is_rejected() -> None:
     model = Tokens(F.gelu)
     model.scale = torch.ones(1, requires_grad=True) * 2  # not a leaf of the autograd graph
     with pytest.raises(FqvitError, match="Tokens: cannot be copied"):
         capture(model, SIZE)
 
 
-def test_a_wrong_number_of_channels() -> None:
+def test_a_wrong_number_of_channels_is_rejected() -> None:
     with pytest.raises(FqvitError, match=r"Tokens: torch\.export cannot capture this module"):
         capture(Tokens(F.gelu), (1, 8, 8))
 
 
-def test_single_colour_channels() -> None:
+def test_a_convolution_of_a_single_colour_channel_is_rejected() -> None:
     class Red(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -90,7 +90,9 @@ def test_site_check_rejects(case: str) -> None:
         (Site("qkv", 8, (0.5, 0.25, 0.125), (1, 2, 3), steps="two"), [0.5, 0.5, 0.25, 0.25, 0.375, 0.625], [1, 1, 2, 2, 3, 3]),
     ],
 )
-def test_scales_and_zeros_of_a_site(site: Site, scale: list[float] | None, zero: list[int] | None) -> None:
+def test_scales_and_zeros_follow_from_the_fields_of_a_site(
+    site: Site, scale: list[float] | None, zero: list[int] | None
+) -> None:
     if scale is None:
         with pytest.raises(IndexError):  # check() rejects such a site
             site.scales_and_zeros(CONSTANTS)
@@ -149,7 +151,7 @@ def test_only_outputs_of_classifiers_have_features(output: Output) -> None:
     if output.kind in ("logits", "tokens", "pooled"):
         assert output.features() == output.kind
     else:
-        found = rf"^{output.buffer}: output of kind {output.kind} \(part of a detector\), expected logits"
+        found = rf"^{output.buffer}: output of kind {output.kind}, expected logits"
         with pytest.raises(FqvitError, match=found):
             output.features()
 

@@ -67,7 +67,7 @@ class Api:
 
 
 class Model:
-    """A handle."""
+    """A loaded model: its handle, and the functions that take it."""
 
     def __init__(self, api: Api, file: Path | bytes, options: Options | None = None) -> None:
         self.api, self.handle = api, c_void_p(0x1234)

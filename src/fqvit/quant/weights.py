@@ -60,7 +60,10 @@ def _double(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
-    """Quantize the weights of a depthwise convolution to 8 bits, with one scale per channel. q: of its input   w: [C, K]"""
+    """Quantize the weights of a depthwise convolution to 8 bits, with one scale per channel: w [C, K].
+
+    q: the quantization parameters of its input
+    """
     weight, channels = _double(leaf.weight).T, leaf.weight.shape[1]
     return quantize_linear(weight * q.channel_scales(channels)[:, None], _double(leaf.bias), np.ones(1), 8)
 

@@ -15,8 +15,6 @@ from fqvit.models.graph import Graph, Node
 from fqvit.quant.qparams import log2_encode
 from fqvit.report.data import BINS, AttentionCounts, ChannelRanges, fine_bins, uniform_bins
 
-WIDTHS = (8, 6, 4)  # bit widths of the quantized maps
-
 
 class NormRanges:
     """Minimum and maximum of every channel at the input of every LayerNorm, over all batches seen."""

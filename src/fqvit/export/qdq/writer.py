@@ -293,7 +293,7 @@ class _Export:
         return self.graph.quantized(self.graph.scaled(x, params.scale / scale, offset, y), y, shape, params)
 
     def _lookup(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
-        """Emit the function of a table that maps the codes before it to those after it, such as GELU."""
+        """Emit the float function that a lookup table computes, such as GELU."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
         function = None
         if site is not None and len(x.scale) == len(x.zero) == 1:
@@ -342,7 +342,7 @@ class _Export:
 
     def _depthwise(self, op: Depthwise, shape: tuple[int, ...]) -> QuantizedTensor:
         w, params = self.constants[op.part("w")], self.scales.params(op.y, op.y_zero, op.bits)
-        if len(params.zero) > 1:  # codes with one zero point per channel are those with any common one, plus an offset
+        if len(params.zero) > 1:  # use the middle code for all channels; `offset` compensates the difference
             params = QdqParams(per_channel(params.scale, shape[-1]), np.array([1 << (op.bits - 1)]), op.bits, params.product)
         mult, shift, bias = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift", "bias"))
         x = self.tensors[op.x]
