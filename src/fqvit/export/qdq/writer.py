@@ -2,7 +2,7 @@
 
 Codes equal the program's up to float rounding: weights are the same int8 values, the scale of each output follows from its
 multiplier, and zero points are folded into biases. The graph uses standard ops only and has a dynamic batch axis:
-uint8 pixels [N, H, W, C] -> float logits [N, classes].
+uint8 pixels [N, H, W, C] -> float logits [N, classes], or float features.
 See also: attention.py, scales.py, docs/reference/qdq.md, docs/measurements/exports.md (agreement with the program).
 """
 
