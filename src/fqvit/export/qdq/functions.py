@@ -1,6 +1,6 @@
-"""Recognise the function that a lookup table computes, and emit it in float: a program contains only the table.
+"""Recognize the function that a lookup table computes, and emit it in float: a program contains only the table.
 
-A function is recognised if each of its values, rounded to a code, is within one code of the table's entry.
+A function is recognized if each of its values, rounded to a code, is within one code of the table's entry.
 See also: writer.py.
 """
 
