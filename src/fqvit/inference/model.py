@@ -7,10 +7,11 @@ input size. Needs no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -181,12 +182,7 @@ class DetectorModel(Model):
 
 def described(engine: Engine) -> list[Info]:
     """Return what the outputs of a program mean, in their order."""
-    empty = engine.run_all(np.zeros((0, *engine.input_shape), np.uint8))
-    found = []
-    for output, codes in zip(engine.header.outputs, empty, strict=True):
-        dtype = {"uint8": "u8", "uint16": "u16", "int32": "i32"}[codes.dtype.name]
-        found.append(Info(output.kind, output.kind, output.scale, output.zero, dtype, codes.shape[1:]))  # type: ignore[arg-type]
-    return found
+    return [msgspec.convert(asdict(output), Info) for output in engine.outputs]
 
 
 def _is_single(images: Images) -> bool:
