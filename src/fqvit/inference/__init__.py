@@ -1,1 +1,1 @@
-"""Use programs on images: embeddings of images and their files."""
+"""Use programs on images: embed, classify or detect; embeddings and their files; search and zero-shot classification."""
