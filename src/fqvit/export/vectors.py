@@ -33,7 +33,7 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
     An earlier export at `path` is replaced; other files there raise FqvitError.
     """
     check_free(Path(path))
-    program.check_plain("export of golden vectors")
+    program.check_pixels("export of golden vectors")
     pixels = _pixels(program.header.preprocess, image)
     runner = Reference(program)
     with replacing_folder(path) as folder:

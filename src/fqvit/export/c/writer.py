@@ -31,7 +31,7 @@ def export(program: Program, path: str | Path, prefix: str | None = None) -> Non
     """
     naming = Prefix.of(prefix)
     check_free(Path(path), BUILT)
-    program.check_plain("export to C")
+    program.check_pixels("export to C")
     verified = program.verify()
     emitter = CEmitter(program, verified, plan(program, verified), naming)
     code = emitter.code()

@@ -45,7 +45,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
         raise FqvitError(f"target: found {target!r}, expected one of {', '.join(PROFILES)}.")
     if attention not in get_args(Attention):
         raise FqvitError(f"attention: found {attention!r}, expected auto, log2 or uniform.")
-    program.check_plain("export to QDQ ONNX")
+    program.check_pixels("export to QDQ ONNX")
     source = program.unpacked()
     profile = PROFILES[target]
     kind: Kind = "log2" if attention == "log2" else "uniform"
