@@ -105,17 +105,18 @@ typedef enum fqvit_dtype {
 /** The name, shape and meaning of an array: value = (integer - zero_point) * scale. Pointers live as long as the
  * handle. */
 typedef struct fqvit_tensor {
-    const char* name; /**< of the buffer */
-    const char*
-        kind; /**< input: "pixels" or "codes"; output: "logits", "tokens", "pooled", "map", "scores", "deltas" */
-    fqvit_dtype dtype;  /**< type of the integers */
-    uint32_t axes;      /**< number of entries of shape, 1 to 8 */
-    int64_t shape[8];   /**< without the batch axis; an input has height, width, channels */
-    uint64_t bytes;     /**< of one image */
-    double scale;       /**< 0 for pixels */
+    const char* name;  /**< of the buffer */
+    const char* kind;  /**< input: "pixels" or "codes"; output: "logits", "tokens", "pooled", "map", "scores", "deltas",
+                        "embedding", "signs" */
+    fqvit_dtype dtype; /**< type of the integers */
+    uint32_t axes;     /**< number of entries of shape, 1 to 8 */
+    int64_t shape[8];  /**< without the batch axis; an input has height, width, channels */
+    uint64_t bytes;    /**< of one image */
+    double scale;      /**< 0 for pixels */
     int64_t zero_point; /**< the integer that means 0 */
     const uint8_t*
         alpha; /**< one exponent per channel, the scale of channel c being scale * 2^alpha[c]; NULL if all are 0 */
+    const char* output_name; /**< what `quantize --output` calls it, such as "tokens@9"; an input: "pixels" */
 } fqvit_tensor;
 
 /** A decoded image with its EXIF orientation applied: rows of interleaved 8-bit pixels. */

@@ -110,6 +110,9 @@ GOOD_OUTPUTS = [
     Output("scores", "scores", 0.5),
     Output("scores", "deltas", 0.5),
     Output("numbers", "deltas", 0.5),
+    Output("pooled", "embedding", 0.5, 3),
+    Output("numbers", "embedding", 0.5, name="embedding:i32"),
+    Output("pooled", "signs", 1.0),
 ]
 BAD_OUTPUTS = [
     (Output("numbers", "logits", 0.5, 1), "logits with a zero point or alpha, expected neither"),
@@ -124,6 +127,11 @@ BAD_OUTPUTS = [
     (Output("numbers", "pooled", 0.5), ".*'numbers' is i32"),
     (Output("pooled", "logits", 0.5), ".*'pooled' is u8"),
     (Output("wide map", "map", 0.5), ".*'wide map' is u16"),
+    (Output("codes", "embedding", 0.5), "embedding of shape .* expected 1 axes"),
+    (Output("pooled", "embedding", 0.5, 3, "alpha"), "embedding with alpha, expected one scale"),
+    (Output("numbers", "embedding", 0.5, 3), "embedding with a zero point or alpha, expected neither"),
+    (Output("pooled", "signs", 1.0, 1), "signs with a zero point or alpha, expected neither"),
+    (Output("numbers", "signs", 1.0), ".*'numbers' is i32, expected u8"),
 ]
 
 

@@ -22,6 +22,7 @@ class Tensor(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p), ("kind", c_char_p), ("dtype", c_int), ("axes", c_uint32), ("shape", c_int64 * 8),
         ("bytes", c_uint64), ("scale", c_double), ("zero_point", c_int64), ("alpha", POINTER(c_uint8)),
+        ("output_name", c_char_p),
     ]  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def check_outputs(expected: Program, model: Model) -> None:
     values = expected.verify().buffers
     for i, want in enumerate(expected.header.outputs):
         found, value = model.output(i), values[want.buffer]
-        assert (found.name.decode(), found.kind.decode()) == (want.buffer, want.kind)
+        assert (found.name.decode(), found.kind.decode(), found.output_name.decode()) == (want.buffer, want.kind, want.label)
         assert (found.scale, found.zero_point) == (want.scale, want.zero)
         assert ("u8", "u16", "i32")[found.dtype] == value.dtype
         assert tuple(found.shape[: found.axes]) == value.shape and not any(found.shape[found.axes :])

@@ -28,6 +28,7 @@ from fqvit.ir.program import INPUT, AnyOp, Program
 from fqvit.system.files import write_atomically
 
 PIXEL = 1 / 255
+OUTPUT_NAMES = {"logits": "logits", "tokens": "tokens", "pooled": "features", "embedding": "embedding"}
 # Measured in docs/measurements/exports.md.
 COST = "with DeiT-Tiny 8/8/8, 95.8 % of images keep the program's class (97.6 % with --target ort)"
 
@@ -54,7 +55,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     graph = export_.graph
     height, width, channels = program.input_shape
     output = program.header.output
-    name = {"logits": "logits", "tokens": "tokens", "pooled": "features"}[output.features()]
+    name = OUTPUT_NAMES[output.kind]
     graph.node("Identity", [result.name], name)
     inputs = [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", height, width, channels])]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *result.shape])]
