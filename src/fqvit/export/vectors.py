@@ -19,6 +19,7 @@ from fqvit.errors import FqvitError
 from fqvit.export.folder import check_free, replacing_folder, write_manifest
 from fqvit.ir.program import INPUT, Program
 from fqvit.ir.value import NAMES
+from fqvit.runtime.outputs import describe_outputs
 from fqvit.runtime.reference import Reference
 from fqvit.system.files import npy_bytes
 
@@ -41,13 +42,17 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
         buffers = {INPUT: writer.write("buffers", INPUT, pixels)}
         runner.run(pixels[None], lambda name, codes: buffers.update({name: writer.write("buffers", name, codes[0])}))
         constants = {name: writer.write("constants", name, array) for name, array in sorted(program.constants.items())}
-        output = program.header.output
+        output, infos = program.header.output, describe_outputs(program, program.verify())
         content: dict[str, object] = {
             "model": program.header.model,
             "fingerprint": program.fingerprint(),
             "image": Path(image).name if isinstance(image, str | Path) else "test picture" if image is None else "pixels",
             "output": output.buffer,
             "output_scale": output.scale,
+            "outputs": [
+                {"buffer": one.buffer, **msgspec.to_builtins(info)}
+                for one, info in zip(program.header.outputs, infos, strict=True)
+            ],
             "ops": [_op(program, i, buffers, constants) for i in range(len(program.ops))],
             "buffers": buffers,
             "constants": constants,

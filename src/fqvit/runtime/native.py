@@ -18,6 +18,7 @@ from fqvit import _native
 from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
 from fqvit.runtime.limits import MOST_BYTES
+from fqvit.runtime.outputs import OutputInfo, unique_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +98,9 @@ class Engine:
     @cached_property
     def outputs(self) -> tuple[OutputInfo, ...]:
         """The outputs of `run_all`, in order; `run` returns the first."""
-        return tuple(OutputInfo(*row) for row in self._model.outputs)
+        rows = self._model.outputs
+        names = unique_names([name for name, *_ in rows])
+        return tuple(OutputInfo(name, *row) for name, (_, *row) in zip(names, rows, strict=True))
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
         """Return int32 logits [N, classes], or codes of features, for images uint8 [N, H, W, C]."""
@@ -129,23 +132,6 @@ class Engine:
     def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
         """Measure every op, after fusion, for one image uint8 [H, W, C] on one thread: the fastest of `rounds` runs."""
         return [OpTime(*row) for row in self._model.profile(self._checked(image[None]), rounds)]
-
-
-@dataclass(frozen=True)
-class OutputInfo:
-    """One output of a program: value = (integer - zero) scale 2^alpha[c].
-
-    name: as `quantize --output` names it, such as tokens@9   kind: logits, tokens, embedding, ... (docs/reference/format.md)
-    dtype: u8, u16 or i32   shape: of one image   alpha: one exponent per channel; empty if all are 0
-    """
-
-    name: str
-    kind: str
-    scale: float
-    zero: int
-    dtype: str
-    shape: tuple[int, ...]
-    alpha: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from fqvit.export.onnx import elementwise as onnx_elementwise
 from fqvit.export.onnx import moves as onnx_moves
 from fqvit.export.onnx import ops as onnx_ops
 from fqvit.export.onnx.graph import OnnxGraph
-from fqvit.export.outputs import describe_outputs, output_names
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
 from fqvit.ir.program import INPUT, Program, Verified
+from fqvit.runtime.outputs import describe_outputs, output_names
 from fqvit.system.files import write_atomically
 
 OPSET = 21
