@@ -44,7 +44,7 @@ def program(weights: Path, photos: Path) -> Path:
     done = fqvit("quantize", weights, *DECIDED, "--size", 24, "--calib", photos, "-o", path)
     assert done.code == 0, done.err
     assert "short side 24" in done.out and "(from defaults)" in done.out and "mean and std: those of ImageNet" in done.out
-    assert "nothing says how its images are prepared" in done.err
+    assert "its preprocessing is not fully specified" in done.err
     return path
 
 

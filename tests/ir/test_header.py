@@ -151,7 +151,7 @@ def test_only_outputs_of_classifiers_have_features(output: Output) -> None:
     if output.kind in ("logits", "tokens", "pooled"):
         assert output.features() == output.kind
     else:
-        found = rf"^{output.buffer}: output of kind {output.kind} \(part of a detector\), expected logits"
+        found = rf"^{output.buffer}: output of kind {output.kind}, expected logits"
         with pytest.raises(FqvitError, match=found):
             output.features()
 

@@ -85,7 +85,7 @@ def main() -> NoReturn:
 
 @command("models")
 def models(as_json: Json = False) -> None:
-    """List the known models with their preprocessing, the supported families, and what other modules may contain."""
+    """List the known models with their preprocessing, the supported families, and the ops that other models may contain."""
     from fqvit.cli.commands import models as models_command
 
     models_command.run(as_json)

@@ -265,7 +265,8 @@ def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
 def located(name: str | None, weights: str | None) -> tuple[str | None, str | None]:
     """Return the name and the weights of a model. A MODEL argument that is a file or a folder becomes the weights.
 
-    Raises FqvitError for an unknown name, before torch is imported. With weights, they may decide instead of the name.
+    Raises FqvitError for an unknown name, before torch is imported. If weights are given, the name is not checked here: the
+    checkpoint may determine the model.
     """
     if name is None or weights is not None or name.startswith("hf:"):
         return name, weights
@@ -283,7 +284,7 @@ def located(name: str | None, weights: str | None) -> tuple[str | None, str | No
 
 
 def row_of(name: str | None, weights: str | None) -> Row | None:
-    """Return the zoo's row of a model, by its name or the file name of its checkpoint; None if the checkpoint decides."""
+    """Return the zoo's row of a model, by its name or the file name of its checkpoint; None for models outside the zoo."""
     from fqvit.models.zoo import check, lookup
 
     if name is None and weights is not None:
@@ -292,7 +293,10 @@ def row_of(name: str | None, weights: str | None) -> Row | None:
 
 
 def _name_from(weights: str) -> tuple[str | None, str | None]:
-    """Return the name in a file name, if it is a known one, and the weights. Folders and hubs have a config instead."""
+    """Return (name, weights) of a checkpoint given without a name. The name is that of the file if a model has this name.
+
+    Otherwise, and for a folder, the name is None: config.json or the weights decide. An hf: address counts as a name.
+    """
     if weights.startswith("hf:"):
         return weights, None
     from fqvit.models import architectures
@@ -329,8 +333,8 @@ def check_parent(path: Path) -> None:
 
 def check_folder(path: Path, option: str) -> None:
     """Raise FqvitError if a folder for output files cannot be written, or cannot be created with its parents."""
-    there = next((folder for folder in (path, *path.parents) if folder.exists()), path)
-    if not there.is_dir():
-        raise FqvitError(f"{path}: {there} is a file, expected a folder. Choose another folder ({option} DIR).")
-    if not os.access(there, os.W_OK):
-        raise FqvitError(f"{path}: {there} is not writable. Choose another folder ({option} DIR).")
+    existing = next((folder for folder in (path, *path.parents) if folder.exists()), path)
+    if not existing.is_dir():
+        raise FqvitError(f"{path}: {existing} is a file, expected a folder. Choose another folder ({option} DIR).")
+    if not os.access(existing, os.W_OK):
+        raise FqvitError(f"{path}: {existing} is not writable. Choose another folder ({option} DIR).")

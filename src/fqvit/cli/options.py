@@ -104,10 +104,10 @@ ProgramOut = Annotated[
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
 
 # What a state dict without a config or a known name does not show.
-Heads = Annotated[int | None, typer.Option(metavar="N", help="Number of heads, if neither a config nor the name decides.")]
-PoolChoice = Annotated[Pool | None, typer.Option("--pool", help="Pooling, if neither a config nor the name decides.")]
+Heads = Annotated[int | None, typer.Option(metavar="N", help="Number of heads, if neither config nor name determines it.")]
+PoolChoice = Annotated[Pool | None, typer.Option("--pool", help="Pooling, if neither config nor name determines it.")]
 ActivationChoice = Annotated[
-    Activation | None, typer.Option("--activation", help="Activation of the MLPs, if neither a config nor the name decides.")
+    Activation | None, typer.Option("--activation", help="Activation of the MLPs, if neither config nor name determines it.")
 ]
 
 # Options of fqvit table, ablate and sweep-k.

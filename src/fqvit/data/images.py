@@ -72,7 +72,7 @@ class Source(ABC):
         """Decode one image: u8 [height, width, channels]. Raises UnreadableImage. Called by several threads."""
 
     def limit(self, count: int) -> Self:
-        """Select at most `count` images, evenly spaced. The first `count` could be of one class: names sort by class."""
+        """Select at most `count` images, evenly spaced, because the first ones may all be of one class: paths sort by class."""
         return self.take(spread(len(self), count))
 
     def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:

@@ -80,7 +80,7 @@ class Comparer:
         calibration = calibration_of(program, features_of(program, model))
         self.graph = trace(model.module, calibration.features)
         self._check(model)
-        self.reference = Reference(program, "torch")  # bit-exact like numpy, but multi-threaded
+        self.reference = Reference(program, "torch")  # the same bits as with numpy; torch may use several threads
         self.simulation = Simulation(self.model, calibration)
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()

@@ -1,6 +1,6 @@
-"""Load a float model from a checkpoint or a live module, captured as a graph where it is not built from leaf modules.
+"""Load a float model from a checkpoint or a live module, and capture it as a graph unless it is built from leaf modules.
 
-See also: models/load.py (checkpoints), models/live.py (what a module says about itself), capture.py.
+See also: models/load.py (checkpoints), models/live.py (metadata of live modules), capture.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load_model(
     """
     if isinstance(name, nn.Module):
         if settings:
-            raise FqvitError(f"{', '.join(settings)}: for checkpoints only. A live module decides this itself.")
+            raise FqvitError(f"{', '.join(settings)}: for checkpoints only. Leave this out for a live module.")
         return _live(name, size if size is not None else weights, classes)  # type: ignore[arg-type]
     if isinstance(weights, int | tuple | Tensor):
         raise FqvitError(f"weights: got {type(weights).__name__}, expected a checkpoint. Pass an image size as size=.")
@@ -47,7 +47,7 @@ def load_model(
 
 
 def captured(model: FloatModel) -> FloatModel:
-    """Return the model with its plain module captured. Models built from leaves are returned as they are."""
+    """Return the model with its plain module captured. Models built from leaf modules are returned as they are."""
     if not load.is_plain(model.module):
         return model
     p = model.preprocess

@@ -63,7 +63,7 @@ def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
 
 
 def _keeps_order(reader: Step, i: int) -> bool:
-    """Whether a sum reads a linear layer's output as it is, or after a prefix of constant rows."""
+    """Return whether a sum reads a linear layer's output as it is, or after a prefix of constant rows."""
     view = reader.inputs[i]
     if reader.kind == "embed" and view.is_plain and len(view.shape) == 2 and len(view.step.shape) == 2:
         first = view.index.shape[0] - view.step.shape[0]

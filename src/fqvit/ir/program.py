@@ -153,10 +153,10 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self.name or self.kind
 
     def features(self) -> Literal["logits", "tokens", "pooled"]:
-        """Return the kind of a classifier's output. Raises FqvitError for the output of a detector's part."""
+        """Return the kind of output. Raises FqvitError for other kinds, which feature maps and parts of detectors have."""
         if self.kind == "logits" or self.kind == "tokens" or self.kind == "pooled":
             return self.kind
-        raise FqvitError(f"{self.buffer}: output of kind {self.kind} (part of a detector), expected logits, tokens or pooled.")
+        raise FqvitError(f"{self.buffer}: output of kind {self.kind}, expected logits, tokens or pooled.")
 
     def check(self, scope: Scope) -> Value:
         """Return the Value of the output's buffer. Rejects a buffer that does not match the kind."""

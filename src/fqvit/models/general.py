@@ -1,4 +1,4 @@
-"""Leaf modules of captured graphs (frontend/), beside those of layers.py. The conventions of layers.py apply.
+"""Leaf modules that only captured graphs (frontend/) contain. The conventions of layers.py apply.
 
 Values are [N, ..., C] with channels last. Everything that depends on the image size (rows of a convolution, positions) is
 computed when the graph is captured and stored as an index or a table.
@@ -18,7 +18,7 @@ from fqvit.models.layers import Leaf, Role
 class Route(Leaf):
     """Reshape, select and permute: y = x.reshape(view)[select].transpose(perm).reshape(shape), as the op Permute.
 
-    times: the last axis of the output consists of this many whole rows of channels of the input; 0: of parts of rows
+    times: number of whole input rows [C] in the last axis of the output; 0 if that axis contains parts of rows
     """
 
     def __init__(

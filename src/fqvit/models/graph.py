@@ -38,7 +38,8 @@ class Node:
 class Graph:
     """The nodes of a model in execution order.
 
-    output: name of the model's last output   others: names of the outputs that the model returns before it, in order
+    output: name of the main output, which a traced model returns last and a captured module first
+    others: names of the other outputs, in the order in which the model returns them
     """
 
     nodes: tuple[Node, ...]
@@ -67,7 +68,7 @@ class Graph:
         visit: Callable[[Node, Tensor], Tensor] | None = None,
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> Tensor:
-        """Run the nodes in order and return the last output.
+        """Run the nodes in order and return the main output.
 
         images: float [N, channels, height, width], normalised
         visit(node, y): returns the value that later nodes read instead of y
@@ -81,7 +82,7 @@ class Graph:
         visit: Callable[[Node, Tensor], Tensor] | None = None,
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Run the nodes as `run` does, and return all outputs."""
+        """Run the nodes as `run` does, and return all outputs, the main output last."""
         last_use = last_uses((node.inputs for node in self.nodes), self.outputs)
         values: dict[str, Tensor] = {IMAGES: images}
         for i, node in enumerate(self.nodes):
@@ -95,7 +96,7 @@ class Graph:
 
 
 class Captured(nn.Module):
-    """A model that is a graph already: its leaves are submodules, so that they move between devices with it.
+    """A model that is already a graph. Its leaves are submodules, so that they move between devices with it.
 
     parity: the largest difference from the original module's outputs, relative to the largest output
     """
@@ -107,7 +108,7 @@ class Captured(nn.Module):
 
     @property
     def classes(self) -> int | None:
-        """The number of logits; None if the first output is not a vector of logits."""
+        """The number of logits; None if the main output is not a vector of logits."""
         leaf = self.graph.node(self.graph.output).leaf
         return leaf.weight.shape[0] if leaf.role == "logits" and isinstance(leaf.weight, Tensor) else None
 
@@ -169,7 +170,7 @@ def _captured_features(graph: Graph, features: Features) -> Graph:
     head = graph.node(graph.output)
     if head.leaf.role != "logits":
         raise FqvitError(
-            f"features {features}: this model has no classifier, so its output already is features. Leave this out."
+            f"features {features}: this model has no classifier, its output already consists of features. Leave features out."
         )
     if features == "pooled":
         return graph.ending_at(head.inputs[0])

@@ -1,11 +1,11 @@
-"""The leaf modules that every float model is built from.
+"""The leaf modules that ViT, DeiT and Swin are built from, and the base class of all leaf modules.
 
 Tracing stops at a leaf, so each leaf is a node of the graph. Its output is a *site*: a tensor that may be quantized.
 Each class of leaves has exactly one lowering rule (lowering/rules/). A leaf computes in float, without quantization. Its `role`
 names the purpose of its output; recipes refer to roles.
 
 Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` stands for N in a ViT and for N, W inside Swin's
-attention. See also: maps.py (leaves of detectors, on feature maps).
+attention. See also: maps.py (leaf modules of detectors, on feature maps), general.py (those of captured graphs).
 """
 
 from __future__ import annotations

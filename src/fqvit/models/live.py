@@ -1,6 +1,6 @@
-"""Read what a live module says about itself: timm's `pretrained_cfg`, transformers' `config`. Imports neither library.
+"""Read the metadata of a live module: timm's `pretrained_cfg`, transformers' `config`. Imports neither library.
 
-The front end captures the module; this tells it the image size, the preprocessing and the class names.
+The front end captures the module; this module finds its image size, preprocessing and class names.
 See also: transform.py (to_preprocess), checkpoints/timm_config.py and checkpoints/transformers_config.py (config files).
 """
 
@@ -24,7 +24,7 @@ from fqvit.models.transform import Transform, merged, to_preprocess
 
 @dataclass(frozen=True)
 class Live:
-    """What a module says about itself.
+    """The metadata of a live module.
 
     name: timm's architecture, or the name of the class   image: height and width, None if unknown
     labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
@@ -38,7 +38,7 @@ class Live:
     source: str
 
     def preprocess(self, size: tuple[int, int] | None = None) -> tuple[Preprocess, tuple[str, ...]]:
-        """Return the preprocessing for images of a size, by default the module's own, and what was assumed."""
+        """Return the preprocessing for images of `size` (default: the module's own), and one sentence per assumption."""
         image = size or self.image
         if image is None:
             raise FqvitError(f"{self.name}: the module does not say its image size. Pass size=(height, width).")
@@ -53,7 +53,7 @@ OWN = "the module's pretrained_cfg"
 
 
 def describe(module: nn.Module) -> Live:
-    """Describe a module of timm or transformers. Of any other module, only the class, channels and weights are known."""
+    """Describe a module of timm or transformers. Of other modules, only the class, the channels and the weights are known."""
     source = f"module sha256:{tensors_hash(_tensors(module))}"
     cfg = _as_dict(getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None))
     if cfg is not None:
@@ -84,7 +84,7 @@ KEPT = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "input_size")
 
 
 def _transformers(module: nn.Module, config: Mapping[str, Any], source: str) -> Live:
-    """transformers keeps the preprocessing in another object, so only the image size is known."""
+    """Describe a module of transformers. Its preprocessing is part of another object, so only the image size is known."""
     name = type(module).__name__
     vision = config.get("vision_config")
     inner = vision if isinstance(vision, Mapping) else config

@@ -24,7 +24,8 @@ from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 WIDE = ("residual", "hidden", "scores")
 # Roles that may have one scale per channel.
 CHANNELS = ("norm", "qkv", "value", "context", "gelu")
-# Matrix products that read sites. Patches is not among them: it reads pixels, which are bytes already.
+# Products that read sites: matrix products, depthwise convolutions, gates and rotary embeddings. Patches is not among them: it
+# reads pixels, which are bytes already.
 PRODUCTS = (Linear, Conv2d, Deconv, Scores, Context, Depthwise, Multiply, Rotary)
 # Roles that stay in the accumulator unless the recipe asks for codes.
 BRANCHES = ("branch", "patch")
@@ -229,7 +230,7 @@ def _keeps_channels(graph: Graph, name: str) -> bool:
 
 
 def _read_by_product(graph: Graph, name: str) -> bool:
-    """Return whether a matrix product reads the site, directly or through data movement."""
+    """Return whether a product (see PRODUCTS) reads the site, directly or through data movement."""
     return any(
         isinstance(node.leaf, PRODUCTS) or (node.leaf.role == "route" and _read_by_product(graph, node.name))
         for node in graph.nodes

@@ -73,5 +73,5 @@ def test_a_missing_qkv_bias_must_be_confirmed() -> None:
 
 def test_gamma_in_the_blocks_needs_the_name_of_deit_3() -> None:
     state = {**random_state(VIT), **{f"blocks.{i}.gamma_{j}": torch.ones(12) for i in (0, 1) for j in (1, 2)}}
-    with pytest.raises(FqvitError, match="'blocks.0.gamma_1' is the LayerScale of DeiT III or of models with rotary"):
+    with pytest.raises(FqvitError, match="'blocks.0.gamma_1' is the LayerScale of DeiT III or of a model with rotary"):
         load_model(weights=state, heads=3, pool="token", activation="gelu")

@@ -53,5 +53,5 @@ def run(name: str | None, weights: str | None, settings: dict[str, Any], as_json
         ("graph", ", ".join(f"{count} {kind}" for kind, count in sorted(found["leaves"].items()))),
     ]
     if parity is not None:
-        rows.append(("float parity", f"{parity:.1e} of the largest output, on random images"))
+        rows.append(("float parity", f"within {parity:.1e} of the largest output, on random images"))
     say(f"{model.name}\n" + facts(rows))

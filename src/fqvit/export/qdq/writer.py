@@ -2,7 +2,7 @@
 
 Codes equal the program's up to float rounding: weights are the same int8 values, the scale of each output follows from its
 multiplier, and zero points are folded into biases. The graph uses standard ops only and has a dynamic batch axis:
-uint8 pixels [N, H, W, C] -> float logits [N, classes] or other outputs.
+uint8 pixels [N, H, W, C] -> float outputs, such as logits [N, classes].
 See also: attention.py, scales.py, outputs.py, docs/reference/qdq.md, docs/measurements/exports.md (agreement with the program).
 """
 
@@ -274,7 +274,7 @@ class _Export:
         return self.graph.quantized(self.graph.scaled(x, params.scale / scale, offset, y), y, shape, params)
 
     def _lookup(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
-        """Emit the function of a table that maps the codes before it to those after it, such as GELU."""
+        """Emit the float function that a lookup table computes, such as GELU."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
         function = None
         if site is not None and len(x.scale) == len(x.zero) == 1:
@@ -323,7 +323,7 @@ class _Export:
 
     def _depthwise(self, op: Depthwise, shape: tuple[int, ...]) -> QuantizedTensor:
         w, params = self.constants[op.part("w")], self.scales.params(op.y, op.y_zero, op.bits)
-        if len(params.zero) > 1:  # codes with one zero point per channel are those with any common one, plus an offset
+        if len(params.zero) > 1:  # use the middle code for all channels; `offset` compensates the difference
             params = QdqParams(per_channel(params.scale, shape[-1]), np.array([1 << (op.bits - 1)]), op.bits, params.product)
         mult, shift, bias = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift", "bias"))
         x = self.tensors[op.x]

@@ -175,7 +175,7 @@ def lower_rotary(leaf: general.Rotary, low: Lowering) -> LoweredValue:
 
 
 def lower_depthwise(leaf: general.Depthwise, low: Lowering) -> LoweredValue:
-    """Lower a depthwise convolution, or one factor and one term per channel."""
+    """Lower a depthwise convolution, or an affine map per channel."""
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     q_x, channels = x.codes(), x.shape[-1]
     quantized = depthwise_weights(leaf, q_x)

@@ -52,7 +52,7 @@ SWINV2 = (
 
 
 def from_beit(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """BeitModel, BeitForImageClassification and their Data2VecVision twins."""
+    """BeitModel, BeitForImageClassification and their Data2VecVision counterparts."""
     found = rename(tensors, BEIT, UNUSED, label)
     join_qkv(found, label)
     return found

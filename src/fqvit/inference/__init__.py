@@ -1,0 +1,1 @@
+"""Use programs on images: embeddings of images and their files."""
