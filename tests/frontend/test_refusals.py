@@ -42,7 +42,7 @@ class Body(nn.Module):
         (lambda x: x.square(), r"an output is a norm or a square"),
         (lambda x: torch.ones(2), r"does not depend on the image"),
         (lambda x: None, r"no floating-point output"),
-        (lambda x: F.avg_pool2d(x.reshape(-1, 8, 4, 4), 2, divisor_override=3), r"avg_pool2d with another divisor"),
+        (lambda x: F.avg_pool2d(x.reshape(-1, 8, 4, 4), 2, divisor_override=3), r"avg_pool2d with divisor_override"),
         (lambda x: F.max_pool2d(x.reshape(-1, 8, 4, 4), 3, ceil_mode=True), r"max_pool2d with ceil_mode"),
         (lambda x: x.view(1, 16, 8) if len(x) == 1 else x[:, :3], r"differ|cannot run|shape"),
     ],

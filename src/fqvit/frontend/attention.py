@@ -98,7 +98,7 @@ def _constant_query(reader: Reader, q: Tensor, k: View) -> View:
     heads = drop_leading_ones(front)
     q = q.broadcast_to((*front, *q.shape[-2:])).reshape(-1, *q.shape[-2:])
     if len(heads) > 1:
-        raise NotImplementedError("of a constant and windows is not supported")
+        raise NotImplementedError("of a constant query and keys in several windows is not supported")
     h, m, width = q.shape
     tokens = k.shape[-2]
     rows = k.reshaped(h, tokens, width).moved(lambda t: t.transpose(0, 1)).reshaped(tokens, h * width)

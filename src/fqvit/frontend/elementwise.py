@@ -172,7 +172,7 @@ def clamp(
     low, high = bounds.get("min", low), bounds.get("max", high)
     if isinstance(x, Pending):
         if high is not None:
-            raise NotImplementedError("of a norm from above is not supported")
+            raise NotImplementedError("of a norm with an upper bound is not supported")
         return replace(x, eps=float(low or 0.0))
     return _apply(reader, x, f"clamp({low}, {high})", lambda v: v.clamp(low, high))
 

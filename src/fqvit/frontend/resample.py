@@ -100,7 +100,7 @@ def avg_pool2d(
     divisor_override: int | None = None,
 ) -> View:
     if divisor_override is not None:
-        raise NotImplementedError("with another divisor is not supported")
+        raise NotImplementedError("with divisor_override is not supported")
     matrices = []
     for size, k, s, p in zip(x.shape[2:], pair(kernel), pair(stride or kernel), pair(padding), strict=True):
         args = ((k, 1), (s, 1), (p, 0), ceil_mode, count_include_pad)

@@ -1,1 +1,1 @@
-"""Use programs on images: embeddings of images and their files."""
+"""Use programs on images: embeddings and their files, search, zero-shot classification."""

@@ -41,7 +41,7 @@ class Live:
         """Return the preprocessing for images of `size` (default: the module's own), and one sentence per assumption."""
         image = size or self.image
         if image is None:
-            raise FqvitError(f"{self.name}: the module does not say its image size. Pass size=(height, width).")
+            raise FqvitError(f"{self.name}: the image size of the module is unknown. Pass size=(height, width).")
         transform = self.transform
         preprocess, assumed = to_preprocess(transform, image, self.channels, self.name)
         if transform.source and transform.source != OWN:

@@ -232,7 +232,7 @@ def test_timm_folders_must_have_the_structure_of_their_architecture(timm: Module
 def test_modules_of_neither_library_need_a_size() -> None:
     described = live.describe(nn.Sequential(nn.Conv2d(1, 2, 3)))
     assert (described.name, described.channels) == ("Sequential", 1)
-    with pytest.raises(FqvitError, match="does not say its image size. Pass size"):
+    with pytest.raises(FqvitError, match="the image size of the module is unknown. Pass size"):
         described.preprocess()
     preprocess, assumed = described.preprocess((28, 28))
     assert preprocess.channels == 1 and len(assumed) == 3

@@ -61,7 +61,7 @@ def for_leaves(found: Canonical, image: tuple[int, int], hints: Hints, label: st
 
 
 def resampled(positions: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int], antialias: bool) -> Tensor:
-    """[1, prefix + T, C] -> [1, prefix + T', C]. The rows of the prefix do not change."""
+    """Resample positions from one grid to another: [1, prefix + T, C] -> [1, prefix + T', C]. Prefix rows do not change."""
     width = positions.shape[-1]
     grid = positions[:, prefix:].reshape(1, *old, width).permute(0, 3, 1, 2)
     grid = F.interpolate(grid, size=new, mode="bicubic", antialias=antialias)

@@ -127,7 +127,7 @@ def _difference(found: Canonical, config: VisionConfig, distilled: bool) -> str 
 
 
 def _completed(hints: Hints, config: TimmConfig, name: str, found: Canonical) -> Hints:
-    """Return the hints with the settings of the name where they have none."""
+    """Return the hints, with unknown settings taken from the architecture of the name."""
     named = hints_of(config, f"the name {name}", name)
     if isinstance(config, SwinConfig):
         named = replace(named, heads=None, windows=None, image=None)  # shown by the tensors, or chosen by fold.py

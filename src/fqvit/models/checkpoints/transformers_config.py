@@ -245,7 +245,7 @@ def labels_of(config: Mapping[str, Any], label: str) -> tuple[str, ...] | None:
 
 
 def pair(value: object, name: str, label: str, source: str) -> tuple[int, int] | None:
-    """Return a size as (height, width): from one number, two numbers or None."""
+    """Return a size, given as one or two numbers, as (height, width); None if it is None."""
     numbers = _integers(value, name, label, source)
     if numbers is None:
         return None
