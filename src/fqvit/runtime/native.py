@@ -8,7 +8,7 @@ See also: reference.py, docs/explanation/engine.md.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +98,9 @@ class Engine:
     @cached_property
     def outputs(self) -> tuple[OutputInfo, ...]:
         """The outputs of `run_all`, in order; `run` returns the first."""
-        rows = self._model.outputs
-        names = unique_names([name for name, *_ in rows])
-        return tuple(OutputInfo(name, *row) for name, (_, *row) in zip(names, rows, strict=True))
+        found = [OutputInfo(*row) for row in self._model.outputs]
+        names = unique_names([info.name for info in found])
+        return tuple(replace(info, name=name) for info, name in zip(found, names, strict=True))
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
         """Return int32 logits [N, classes], or codes of features, for images uint8 [N, H, W, C]."""

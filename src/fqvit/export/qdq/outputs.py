@@ -35,7 +35,7 @@ def emit_outputs(graph: QdqGraph, program: Program, tensors: Mapping[str, Quanti
         scale = output.scale * np.exp2(alpha)
         offset = (tensor.zero - output.zero) * scale
         found = graph.scaled(tensor.name, scale / tensor.scale, offset, f"{output.buffer}.output")
-        shape = ["batch", *tensor.shape]
+        shape: list[str | int | None] = ["batch", *tensor.shape]
         infos.append(helper.make_tensor_value_info(_named(graph, found, name), TensorProto.FLOAT, shape))
     return infos
 
