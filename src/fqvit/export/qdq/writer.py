@@ -276,9 +276,10 @@ class _Export:
     def _lookup(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
         """Emit the float function that a lookup table computes, such as GELU."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
-        function = None
+        table, function = self.constants[op.part("table")].astype(np.int64), None
+        if op.alpha is None and np.array_equal(table, np.arange(len(table))[::-1]):  # last - code: the end of sign bits
+            return QuantizedTensor(self.graph.node("Neg", [x.name], op.y), shape, x.scale, len(table) - 1 - x.zero)
         if site is not None and len(x.scale) == len(x.zero) == 1:
-            table = self.constants[op.part("table")].astype(np.int64)
             values = (np.arange(len(table)) - x.zero) * x.scale
             if op.alpha is None:
                 function = recognised(table, values, site.scale[0], int(site.zero[0]), (1 << op.bits) - 1)
