@@ -31,6 +31,8 @@ from tests.export.compiled import STRICT, Builder, outputs_of, sources  # noqa: 
 from tests.factories import assert_same, images_for, one_thread  # noqa: E402, F401
 from tests.native.compilers import run, tool  # noqa: E402
 from tests.runtime.test_networks import lowered  # noqa: E402
+from tests.runtime.test_outputs import made  # noqa: E402
+from tests.runtime.test_outputs import outputs_of as outputs_by_name  # noqa: E402
 
 CAPTURED = ("features", "classifier", "hybrid")
 TARGETS = ("ort", "openvino", "tensorrt")
@@ -68,6 +70,21 @@ def test_outputs_of_every_kind_and_type_have_the_same_bits_on_every_backend(
     assert set(found) == set(KINDS[kind][0])  # type: ignore[index]
     for dtype, one in found.items():
         compare_backends(with_outputs(program, one), images, f"{kind} {dtype}", builder, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin", "features", "classifier"])
+def test_outputs_by_name_have_the_same_bits_on_every_backend(kind: str, builder: Builder, tmp_path: Path) -> None:
+    model, _, program = made(kind, "fqvit", outputs_by_name(kind))
+    compare_backends(program, images_for(model.preprocess, 2, 1), kind, builder, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["embedding:l2", "embedding:sign", "tokens@0", "class@0:u8"])
+@pytest.mark.parametrize("kind", ["vit", "features"])
+def test_a_single_output_by_name_has_the_same_bits_on_every_backend(
+    kind: str, name: str, builder: Builder, tmp_path: Path
+) -> None:
+    model, _, program = made(kind, "fqvit", (name,))
+    compare_backends(program, images_for(model.preprocess, 2, 1), f"{kind} {name}", builder, tmp_path)
 
 
 def test_a_program_whose_output_is_its_input_is_exported(builder: Builder, tmp_path: Path) -> None:
@@ -150,6 +167,23 @@ def test_qdq_outputs_are_the_values_of_the_program(kind: str, target: Any) -> No
         agreement = np.corrcoef(x.ravel(), y.ravel())[0, 1]
         # openvino and tensorrt keep 16-bit sites in float, where nothing is rounded or clipped.
         assert agreement > (0.9999 if target == "ort" else 0.99), f"{one.buffer}: correlation {agreement}"
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin", "features"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_qdq_outputs_by_name_are_the_values_of_the_program(kind: str, target: Any) -> None:
+    model, _, program = made(kind, "fqvit", outputs_by_name(kind))
+    images = images_for(model.preprocess, 4, 1)
+    exported, _ = qdq.build(program, target, "log2")
+    onnx.checker.check_model(exported, full_check=True)
+    for one, x, y in zip(program.header.outputs, qdq_outputs(exported, images), dequantized(program, images), strict=True):
+        if one.kind == "signs":
+            assert np.array_equal(x, np.rint(x)) and x.min() >= 0 and x.max() <= 255
+            same = np.unpackbits(x.astype(np.uint8)) == np.unpackbits(y.astype(np.uint8))
+            assert same.mean() > (0.99 if target == "ort" else 0.95), one.name
+        else:
+            agreement = np.corrcoef(x.ravel(), y.ravel())[0, 1]
+            assert agreement > (0.9999 if target == "ort" else 0.99), f"{one.name}: correlation {agreement}"
 
 
 def test_qdq_outputs_are_named_like_those_of_the_program() -> None:
