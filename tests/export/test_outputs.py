@@ -131,7 +131,7 @@ def test_an_onnx_output_whose_name_is_taken_has_the_name_of_its_buffer() -> None
 
 
 def test_a_session_reads_files_of_version_0_1_0(tmp_path: Path) -> None:
-    model = onnx_model(captured_program("features"))
+    model = onnx_model(lowered("vit", "fqvit", "pooled")[2])
     kept = [one for one in model.metadata_props if one.key != "fqvit.outputs"]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
@@ -193,7 +193,7 @@ def test_qdq_outputs_are_named_like_those_of_the_program() -> None:
     assert [one.name for one in model.graph.output] == ["logits", "tokens", "class"]
     facts = {one.key: one.value for one in model.metadata_props}
     assert json.loads(facts["fqvit.outputs"])[2] == {"name": "class", "kind": "embedding"}
-    assert [one.name for one in qdq.build(captured_program("features"))[0].graph.output] == ["features"]
+    assert [one.name for one in qdq.build(lowered("vit", "fqvit", "pooled")[2])[0].graph.output] == ["features"]
     taken = with_outputs(
         program, Output("norm", "tokens", 0.5, 3, name="head.input"), Output("head", "logits", 0.5, name="head")
     )
