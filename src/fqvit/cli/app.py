@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.cli import guard
+from fqvit.cli import embeddings, guard
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.options import (
     Backend,
@@ -198,6 +198,9 @@ def classify(
     classify_command.run(file, images, as_json)
 
 
+command("embed")(embeddings.embed)
+
+
 @command("inspect")
 def inspect(
     file: Program,
@@ -217,7 +220,9 @@ def inspect(
 def compare(
     file: Program,
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images without labels: a folder or tar shards.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR|TAR|PARQUET", help="Images without labels: a folder, tar or Parquet files.")
+    ] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
     *,
@@ -236,7 +241,8 @@ def report(
     file: Program,
     weights: Weights = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR|TAR", help="Images, with or without labels: a folder or tar shards.")
+        Path | None,
+        typer.Option(metavar="DIR|TAR|PARQUET", help="Images, with or without labels: a folder, tar or Parquet files."),
     ] = None,
     classes: Classes = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced. Default: 1000.")] = None,
