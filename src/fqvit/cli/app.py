@@ -31,6 +31,7 @@ from fqvit.cli.options import (
     Limit,
     ModelOrPath,
     OneModel,
+    OneOutput,
     Program,
     ProgramOut,
     QdqAttention,
@@ -40,9 +41,12 @@ from fqvit.cli.options import (
     SettingsAndSize,
     StudyOptions,
     TableOut,
+    Threads,
     Weights,
+    ZeroShot,
     one_option_per_field,
 )
+from fqvit.errors import FqvitError
 
 app = typer.Typer(
     help="Quantize vision transformers to integer-only programs, and run them.",
@@ -175,13 +179,29 @@ def evaluate(
     backend: Annotated[Backend | None, typer.Option(help="Runtime of a program. Default: native.")] = None,
     limit: Limit = None,
     device: Device = "cpu",
+    knn: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR|TAR", help="Embeddings: labelled gallery images; the nearest one decides the class."),
+    ] = None,
+    zero_shot: ZeroShot = None,
+    output: OneOutput = None,
     *,
     settings: SettingsAndSize,
     as_json: Json = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy of a program or float model."""
+    if knn is not None or zero_shot is not None:
+        from fqvit.cli.commands import evaluate_embeddings
+
+        other = None if backend is None or backend is Backend.native else "--backend"
+        evaluate_embeddings.run(
+            Path(target), knn, zero_shot, data, classes, output, weights, settings.given(), limit, other, as_json
+        )
+        return
     from fqvit.cli.commands import evaluate as evaluate_command
 
+    if output is not None:
+        raise FqvitError("--output: only with --knn or --zero-shot.")
     runtime = None if backend is None else backend.value
     evaluate_command.run(target, weights, data, classes, runtime, limit, device, settings.given(), as_json)
 
@@ -190,12 +210,40 @@ def evaluate(
 def classify(
     file: Program,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.", show_default=False)],
+    zero_shot: ZeroShot = None,
+    output: OneOutput = None,
     as_json: Json = False,
 ) -> None:
     """Show the five best classes of each image."""
     from fqvit.cli.commands import classify as classify_command
 
-    classify_command.run(file, images, as_json)
+    classify_command.run(file, images, zero_shot, output, as_json)
+
+
+@command("search")
+def search(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="EMBEDDINGS", help="Embedding file to search in, as `embed` writes it.", show_default=False),
+    ],
+    images: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGE...]", help="Images to search for.", show_default=False)
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE.fqvit", help="The program that made the embeddings; it embeds the images.")
+    ] = None,
+    queries: Annotated[
+        Path | None, typer.Option(metavar="EMBEDDINGS", help="Search for the vectors of this file instead of images.")
+    ] = None,
+    output: OneOutput = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Number of neighbours.")] = 5,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Find the nearest images of an embedding file, by integer cosines."""
+    from fqvit.cli.commands import search as search_command
+
+    search_command.run(file, images or [], model, queries, output, top, threads, as_json)
 
 
 @command("inspect")
