@@ -13,7 +13,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,22 +80,15 @@ class Source(ABC):
 
         share: the batches to read; None: all of them.
         """
+        numbers = range(-(-len(self) // size)) if share is None else share
+        ranges = (range(number * size, min((number + 1) * size, len(self))) for number in numbers)
+        return (batch for batch in self.batches_of(ranges) if batch.paths)
+
+    def batches_of(self, ranges: Iterable[range]) -> Iterator[Batch]:
+        """Yield one batch per range of positions: the readable images among them, possibly none."""
         self.skipped.clear()
-        pool = ThreadPoolExecutor(min(THREADS, cores()), thread_name_prefix="fqvit-decode")
-        try:
-            waiting: deque[tuple[range, list[Future[NDArray[np.uint8]]]]] = deque()
-            numbers = iter(range(-(-len(self) // size)) if share is None else share)
-            while True:
-                while len(waiting) <= BATCHES_AHEAD and (number := next(numbers, None)) is not None:
-                    indices = range(number * size, min((number + 1) * size, len(self)))
-                    waiting.append((indices, [pool.submit(self.read, index) for index in indices]))
-                if not waiting:
-                    return
-                batch = self._collect(*waiting.popleft())
-                if batch.paths:
-                    yield batch
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for indices, decoded in decode_ahead(self.read, ranges):
+            yield self._collect(indices, decoded)
 
     @abstractmethod
     def marks(self) -> Iterator[bytes]:
@@ -135,6 +128,22 @@ class Source(ABC):
 
     def _check_not_too_many_skipped(self) -> None:
         check_not_too_many_skipped(self.skipped, len(self))
+
+
+def decode_ahead(read: Callable[[int], T], ranges: Iterable[range]) -> Iterator[tuple[range, list[Future[T]]]]:
+    """Call read(index) in threads for the positions of each range, up to BATCHES_AHEAD ranges ahead of the caller."""
+    pool = ThreadPoolExecutor(min(THREADS, cores()), thread_name_prefix="fqvit-decode")
+    try:
+        waiting: deque[tuple[range, list[Future[T]]]] = deque()
+        remaining = iter(ranges)
+        while True:
+            while len(waiting) <= BATCHES_AHEAD and (indices := next(remaining, None)) is not None:
+                waiting.append((indices, [pool.submit(read, index) for index in indices]))
+            if not waiting:
+                return
+            yield waiting.popleft()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def check_not_too_many_skipped(skipped: Sequence[tuple[str, str]], total: int) -> None:

@@ -1,1 +1,1 @@
-"""Use programs on images: embeddings and their files, search, zero-shot classification."""
+"""Use programs on images: embed, classify or detect; embeddings and their files; search and zero-shot classification."""

@@ -80,6 +80,11 @@ class Engine:
         return None if names is None else tuple(names.decode("utf-8", "replace").split("\n"))
 
     @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the program, in hexadecimal. Equal programs have equal fingerprints."""
+        return self._model.fingerprint
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of the input."""
         return self._model.input_shape
