@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.cli import guard
+from fqvit.cli import embeddings, guard, study
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.options import (
     Backend,
@@ -26,11 +26,9 @@ from fqvit.cli.options import (
     Device,
     ExportKind,
     Features,
-    FigureOut,
     Json,
     Limit,
     ModelOrPath,
-    OneModel,
     OneOutput,
     Program,
     ProgramOut,
@@ -39,9 +37,6 @@ from fqvit.cli.options import (
     Recipe,
     Settings,
     SettingsAndSize,
-    StudyOptions,
-    TableOut,
-    Threads,
     Weights,
     ZeroShot,
     one_option_per_field,
@@ -220,30 +215,7 @@ def classify(
     classify_command.run(file, images, zero_shot, output, as_json)
 
 
-@command("search")
-def search(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="EMBEDDINGS", help="Embedding file to search in, as `embed` writes it.", show_default=False),
-    ],
-    images: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE...]", help="Images to search for.", show_default=False)
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="FILE.fqvit", help="The program that made the embeddings; it embeds the images.")
-    ] = None,
-    queries: Annotated[
-        Path | None, typer.Option(metavar="EMBEDDINGS", help="Search for the vectors of this file instead of images.")
-    ] = None,
-    output: OneOutput = None,
-    top: Annotated[int, typer.Option(metavar="N", help="Number of neighbours.")] = 5,
-    threads: Threads = None,
-    as_json: Json = False,
-) -> None:
-    """Find the nearest images of an embedding file, by integer cosines."""
-    from fqvit.cli.commands import search as search_command
-
-    search_command.run(file, images or [], model, queries, output, top, threads, as_json)
+command("search")(embeddings.search)
 
 
 @command("inspect")
@@ -366,72 +338,10 @@ def export(
     export_command.run(file, to.value, out, given, as_json)
 
 
-@command("table")
-@one_option_per_field
-def table(
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: the paper's methods and fqvit."),
-    ] = None,
-    bits: Annotated[
-        str | None, typer.Option(metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
-    ] = None,
-    *,
-    options: StudyOptions,
-    out: TableOut = None,
-    as_json: Json = False,
-) -> None:
-    """Compare the top-1 accuracy of quantization methods. Also lists float and published results. Finished cells are cached."""
-    from fqvit.cli.commands import table as table_command
-
-    table_command.run(methods, bits, options, out or [], as_json)
-
-
-@command("ablate")
-@one_option_per_field
-def ablate(
-    model: OneModel = None,
-    *,
-    options: StudyOptions,
-    out: FigureOut = None,
-    as_json: Json = False,
-) -> None:
-    """Measure what each part of the paper's method gains and costs. Finished cells are cached."""
-    from fqvit.cli.commands import ablate as ablate_command
-
-    ablate_command.run(model, options, out or [], as_json)
-
-
-@command("sweep-k")
-@one_option_per_field
-def sweep_k(
-    model: OneModel = None,
-    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Recipe in which K is varied.")] = "fq-vit",
-    largest: Annotated[int, typer.Option(metavar="K", help="Largest K. The sweep starts at 0.")] = 6,
-    *,
-    options: StudyOptions,
-    out: FigureOut = None,
-    as_json: Json = False,
-) -> None:
-    """Measure how the accuracy depends on K, the largest exponent of the Power-of-Two Factor. Finished cells are cached."""
-    from fqvit.cli.commands import sweep as sweep_command
-
-    sweep_command.run(model, recipe, largest, options, out or [], as_json)
-
-
-@command("bitops")
-def bitops(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name of a model. Default: fmnist_vit.")] = None,
-    bits: Annotated[
-        str | None, typer.Option(metavar="W/A/ATTN", help="Also count at these bit widths, in the usual convention.")
-    ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Count the bit operations of a model per image. Uses the paper's convention and the usual W x A per multiplication."""
-    from fqvit.cli.commands import bitops as bitops_command
-
-    bitops_command.run(model, bits, layers, as_json)
+command("table")(study.table)
+command("ablate")(study.ablate)
+command("sweep-k")(study.sweep_k)
+command("bitops")(study.bitops)
 
 
 @command("doctor")

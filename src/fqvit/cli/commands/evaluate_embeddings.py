@@ -72,8 +72,8 @@ def _run_knn(
     workers = Workers.from_environment()
     embed = Embedder(path, output)
     names, ids = _classes(gallery, classes)
-    images = inputs.labelled(data, embed.engine.header.model, embed.engine.header.preprocess, names, ids, limit, workers)
     shown = inputs.labelled(gallery, embed.engine.header.model, embed.engine.header.preprocess, names, ids, None, workers)
+    images = inputs.labelled(data, embed.engine.header.model, embed.engine.header.preprocess, names, ids, limit, workers)
     start = time.perf_counter()
     run = class_scores(embed, embed.similarity, shown.batches(BATCH, "gallery"), len(names), workers)
     found = measure(run, images.batches(BATCH, "evaluating"), workers)
@@ -128,11 +128,12 @@ def _float_run(
     import torch
 
     from fqvit.models.graph import run_float, trace
+    from fqvit.models.load import class_count
     from fqvit.models.pixels import normalise
 
     header = embed.engine.header
     model = inputs.model_of_program(header, weights, **settings)
-    graph = trace(model.module, (embed.info.name,))
+    graph = trace(model.module, "logits" if class_count(model) is None else header.output.features())
 
     @torch.no_grad()
     def forward(images: NDArray[np.uint8]) -> Scores:

@@ -30,9 +30,7 @@ def run(
 ) -> None:
     """Search with images, which `model` embeds, or with the vectors of another embedding file."""
     if (queries is None) == (not images):
-        raise FqvitError(
-            "search: expected images (with --model FILE.fqvit) or an embedding file (--queries FILE), one of them."
-        )
+        raise FqvitError("search: expected either images (with --model FILE.fqvit) or an embedding file (--queries FILE).")
     if count < 1:
         raise FqvitError(f"--top {count}: expected at least 1.")
     gallery = embeddings.read(file)
