@@ -152,7 +152,7 @@ def test_wrong_options_of_embeddings_are_rejected(
     assert_rejected(fqvit("eval", program, "--knn", gallery, "--zero-shot", text, "--data", queries), "only one of them")
     assert_rejected(fqvit("eval", program, "--knn", gallery), "--data DIR")
     assert_rejected(fqvit("eval", program, "--knn", tmp_path / "no", "--data", queries), "no such folder")
-    assert_rejected(fqvit("eval", program, "--knn", tmp_path, "--data", queries), "no class")
+    assert_rejected(fqvit("eval", program, "--knn", tmp_path, "--data", queries), "no images found")
     assert_rejected(fqvit("eval", "fmnist_vit", "--knn", gallery, "--data", queries), "Pass a .fqvit file")
     assert_rejected(fqvit("eval", program, "--zero-shot", text, "--data", queries, "--weights", "x"), "--weights")
     assert_rejected(fqvit("eval", program, "--knn", gallery, "--data", queries, "--backend", "reference"), "--backend")

@@ -81,6 +81,15 @@ class Embeddings:
         scale = info.scale * np.exp2(np.array(info.alpha)) if info.alpha else info.scale
         return ((codes.astype(np.int64) - info.zero) * scale).astype(np.float32)
 
+    def save(self, path: str | Path) -> None:
+        """Write the embeddings atomically, in the format that the suffix names: .npy, .safetensors or .parquet."""
+        write(path, self)
+
+    @staticmethod
+    def load(path: str | Path) -> Embeddings:
+        """Read an embedding file. Raises FqvitError for any other file."""
+        return read(path)
+
     def joined(self, later: Embeddings) -> Embeddings:
         """Return these embeddings followed by others with the same outputs."""
         vectors = {name: np.concatenate([array, later.vectors[name]]) for name, array in self.vectors.items()}

@@ -13,7 +13,7 @@ from fqvit.inference import embeddings
 from fqvit.inference.embeddings import Embeddings
 from fqvit.inference.model import load
 from fqvit.inference.products import ONE
-from fqvit.inference.search import index_of, searchable
+from fqvit.inference.search import nearest, searchable
 from fqvit.system.progress import busy, track
 from fqvit.system.text import table
 
@@ -45,8 +45,7 @@ def run(
         raise FqvitError(f"{queries}: no output {name!r}, which {file} is searched by. Embed the queries with --output {name}.")
     start = time.perf_counter()
     with busy(f"searching {len(gallery)} vectors"):
-        index = index_of(gallery, name, threads)
-        found = index.search(wanted.codes(name), wanted.info[name].zero, count)
+        found = nearest(gallery, wanted, name, count, threads)
     seconds = time.perf_counter() - start
     results = [
         {"query": query, "neighbours": [_row(gallery, row, score) for row, score in zip(rows, scores, strict=True)]}
