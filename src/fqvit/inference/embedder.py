@@ -18,17 +18,20 @@ from fqvit.runtime.native import Engine
 
 
 class Embedder:
-    """One output of a program: images u8 [N, H, W, C] -> codes [N, C]. info: describes the output"""
+    """One output of a program: images u8 [N, H, W, C] -> codes [N, C].
+
+    info: describes the output   position: its place among the outputs of the program
+    """
 
     def __init__(self, path: Path, output: str | None = None, engine: Engine | None = None) -> None:
         """output: its name; None: the first one that is an embedding. engine: the program, if it is loaded already"""
         self.path, self.engine = path, engine or Engine(path)
         outputs = {info.name: info for info in self.engine.outputs}
         self.info = searchable(outputs, str(path), output)
-        self._position = list(outputs).index(self.info.name)
+        self.position = list(outputs).index(self.info.name)
 
     def __call__(self, images: NDArray[np.uint8]) -> Codes:
-        return self.engine.run_all(images)[self._position]
+        return self.engine.run_all(images)[self.position]
 
     def similarity(self, gallery: Codes) -> Callable[[Codes], Ints]:
         """Return a function from queries [Q, C] to their integer cosines to the gallery [G, C]: i64 [Q, G]."""

@@ -127,17 +127,17 @@ def _float_run(
     inputs.require_torch("eval --knn --weights")
     import torch
 
-    from fqvit.models.graph import run_float, trace
-    from fqvit.models.load import class_count
+    from fqvit.evaluate.compare import outputs_of
+    from fqvit.models.outputs import output_graph
     from fqvit.models.pixels import normalise
 
     header = embed.engine.header
-    model = inputs.model_of_program(header, weights, **settings)
-    graph = trace(model.module, "logits" if class_count(model) is None else header.output.features())
+    model, p = inputs.model_of_program(header, weights, **settings), header.preprocess
+    graph = output_graph(model.module, (p.channels, p.height, p.width), *outputs_of(header, model))
 
     @torch.no_grad()
     def forward(images: NDArray[np.uint8]) -> Scores:
-        values: Scores = run_float(graph, normalise(images, embed.engine.header.preprocess)).cpu().numpy()
+        values: Scores = graph.run_all(normalise(images, p))[embed.position].cpu().numpy()
         return values
 
     return class_scores(forward, float_similarity, gallery.batches(BATCH, "float gallery"), classes, workers)
