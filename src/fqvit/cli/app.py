@@ -218,6 +218,7 @@ def classify(
     classify_command.run(file, images, zero_shot, output, as_json)
 
 
+command("embed")(embeddings.embed)
 command("search")(embeddings.search)
 
 
@@ -240,7 +241,9 @@ def inspect(
 def compare(
     file: Program,
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images without labels: a folder or tar shards.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR|TAR|PARQUET", help="Images without labels: a folder, tar or Parquet files.")
+    ] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
     *,
@@ -259,7 +262,8 @@ def report(
     file: Program,
     weights: Weights = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR|TAR", help="Images, with or without labels: a folder or tar shards.")
+        Path | None,
+        typer.Option(metavar="DIR|TAR|PARQUET", help="Images, with or without labels: a folder, tar or Parquet files."),
     ] = None,
     classes: Classes = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced. Default: 1000.")] = None,

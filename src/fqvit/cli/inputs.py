@@ -1,7 +1,7 @@
 """Load the inputs of commands: images with or without labels, class names and float models; check output paths.
 
 Wrong inputs are reported before any slow work. torch is not imported here unless a float model is loaded.
-See also: data/images.py (folders), data/shards.py (tar files), models/embedded.py (images in the package).
+See also: data/places.py (folders, tar and Parquet files), models/embedded.py (images in the package).
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fqvit.cli.output import warn, warn_of_skipped
 from fqvit.data.images import Batch, ImageArray, ImageFolder, Source
+from fqvit.data.places import open_labelled, open_unlabelled
 from fqvit.data.preprocess import Preprocess
-from fqvit.data.shards import TarShards, are_shards
+from fqvit.data.shards import TarShards
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
@@ -86,11 +87,8 @@ def labelled(
             )
         inside = ImageArray(pixels, labels.tolist(), preprocess)
         return Images(inside if limit is None else inside.limit(limit), "embedded test images", workers)
-    if are_shards(path):
-        found: Source = TarShards.labelled(path, preprocess, classes, ids, workers)
-    else:
-        found = ImageFolder.labelled(path, preprocess, classes, ids)
-        _agree(found, path, workers)
+    found = open_labelled(path, preprocess, classes, ids, workers)
+    _agree(found, path, workers)
     return Images(found if limit is None else found.limit(limit), str(path), workers)
 
 
@@ -104,18 +102,21 @@ def unlabelled(
         pixels = embedded.calibration_images()
         _check_shape(option, model, preprocess, pixels.shape[1:])
         return Images(ImageArray(pixels, None, preprocess).limit(limit), "embedded calibration images", workers)
-    if are_shards(path):
-        return Images(TarShards.unlabelled(path, preprocess, workers).limit(limit), str(path), workers)
-    found = ImageFolder.unlabelled(path, preprocess)
+    found = open_unlabelled(path, preprocess, workers)
     _agree(found, path, workers)
     return Images(found.limit(limit), str(path), workers)
 
 
-def _agree(images: ImageFolder, folder: Path, workers: Workers) -> None:
-    """Raise FqvitError if workers on different machines have different image files."""
-    names = "\n".join(str(path.relative_to(folder)) for path in images.paths)
-    digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:8]
-    workers.agree(str(folder), f"{len(images)} images (names {digest})", "Every machine needs the same files.")
+def _agree(images: Source, place: Path, workers: Workers) -> None:
+    """Raise FqvitError if workers on different machines have different image files. The workers read tar shards together."""
+    if workers.size == 1 or isinstance(images, TarShards):
+        return
+    if isinstance(images, ImageFolder):
+        marks: Iterable[bytes] = (str(path.relative_to(place)).encode(errors="surrogateescape") for path in images.paths)
+    else:
+        marks = images.marks()
+    digest = hashlib.sha256(b"\n".join(marks)).hexdigest()[:8]
+    workers.agree(str(place), f"{len(images)} images (names {digest})", "Every machine needs the same files.")
 
 
 def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[int, ...]) -> None:

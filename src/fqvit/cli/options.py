@@ -31,6 +31,11 @@ class DetectorBackend(StrEnum):
     reference = "reference"
 
 
+class EmbeddingKind(StrEnum):
+    parquet = "parquet"
+    safetensors = "safetensors"
+
+
 class ExportKind(StrEnum):
     onnx = "onnx"
     qdq = "qdq"
@@ -92,11 +97,12 @@ OutputNames = Annotated[
     ),
 ]
 Calib = Annotated[
-    Path | None, typer.Option(metavar="DIR|TAR", help="Calibration images without labels: a folder or tar shards.")
+    Path | None,
+    typer.Option(metavar="DIR|TAR|PARQUET", help="Calibration images without labels: a folder, tar or Parquet files."),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(metavar="DIR|TAR", help="Test images: a folder with one sub-folder per class, or tar shards."),
+    typer.Option(metavar="DIR|TAR|PARQUET", help="Test images: a folder with one sub-folder per class, tar or Parquet files."),
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")]
 CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="Use at most N calibration images, evenly spaced.")]

@@ -48,12 +48,14 @@ class Source(ABC):
     """Images in a fixed order, read on demand.
 
     labels: class indices, None if unknown. skipped: (name, reason) of each image that the latest pass could not read.
+    tolerated: unreadable images that are allowed even if they are more than 1 %; for a small part of a large dataset.
     """
 
     def __init__(self, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
         self.labels = None if labels is None else list(labels)
         self.preprocess = preprocess
         self.skipped: list[tuple[str, str]] = []
+        self.tolerated = 0
 
     @abstractmethod
     def __len__(self) -> int:
@@ -105,7 +107,7 @@ class Source(ABC):
         """Collect `skipped` of all workers after each has read its share. Raises FqvitError if there are too many."""
         parts = workers.gather(self.skipped)
         self.skipped = [(name, reason) for part in parts for name, reason in part]
-        self._check_not_too_many_skipped()
+        self.check_skipped(self.skipped)
 
     def settle(self, workers: Workers) -> None:
         """Deprecated: the name of `merge_skipped` in version 0.1.0."""
@@ -120,14 +122,16 @@ class Source(ABC):
                 kept.append(index)
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
-                self._check_not_too_many_skipped()
+                self.check_skipped(self.skipped)
         shape = (0, self.preprocess.height, self.preprocess.width, self.preprocess.channels)
         pixels = np.stack(images) if images else np.zeros(shape, np.uint8)
         labels = None if self.labels is None else np.array([self.labels[i] for i in kept], np.int64)
         return Batch(pixels, labels, [self.name(i) for i in kept])
 
-    def _check_not_too_many_skipped(self) -> None:
-        check_not_too_many_skipped(self.skipped, len(self))
+    def check_skipped(self, skipped: Sequence[tuple[str, str]]) -> None:
+        """Raise FqvitError if these are too many unreadable images of this source."""
+        if len(skipped) > self.tolerated:
+            check_not_too_many_skipped(skipped, len(self))
 
 
 def decode_ahead(read: Callable[[int], T], ranges: Iterable[range]) -> Iterator[tuple[range, list[Future[T]]]]:
@@ -353,6 +357,15 @@ def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | i
         f"{where}: {len(folders)} class sub-folders for a model of {count} classes, and '{stray}' is neither a class {kind} "
         f"nor a number below {count}. Use one sub-folder per class, or name them by class name or by number from 0{hint}."
     )
+
+
+def names_to_indices(names: Sequence[str], classes: Sequence[str] | int, ids: Sequence[str] = ()) -> list[int] | None:
+    """Return the class index of each name if all are ids, or all are names, of different classes; otherwise None."""
+    for known in (ids, () if isinstance(classes, int) else classes):
+        found = [index for index in _indices_of(names, known) if index is not None]
+        if len(found) == len(set(found)) == len(names):
+            return found
+    return None
 
 
 def _indices_of(folders: Sequence[str], names: Sequence[str]) -> list[int | None]:

@@ -48,7 +48,7 @@ class Embeddings:
     """The outputs of a program for several images.
 
     names: one per image, in input order, such as relative paths. vectors: [N, *shape] by output, the program's integers.
-    model: the name of the model. fingerprint: of the program.
+    model: the name of the model. fingerprint: of the program. source: digest of the images and the program; "" if unknown
     """
 
     names: Sequence[str]
@@ -56,6 +56,7 @@ class Embeddings:
     info: Mapping[str, Info]
     model: str
     fingerprint: str
+    source: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,13 +105,14 @@ class Embeddings:
             )
 
 
-class _About(msgspec.Struct, frozen=True):
+class _About(msgspec.Struct, frozen=True, omit_defaults=True):
     """The JSON in a file. Unknown fields are ignored, so that a later version may add some."""
 
     version: int
     model: str
     fingerprint: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     outputs: Annotated[tuple[Info, ...], msgspec.Meta(min_length=1)]
+    source: str = ""
 
 
 Write = Callable[[Path, str, Sequence[Column], int, Iterable[Rows]], None]
@@ -147,7 +149,7 @@ def write_parts(path: str | Path, parts: Sequence[Embeddings]) -> None:
         if bad is not None:
             raise FqvitError(f"{path}: name {bad!r} has a line break or is not valid text. Rename the image.")
         count += len(part)
-    text = msgspec.json.encode(_About(VERSION, first.model, first.fingerprint, outputs)).decode()
+    text = msgspec.json.encode(_About(VERSION, first.model, first.fingerprint, outputs, first.source)).decode()
     columns = [Column(info.name, info.dtype, info.shape) for info in outputs]
     _, save = FORMATS[check_suffix(path)]
     save(path, text, columns, count, _PartRows(parts))
@@ -184,9 +186,20 @@ def read(path: str | Path) -> Embeddings:
         for name, output in info.items():
             if vectors[name].shape == (count, math.prod(output.shape)):
                 vectors[name] = vectors[name].reshape(count, *output.shape)
-    found = Embeddings(content.rows.names, {name: vectors[name] for name in info}, info, about.model, about.fingerprint)
+    found = Embeddings(
+        content.rows.names, {name: vectors[name] for name in info}, info, about.model, about.fingerprint, about.source
+    )
     _check(path, found)
     return found
+
+
+def source_of(path: Path) -> str | None:
+    """Return the digest of the images and the program of a .safetensors or .parquet file; None if there is no such file."""
+    try:
+        text = formats.text_of(path) if path.is_file() else None
+        return None if text is None else _about(path, text).source or None
+    except (FqvitError, OSError):
+        return None
 
 
 def _about(path: Path, text: str) -> _About:

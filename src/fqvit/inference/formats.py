@@ -218,6 +218,22 @@ def read_parquet(path: Path) -> Content:
         raise FqvitError(f"{path}: not an embedding file ({_first_line(error)}). {DAMAGED}") from None
 
 
+def text_of(path: Path) -> str | None:
+    """Return the JSON of a .safetensors or .parquet file without reading its vectors; None if it has none."""
+    if path.suffix.lower() == ".parquet":
+        arrow, parquet = _pyarrow(path)
+        try:
+            found: bytes | None = (parquet.read_schema(path).metadata or {}).get(KEY.encode())
+        except (arrow.ArrowException, ValueError):
+            return None
+        return None if found is None else found.decode("utf-8", "replace")
+    try:
+        with safe_open(path, framework="numpy") as opened:
+            return (opened.metadata() or {}).get(KEY)
+    except (SafetensorError, ValueError):
+        return None
+
+
 def _pyarrow(path: Path) -> tuple[Any, Any]:
     try:
         import pyarrow
