@@ -140,8 +140,10 @@ def _plan_output(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     bits = leaf.bits or rule.bits or recipe.activation_bits
     observer = rule.observer or ("minmax" if bits > 8 else recipe.observer)
     _check_observer(node, observer)
+    # Vectors of length 1 have no larger elements; with wide codes, covering them all costs nothing.
+    whole = (-1.0, 1.0) if leaf.symmetric and bits > 8 else None
     symmetric = recipe.symmetric or leaf.symmetric
-    return SitePlan(node.name, "range", bits, "output", observer, fixed=rule.range, symmetric=symmetric)  # type: ignore[arg-type]
+    return SitePlan(node.name, "range", bits, "output", observer, fixed=rule.range or whole, symmetric=symmetric)  # type: ignore[arg-type]
 
 
 def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
