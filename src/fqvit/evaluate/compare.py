@@ -76,7 +76,9 @@ class Comparer:
     def __init__(self, program: Program, model: FloatModel) -> None:
         # Use the program's preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
-        self.program = program
+        self.program, self.outputs = program, program.header.outputs
+        self.logits = next((output.buffer for output in self.outputs if output.kind == "logits"), None)
+        self.scales = {output.buffer: output.scale for output in self.outputs}
         calibration = calibration_of(program, *outputs_of(program.header, model))
         self.graph = calibration.graph(self.model)
         self._check(model)
@@ -85,9 +87,6 @@ class Comparer:
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
-        self.outputs = program.header.outputs
-        self.logits = next((output.buffer for output in self.outputs if output.kind == "logits"), None)
-        self.scales = {output.buffer: output.scale for output in self.outputs}
         self.power = {name: _Power() for name in (*self.qparams, *([self.logits] if self.logits else []))}
         self.images = self.integer_agrees = self.simulated_agrees = 0
 
