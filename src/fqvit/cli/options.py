@@ -89,6 +89,13 @@ Classes = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Class names: text with one per line, or a JSON list of names or of [id, name] pairs."),
 ]
+OutputNames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Outputs with commas: logits, embedding, class, mean, tokens; class@9 after block 9; :u8 :u16 :i32 :l2 :sign.",
+    ),
+]
 Calib = Annotated[
     Path | None,
     typer.Option(metavar="DIR|TAR|PARQUET", help="Calibration images without labels: a folder, tar or Parquet files."),
@@ -106,6 +113,13 @@ Bits = Annotated[
 ProgramOut = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="OUT.fqvit", help="Output file. Default: MODEL.fqvit in the current folder."),
+]
+OneOutput = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Output of the program. Default: the first one that is an embedding.")
+]
+ZeroShot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.npz", help="Text embeddings as classes: arrays embeddings [classes, C] and names [classes]."),
 ]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
 
