@@ -21,7 +21,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import Add
 from fqvit.ir.ops import Linear as LinearOp
-from fqvit.ir.program import Program, Site
+from fqvit.ir.program import Header, Program, Site
 from fqvit.models.graph import Features, Node
 from fqvit.models.layers import Linear
 from fqvit.models.load import FloatModel, class_count
@@ -76,8 +76,10 @@ class Comparer:
     def __init__(self, program: Program, model: FloatModel) -> None:
         # Use the program's preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
-        self.program = program
-        calibration = calibration_of(program, *outputs_of(program, model))
+        self.program, self.outputs = program, program.header.outputs
+        self.logits = next((output.buffer for output in self.outputs if output.kind == "logits"), None)
+        self.scales = {output.buffer: output.scale for output in self.outputs}
+        calibration = calibration_of(program, *outputs_of(program.header, model))
         self.graph = calibration.graph(self.model)
         self._check(model)
         self.reference = Reference(program, "torch")  # the same bits as with numpy; torch may use several threads
@@ -85,9 +87,6 @@ class Comparer:
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
-        self.outputs = program.header.outputs
-        self.logits = next((output.buffer for output in self.outputs if output.kind == "logits"), None)
-        self.scales = {output.buffer: output.scale for output in self.outputs}
         self.power = {name: _Power() for name in (*self.qparams, *([self.logits] if self.logits else []))}
         self.images = self.integer_agrees = self.simulated_agrees = 0
 
@@ -205,12 +204,11 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
     return comparer.result()
 
 
-def outputs_of(program: Program, model: FloatModel) -> tuple[Features, tuple[str, ...]]:
+def outputs_of(header: Header, model: FloatModel) -> tuple[Features, tuple[str, ...]]:
     """Return Calibration.features and Calibration.outputs of a program. Without names, the outputs are the model's own."""
-    outputs = program.header.outputs
-    if any(output.name for output in outputs):
-        return "logits", tuple(output.label for output in outputs)
-    return "logits" if class_count(model) is None else program.header.output.features(), ()
+    if any(output.name for output in header.outputs):
+        return "logits", tuple(output.label for output in header.outputs)
+    return "logits" if class_count(model) is None else header.output.features(), ()
 
 
 def calibration_of(program: Program, features: Features, outputs: tuple[str, ...] = ()) -> Calibration:

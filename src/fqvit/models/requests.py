@@ -1,4 +1,6 @@
-"""Parse the names of outputs: NAME[@LAYER][:MODIFIER...], such as embedding:l2 or tokens@9.
+"""Parse the names of outputs: a name, a layer and modifiers, such as embedding:l2 or tokens@9.
+
+    NAME[@LAYER][:MODIFIER...]
 
 Imports no torch, so that the command line can reject a name at once. See also: outputs.py (finds the outputs in a graph),
 docs/how-to/extract-features.md.

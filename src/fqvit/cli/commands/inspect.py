@@ -85,7 +85,9 @@ def _output(program: Program, output: Output) -> dict[str, Any]:
 
 def _output_line(program: Program, output: Output, names: str) -> str:
     value = program.verify().buffers[output.buffer]
-    kind = f"{output.label}, {names}" if output.kind == "logits" else f"{output.label} ({output.kind})"
+    kind = output.label if output.label == output.kind else f"{output.label} ({output.kind})"
+    if output.kind == "logits":
+        kind += f", {names}"
     zero = f", zero {output.zero}" if output.zero else ""
     return f"{kind}, {value.dtype} {_shape(value.shape)}, scale {output.scale:.6g}{zero}"
 
