@@ -11,7 +11,8 @@ static uint8_t arena[FQVIT_ARENA_BYTES];
 #define ARRAY(number, type, size, name) static type output_##number[size];
 FQVIT_EACH_OUTPUT(ARRAY)
 #define POINTER(number, type, size, name) , output_##number
-#define PRINT(number, type, size, name) for (long i = 0; i < size; ++i) printf("%ld\n", (long)output_##number[i]);
+#define PRINT(number, type, size, name) \
+    for (long i = 0; i < size; ++i) printf("%ld\n", (long)output_##number[i]);
 
 int main(void)
 {

@@ -1,5 +1,6 @@
-/* ./classify IMAGE.rgb prints one integer per line: the outputs of the model, one after the other. For a classifier, that is
- * the score of every class, class 0 first. ./classify --sizes prints the sizes in model.h. Only this file uses libc. */
+/* ./classify IMAGE.rgb prints one integer per line: the outputs of the model, one after the other. For a classifier,
+ * that is the score of every class, class 0 first. ./classify --sizes prints the sizes in model.h. Only this file uses
+ * libc. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +12,8 @@ static uint8_t arena[FQVIT_ARENA_BYTES];
 #define ARRAY(number, type, size, name) static type output_##number[size];
 FQVIT_EACH_OUTPUT(ARRAY)
 #define POINTER(number, type, size, name) , output_##number
-#define PRINT(number, type, size, name) for (long i = 0; i < size; ++i) printf("%ld\n", (long)output_##number[i]);
+#define PRINT(number, type, size, name) \
+    for (long i = 0; i < size; ++i) printf("%ld\n", (long)output_##number[i]);
 #define PRINT_SIZE(number, type, size, name) printf("FQVIT_OUTPUT_" #number "_SIZE %ld\n", (long)size);
 
 static void print_sizes(void)
