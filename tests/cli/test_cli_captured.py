@@ -82,7 +82,7 @@ def test_models_lists_families_ops_and_what_is_folded() -> None:
 
 def test_a_feature_extractor_has_no_classes(program: Path, weights: Path, photos: Path) -> None:
     text = fqvit("inspect", program).out
-    assert "features (pooled), 24" in text
+    assert "embedding, u8 24" in text
     assert_rejected(fqvit("classify", program, photos / "0.png"), "outputs features", "fqvit.Engine")
     assert_rejected(fqvit("eval", program, "--data", photos), "outputs features", "fqvit.Engine")
     assert_rejected(fqvit("eval", weights.with_suffix(""), "--weights", weights, *DECIDED), "has no classifier")
@@ -140,5 +140,5 @@ def test_every_export_accepts_a_feature_extractor(program: Path, kind: str, tmp_
 
 def test_the_program_records_the_name_the_output_and_the_image_size(program: Path) -> None:
     header = Program.load(program).header
-    assert (header.model, header.output.kind) == ("extractor", "pooled")
+    assert (header.model, header.output.kind) == ("extractor", "embedding")
     assert (header.preprocess.height, header.preprocess.width) == (24, 24)

@@ -308,7 +308,8 @@ def test_the_last_norm_is_observed_on_the_class_token_only() -> None:
     token, tokens = values["norm"][:, 0], values["norm"]
     minmax = RECIPES["minmax"]
     for features, seen in (("logits", token), ("pooled", token), ("tokens", tokens)):
-        q = calibrate(MODEL, [IMAGES], minmax, features=features).sites["norm"]  # type: ignore[arg-type]
+        with pytest.deprecated_call():
+            q = calibrate(MODEL, [IMAGES], minmax, features=features).sites["norm"]  # type: ignore[arg-type]
         assert np.isclose(q.scale[0], affine(float(seen.min()), float(seen.max()), 8).scale[0], rtol=1e-5)
 
 

@@ -31,6 +31,7 @@ from fqvit.cli.options import (
     Limit,
     ModelOrPath,
     OneModel,
+    OutputNames,
     Program,
     ProgramOut,
     QdqAttention,
@@ -118,7 +119,8 @@ def quantize(
         str | None, typer.Option(metavar="npu", help="Restrict the recipe to a target. npu: symmetric int8 only.")
     ] = None,
     device: Device = "cpu",
-    features: Annotated[Features | None, typer.Option(help="Output features instead of logits.")] = None,
+    output: OutputNames = None,
+    features: Annotated[Features | None, typer.Option(help="Deprecated: use --output.")] = None,
     images: CalibrationImages = None,
     k: Annotated[int | None, typer.Option(metavar="K", help="Largest exponent of the Power-of-Two Factor, 0 to 8.")] = None,
     max_loss: Annotated[
@@ -148,6 +150,7 @@ def quantize(
         bits=bits,
         profile=profile,
         device=device,
+        outputs=output,
         features=None if features is None else features.value,
         images=images,
         k=k,

@@ -89,6 +89,13 @@ Classes = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Class names: text with one per line, or a JSON list of names or of [id, name] pairs."),
 ]
+OutputNames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Outputs with commas: logits, embedding, class, mean, tokens; class@9 after block 9; :u8 :u16 :i32 :l2 :sign.",
+    ),
+]
 Calib = Annotated[
     Path | None,
     typer.Option(metavar="DIR|TAR|PARQUET", help="Calibration images without labels: a folder, tar or Parquet files."),

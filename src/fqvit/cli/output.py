@@ -45,8 +45,10 @@ def warn(text: str) -> None:
 
 def not_logits(path: Path, kind: str) -> FqvitError:
     """Return the error for a program without a classifier, which has neither classes nor an accuracy."""
-    said = f"{path}: outputs features ({kind}), expected logits"
-    return FqvitError(f"{said}. Quantize a model with a classifier, without --features; fqvit.Engine returns the features.")
+    said = f"{path}: outputs features ({kind}), expected logits as its first output"
+    return FqvitError(
+        f"{said}. Quantize a model with a classifier, with logits first in --output; fqvit.Engine returns features."
+    )
 
 
 class Unreadable:

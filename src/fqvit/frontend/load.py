@@ -51,7 +51,10 @@ def captured(model: FloatModel) -> FloatModel:
     if not load.is_plain(model.module):
         return model
     p = model.preprocess
-    return dataclasses.replace(model, module=capture(model.module, (p.channels, p.height, p.width)), original=model.module)
+    graph = capture(model.module, (p.channels, p.height, p.width))
+    if model.classes is not None:
+        graph.use_as_classifier(True)
+    return dataclasses.replace(model, module=graph, original=model.module)
 
 
 def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str] | None) -> FloatModel:
@@ -71,6 +74,8 @@ def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str]
     preprocess, assumed = described.preprocess(size)
     graph = capture(module, (preprocess.channels, preprocess.height, preprocess.width))
     names = tuple(classes) if classes is not None else described.labels
+    if classes is not None or described.projects:
+        graph.use_as_classifier(classes is not None)
     count = graph.classes
     if names is not None and count is not None and len(names) != count:
         if classes is not None:

@@ -48,7 +48,10 @@ def role_of(step: Step, readers: Readers) -> Role:
 
 def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
     if not kinds:
-        return "logits" if len(step.shape) == 1 else "inner"
+        if len(step.shape) > 1:
+            return "inner"
+        # A classifier has a bias; the projection of CLIP and its relatives has none, and its output is an embedding.
+        return "logits" if step.data["bias"] is not None else "pooled"
     if None in [reader for reader, _ in readers]:
         return "inner"
     if kinds <= {"scores", "context"}:

@@ -189,6 +189,19 @@ class Stem(Leaf):
         return F.linear(self.rows(images), self.weight.flatten(1), self.bias)
 
 
+class Signs(Leaf):
+    """Sign bits: y[j] = sum_i 2^(7 - i) [x[8 j + i] > 0], as numpy.packbits packs them: [N, C] -> [N, ceil(C / 8)]"""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__("signs")
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        signs = F.pad((x > 0).to(x.dtype), (0, -self.channels % 8)).view(len(x), -1, 8)
+        weights: Tensor = torch.exp2(torch.arange(7, -1, -1, device=x.device, dtype=x.dtype))
+        return signs @ weights
+
+
 class MeanRows(Leaf):
     """Mean over the axis before the channels: [N, ..., R, C] -> [N, ..., C]"""
 

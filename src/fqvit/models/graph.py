@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from fqvit.errors import FqvitError
 from fqvit.ir.liveness import last_uses
-from fqvit.models.layers import Leaf
+from fqvit.models.layers import Leaf, Linear
 
 IMAGES = "images"
 Features = Literal["logits", "tokens", "pooled"]
@@ -55,12 +55,16 @@ class Graph:
 
     def ending_at(self, output: str) -> Graph:
         """Return the part of the graph that `output` depends on."""
-        needed, kept = {output}, []
+        return Graph(self.nodes, output).pruned()
+
+    def pruned(self) -> Graph:
+        """Return the graph without the nodes that no output depends on."""
+        needed, kept = set(self.outputs), []
         for node in reversed(self.nodes):
             if node.name in needed:
                 needed.update(node.inputs)
                 kept.append(node)
-        return Graph(tuple(reversed(kept)), output)
+        return Graph(tuple(reversed(kept)), self.output, self.others)
 
     def run(
         self,
@@ -111,6 +115,12 @@ class Captured(nn.Module):
         """The number of logits; None if the main output is not a vector of logits."""
         leaf = self.graph.node(self.graph.output).leaf
         return leaf.weight.shape[0] if leaf.role == "logits" and isinstance(leaf.weight, Tensor) else None
+
+    def use_as_classifier(self, is_classifier: bool) -> None:
+        """Decide what the output of a last linear layer is: logits, or the projection of an embedding."""
+        leaf = self.graph.node(self.graph.output).leaf
+        if isinstance(leaf, Linear) and leaf.role in ("logits", "pooled"):
+            leaf.role = "logits" if is_classifier else "pooled"
 
     def forward(self, images: Tensor) -> Tensor:
         return self.graph.run(images)
@@ -193,6 +203,22 @@ def _attribute(model: nn.Module, path: str) -> Tensor:
         value = getattr(value, part)
     assert isinstance(value, Tensor)
     return value
+
+
+@torch.no_grad()
+def value_shapes(graph: Graph, size: tuple[int, int, int], device: torch.device | str = "cpu") -> dict[str, tuple[int, ...]]:
+    """Return the shape of every node's output for one image, without the batch axis, by running the graph on zeros.
+
+    size: of the input without the batch axis
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def visit(node: Node, y: Tensor) -> Tensor:
+        shapes[node.name] = tuple(y.shape[1:])
+        return y
+
+    graph.run(torch.zeros(1, *size, device=device), visit)
+    return shapes
 
 
 @torch.no_grad()

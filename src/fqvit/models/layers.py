@@ -41,13 +41,20 @@ Role = Literal[
     "product",  # elementwise products: gated MLPs, squeeze-and-excite
     "probability",  # softmax outputs that are not multiplied by V
     "route",  # data movement: the output has the codes of the input
+    "output",  # an output that a user asked for: codes with one scale and one zero point (outputs.py)
+    "signs",  # sign bits of an output
 ]
 
 
 class Leaf(nn.Module):
-    """Base class of the modules that become nodes of the graph. `role` names the purpose of the output."""
+    """Base class of the modules that become nodes of the graph. `role` names the purpose of the output.
+
+    For the role `output` only: bits: of the codes; None: as the recipe says   symmetric: the zero point is the middle code
+    """
 
     role: Role
+    bits: int | None = None
+    symmetric = False
 
     def __init__(self, role: Role) -> None:
         super().__init__()

@@ -28,6 +28,7 @@ class Live:
 
     name: timm's architecture, or the name of the class   image: height and width, None if unknown
     labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
+    projects: its last layer is the projection of a model of images and texts, although it has a bias
     """
 
     name: str
@@ -36,6 +37,7 @@ class Live:
     transform: Transform
     labels: tuple[str, ...] | None
     source: str
+    projects: bool = False
 
     def preprocess(self, size: tuple[int, int] | None = None) -> tuple[Preprocess, tuple[str, ...]]:
         """Return the preprocessing for images of `size` (default: the module's own), and one sentence per assumption."""
@@ -77,7 +79,10 @@ def _timm(module: nn.Module, cfg: Mapping[str, Any], source: str) -> Live:
     built = getattr(getattr(module, "patch_embed", None), "img_size", None)
     image = pair(list(built), "img_size", name, "the module") if isinstance(built, tuple | list) else transform.image
     labels = cfg.get("label_names")
-    return Live(name, image, _channels(module), transform, tuple(map(str, labels)) if labels else None, source)
+    names = tuple(map(str, labels)) if labels else None
+    # The released image towers of CLIP; fine-tuned ones have another tag or another number of outputs.
+    projects = "_clip_" in name and "ft_in" not in str(tag) and getattr(module, "num_classes", None) == cfg.get("num_classes")
+    return Live(name, image, _channels(module), transform, names, source, projects)
 
 
 KEPT = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "input_size")

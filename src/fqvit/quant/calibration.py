@@ -13,7 +13,9 @@ import msgspec
 import numpy as np
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import Features
+from fqvit.models.graph import Features, Graph
+from fqvit.models.load import FloatModel
+from fqvit.models.outputs import output_graph
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import QuantizedLinear
@@ -115,11 +117,12 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The JSON form of a Calibration."""
 
     recipe: Recipe
-    features: Features
+    features: Features  # deprecated: other than "logits" only with `quantize --features`
     images: Annotated[int, msgspec.Meta(ge=1)]
     sites: dict[str, SavedSite]
     weights: dict[str, SavedWeights] = {}
     square: SavedSite | None = None
+    outputs: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,19 @@ class Calibration:
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
     choice: Choice | None = None  # recipe `auto` only
     square: QParams | None = None  # detector heads only: parameters of their input, RoI features
+    outputs: tuple[str, ...] = ()  # names of the outputs (models/requests.py); empty: those of the model itself
+
+    def graph(self, model: FloatModel) -> Graph:
+        """Trace a model up to the outputs that it was calibrated for."""
+        p = model.preprocess
+        return output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs)
 
     def to_json(self) -> str:
         """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
         square = None if self.square is None else SavedSite.of(self.square)
-        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square)
+        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square, list(self.outputs))
         return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
 
     @staticmethod
@@ -153,4 +162,5 @@ class Calibration:
         sites = {name: site.qparams() for name, site in saved.sites.items()}
         weights = {name: found.weights() for name, found in saved.weights.items()}
         square = None if saved.square is None else saved.square.qparams()
-        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, square=square)
+        outputs = tuple(saved.outputs)
+        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, square=square, outputs=outputs)

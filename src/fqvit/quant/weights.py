@@ -76,7 +76,7 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     """
     if recipe.weight_bits > 4 or recipe.weight_group == 0:
         return recipe.weight_bits, 0
-    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas"):
+    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas", "pooled", "output"):
         return 8, 0
     return recipe.weight_bits, recipe.weight_group
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.models import layers
-from fqvit.models.graph import Graph, Node, trace
+from fqvit.models.graph import Graph, Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
@@ -134,7 +134,7 @@ class Searcher:
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.recipe = model, calibration.recipe
-        self.graph: Graph = trace(model.module, calibration.features)
+        self.graph: Graph = calibration.graph(model)
         self.sites = dict(calibration.sites)
         self.weights: dict[str, QuantizedLinear] = {}
         fixed = {name for name, site in plan(self.graph, self.recipe).items() if site.fixed is not None}
