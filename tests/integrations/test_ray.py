@@ -28,10 +28,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SHARDS, ROWS = 6, 700
 
 
+def patiently(start: Callable[[], Any]) -> Any:
+    """Start a node. Ray gives up after 30 seconds, which a busy machine may need."""
+    for attempt in range(4):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error) or attempt == 3:
+                raise
+    raise AssertionError("unreachable")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
-    found.add_node(num_cpus=1, object_store_memory=80_000_000)
+    found = patiently(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000}))
+    patiently(lambda: found.add_node(num_cpus=1, object_store_memory=80_000_000))
     ray.init(address=found.address, logging_level="ERROR", log_to_driver=False)
     found.wait_for_nodes()
     ray.data.DataContext.get_current().enable_progress_bars = False
