@@ -17,6 +17,7 @@ pytest.importorskip("ray.data", reason="needs ray[data]")
 import psutil
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fqvit.errors import FqvitError
 from fqvit.inference.folder import embed_folder
@@ -145,12 +146,28 @@ def test_a_damaged_shard_is_named_and_the_others_are_complete(cluster: Cluster, 
 
 
 def test_the_shards_of_a_lost_node_are_done_by_the_other(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
-    """The last test: the cluster has one node afterwards."""
-    watcher = when_embedding(
-        tmp_path / "out", lambda: cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
-    )
+    """The last test: the cluster has one node afterwards. The first node is occupied until the second is lost."""
+    here = NodeAffinitySchedulingStrategy(cluster.head_node.node_id, soft=False)
+    occupant = ray.remote(Occupant).options(num_cpus=1, scheduling_strategy=here).remote()
+    ray.get(occupant.ready.remote())
+    (other,) = cluster.worker_nodes
+    lost: list[str] = []
+
+    def lose() -> None:
+        cluster.remove_node(other, allow_graceful=False)
+        lost.append(other.node_id)
+        ray.kill(occupant)
+
+    watcher = when_embedding(tmp_path / "out", lose)
     done = embed_shards(TOKENS, shards / "tars", tmp_path / "out", kind="safetensors", concurrency=2)
     watcher.join()
-    assert [node["Alive"] for node in ray.nodes()].count(True) == 1
+    assert lost
     assert (done.images, done.files) == (SHARDS * ROWS, SHARDS) and len(set(done.names)) == SHARDS
     assert_complete(tmp_path / "out", shards)
+
+
+class Occupant:
+    """An actor that does nothing."""
+
+    def ready(self) -> bool:
+        return True

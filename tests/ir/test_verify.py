@@ -125,7 +125,7 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
         "a: reads 'b' before",
     ),
     "a buffer that reads itself": (lambda: program_of([Mean(y="a", x="a", mult=1, shift=1)], {}), "a: reads 'a' before"),
-    "an output that nothing writes": (lambda: program_of([], {}, "nothing"), "output: reads 'nothing'"),
+    "an output that nothing writes": (lambda: program_of([], {}, "nothing"), "output: no op writes 'nothing'"),
     "a constant with the name of a buffer": (
         lambda: program_of([Take(y="y", x="x", index="pixels")], {"pixels": np.zeros(3, np.int32)}),
         "pixels",

@@ -304,11 +304,13 @@ class Program:
             scope = Scope(buffers, self.constants, "output")
             scope.check(named.count(output.buffer) == 1, f"{output.buffer!r} is listed as an output twice")
             scope.check(not output.name or labels.count(output.name) == 1, f"two outputs have the name {output.name!r}")
+            scope.check(output.buffer in buffers, f"no op writes {output.buffer!r}")
             value = output.check(scope)
             if output.kind == "logits" and self.classes is not None and len(self.classes) != value.channels:
                 raise FqvitError(f"{len(self.classes)} class names for {value.channels} logits. {DAMAGED}")
         for name, site in self.header.sites.items():
             scope = Scope(buffers, self.constants, f"site {name}")
+            scope.check(name in buffers, f"no op writes {name!r}")
             site.check(scope, scope.buffer(name))
         return Verified(buffers, tuple(proofs))
 
