@@ -21,7 +21,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.ir.ops import Add
 from fqvit.ir.ops import Linear as LinearOp
-from fqvit.ir.program import Program, Site
+from fqvit.ir.program import Header, Program, Site
 from fqvit.models.graph import Features, Node
 from fqvit.models.layers import Linear
 from fqvit.models.load import FloatModel, class_count
@@ -79,7 +79,7 @@ class Comparer:
         self.program, self.outputs = program, program.header.outputs
         self.logits = next((output.buffer for output in self.outputs if output.kind == "logits"), None)
         self.scales = {output.buffer: output.scale for output in self.outputs}
-        calibration = calibration_of(program, *outputs_of(program, model))
+        calibration = calibration_of(program, *outputs_of(program.header, model))
         self.graph = calibration.graph(self.model)
         self._check(model)
         self.reference = Reference(program, "torch")  # the same bits as with numpy; torch may use several threads
@@ -204,12 +204,11 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
     return comparer.result()
 
 
-def outputs_of(program: Program, model: FloatModel) -> tuple[Features, tuple[str, ...]]:
+def outputs_of(header: Header, model: FloatModel) -> tuple[Features, tuple[str, ...]]:
     """Return Calibration.features and Calibration.outputs of a program. Without names, the outputs are the model's own."""
-    outputs = program.header.outputs
-    if any(output.name for output in outputs):
-        return "logits", tuple(output.label for output in outputs)
-    return "logits" if class_count(model) is None else program.header.output.features(), ()
+    if any(output.name for output in header.outputs):
+        return "logits", tuple(output.label for output in header.outputs)
+    return "logits" if class_count(model) is None else header.output.features(), ()
 
 
 def calibration_of(program: Program, features: Features, outputs: tuple[str, ...] = ()) -> Calibration:

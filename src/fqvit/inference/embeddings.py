@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -81,6 +81,20 @@ class Embeddings:
             return np.unpackbits(codes, axis=-1).astype(np.float32) * 2 - 1
         scale = info.scale * np.exp2(np.array(info.alpha)) if info.alpha else info.scale
         return ((codes.astype(np.int64) - info.zero) * scale).astype(np.float32)
+
+    def save(self, path: str | Path) -> None:
+        """Write the embeddings atomically, in the format that the suffix names: .npy, .safetensors or .parquet."""
+        write(path, self)
+
+    @staticmethod
+    def load(path: str | Path) -> Embeddings:
+        """Read an embedding file. Raises FqvitError for any other file."""
+        return read(path)
+
+    def joined(self, later: Embeddings) -> Embeddings:
+        """Return these embeddings followed by others with the same outputs."""
+        vectors = {name: np.concatenate([array, later.vectors[name]]) for name, array in self.vectors.items()}
+        return replace(self, names=[*self.names, *later.names], vectors=vectors)
 
     def check_same_program(self, other: Embeddings, where: str) -> None:
         """Raise FqvitError unless both come from the same program. where: names `other` in the message."""
