@@ -28,7 +28,8 @@ static fqvit_image read_ppm(const char* path) {
     }
     const size_t bytes = (size_t)image.width * image.height * 3;
     uint8_t* pixels = malloc(bytes);
-    if (pixels == NULL || fread(pixels, 1, bytes, file) != bytes) fail("the image is truncated.");
+    if (pixels == NULL) fail("not enough memory.");
+    if (fread(pixels, 1, bytes, file) != bytes) fail("the image is truncated.");
     fclose(file);
     image.pixels = pixels;
     return image;
