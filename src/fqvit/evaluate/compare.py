@@ -27,6 +27,7 @@ from fqvit.models.layers import Linear
 from fqvit.models.load import FloatModel, class_count
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.centering import key_centers
 from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
@@ -78,7 +79,11 @@ class Comparer:
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
         self.program = program
         calibration = calibration_of(program, features_of(program, model))
-        self.graph = trace(model.module, calibration.features)
+        if calibration.recipe.keys == "centered":
+            # A file does not store these constants: they are part of its biases.
+            centers = key_centers(trace(model.module, calibration.features), program.header.preprocess)
+            calibration = dataclasses.replace(calibration, centers=centers)
+        self.graph = calibration.graph(model)
         self._check(model)
         self.reference = Reference(program, "torch")  # bit-exact like numpy, but multi-threaded
         self.simulation = Simulation(self.model, calibration)

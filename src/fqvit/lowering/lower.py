@@ -19,7 +19,7 @@ from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
 from fqvit.lowering.sites import describe_sites
-from fqvit.models.graph import IMAGES, Graph, trace
+from fqvit.models.graph import IMAGES, Graph
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
@@ -28,7 +28,7 @@ from fqvit.quant.recipe import Recipe, check_integer
 # Kinds of outputs that hold codes, by their number of axes.
 CODE_KINDS: dict[int, Kind] = {1: "pooled", 2: "tokens", 3: "map"}
 # Recipe fields that did not exist when the first files were written.
-LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals")
+LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals", "levels", "keys", "scores", "gelu_floor")
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
@@ -39,7 +39,7 @@ def lower(model: FloatModel, calibration: Calibration) -> Program:
 def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Program, dict[str, LoweredValue]]:
     """Like lower, but also return the lowered value of every node, for comparing float and integer values."""
     check_integer(calibration.recipe)
-    graph = trace(model.module, calibration.features)
+    graph = calibration.graph(model)
     check_fit(graph, calibration, model.preprocess, model.name, model.square)
     context, emitter = LoweringContext.of(graph, model.preprocess, calibration), Emitter()
     image = (model.preprocess.height, model.preprocess.width, model.preprocess.channels)

@@ -11,9 +11,12 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import Features
+from fqvit.models.graph import Features, Graph, trace
+from fqvit.models.load import FloatModel
+from fqvit.quant.centering import center
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import QuantizedLinear
@@ -120,6 +123,7 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     sites: dict[str, SavedSite]
     weights: dict[str, SavedWeights] = {}
     square: SavedSite | None = None
+    centers: dict[str, list[float]] = {}
 
 
 @dataclass(frozen=True)
@@ -134,13 +138,20 @@ class Calibration:
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
     choice: Choice | None = None  # recipe `auto` only
     square: QParams | None = None  # detector heads only: parameters of their input, RoI features
+    # Constants subtracted from keys, float64 [C] per layer (centering.py). Empty unless the recipe centers keys.
+    centers: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def graph(self, model: FloatModel) -> Graph:
+        """Trace the model up to the calibrated outputs, with centered keys if this calibration has them."""
+        return center(trace(model.module, self.features), self.centers)
 
     def to_json(self) -> str:
         """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
         square = None if self.square is None else SavedSite.of(self.square)
-        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square)
+        centers = {name: constant.tolist() for name, constant in self.centers.items()}
+        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square, centers)
         return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
 
     @staticmethod
@@ -153,4 +164,5 @@ class Calibration:
         sites = {name: site.qparams() for name, site in saved.sites.items()}
         weights = {name: found.weights() for name, found in saved.weights.items()}
         square = None if saved.square is None else saved.square.qparams()
-        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, square=square)
+        centers = {name: np.array(constant) for name, constant in saved.centers.items()}
+        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, square=square, centers=centers)

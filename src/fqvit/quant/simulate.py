@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.models import general, layers, maps
-from fqvit.models.graph import IMAGES, Graph, Node, trace
+from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
@@ -47,7 +47,7 @@ class Simulation:
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.calibration = model, calibration
-        self.graph: Graph = trace(model.module, calibration.features)
+        self.graph: Graph = calibration.graph(model)
         masked = any(isinstance(node.leaf, layers.Softmax) and node.leaf.mask is not None for node in self.graph.nodes)
         self.sites = {
             name: dataclasses.replace(q, zero_code=q.zero_code or (q.log2 and masked)) for name, q in calibration.sites.items()
