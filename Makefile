@@ -113,8 +113,7 @@ build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/r
 	$(BIN)/python native/fuzz/make_seeds.py --networks $@
 
 # Fuzz the native loader and the engine, then the readers of untrusted files (docs/explanation/hardening.md), FUZZ_SECONDS each. A
-# finding is kept in build/fuzz
-# and fails the run.
+# finding is kept in build/fuzz and fails the run.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= program detector safetensors torch npz image coco results recipe settings classes shard
 fuzz: fuzz-loader fuzz-readers

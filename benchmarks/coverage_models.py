@@ -56,7 +56,7 @@ class Built:
 
 
 def library(name: str) -> ModuleType:
-    """Import timm or transformers, also if torchvision was built for another torch: its operators are declared, not called."""
+    """Import timm or transformers, even if torchvision was built for another torch: its operators are declared, not called."""
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             own = torch.library.Library("torchvision", "FRAGMENT")

@@ -119,7 +119,7 @@ def blocks(weights: Mapping[str, Tensor], stage: int) -> list[str]:
 def resnet_last_norm_input(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Run a float ResNet (He 2016; stride 2 in the 3 x 3 convolution) up to its last BatchNorm.
 
-    x: normalised images, float32 [N, 3, H, W]. Returns the output of the last convolution, float32 [N, C, H / 32, W / 32].
+    x: normalized images, float32 [N, 3, H, W]. Returns the output of the last convolution, float32 [N, C, H / 32, W / 32].
     """
 
     def conv(name: str, x: Tensor, stride: int = 1) -> Tensor:

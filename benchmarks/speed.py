@@ -1,8 +1,8 @@
 """Compare the time and memory of the engine with those of other runtimes for several models, as CSV.
 
 A model uses its real weights if they are in --data-root. Otherwise its weights are normally distributed and clipped at 3 sigma
-like real checkpoints, because the engine chooses kernels depending on the weights. The programs of recipes fqvit and fq-vit
-run in the same rounds; ratios are relative to the first recipe.
+like real checkpoints, because the speed of the AVX2 product depends on how well the weights can be packed. The programs of
+recipes fqvit and fq-vit run in the same rounds; ratios are relative to the first recipe.
 
     .venv/bin/python benchmarks/speed.py                                # the committed table: one thread, batches 1 and 8
     .venv/bin/python benchmarks/speed.py --models deit_tiny,deit_small --settings 1x8,2x8 --against none

@@ -5,6 +5,7 @@ Models and images are made from a seed. Only `embedded_program` reads files, tho
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -95,7 +96,9 @@ def images_for(preprocess: Preprocess, count: int, seed: int = 0) -> NDArray[np.
 def calibration_of(model: FloatModel, recipe: str | Recipe = "fq-vit", count: int = 12, **options: Any) -> Calibration:
     """Calibrate a model on `count` random images."""
     plan = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    return calibrate(model, [images_for(model.preprocess, count, 7)], plan, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of `features`
+        return calibrate(model, [images_for(model.preprocess, count, 7)], plan, **options)
 
 
 @cache

@@ -163,7 +163,7 @@ def detector_losses(
     boxes_per_image: int,
     masks_per_image: int,
 ) -> dict[str, Tensor]:
-    """Return all losses of a batch by name. images: normalised [N, 3, h, w]   scenes: their ground truth"""
+    """Return all losses of a batch by name. images: normalized [N, 3, h, w]   scenes: their ground truth"""
     outputs = split_outputs(detector.pyramid(images))
     objectness, deltas = proposal_losses(outputs, scenes, s, rng)
     losses = {"objectness": objectness, "proposals": deltas}

@@ -7,7 +7,7 @@
 | cosine | cosine attention with clipped scale, norms after the branches, shifted windows, position bias from a small MLP |
 | hybrid | depthwise and pointwise convolutions with batch norm, squeeze-and-excite, pooling, then attention |
 
-All take normalised images [N, 1, 28, 28] and return logits [N, 10]. See also: train_families.py, benchmarks/families.py.
+All take normalized images [N, 1, 28, 28] and return logits [N, 10]. See also: train_families.py, benchmarks/families.py.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ struct fqvit_model {
             begin = end + 1;
         }
         outputs = model.header().outputs();
+        for (const Output& output : outputs) labels.push_back(output.label());
     }
 
     Model model;
-    std::vector<std::string> classes;
+    std::vector<std::string> classes, labels;
     std::vector<Output> outputs;
 };
 
@@ -38,9 +39,9 @@ Model& model_of(const fqvit_model* handle) {
     return const_cast<fqvit_model*>(handle)->model;
 }
 
-fqvit_tensor describe(const Value& value, const char* name, const char* kind) {
+fqvit_tensor describe(const Value& value, const char* name, const char* kind, const char* output_name) {
     fqvit_tensor out{};
-    out.name = name, out.kind = kind;
+    out.name = name, out.kind = kind, out.output_name = output_name;
     out.dtype = value.dtype == DType::u8 ? FQVIT_U8 : value.dtype == DType::u16 ? FQVIT_U16 : FQVIT_I32;
     out.axes = static_cast<std::uint32_t>(value.shape.size());
     std::copy(value.shape.begin(), value.shape.end(), out.shape);
@@ -134,7 +135,7 @@ fqvit_status fqvit_model_input(const fqvit_model* handle, fqvit_tensor* tensor, 
     return guarded([&] {
         const Model& model = model_of(handle);
         const std::optional<CodeInput>& codes = model.header().input;
-        fqvit_tensor out = describe(model.engine().image(), INPUT, codes.has_value() ? "codes" : "pixels");
+        fqvit_tensor out = describe(model.engine().image(), INPUT, codes.has_value() ? "codes" : "pixels", INPUT);
         if (codes.has_value()) out.scale = codes->scale.value, out.zero_point = codes->zero;
         copy_known(out, tensor, size);
     });
@@ -147,8 +148,8 @@ fqvit_status fqvit_model_output(const fqvit_model* handle, uint32_t i, fqvit_ten
                                                          std::to_string(handle->outputs.size()));
         const Output& output = handle->outputs[i];
         const Engine& engine = model.engine();
-        const char* kind = Names<OutputKind>::names[static_cast<std::size_t>(output.kind)];
-        fqvit_tensor out = describe(engine.value(engine.outputs()[i]), output.buffer.c_str(), kind);
+        fqvit_tensor out = describe(engine.value(engine.outputs()[i]), output.buffer.c_str(), output.kind_name(),
+                                    handle->labels[i].c_str());
         out.scale = output.scale.value, out.zero_point = output.zero;
         out.alpha = model.alpha(i).empty() ? nullptr : model.alpha(i).data();
         copy_known(out, tensor, size);

@@ -1,5 +1,5 @@
 // Fuses ops without changing a bit of the results: a linear op with the lookup or add that follows it and with the take
-// before it, a depthwise op with the lookup that follows it, and the seven ops of an attention layer into one.
+// before it, a depthwise op with the lookup that follows it, and up to seven ops of an attention layer into one.
 #pragma once
 
 #include <memory>

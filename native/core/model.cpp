@@ -17,21 +17,21 @@ public:
 
     void check(const Output& output) const {
         struct Rule {
-            bool i32, wide_codes;
+            const char* dtypes;
             std::size_t axes, other_axes;
         };
-        constexpr Rule RULES[] = {{true, false, 1, 1},  {false, true, 2, 2}, {false, true, 1, 1},
-                                  {false, false, 3, 3}, {true, false, 3, 3}, {true, false, 1, 3}};
-        const auto kind = static_cast<std::size_t>(output.kind);
-        const Rule& rule = RULES[kind];
-        const char* name = Names<OutputKind>::names[kind];
+        constexpr Rule RULES[] = {{"i32", 1, 1}, {"u8 or u16", 2, 2}, {"u8 or u16", 1, 1},        {"u8", 3, 3},
+                                  {"i32", 3, 3}, {"i32", 1, 3},       {"u8 or u16 or i32", 1, 1}, {"u8", 1, 1}};
+        const Rule& rule = RULES[static_cast<std::size_t>(output.kind)];
+        const char* name = output.kind_name();
         const Value& value = buffer(output.buffer);
-        const bool fits = rule.i32 ? value.dtype == DType::i32
-                                   : value.dtype == DType::u8 || (rule.wide_codes && value.dtype == DType::u16);
-        const char* dtypes = rule.i32 ? "i32" : rule.wide_codes ? "u8 or u16" : "u8";
-        require(fits, "'", output.buffer, "' is ", value.dtype, ", expected ", dtypes);
-        require(!rule.i32 || (output.zero == 0 && !output.alpha.has_value()), name,
-                " with a zero point or alpha, expected neither");
+        const std::string_view dtypes(rule.dtypes);
+        const bool fits = dtypes.find(name_of(value.dtype)) != std::string_view::npos;
+        require(fits, "'", output.buffer, "' is ", value.dtype, ", expected ", rule.dtypes);
+        const bool has_alpha = output.alpha.has_value();
+        require((value.dtype != DType::i32 && output.kind != OutputKind::signs) || (output.zero == 0 && !has_alpha),
+                name, " with a zero point or alpha, expected neither");
+        require(output.kind != OutputKind::embedding || !has_alpha, "embedding with alpha, expected one scale");
         const std::size_t axes = value.shape.size();
         const std::string others = rule.other_axes == rule.axes ? "" : " or " + std::to_string(rule.other_axes);
         require(axes == rule.axes || axes == rule.other_axes, name, " of shape ", value.shape, ", expected ", rule.axes,
@@ -115,9 +115,26 @@ void check_header(const Header& header, const Engine& engine, const Constants& c
             throw BadProgram(what + ": " + error.what());
         }
     };
-    for (const Output& output : header.outputs()) named("output", [&] { checks.check(output); });
+    const std::vector<Output> outputs = header.outputs();
+    for (const Output& output : outputs) {
+        named("output", [&] {
+            const auto same = [&](const Output& other) { return other.label() == output.name; };
+            require(output.name.empty() || std::count_if(outputs.begin(), outputs.end(), same) == 1,
+                    "two outputs have the name '", output.name, "'");
+            checks.check(output);
+        });
+    }
     for (const auto& [name, site] : header.sites) {
         named("site " + name, [&, &name = name, &site = site] { checks.check(name, site); });
+    }
+}
+
+void check_classes(const Header& header, const Engine& engine, std::int64_t count) {
+    const std::vector<Output> outputs = header.outputs();
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const std::int64_t logits = engine.value(engine.outputs()[i]).channels();
+        require(outputs[i].kind != OutputKind::logits || count == logits, count, " class names for ", logits,
+                " logits");
     }
 }
 
@@ -149,9 +166,7 @@ void Model::load(std::shared_ptr<Source> source, const EngineOptions& options) {
         has_classes_ = true;
         classes_.assign(names.bytes.begin(), names.bytes.end());
         const std::int64_t count = std::count(classes_.begin(), classes_.end(), '\n') + 1;
-        const std::int64_t logits = engine_->output().channels();
-        require(header_.output.kind != OutputKind::logits || count == logits, count, " class names for ", logits,
-                " logits");
+        check_classes(header_, *engine_, count);
     }
 }
 

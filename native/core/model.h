@@ -13,7 +13,7 @@ namespace fqvit {
 // Ends the error message of a file whose contents break a rule.
 constexpr const char* DAMAGED = "The file is damaged or was not written by fqvit";
 
-// Calls action(); adds to errors without a remedy that the file is damaged.
+// Calls action(). If its error has no remedy, adds to the message that the file is damaged.
 template <class Action>
 void with_remedy(const Action& action) {
     try {
@@ -54,5 +54,8 @@ private:
 
 // Checks what the engine does not need: the kinds of the outputs and the sites, against the buffers of the program.
 void check_header(const Header& header, const Engine& engine, const Constants& constants);
+
+// Checks that there is one class name per logit of every output of that kind.
+void check_classes(const Header& header, const Engine& engine, std::int64_t count);
 
 }  // namespace fqvit

@@ -37,7 +37,7 @@ struct Detections {
 };
 
 // Safe to call from several threads: calls on one detector run one after the other. The bits are the same as those of
-// src/fqvit/detect/fixed/detector.py, for every number of threads and instruction set.
+// src/fqvit/detect/fixed/reference.py, for every number of threads and instruction set.
 class Detector {
 public:
     // Reads and verifies everything that the file contains. Does not use the source after loading. Throws BadProgram,

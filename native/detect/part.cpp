@@ -32,11 +32,9 @@ void verify(Part& part, const std::string& instruction_set) {
 std::unique_ptr<Engine> verified_engine(const Header& header, const Program& program, const EngineOptions& options) {
     auto engine = std::make_unique<Engine>(program, options);
     check_header(header, *engine, program.constants);
-    if (header.output.kind == OutputKind::logits && program.constants.contains(CLASSES)) {
+    if (program.constants.contains(CLASSES)) {
         const Constant names = program.constants.read(CLASSES);
-        const std::int64_t count = std::count(names.bytes.begin(), names.bytes.end(), '\n') + 1;
-        require(count == engine->output().channels(), count, " class names for ", engine->output().channels(),
-                " logits");
+        check_classes(header, *engine, std::count(names.bytes.begin(), names.bytes.end(), '\n') + 1);
     }
     return engine;
 }

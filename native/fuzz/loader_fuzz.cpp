@@ -69,7 +69,7 @@ void compare(const Bytes& file, const std::string& isa, bool keep, const Bytes i
     if (run(model->engine(), images[0], 1) != expected) fail("different bits in the second run", isa);
 }
 
-// Returns whether the file belongs into the corpus.
+// Returns whether the file belongs in the corpus.
 bool check_program(const Bytes& file) {
     const std::vector<std::string> sets = instruction_sets();
     std::string reason;
@@ -80,7 +80,7 @@ bool check_program(const Bytes& file) {
             if (load_or_reject(file, isa, false, message) != nullptr) fail("rejected by scalar, accepted here", isa);
             // The size of packed weights depends on the instruction set.
             const bool same = message == reason || reason.find("parameters need") != std::string::npos;
-            if (!same) fail("another message than scalar: " + message + " / " + reason, isa);
+            if (!same) fail("message differs from that of scalar: " + message + " / " + reason, isa);
         }
         return true;
     }
@@ -138,7 +138,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const bool compared = is_compared(file);
         const std::string expected = detections_of(file, "scalar", compared);
         const std::vector<std::string> sets = instruction_sets();
-        if (compared && detections_of(file, sets.front(), true) != expected) fail("another detector", sets.front());
+        if (compared && detections_of(file, sets.front(), true) != expected)
+            fail("result differs from that of scalar", sets.front());
         return 0;
     }
     if (is_compared(file)) return check_program(file) ? 0 : -1;

@@ -67,12 +67,12 @@ def several_outputs() -> dict[str, bytes]:
     sizes = {"convolved": (9, 4), "hidden": (32, 6), "classes_": (6, 3), "boxes": (6, 5)}
     constants = {name: array for y, size in sizes.items() for name, array in linear_parts(y, *size).items()}
     constants |= {"neighbours": index, "activated.table": np.arange(255, -1, -1).astype(np.uint8)}
-    kinds = {"classes_": "logits", "boxes": "deltas", "activated": "pooled", "hidden": "pooled", "flat": "pooled"}
+    kinds = {"classes_": "logits", "boxes": "deltas", "activated": "embedding", "hidden": "signs", "flat": "pooled"}
     kinds |= {"convolved": "tokens", "rows": "tokens", "gathered": "map"}
     outputs = {"head": ("classes_", "boxes"), "joined": ("activated", "hidden"), "gathered": ("convolved", "rows", "gathered")}
     found = {}
     for style, (name, buffers) in enumerate((outputs | {"all": tuple(kinds)}).items()):
-        every = [{"buffer": buffer, "kind": kinds[buffer], "scale": 1.0} for buffer in buffers]
+        every = [{"buffer": buffer, "kind": kinds[buffer], "scale": 1.0, "name": f"{buffer}@0"} for buffer in buffers]
         plain = msgspec.convert(header_of([], *every, image=(4, 2, 3)), Header)
         found[f"outputs_{name}"] = written(Program(msgspec.structs.replace(plain, ops=ops), constants), style % 4)
     return found

@@ -105,17 +105,18 @@ typedef enum fqvit_dtype {
 /** The name, shape and meaning of an array: value = (integer - zero_point) * scale. Pointers live as long as the
  * handle. */
 typedef struct fqvit_tensor {
-    const char* name; /**< of the buffer */
-    const char*
-        kind; /**< input: "pixels" or "codes"; output: "logits", "tokens", "pooled", "map", "scores", "deltas" */
-    fqvit_dtype dtype;  /**< type of the integers */
-    uint32_t axes;      /**< number of entries of shape, 1 to 8 */
-    int64_t shape[8];   /**< without the batch axis; an input has height, width, channels */
-    uint64_t bytes;     /**< of one image */
-    double scale;       /**< 0 for pixels */
+    const char* name;  /**< of the buffer */
+    const char* kind;  /**< input: "pixels" or "codes"; output: "logits", "tokens", "pooled", "map", "scores", "deltas",
+                        "embedding", "signs" */
+    fqvit_dtype dtype; /**< type of the integers */
+    uint32_t axes;     /**< number of entries of shape, 1 to 8 */
+    int64_t shape[8];  /**< without the batch axis; an input has height, width, channels */
+    uint64_t bytes;    /**< of one image */
+    double scale;      /**< 0 for pixels */
     int64_t zero_point; /**< the integer that means 0 */
     const uint8_t*
         alpha; /**< one exponent per channel, the scale of channel c being scale * 2^alpha[c]; NULL if all are 0 */
+    const char* output_name; /**< what `quantize --output` calls it, such as "tokens@9"; an input: "pixels" */
 } fqvit_tensor;
 
 /** A decoded image with its EXIF orientation applied: rows of interleaved 8-bit pixels. */
@@ -145,7 +146,7 @@ typedef struct fqvit_description {
     uint64_t run_bytes;          /**< memory of the buffers of one image, allocated by the first run */
     uint32_t resize;             /**< preprocessing: the short side is resized to this, then the center is cropped */
     const char* interpolation;   /**< of the resize: "bicubic" or "bilinear" */
-    uint32_t squash;             /**< 1: the resize gives the proportions of the input, not those of the image */
+    uint32_t squash;             /**< 1: images are resized to the aspect ratio of the input, 0: they keep their own */
 } fqvit_description;
 
 /**

@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t MAX_HEADER = 100'000'000;  // bytes, as in the safetensors library
 constexpr std::uint64_t LENGTH_BYTES = 8;          // in front of the header: its length
 
-// Reports a file that is no valid safetensors file. Every .fqvit file has the brace of the header at the same position.
+// Reports a file that is not valid safetensors. Every .fqvit file has the brace of the header at the same position.
 [[noreturn]] void fail_container(Source& source) {
     char start = '\0';
     if (source.size() > LENGTH_BYTES) source.read(LENGTH_BYTES, 1, &start);

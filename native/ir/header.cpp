@@ -33,6 +33,13 @@ void Description<Preprocess>::check(const Preprocess& preprocess, const Where& w
     }
 }
 
+void Description<Output>::check(const Output& output, const Where& where) {
+    constexpr std::string_view LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@:._+-";
+    if (output.name.size() > 64 || output.name.find_first_not_of(LETTERS) != std::string::npos) {
+        fail_at(Where{&where, "name"}, "expected at most 64 letters, digits and @:._+-");
+    }
+}
+
 void read_field(Json json, const Where& where, const Bounds& bounds, Scale& out) {
     read_field(json, where, bounds, out.value);
     if (!(out.value > 0 && out.value < 1e30)) fail_at(where, json.str() + ", expected above 0 and below 1e30");

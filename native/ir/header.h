@@ -15,12 +15,13 @@
 
 namespace fqvit {
 
-enum class OutputKind : std::uint8_t { logits, tokens, pooled, map, scores, deltas };
+enum class OutputKind : std::uint8_t { logits, tokens, pooled, map, scores, deltas, embedding, signs };
 enum class MoveKind : std::uint8_t { patches, grid, windows, tokens, merge, neighbours, enlarged, second };
 
 template <>
 struct Names<OutputKind> {
-    static constexpr const char* names[] = {"logits", "tokens", "pooled", "map", "scores", "deltas"};
+    static constexpr const char* names[] = {"logits", "tokens", "pooled",    "map",
+                                            "scores", "deltas", "embedding", "signs"};
 };
 template <>
 struct Names<MoveKind> {
@@ -44,6 +45,10 @@ struct Output {
     Scale scale{};
     std::int64_t zero = 0;
     OptionalName alpha{};
+    std::string name{};  // what a user calls the output; empty if it is the kind
+
+    const char* kind_name() const { return Names<OutputKind>::names[static_cast<std::size_t>(kind)]; }
+    std::string label() const { return name.empty() ? kind_name() : name; }
 };
 
 // The input of a program that reads codes instead of pixels.
@@ -122,9 +127,11 @@ template <>
 struct Description<Output> {
     static constexpr auto fields() {
         using F = Output;
-        return std::tuple{required<&F::buffer>("buffer"), required<&F::kind>("kind"), required<&F::scale>("scale"),
-                          optional<&F::zero>("zero", {.lo = 0, .hi = 65535}), optional<&F::alpha>("alpha")};
+        return std::tuple{required<&F::buffer>("buffer"), required<&F::kind>("kind"),
+                          required<&F::scale>("scale"),   optional<&F::zero>("zero", {.lo = 0, .hi = 65535}),
+                          optional<&F::alpha>("alpha"),   optional<&F::name>("name")};
     }
+    static void check(const Output& output, const Where& where);
 };
 
 template <>

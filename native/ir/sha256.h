@@ -1,5 +1,5 @@
-// SHA-256, the fingerprint of a program. It detects damage; the standard library has no hash with a defined result, and
-// a cryptography library would be the only dependency of the engine.
+// SHA-256, the fingerprint of a program, which detects damage. Implemented here because the standard library has no
+// hash with a defined result, and a cryptography library would be the engine's only dependency at run time.
 #pragma once
 
 #include <array>

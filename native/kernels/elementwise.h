@@ -55,7 +55,7 @@ struct Rows {
     bool wide_in;
 };
 
-// acc[c] = (sum over rows of x[r, c] - zero[c]) 2^alpha[c]
+// acc[c] = sum over rows of (x[r, c] - zero[c]) 2^alpha[c]
 struct Average {
     Rows rows;
     const std::int32_t* zero;

@@ -165,8 +165,8 @@ bool Add::make_epilogue(std::size_t acc_term) {
     return true;
 }
 
-// Prepares the epilogue for a term of codes that is converted to accumulators. The other term is codes as well, or a
-// constant that does not count because its multipliers are 0 (a requantization).
+// Prepares the epilogue for a term of codes that is converted to accumulators. The other term holds codes, too, or is a
+// constant whose multipliers are all 0, so that the op only requantizes.
 bool Add::stage_codes(std::size_t staged_term) {
     const Term &staged = terms_[staged_term], &other = terms_[1 - staged_term];
     if (kernels_->epilogue == nullptr || staged.count != value.count() || largest_of(staged.alpha) > 14) return false;

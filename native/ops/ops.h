@@ -93,8 +93,8 @@ public:
     std::vector<std::uint8_t> fill;  // the bytes of one row
 };
 
-// acc[o] = sum_k x[k] w[o, k] + bias[o], then an epilogue: codes, the accumulator itself, a score in i32 or, after
-// fusion, a table or a residual sum.
+// acc[o] = sum_k x[k] w[o, k] + bias[o], then an epilogue: codes, the accumulator itself, a requantized i32 or,
+// after fusion, a table or a residual sum.
 class Linear final : public Op {
 public:
     Linear(const LinearFields& fields, Scope& scope);

@@ -143,6 +143,21 @@ nb::list buffers(fqvit::Model& model, const Images& images, const std::vector<st
     return out;
 }
 
+// Name, kind, scale, zero point, type, shape and exponents of every output.
+nb::list describe_outputs(const fqvit::Model& model) {
+    const std::vector<fqvit::Output> outputs = model.header().outputs();
+    nb::list out;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const fqvit::Value& value = model.engine().value(model.engine().outputs()[i]);
+        nb::list shape, alpha;
+        for (const std::int64_t size : value.shape) shape.append(size);
+        for (const std::uint8_t exponent : model.alpha(i)) alpha.append(exponent);
+        out.append(nb::make_tuple(outputs[i].label(), outputs[i].kind_name(), outputs[i].scale.value, outputs[i].zero,
+                                  fqvit::name_of(value.dtype), nb::tuple(shape), nb::tuple(alpha)));
+    }
+    return out;
+}
+
 nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 nb::object roi_align(const FeatureMap& map, const Boxes& boxes, std::int64_t side, std::int64_t cell, std::int32_t zero,
@@ -232,11 +247,8 @@ NB_MODULE(_native, m) {
                          const fqvit::Shape& shape = model.engine().image().shape;
                          return nb::make_tuple(shape[0], shape[1], shape[2]);
                      })
-        .def_prop_ro(
-            "output_kind",
-            [](const fqvit::Model& model) {
-                return fqvit::Names<fqvit::OutputKind>::names[static_cast<std::size_t>(model.header().output.kind)];
-            })
+        .def_prop_ro("output_kind", [](const fqvit::Model& model) { return model.header().output.kind_name(); })
+        .def_prop_ro("outputs", &describe_outputs)
         .def_prop_ro("instruction_set", [](const fqvit::Model& model) { return model.engine().instruction_set(); })
         .def_prop_ro("threads", [](const fqvit::Model& model) { return model.engine().threads(); })
         .def_prop_ro("arena_bytes", [](const fqvit::Model& model) { return model.engine().arena_bytes(); })

@@ -5,7 +5,7 @@ Each name is imported on first use. Running a saved program needs no torch; load
     model = fqvit.load_model("deit_tiny", "deit_tiny.safetensors")
     program = fqvit.lower(model, fqvit.calibrate(model, images, fqvit.load_recipe("fq-vit")))
     program.save("deit_tiny.fqvit")
-    logits = fqvit.Engine("deit_tiny.fqvit").run(images)
+    fqvit.load("deit_tiny.fqvit").classify("cat.jpg")
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fqvit.distributed.workers import Workers as Workers
     from fqvit.evaluate.accuracy import measure as measure
     from fqvit.frontend.load import load_model as load_model
+    from fqvit.inference.model import Model as Model
+    from fqvit.inference.model import load as load
     from fqvit.ir.program import Program as Program
     from fqvit.lowering.lower import lower as lower
     from fqvit.models.load import FloatModel as FloatModel
@@ -41,6 +43,7 @@ _HOMES = {
     "Engine": "fqvit.runtime.native",
     "FloatModel": "fqvit.models.load",
     "ImageFolder": "fqvit.data.images",
+    "Model": "fqvit.inference.model",
     "Preprocess": "fqvit.data.preprocess",
     "Program": "fqvit.ir.program",
     "Recipe": "fqvit.quant.recipe",
@@ -48,6 +51,7 @@ _HOMES = {
     "TarShards": "fqvit.data.shards",
     "Workers": "fqvit.distributed.workers",
     "calibrate": "fqvit.quant.calibrate",
+    "load": "fqvit.inference.model",
     "load_model": "fqvit.frontend.load",
     "load_recipe": "fqvit.quant.recipe",
     "lower": "fqvit.lowering.lower",
@@ -61,6 +65,7 @@ __all__ = [
     "FloatModel",
     "FqvitError",
     "ImageFolder",
+    "Model",
     "Preprocess",
     "Program",
     "Recipe",
@@ -69,6 +74,7 @@ __all__ = [
     "Workers",
     "__version__",
     "calibrate",
+    "load",
     "load_model",
     "load_recipe",
     "lower",

@@ -67,6 +67,9 @@ class Model:
     def output_kind(self) -> str:
         """The kind of the first output, such as logits."""
     @property
+    def outputs(self) -> list[tuple[str, str, float, int, str, tuple[int, ...], tuple[int, ...]]]:
+        """Name, kind, scale, zero point, type (u8, u16 or i32), shape and exponents alpha (often none) of every output."""
+    @property
     def instruction_set(self) -> str: ...
     @property
     def threads(self) -> int: ...

@@ -35,7 +35,7 @@ def test_missing_peers_are_skipped_with_the_command_that_installs_them(monkeypat
 
 
 @pytest.mark.parametrize("kind", ["vit", "distilled", "mean", "swin", "padded swin"])
-def test_quickened_float_models_give_the_same_values(kind: str, tmp_path: Path) -> None:
+def test_float_models_with_faster_attention_and_gathers_give_the_same_values(kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from fqvit.bench.eager import quicken, read
     from fqvit.bench.measure import normalised

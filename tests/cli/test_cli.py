@@ -223,7 +223,7 @@ def test_files_that_are_not_programs_are_rejected(program: Path, weights: Path, 
     assert_rejected(fqvit("eval", "nowhere.safetensors"), "no such file")
 
 
-def test_wrong_names_are_rejected_with_suggestions() -> None:
+def test_unknown_names_and_invalid_options_are_rejected_with_a_hint() -> None:
     assert_rejected(fqvit("quantize", "deit_tinny"), "not a name that fqvit knows", "deit_tiny")
     assert_rejected(fqvit("eval", "deit_tinny"), "not a name that fqvit knows", "deit_tiny")
     assert_rejected(fqvit("quantize", "--recipe", "fq_vit"), "no such recipe", "fqvit", "fq-vit")

@@ -17,6 +17,7 @@ from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import images_for
 from tests.factories import one_thread as one_thread
 
+# What the shapes of the weights do not show.
 DECIDED = ("--heads", 3, "--pool", "token", "--activation", "gelu")
 
 
@@ -43,7 +44,7 @@ def program(weights: Path, photos: Path) -> Path:
     done = fqvit("quantize", weights, *DECIDED, "--size", 24, "--calib", photos, "-o", path)
     assert done.code == 0, done.err
     assert "short side 24" in done.out and "(from defaults)" in done.out and "mean and std: those of ImageNet" in done.out
-    assert "nothing says how its images are prepared" in done.err
+    assert "its preprocessing is not fully specified" in done.err
     return path
 
 
@@ -56,7 +57,7 @@ def test_check_describes_a_file_without_a_name(weights: Path) -> None:
     assert "features, no classifier" in text and "float parity" in text
 
 
-def test_check_accepts_a_folder_and_an_embedded_name(weights: Path, tmp_path: Path) -> None:
+def test_check_accepts_an_embedded_name_and_rejects_an_empty_folder(weights: Path, tmp_path: Path) -> None:
     assert fqvit("check", "fmnist_vit", "--json").json["captured"] is False
     (tmp_path / "empty").mkdir()
     assert_rejected(fqvit("check", tmp_path / "empty"), "empty")
@@ -81,7 +82,7 @@ def test_models_lists_families_ops_and_what_is_folded() -> None:
 
 def test_a_feature_extractor_has_no_classes(program: Path, weights: Path, photos: Path) -> None:
     text = fqvit("inspect", program).out
-    assert "features (pooled), 24" in text
+    assert "embedding, u8 24" in text
     assert_rejected(fqvit("classify", program, photos / "0.png"), "outputs features", "fqvit.Engine")
     assert_rejected(fqvit("eval", program, "--data", photos), "outputs features", "fqvit.Engine")
     assert_rejected(fqvit("eval", weights.with_suffix(""), "--weights", weights, *DECIDED), "has no classifier")
@@ -115,7 +116,7 @@ def test_bench_runs_the_original_module_in_other_runtimes(program: Path, weights
     assert "cannot be rebuilt from its name" in found["skipped"][0]["reason"]
 
 
-def test_programs_of_live_modules_need_a_checkpoint_in_comparisons(photos: Path, tmp_path: Path) -> None:
+def test_compare_needs_weights_for_a_program_quantized_from_a_module_in_memory(photos: Path, tmp_path: Path) -> None:
     captured_program("hybrid").save(tmp_path / "hybrid.fqvit")
     done = fqvit("compare", tmp_path / "hybrid.fqvit", "--data", photos)
     assert_rejected(done, "quantized from a module in memory", "--weights")
@@ -137,7 +138,7 @@ def test_every_export_accepts_a_feature_extractor(program: Path, kind: str, tmp_
     assert done.code == 0, done.err
 
 
-def test_the_program_has_the_features_of_the_checkpoint(program: Path) -> None:
+def test_the_program_records_the_name_the_output_and_the_image_size(program: Path) -> None:
     header = Program.load(program).header
-    assert (header.model, header.output.kind) == ("extractor", "pooled")
+    assert (header.model, header.output.kind) == ("extractor", "embedding")
     assert (header.preprocess.height, header.preprocess.width) == (24, 24)

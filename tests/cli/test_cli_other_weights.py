@@ -63,15 +63,15 @@ def test_weights_named_like_a_model_with_other_preprocessing_give_a_warning(
     five: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = zoo.find("fmnist_vit")
-    shown = replace(row, name="fmnist_vit_dark", preprocess=msgspec.structs.replace(row.preprocess, mean=(0.1,)))
-    for other in (shown, replace(row, name="fmnist_vit_twin")):
+    different = replace(row, name="fmnist_vit_dark", preprocess=msgspec.structs.replace(row.preprocess, mean=(0.1,)))
+    for other in (different, replace(row, name="fmnist_vit_twin")):
         monkeypatch.setitem(zoo.BY_NAME, other.name, other)
         weights = tmp_path / f"{other.name}.safetensors"
         weights.write_bytes(five.read_bytes())
         words = ("quantize", "fmnist_vit", "--weights", weights, "--images", 2, "-o", tmp_path / "x.fqvit")
         done = fqvit(*words)
         assert done.code == 0
-        if other is shown:
+        if other is different:
             said = f"fqvit: warning: {weights.name} is named like {other.name}, but is loaded as fmnist_vit"
             assert done.err.startswith(said) and len(done.err.splitlines()) == 1 and f"pass {other.name} as" in done.err
         else:

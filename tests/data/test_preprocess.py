@@ -145,13 +145,14 @@ def test_an_image_of_one_pixel_fills_the_crop() -> None:
 
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (3, 60001)])
 def test_extreme_aspect_ratios_need_little_memory(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole resized image would take 5 to 16 GB."""
     wide = Preprocess(64, 64, 3, 300, "bicubic", (0.5,) * 3, (0.5,) * 3)
     assert wide.apply(Image.new("RGB", size, (9, 8, 7)))[0, 0].tolist() == [9, 8, 7]
 
 
 @pytest.mark.parametrize("size", [(30, 900), (901, 31), (77, 64), (5, 5)])
 @pytest.mark.parametrize("crop", [32, 50])
-def test_resizing_only_the_crop_gives_the_same_pixels(
+def test_resizing_only_the_crop_gives_the_same_pixels_up_to_rounding(
     size: tuple[int, int], crop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preprocess = Preprocess(crop, crop, 3, 40, "bilinear", (0.5,) * 3, (0.5,) * 3)
@@ -171,7 +172,7 @@ def test_json_round_trips_and_invalid_fields_are_named() -> None:
         Preprocess(28, 28, 1, 28, "bicubic", (0.5,) * 3, (0.5,) * 3)
 
 
-def test_squash_resizes_to_the_proportions_of_the_input() -> None:
+def test_squash_resizes_to_the_aspect_ratio_of_the_model_input() -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8))
     p = Preprocess(24, 24, 3, 24, "bicubic", (0.5,) * 3, (0.5,) * 3, squash=True)
     want = np.asarray(resized(image, (24, 24), Image.Resampling.BICUBIC, (0, 0, 90, 50)))

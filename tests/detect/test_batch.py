@@ -149,7 +149,7 @@ def test_permutations_that_would_mix_rois_are_rejected(fields: dict[str, Any]) -
         _permute(Permute(y="y", x="x", **fields), 3)
 
 
-def test_other_ops_programs_and_batch_sizes_are_rejected() -> None:
+def test_unsupported_ops_programs_and_batch_sizes_are_rejected() -> None:
     norm = LayerNorm(y="norm", x="map", epsilon=1, shift=30, b_shift=10)
     program = head(norm)
     with_norm = Program(program.header, {**program.constants, "norm.affine": np.ones((2, 4), np.int32)})

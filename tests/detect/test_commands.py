@@ -48,7 +48,7 @@ def test_quantize_writes_a_detector_and_describes_it(tmp_path: Path) -> None:
     assert said.code == 0 and "fast 6/8/8" in said.out and "1 (train)" in said.out and "float32:" in said.out
 
 
-def test_commands_resize_by_the_rule_of_the_file_and_float_detectors_as_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_use_the_resize_rule_of_their_file_and_float_detectors_that_of_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8))
     for path in sorted(GOLDEN.glob("*_v1.fqvit")):
         program = DetectorProgram.load(path)
@@ -69,13 +69,13 @@ def test_quantize_accepts_settings_files(tmp_path: Path) -> None:
     )
     changes = json.dumps({"short": 64, "long": 64, "score": 0.25, "classes": list("abcdefgh")})
     (tmp_path / "s.json").write_text(changes, encoding="utf-8-sig")  # with a byte order mark, as some editors write
-    prints = set()
+    fingerprints = set()
     for kind in ("toml", "json"):
         words = ("--weights", "shapes.safetensors", "--calib", "train", "--images", 1, "--settings", tmp_path / f"s.{kind}")
         done = fqvit("detect", "quantize", *words, "-o", tmp_path / "made.fqvit", "--json").json
-        prints.add(done["fingerprint"])
+        fingerprints.add(done["fingerprint"])
     settings = fqvit("inspect", tmp_path / "made.fqvit", "--json").json["settings"]
-    assert len(prints) == 1 and settings["short"] == 64 and settings["classes"][0] == "a"
+    assert len(fingerprints) == 1 and settings["short"] == 64 and settings["classes"][0] == "a"
     assert settings["anchor_scale"] == 4, "other settings are those saved with the weights"
 
 

@@ -55,7 +55,7 @@ def test_a_loaded_detector_gives_the_same_detections(tmp_path: Path) -> None:
     assert coco_results(before, 1, saved.settings) == coco_results(after, 1, saved.settings)
 
 
-def test_a_new_detector_stores_the_rule_of_opencv_and_uses_it(tmp_path: Path) -> None:
+def test_a_new_detector_stores_and_uses_the_resize_rule_of_opencv(tmp_path: Path) -> None:
     path, image = tmp_path / "d.fqvit", sample_images()[0]
     program("mask r-cnn").save(path)
     loaded = DetectorProgram.load(path)
@@ -66,7 +66,7 @@ def test_a_new_detector_stores_the_rule_of_opencv_and_uses_it(tmp_path: Path) ->
     assert (found.pixels != resize(pixels, *found.size)).any()
 
 
-def test_a_file_without_the_field_keeps_one_rounding_and_its_bytes(tmp_path: Path) -> None:
+def test_a_file_without_a_resize_rule_rounds_once_and_keeps_its_bytes(tmp_path: Path) -> None:
     path, image = GOLDEN / "mask_rcnn_v1.fqvit", sample_images()[0]
     loaded = DetectorProgram.load(path)
     assert loaded.resize == "rounded" and b'"resize":"r' not in loaded.encoded() and b'"resize":"o' not in loaded.encoded()
@@ -76,7 +76,7 @@ def test_a_file_without_the_field_keeps_one_rounding_and_its_bytes(tmp_path: Pat
     assert (tmp_path / "again.fqvit").read_bytes() == path.read_bytes()
 
 
-def test_the_rule_of_resizing_survives_saving(tmp_path: Path) -> None:
+def test_the_resize_rule_survives_saving(tmp_path: Path) -> None:
     whole, rules = program("mask r-cnn"), get_args(ResizeRule)
     saved = [dataclasses.replace(whole, resize=rule) for rule in rules]
     for one in saved:
@@ -228,9 +228,9 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "an unknown setting": (set_field("settings", "more", value=1), "settings: .*unknown field more"),
     "an unknown constant": (set_field("between", "more", value=1), "between: .*unknown field more"),
     "an unknown field of a part": (set_field("boxes", 1, "more", value=1), r"boxes\[\S+\]: .*unknown field more"),
-    "an unknown rule of resizing": (set_field("resize", value="nearest"), "resize: invalid enum value 'nearest'"),
-    "a rule of resizing that is a number": (set_field("resize", value=1), "resize: expected str, got int"),
-    "a rule of resizing that is null": (set_field("resize", value=None), "resize: expected str, got null"),
+    "an unknown resize rule": (set_field("resize", value="nearest"), "resize: invalid enum value 'nearest'"),
+    "a resize rule that is a number": (set_field("resize", value=1), "resize: expected str, got int"),
+    "a resize rule that is null": (set_field("resize", value=None), "resize: expected str, got null"),
     "no settings": (without("settings"), "missing required field settings"),
     "no constants": (without("between"), "missing required field between"),
     "no pyramid": (without("pyramid"), "missing required field pyramid"),

@@ -1,7 +1,6 @@
 """The compiled loader accepts and rejects the same detector files as DetectorProgram.load.
 
-Fields of the JSON get wrong values, the ops and moves of the networks are changed one by one, and constants are damaged, each
-time with a valid fingerprint.
+Fields of the JSON, ops and moves of the networks, and constants are changed one by one, each time with a valid fingerprint.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ def replaced(header: Json, path: tuple[Any, ...], new: Any) -> Json:
 
 
 def some(every: Iterator[tuple[tuple[Any, ...], Any]], step: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield each `step`-th change: all of them take minutes."""
+    """Yield every `step`-th change; all of them would take minutes."""
     return (change for i, change in enumerate(every) if i % step == 0)
 
 
 def disagreement(text: str, tensors: Tensors, file: Path) -> str | None:
-    """Return how the loaders differ about a file; None if they agree."""
+    """Return both verdicts if only one loader accepts the file; None if they agree."""
     raw = packed(text, fingerprint_of(text, tensors), tensors, DETECTOR)
     file.write_bytes(raw)
     python = native = ""
@@ -85,12 +84,12 @@ def check_all(name: str, part: Callable[[Json], Iterator[tuple[tuple[Any, ...], 
 
 
 @pytest.mark.parametrize("field", ["version", "model", "source", "settings", "between", "resize"])
-def test_wrong_fields_are_rejected_by_both_loaders(field: str, tmp_path: Path) -> None:
+def test_both_loaders_agree_about_changed_fields(field: str, tmp_path: Path) -> None:
     step = 4 if field in ("settings", "between") else 1
     check_all("opencv_v1", lambda header: some(mutations(header[field], (field,)), step), tmp_path / "d.fqvit")
 
 
-def test_wrong_stages_are_rejected_by_both_loaders(tmp_path: Path) -> None:
+def test_both_loaders_agree_about_changed_stages(tmp_path: Path) -> None:
     def changes(header: Json) -> Iterator[tuple[tuple[Any, ...], Any]]:
         for field in ("boxes", "masks"):
             stages = header[field]
@@ -103,7 +102,7 @@ def test_wrong_stages_are_rejected_by_both_loaders(tmp_path: Path) -> None:
     check_all("cascade_v1", changes, tmp_path / "d.fqvit")
 
 
-def test_wrong_networks_are_rejected_by_both_loaders(tmp_path: Path) -> None:
+def test_both_loaders_agree_about_changed_networks(tmp_path: Path) -> None:
     def changes(header: Json) -> Iterator[tuple[tuple[Any, ...], Any]]:
         for part in (("pyramid",), ("boxes", 0), ("masks", 0)):
             own = header[part[0]] if len(part) == 1 else header[part[0]][part[1]]
@@ -118,7 +117,7 @@ def test_wrong_networks_are_rejected_by_both_loaders(tmp_path: Path) -> None:
     check_all("mask_rcnn_v1", changes, tmp_path / "d.fqvit")
 
 
-def test_wrong_constants_are_rejected_by_both_loaders(tmp_path: Path) -> None:
+def test_both_loaders_agree_about_changed_constants(tmp_path: Path) -> None:
     text, _, tensors = unpacked((GOLDEN / "mask_rcnn_v1.fqvit").read_bytes(), DETECTOR)
     found = []
     for name, (dtype, shape, data) in tensors.items():

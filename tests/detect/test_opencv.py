@@ -79,7 +79,7 @@ def cv2() -> ModuleType:
 
 def assert_equals_opencv(cv2: ModuleType, pixels: NDArray[np.uint8], height: int, width: int) -> None:
     expected = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
-    assert_same(resize(pixels, height, width), expected, f"{pixels.shape[:2]} to {height} x {width}: computed and of OpenCV")
+    assert_same(resize(pixels, height, width), expected, f"{pixels.shape[:2]} to {height} x {width}: computed and by OpenCV")
 
 
 def test_resizing_equals_the_installed_opencv(cv2: ModuleType) -> None:
@@ -118,7 +118,7 @@ def nearest(x: Fraction, bits: int) -> Fraction:
 
 
 def exact_axis(old: int, new: int) -> list[tuple[int, int, int]]:
-    """Return first, before and after of the module's docstring, in rational arithmetic with every rounding written out."""
+    """Return (first, before, after) as in fqvit.detect.opencv, in rational arithmetic with every rounding written out."""
     half, scale, made = Fraction(1, 2), nearest(1 / nearest(Fraction(new, old), 53), 53), []
     for i in range(new):
         at = nearest(nearest(nearest((i + half) * scale, 53) - half, 53), 24)
@@ -162,7 +162,7 @@ def test_one_colour_stays_one_colour() -> None:
         assert (resize(np.full((3, 5, 3), value, np.uint8), 17, 4) == value).all()
 
 
-def test_the_rules_differ_by_at_most_one() -> None:
+def test_the_resize_rules_differ_by_at_most_one() -> None:
     pixels = image(75, 100)
     new, old = (resizer(pixels, 160, 213).astype(int) for resizer in (images.RESIZERS["opencv"], images.RESIZERS["rounded"]))
     assert abs(new - old).max() == 1 and 0.05 < (new < old).mean() < 0.2 and (new > old).mean() < 0.01

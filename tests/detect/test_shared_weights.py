@@ -88,7 +88,7 @@ def test_invalid_references_to_weights_are_rejected(fields: dict[str, Any], prob
         altered(packed().template, "rpn_head.relu@1", **fields).verify()
 
 
-def test_sharing_the_weights_of_a_sharing_op_is_rejected() -> None:
+def test_referring_to_an_op_without_weights_of_its_own_is_rejected() -> None:
     with pytest.raises(
         FqvitError, match="weights_of is 'rpn_head.relu@1', expected an earlier linear op that has its own weights"
     ):

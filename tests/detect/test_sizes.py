@@ -110,7 +110,7 @@ def test_invalid_moves_are_rejected(move: Move | None) -> None:
     program = template()
     for name, right in program.header.moves.items():
         if move is None and right.kind == "grid":
-            # without its move, only the first axis is resized; this still verifies if no later op checks the height and width
+            # Without its move, only the first axis is resized; this still verifies if no later op checks the height and width.
             continue
         moves = {key: value for key, value in program.header.moves.items() if key != name}
         if move is not None and move.kind != right.kind:

@@ -64,7 +64,7 @@ def test_workers_gather_broadcast_and_merge_in_rank_order(size: int) -> None:
     assert found[0][2] == [str(rank) for rank in range(size)]
 
 
-def test_arrays_keep_their_types_and_floats_all_their_bits_between_workers() -> None:
+def test_arrays_keep_their_types_and_floats_keep_their_bits_between_workers() -> None:
     values = {
         "a": np.array([[1.5, -np.inf, np.nan]]),
         "b": np.zeros((0, 3), np.uint8),
@@ -233,7 +233,7 @@ def single_threaded() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def test_three_processes_give_the_top1_of_one_and_only_the_first_prints(tmp_path: Path) -> None:
+def test_three_processes_give_the_top1_of_one_process_and_only_the_first_prints(tmp_path: Path) -> None:
     program = tmp_path / "one.fqvit"
     fqvit("quantize", "--images", 64, "-o", program)
     words = ["eval", program, "--limit", "333", "--json"]

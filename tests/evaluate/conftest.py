@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,9 @@ def make(config: ViTConfig | SwinConfig, recipe: Recipe, features: str = "logits
     preprocess = Preprocess(16, 16, 3, 16, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     model = FloatModel("tiny", module, preprocess, tuple(f"class {i}" for i in range(7)), "random sha256:0")
     images = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), np.uint8)
-    calibration = calibrate(model, images, recipe, features=features)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        calibration = calibrate(model, images, recipe, features=features)  # type: ignore[arg-type]
     return Made(model, calibration, lower(model, calibration), images)
 
 

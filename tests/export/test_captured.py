@@ -44,7 +44,7 @@ def test_qdq_models_agree_with_the_program(kind: str) -> None:
 def test_the_table_of_every_function_is_recognised(function: Function) -> None:
     x = (np.arange(256) - 128) * 0.05
     y = function.value(x)
-    unit = float(y.max() - y.min()) / 4095  # 12 bits tell GELU from its tanh form
+    unit = float(y.max() - y.min()) / 4095  # 12 bits are enough to tell GELU from its tanh approximation
     zero = round(-float(y.min()) / unit)
     table = np.clip(np.floor(y / unit + 0.5).astype(np.int64) + zero, 0, 4095)
     assert recognised(table, x, unit, zero, 4095) is function

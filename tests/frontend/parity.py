@@ -1,4 +1,4 @@
-"""Small modules around one operation, and their capture with a comparison of the outputs."""
+"""Wrap one operation in a small module, capture it, and compare the outputs of graph and module."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_mask_becomes_part_of_the_softmax() -> None:
     assert torch.equal(softmax.mask[0], MASK)
 
 
-def test_norms_of_queries_and_keys_split_the_linear_layer() -> None:
+def test_norms_of_queries_and_keys_are_captured() -> None:
     graph = captured(attention(norm=True))
     assert kinds(graph).count("LayerNorm") == 2 and kinds(graph).count("Scores") == 1
 

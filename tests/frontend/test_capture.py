@@ -40,7 +40,7 @@ def test_the_module_is_not_modified() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_greyscale_images_that_are_not_square() -> None:
+def test_greyscale_images_that_are_not_square_are_captured() -> None:
     class Grey(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -79,7 +79,7 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "options", "side"), FAMILIES, ids=[name for name, _, _ in FAMILIES])
-def test_families_of_timm(timm: ModuleType, name: str, options: dict[str, Any], side: int) -> None:
+def test_families_of_timm_are_captured_up_to_rounding(timm: ModuleType, name: str, options: dict[str, Any], side: int) -> None:
     torch.manual_seed(0)
     module = timm.create_model(name, **options).eval()
     for parameter in module.parameters():

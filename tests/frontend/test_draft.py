@@ -88,7 +88,7 @@ def test_a_broadcast_factor_takes_no_memory() -> None:
     assert uniform(torch.tensor([1.0, 2.0])) is None
 
 
-def test_factors_per_head() -> None:
+def test_factors_are_per_head_only_if_constant_within_each_head() -> None:
     factors = torch.tensor([1.0, 2.0])
     assert factor_per_head(factors.view(2, 1, 1).expand(2, 3, 4)).tolist() == [1.0, 2.0]  # type: ignore[union-attr]
     assert factor_per_head(torch.arange(24.0).view(2, 3, 4)) is None

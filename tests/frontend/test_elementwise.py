@@ -14,12 +14,12 @@ from tests.frontend.parity import Tokens, captured, kinds, tokens
     "function",
     [F.relu, F.gelu, F.silu, F.hardswish, F.elu, F.softplus, torch.sigmoid, torch.tanh, torch.exp, torch.abs, F.relu6, F.mish],
 )
-def test_functions_of_one_variable(function: object) -> None:
+def test_functions_of_one_variable_become_one_leaf(function: object) -> None:
     assert len(kinds(tokens(function))) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_in_both_forms(approximate: str) -> None:
+def test_gelu_is_captured_in_both_forms(approximate: str) -> None:
     graph = tokens(lambda x: F.gelu(x, approximate=approximate))
     assert kinds(graph)[-1] == ("Gelu" if approximate == "none" else "Activation")
 
@@ -30,7 +30,7 @@ def test_quick_gelu_is_one_function() -> None:
     assert graph.graph.nodes[-1].leaf.label == "x*sigmoid(1.702x+0)"
 
 
-def test_a_clamp_with_keywords() -> None:
+def test_a_clamp_with_keywords_is_captured() -> None:
     tokens(lambda x: x.clamp(min=-0.1, max=0.3))
 
 
@@ -38,19 +38,19 @@ def test_constant_factors_of_a_function_become_part_of_it() -> None:
     assert kinds(tokens(lambda x: F.silu(F.silu(x) * 2 + 1))) == ["Patches", "Activation", "Activation"]
 
 
-def test_in_place_functions() -> None:
+def test_in_place_functions_are_captured() -> None:
     tokens(lambda x: F.relu(x * 2, inplace=True) + 1)
 
 
-def test_sums_differences_and_negation() -> None:
+def test_sums_differences_and_negation_are_captured() -> None:
     tokens(lambda x: 1 - (F.gelu(x) + 0.5 * F.silu(x)) - torch.neg(F.relu(x)) + torch.add(F.tanh(x), F.silu(x), alpha=0.3))
 
 
-def test_a_sum_of_values_in_another_order() -> None:
+def test_a_sum_with_rearranged_values_is_captured() -> None:
     tokens(lambda x: F.gelu(x) + F.silu(x).roll(3, 1))
 
 
-def test_products_of_two_values() -> None:
+def test_a_product_of_two_values_becomes_one_multiply() -> None:
     graph = tokens(lambda x: F.silu(x[..., :4]) * x[..., 4:])
     assert kinds(graph).count("Multiply") == 1
 
@@ -64,11 +64,11 @@ def test_a_gate_per_token_is_broadcast() -> None:
     tokens(lambda x: F.gelu(x) * torch.sigmoid(x.mean(2, keepdim=True)))
 
 
-def test_divisions_by_constants() -> None:
+def test_divisions_by_constants_are_captured() -> None:
     tokens(lambda x: F.gelu(x) / 3 / torch.arange(1.0, 9.0))
 
 
-def test_rotary_positions() -> None:
+def test_a_rotary_position_embedding_becomes_one_leaf() -> None:
     angles = torch.rand(16, 4, generator=torch.Generator().manual_seed(0))
     cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
@@ -78,7 +78,7 @@ def test_rotary_positions() -> None:
     assert kinds(tokens(lambda x: rotate(F.gelu(x)))) == ["Patches", "Gelu", "Rotary"]
 
 
-def test_rotary_positions_that_differ_between_heads() -> None:
+def test_rotary_position_embeddings_may_differ_between_heads() -> None:
     angles = torch.rand(2, 16, 2, generator=torch.Generator().manual_seed(0))
     cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
 
@@ -92,7 +92,7 @@ def test_rotary_positions_that_differ_between_heads() -> None:
     assert tuple(rotary.cos.shape) == (16, 8)
 
 
-def test_a_gated_mlp() -> None:
+def test_a_gated_mlp_has_one_multiply() -> None:
     model = Tokens(lambda x: x, gate=nn.Linear(8, 12), up=nn.Linear(8, 12), down=nn.Linear(12, 8))
     model.body = lambda x, layers: layers["down"](F.silu(layers["gate"](x)) * layers["up"](x))
     assert kinds(captured(model)).count("Multiply") == 1

@@ -10,34 +10,34 @@ from torch.nn import functional as F
 from tests.frontend.parity import Maps, Tokens, captured, kinds, maps, tokens
 
 
-def test_layer_norm() -> None:
+def test_a_layer_norm_becomes_one_leaf() -> None:
     assert kinds(captured(Tokens(norm := nn.LayerNorm(8), norm=norm))) == ["Patches", "LayerNorm"]
 
 
-def test_layer_norm_of_feature_maps() -> None:
+def test_a_layer_norm_over_the_channels_of_feature_maps_is_captured() -> None:
     def channels_last(x: Tensor) -> Tensor:
         return F.layer_norm(x.permute(0, 2, 3, 1), (8,)).permute(0, 3, 1, 2)
 
     assert kinds(maps(channels_last))[:2] == ["Patches", "LayerNorm"]
 
 
-def test_rms_norm_as_one_op() -> None:
+def test_rms_norm_as_one_op_becomes_a_norm_without_centering() -> None:
     graph = tokens(lambda x: F.rms_norm(x, (8,), torch.arange(8.0), 1e-6))
     assert not graph.graph.nodes[-1].leaf.center
 
 
-def test_rms_norm_written_out() -> None:
+def test_rms_norm_as_several_ops_becomes_one_leaf() -> None:
     graph = tokens(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * torch.arange(8.0))
     assert kinds(graph) == ["Patches", "LayerNorm"]
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_l2_normalisation(axis: int) -> None:
+def test_l2_normalisation_becomes_a_norm(axis: int) -> None:
     assert "LayerNorm" in kinds(tokens(lambda x: F.normalize(x, dim=axis)))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
-def test_group_norm(groups: int) -> None:
+def test_a_group_norm_becomes_one_norm(groups: int) -> None:
     model = Maps(lambda x: x, norm=nn.GroupNorm(groups, 8))
     model.body = lambda x, layers: F.relu(layers["norm"](x))
     graph = captured(model)
@@ -45,7 +45,7 @@ def test_group_norm(groups: int) -> None:
     assert ("Depthwise" in kinds(graph)) == (groups > 1)  # one group: weight and bias are part of the norm
 
 
-def test_group_norm_of_rearranged_maps() -> None:
+def test_a_group_norm_of_rearranged_maps_is_captured() -> None:
     tokens(lambda x: F.group_norm(F.gelu(x).transpose(1, 2).reshape(-1, 8, 4, 4).flip(2), 1, torch.arange(8.0)))
 
 

@@ -15,7 +15,7 @@ def test_layer_scale_is_folded_into_the_layer_before() -> None:
     assert kinds(captured(model)) == ["Patches", "Gelu", "Linear", "Add"]
 
 
-def test_a_factor_that_only_one_reader_sees_is_a_step_of_its_own() -> None:
+def test_a_factor_that_only_one_reader_uses_is_a_step_of_its_own() -> None:
     model = Tokens(lambda x: x, fc=nn.Linear(8, 8))
 
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:
@@ -53,7 +53,7 @@ def test_class_token_and_positions_are_one_embedding() -> None:
     assert kinds(graph) == ["Patches", "Embed", "Gelu"]
 
 
-def test_positions_behind_other_values_are_a_shift() -> None:
+def test_positions_added_to_other_values_become_a_shift() -> None:
     positions = torch.randn(1, 16, 8)
     graph = tokens(lambda x: F.gelu(F.silu(x)[:, 3:9] + positions[:, :6]))
     assert kinds(graph).count("Shift") == 1
@@ -79,7 +79,7 @@ def test_patch_merging_in_any_channel_order_gathers_whole_rows() -> None:
     assert kinds(captured(model)) == ["Patches", "Gelu", "Take", "Linear"]
 
 
-def test_windows_are_left_before_the_linear_layer() -> None:
+def test_a_rearrangement_and_its_inverse_around_a_linear_layer_cancel() -> None:
     model = Tokens(lambda x: x, fc=nn.Linear(8, 8))
     model.body = lambda x, layers: x + layers["fc"](F.gelu(x).flip(1)).flip(1)
     nodes = captured(model).graph.nodes

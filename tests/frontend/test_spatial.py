@@ -24,12 +24,12 @@ from tests.frontend.parity import Maps, captured, kinds, maps, tokens
         {"kernel_size": 1, "bias": False},
     ],
 )
-def test_dense_convolutions(options: dict[str, Any]) -> None:
+def test_dense_convolutions_become_linear_layers(options: dict[str, Any]) -> None:
     assert "Linear" in kinds(captured(Maps(conv := nn.Conv2d(8, 6, **options), conv=conv)))
 
 
 @pytest.mark.parametrize("outputs", [8, 16])
-def test_depthwise_convolutions(outputs: int) -> None:
+def test_depthwise_convolutions_become_depthwise_leaves(outputs: int) -> None:
     conv = nn.Conv2d(8, outputs, 3, 2, 1, groups=8)
     graph = captured(Maps(conv, conv=conv))
     assert "Depthwise" in kinds(graph)
@@ -37,16 +37,16 @@ def test_depthwise_convolutions(outputs: int) -> None:
     assert gathered == ([16 * 16] if outputs == 16 else [])  # channels are repeated once, not once per tap
 
 
-def test_a_transposed_convolution_without_overlap() -> None:
+def test_a_transposed_convolution_without_overlap_is_captured() -> None:
     captured(Maps(conv := nn.ConvTranspose2d(8, 5, 2, 2), conv=conv))
 
 
-def test_a_convolution_of_the_images_with_overlap() -> None:
+def test_an_overlapping_convolution_of_the_images_becomes_a_stem() -> None:
     stem = nn.Conv2d(3, 8, 3, 2, 1)
     assert kinds(captured(stem))[0] == "Stem"
 
 
-def test_max_pooling() -> None:
+def test_max_pooling_becomes_a_maximum_over_rows() -> None:
     assert "MaxRows" in kinds(maps(lambda x: F.max_pool2d(F.gelu(x), 3, 2, 1)))
 
 
@@ -59,14 +59,14 @@ def test_max_pooling() -> None:
         ({"kernel_size": 3, "stride": 2, "ceil_mode": True}, None),
     ],
 )
-def test_average_pooling(options: dict[str, Any], taps: int | None) -> None:
+def test_average_pooling_becomes_a_depthwise_leaf(options: dict[str, Any], taps: int | None) -> None:
     graph = maps(lambda x: F.avg_pool2d(F.gelu(x), **options))
     leaf = next(node.leaf for node in graph.graph.nodes if type(node.leaf).__name__ == "Depthwise")
     assert taps is None or leaf.index.shape[-1] <= taps
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_adaptive_average_pooling(size: int) -> None:
+def test_adaptive_average_pooling_is_captured(size: int) -> None:
     maps(lambda x: F.adaptive_avg_pool2d(F.gelu(x), size))
     tokens(lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), size))
 
@@ -78,7 +78,7 @@ def test_doubling_by_interpolation_has_four_taps() -> None:
 
 
 @pytest.mark.parametrize(("mode", "align"), [("bilinear", True), ("bilinear", False), ("bicubic", False)])
-def test_interpolation_to_any_size(mode: str, align: bool) -> None:
+def test_interpolation_to_any_size_is_captured(mode: str, align: bool) -> None:
     maps(lambda x: F.interpolate(F.gelu(x), (7, 5), mode=mode, align_corners=align))
 
 
@@ -93,21 +93,21 @@ def test_nearest_interpolation_only_moves_values() -> None:
 
 
 @pytest.mark.parametrize("dims", [1, 2, (1, 2)])
-def test_means(dims: Any) -> None:
+def test_means_over_any_axes_are_captured(dims: Any) -> None:
     tokens(lambda x: F.gelu(x).reshape(-1, 4, 4, 8).mean(dims))
 
 
-def test_sums_and_maxima() -> None:
+def test_sums_and_maxima_are_captured() -> None:
     tokens(lambda x: F.gelu(x).sum(1) + F.gelu(x).amax(1))
 
 
-def test_padding_with_zeros_constants_and_neighbours() -> None:
+def test_padding_with_zeros_constants_and_neighbours_is_captured() -> None:
     maps(lambda x: F.pad(F.gelu(x), (1, 2, 0, 1)))
     maps(lambda x: F.pad(F.gelu(x), (1, 1, 1, 1), value=2.0))
     maps(lambda x: F.pad(F.gelu(x), (1, 1, 1, 1), mode="reflect"))
 
 
-def test_data_movement_in_every_form() -> None:
+def test_data_movement_in_every_form_only_moves_values() -> None:
     def move(x: torch.Tensor) -> torch.Tensor:
         y = x.reshape(-1, 4, 4, 8).roll((1, 2), (1, 2)).flip(1)
         a, b = y.chunk(2, -1)

@@ -1,7 +1,7 @@
 """Build a small program with cosine attention and RMS normalization by hand, from random weights.
 
-It has the fields that no lowering rule of the first version wrote: layernorm without centering, matmul with one multiplier per
-head, and a bias whose index is i32.
+It uses fields that the lowering rules of the first release never wrote: layernorm without centering, matmul with one
+multiplier per head, and a bias whose index is i32.
 """
 
 from __future__ import annotations

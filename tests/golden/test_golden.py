@@ -47,7 +47,7 @@ def test_a_detector_of_version_1_gives_the_same_detections(path: Path, backend: 
         )
 
 
-def test_the_detectors_of_version_1_use_every_rule_of_resizing() -> None:
+def test_the_detectors_of_version_1_use_every_resize_rule() -> None:
     assert [DetectorProgram.load(path).resize for path in DETECTORS] == ["rounded", "rounded", "opencv"]
 
 

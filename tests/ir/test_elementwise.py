@@ -87,21 +87,36 @@ TAPS |= {"y.shift": np.ones(6, np.uint8), "i": np.zeros((5, 2), np.int32)}
 MULTIPLY, ROTARY = Multiply(y="y", a="a", b="b", **RATIO), Rotary(y="y", x="x", partner="p", **RATIO)
 DEPTHWISE, X = Depthwise(y="y", x="x", index="i"), {"x": u8(4, 6)}
 REJECTED: dict[str, tuple[Any, dict[str, Value], Arrays, str]] = {
-    "a gate of other rows": (MULTIPLY, GATE, {}, r"'b' has shape \[3, 6\], expected \[4, 6\] or its last axes"),
+    "a gate with a different number of rows": (
+        MULTIPLY,
+        GATE,
+        {},
+        r"'b' has shape \[3, 6\], expected \[4, 6\] or its last axes",
+    ),
     "a gate with more axes": (MULTIPLY, GATE | {"b": u8(2, 4, 6)}, {}, "expected .4, 6. or its last axes"),
     "a gate of accumulators": (MULTIPLY, GATE | {"b": Value("i32", (4, 6), 0, 9)}, {}, "'b' is i32"),
     "a gate that is a constant": (MULTIPLY, {"a": u8(4, 6)}, {"b": np.zeros(6, np.uint8)}, "reads 'b' before"),
     "a period that does not divide": (ROTARY, {"x": u8(4, 8)}, TABLE, "table of 3 columns does not divide 8 channels"),
     "rotation of vectors": (ROTARY, {"x": u8(6)}, TABLE, "expected 2 axes or more"),
-    "other tokens": (ROTARY, {"x": u8(5, 6)}, TABLE, "constant 'y.table' has shape"),
-    "a partner outside": (ROTARY, X, TABLE | {"p": np.array([0, 1, 3], np.uint16)}, "'p' points outside 3 channels"),
+    "a table for a different number of tokens": (ROTARY, {"x": u8(5, 6)}, TABLE, "constant 'y.table' has shape"),
+    "a partner past the last channel": (
+        ROTARY,
+        X,
+        TABLE | {"p": np.array([0, 1, 3], np.uint16)},
+        "'p' points outside 3 channels",
+    ),
     "a negative partner": (ROTARY, X, TABLE | {"p": np.array([0, 1, -1], np.int32)}, "'p' points outside 3 channels"),
-    "an index outside": (DEPTHWISE, X, TAPS | {"i": np.full((5, 2), 4, np.int32)}, "'i' points outside 4 rows"),
+    "an index past the last row": (DEPTHWISE, X, TAPS | {"i": np.full((5, 2), 4, np.int32)}, "'i' points outside 4 rows"),
     "an index below -1": (DEPTHWISE, X, TAPS | {"i": np.full((5, 2), -2, np.int32)}, "'i' points outside 4 rows"),
-    "an index of other taps": (DEPTHWISE, X, TAPS | {"i": np.zeros((5, 3), np.int32)}, "constant 'i' has shape"),
+    "an index with a different number of taps": (
+        DEPTHWISE,
+        X,
+        TAPS | {"i": np.zeros((5, 3), np.int32)},
+        "constant 'i' has shape",
+    ),
     "an index that is one number": (DEPTHWISE, X, TAPS | {"i": np.array(0, np.int32)}, "constant 'i' has shape"),
     "no index": (Depthwise(y="y", x="x", index="none"), X, TAPS, "constant 'none' is missing"),
-    "a fill that is no code": (Depthwise(y="y", x="x", index="i", fill=256), X, TAPS, r"fill is outside 0\.\.255"),
+    "a fill that is not a code": (Depthwise(y="y", x="x", index="i", fill=256), X, TAPS, r"fill is outside 0\.\.255"),
     "a shift of 0": (DEPTHWISE, X, TAPS | {"y.shift": np.zeros(6, np.uint8)}, "shift must be in"),
     "a maximum of a vector": (Max(y="y", x="x"), {"x": u8(6)}, {}, "expected 2 axes or more"),
     "a mean that skips all rows": (Mean(y="y", x="x", **RATIO, skip=2), {"x": u8(9, 2, 6)}, {}, "skip is 2 for shape"),
@@ -122,7 +137,7 @@ def test_a_gate_has_its_own_values_for_every_image() -> None:
 
 
 def test_rotary_turns_pairs_of_channels_by_their_angle() -> None:
-    """As EVA-02 and DINOv3 do: neighbours, or channels half a head apart."""
+    """A pair is two neighbours, as in EVA-02, or two channels half a head apart, as in DINOv3."""
     rng, tokens, width = np.random.default_rng(0), 5, 8
     angle = rng.uniform(0, 2 * math.pi, (tokens, width // 2))
     codes = rng.integers(0, 256, (1, tokens, 2 * width)).astype(np.uint8)
@@ -165,7 +180,7 @@ def test_depthwise_computes_grouped_convolutions(stride: int, dilation: int, pad
     assert (got.astype(int) - 2**15 == np.clip(np.floor(expected.numpy() / 8 + 0.5), -(2**15), 2**15 - 1)).all()
 
 
-def test_means_and_maxima_of_windows_are_those_of_each_window() -> None:
+def test_means_and_maxima_are_computed_per_window() -> None:
     x = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
     assert (result_of(Max(y="y", x="x"), {"x": x}) == x.max(2)).all()
     mean = Mean(y="y", x="x", mult=2**28, shift=30)

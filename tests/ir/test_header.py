@@ -90,7 +90,9 @@ def test_site_check_rejects(case: str) -> None:
         (Site("qkv", 8, (0.5, 0.25, 0.125), (1, 2, 3), steps="two"), [0.5, 0.5, 0.25, 0.25, 0.375, 0.625], [1, 1, 2, 2, 3, 3]),
     ],
 )
-def test_scales_and_zeros_of_a_site(site: Site, scale: list[float] | None, zero: list[int] | None) -> None:
+def test_scales_and_zeros_follow_from_the_fields_of_a_site(
+    site: Site, scale: list[float] | None, zero: list[int] | None
+) -> None:
     if scale is None:
         with pytest.raises(IndexError):  # check() rejects such a site
             site.scales_and_zeros(CONSTANTS)
@@ -108,6 +110,9 @@ GOOD_OUTPUTS = [
     Output("scores", "scores", 0.5),
     Output("scores", "deltas", 0.5),
     Output("numbers", "deltas", 0.5),
+    Output("pooled", "embedding", 0.5, 3),
+    Output("numbers", "embedding", 0.5, name="embedding:i32"),
+    Output("pooled", "signs", 1.0),
 ]
 BAD_OUTPUTS = [
     (Output("numbers", "logits", 0.5, 1), "logits with a zero point or alpha, expected neither"),
@@ -122,6 +127,11 @@ BAD_OUTPUTS = [
     (Output("numbers", "pooled", 0.5), ".*'numbers' is i32"),
     (Output("pooled", "logits", 0.5), ".*'pooled' is u8"),
     (Output("wide map", "map", 0.5), ".*'wide map' is u16"),
+    (Output("codes", "embedding", 0.5), "embedding of shape .* expected 1 axes"),
+    (Output("pooled", "embedding", 0.5, 3, "alpha"), "embedding with alpha, expected one scale"),
+    (Output("numbers", "embedding", 0.5, 3), "embedding with a zero point or alpha, expected neither"),
+    (Output("pooled", "signs", 1.0, 1), "signs with a zero point or alpha, expected neither"),
+    (Output("numbers", "signs", 1.0), ".*'numbers' is i32, expected u8"),
 ]
 
 
@@ -141,7 +151,7 @@ def test_only_outputs_of_classifiers_have_features(output: Output) -> None:
     if output.kind in ("logits", "tokens", "pooled"):
         assert output.features() == output.kind
     else:
-        found = rf"^{output.buffer}: output of kind {output.kind} \(part of a detector\), expected logits"
+        found = rf"^{output.buffer}: output of kind {output.kind}, expected logits"
         with pytest.raises(FqvitError, match=found):
             output.features()
 

@@ -74,7 +74,7 @@ def test_terms_of_a_sum_share_the_largest_shift_that_fits(ratios: list[float], s
 
 
 @pytest.mark.parametrize("short, room", [(False, 29), (True, 15)])
-def test_the_limits_of_a_shared_shift(short: bool, room: int) -> None:
+def test_a_shared_shift_is_between_1_and_47(short: bool, room: int) -> None:
     below = np.nextafter(2.0 ** (room - 1), 0)
     assert shared_shift("sum", [np.array([below])], short) == ([np.array([2**room])], 1)
     with pytest.raises(FqvitError, match="no multiplier can represent"):

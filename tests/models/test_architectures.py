@@ -59,13 +59,13 @@ def test_tags_decide_the_preprocessing() -> None:
         ("eva02_tiny_patch14_224", "rotary positions"),
     ],
 )
-def test_other_architectures_of_timm_have_a_reason(name: str, reason: str) -> None:
+def test_unsupported_architectures_of_timm_have_a_reason(name: str, reason: str) -> None:
     assert architectures.lookup(name) is None and reason in (architectures.why_not(name) or "")
     assert architectures.why_not("vit_tiny_patch16_224") is None and architectures.why_not("nothing") is None
 
 
 def test_the_tables_agree_with_timm(timm: ModuleType) -> None:
-    """Two names per family; scripts/timm_tables.py writes all of them."""
+    """One or two names per family are compared; scripts/timm_tables.py writes all of them."""
     spec = importlib.util.spec_from_file_location("timm_tables", ROOT / "scripts" / "timm_tables.py")
     assert spec is not None and spec.loader is not None
     tables = importlib.util.module_from_spec(spec)

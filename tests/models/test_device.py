@@ -1,3 +1,5 @@
+"""Names of torch devices that are accepted and rejected, and running on one thread."""
+
 from __future__ import annotations
 
 import pytest

@@ -111,7 +111,7 @@ def test_rows_have_the_preprocessing_of_their_family(name: str, resize: int, mea
     assert (p.resize, p.mean[0], p.interpolation) == (resize, mean, "bicubic")
 
 
-def test_preprocessing_matches_the_config_and_epsilon_the_family() -> None:
+def test_preprocessing_matches_the_config_and_epsilon_matches_the_family() -> None:
     for row in zoo.ROWS:
         assert row.config.image == (row.preprocess.height, row.preprocess.width)
         assert row.config.channels == row.preprocess.channels

@@ -22,6 +22,7 @@ class Tensor(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p), ("kind", c_char_p), ("dtype", c_int), ("axes", c_uint32), ("shape", c_int64 * 8),
         ("bytes", c_uint64), ("scale", c_double), ("zero_point", c_int64), ("alpha", POINTER(c_uint8)),
+        ("output_name", c_char_p),
     ]  # fmt: skip
 
 
@@ -66,7 +67,7 @@ class Api:
 
 
 class Model:
-    """A handle."""
+    """A loaded model: its handle, and the functions that take it."""
 
     def __init__(self, api: Api, file: Path | bytes, options: Options | None = None) -> None:
         self.api, self.handle = api, c_void_p(0x1234)

@@ -83,7 +83,7 @@ def test_the_abi_version_is_that_of_the_library_file(library: Library, api: Api)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_description_has_what_python_reads(api: Api, name: str) -> None:
+def test_a_description_has_the_values_that_python_reads(api: Api, name: str) -> None:
     expected, model = program(name), Model(api, GOLDEN / f"{name}.fqvit")
     header, found = expected.header, model.describe()
     assert found.model.decode() == header.model and found.source.decode() == header.source
@@ -108,7 +108,7 @@ def check_outputs(expected: Program, model: Model) -> None:
     values = expected.verify().buffers
     for i, want in enumerate(expected.header.outputs):
         found, value = model.output(i), values[want.buffer]
-        assert (found.name.decode(), found.kind.decode()) == (want.buffer, want.kind)
+        assert (found.name.decode(), found.kind.decode(), found.output_name.decode()) == (want.buffer, want.kind, want.label)
         assert (found.scale, found.zero_point) == (want.scale, want.zero)
         assert ("u8", "u16", "i32")[found.dtype] == value.dtype
         assert tuple(found.shape[: found.axes]) == value.shape and not any(found.shape[found.axes :])
@@ -154,7 +154,7 @@ def test_preprocessing_equals_that_of_python(api: Api, name: str) -> None:
         assert_same(model.preprocess(strided, padded.shape[1]), want, f"{pixels.shape} with a stride")
 
 
-def test_class_names_that_are_not_utf8_are_those_of_python(api: Api) -> None:
+def test_class_names_that_are_not_utf8_are_decoded_as_in_python(api: Api) -> None:
     names = b"a\n\xff\xfe\n\xe2\x82\n\xf0\x9f\x98\x80\xed\xa0\x80\n\xc3\xa9\x80"
     hostile = program()
     hostile = Program(hostile.header, {**hostile.constants, "classes": np.frombuffer(names, np.uint8)})

@@ -107,7 +107,7 @@ def test_golden_detectors_give_their_stored_detections(api: Api, name: str) -> N
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_description_has_what_python_reads(api: Api, name: str) -> None:
+def test_a_description_has_the_values_that_python_reads(api: Api, name: str) -> None:
     program = DetectorProgram.load(DETECTORS[name])
     with loaded(api, DETECTORS[name]) as handle:
         found = describe(api, handle)

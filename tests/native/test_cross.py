@@ -1,7 +1,7 @@
 """Cross-compile libfqvit with Zig and compare the golden bits under emulators.
 
-Needs the Python package ziglang, and to execute the results qemu-user (AArch64) or wine64 (Windows) of Debian. Programs for
-macOS are compiled and linked, but not executed.
+Needs the Python package ziglang. Running the results needs the Debian packages qemu-user (AArch64) and wine64 (Windows).
+Programs for macOS are compiled and linked, but not run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cross:
             (folder / "done").touch()
 
     def _script(self, folder: Path, name: str, target: str) -> Path:
-        """Write a command for CMake, which cannot pass the words before the arguments of a compiler."""
+        """Write a script that runs `zig cc` or another command of Zig: CMake expects a compiler to be a single file."""
         words = [*zig(), name, *([] if name == "ar" else ["-target", target])]
         path = folder / f"zig-{name}"
         path.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')

@@ -35,7 +35,7 @@ def image(tmp_path: Path) -> Path:
 
 
 def save(path: Path, height: int, width: int, seed: int = 0) -> Path:
-    """Write smooth random pixels as PPM, or as PGM if the name says so."""
+    """Write smooth random pixels as PPM, or as PGM if the path ends in .pgm."""
     channels = 1 if path.suffix == ".pgm" else 3
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 5, channels), np.uint8).squeeze())
@@ -108,7 +108,7 @@ def test_features_are_written_to_a_file(command: Path, image: Path, tmp_path: Pa
     assert_same(np.fromfile(out, np.uint8).reshape(10, 16), logits_of(program, image), "tokens")
 
 
-def test_file_names_may_be_anything(command: Path, image: Path, tmp_path: Path) -> None:
+def test_file_names_may_contain_any_bytes(command: Path, image: Path, tmp_path: Path) -> None:
     names = [b'quo"te\\.ppm', b"new\nline\x1b[31m.ppm", "é😀.ppm".encode(), b"not\xffutf8\xed\xa0\x80.ppm"]
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(image.read_bytes())
@@ -123,7 +123,7 @@ def test_file_names_may_be_anything(command: Path, image: Path, tmp_path: Path) 
     )
 
 
-def test_help_version_and_instruction_sets(command: Path) -> None:
+def test_help_version_and_instruction_sets_are_printed(command: Path) -> None:
     assert run(command, "--help").startswith("usage: fqvit-run MODEL.fqvit IMAGE.ppm...")
     assert all(len(line) <= 110 for line in run(command, "--help").splitlines())
     assert run(command, "--version") == f"fqvit-run {_native.version}\n"
@@ -194,7 +194,7 @@ def test_a_bad_image_leaves_the_output_file_alone(command: Path, image: Path, tm
 def test_a_full_disk_is_reported(command: Path, image: Path, tmp_path: Path) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("needs /dev/full")
-    # A link, because the command must not remove what it cannot write, but a bug could: root may remove devices.
+    # A link protects the device: a bug that removes the output after an error would remove /dev/full itself, if run by root.
     (tmp_path / "full").symlink_to("/dev/full")
     text = rejected(command, TINY, image, "-o", tmp_path / "full", stdout=subprocess.DEVNULL)
     assert text == f"{tmp_path}/full: cannot be written (No space left on device)."

@@ -153,7 +153,7 @@ def preprocess_test(compiler: Compiler, *flags: str) -> Path:
     return compiler.program(compiler.object("test/preprocess_test.cpp", *flags), *(compiler.object(s, *flags) for s in sources))
 
 
-def test_strides_and_bad_arguments_without_python(compiler: Compiler) -> None:
+def test_strides_and_bad_arguments_are_handled_without_python(compiler: Compiler) -> None:
     assert run(preprocess_test(compiler)) == PASSED
 
 

@@ -172,13 +172,13 @@ def test_calibrate_rejects_images_of_another_type_or_shape(images: Any, found: s
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_same_inputs_give_the_same_fingerprint(kind: str) -> None:
-    prints = set()
+    fingerprints = set()
     for _ in range(2):
         model = float_model(kind)
-        prints.add(lower(model, calibration_of(model)).fingerprint())
-    assert len(prints) == 1
+        fingerprints.add(lower(model, calibration_of(model)).fingerprint())
+    assert len(fingerprints) == 1
     model = float_model(kind, seed=1)
-    assert lower(model, calibration_of(model)).fingerprint() not in prints
+    assert lower(model, calibration_of(model)).fingerprint() not in fingerprints
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -308,7 +308,8 @@ def test_the_last_norm_is_observed_on_the_class_token_only() -> None:
     token, tokens = values["norm"][:, 0], values["norm"]
     minmax = RECIPES["minmax"]
     for features, seen in (("logits", token), ("pooled", token), ("tokens", tokens)):
-        q = calibrate(MODEL, [IMAGES], minmax, features=features).sites["norm"]  # type: ignore[arg-type]
+        with pytest.deprecated_call():
+            q = calibrate(MODEL, [IMAGES], minmax, features=features).sites["norm"]  # type: ignore[arg-type]
         assert np.isclose(q.scale[0], affine(float(seen.min()), float(seen.max()), 8).scale[0], rtol=1e-5)
 
 

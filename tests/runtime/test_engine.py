@@ -255,6 +255,19 @@ def test_fewer_than_one_thread_is_rejected(threads: int) -> None:
         Engine(wider("7 tokens of 20", "fqvit")[0], threads)
 
 
+def test_the_outputs_are_described_as_in_the_header() -> None:
+    for path in FILES:
+        program = Program.load(path)
+        values = program.verify().buffers
+        found = Engine(path, 1).outputs
+        assert len(found) == len(program.header.outputs)
+        for got, want in zip(found, program.header.outputs, strict=True):
+            value, alpha = values[want.buffer], program.constants.get(want.alpha or "")
+            assert (got.name, got.kind, got.scale, got.zero) == (want.label, want.kind, want.scale, want.zero)
+            assert (got.dtype, got.shape) == (value.dtype, value.shape)
+            assert got.alpha == (() if alpha is None else tuple(alpha.tolist()))
+
+
 def test_an_unknown_instruction_set_is_rejected_with_a_list_of_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     program, images, expected = wider("7 tokens of 20", "fqvit")
     monkeypatch.setenv("FQVIT_ISA", "nonsense")

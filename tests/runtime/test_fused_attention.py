@@ -1,4 +1,7 @@
-"""The engine fuses attention in every form that it claims to support. wide_attention.py has the tests of its bits."""
+"""The engine fuses attention in every form that it claims to support, with the bits of the reference.
+
+See also: test_engine_ops.py (compares the random cases of wide_attention.py with the reference).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def tags(draw: Draw, ops: list[AnyOp]) -> list[str]:
     return [time.op for time in times if time.buffer in own and (time.buffer, time.op) != ("flat", "permute")]
 
 
-def test_queries_and_keys_of_other_buffers_and_sizes_are_fused() -> None:
+def test_queries_and_keys_from_different_buffers_and_of_different_lengths_are_fused() -> None:
     draw = Draw(np.random.default_rng(1), "random")
     draw.buffer("x", (5, 2 * 8))
     draw.buffer("kv", (9, 2 * (8 + 8)))
@@ -43,7 +46,7 @@ def test_queries_and_keys_of_other_buffers_and_sizes_are_fused() -> None:
     assert tags(draw, [split, *parts, *attention(draw), join]) == ["attention"]
 
 
-def test_one_query_values_of_another_width_and_heads_that_stay_split_are_fused() -> None:
+def test_a_single_query_with_wider_values_and_separate_heads_is_fused() -> None:
     draw = Draw(np.random.default_rng(2), "random")
     draw.buffer("q", (3, 1, 8))
     draw.buffer("k", (3, 11, 8))
@@ -61,7 +64,7 @@ def test_normalized_queries_with_one_multiplier_per_head_are_fused() -> None:
     assert tags(draw, [norm, *attention(draw, "mults")]) == ["layernorm", "attention"]
 
 
-def test_many_queries_of_one_head_are_split_into_blocks() -> None:
+def test_many_queries_of_one_head_are_fused() -> None:
     draw = Draw(np.random.default_rng(4), "random")
     draw.buffer("q", (1, 600, 4))
     draw.buffer("k", (1, 5, 4))

@@ -2,7 +2,7 @@
 //
 // Exact because the ops prove that every accumulator is below 2^31, and vpmuldq multiplies i32 to full 64-bit products.
 // The scalar kernels handle parameters that the vector code does not support. Elements past the last multiple of 8 are
-// the last ones of a vector that overlaps the one before it: y never shares memory with an input.
+// computed by a vector that overlaps the one before it, which is safe because y never shares memory with an input.
 #include "kernels/elementwise.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -24,8 +24,8 @@ FQVIT_INLINE __m256i load_codes(const void* x, std::int64_t at) {
     return from_u8(static_cast<const std::uint8_t*>(x) + at);
 }
 
-// Requantizes and stores 8 accumulators. The high half of a product below 2^62 plus the rounding term is below 2^31
-// by more than a zero point, so that the addition after the shift cannot overflow.
+// Requantizes and stores 8 accumulators. Products are below 2^62 and rounding terms at most 2^61, so the high half is
+// below 2^30 + 2^29, and adding a zero point after the shift cannot overflow.
 struct Requantizer {
     RequantizeHigh high;
     __m128i lift;
@@ -174,7 +174,8 @@ FQVIT_AVX2 void max(const Rows& rows, const void* x, void* y, std::int64_t count
     }
 }
 
-// Sums of codes may exceed 32 bits, but wrap around: what is left after subtracting the zero points fits.
+// A sum of codes may exceed 32 bits and wrap around. The result is exact nevertheless, because it fits in 32 bits after
+// the zero points are subtracted.
 template <bool wide>
 FQVIT_AVX2 void mean_vectors(const Average& average, const void* x, void* y, std::int64_t channel, std::int64_t count) {
     const Requantizer requantizer = Requantizer::of(average.requantization);

@@ -28,8 +28,8 @@ CONFIGS: dict[str, type[Config]] = {
 def read(file: str) -> nn.Module:
     """Load the model that prepare.py saved, with weights mapped from the file.
 
-    Weights are not initialised first, so that peak memory is that of a process that only runs the model. Meta tensors would
-    avoid the initialisation, too, but cost 36 MB of imports.
+    Weights are not initialized first, so that peak memory is that of a process that only runs the model. Meta tensors would
+    avoid the initialization, too, but cost 36 MB of imports.
     """
     saved = torch.load(file, mmap=True, weights_only=True)
     sizes = CONFIGS[saved["kind"]](**saved["config"])

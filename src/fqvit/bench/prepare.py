@@ -44,7 +44,8 @@ def float_model(
 ) -> FloatModel:
     """Return the float model of a program, with the given weights or with random ones of the same shapes.
 
-    Its module is the original one, not a captured graph. source: of the program   settings: of load_model
+    Its module is the original one, not a captured graph.
+    source: that of the program   settings: arguments of load_model
     """
     from fqvit.models import architectures, embedded, zoo
     from fqvit.models.load import FloatModel, build, load_for_program
@@ -67,7 +68,7 @@ def float_model(
 
 
 def _random_family(known: Architecture | None, name: str, image: tuple[int, int], classes: int | None) -> FloatModel:
-    """Return a model of a family in families/ with random weights, as far as the name decides its sizes."""
+    """Return a model of models/families/ with random weights. Raises CannotRebuild if its name is not a known architecture."""
     from fqvit.models.config import SwinConfig
     from fqvit.models.families.build import build_family
     from fqvit.models.load import FloatModel

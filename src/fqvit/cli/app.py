@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.cli import guard
+from fqvit.cli import embeddings, guard
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.options import (
     Backend,
@@ -31,6 +31,7 @@ from fqvit.cli.options import (
     Limit,
     ModelOrPath,
     OneModel,
+    OutputNames,
     Program,
     ProgramOut,
     QdqAttention,
@@ -85,7 +86,7 @@ def main() -> NoReturn:
 
 @command("models")
 def models(as_json: Json = False) -> None:
-    """List the known models with their preprocessing, the supported families, and what other modules may contain."""
+    """List the known models with their preprocessing, the supported families, and the ops that other models may contain."""
     from fqvit.cli.commands import models as models_command
 
     models_command.run(as_json)
@@ -118,7 +119,8 @@ def quantize(
         str | None, typer.Option(metavar="npu", help="Restrict the recipe to a target. npu: symmetric int8 only.")
     ] = None,
     device: Device = "cpu",
-    features: Annotated[Features | None, typer.Option(help="Output features instead of logits.")] = None,
+    output: OutputNames = None,
+    features: Annotated[Features | None, typer.Option(help="Deprecated: use --output.")] = None,
     images: CalibrationImages = None,
     k: Annotated[int | None, typer.Option(metavar="K", help="Largest exponent of the Power-of-Two Factor, 0 to 8.")] = None,
     max_loss: Annotated[
@@ -148,6 +150,7 @@ def quantize(
         bits=bits,
         profile=profile,
         device=device,
+        outputs=output,
         features=None if features is None else features.value,
         images=images,
         k=k,
@@ -198,6 +201,9 @@ def classify(
     classify_command.run(file, images, as_json)
 
 
+command("embed")(embeddings.embed)
+
+
 @command("inspect")
 def inspect(
     file: Program,
@@ -217,7 +223,9 @@ def inspect(
 def compare(
     file: Program,
     weights: Weights = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR|TAR", help="Images without labels: a folder or tar shards.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR|TAR|PARQUET", help="Images without labels: a folder, tar or Parquet files.")
+    ] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
     *,
@@ -236,7 +244,8 @@ def report(
     file: Program,
     weights: Weights = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR|TAR", help="Images, with or without labels: a folder or tar shards.")
+        Path | None,
+        typer.Option(metavar="DIR|TAR|PARQUET", help="Images, with or without labels: a folder, tar or Parquet files."),
     ] = None,
     classes: Classes = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced. Default: 1000.")] = None,

@@ -1,7 +1,7 @@
 """Load the inputs of commands: images with or without labels, class names and float models; check output paths.
 
 Wrong inputs are reported before any slow work. torch is not imported here unless a float model is loaded.
-See also: data/images.py (folders), data/shards.py (tar files), models/embedded.py (images in the package).
+See also: data/places.py (folders, tar and Parquet files), models/embedded.py (images in the package).
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fqvit.cli.output import warn, warn_of_skipped
 from fqvit.data.images import Batch, ImageArray, ImageFolder, Source
+from fqvit.data.places import open_labelled, open_unlabelled
 from fqvit.data.preprocess import Preprocess
-from fqvit.data.shards import TarShards, are_shards
+from fqvit.data.shards import TarShards
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
@@ -86,11 +87,8 @@ def labelled(
             )
         inside = ImageArray(pixels, labels.tolist(), preprocess)
         return Images(inside if limit is None else inside.limit(limit), "embedded test images", workers)
-    if are_shards(path):
-        found: Source = TarShards.labelled(path, preprocess, classes, ids, workers)
-    else:
-        found = ImageFolder.labelled(path, preprocess, classes, ids)
-        _agree(found, path, workers)
+    found = open_labelled(path, preprocess, classes, ids, workers)
+    _agree(found, path, workers)
     return Images(found if limit is None else found.limit(limit), str(path), workers)
 
 
@@ -104,18 +102,21 @@ def unlabelled(
         pixels = embedded.calibration_images()
         _check_shape(option, model, preprocess, pixels.shape[1:])
         return Images(ImageArray(pixels, None, preprocess).limit(limit), "embedded calibration images", workers)
-    if are_shards(path):
-        return Images(TarShards.unlabelled(path, preprocess, workers).limit(limit), str(path), workers)
-    found = ImageFolder.unlabelled(path, preprocess)
+    found = open_unlabelled(path, preprocess, workers)
     _agree(found, path, workers)
     return Images(found.limit(limit), str(path), workers)
 
 
-def _agree(images: ImageFolder, folder: Path, workers: Workers) -> None:
-    """Raise FqvitError if workers on different machines have different image files."""
-    names = "\n".join(str(path.relative_to(folder)) for path in images.paths)
-    digest = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:8]
-    workers.agree(str(folder), f"{len(images)} images (names {digest})", "Every machine needs the same files.")
+def _agree(images: Source, place: Path, workers: Workers) -> None:
+    """Raise FqvitError if workers on different machines have different image files. The workers read tar shards together."""
+    if workers.size == 1 or isinstance(images, TarShards):
+        return
+    if isinstance(images, ImageFolder):
+        marks: Iterable[bytes] = (str(path.relative_to(place)).encode(errors="surrogateescape") for path in images.paths)
+    else:
+        marks = images.marks()
+    digest = hashlib.sha256(b"\n".join(marks)).hexdigest()[:8]
+    workers.agree(str(place), f"{len(images)} images (names {digest})", "Every machine needs the same files.")
 
 
 def _check_shape(option: str, model: str, preprocess: Preprocess, inside: tuple[int, ...]) -> None:
@@ -265,7 +266,8 @@ def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
 def located(name: str | None, weights: str | None) -> tuple[str | None, str | None]:
     """Return the name and the weights of a model. A MODEL argument that is a file or a folder becomes the weights.
 
-    Raises FqvitError for an unknown name, before torch is imported. With weights, they may decide instead of the name.
+    Raises FqvitError for an unknown name, before torch is imported. If weights are given, the name is not checked here: the
+    checkpoint may determine the model.
     """
     if name is None or weights is not None or name.startswith("hf:"):
         return name, weights
@@ -283,7 +285,7 @@ def located(name: str | None, weights: str | None) -> tuple[str | None, str | No
 
 
 def row_of(name: str | None, weights: str | None) -> Row | None:
-    """Return the zoo's row of a model, by its name or the file name of its checkpoint; None if the checkpoint decides."""
+    """Return the zoo's row of a model, by its name or the file name of its checkpoint; None for models outside the zoo."""
     from fqvit.models.zoo import check, lookup
 
     if name is None and weights is not None:
@@ -292,7 +294,10 @@ def row_of(name: str | None, weights: str | None) -> Row | None:
 
 
 def _name_from(weights: str) -> tuple[str | None, str | None]:
-    """Return the name in a file name, if it is a known one, and the weights. Folders and hubs have a config instead."""
+    """Return (name, weights) of a checkpoint given without a name. The name is that of the file if a model has this name.
+
+    Otherwise, and for a folder, the name is None: config.json or the weights decide. An hf: address counts as a name.
+    """
     if weights.startswith("hf:"):
         return weights, None
     from fqvit.models import architectures
@@ -329,8 +334,8 @@ def check_parent(path: Path) -> None:
 
 def check_folder(path: Path, option: str) -> None:
     """Raise FqvitError if a folder for output files cannot be written, or cannot be created with its parents."""
-    there = next((folder for folder in (path, *path.parents) if folder.exists()), path)
-    if not there.is_dir():
-        raise FqvitError(f"{path}: {there} is a file, expected a folder. Choose another folder ({option} DIR).")
-    if not os.access(there, os.W_OK):
-        raise FqvitError(f"{path}: {there} is not writable. Choose another folder ({option} DIR).")
+    existing = next((folder for folder in (path, *path.parents) if folder.exists()), path)
+    if not existing.is_dir():
+        raise FqvitError(f"{path}: {existing} is a file, expected a folder. Choose another folder ({option} DIR).")
+    if not os.access(existing, os.W_OK):
+        raise FqvitError(f"{path}: {existing} is not writable. Choose another folder ({option} DIR).")

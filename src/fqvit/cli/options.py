@@ -31,6 +31,11 @@ class DetectorBackend(StrEnum):
     reference = "reference"
 
 
+class EmbeddingKind(StrEnum):
+    parquet = "parquet"
+    safetensors = "safetensors"
+
+
 class ExportKind(StrEnum):
     onnx = "onnx"
     qdq = "qdq"
@@ -84,12 +89,20 @@ Classes = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Class names: text with one per line, or a JSON list of names or of [id, name] pairs."),
 ]
+OutputNames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Outputs with commas: logits, embedding, class, mean, tokens; class@9 after block 9; :u8 :u16 :i32 :l2 :sign.",
+    ),
+]
 Calib = Annotated[
-    Path | None, typer.Option(metavar="DIR|TAR", help="Calibration images without labels: a folder or tar shards.")
+    Path | None,
+    typer.Option(metavar="DIR|TAR|PARQUET", help="Calibration images without labels: a folder, tar or Parquet files."),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(metavar="DIR|TAR", help="Test images: a folder with one sub-folder per class, or tar shards."),
+    typer.Option(metavar="DIR|TAR|PARQUET", help="Test images: a folder with one sub-folder per class, tar or Parquet files."),
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")]
 CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="Use at most N calibration images, evenly spaced.")]
@@ -104,10 +117,10 @@ ProgramOut = Annotated[
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
 
 # What a state dict without a config or a known name does not show.
-Heads = Annotated[int | None, typer.Option(metavar="N", help="Number of heads, if neither a config nor the name decides.")]
-PoolChoice = Annotated[Pool | None, typer.Option("--pool", help="Pooling, if neither a config nor the name decides.")]
+Heads = Annotated[int | None, typer.Option(metavar="N", help="Number of heads, if neither config nor name determines it.")]
+PoolChoice = Annotated[Pool | None, typer.Option("--pool", help="Pooling, if neither config nor name determines it.")]
 ActivationChoice = Annotated[
-    Activation | None, typer.Option("--activation", help="Activation of the MLPs, if neither a config nor the name decides.")
+    Activation | None, typer.Option("--activation", help="Activation of the MLPs, if neither config nor name determines it.")
 ]
 
 # Options of fqvit table, ablate and sweep-k.

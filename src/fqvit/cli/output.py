@@ -45,8 +45,10 @@ def warn(text: str) -> None:
 
 def not_logits(path: Path, kind: str) -> FqvitError:
     """Return the error for a program without a classifier, which has neither classes nor an accuracy."""
-    said = f"{path}: outputs features ({kind}), expected logits"
-    return FqvitError(f"{said}. Quantize a model with a classifier, without --features; fqvit.Engine returns the features.")
+    said = f"{path}: outputs features ({kind}), expected logits as its first output"
+    return FqvitError(
+        f"{said}. Quantize a model with a classifier, with logits first in --output; fqvit.Engine returns features."
+    )
 
 
 class Unreadable:
@@ -81,19 +83,20 @@ def warn_of_skipped(source: Pass) -> int:
     return count
 
 
+# How the sentences of FloatModel.assumed begin: the source of the preprocessing, and its settings that have a default.
 SOURCE = "preprocessing: that of "
-UNSAID = ("resize:", "interpolation:", "mean and std:")
+DEFAULTS = ("resize:", "interpolation:", "mean and std:")
 
 
-def unsaid(model: FloatModel) -> list[str]:
-    """Return the parts of the preprocessing that nothing decides, and what was assumed for each."""
-    return [sentence for sentence in model.assumed if sentence.startswith(UNSAID)]
+def preprocessing_defaults(model: FloatModel) -> list[str]:
+    """Return one sentence per preprocessing setting that nothing specifies, with the default that is used instead."""
+    return [sentence for sentence in model.assumed if sentence.startswith(DEFAULTS)]
 
 
 def preprocessing_source(model: FloatModel) -> str:
     """Return where the preprocessing of a float model comes from."""
     named = next((sentence.removeprefix(SOURCE) for sentence in model.assumed if sentence.startswith(SOURCE)), None)
-    return named or ("defaults" if len(unsaid(model)) == len(UNSAID) else "the checkpoint or module itself")
+    return named or ("defaults" if len(preprocessing_defaults(model)) == len(DEFAULTS) else "the checkpoint or module itself")
 
 
 def about_inputs(model: FloatModel) -> list[tuple[str, str]]:
@@ -108,6 +111,6 @@ def about_inputs(model: FloatModel) -> list[tuple[str, str]]:
 
 
 def warn_of_assumptions(model: FloatModel) -> None:
-    """Warn if nothing says how the images of a model are prepared."""
-    if unsaid(model):
-        warn(f"{model.name}: nothing says how its images are prepared. Assumed: {'; '.join(unsaid(model))}.")
+    """Warn if the preprocessing of a model is not fully specified."""
+    if defaults := preprocessing_defaults(model):
+        warn(f"{model.name}: its preprocessing is not fully specified. Assumed: {'; '.join(defaults)}.")

@@ -13,7 +13,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +48,14 @@ class Source(ABC):
     """Images in a fixed order, read on demand.
 
     labels: class indices, None if unknown. skipped: (name, reason) of each image that the latest pass could not read.
+    tolerated: unreadable images that are allowed even if they are more than 1 %; for a small part of a large dataset.
     """
 
     def __init__(self, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
         self.labels = None if labels is None else list(labels)
         self.preprocess = preprocess
         self.skipped: list[tuple[str, str]] = []
+        self.tolerated = 0
 
     @abstractmethod
     def __len__(self) -> int:
@@ -72,7 +74,7 @@ class Source(ABC):
         """Decode one image: u8 [height, width, channels]. Raises UnreadableImage. Called by several threads."""
 
     def limit(self, count: int) -> Self:
-        """Select at most `count` images, evenly spaced. The first `count` could be of one class: names sort by class."""
+        """Select at most `count` images, evenly spaced, because the first ones may all be of one class: paths sort by class."""
         return self.take(spread(len(self), count))
 
     def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
@@ -80,22 +82,15 @@ class Source(ABC):
 
         share: the batches to read; None: all of them.
         """
+        numbers = range(-(-len(self) // size)) if share is None else share
+        ranges = (range(number * size, min((number + 1) * size, len(self))) for number in numbers)
+        return (batch for batch in self.batches_of(ranges) if batch.paths)
+
+    def batches_of(self, ranges: Iterable[range]) -> Iterator[Batch]:
+        """Yield one batch per range of positions: the readable images among them, possibly none."""
         self.skipped.clear()
-        pool = ThreadPoolExecutor(min(THREADS, cores()), thread_name_prefix="fqvit-decode")
-        try:
-            waiting: deque[tuple[range, list[Future[NDArray[np.uint8]]]]] = deque()
-            numbers = iter(range(-(-len(self) // size)) if share is None else share)
-            while True:
-                while len(waiting) <= BATCHES_AHEAD and (number := next(numbers, None)) is not None:
-                    indices = range(number * size, min((number + 1) * size, len(self)))
-                    waiting.append((indices, [pool.submit(self.read, index) for index in indices]))
-                if not waiting:
-                    return
-                batch = self._collect(*waiting.popleft())
-                if batch.paths:
-                    yield batch
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for indices, decoded in decode_ahead(self.read, ranges):
+            yield self._collect(indices, decoded)
 
     @abstractmethod
     def marks(self) -> Iterator[bytes]:
@@ -112,7 +107,7 @@ class Source(ABC):
         """Collect `skipped` of all workers after each has read its share. Raises FqvitError if there are too many."""
         parts = workers.gather(self.skipped)
         self.skipped = [(name, reason) for part in parts for name, reason in part]
-        self._check_not_too_many_skipped()
+        self.check_skipped(self.skipped)
 
     def settle(self, workers: Workers) -> None:
         """Deprecated: the name of `merge_skipped` in version 0.1.0."""
@@ -127,14 +122,32 @@ class Source(ABC):
                 kept.append(index)
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
-                self._check_not_too_many_skipped()
+                self.check_skipped(self.skipped)
         shape = (0, self.preprocess.height, self.preprocess.width, self.preprocess.channels)
         pixels = np.stack(images) if images else np.zeros(shape, np.uint8)
         labels = None if self.labels is None else np.array([self.labels[i] for i in kept], np.int64)
         return Batch(pixels, labels, [self.name(i) for i in kept])
 
-    def _check_not_too_many_skipped(self) -> None:
-        check_not_too_many_skipped(self.skipped, len(self))
+    def check_skipped(self, skipped: Sequence[tuple[str, str]]) -> None:
+        """Raise FqvitError if these are too many unreadable images of this source."""
+        if len(skipped) > self.tolerated:
+            check_not_too_many_skipped(skipped, len(self))
+
+
+def decode_ahead(read: Callable[[int], T], ranges: Iterable[range]) -> Iterator[tuple[range, list[Future[T]]]]:
+    """Call read(index) in threads for the positions of each range, up to BATCHES_AHEAD ranges ahead of the caller."""
+    pool = ThreadPoolExecutor(min(THREADS, cores()), thread_name_prefix="fqvit-decode")
+    try:
+        waiting: deque[tuple[range, list[Future[T]]]] = deque()
+        remaining = iter(ranges)
+        while True:
+            while len(waiting) <= BATCHES_AHEAD and (indices := next(remaining, None)) is not None:
+                waiting.append((indices, [pool.submit(read, index) for index in indices]))
+            if not waiting:
+                return
+            yield waiting.popleft()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def check_not_too_many_skipped(skipped: Sequence[tuple[str, str]], total: int) -> None:
@@ -344,6 +357,15 @@ def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | i
         f"{where}: {len(folders)} class sub-folders for a model of {count} classes, and '{stray}' is neither a class {kind} "
         f"nor a number below {count}. Use one sub-folder per class, or name them by class name or by number from 0{hint}."
     )
+
+
+def names_to_indices(names: Sequence[str], classes: Sequence[str] | int, ids: Sequence[str] = ()) -> list[int] | None:
+    """Return the class index of each name if all are ids, or all are names, of different classes; otherwise None."""
+    for known in (ids, () if isinstance(classes, int) else classes):
+        found = [index for index in _indices_of(names, known) if index is not None]
+        if len(found) == len(set(found)) == len(names):
+            return found
+    return None
 
 
 def _indices_of(folders: Sequence[str], names: Sequence[str]) -> list[int | None]:

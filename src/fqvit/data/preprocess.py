@@ -104,7 +104,7 @@ def resized(
     """Resize the part `box` of an image to `size` (width, height), one axis at a time.
 
     Each pass rounds to 8 bits, so the order matters, and it differs between versions of Pillow. This is the order of Pillow 13:
-    vertical first if that removes more than twice as many rows as columns are removed.
+    vertical first if resizing removes more than twice as many rows as columns.
     """
     left, top, right, bottom = box
     removed_columns, removed_rows = image.width - size[0], image.height - size[1]

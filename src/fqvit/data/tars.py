@@ -1,7 +1,8 @@
 """List the members of a tar file with their offsets and sizes. Nothing is unpacked and no link is followed.
 
 Safe for untrusted input: sizes are checked against the file, and extended headers are limited. Compressed files
-(no random access), files without an end mark (possibly truncated between two members) and sparse members are rejected.
+(no random access), files without an end-of-archive marker (possibly truncated between two members) and sparse members are
+rejected.
 See also: shards.py, which interprets the members.
 """
 
@@ -18,7 +19,7 @@ from fqvit.errors import FqvitError
 BLOCK = tarfile.BLOCKSIZE
 LONGEST_NAME = 1 << 16
 LARGEST_PAX = 1 << 20
-TRAILING = 1 << 20  # bytes after the end mark that are checked to be zero; the padding of tar writers is shorter
+TRAILING = 1 << 20  # bytes after the end-of-archive marker that must be zero; the padding of tar writers is shorter
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -51,7 +52,7 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
         if at == 0:
             _check_not_compressed(path, block)
         if len(block) < BLOCK:
-            raise FqvitError(f"{path}: no end mark at byte {at}. The file is truncated; copy it again.")
+            raise FqvitError(f"{path}: no end-of-archive marker at byte {at}. The file is truncated; copy it again.")
         if not any(block):
             _check_zero_padding(path, file.read(TRAILING))
             return
@@ -59,29 +60,30 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[Member]:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
             raise FqvitError(f"{path}: no tar header at byte {at} ({error}). The file is damaged; copy it again.") from None
-        said = header.name if name is None else name
+        full_name = header.name if name is None else name
         length = header.size if size is None else size
         # As in tarfile: of the known types, only files and extended headers have content.
-        filled = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES or header.type in EXTENSIONS
-        if length < 0 or (filled and at + BLOCK + length > total):
+        has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES or header.type in EXTENSIONS
+        if length < 0 or (has_content and at + BLOCK + length > total):
             left = max(0, total - at - BLOCK)
             raise FqvitError(
-                f"{path}: member {said!r} has size {length}, but {left} bytes are left. The file is truncated; copy it again."
+                f"{path}: member {full_name!r} has size {length}, but {left} bytes are left. The file is truncated; "
+                "copy it again."
             )
         if header.type == tarfile.GNUTYPE_LONGNAME:
-            name = _small(path, file, length, LONGEST_NAME).rstrip(b"\0").decode("utf-8", "surrogateescape")
+            name = _read_limited(path, file, length, LONGEST_NAME).rstrip(b"\0").decode("utf-8", "surrogateescape")
         elif header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
-            found = _pax(path, _small(path, file, length, LARGEST_PAX))
+            found = _pax(path, _read_limited(path, file, length, LARGEST_PAX))
             name, size = found.get("path", name), _size(path, found)
         elif header.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
             pass  # global headers and link targets do not affect where members are
         elif header.type == tarfile.GNUTYPE_SPARSE:
-            raise FqvitError(f"{path}: member {said!r} is sparse, expected a regular file. Pack it without --sparse.")
+            raise FqvitError(f"{path}: member {full_name!r} is sparse, expected a regular file. Pack it without --sparse.")
         else:
-            if not header.isdir() and not said.endswith("/"):
-                yield Member(said, at + BLOCK, length, header.isreg())
+            if not header.isdir() and not full_name.endswith("/"):
+                yield Member(full_name, at + BLOCK, length, header.isreg())
             name = size = None
-        at += BLOCK + (-(-length // BLOCK) * BLOCK if filled else 0)
+        at += BLOCK + (-(-length // BLOCK) * BLOCK if has_content else 0)
 
 
 EXTENSIONS = (
@@ -93,7 +95,7 @@ EXTENSIONS = (
 )
 
 
-def _small(path: Path, file: IO[bytes], length: int, most: int) -> bytes:
+def _read_limited(path: Path, file: IO[bytes], length: int, most: int) -> bytes:
     if length > most:
         raise FqvitError(f"{path}: extended header of {length} bytes, expected at most {most}. The file is damaged.")
     return file.read(length)
@@ -133,4 +135,4 @@ def _check_not_compressed(path: Path, block: bytes) -> None:
 
 def _check_zero_padding(path: Path, trailing: bytes) -> None:
     if any(trailing):
-        raise FqvitError(f"{path}: data after the end mark. Concatenate tar files with `tar -A` instead of `cat`.")
+        raise FqvitError(f"{path}: data after the end-of-archive marker. Concatenate tar files with `tar -A`, not with `cat`.")

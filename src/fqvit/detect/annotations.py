@@ -95,14 +95,16 @@ def read_annotations(path: str | Path) -> GroundTruth:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        said = error.strerror or error
-        raise FqvitError(f"{path}: cannot be read ({said}). Pass an annotation file such as instances_val2017.json.") from None
+        reason = error.strerror or error
+        raise FqvitError(
+            f"{path}: cannot be read ({reason}). Pass an annotation file such as instances_val2017.json."
+        ) from None
     try:
         file = msgspec.json.decode(data, type=AnnotationFile)
     except msgspec.ValidationError as error:
         message, _, location = str(error).replace("`", "").partition(" - at ")
-        said = f"{location.removeprefix('$.').removeprefix('$') or 'the file'}: {message[:1].lower()}{message[1:]}"
-        raise FqvitError(f"{path}: {said}. Expected COCO's format: images, annotations, categories.") from None
+        problem = f"{location.removeprefix('$.').removeprefix('$') or 'the file'}: {message[:1].lower()}{message[1:]}"
+        raise FqvitError(f"{path}: {problem}. Expected COCO's format: images, annotations, categories.") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise FqvitError(f"{path}: not JSON ({error}). Expected COCO's format: images, annotations, categories.") from None
     try:
@@ -167,13 +169,13 @@ def _check_mask(a: Annotation, image: ImageRow) -> None:
             raise FqvitError(f"annotation {a.id}: a polygon has {len(polygon)} numbers, expected x and y of at least 3 points.")
         farthest = max(polygon, key=abs)
         if abs(farthest) > MAX_COORDINATE:
-            said = f"a polygon has a coordinate of {farthest:g} pixels, expected at most {MAX_COORDINATE:g}"
-            raise FqvitError(f"annotation {a.id}: {said}.")
+            problem = f"a polygon has a coordinate of {farthest:g} pixels, expected at most {MAX_COORDINATE:g}"
+            raise FqvitError(f"annotation {a.id}: {problem}.")
         # Distance |dx| + |dy| from each point's predecessor; the predecessor of the first point is the last one.
         outline += sum(abs(here - before) for before, here in zip(polygon[-2:] + polygon[:-2], polygon, strict=True))
     if outline > MAX_OUTLINE:
-        said = f"the outlines of the polygons are {outline:g} pixels long, expected at most {MAX_OUTLINE:g}"
-        raise FqvitError(f"annotation {a.id}: {said}.")
+        problem = f"the outlines of the polygons are {outline:g} pixels long, expected at most {MAX_OUTLINE:g}"
+        raise FqvitError(f"annotation {a.id}: {problem}.")
 
 
 def _plain(a: Annotation) -> dict[str, Any]:
@@ -193,10 +195,10 @@ def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str
     """
     missing = [id for id in ids if id not in truth.categories]
     if missing:
-        said = (
+        problem = (
             f"{truth.where}: has no category {missing[0]}, which the detector finds ({len(missing)} of {len(ids)} are missing)"
         )
-        raise FqvitError(f"{said}. {OTHER_CATEGORIES}")
+        raise FqvitError(f"{problem}. {OTHER_CATEGORIES}")
     warnings = []
     counts = Counter(a.category_id for a in truth.annotations)
     unknown = [id for id in truth.categories if id in counts and id not in ids]
@@ -205,8 +207,8 @@ def check_categories(truth: GroundTruth, ids: Sequence[int], names: Sequence[str
             raise FqvitError(f"{truth.where}: no annotated object belongs to a category of the detector. {OTHER_CATEGORIES}")
         which = ", ".join(f"{id} '{truth.categories[id]}'" for id in unknown[:5])
         which += f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        said = "objects of categories that the detector does not know are left out of the scores"
-        warnings.append(f"{truth.where}: {said}: {sum(counts[id] for id in unknown)} ({which}).")
+        text = "objects of categories that the detector does not know are left out of the scores"
+        warnings.append(f"{truth.where}: {text}: {sum(counts[id] for id in unknown)} ({which}).")
     for id, name in zip(ids, names, strict=False):
         if plain(name) != plain(truth.categories[id]):
             warnings.append(f"category {id} is '{name}' in the detector and '{truth.categories[id]}' in {truth.where}.")
@@ -220,13 +222,13 @@ def image_paths(truth: GroundTruth, folder: str | Path, ids: Sequence[int]) -> l
     paths = [root / truth.images[id].file_name for id in ids]
     absent = [path for path in paths if not path.is_file()]
     if absent:
-        said = f"{root}: {len(absent)} of {len(paths)} images of {truth.where} are missing (the first is {absent[0].name})"
-        raise FqvitError(f"{said}. Pass the folder that holds them (--data DIR).")
+        problem = f"{root}: {len(absent)} of {len(paths)} images of {truth.where} are missing (the first is {absent[0].name})"
+        raise FqvitError(f"{problem}. Pass the folder that holds them (--data DIR).")
     for id, path in zip(ids, paths, strict=True):
         row, size = truth.images[id], _size(path)
         if size is not None and size != (row.height, row.width):
-            said = f"{path}: {size[0]} x {size[1]} pixels, annotated as {row.height} x {row.width}"
-            raise FqvitError(f"{said}. Pass the images that {truth.where} annotates.")
+            problem = f"{path}: {size[0]} x {size[1]} pixels, annotated as {row.height} x {row.width}"
+            raise FqvitError(f"{problem}. Pass the images that {truth.where} annotates.")
     return paths
 
 

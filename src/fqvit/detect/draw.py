@@ -42,8 +42,8 @@ def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image
     for result in ascending:
         if result["segmentation"]["size"] != [image.height, image.width]:
             size = " x ".join(map(str, result["segmentation"]["size"]))
-            said = f"{name}: {image.height} x {image.width} pixels, but the mask of a result is {size}"
-            raise FqvitError(f"{said}. Pass the image that the results were computed from.")
+            problem = f"{name}: {image.height} x {image.width} pixels, but the mask of a result is {size}"
+            raise FqvitError(f"{problem}. Pass the image that the results were computed from.")
         _tint(canvas, result, factor)
     pen = ImageDraw.Draw(canvas)
     letters = _letter_height(width, height)

@@ -195,6 +195,6 @@ def _check_pyramid(pyramid: Program, buffers: Mapping[str, Value], strides: tupl
     _expect("pyramid", same, "resizing it to its own image size changes the program")
 
 
-def _expect(part: str, condition: bool, said: str) -> None:
+def _expect(part: str, condition: bool, problem: str) -> None:
     if not condition:
-        raise FqvitError(f"{part}: {said}. {DAMAGED}")
+        raise FqvitError(f"{part}: {problem}. {DAMAGED}")

@@ -107,8 +107,8 @@ def read_results(path: str | Path) -> list[NamedResult]:
     except OSError as error:
         raise FqvitError(f"{path}: cannot be read ({error.strerror}). Pass a file from `fqvit detect predict -o`.") from None
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        said = str(error).replace("`", "").replace("$", "results")
-        raise FqvitError(f"{path}: not COCO results ({said}). Pass a file from `fqvit detect predict -o`.") from None
+        reason = str(error).replace("`", "").replace("$", "results")
+        raise FqvitError(f"{path}: not COCO results ({reason}). Pass a file from `fqvit detect predict -o`.") from None
     for number, row in enumerate(rows):
         try:
             lengths_of(Runs(size=list(row.segmentation.size), counts=row.segmentation.counts))

@@ -178,10 +178,10 @@ class Watchdog:
         try:
             reason = self._store.compare_set("failed", "", message).decode() if message else self._store.get("failed").decode()
             end = time.monotonic() + REPORT
-            while self.rank and time.monotonic() < end and not self._store.check(["said"]):
+            while self.rank and time.monotonic() < end and not self._store.check(["printed"]):
                 time.sleep(0.05)
             me = str(self.rank)
-            if self._store.compare_set("said", "", me).decode() == me:
+            if self._store.compare_set("printed", "", me).decode() == me:
                 _print(reason)
             if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 time.sleep(3 * HEARTBEAT)  # the store is in this process, and other workers must still read the message

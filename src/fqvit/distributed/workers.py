@@ -49,7 +49,7 @@ class Workers:
 
     @staticmethod
     def from_environment() -> Workers:
-        """Join the workers that torchrun started, once per process. Single-process without torchrun."""
+        """Join the workers that torchrun started, once per process. Without torchrun, the run is single-process."""
         if Workers._joined is None:
             size = number_in(os.environ, "WORLD_SIZE")
             if size is None or size < 2:

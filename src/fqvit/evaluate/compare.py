@@ -22,7 +22,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.ops import Add
 from fqvit.ir.ops import Linear as LinearOp
 from fqvit.ir.program import Program, Site
-from fqvit.models.graph import Features, Node, trace
+from fqvit.models.graph import Features, Node
 from fqvit.models.layers import Linear
 from fqvit.models.load import FloatModel, class_count
 from fqvit.models.pixels import normalise
@@ -77,20 +77,21 @@ class Comparer:
     def __init__(self, program: Program, model: FloatModel) -> None:
         # Use the program's preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
-        self.program = program
-        calibration = calibration_of(program, features_of(program, model))
+        self.program, self.outputs = program, program.header.outputs
+        self.logits = next((output.buffer for output in self.outputs if output.kind == "logits"), None)
+        self.scales = {output.buffer: output.scale for output in self.outputs}
+        calibration = calibration_of(program, *outputs_of(program, model))
         if calibration.recipe.keys == "centered":
             # A file does not store these constants: they are part of its biases.
-            centers = key_centers(trace(model.module, calibration.features), program.header.preprocess)
+            centers = key_centers(calibration.graph(self.model), program.header.preprocess)
             calibration = dataclasses.replace(calibration, centers=centers)
-        self.graph = calibration.graph(model)
+        self.graph = calibration.graph(self.model)
         self._check(model)
-        self.reference = Reference(program, "torch")  # bit-exact like numpy, but multi-threaded
+        self.reference = Reference(program, "torch")  # the same bits as with numpy; torch may use several threads
         self.simulation = Simulation(self.model, calibration)
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
-        self.logits = program.header.output.buffer if program.header.output.kind == "logits" else None
         self.power = {name: _Power() for name in (*self.qparams, *([self.logits] if self.logits else []))}
         self.images = self.integer_agrees = self.simulated_agrees = 0
 
@@ -113,7 +114,8 @@ class Comparer:
         constants, sites = self.program.constants, self.simulation.sites
         for op in self.program.ops:
             if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
-                scale = self.program.header.output.scale if op.out == "i32" else sites[name].channel_scales(outputs)
+                own = self.scales.get(name, self.program.header.output.scale)
+                scale = own if op.out == "i32" else sites[name].channel_scales(outputs)
                 shift = constants[op.part("shift")].astype(np.float64)
                 return np.ones(outputs) * scale * constants[op.part("mult")] * np.exp2(-shift)
             if isinstance(op, Add):
@@ -131,8 +133,7 @@ class Comparer:
             takes, has = ("x".join(map(str, shape)) for shape in ((p.height, p.width, p.channels), program.input_shape))
             raise FqvitError(f"{model.name}: these weights take images of {takes}, the program takes {has}. {remedy}")
         shapes, buffers = site_shapes(self.graph, p), program.verify().buffers
-        output = program.header.output
-        sites = (*program.header.sites, *([output.buffer] if output.kind == "logits" else []))
+        sites = (*program.header.sites, *(output.buffer for output in program.header.outputs if output.kind == "logits"))
         stray = next((site for site in sites if site not in shapes), None)
         if stray is not None:
             raise FqvitError(f"{stray}: the program has this site, but {model.name} does not. {remedy}")
@@ -169,18 +170,19 @@ class Comparer:
             return y
 
         pixels = normalise(images, self.model.preprocess)
-        exact = self.graph.run(pixels, keep)
-        integers = self.reference.run(images, against_integer)
-        simulated = self.simulation.graph.run(pixels, against_simulated, self.simulation.call)
+        exact = self.graph.run_all(pixels, keep)
+        integers = self.reference.run_all(images, against_integer)
+        simulated = self.simulation.graph.run_all(pixels, against_simulated, self.simulation.call)
         self.images += len(images)
         if self.logits:
-            best = exact.argmax(-1)
-            self.integer_agrees += int((torch.from_numpy(integers).argmax(-1) == best).sum())
-            self.simulated_agrees += int((simulated.argmax(-1) == best).sum())
+            i = [output.buffer for output in self.outputs].index(self.logits)
+            best = exact[i].argmax(-1)
+            self.integer_agrees += int((torch.from_numpy(integers[i]).argmax(-1) == best).sum())
+            self.simulated_agrees += int((simulated[i].argmax(-1) == best).sum())
 
     def _decoded(self, name: str, codes: Integers) -> Tensor:
         values = torch.from_numpy(codes.astype(np.float32))
-        return values * self.program.header.output.scale if name == self.logits else self.qparams[name].decode(values)
+        return values * self.scales[name] if name == self.logits else self.qparams[name].decode(values)
 
     def result(self) -> Comparison:
         if self.images == 0:
@@ -207,12 +209,15 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
     return comparer.result()
 
 
-def features_of(program: Program, model: FloatModel) -> Features:
-    """Return the features of the float model that a program computes. Without a classifier, these are all of its outputs."""
-    return "logits" if class_count(model) is None else program.header.output.features()
+def outputs_of(program: Program, model: FloatModel) -> tuple[Features, tuple[str, ...]]:
+    """Return Calibration.features and Calibration.outputs of a program. Without names, the outputs are the model's own."""
+    outputs = program.header.outputs
+    if any(output.name for output in outputs):
+        return "logits", tuple(output.label for output in outputs)
+    return "logits" if class_count(model) is None else program.header.output.features(), ()
 
 
-def calibration_of(program: Program, features: Features) -> Calibration:
+def calibration_of(program: Program, features: Features, outputs: tuple[str, ...] = ()) -> Calibration:
     """Rebuild the calibration of a program from its recipe and sites.
 
     Raises FqvitError if this version cannot read the recipe.
@@ -224,7 +229,7 @@ def calibration_of(program: Program, features: Features) -> Calibration:
         said = f"{header.model}: this version of fqvit cannot read the program's recipe ({error})"
         raise FqvitError(f"{said}. Quantize again.") from None
     sites = {name: qparams_of(site, program) for name, site in header.sites.items()}
-    return Calibration(recipe, features, header.images, sites)
+    return Calibration(recipe, features, header.images, sites, outputs=outputs)
 
 
 def qparams_of(site: Site, program: Program) -> QParams:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fqvit.frontend.draft import Step, View, broadcast_shape, constant, factor_per_head, pruned
 from fqvit.frontend.elementwise import add, linear
-from fqvit.frontend.operands import Pending, Reader, as_tensor, lead, natural
+from fqvit.frontend.operands import Pending, Reader, as_tensor, drop_leading_ones, natural
 
 
 def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
@@ -38,7 +38,7 @@ def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
 
 def _windows(front: tuple[int, ...]) -> tuple[int, ...]:
     """Return the axes before tokens: (heads,) or (windows, heads)."""
-    front = lead(front)
+    front = drop_leading_ones(front)
     if len(front) <= 1:
         return front or (1,)
     return (math.prod(front[:-1]), front[-1])
@@ -95,10 +95,10 @@ def _context(reader: Reader, attention: View, v: View, shape: tuple[int, ...]) -
 def _constant_query(reader: Reader, q: Tensor, k: View) -> View:
     """Scores of a constant query are a linear layer: q [.., H, M, K] constant, k [.., H, N, K] -> [.., H, M, N]"""
     front = k.shape[:-2]
-    heads = lead(front)
+    heads = drop_leading_ones(front)
     q = q.broadcast_to((*front, *q.shape[-2:])).reshape(-1, *q.shape[-2:])
     if len(heads) > 1:
-        raise NotImplementedError("of a constant and windows is not supported")
+        raise NotImplementedError("of a constant query and keys in several windows is not supported")
     h, m, width = q.shape
     tokens = k.shape[-2]
     rows = k.reshaped(h, tokens, width).moved(lambda t: t.transpose(0, 1)).reshaped(tokens, h * width)
@@ -112,7 +112,7 @@ def _constant_query(reader: Reader, q: Tensor, k: View) -> View:
 def softmax(reader: Reader, x: View, dim: int, *rest: Any) -> View:
     if dim % len(x.shape) != len(x.shape) - 1:
         return softmax(reader, x.transposed(dim, -1), -1).transposed(dim, -1)
-    shape = lead(x.shape)
+    shape = drop_leading_ones(x.shape)
     view, restore = natural(x) if len(x.steps) == 1 and x.step.kind == "scores" else (x, None)
     if restore is None:
         if len(shape) < 3:

@@ -23,7 +23,7 @@ MANY_PIXELS = 256 * 256  # larger images are compared one at a time
 
 
 def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
-    """Return a module of leaves that computes what `module` computes for images of this size.
+    """Return a graph of leaf modules that computes what `module` computes for images of this size.
 
     module: takes normalised images [N, channels, height, width]   size: channels, height, width
     Raises FqvitError with the module path and the ATen op for a model that is not supported.
@@ -52,7 +52,7 @@ def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
 
 @contextmanager
 def _refusing(problem: str) -> Iterator[None]:
-    """Report an exception of torch, or a violated assumption about the model, as a refusal."""
+    """Raise FqvitError instead of an exception of torch or of a violated assumption about the model."""
     try:
         yield
     except FqvitError:

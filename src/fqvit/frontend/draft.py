@@ -86,7 +86,7 @@ def forget_positions() -> None:
 
 
 def _is_strided(index: Tensor) -> bool:
-    """Whether an index is a strided view of the shared buffer that starts at 0."""
+    """Return whether an index is a strided view of the shared buffer that starts at 0."""
     return index.untyped_storage().data_ptr() == _Positions.buffer.untyped_storage().data_ptr() and index.storage_offset() == 0
 
 
@@ -141,7 +141,7 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the view only moves the values of one step."""
+        """Return whether the view only moves the values of one step."""
         return self.scale is None and self.offset is None and len(self.steps) == 1
 
     def part(self, step: Step) -> tuple[Tensor, Tensor]:
@@ -199,7 +199,7 @@ class View:
         return uniform(self.scale)
 
     def is_whole(self) -> bool:
-        """Whether the view contains every element of its step exactly once."""
+        """Return whether the view contains every element of its step exactly once."""
         if len(self.steps) != 1 or self.index.numel() != self.step.size:
             return False
         if _is_strided(self.index):
@@ -211,7 +211,7 @@ class View:
         return bool(seen.all()) and bool((flat >= 0).all())
 
     def is_identity(self) -> bool:
-        """Whether the view is the step's output, up to its shape."""
+        """Return whether the view is the step's output, up to its shape."""
         if len(self.steps) != 1 or self.index.numel() != self.step.size:
             return False
         if _is_strided(self.index):
@@ -289,7 +289,7 @@ def pruned(view: View) -> View:
 
 
 def same_view(a: View, b: View) -> bool:
-    """Whether two views have the same values in the same order."""
+    """Return whether two views have the same values in the same order."""
 
     def equal(x: Tensor | None, y: Tensor | None) -> bool:
         return (x is None) == (y is None) and (x is None or y is None or torch.equal(x.flatten(), y.flatten()))

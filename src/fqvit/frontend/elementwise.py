@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fqvit.frontend.draft import Kind, Step, View, broadcast_shape, pruned, uniform
 from fqvit.frontend.norms import normalised
-from fqvit.frontend.operands import Operand, Pending, Reader, as_tensor, double, in_layout, lead, natural
+from fqvit.frontend.operands import Operand, Pending, Reader, as_tensor, double, drop_leading_ones, in_layout, natural
 
 # Elementwise ops
 
@@ -45,13 +45,13 @@ def add(reader: Reader, a: Operand | Pending, b: Operand, alpha: float = 1) -> V
 
 
 def _rotates(a: View, b: View) -> bool:
-    """Whether a + b is a rotation of pairs of channels: both are the same values in another order, with constant factors."""
+    """Return whether a + b rotates pairs of channels: both are the same values in another order, with constant factors."""
     same = len(a.steps) == 1 and a.steps == b.steps and a.offset is None and b.offset is None
     return same and (a.scale is not None or b.scale is not None) and not torch.equal(a.index, b.index)
 
 
 def _rotary(reader: Reader, a: View, b: View) -> View:
-    shape = lead(a.shape)
+    shape = drop_leading_ones(a.shape)
     step = reader.step("rotary", [a.reshaped(*shape), b.reshaped(*shape)], shape)
     return step.view().reshaped(*a.shape)
 
@@ -172,7 +172,7 @@ def clamp(
     low, high = bounds.get("min", low), bounds.get("max", high)
     if isinstance(x, Pending):
         if high is not None:
-            raise NotImplementedError("of a norm from above is not supported")
+            raise NotImplementedError("of a norm with an upper bound is not supported")
         return replace(x, eps=float(low or 0.0))
     return _apply(reader, x, f"clamp({low}, {high})", lambda v: v.clamp(low, high))
 
@@ -196,7 +196,7 @@ def linear(reader: Reader, x: View, weight: Tensor, bias: Tensor | None = None) 
     if not isinstance(weight, Tensor):
         raise NotImplementedError("with weights that depend on the image is not supported")
     outputs, inputs = weight.shape
-    rows = lead(x.shape[:-1])
+    rows = drop_leading_ones(x.shape[:-1])
     step = reader.step("linear", [x.reshaped(*rows, inputs)], (*rows, outputs), weight=weight.double(), bias=double(bias))
     return step.view().reshaped(*x.shape[:-1], outputs)
 

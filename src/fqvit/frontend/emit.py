@@ -20,7 +20,7 @@ from fqvit.models.layers import Leaf, Role
 
 
 class Emitter:
-    """Emits one node per step, and one per distinct gather between steps.
+    """Emit one node per step, and one per distinct gather between steps.
 
     is_module(path): whether the path is that of a module without children, such as a linear layer
     """
@@ -31,7 +31,7 @@ class Emitter:
         self.roles: dict[Step, Role] = {}
         self.nodes: list[Node] = []
         self.names: dict[Step, str] = {}
-        self.taken: Counter[str] = Counter((IMAGES, INPUT))  # modules may have these names, too
+        self.taken: Counter[str] = Counter((IMAGES, INPUT))  # reserved, but a module may have the same name
         self.moved: dict[tuple[object, ...], str] = {}
 
     def graph(self) -> Graph:
@@ -180,7 +180,7 @@ class Emitter:
         self.step(step, leaf, (x,))
 
     def _fuses(self, view: View) -> bool:
-        """Whether a ReLU of this view can be part of the linear layer before it."""
+        """Return whether a ReLU of this view can be part of the linear layer before it."""
         step = view.step
         return step.kind == "linear" and len(self.readers[step]) == 1 and view.is_identity() and view.shape == step.shape
 
@@ -237,7 +237,7 @@ class Emitter:
         self.step(step, leaf, (q, k), (table,))
 
     def _heads(self, scores: Step) -> tuple[str, str]:
-        """Return Q and K of scores, as parts of one linear layer if Q, K and V all are."""
+        """Return the names of the nodes of Q and K; both are parts of one linear layer if Q, K and V all are."""
         path = scores.path
         context = self._context_of(scores)
         found = attention_operands(context) if context is not None else None

@@ -1,4 +1,4 @@
-"""Rewrites that make constant factors and terms part of the steps before or after them, or steps of their own.
+"""Rewrites that fold constant factors and terms into the steps before or after them, or turn them into separate steps.
 
 Each rewrite changes steps and views in place and keeps the values of all outputs. See also: rewrite.py (their order).
 """
@@ -115,7 +115,7 @@ def fold_into_consumer(draft: Draft) -> None:
 
 
 def fold_into_scores(draft: Draft) -> None:
-    """Make factors and terms between scores and softmax part of them: scale per head, relative position bias, mask."""
+    """Fold factors and terms between scores and softmax into these two: scale per head, relative position bias, mask."""
     readers = draft.readers()
     for softmax in [step for step in readers if step.kind == "softmax"]:
         (view,) = softmax.inputs
@@ -153,7 +153,7 @@ def _bias_and_mask(offset: Tensor, path: str) -> tuple[Tensor, Tensor]:
 
 
 def scale_channels(draft: Draft) -> None:
-    """Turn factors that remain, with the terms beside them, into steps with one factor and one term per channel."""
+    """Turn the remaining factors, and terms next to them, into steps with one factor and one term per channel."""
     made: list[tuple[Step, Step]] = []
     for reader in [*draft.steps(), None]:
         for i, view in enumerate(draft.outputs if reader is None else reader.inputs):
@@ -207,7 +207,7 @@ def _scaled_axis(view: View, path: str) -> View:
 
 
 def add_constants(draft: Draft) -> None:
-    """Turn terms that remain, such as position embeddings and class tokens, into steps of their own; each only once."""
+    """Turn the remaining terms, such as position embeddings and class tokens, into separate steps; equal ones share a step."""
     made: list[tuple[View, Step]] = []
     for reader in [*draft.steps(), None]:
         for i, view in enumerate(draft.outputs if reader is None else reader.inputs):

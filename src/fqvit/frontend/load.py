@@ -1,6 +1,6 @@
-"""Load a float model from a checkpoint or a live module, captured as a graph where it is not built from leaf modules.
+"""Load a float model from a checkpoint or a live module, and capture it as a graph unless it is built from leaf modules.
 
-See also: models/load.py (checkpoints), models/live.py (what a module says about itself), capture.py.
+See also: models/load.py (checkpoints), models/live.py (metadata of live modules), capture.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load_model(
     """
     if isinstance(name, nn.Module):
         if settings:
-            raise FqvitError(f"{', '.join(settings)}: for checkpoints only. A live module decides this itself.")
+            raise FqvitError(f"{', '.join(settings)}: for checkpoints only. Leave this out for a live module.")
         return _live(name, size if size is not None else weights, classes)  # type: ignore[arg-type]
     if isinstance(weights, int | tuple | Tensor):
         raise FqvitError(f"weights: got {type(weights).__name__}, expected a checkpoint. Pass an image size as size=.")
@@ -47,11 +47,14 @@ def load_model(
 
 
 def captured(model: FloatModel) -> FloatModel:
-    """Return the model with its plain module captured. Models built from leaves are returned as they are."""
+    """Return the model with its plain module captured. Models built from leaf modules are returned as they are."""
     if not load.is_plain(model.module):
         return model
     p = model.preprocess
-    return dataclasses.replace(model, module=capture(model.module, (p.channels, p.height, p.width)), original=model.module)
+    graph = capture(model.module, (p.channels, p.height, p.width))
+    if model.classes is not None:
+        graph.use_as_classifier(True)
+    return dataclasses.replace(model, module=graph, original=model.module)
 
 
 def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str] | None) -> FloatModel:
@@ -71,6 +74,8 @@ def _live(module: nn.Module, given: Size | Tensor | None, classes: Sequence[str]
     preprocess, assumed = described.preprocess(size)
     graph = capture(module, (preprocess.channels, preprocess.height, preprocess.width))
     names = tuple(classes) if classes is not None else described.labels
+    if classes is not None or described.projects:
+        graph.use_as_classifier(classes is not None)
     count = graph.classes
     if names is not None and count is not None and len(names) != count:
         if classes is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fqvit.frontend.draft import View, positions
-from fqvit.frontend.operands import Pending, Reader, lead, natural
+from fqvit.frontend.operands import Pending, Reader, drop_leading_ones, natural
 
 
 def normalised(reader: Reader, x: View, pending: Pending, gain: Callable[[float], float]) -> View:
@@ -31,7 +31,7 @@ def normalised(reader: Reader, x: View, pending: Pending, gain: Callable[[float]
 
 def _norm(reader: Reader, x: View, weight: Tensor, bias: Tensor, eps: float, center: bool) -> View:
     size = x.shape[-1]
-    rows = (*lead(x.shape[:-1]), size)
+    rows = (*drop_leading_ones(x.shape[:-1]), size)
     data = {"weight": weight.double(), "bias": bias.double(), "eps": eps, "center": center}
     if x.is_whole() and x.is_identity() and x.step.shape[-1] == size:
         rows = x.step.shape

@@ -1,4 +1,4 @@
-"""What the handlers of ATen ops share: the state of reading, values inside a normalisation, and layouts of views."""
+"""Types and functions that the handlers of ATen ops share: Reader, values inside a normalisation, layouts of views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Operand = View | Tensor | float | int
 
 @dataclass
 class Reader:
-    """State of reading: the path of the module that the current op belongs to."""
+    """The state while a graph is read. path: of the module that the current op belongs to"""
 
     path: str = ""
 
@@ -26,9 +26,9 @@ class Reader:
 
 @dataclass(frozen=True)
 class Pending:
-    """A value that only occurs inside a normalisation: x^2, its mean over an axis, or the Euclidean norm.
+    """A value that is supported only inside a normalisation: x^2, its mean over an axis, or the Euclidean norm.
 
-    kind "square", "mean" (of squares), "norm" or "inverse" (1 / sqrt(mean + eps))   axis: -1 unless normalised over another one
+    kind: "square", "mean" (of squares), "norm" or "inverse" (1 / sqrt(mean + eps))   axis: over which x is normalised
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Pending:
     shape: tuple[int, ...] = field(default=())
 
 
-def lead(shape: Sequence[int]) -> tuple[int, ...]:
+def drop_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
     """Drop leading axes of length 1."""
     shape = tuple(shape)
     while shape and shape[0] == 1:
@@ -55,7 +55,7 @@ def natural(view: View) -> tuple[View, Callable[[Step], View]]:
         return view.reshaped(*view.step.shape), lambda step: step.view().reshaped(*view.shape)
     if view.is_whole():
         return in_layout(view, view.inverse(), view.step.shape), lambda step: View((step,), view.index)
-    shape = lead(view.shape) or (1,)
+    shape = drop_leading_ones(view.shape) or (1,)
     return view.reshaped(*shape), lambda step: step.view().reshaped(*view.shape)
 
 

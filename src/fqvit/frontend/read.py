@@ -1,8 +1,8 @@
 """Read the ATen graph of an exported module into a draft of steps and views.
 
-Ops on constants alone are computed at once: position tables, masks, rotary tables and resampled embeddings become constants.
-Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in elementwise.py, norms.py,
-spatial.py, resample.py or attention.py.
+Ops whose operands are all constant are computed at once: position tables, masks, rotary tables and resampled embeddings become
+constants. Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in elementwise.py,
+norms.py, spatial.py, resample.py or attention.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from fqvit.errors import FqvitError
 from fqvit.frontend import attention, elementwise, norms, resample, spatial
 from fqvit.frontend.draft import Step, View, concatenate, constant
-from fqvit.frontend.operands import Pending, Reader, lead
+from fqvit.frontend.operands import Pending, Reader, drop_leading_ones
 
 HANDLERS: dict[str, Callable[..., Any]] = {
     **elementwise.HANDLERS,
@@ -73,7 +73,7 @@ def read(program: ExportedProgram, images: Step) -> list[View]:
     ]
     if not views:
         raise FqvitError("model: has no floating-point output.")
-    return [view.reshaped(*(lead(view.shape) or (1,))) for view in views]
+    return [view.reshaped(*(drop_leading_ones(view.shape) or (1,))) for view in views]
 
 
 def _run(module: fx.GraphModule, arguments: list[Any], reader: Reader) -> Any:
@@ -122,7 +122,7 @@ def _call(node: fx.Node, args: Any, kwargs: dict[str, Any], reader: Reader) -> A
     wanted = node.meta.get("val")
     if isinstance(result, View) and isinstance(wanted, Tensor):
         if result.shape != tuple(wanted.shape):
-            raise FqvitError(f"{where} has shape {list(wanted.shape)}, but {list(result.shape)} was derived.")
+            raise FqvitError(f"{where}: captured with shape {list(result.shape)}, expected {list(wanted.shape)}.")
         if not wanted.is_floating_point():
             raise FqvitError(f"{where} computes {wanted.dtype} from the image, which is not supported.")
     return result
@@ -205,13 +205,13 @@ def _pad(args: Any, kwargs: dict[str, Any]) -> View:
 
 
 def _path(node: fx.Node, before: str) -> str:
-    """Return the path of the module that an op belongs to, "" for the model itself; if nothing says it, the path before."""
+    """Return the path of the module that an op belongs to, "" for the model itself; the previous path if it is not recorded."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
     if not paths:
         return before
     path = paths[-1]
-    # Exporting in older versions of torch names paths as L['self'].blocks.0
+    # Older versions of torch export paths in the form L['self'].blocks.0
     return path.removeprefix("L['self']").removeprefix(".")
 
 

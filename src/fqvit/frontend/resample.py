@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fqvit.frontend.draft import View
 from fqvit.frontend.elementwise import linear
-from fqvit.frontend.operands import Reader, lead
+from fqvit.frontend.operands import Reader, drop_leading_ones
 from fqvit.frontend.spatial import Pair, mean, pair
 
 MAX_TAPS = 64
@@ -45,7 +45,7 @@ def resample(reader: Reader, x: View, rows: Tensor, columns: Tensor) -> View:
         flat = F.pad(t.reshape(channels, -1), (0, 1), value=empty)  # index -1 is the last column
         return flat[:, index].permute(1, 2, 0)
 
-    shape = (*lead((height * width,)), channels)
+    shape = (*drop_leading_ones((height * width,)), channels)
     views = x.moved(lambda t: t, gather).reshaped(*shape[:-1], count, channels)
     weight = torch.tensor([w for weights in patterns for w in weights], dtype=torch.float64)
     step = reader.step("depthwise", [views], shape, weight=weight[:, None].repeat(1, channels), bias=None)
@@ -100,7 +100,7 @@ def avg_pool2d(
     divisor_override: int | None = None,
 ) -> View:
     if divisor_override is not None:
-        raise NotImplementedError("with another divisor is not supported")
+        raise NotImplementedError("with divisor_override is not supported")
     matrices = []
     for size, k, s, p in zip(x.shape[2:], pair(kernel), pair(stride or kernel), pair(padding), strict=True):
         args = ((k, 1), (s, 1), (p, 0), ceil_mode, count_include_pad)

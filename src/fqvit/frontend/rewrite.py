@@ -143,7 +143,7 @@ def attention_operands(context: Step) -> tuple[View, View, View] | None:
 
 
 def splits_heads(view: View, part: int) -> bool:
-    """Whether a view is part 0, 1 or 2 of a linear layer's output [..., T, 3 H D], as [..., H, T, D]."""
+    """Return whether a view is part 0, 1 or 2 of a linear layer's output [..., T, 3 H D], as [..., H, T, D]."""
     if not view.is_plain or len(view.shape) < 3:
         return False
     *front, heads, tokens, width = view.shape
@@ -181,7 +181,7 @@ def split_linear(draft: Draft) -> None:
 
 
 def is_attention_input(draft: Draft, step: Step, readers: list[tuple[Step | None, int]]) -> bool:
-    """Whether the readers are Q, K and V of one attention, in the layout that the engine fuses."""
+    """Return whether the readers are Q, K and V of one attention, in the layout that the engine fuses."""
     contexts = [reader for reader, _ in readers if reader is not None and reader.kind == "context"]
     if len(readers) != 3 or len(contexts) != 1:
         return False

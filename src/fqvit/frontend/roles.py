@@ -48,7 +48,10 @@ def role_of(step: Step, readers: Readers) -> Role:
 
 def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
     if not kinds:
-        return "logits" if len(step.shape) == 1 else "inner"
+        if len(step.shape) > 1:
+            return "inner"
+        # A classifier has a bias; the projection of CLIP and its relatives has none, and its output is an embedding.
+        return "logits" if step.data["bias"] is not None else "pooled"
     if None in [reader for reader, _ in readers]:
         return "inner"
     if kinds <= {"scores", "context"}:
@@ -63,7 +66,7 @@ def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
 
 
 def _keeps_order(reader: Step, i: int) -> bool:
-    """Whether a sum reads a linear layer's output as it is, or after a prefix of constant rows."""
+    """Return whether a sum reads a linear layer's output as it is, or after a prefix of constant rows."""
     view = reader.inputs[i]
     if reader.kind == "embed" and view.is_plain and len(view.shape) == 2 and len(view.step.shape) == 2:
         first = view.index.shape[0] - view.step.shape[0]

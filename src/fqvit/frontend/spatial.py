@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.frontend.draft import View
-from fqvit.frontend.operands import Pending, Reader, double, lead
+from fqvit.frontend.operands import Pending, Reader, double, drop_leading_ones
 
 Pair = int | Sequence[int]
 
@@ -66,7 +66,7 @@ def conv2d(
         wide = x if repeats == 1 else x.moved(lambda t: t.repeat_interleave(repeats, 1))
         views = neighbourhoods(wide, kernel, stride, padding, dilation)
         n, h, w = views.shape[:3]
-        rows = lead((n, h * w))
+        rows = drop_leading_ones((n, h * w))
         inputs = views.reshaped(*rows, kernel[0] * kernel[1], outputs)
         weights = weight.reshape(outputs, -1).T.contiguous()
         step = reader.step("depthwise", [inputs], (*rows, outputs), weight=weights, bias=double(bias))
@@ -81,7 +81,7 @@ def conv2d(
         weight = dense
     views = neighbourhoods(x, kernel, stride, padding, dilation)
     n, h, w = views.shape[:3]
-    rows = lead((n, h * w)) or (1,)
+    rows = drop_leading_ones((n, h * w)) or (1,)
     flat = weight.permute(0, 2, 3, 1).reshape(outputs, -1).contiguous()
     data = {"weight": flat, "bias": double(bias), "window": kernel, "stride": pair(stride)}
     step = reader.step("linear", [views.reshaped(*rows, flat.shape[1])], (*rows, outputs), **data)
@@ -122,7 +122,7 @@ def _reduce(reader: Reader, kind: Any, x: View, dims: Sequence[int], keepdim: bo
     others = [d for d in kept if d != channel]
     count = math.prod(x.shape[d] for d in axes)
     moved = x.moved(lambda t: t.permute(*others, *axes, channel))
-    front = lead([x.shape[d] for d in others])
+    front = drop_leading_ones([x.shape[d] for d in others])
     step = reader.step(kind, [moved.reshaped(*front, count, x.shape[channel])], (*front, x.shape[channel]))
     order = [*others, channel]
     result = step.view().reshaped(*(x.shape[d] for d in order))
@@ -175,7 +175,7 @@ def max_pool2d(
         raise NotImplementedError("with ceil_mode is not supported")
     views = neighbourhoods(x, kernel, stride or kernel, padding, dilation)
     n, h, w, kh, kw, channels = views.shape
-    rows = lead((n, h * w)) or (1,)
+    rows = drop_leading_ones((n, h * w)) or (1,)
     step = reader.step("max", [views.reshaped(*rows, kh * kw, channels)], (*rows, channels))
     return _as_map(step.view(), n, h, w)
 

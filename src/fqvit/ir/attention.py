@@ -1,6 +1,6 @@
-"""The definition of the integer ops of attention: scores, three softmaxes and attention times V.
+"""Define the integer ops of attention: scores, three softmaxes and attention times V.
 
-Notation as in ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is W windows.
+The notation is that of ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is W windows.
 """
 
 from __future__ import annotations

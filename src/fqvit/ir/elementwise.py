@@ -58,7 +58,8 @@ class Rotary(Op, frozen=True, tag="rotary"):
     p = c mod P   y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
     x: u8 or u16 [..., T, C]   table: i16 [2, T, P], P divides C   partner: i32 or u16 [P], each below P   y: u8 or u16, like x
-    Rotary position embedding: the table holds cosines, and sines with their signs, in Q14. mult / 2^shift includes 2^-14.
+    Rotary position embedding: the table holds cosines, and sines with their signs, in Q14 (fewer fraction bits if an entry
+    exceeds 1). mult / 2^shift includes this scale, 2^-14.
     |acc| < 2^31 is proved from the actual table.
     """
 
@@ -125,7 +126,7 @@ class Depthwise(Op, frozen=True, tag="depthwise"):
         mult = scope.constant(self.part("mult"), ("i32", "u16"), (channels,)).astype(np.int64)
         shift = scope.constant(self.part("shift"), ("u8",), (channels,)).astype(np.int64)
         check_requantizer(scope, mult, shift)
-        # As in Linear: without a copy of w in int64, and also a bound of partial sums in any order.
+        # As in Linear: no int64 copy of w is made, and the bound also holds for partial sums in any order.
         total, size = (np.einsum("kc->c", part, dtype=np.int64) for part in (w, np.abs(w).view(np.uint8)))
         hi = (size + total) // 2 * x.hi + np.maximum(bias, 0)
         lo = (total - size) // 2 * x.hi + np.minimum(bias, 0)

@@ -25,13 +25,13 @@ from fqvit.system.files import write_atomically
 VERSION = 1  # the format version of written files
 READABLE = (1,)  # every released version; docs/reference/format.md promises that they stay readable
 
-# The kind of a file is the metadata key of its JSON. MADE_BY: the command that creates a file of that kind. TAKEN_BY: the error
-# message for a file of that kind if the other kind is expected.
+# The kind of a file is the metadata key of its JSON. MADE_BY: the command that creates a file of that kind. WRONG_KIND: the
+# error message for a file of that kind if the other kind is expected.
 Kind = Literal["fqvit", "fqvit_detector"]
 PROGRAM: Kind = "fqvit"
 DETECTOR: Kind = "fqvit_detector"
 MADE_BY: dict[Kind, str] = {PROGRAM: "fqvit quantize", DETECTOR: "fqvit detect quantize"}
-TAKEN_BY: dict[Kind, str] = {
+WRONG_KIND: dict[Kind, str] = {
     PROGRAM: "holds a classifier, not a detector. Use `fqvit eval`, `fqvit classify` or `fqvit export` with it.",
     DETECTOR: "holds a detector, not a classifier. Use `fqvit detect eval`, `predict` or `draw`, or `fqvit inspect`.",
 }
@@ -115,8 +115,8 @@ def read_metadata(path: Path, kind: Kind) -> dict[str, str]:
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}
             if kind not in metadata:
-                for other in (key for key in TAKEN_BY if key in metadata):
-                    raise FqvitError(f"{path}: {TAKEN_BY[other]}")
+                for other in (key for key in WRONG_KIND if key in metadata):
+                    raise FqvitError(f"{path}: {WRONG_KIND[other]}")
                 said = f"{path}: safetensors, but not a quantized program"
                 raise FqvitError(f"{said}. Make one with `{MADE_BY[kind]} --weights {path.name}`.")
             names = list(file.keys())

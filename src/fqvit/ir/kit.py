@@ -19,7 +19,7 @@ DTYPES = {"u8": np.uint8, "i8": np.int8, "u16": np.uint16, "i16": np.int16, "i32
 class Kit(Protocol):
     """Array functions of one library.
 
-    wide: convert to int64   narrow: convert to a dtype of DTYPES   row_max: the maximum over the last axis, which stays as 1
+    wide: convert to int64   narrow: convert to a dtype of DTYPES   row_max: the maximum over the last axis, kept with size 1
     repeat: [...] -> [count, ...], broadcast   The other functions are those of numpy.
     """
 

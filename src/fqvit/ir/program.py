@@ -120,7 +120,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 # The dtypes and the numbers of axes that each kind of output may have.
 CODES, INT32 = ("u8", "u16"), ("i32",)
-Kind = Literal["logits", "tokens", "pooled", "map", "scores", "deltas"]
+Kind = Literal["logits", "tokens", "pooled", "map", "scores", "deltas", "embedding", "signs"]
 KINDS: dict[Kind, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "logits": (INT32, (1,)),  # [classes]
     "tokens": (CODES, (2,)),  # [T, C]
@@ -128,30 +128,43 @@ KINDS: dict[Kind, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "map": (("u8",), (3,)),  # [h, w, C]
     "scores": (INT32, (3,)),  # [h, w, O], logits per location
     "deltas": (INT32, (1, 3)),  # [O] or [h, w, O], box regressions
+    "embedding": ((*CODES, *INT32), (1,)),  # [C], one scale and one zero point, so that dot products of codes are meaningful
+    "signs": (("u8",), (1,)),  # [ceil(C / 8)], one bit per channel: 1 if the value is above 0; the first is the highest bit
 }
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9@:._+-]{0,64}\Z")]
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A buffer that a run returns: value = (code - zero) scale 2^alpha[c]. alpha: the name of a u8 [C] constant, optional."""
+    """A buffer that a run returns: value = (code - zero) scale 2^alpha[c]. alpha: the name of a u8 [C] constant, optional.
+
+    name: what a user calls the output, such as tokens@9; empty if it is the kind
+    """
 
     buffer: str
     kind: Kind
     scale: Scale
     zero: Code = 0
     alpha: str | None = None
+    name: Name = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the output: `name`, or the kind if that is empty."""
+        return self.name or self.kind
 
     def features(self) -> Literal["logits", "tokens", "pooled"]:
-        """Return the kind of a classifier's output. Raises FqvitError for the output of a detector's part."""
+        """Return the kind of output. Raises FqvitError for other kinds, which feature maps and parts of detectors have."""
         if self.kind == "logits" or self.kind == "tokens" or self.kind == "pooled":
             return self.kind
-        raise FqvitError(f"{self.buffer}: output of kind {self.kind} (part of a detector), expected logits, tokens or pooled.")
+        raise FqvitError(f"{self.buffer}: output of kind {self.kind}, expected logits, tokens or pooled.")
 
     def check(self, scope: Scope) -> Value:
         """Return the Value of the output's buffer. Rejects a buffer that does not match the kind."""
         dtypes, axes = KINDS[self.kind]
         value = scope.buffer(self.buffer, dtypes)
-        if dtypes == INT32:
+        if value.dtype == "i32" or self.kind == "signs":
             scope.check(self.zero == 0 and self.alpha is None, f"{self.kind} with a zero point or alpha, expected neither")
+        scope.check(self.kind != "embedding" or self.alpha is None, "embedding with alpha, expected one scale")
         expected = " or ".join(map(str, axes))
         scope.check(len(value.shape) in axes, f"{self.kind} of shape {list(value.shape)}, expected {expected} axes")
         scope.alpha(self.alpha, value.channels)
@@ -200,9 +213,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recipe: dict[str, object]
     source: str
     images: Int  # number of calibration images
-    # Only in parts of detectors: further outputs, and codes instead of pixels as input.
-    others: tuple[Output, ...] = ()
-    input: CodeInput | None = None
+    others: tuple[Output, ...] = ()  # further outputs
+    input: CodeInput | None = None  # only in heads of detectors: codes instead of pixels as input
     # Keyed by the buffer that the op writes. A program with moves can be rebuilt for other image sizes.
     moves: dict[str, Move] = {}
 
@@ -287,17 +299,17 @@ class Program:
                     )
             buffers[op.y] = value
             proofs.extend(found)
-        named = [output.buffer for output in self.header.outputs]
+        named, labels = ([getattr(output, part) for output in self.header.outputs] for part in ("buffer", "label"))
         for output in self.header.outputs:
             scope = Scope(buffers, self.constants, "output")
             scope.check(named.count(output.buffer) == 1, f"{output.buffer!r} is listed as an output twice")
-            output.check(scope)
-        result = buffers[self.header.output.buffer]
+            scope.check(not output.name or labels.count(output.name) == 1, f"two outputs have the name {output.name!r}")
+            value = output.check(scope)
+            if output.kind == "logits" and self.classes is not None and len(self.classes) != value.channels:
+                raise FqvitError(f"{len(self.classes)} class names for {value.channels} logits. {DAMAGED}")
         for name, site in self.header.sites.items():
             scope = Scope(buffers, self.constants, f"site {name}")
             site.check(scope, scope.buffer(name))
-        if self.header.output.kind == "logits" and self.classes is not None and len(self.classes) != result.channels:
-            raise FqvitError(f"{len(self.classes)} class names for {result.channels} logits. {DAMAGED}")
         return Verified(buffers, tuple(proofs))
 
     def check_plain(self, use: str) -> None:

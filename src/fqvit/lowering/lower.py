@@ -21,6 +21,7 @@ from fqvit.lowering.rules.base import Lowering
 from fqvit.lowering.sites import describe_sites
 from fqvit.models.graph import IMAGES, Graph
 from fqvit.models.load import FloatModel
+from fqvit.models.requests import Request, parse_outputs
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.fit import check_fit
 from fqvit.quant.recipe import Recipe, check_integer
@@ -62,7 +63,7 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
         input=_input(model, calibration),
         moves=emitter.moves,
     )
-    if model.classes is not None and calibration.features == "logits":
+    if model.classes is not None and any(each.kind == "logits" for each in (output, *others)):
         broken = next((name for name in model.classes if "\n" in name), None)
         if broken is not None:
             raise FqvitError(f"class name {broken!r}: contains a line break. Names are stored one per line.")
@@ -92,6 +93,9 @@ def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
 
 def _outputs(graph: Graph, calibration: Calibration, values: Mapping[str, LoweredValue], emitter: Emitter) -> list[Output]:
     """Describe the outputs, in the order in which the model returns them."""
+    if calibration.outputs:
+        requests = parse_outputs(calibration.outputs)
+        return [_named_output(each, values[name], emitter) for each, name in zip(requests, graph.outputs, strict=True)]
     found = []
     for name in graph.outputs:
         value, features = values[name], calibration.features
@@ -99,6 +103,18 @@ def _outputs(graph: Graph, calibration: Calibration, values: Mapping[str, Lowere
             kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(value.shape) == 1 else "scores"
             found.append(Output(value.buffer, kind, float(value.unit[0])))
         else:
-            kind = CODE_KINDS[len(value.shape)] if features == "logits" else features
+            one_scale = len(value.shape) == 1 and value.q.alpha is None and features == "logits"
+            kind = "embedding" if one_scale else CODE_KINDS[len(value.shape)] if features == "logits" else features
             found.append(Output(value.buffer, kind, float(value.q.scale[0]), int(value.q.zero[0]), emitter.alpha(value.q)))
     return found
+
+
+def _named_output(request: Request, value: LoweredValue, emitter: Emitter) -> Output:
+    """Describe an output that the user asked for."""
+    if value.q is None:
+        return Output(
+            value.buffer, "logits" if request.name == "logits" else "embedding", float(value.unit[0]), name=request.label
+        )
+    kind: Kind = "signs" if "sign" in request.modifiers else "tokens" if request.name == "tokens" else "embedding"
+    scale, zero = float(value.q.scale[0]), int(value.q.zero[0])
+    return Output(value.buffer, kind, scale, zero, emitter.alpha(value.q), request.label)

@@ -1,0 +1,1 @@
+"""Float models: modules, checkpoints in every supported layout, and tracing."""

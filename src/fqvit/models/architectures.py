@@ -1,6 +1,7 @@
-"""timm's architectures by name: their configs and the preprocessing of their tags. Imports neither torch nor timm.
+"""Look up timm's architectures by name: their configs, and the preprocessing of their pretrained tags.
 
-The tables are written by scripts/timm_tables.py. A name decides what tensors do not show: heads, activation, pooling, eps.
+Imports neither torch nor timm. The tables are written by scripts/timm_tables.py. A name determines the settings that tensors do
+not show: heads, activation, pooling, eps.
 See also: zoo.py (rows with short names), config.py (the configs), transform.py (preprocessing).
 """
 
@@ -53,7 +54,7 @@ def resolve(name: str) -> tuple[str, str]:
 
 
 def lookup(name: str) -> Architecture | None:
-    """Return the architecture of a name with or without tag, or None if there is no plain module for it."""
+    """Return the architecture of a name, with or without a tag; None if fqvit does not define it."""
     stem, _ = resolve(name)
     row = _models().get(stem)
     if row is None or row["family"] == "-":
@@ -62,13 +63,13 @@ def lookup(name: str) -> Architecture | None:
 
 
 def why_not(name: str) -> str | None:
-    """Return the feature that has no plain module, for names of timm; None for supported and unknown names."""
+    """Return the feature of a timm architecture that fqvit does not define; None for supported and for unknown names."""
     row = _models().get(resolve(name)[0])
     return row["options"] if row is not None and row["family"] == "-" else None
 
 
 def transform(name: str) -> Transform | None:
-    """Return the preprocessing of a tag, without one of timm's default tag; None if the name or the tag is unknown."""
+    """Return the preprocessing of a name's tag, or of timm's default tag if it has none; None if name or tag is unknown."""
     stem, tag = resolve(name)
     tags = _tags().get(stem, {})
     row = tags.get(tag) if tag else next(iter(tags.values()), None)

@@ -10,7 +10,7 @@ from typing import Literal
 
 # The function between the two layers of an MLP: exact, with tanh, or OpenAI's x sigmoid(1.702 x).
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
-# From tokens to one vector: the class token, the mean of the patches, both concatenated, or SigLIP's attention; or all tokens.
+# How tokens become features: class token, mean of the patches, both concatenated, SigLIP's attention pooling, or all tokens.
 Pool = Literal["token", "avg", "token_avg", "map", "none"]
 
 

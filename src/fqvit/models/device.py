@@ -54,7 +54,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch with one thread. With many small operations several threads mostly spin, waiting for each other after each.
+    """Run torch with one thread. In many small operations, several threads spend most of their time waiting for each other.
 
     Measured for comparing two images of DeiT-Tiny on two cores shared with other processes: 50 s of CPU time with two threads
     in torch and NumPy, 4 s with one.

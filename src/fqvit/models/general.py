@@ -1,4 +1,4 @@
-"""Leaf modules of captured graphs (frontend/), beside those of layers.py. The conventions of layers.py apply.
+"""Leaf modules that only captured graphs (frontend/) contain. The conventions of layers.py apply.
 
 Values are [N, ..., C] with channels last. Everything that depends on the image size (rows of a convolution, positions) is
 computed when the graph is captured and stored as an index or a table.
@@ -18,7 +18,7 @@ from fqvit.models.layers import Leaf, Role
 class Route(Leaf):
     """Reshape, select and permute: y = x.reshape(view)[select].transpose(perm).reshape(shape), as the op Permute.
 
-    times: the last axis of the output consists of this many whole rows of channels of the input; 0: of parts of rows
+    times: number of whole input rows [C] in the last axis of the output; 0 if that axis contains parts of rows
     """
 
     def __init__(
@@ -187,6 +187,19 @@ class Stem(Leaf):
 
     def forward(self, images: Tensor) -> Tensor:
         return F.linear(self.rows(images), self.weight.flatten(1), self.bias)
+
+
+class Signs(Leaf):
+    """Sign bits: y[j] = sum_i 2^(7 - i) [x[8 j + i] > 0], as numpy.packbits packs them: [N, C] -> [N, ceil(C / 8)]"""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__("signs")
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        signs = F.pad((x > 0).to(x.dtype), (0, -self.channels % 8)).view(len(x), -1, 8)
+        weights: Tensor = torch.exp2(torch.arange(7, -1, -1, device=x.device, dtype=x.dtype))
+        return signs @ weights
 
 
 class MeanRows(Leaf):

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from fqvit.errors import FqvitError
 from fqvit.ir.liveness import last_uses
-from fqvit.models.layers import Leaf
+from fqvit.models.layers import Leaf, Linear
 
 IMAGES = "images"
 Features = Literal["logits", "tokens", "pooled"]
@@ -38,7 +38,8 @@ class Node:
 class Graph:
     """The nodes of a model in execution order.
 
-    output: name of the model's last output   others: names of the outputs that the model returns before it, in order
+    output: name of the main output, which a traced model returns last and a captured module first
+    others: names of the other outputs, in the order in which the model returns them
     """
 
     nodes: tuple[Node, ...]
@@ -54,12 +55,16 @@ class Graph:
 
     def ending_at(self, output: str) -> Graph:
         """Return the part of the graph that `output` depends on."""
-        needed, kept = {output}, []
+        return Graph(self.nodes, output).pruned()
+
+    def pruned(self) -> Graph:
+        """Return the graph without the nodes that no output depends on."""
+        needed, kept = set(self.outputs), []
         for node in reversed(self.nodes):
             if node.name in needed:
                 needed.update(node.inputs)
                 kept.append(node)
-        return Graph(tuple(reversed(kept)), output)
+        return Graph(tuple(reversed(kept)), self.output, self.others)
 
     def run(
         self,
@@ -67,7 +72,7 @@ class Graph:
         visit: Callable[[Node, Tensor], Tensor] | None = None,
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> Tensor:
-        """Run the nodes in order and return the last output.
+        """Run the nodes in order and return the main output.
 
         images: float [N, channels, height, width], normalised
         visit(node, y): returns the value that later nodes read instead of y
@@ -81,7 +86,7 @@ class Graph:
         visit: Callable[[Node, Tensor], Tensor] | None = None,
         call: Callable[[Node, list[Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Run the nodes as `run` does, and return all outputs."""
+        """Run the nodes as `run` does, and return all outputs, the main output last."""
         last_use = last_uses((node.inputs for node in self.nodes), self.outputs)
         values: dict[str, Tensor] = {IMAGES: images}
         for i, node in enumerate(self.nodes):
@@ -95,7 +100,7 @@ class Graph:
 
 
 class Captured(nn.Module):
-    """A model that is a graph already: its leaves are submodules, so that they move between devices with it.
+    """A model that is already a graph. Its leaves are submodules, so that they move between devices with it.
 
     parity: the largest difference from the original module's outputs, relative to the largest output
     """
@@ -107,9 +112,15 @@ class Captured(nn.Module):
 
     @property
     def classes(self) -> int | None:
-        """The number of logits; None if the first output is not a vector of logits."""
+        """The number of logits; None if the main output is not a vector of logits."""
         leaf = self.graph.node(self.graph.output).leaf
         return leaf.weight.shape[0] if leaf.role == "logits" and isinstance(leaf.weight, Tensor) else None
+
+    def use_as_classifier(self, is_classifier: bool) -> None:
+        """Decide what the output of a last linear layer is: logits, or the projection of an embedding."""
+        leaf = self.graph.node(self.graph.output).leaf
+        if isinstance(leaf, Linear) and leaf.role in ("logits", "pooled"):
+            leaf.role = "logits" if is_classifier else "pooled"
 
     def forward(self, images: Tensor) -> Tensor:
         return self.graph.run(images)
@@ -169,7 +180,7 @@ def _captured_features(graph: Graph, features: Features) -> Graph:
     head = graph.node(graph.output)
     if head.leaf.role != "logits":
         raise FqvitError(
-            f"features {features}: this model has no classifier, so its output already is features. Leave this out."
+            f"features {features}: this model has no classifier, its output already consists of features. Leave features out."
         )
     if features == "pooled":
         return graph.ending_at(head.inputs[0])
@@ -192,6 +203,22 @@ def _attribute(model: nn.Module, path: str) -> Tensor:
         value = getattr(value, part)
     assert isinstance(value, Tensor)
     return value
+
+
+@torch.no_grad()
+def value_shapes(graph: Graph, size: tuple[int, int, int], device: torch.device | str = "cpu") -> dict[str, tuple[int, ...]]:
+    """Return the shape of every node's output for one image, without the batch axis, by running the graph on zeros.
+
+    size: of the input without the batch axis
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def visit(node: Node, y: Tensor) -> Tensor:
+        shapes[node.name] = tuple(y.shape[1:])
+        return y
+
+    graph.run(torch.zeros(1, *size, device=device), visit)
+    return shapes
 
 
 @torch.no_grad()

@@ -1,11 +1,11 @@
-"""The leaf modules that every float model is built from.
+"""The leaf modules that ViT, DeiT and Swin are built from, and the base class of all leaf modules.
 
 Tracing stops at a leaf, so each leaf is a node of the graph. Its output is a *site*: a tensor that may be quantized.
 Each class of leaves has exactly one lowering rule (lowering/rules/). A leaf computes in float, without quantization. Its `role`
 names the purpose of its output; recipes refer to roles.
 
 Shapes: N images, T tokens, C channels, H heads, D head width, W windows. `...` stands for N in a ViT and for N, W inside Swin's
-attention. See also: maps.py (leaves of detectors, on feature maps).
+attention. See also: maps.py (leaf modules of detectors, on feature maps), general.py (those of captured graphs).
 """
 
 from __future__ import annotations
@@ -41,13 +41,20 @@ Role = Literal[
     "product",  # elementwise products: gated MLPs, squeeze-and-excite
     "probability",  # softmax outputs that are not multiplied by V
     "route",  # data movement: the output has the codes of the input
+    "output",  # an output that a user asked for: codes with one scale and one zero point (outputs.py)
+    "signs",  # sign bits of an output
 ]
 
 
 class Leaf(nn.Module):
-    """Base class of the modules that become nodes of the graph. `role` names the purpose of the output."""
+    """Base class of the modules that become nodes of the graph. `role` names the purpose of the output.
+
+    For the role `output` only: bits: of the codes; None: as the recipe says   symmetric: the zero point is the middle code
+    """
 
     role: Role
+    bits: int | None = None
+    symmetric = False
 
     def __init__(self, role: Role) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Read what a live module says about itself: timm's `pretrained_cfg`, transformers' `config`. Imports neither library.
+"""Read the metadata of a live module: timm's `pretrained_cfg`, transformers' `config`. Imports neither library.
 
-The front end captures the module; this tells it the image size, the preprocessing and the class names.
+The front end captures the module; this module finds its image size, preprocessing and class names.
 See also: transform.py (to_preprocess), checkpoints/timm_config.py and checkpoints/transformers_config.py (config files).
 """
 
@@ -24,10 +24,11 @@ from fqvit.models.transform import Transform, merged, to_preprocess
 
 @dataclass(frozen=True)
 class Live:
-    """What a module says about itself.
+    """The metadata of a live module.
 
     name: timm's architecture, or the name of the class   image: height and width, None if unknown
     labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
+    projects: its last layer is the projection of a model of images and texts, although it has a bias
     """
 
     name: str
@@ -36,12 +37,13 @@ class Live:
     transform: Transform
     labels: tuple[str, ...] | None
     source: str
+    projects: bool = False
 
     def preprocess(self, size: tuple[int, int] | None = None) -> tuple[Preprocess, tuple[str, ...]]:
-        """Return the preprocessing for images of a size, by default the module's own, and what was assumed."""
+        """Return the preprocessing for images of `size` (default: the module's own), and one sentence per assumption."""
         image = size or self.image
         if image is None:
-            raise FqvitError(f"{self.name}: the module does not say its image size. Pass size=(height, width).")
+            raise FqvitError(f"{self.name}: the image size of the module is unknown. Pass size=(height, width).")
         transform = self.transform
         preprocess, assumed = to_preprocess(transform, image, self.channels, self.name)
         if transform.source and transform.source != OWN:
@@ -53,7 +55,7 @@ OWN = "the module's pretrained_cfg"
 
 
 def describe(module: nn.Module) -> Live:
-    """Describe a module of timm or transformers. Of any other module, only the class, channels and weights are known."""
+    """Describe a module of timm or transformers. Of other modules, only the class, the channels and the weights are known."""
     source = f"module sha256:{tensors_hash(_tensors(module))}"
     cfg = _as_dict(getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None))
     if cfg is not None:
@@ -77,14 +79,17 @@ def _timm(module: nn.Module, cfg: Mapping[str, Any], source: str) -> Live:
     built = getattr(getattr(module, "patch_embed", None), "img_size", None)
     image = pair(list(built), "img_size", name, "the module") if isinstance(built, tuple | list) else transform.image
     labels = cfg.get("label_names")
-    return Live(name, image, _channels(module), transform, tuple(map(str, labels)) if labels else None, source)
+    names = tuple(map(str, labels)) if labels else None
+    # The released image towers of CLIP; fine-tuned ones have another tag or another number of outputs.
+    projects = "_clip_" in name and "ft_in" not in str(tag) and getattr(module, "num_classes", None) == cfg.get("num_classes")
+    return Live(name, image, _channels(module), transform, names, source, projects)
 
 
 KEPT = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "input_size")
 
 
 def _transformers(module: nn.Module, config: Mapping[str, Any], source: str) -> Live:
-    """transformers keeps the preprocessing in another object, so only the image size is known."""
+    """Describe a module of transformers. Its preprocessing is part of another object, so only the image size is known."""
     name = type(module).__name__
     vision = config.get("vision_config")
     inner = vision if isinstance(vision, Mapping) else config

@@ -1,8 +1,8 @@
 """Load a float model from a checkpoint, with its preprocessing, class names and source.
 
-ViT, DeiT and Swin v1 classifiers are built from leaves; all others are plain modules, which the front end captures
-(`is_plain`). See also: zoo.py and architectures.py (names), checkpoints/ (files, layouts, configs), families/ (plain modules),
-live.py (modules in memory).
+ViT, DeiT and Swin v1 classifiers are built from leaf modules; all other models are plain torch modules (`is_plain`), which the
+front end captures. See also: zoo.py and architectures.py (names), checkpoints/ (files, layouts, configs), families/ (plain
+modules), live.py (modules in memory).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FloatModel:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether a module is a plain torch module, to be captured, rather than one that is built from leaves."""
+    """Return whether a module is a plain torch module, to be captured, rather than one that is built from leaf modules."""
     return not isinstance(module, ViT | Swin)
 
 
@@ -81,8 +81,8 @@ def load_model(
 ) -> FloatModel:
     """Load a float model. Families other than ViT, DeiT and Swin are plain modules, which frontend/load.py captures.
 
-    name: of the zoo, of timm (with or without tag) or of an original release; needed only if nothing else decides what the
-    weights do not show. hf:ORG/NAME is the same as weights="hf:ORG/NAME".
+    name: of the zoo, of timm (with or without tag) or of an original release; needed only for settings that neither the weights
+    nor their config.json show. hf:ORG/NAME is the same as weights="hf:ORG/NAME".
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. The embedded models need none.
     classes: class names, one per logit; by default those of config.json, or of Fashion-MNIST for the embedded weights.
     size: height and width of the images, if not those of the checkpoint; learned positions are resampled
@@ -105,11 +105,11 @@ def load_model(
     hints = agreed(replace(given, source="the arguments"), hints, label)
     asked = (size, size) if isinstance(size, int) else size
     hints, assumed = settle(canonical, hints, hints.architecture if hints.exact else name or hints.architecture, label)
-    said = _transform(name, hints)
+    transform = _transform(name, hints)
     if _is_leaf_built(canonical, hints):
-        model = _leaf_built(name, canonical, hints, said, asked, found)
+        model = _leaf_built(name, canonical, hints, transform, asked, found)
     else:
-        model = _plain(name, canonical, hints, said, asked, found)
+        model = _plain(name, canonical, hints, transform, asked, found)
     embedded = weights is None and name in zoo.BY_NAME
     return _with_classes(model, classes, FMNIST_CLASSES if embedded else hints.labels, assumed, label)
 
@@ -146,7 +146,7 @@ def _with_classes(
 
 
 def build(config: ViTConfig | SwinConfig) -> ViT | Swin:
-    """Build a module from leaves with random weights, without changing torch's random state."""
+    """Build a module from leaf modules with random weights, without changing torch's random state."""
     with torch.random.fork_rng(devices=[]):
         return Swin(config) if isinstance(config, SwinConfig) else ViT(config)
 
@@ -180,16 +180,16 @@ def _without_unused(found: Canonical, hints: Hints, features: bool) -> Canonical
 
 
 def _transform(name: str | None, hints: Hints) -> Transform:
-    """Return the preprocessing: of the checkpoint's own config, completed by that of the name."""
-    said = hints.transform
+    """Return the preprocessing of the checkpoint's own config, completed by that of the name."""
+    transform = hints.transform
     for known in filter(None, (name, hints.architecture)):
         row, tagged = zoo.lookup(known), architectures.transform(known)
         stem, tag = architectures.resolve(known)
         if tagged is not None and (tag or stem not in zoo.BY_NAME):
-            said = merged(said, tagged)
+            transform = merged(transform, tagged)
         elif row is not None:
-            said = merged(said, zoo.transform_of(row))
-    return said
+            transform = merged(transform, zoo.transform_of(row))
+    return transform
 
 
 def _is_leaf_built(found: Canonical, hints: Hints) -> bool:
@@ -223,14 +223,14 @@ def _row(name: str | None, found: Canonical, hints: Hints, label: str) -> zoo.Ro
         series = "deit"
     row = zoo.likely(series, width, depths, prefix, hints.image)
     heads = fold.heads_of(found, hints, len(depths))
-    alike = row is not None and heads == (row.config.heads if isinstance(row.config, SwinConfig) else (row.config.heads,))
-    if row is not None and alike:
+    same_heads = row is not None and heads == (row.config.heads if isinstance(row.config, SwinConfig) else (row.config.heads,))
+    if row is not None and same_heads:
         return row
     return zoo.new_row(name or _short(label), width, depths, heads, prefix, hints.image, series == "swin")
 
 
 def _leaf_built(
-    name: str | None, canonical: Canonical, hints: Hints, said: Transform, asked: tuple[int, int] | None, found: Checkpoint
+    name: str | None, canonical: Canonical, hints: Hints, transform: Transform, asked: tuple[int, int] | None, found: Checkpoint
 ) -> FloatModel:
     recognise.check_sizes(canonical, hints, found.label)
     row = _row(name, canonical, hints, found.label)
@@ -243,28 +243,29 @@ def _leaf_built(
         raise error
     module.load_state_dict(state)
     if zoo.lookup(row.name) is not None:
-        said = merged(said, zoo.transform_of(row))
-    preprocess, assumed = to_preprocess(said, config.image, config.channels, found.label)
-    return FloatModel(row.name, module.eval(), preprocess, None, found.source, assumed=_told(said, hints, assumed))
+        transform = merged(transform, zoo.transform_of(row))
+    preprocess, assumed = to_preprocess(transform, config.image, config.channels, found.label)
+    assumed = _with_origin(transform, hints, assumed)
+    return FloatModel(row.name, module.eval(), preprocess, None, found.source, assumed=assumed)
 
 
 def _plain(
-    name: str | None, canonical: Canonical, hints: Hints, said: Transform, asked: tuple[int, int] | None, found: Checkpoint
+    name: str | None, canonical: Canonical, hints: Hints, transform: Transform, asked: tuple[int, int] | None, found: Checkpoint
 ) -> FloatModel:
     label = found.label
     shown = name or hints.architecture or _short(label)
     config = recognise.infer(canonical, hints, label)
     state = fold.weights_of(canonical, label)
-    image = asked or (said.image if hints.resizable else None) or config.image
+    image = asked or (transform.image if hints.resizable else None) or config.image
     config = resample.for_image(config, state, image, hints.antialias, label)
     module = build_family(config)
     error = fold.mismatch(shown, label, dict(module.state_dict()), state, canonical.origin)
     if error is not None:
         raise error
     module.load_state_dict(state)
-    preprocess, assumed = to_preprocess(said, config.image, config.channels, label)
-    told = (*_constants(config, hints), *_told(said, hints, assumed))
-    return FloatModel(shown, module.eval(), preprocess, None, found.source, assumed=told)
+    preprocess, assumed = to_preprocess(transform, config.image, config.channels, label)
+    assumed = (*_constants(config, hints), *_with_origin(transform, hints, assumed))
+    return FloatModel(shown, module.eval(), preprocess, None, found.source, assumed=assumed)
 
 
 def _constants(config: FamilyConfig, hints: Hints) -> tuple[str, ...]:
@@ -279,9 +280,9 @@ def _short(label: str) -> str:
     return label.removeprefix("hf:").split("@")[0].rsplit("/", 1)[-1].removesuffix(".safetensors")
 
 
-def _told(said: Transform, hints: Hints, assumed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the sentences about preprocessing: where it comes from, unless it is the checkpoint's own config."""
+def _with_origin(transform: Transform, hints: Hints, assumed: tuple[str, ...]) -> tuple[str, ...]:
+    """Prepend a sentence about where the preprocessing comes from, unless that is the checkpoint's own config."""
     own = hints.transform.source
-    if said.source and said.source != own:
-        return (f"preprocessing: that of {said.source}", *assumed)
+    if transform.source and transform.source != own:
+        return (f"preprocessing: that of {transform.source}", *assumed)
     return assumed

@@ -1,7 +1,7 @@
-"""What fqvit supports, in words: families that load from checkpoints, ops of live modules, and what capture folds.
+"""Tables of what fqvit supports: families that load from checkpoints, ops of live modules, and parts that capture folds.
 
-No torch: `fqvit models` prints these tables. Tests compare OPS with the handlers of frontend/read.py.
-See also: recognise.py in checkpoints/ (tells families apart), frontend/ (captures modules).
+`fqvit models` prints these tables. Imports no torch. Tests compare OPS with the handlers of frontend/read.py.
+See also: checkpoints/recognise.py (tells families apart), frontend/ (captures modules).
 """
 
 from __future__ import annotations

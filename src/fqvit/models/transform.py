@@ -1,7 +1,7 @@
-"""What a checkpoint says about its preprocessing, and its conversion to a Preprocess. Imports no torch.
+"""The preprocessing that a checkpoint specifies, and its conversion to a Preprocess. Imports no torch.
 
-Whatever is not said is assumed, and reported in words. See also: architectures.py (timm's tags), checkpoints/preprocessing.py
-(config files), live.py (modules in memory).
+Defaults replace settings that the checkpoint does not specify; each is reported in one sentence. See also: architectures.py
+(timm's tags), checkpoints/preprocessing.py (config files), live.py (modules in memory).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Transform:
-    """Preprocessing as far as it is known; None for what is not said.
+    """Preprocessing as far as it is known; None for unknown settings.
 
     image: height and width of the model's input   crop: side of the crop divided by the resized side
     resize: resized short side in pixels, for inputs of size `image`; used if `crop` is None
@@ -39,7 +39,7 @@ class Transform:
 
 
 def merged(first: Transform, second: Transform) -> Transform:
-    """Return `first`, completed by `second`. Size, crop and squash belong together and come from one of them."""
+    """Return `first`, completed by `second`. Resize, crop and squash belong together and come from the same one."""
     sized = first if (first.crop, first.resize) != (None, None) else second
     return Transform(
         image=first.image or second.image,
@@ -53,23 +53,23 @@ def merged(first: Transform, second: Transform) -> Transform:
     )
 
 
-def to_preprocess(said: Transform, image: tuple[int, int], channels: int, label: str) -> tuple[Preprocess, tuple[str, ...]]:
+def to_preprocess(given: Transform, image: tuple[int, int], channels: int, label: str) -> tuple[Preprocess, tuple[str, ...]]:
     """Return the preprocessing for images of the given size, and one sentence per assumption that was needed."""
     assumed = []
     short = min(image)
-    if said.crop is not None:
-        resize = math.floor(short / said.crop)
-    elif said.resize is not None:
-        meant = min(said.image) if said.image is not None else short
-        resize = max(said.resize * short // meant, short) if meant != short else said.resize
+    if given.crop is not None:
+        resize = math.floor(short / given.crop)
+    elif given.resize is not None:
+        stated = min(given.image) if given.image is not None else short
+        resize = max(given.resize * short // stated, short) if stated != short else given.resize
     else:
         resize = short
         assumed.append("resize: the whole image is used, without a crop of its border")
-    if said.interpolation is None:
+    if given.interpolation is None:
         assumed.append("interpolation: bicubic")
-    if said.mean is None or said.std is None:
+    if given.mean is None or given.std is None:
         assumed.append("mean and std: those of ImageNet")
-    mean, std = said.mean or IMAGENET_MEAN, said.std or IMAGENET_STD
+    mean, std = given.mean or IMAGENET_MEAN, given.std or IMAGENET_STD
     if channels == 1 and len(mean) == 3:  # a greyscale checkpoint with statistics of colour images
         mean, std = (sum(mean) / 3,), (sum(std) / 3,)
     elif channels == 3 and len(mean) == 1:
@@ -80,10 +80,10 @@ def to_preprocess(said: Transform, image: tuple[int, int], channels: int, label:
             width=image[1],
             channels=channels,  # type: ignore[arg-type]
             resize=resize,
-            interpolation=said.interpolation or "bicubic",
+            interpolation=given.interpolation or "bicubic",
             mean=mean,
             std=std,
-            squash=bool(said.squash),
+            squash=bool(given.squash),
         )
     except ValueError as error:
         raise FqvitError(f"{label}: {error}. Its config.json or preprocessor_config.json is damaged.") from error

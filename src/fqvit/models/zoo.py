@@ -1,6 +1,7 @@
 """The known models, one row each: timm name, sizes and image preprocessing. Imports no torch.
 
-A checkpoint may change settings of a row, such as patch, image size and class count (fold.py), but never width, depth or heads.
+A checkpoint may change settings of a row, such as patch size, image size and class count (checkpoints/fold.py), but never
+width, depth or heads.
 See also: config.py (the sizes), load.py (builds the model of a row).
 """
 
@@ -92,20 +93,20 @@ OTHER_SIZES = re.compile(r"(vit|deit)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-
 
 
 def lookup(name: str) -> Row | None:
-    """Return the row of a classifier that is built from leaves: of a listed model, of timm, or of another size; or None.
+    """Return the row of a classifier that is built from leaf modules, or None: a listed model, one of timm, or another size.
 
     A tag after a dot selects the preprocessing (vit_tiny_patch16_224.augreg_in21k). Without one, rows of timm have that of
     timm's default tag.
     """
     stem, tag = architectures.resolve(name)
-    said = architectures.transform(f"{stem}.{tag}" if tag else stem)
+    transform = architectures.transform(f"{stem}.{tag}" if tag else stem)
     row = BY_NAME.get(stem)
     if row is not None:
-        return row if said is None or not tag else replace(row, preprocess=_tagged(said, row.config))
+        return row if transform is None or not tag else replace(row, preprocess=_tagged(transform, row.config))
     known = architectures.lookup(stem)
     if known is not None:
         config = leaf_config(known)
-        return None if config is None or said is None else Row(known.name, config, _tagged(said, config))
+        return None if config is None or transform is None else Row(known.name, config, _tagged(transform, config))
     match = OTHER_SIZES.fullmatch(stem)
     if match is None or architectures.why_not(stem) is not None:
         return None
@@ -119,12 +120,12 @@ def lookup(name: str) -> Row | None:
     return Row(stem, other, _preprocess(side, resize, known_row.preprocess.mean, known_row.preprocess.std))
 
 
-def _tagged(said: Transform, config: ViTConfig | SwinConfig) -> Preprocess:
-    return to_preprocess(said, config.image, config.channels, said.source)[0]
+def _tagged(transform: Transform, config: ViTConfig | SwinConfig) -> Preprocess:
+    return to_preprocess(transform, config.image, config.channels, transform.source)[0]
 
 
 def leaf_config(known: Architecture) -> ViTConfig | SwinConfig | None:
-    """Return the config of a classifier that is built from leaves; None for other families."""
+    """Return the config of a classifier that is built from leaf modules; None for other families."""
     c = known.config
     if isinstance(c, SwinConfig):
         return c
@@ -173,7 +174,7 @@ def check(name: str) -> str:
 
 
 def find(name: str) -> Row:
-    """As `lookup`, but raise FqvitError with the reason or with similar names if there is no such row."""
+    """Like `lookup`, but raise FqvitError with the reason or with similar names if there is no such row."""
     row = lookup(name)
     if row is not None:
         return row

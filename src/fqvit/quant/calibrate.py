@@ -9,6 +9,7 @@ See also: observers.py (statistics), plan.py (which sites to observe, and how), 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -22,9 +23,10 @@ from fqvit.data.images import Source
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
-from fqvit.models.graph import Features, Graph, Node, trace
+from fqvit.models.graph import Features, Graph, Node
 from fqvit.models.layers import Context, Gelu, Heads, Softmax, Take, gelu
 from fqvit.models.load import FloatModel
+from fqvit.models.outputs import output_graph, resolve_outputs
 from fqvit.models.pixels import normalise
 from fqvit.quant import channels, distribute
 from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, shuffle_batches
@@ -143,7 +145,8 @@ def calibrate(
     recipe: Recipe,
     *,
     device: str = "cpu",
-    features: Features = "logits",
+    outputs: str | Sequence[str] = (),
+    features: Features | None = None,
     progress: Progress | None = None,
     workers: Workers = SINGLE_PROCESS,
 ) -> Calibration:
@@ -151,15 +154,25 @@ def calibrate(
 
     images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess, of which the first recipe.images images are
     used; or a Source, of which recipe.images images are used, evenly spaced.
+    outputs: names of outputs, as a list or as one text with commas, such as "embedding:l2,tokens@9"; by default those of the
+    model itself. features: deprecated, use outputs.
     progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
     workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
     """
     # Tracing captures parameters, so the model must be on its device first.
     where = device_of(device)
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
-    graph = trace(module, features)
+    p = model.preprocess
+    size = (p.channels, p.height, p.width)
+    if features is not None:
+        if outputs:
+            raise FqvitError("features: deprecated, and outputs are given already. Leave out features.")
+        warnings.warn("calibrate(features=...) is deprecated, use outputs=...", DeprecationWarning, stacklevel=2)
+    names = resolve_outputs(module, size, outputs) if outputs else ()
+    kind = features or "logits"
+    graph = output_graph(module, size, kind, names)
     if recipe.max_loss is not None:
-        auto.check(features)
+        auto.check(kind, names)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     centers = key_centers(graph, model.preprocess, where) if recipe.keys == "centered" else {}
@@ -171,7 +184,7 @@ def calibrate(
         sample = _observe_arrays(observed, images, recipe)
     result = None
     if workers.first:
-        result = _finish(observed, recipe, features, sample, progress)
+        result = _finish(observed, recipe, (kind, names), sample, progress)
     return distribute.broadcast(result, workers)
 
 
@@ -191,14 +204,28 @@ def _observe_arrays(
 
 
 def _finish(
-    observed: FloatPass, recipe: Recipe, features: Features, sample: Callable[[], NDArray[np.uint8]], progress: Progress | None
+    observed: FloatPass,
+    recipe: Recipe,
+    wanted: tuple[Features, tuple[str, ...]],
+    sample: Callable[[], NDArray[np.uint8]],
+    progress: Progress | None,
 ) -> Calibration:
-    """Compute the parameters of all sites, then run the methods that the recipe enables on the sample."""
+    """Compute the parameters of all sites, then run the methods that the recipe enables on the sample.
+
+    wanted: Calibration.features and Calibration.outputs
+    """
     model = observed.model
     if observed.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
     calibrations = [
-        Calibration(each, features, observed.seen, site_parameters(observed.graph, each, sites), centers=observed.centers)
+        Calibration(
+            each,
+            wanted[0],
+            observed.seen,
+            site_parameters(observed.graph, each, sites),
+            outputs=wanted[1],
+            centers=observed.centers,
+        )
         for each, sites in zip(observed.recipes, observed.observers, strict=True)
     ]
     calibration = calibrations[0]

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
-from fqvit.models.graph import Features, Graph, trace
+from fqvit.models.graph import Features, Graph
 from fqvit.models.load import FloatModel
+from fqvit.models.outputs import output_graph
 from fqvit.quant.centering import center
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
@@ -118,11 +119,12 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The JSON form of a Calibration."""
 
     recipe: Recipe
-    features: Features
+    features: Features  # deprecated: other than "logits" only with `quantize --features`
     images: Annotated[int, msgspec.Meta(ge=1)]
     sites: dict[str, SavedSite]
     weights: dict[str, SavedWeights] = {}
     square: SavedSite | None = None
+    outputs: list[str] = []
     centers: dict[str, list[float]] = {}
 
 
@@ -138,20 +140,22 @@ class Calibration:
     weights: Mapping[str, QuantizedLinear] = field(default_factory=dict)
     choice: Choice | None = None  # recipe `auto` only
     square: QParams | None = None  # detector heads only: parameters of their input, RoI features
+    outputs: tuple[str, ...] = ()  # names of the outputs (models/requests.py); empty: those of the model itself
     # Constants subtracted from keys, float64 [C] per layer (centering.py). Empty unless the recipe centers keys.
     centers: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def graph(self, model: FloatModel) -> Graph:
-        """Trace the model up to the calibrated outputs, with centered keys if this calibration has them."""
-        return center(trace(model.module, self.features), self.centers)
+        """Trace a model up to the outputs that it was calibrated for, with centered keys if this calibration has them."""
+        p = model.preprocess
+        return center(output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs), self.centers)
 
     def to_json(self) -> str:
         """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
         square = None if self.square is None else SavedSite.of(self.square)
-        centers = {name: constant.tolist() for name, constant in self.centers.items()}
-        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square, centers)
+        outputs, centers = list(self.outputs), {name: constant.tolist() for name, constant in self.centers.items()}
+        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square, outputs, centers)
         return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
 
     @staticmethod
@@ -164,5 +168,6 @@ class Calibration:
         sites = {name: site.qparams() for name, site in saved.sites.items()}
         weights = {name: found.weights() for name, found in saved.weights.items()}
         square = None if saved.square is None else saved.square.qparams()
-        centers = {name: np.array(constant) for name, constant in saved.centers.items()}
-        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, square=square, centers=centers)
+        outputs, centers = tuple(saved.outputs), {name: np.array(constant) for name, constant in saved.centers.items()}
+        common = {"square": square, "outputs": outputs, "centers": centers}
+        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, **common)

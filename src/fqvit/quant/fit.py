@@ -6,12 +6,9 @@ See also: plan.py (the sites of a model), lowering/lower.py and evaluate/compare
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.models.graph import Graph, Node
+from fqvit.models.graph import Graph, value_shapes
 from fqvit.models.layers import Patches
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
@@ -70,15 +67,6 @@ def _weight_shape(leaf: LinearLeaf | Patches) -> tuple[int, ...]:
     return tuple(leaf.weight.flatten(1).shape) if isinstance(leaf, Patches) else weight_rows(leaf)[0].shape
 
 
-@torch.no_grad()
 def site_shapes(graph: Graph, preprocess: Preprocess, square: tuple[int, int, int] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shape of every node's output for one image, without the batch axis, by running the model on zeros."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def visit(node: Node, y: Tensor) -> Tensor:
-        shapes[node.name] = tuple(y.shape[1:])
-        return y
-
-    shape = square or (preprocess.channels, preprocess.height, preprocess.width)
-    graph.run(torch.zeros(1, *shape), visit)
-    return shapes
+    return value_shapes(graph, square or (preprocess.channels, preprocess.height, preprocess.width))

@@ -237,7 +237,7 @@ class Percentile(Ema):
 
 
 class Omse(MinMax):
-    """The range that minimises ||x - Q(x)||^2 at `bits`, among the MinMax range shrunk by 0, 1, ... 89 percent.
+    """The range that minimizes ||x - Q(x)||^2 at `bits`, among the MinMax range shrunk by 0, 1, ... 89 percent.
 
     The range uses all elements; the error uses a histogram of about every 13th element of all batches, or of the last one only.
     """
@@ -306,7 +306,7 @@ class Ptf(Observer):
     """Power-of-Two Factor: one scale and zero point per tensor, one shift alpha in 0..k per channel.
 
     scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k scale))) over all batches, min <= 0 <= max.
-    alpha minimises the channel's squared error including saturation, from a histogram of all batches or of the last one only.
+    alpha minimizes the channel's squared error including saturation, from a histogram of all batches or of the last one only.
     symmetric: scale = max |x| / (2^(bits-1) - 1) / 2^k instead, and zero is the middle code.
     """
 

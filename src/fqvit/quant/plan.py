@@ -24,7 +24,8 @@ from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
 WIDE = ("residual", "hidden", "scores")
 # Roles that may have one scale per channel.
 CHANNELS = ("norm", "qkv", "value", "context", "gelu")
-# Matrix products that read sites. Patches is not among them: it reads pixels, which are bytes already.
+# Products that read sites: matrix products, depthwise convolutions, gates and rotary embeddings. Patches is not among them: it
+# reads pixels, which are bytes already.
 PRODUCTS = (Linear, Conv2d, Deconv, Scores, Context, Depthwise, Multiply, Rotary)
 # Roles that stay in the accumulator unless the recipe asks for codes.
 BRANCHES = ("branch", "patch")
@@ -91,7 +92,9 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
     role = node.leaf.role
     if recipe.nonlinear == "float" and not _read_by_product(graph, node.name):
         return None
-    if role in ("route", "deltas") or (role == "logits" and recipe.logits == "accumulator"):
+    if role == "output":
+        return _plan_output(node, recipe, rule)
+    if role in ("route", "deltas", "signs") or (role == "logits" and recipe.logits == "accumulator"):
         return None
     if recipe.branches == "accumulator" and role == "pyramid" and _is_added(graph, node):
         return None
@@ -131,6 +134,18 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
         fixed=rule.range,
         symmetric=recipe.symmetric,
     )
+
+
+def _plan_output(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
+    """Plan an output that a user asked for: one range for all channels. Wide codes need not be clipped."""
+    leaf = node.leaf
+    bits = leaf.bits or rule.bits or recipe.activation_bits
+    observer = rule.observer or ("minmax" if bits > 8 else recipe.observer)
+    _check_observer(node, observer)
+    # Vectors of length 1 have no larger elements; with wide codes, covering them all costs nothing.
+    whole = (-1.0, 1.0) if leaf.symmetric and bits > 8 else None
+    symmetric = recipe.symmetric or leaf.symmetric
+    return SitePlan(node.name, "range", bits, "output", observer, fixed=rule.range or whole, symmetric=symmetric)  # type: ignore[arg-type]
 
 
 def _plan_attention(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
@@ -237,7 +252,7 @@ def _keeps_channels(graph: Graph, name: str) -> bool:
 
 
 def _read_by_product(graph: Graph, name: str) -> bool:
-    """Return whether a matrix product reads the site, directly or through data movement."""
+    """Return whether a product (see PRODUCTS) reads the site, directly or through data movement."""
     return any(
         isinstance(node.leaf, PRODUCTS) or (node.leaf.role == "route" and _read_by_product(graph, node.name))
         for node in graph.nodes

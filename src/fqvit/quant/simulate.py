@@ -132,7 +132,7 @@ class Simulation:
         self.units[node.name] = torch.from_numpy(linear.scale)
         weight, bias = linear.w * linear.scale[:, None] / (1.0 if scales is None else scales), linear.bias * linear.scale
         if isinstance(leaf, layers.Patches):
-            # The simulation reads normalised images: undo the folding of the normalisation into weight and bias.
+            # The simulation reads normalized images: undo the folding of the normalization into weight and bias.
             p, pixels = self.model.preprocess, leaf.patch**2
             bias = bias - weight @ (pixel_zero(p) / 255 - np.tile(p.mean, pixels))
             weight = (weight * np.tile(p.std, pixels)).reshape(len(weight), leaf.patch, leaf.patch, -1).transpose(0, 3, 1, 2)
@@ -228,7 +228,7 @@ class Simulation:
         return self.graph.run_all(self.values(images), self.visit, self.call)
 
     def values(self, images: NDArray[np.uint8]) -> Tensor:
-        """Return the input of the first node: normalised images [N, C, H, W], or RoI features [N, side, side, C]."""
+        """Return the input of the first node: normalized images [N, C, H, W], or RoI features [N, side, side, C]."""
         if self.calibration.square is None:
             return normalise(images, self.model.preprocess)
         return self.calibration.square.decode(torch.from_numpy(images).float())

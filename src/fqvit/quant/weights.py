@@ -60,7 +60,10 @@ def _double(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
-    """Quantize the weights of a depthwise convolution to 8 bits, with one scale per channel. q: of its input   w: [C, K]"""
+    """Quantize the weights of a depthwise convolution to 8 bits, with one scale per channel: w [C, K].
+
+    q: the quantization parameters of its input
+    """
     weight, channels = _double(leaf.weight).T, leaf.weight.shape[1]
     return quantize_linear(weight * q.channel_scales(channels)[:, None], _double(leaf.bias), np.ones(1), 8)
 
@@ -73,7 +76,7 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     """
     if recipe.weight_bits > 4 or recipe.weight_group == 0:
         return recipe.weight_bits, 0
-    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas"):
+    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas", "pooled", "output"):
         return 8, 0
     return recipe.weight_bits, recipe.weight_group
 
@@ -103,7 +106,7 @@ def quantize_linear(
     """Round weight [O, K] times input_scales [K] or [1] to integers: acc = sum_k code[k] w[o, k], in units of scale[o].
 
     scale = max(max|w| / (2^(bits-1) - 1), |bias| / 2^30); the second term bounds the bias of rows with (nearly) zero weights.
-    group: that many weights share an exponent e, and their codes count 2^e units. Scale and exponents minimise the squared
+    group: that many weights share an exponent e, and their codes count 2^e units. Scale and exponents minimize the squared
     error, weighted by importance [K] (None: equal weights).
     output_scales: [O], round scales up so that a 16-bit multiplier scale / output_scale is exact.
     halves: without groups, map max|w| to 2^(bits-1) - 1/2 units, and saturate.
@@ -201,7 +204,7 @@ def pixel_zero(preprocess: Preprocess) -> int:
 def pixel_linear(
     weight: NDArray[np.float64], bias: NDArray[np.float64], preprocess: Preprocess
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """Fold the normalisation (p / 255 - mean) / std of pixels p into the weight and bias of the patch embedding.
+    """Fold the normalization (p / 255 - mean) / std of pixels p into the weight and bias of the patch embedding.
 
     weight: [C, channels, patch, patch]. Returns weight [C, patch * patch * channels] for inputs (p - zero) / 255, bias, zero.
     The zero point is near the mean pixel, so that rounding errors of the weights do not add up to a bias.

@@ -1,7 +1,7 @@
-"""Draw the last attention of a float model as maps of patches, in float and in integer formats. Needs torch.
+"""Compute attention maps: the last attention of a float model per patch, in float and in integer formats. Needs torch.
 
 A map needs the grid of the patches and the number of tokens before them. They come from the config of a ViT or Swin, or from
-the leaves of a captured graph. See also: collect.py (counts of attention values), maps.py (pictures), gather.py.
+the leaf modules of a captured graph. See also: collect.py (counts of attention values), maps.py (draws the maps), gather.py.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fqvit.quant.qparams import QParams, affine, log2, relative
 from fqvit.report.data import AttentionMaps, QuantizedMap
 
 WIDTHS = (8, 6, 4)  # bit widths of the quantized maps
-NO_MAPS = "attention maps: left out, because the last attention of this model has no known grid of patches."
+NO_MAPS = "attention maps: left out, because this model has no attention, or the grid of its patches is not known."
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """How the attention `site` becomes a map of patches.
+    """How the attention values of `site` become a map of patches.
 
     kind: see AttentionMaps   values: [1, H, T, T] or [1, W, H, T, T] -> one value per patch
     """
@@ -66,9 +66,9 @@ def attention_layout(model: FloatModel, graph: Graph) -> AttentionLayout | None:
 
 
 def _captured(model: FloatModel, graph: Graph, last: Node) -> AttentionLayout | None:
-    """Derive the layout of a captured model with attention between all tokens, [H, T, T]: a prefix, then a grid of patches.
+    """Return the layout of a captured model with attention between all tokens, [H, T, T]: a prefix, then a grid of patches.
 
-    The proportions of the grid are those of the images.
+    The grid is assumed to have the proportions of the images.
     """
     shape = site_shapes(graph.ending_at(last.name), model.preprocess)[last.name]
     if len(shape) != 3 or shape[1] != shape[2]:
@@ -83,9 +83,9 @@ def _captured(model: FloatModel, graph: Graph, last: Node) -> AttentionLayout | 
 
 
 def _tokens(site: str, grid: tuple[int, int], prefix: int, kind: str) -> AttentionLayout:
-    """Return the layout of attention [1, H, T, T]: that of the first token, or else the attention that each patch receives.
+    """Return the layout of attention [1, H, T, T]: that of the first token, or received attention if there is no prefix.
 
-    Averaged over heads; received attention also over queries, times T, so that 1 is the average.
+    Both are averaged over heads. Received attention is also averaged over queries and multiplied by T, so that its mean is 1.
     """
     if prefix:
         return AttentionLayout(site, kind, grid, lambda p: p[0].mean(0)[0, prefix:])

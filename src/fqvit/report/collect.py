@@ -1,6 +1,6 @@
 """Collect channel ranges before norms and counts of attention values of a float model.
 
-Each collector is called for every node while the graph runs (the `visit` argument of Graph.run) and keeps sums, not
+Each collector is called for every node while the graph runs (the `visit` argument of Graph.run) and keeps ranges or counts, not
 activations. Needs torch. See also: attention.py (maps), data.py (the results), gather.py (runs the graph), models/graph.py.
 """
 
@@ -14,8 +14,6 @@ from fqvit.models import layers
 from fqvit.models.graph import Graph, Node
 from fqvit.quant.qparams import log2_encode
 from fqvit.report.data import BINS, AttentionCounts, ChannelRanges, fine_bins, uniform_bins
-
-WIDTHS = (8, 6, 4)  # bit widths of the quantized maps
 
 
 class NormRanges:

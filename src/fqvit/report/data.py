@@ -1,4 +1,4 @@
-"""Data of the report's figures as plain values, and the statistics computed from them. Needs numpy only.
+"""Data of the report's figures as plain values, and the statistics computed from them. Only exp_curves needs torch.
 
 See also: collect.py (fills them from a float model and images), plots.py (draws them), predictions.py (classes and accuracy).
 """

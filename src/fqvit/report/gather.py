@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fqvit.data.images import Batch
 from fqvit.errors import FqvitError
-from fqvit.evaluate.compare import Comparer, Comparison, features_of
+from fqvit.evaluate.compare import Comparer, Comparison
 from fqvit.evaluate.inspect import Inspection, inspect
 from fqvit.ir.program import Program
 from fqvit.models.device import one_thread
-from fqvit.models.graph import Node, trace
+from fqvit.models.graph import Graph, Node
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.report.attention import NO_MAPS, attention_layout, attention_maps
@@ -69,11 +69,11 @@ def gather(program: Program, path: Path, model: FloatModel, batches: Iterable[Ba
     """
     comparer = Comparer(program, model)  # first, because it checks that the float model matches
     model = dataclasses.replace(model, preprocess=program.header.preprocess)
-    seen = _walk(program, model, batches, total)
+    seen = _walk(program, model, comparer.graph, batches, total)
     with one_thread():
         for pixels in track(seen.chosen, len(seen.chosen), "comparing sites"):
             comparer.add(pixels[None])
-    graph = trace(model.module, features_of(program, model))
+    graph = comparer.graph
     layout = attention_layout(model, graph)
     maps = []
     if layout is not None:
@@ -106,10 +106,9 @@ class _Seen:
 
 
 @torch.no_grad()
-def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: int) -> _Seen:
+def _walk(program: Program, model: FloatModel, graph: Graph, batches: Iterable[Batch], total: int) -> _Seen:
     """Run one pass over the images. Subsets are evenly spaced, because paths are sorted by class."""
     output = program.header.output
-    graph = trace(model.module, features_of(program, model))
     engine = Engine(program)
     seen = _Seen(
         Predictions(output.scale) if output.kind == "logits" else None, NormRanges(graph), AttentionHistogram(), chosen=[]
@@ -126,7 +125,7 @@ def _walk(program: Program, model: FloatModel, batches: Iterable[Batch], total: 
 
     for number, batch in enumerate(batches):
         counting = number % every == 0
-        scores = graph.run(normalise(batch.images, model.preprocess), visit)
+        scores = graph.run_all(normalise(batch.images, model.preprocess), visit)[0]
         if seen.predictions is not None:
             seen.predictions.add(batch.images, batch.labels, batch.paths, scores.numpy(), engine.run(batch.images))
         seen.chosen += [pixels.copy() for i, pixels in enumerate(batch.images, seen.images) if i in wanted]

@@ -49,8 +49,8 @@ class Speed:
 def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) -> Speed:
     """Time the engine and PyTorch on one image u8 [H, W, C].
 
-    The float model uses fused attention, and its pixels are normalised before the clock starts. Of a captured model, the
-    original module runs.
+    The float model uses fused attention, and its pixels are normalized before the clock starts. For a captured model, the
+    original module is timed.
     """
     engine = Engine(program, threads=1)
     module = quicken(copy.deepcopy(model.original or model.module).eval())  # quicken modifies its argument

@@ -17,8 +17,8 @@ from fqvit.ir.value import DAMAGED, Value
 def check_bytes(model: str, needed: int, most: int) -> None:
     """Raise FqvitError if the buffers of one image need more than `most` bytes."""
     if needed > most:
-        said = f"its buffers need {needed / 1e6:,.0f} MB per image, at most {most / 1e6:,.0f} MB are allowed"
-        raise FqvitError(f"{model}: {said}. {DAMAGED}")
+        problem = f"its buffers need {needed / 1e6:,.0f} MB per image, at most {most / 1e6:,.0f} MB are allowed"
+        raise FqvitError(f"{model}: {problem}. {DAMAGED}")
 
 
 def live_bytes(program: Program, buffers: Mapping[str, Value]) -> int:

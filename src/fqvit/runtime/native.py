@@ -80,6 +80,11 @@ class Engine:
         return None if names is None else tuple(names.decode("utf-8", "replace").split("\n"))
 
     @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the program, in hexadecimal. Equal programs have equal fingerprints."""
+        return self._model.fingerprint
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of the input."""
         return self._model.input_shape
@@ -93,6 +98,11 @@ class Engine:
     def threads(self) -> int:
         """The number of threads of a run."""
         return self._model.threads
+
+    @cached_property
+    def outputs(self) -> tuple[OutputInfo, ...]:
+        """The outputs of `run_all`, in order; `run` returns the first."""
+        return tuple(OutputInfo(*row) for row in self._model.outputs)
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
         """Return int32 logits [N, classes], or codes of features, for images uint8 [N, H, W, C]."""
@@ -124,6 +134,23 @@ class Engine:
     def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
         """Measure every op, after fusion, for one image uint8 [H, W, C] on one thread: the fastest of `rounds` runs."""
         return [OpTime(*row) for row in self._model.profile(self._checked(image[None]), rounds)]
+
+
+@dataclass(frozen=True)
+class OutputInfo:
+    """One output of a program: value = (integer - zero) scale 2^alpha[c].
+
+    name: as `quantize --output` names it, such as tokens@9   kind: logits, tokens, embedding, ... (docs/reference/format.md)
+    dtype: u8, u16 or i32   shape: of one image   alpha: one exponent per channel; empty if all are 0
+    """
+
+    name: str
+    kind: str
+    scale: float
+    zero: int
+    dtype: str
+    shape: tuple[int, ...]
+    alpha: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

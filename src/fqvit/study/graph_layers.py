@@ -18,7 +18,7 @@ from fqvit.study.bitops import Layer
 def layers_of_model(model: FloatModel) -> list[Layer]:
     """List all counted layers in model order.
 
-    Products of two activations (gates) and of activations with 8-bit constants (rotary positions) count like attention scores.
+    Products of two activations (gates), and of activations with the tables of rotary embeddings, count like attention scores.
     """
     graph = trace(model.module)
     shapes = site_shapes(graph, model.preprocess)

@@ -35,8 +35,8 @@ NAMES = {
 class Row(msgspec.Struct, frozen=True):
     """One cell: accuracies in percent, and the top-1 difference from float on the same images with a 95 % interval.
 
-    runs: "integer", "simulation" (LayerNorm and Softmax in float) or "float". agreement: percent of images with the float
-    model's best class. published: the paper's top-1 on 50,000 images; None if the paper has none.
+    runs: as in Method. agreement: percent of images with the float model's best class. published: the paper's top-1 on 50,000
+    images; None if the paper has none.
     """
 
     model: str

@@ -18,7 +18,10 @@ from typing import NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal arrived. Not a plain KeyboardInterrupt: after one in an import, Python kills itself, whatever the exit code."""
+    """A termination signal arrived.
+
+    A subclass, because after a plain KeyboardInterrupt in an import Python ends itself with SIGINT and ignores the exit code.
+    """
 
 
 _installed: list[int] = []  # the signals that `install` handles

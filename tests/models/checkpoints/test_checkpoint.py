@@ -1,4 +1,4 @@
-"""Checkpoints of every container and layout, folding, and errors.
+"""Checkpoints of every container and layout, and the errors of checkpoints that do not fit.
 
 The inverse key maps are written here independently of keymaps.py.
 """

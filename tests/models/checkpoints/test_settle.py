@@ -1,4 +1,4 @@
-"""Settings that tensors do not show: who decides them, and what is refused."""
+"""Settings that tensors do not show: where they come from, and which combinations are rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def random_state(config: ViTConfig) -> State:
         ("attn_pool.latent", torch.zeros(1, 1, 12), "attention pooling is True, expected False"),
     ],
 )
-def test_a_name_does_not_decide_for_tensors_of_another_structure(key: str, value: Tensor, message: str) -> None:
+def test_the_settings_of_a_name_are_not_used_for_tensors_of_another_structure(key: str, value: Tensor, message: str) -> None:
     with pytest.raises(FqvitError, match=f"vit_one: {message}, in state dict.*Pass its name, or heads, pool and activation"):
         load_model("vit_one", {**random_state(VIT), key: value})
 
@@ -73,5 +73,5 @@ def test_a_missing_qkv_bias_must_be_confirmed() -> None:
 
 def test_gamma_in_the_blocks_needs_the_name_of_deit_3() -> None:
     state = {**random_state(VIT), **{f"blocks.{i}.gamma_{j}": torch.ones(12) for i in (0, 1) for j in (1, 2)}}
-    with pytest.raises(FqvitError, match="'blocks.0.gamma_1' is the LayerScale of DeiT III or of models with rotary"):
+    with pytest.raises(FqvitError, match="'blocks.0.gamma_1' is the LayerScale of DeiT III or of a model with rotary"):
         load_model(weights=state, heads=3, pool="token", activation="gelu")

@@ -86,7 +86,7 @@ def test_openai_clip_loads_with_and_without_its_text_tower(prefix: str) -> None:
         load_model(weights=theirs, heads=3, pool="token")
 
 
-def test_openclip_folders_decide_by_their_config(tmp_path: Path) -> None:
+def test_the_config_of_an_openclip_folder_decides_the_settings(tmp_path: Path) -> None:
     state, images = random_state(CLIP), torch.randn(2, 3, 32, 32)
     vision = {"image_size": 32, "layers": 2, "width": 24, "head_width": 8, "patch_size": 8}
     preprocess = {
@@ -157,7 +157,7 @@ def test_a_checkpoint_without_a_classifier_is_a_feature_extractor() -> None:
         load_model(weights=state, classes=["a", "b"], **SETTINGS)
 
 
-def test_a_classifier_as_a_feature_extractor() -> None:
+def test_a_classifier_loads_as_a_feature_extractor() -> None:
     state, images = random_state(VisionConfig(**SIZES, outputs=5)), torch.randn(2, 3, 32, 32)
     model = load_model(weights=state, features=True, **SETTINGS)
     headless = {k: v for k, v in state.items() if not k.startswith("head.")}
@@ -193,7 +193,7 @@ NAMES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), NAMES)
-def test_timm_folders_and_live_modules_agree(timm: ModuleType, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_timm_folders_and_modules_in_memory_agree(timm: ModuleType, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     depth = {"depths": (1, 2, 1, 1)} if "swin" in name else {"depth": 2}
     oracle = timm.create_model(name, **depth, **options).eval()
     generator = torch.Generator().manual_seed(0)
@@ -232,13 +232,13 @@ def test_timm_folders_must_have_the_structure_of_their_architecture(timm: Module
 def test_modules_of_neither_library_need_a_size() -> None:
     described = live.describe(nn.Sequential(nn.Conv2d(1, 2, 3)))
     assert (described.name, described.channels) == ("Sequential", 1)
-    with pytest.raises(FqvitError, match="does not say its image size. Pass size"):
+    with pytest.raises(FqvitError, match="the image size of the module is unknown. Pass size"):
         described.preprocess()
     preprocess, assumed = described.preprocess((28, 28))
     assert preprocess.channels == 1 and len(assumed) == 3
 
 
-def test_real_dinov2_in_both_layouts(timm: ModuleType, shared_data: Path) -> None:
+def test_real_dinov2_weights_of_both_layouts_give_the_bits_of_timm(timm: ModuleType, shared_data: Path) -> None:
     folder = shared_data / "weights"
     model = load_model("vit_small_patch14_dinov2", folder / "dinov2_vits14.safetensors", size=224)
     oracle = timm.create_model("vit_small_patch14_dinov2", img_size=224).eval()
@@ -269,7 +269,7 @@ def test_real_dinov2_in_both_layouts(timm: ModuleType, shared_data: Path) -> Non
     ],
 )
 def test_other_models_of_timm_do_not_load_under_a_similar_name(timm: ModuleType, name: str, other: str, message: str) -> None:
-    """These loaded before and computed something else, by up to 70 % of the largest logit."""
+    """With the settings of the name they would load, but their logits would be off by up to 70 % of the largest one."""
     state = timm.create_model(other, depth=1).state_dict()
     with pytest.raises(FqvitError, match=message):
         load_model(name, state)

@@ -226,8 +226,11 @@ def test_features_are_rejected_before_any_image_is_read(features: Any) -> None:
         raise AssertionError("an image was read")
         yield
 
-    with pytest.raises(FqvitError, match=rf"recipe auto: the output is {features}, expected logits.*--recipe fqvit"):
+    said = rf"recipe auto: the output is {features}, expected only logits.*--recipe fqvit"
+    with pytest.raises(FqvitError, match=said), pytest.deprecated_call():
         calibrate(float_model("vit"), images(), AUTO, features=features)
+    with pytest.raises(FqvitError, match="the output is logits, mean@0, expected only logits"):
+        calibrate(float_model("vit"), images(), AUTO, outputs=("logits", "mean@0"))
 
 
 def test_progress_is_reported_once_per_unit(monkeypatch: pytest.MonkeyPatch) -> None:

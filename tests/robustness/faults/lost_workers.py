@@ -29,7 +29,7 @@ def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[
     Before the workers are connected, in the first seconds of imports, only torchrun can report the lost worker. From then on
     one of the workers must report it, until the result is printed.
     """
-    luck = random.Random(f"{name} {seed}")
+    rng = random.Random(f"{name} {seed}")
     began = time.monotonic()
     process, _ = started(name, home)
     said = process.communicate()[1]
@@ -40,7 +40,7 @@ def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[
     for number in range(times):
         clean(home)
         process, workers = started(name, home)
-        lost, after = luck.randrange(len(workers)), seconds * (number + luck.random()) / times
+        lost, after = rng.randrange(len(workers)), seconds * (number + rng.random()) / times
         time.sleep(after)
         over = process.poll() is not None
         connected = all(map(has_sockets, workers))

@@ -1,4 +1,4 @@
-"""Run the fuzzing targets without a fuzzer: all seeds are valid, and over a thousand mutations of them reveal no fault.
+"""Run the fuzzing targets without a fuzzer: all seeds are valid, and thousands of mutations of them reveal no fault.
 
 `make fuzz` continues with coverage guidance, `make fuzz-files` with many files under sanitizers.
 """

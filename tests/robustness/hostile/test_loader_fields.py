@@ -102,7 +102,7 @@ def test_both_loaders_agree_on_every_value_of_every_field_of_a_term(path: Path) 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fields_that_are_missing_unknown_null_or_given_twice(name: str, path: Path) -> None:
+def test_both_loaders_agree_on_missing_unknown_null_and_duplicate_fields(name: str, path: Path) -> None:
     case = CASES[name]
     op, optional = whole(case), _defaults(OPS[case.op["op"]])
     text = json.dumps(op)
@@ -120,7 +120,7 @@ def test_fields_that_are_missing_unknown_null_or_given_twice(name: str, path: Pa
         assert not accepted(path, case, json.dumps(op | {more: 1}))
 
 
-def test_integers_are_written_without_a_point_or_an_exponent(path: Path) -> None:
+def test_integers_must_be_written_without_a_point_or_an_exponent(path: Path) -> None:
     case = CASES["mean"]
     text = json.dumps(whole(case))
     for spelled in ("33.0", "33e0", "3.3e1", "033", "+33", "0x21", "33.", '"33"', "33f", "３３"):

@@ -16,6 +16,7 @@ from tests.robustness.hostile.test_loader_containers import TENSORS, TEXT, accep
 
 HEADER = json.loads(TEXT)
 PLAIN = json.dumps(HEADER)
+OTHER = {"buffer": next(iter(HEADER["sites"])), "kind": "tokens", "scale": 1.0}
 
 
 def replaced(**fields: Any) -> str:
@@ -50,6 +51,13 @@ ACCEPTED_TEXTS = {
     "names that are not ASCII": json.dumps(HEADER | {"source": "é\U0001f600\0"}, ensure_ascii=False).replace("\0", "\\u0000"),
     "moves of buffers that do not exist": replaced(moves={"none": {"kind": "grid"}, "": {"kind": "second", "of": "none"}}),
     "no sites": replaced(sites={}),
+    "an output with a name": replaced(output=HEADER["output"] | {"name": "logits@-1:i32.x_Y+2"}),
+    "an output with an empty name": replaced(output=HEADER["output"] | {"name": ""}),
+    "an output with a name of 64 letters": replaced(output=HEADER["output"] | {"name": "a" * 64}),
+    "an output with the name of its kind": replaced(output=HEADER["output"] | {"name": "logits"}),
+    "two outputs of different names": replaced(output=HEADER["output"] | {"name": "a"}, others=[OTHER | {"name": "b"}]),
+    "a name and the kind of another output": replaced(output=HEADER["output"] | {"name": "a"}, others=[OTHER]),
+    "an embedding of accumulators": replaced(output=HEADER["output"] | {"kind": "embedding"}),
     "the pixels as output": replaced(ops=[], sites={}, output={"buffer": "pixels", "kind": "map", "scale": 1.0}),
 }
 
@@ -88,6 +96,16 @@ REJECTED_TEXTS = {
     "a scale of 1e-400": replaced(output=HEADER["output"] | {"scale": 987654321}).replace("987654321", "1e-400"),
     "a scale that is a string": replaced(output=HEADER["output"] | {"scale": "1"}),
     "an output with a zero point": replaced(output=HEADER["output"] | {"zero": 1}),
+    "a name of 65 letters": replaced(output=HEADER["output"] | {"name": "a" * 65}),
+    "a name with a space": replaced(output=HEADER["output"] | {"name": "a b"}),
+    "a name with a line break": replaced(output=HEADER["output"] | {"name": "a\n"}),
+    "a name with a null character": replaced(output=HEADER["output"] | {"name": "a\0"}),
+    "a name that is not ASCII": replaced(output=HEADER["output"] | {"name": "é"}),
+    "a name that is null": replaced(output=HEADER["output"] | {"name": None}),
+    "two outputs of one name": replaced(output=HEADER["output"] | {"name": "a"}, others=[OTHER | {"name": "a"}]),
+    "a name that is the kind of another output": replaced(output=HEADER["output"] | {"name": OTHER["kind"]}, others=[OTHER]),
+    "an embedding with a zero point": replaced(output=HEADER["output"] | {"kind": "embedding", "zero": 1}),
+    "signs that are accumulators": replaced(output=HEADER["output"] | {"kind": "signs"}),
     "an output that is given twice": replaced(others=[HEADER["output"]]),
     "an output that no op writes": replaced(output=HEADER["output"] | {"buffer": "none"}),
     "an output of another kind": replaced(output=HEADER["output"] | {"kind": "tokens"}),
@@ -157,7 +175,7 @@ def test_both_loaders_agree_on_every_type_of_every_field_of_a_part(part: str, tm
     site = next(iter(HEADER["sites"]))
     whole: Any = {
         "preprocess": HEADER["preprocess"],
-        "output": {"zero": 0, "alpha": None} | HEADER["output"],
+        "output": {"zero": 0, "alpha": None, "name": ""} | HEADER["output"],
         "input": {"shape": [12, 12, 3], "scale": 1.0, "zero": 0, "bits": 8},
         "sites": HEADER["sites"][site],
         "moves": {"kind": "windows", "window": 7, "shift": 3, "of": ""},

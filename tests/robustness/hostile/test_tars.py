@@ -91,7 +91,7 @@ def test_every_truncation_is_detected(tmp_path: Path) -> None:
 def test_concatenated_tar_files_are_rejected(tmp_path: Path) -> None:
     path = pack(tmp_path / "x.tar", ONE_IMAGE)
     path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(FqvitError, match=r"x.tar: data after the end mark"):
+    with pytest.raises(FqvitError, match=r"x.tar: data after the end-of-archive marker"):
         open_tar(path)
 
 

@@ -16,16 +16,20 @@ def run(name: str | None, weights: str | None, settings: dict[str, Any], as_json
     model = inputs.float_model(name, weights, **settings)
     from fqvit.models.graph import Captured, trace
     from fqvit.models.load import class_count
+    from fqvit.models.outputs import available
 
     graph = trace(model.module)
     parity = model.module.parity if isinstance(model.module, Captured) else None
     p = model.preprocess
+    names, layers = available(model.module, (p.channels, p.height, p.width))
     found: dict[str, Any] = {
         "model": model.name,
         "supported": True,
         "source": model.source,
         "classes": class_count(model),
         "outputs": len(graph.outputs),
+        "named_outputs": list(names),
+        "layers": layers,
         "parameters": sum(parameter.numel() for parameter in model.module.parameters()),
         "input": [p.height, p.width, p.channels],
         "resize": p.resize,
@@ -48,10 +52,11 @@ def run(name: str | None, weights: str | None, settings: dict[str, Any], as_json
         ("supported", "yes" if parity is None else "yes, captured with torch.export"),
         ("source", model.source),
         ("output", output + more),
+        ("outputs", ", ".join(names) + (f", layers @0 to @{layers - 1}" if layers else "")),
         ("parameters", f"{found['parameters'] / 1e6:.1f} M"),
         *about_inputs(model),
         ("graph", ", ".join(f"{count} {kind}" for kind, count in sorted(found["leaves"].items()))),
     ]
     if parity is not None:
-        rows.append(("float parity", f"{parity:.1e} of the largest output, on random images"))
+        rows.append(("float parity", f"within {parity:.1e} of the largest output, on random images"))
     say(f"{model.name}\n" + facts(rows))

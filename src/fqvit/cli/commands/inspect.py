@@ -10,7 +10,7 @@ import msgspec
 from fqvit.cli.output import say, say_json
 from fqvit.evaluate.inspect import NAMES, Inspection, ProofRow, SiteRow, bits_of, inspect
 from fqvit.ir.file import DETECTOR, kind_of
-from fqvit.ir.program import Program
+from fqvit.ir.program import Output, Program
 from fqvit.system.text import facts, size, table
 
 
@@ -63,10 +63,33 @@ def _summary(program: Program, found: Inspection, file: Path) -> dict[str, Any]:
         "input": list(program.input_shape),
         "preprocess": msgspec.to_builtins(header.preprocess),
         "output": msgspec.to_builtins(header.output),
+        "outputs": [_output(program, output) for output in header.outputs],
         "classes": None if program.classes is None else len(program.classes),
         **counts(found),
         "fingerprint": program.fingerprint(),
     }
+
+
+def _output(program: Program, output: Output) -> dict[str, Any]:
+    """Describe one output for --json: as fqvit.Engine.outputs does."""
+    value = program.verify().buffers[output.buffer]
+    return {
+        "name": output.label,
+        "kind": output.kind,
+        "dtype": value.dtype,
+        "shape": list(value.shape),
+        "scale": output.scale,
+        "zero": output.zero,
+    }
+
+
+def _output_line(program: Program, output: Output, names: str) -> str:
+    value = program.verify().buffers[output.buffer]
+    kind = output.label if output.label == output.kind else f"{output.label} ({output.kind})"
+    if output.kind == "logits":
+        kind += f", {names}"
+    zero = f", zero {output.zero}" if output.zero else ""
+    return f"{kind}, {value.dtype} {_shape(value.shape)}, scale {output.scale:.6g}{zero}"
 
 
 def counts(found: Inspection) -> dict[str, Any]:
@@ -91,9 +114,6 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
     recipe = header.recipe
     bits = bits_of(recipe)
     names = "without class names" if program.classes is None else f"{len(program.classes)} class names"
-    output = f"{header.output.kind}, {names}" if header.output.kind == "logits" else f"features ({header.output.kind})"
-    more = f"; {len(header.others)} more outputs" if header.others else ""
-    shape = program.verify().buffers[header.output.buffer].shape
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.op_kinds.items())
     rows = [
         ("file", f"{file} (format {header.version})"),
@@ -101,7 +121,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         ("source", header.source),
         ("recipe", f"{recipe.get('name')} {bits} (weights/activations/attention), {header.images} calibration images"),
         ("input", f"uint8 {_shape(program.input_shape)}, from {p.steps}"),
-        ("output", f"{output}, {_shape(shape)}, scale {header.output.scale:.6g}{more}"),
+        *(("output", _output_line(program, output, names)) for output in header.outputs),
         ("ops", f"{len(found.ops)}: {kinds}"),
         ("floats", f"{found.floats} floating-point ops, {found.floats} float buffers"),
         ("weights", _weights(found)),

@@ -1,4 +1,4 @@
-"""`fqvit models`: list the models of the zoo, the supported families, and what live modules may contain. Needs no torch."""
+"""`fqvit models`: list the models of the zoo, the supported families, and the ops of live modules. Needs no torch."""
 
 from __future__ import annotations
 

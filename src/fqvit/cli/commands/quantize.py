@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 import msgspec
 
 from fqvit.cli import inputs
-from fqvit.cli.output import about_inputs, say, say_json, warn_of_assumptions
+from fqvit.cli.output import about_inputs, say, say_json, warn, warn_of_assumptions
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
+from fqvit.models.requests import parse_outputs
 from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, check_integer, load_recipe, with_bits, with_profile
 from fqvit.system.progress import track
 from fqvit.system.text import facts, size, table
@@ -30,6 +32,7 @@ def run(
     bits: str | None,
     profile: str | None,
     device: str,
+    outputs: str | None,
     features: str | None,
     images: int | None,
     k: int | None,
@@ -41,6 +44,13 @@ def run(
     as_json: bool,
 ) -> None:
     workers = Workers.from_environment()
+    if outputs is not None:
+        parse_outputs(outputs)
+    if features is not None:
+        if outputs is not None:
+            raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
+        new = {"pooled": "embedding", "tokens": "tokens (patches only, without the class token)"}[features]
+        warn(f"--features {features} is deprecated. Use --output {new}.")
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
         check_integer(recipe)
@@ -50,6 +60,7 @@ def run(
             "recipe": recipe_name,
             "bits": bits,
             "profile": profile,
+            "output": outputs,
             "features": features,
             "images": images,
             "k": k,
@@ -86,8 +97,12 @@ def run(
     else:
         pictures = inputs.unlabelled(calib, "--calib", model.name, model.preprocess, recipe.images, workers)
         inputs.warn_of_different_machines(workers)
-        kind: Any = features or "logits"
-        calibration = calibrate(model, pictures.source, recipe, device=device, features=kind, progress=track, workers=workers)
+        wanted: dict[str, Any] = {"outputs": outputs} if outputs is not None else {}
+        if features is not None:
+            wanted = {"features": features}
+        with catch_warnings():
+            simplefilter("ignore", DeprecationWarning)  # --features is reported below
+            calibration = calibrate(model, pictures.source, recipe, device=device, progress=track, workers=workers, **wanted)
         pictures.report()
         where, skipped = pictures.where, pictures.skipped
     if not workers.first:
@@ -113,6 +128,7 @@ def run(
         "calibration_images": calibration.images,
         "skipped": skipped,
         "output": header.output.kind,
+        "outputs": [output.label for output in header.outputs],
         "ops": len(program.ops),
         "float_ops": found.floats,
         "sites": len(header.sites),
@@ -134,6 +150,7 @@ def run(
         *(row for row in about_inputs(model) if row != ("assumed", "nothing")),
         ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
         ("images", f"{calibration.images} ({where}), {spent}"),
+        ("output", ", ".join(output.label for output in header.outputs)),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
         ("written", f"{target}, {size(found.total)} ({found.overhead:.1f} % more than its weights{names})"),
         ("fingerprint", program.fingerprint()),

@@ -130,7 +130,7 @@ def _command(
     target: Path,
     pictures: Path | None,
 ) -> str:
-    """Return the command line that reproduces this report."""
+    """Return the command line that the page shows. It does not include --heads, --pool and --activation."""
     options = (
         ("--weights", weights),
         ("--data", data),

@@ -40,7 +40,7 @@ class ModelArgument:
 def named_models(model: str | None, models: Sequence[str] | None, weights: str | None) -> list[ModelArgument]:
     """Parse MODEL with --weights, or --models with items NAME, NAME=FILE, NAME=hf:ORG/NAME, hf:ORG/NAME or FILE.
 
-    A FILE without a NAME must be named like its model.
+    The model of a FILE without a NAME is recognized from the file name, from config.json or from the weights.
     """
     words = [word for given in models or () for word in given.split(",") if word]
     found = [_named(word) for word in (*([model] if model is not None else []), *words)]
@@ -103,7 +103,7 @@ def _check_models(models: Sequence[ModelArgument]) -> None:
     seen: set[str] = set()
     for named in models:
         row = inputs.row_of(named.name, named.weights)
-        if row is None:  # the model at an hf: address is known only after download, others after reading their config
+        if row is None:  # not in the zoo, or known only once its checkpoint is read
             _check_weights(named.weights, "the model")
             continue
         if row.name in seen:

@@ -57,7 +57,7 @@ Few = msgspec.Meta(min_length=1, max_length=16)
 
 
 class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Integer constants of the arithmetic between the networks. Lengths are in 1/256 pixel, areas in its square.
+    """Integer constants of the arithmetic between the networks. Lengths are in units of 1/256 pixel, areas in unit squares.
 
     padding: colour of the padding at the right and at the bottom of images
     strides: one per level with proposals; trailing levels have no map for RoIAlign
@@ -228,8 +228,8 @@ def check_settings(s: DetectSettings, levels: int, stages: int) -> None:
             raise FqvitError(f"settings: a stride of {stride}. Integer detectors support powers of two up to {MAX_STRIDE}.")
         largest = max(max(pair) for pair in anchor_halves(stride, s))
         if largest > MAX_SIDE << BOX_FRACTION:
-            said = f"anchors of {2 * largest >> BOX_FRACTION} pixels at stride {stride}"
-            raise FqvitError(f"settings: {said}. Integer detectors support at most {2 * MAX_SIDE}; lower anchor_scale.")
+            problem = f"anchors of {2 * largest >> BOX_FRACTION} pixels at stride {stride}"
+            raise FqvitError(f"settings: {problem}. Integer detectors support at most {2 * MAX_SIDE}; lower anchor_scale.")
     if max(s.short, s.long) > MAX_SIDE:
         raise FqvitError(f"settings: images of {s.short} x {s.long}. Integer detectors support sides up to {MAX_SIDE}.")
 

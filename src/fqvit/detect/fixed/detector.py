@@ -62,6 +62,11 @@ class IntegerDetector:
         return msgspec.json.decode(self._runner.model.header, type=DetectorHeader)
 
     @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the detector, in hexadecimal. Equal detectors have equal fingerprints."""
+        return self._runner.fingerprint
+
+    @property
     def classes(self) -> int:
         """Number of classes, without the background."""
         return self._runner.classes
@@ -96,6 +101,10 @@ class _NativeDetector:
                 self.model = _native.load_detector_memory(_encoded(program), *options)
         except _native.BadProgram as error:
             raise FqvitError(f"{where}{error}.") from None
+
+    @property
+    def fingerprint(self) -> str:
+        return self.model.fingerprint
 
     @property
     def classes(self) -> int:

@@ -76,6 +76,7 @@ class ReferenceDetector:
         program.between.check()
         check_compatibility(program.between, program.pyramid, program.boxes, program.masks)
         self.template, self.between, self.classes = program.pyramid, program.between, program.classes
+        self.fingerprint = program.fingerprint()
         self._boxes = [self._head(*each) for each in zip(program.boxes, self.between.box_squares, strict=True)]
         self._masks = [self._head(*each) for each in zip(program.masks, self.between.mask_squares, strict=True)]
         self._pyramids: SizeCache[Runner] = SizeCache(KEPT_SIZES)

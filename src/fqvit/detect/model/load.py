@@ -125,11 +125,11 @@ def config_of(released: Released, label: str) -> DetectorConfig:
     window = (math.isqrt(tables[0][0]) + 1) // 2
     for i, table in enumerate(tables):
         if window > MOST_WINDOW or (2 * window - 1) ** 2 != table[0] or (width * 2**i) % table[1]:
-            said = f"'{layers}.{i}.blocks.0.attn.relative_position_bias_table' is {list(table)}"
+            found = f"'{layers}.{i}.blocks.0.attn.relative_position_bias_table' is {list(table)}"
             expected = (
                 f"expected [(2 window - 1)^2, heads] with one window <= {MOST_WINDOW} and heads that divide {width * 2**i}"
             )
-            raise FqvitError(f"{label}: {said}, {expected}. The file is damaged.")
+            raise FqvitError(f"{label}: {found}, {expected}. The file is damaged.")
     hidden = shape(f"{layers}.0.blocks.0.mlp.fc1.weight", 2)[0]
     if hidden % width:
         raise FqvitError(f"{label}: MLPs of {hidden} hidden channels for width {width}, expected a multiple. {OTHER_MODEL}")
@@ -143,10 +143,10 @@ def config_of(released: Released, label: str) -> DetectorConfig:
     classes = shape("box_heads.0.classes.weight", 2)[0] - 1
     side = math.isqrt(inputs // box_channels)
     if classes < 1 or side * side * box_channels != inputs:
-        said = (
+        problem = (
             f"a box head of {inputs} inputs and {classes} classes, expected {box_channels} side^2 inputs and at least 1 class"
         )
-        raise FqvitError(f"{label}: {said}. {OTHER_MODEL}")
+        raise FqvitError(f"{label}: {problem}. {OTHER_MODEL}")
     return DetectorConfig(
         backbone=swin,
         classes=classes,

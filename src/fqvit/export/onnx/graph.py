@@ -1,7 +1,7 @@
 """Build an integer-only ONNX graph: nodes and initializers with readable, unique names.
 
 A tensor inside an op is named `<buffer>/<label>`; a node has the name of its output. See also: fixed.py (arithmetic), ops.py,
-moves.py and attention.py (one emitter per op), writer.py (the whole file).
+moves.py, attention.py and elementwise.py (one emitter per op), writer.py (the whole file).
 """
 
 from __future__ import annotations

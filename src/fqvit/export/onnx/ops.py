@@ -96,8 +96,8 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
         zero = np.array(0, np.int64)  # D and C v - M1 do not depend on a zero point that all channels share
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
 
-    # Per row, in the notation of ir/ops.py, where u = C v - M1 (without centering C v). The variable d is D; the variable root
-    # is d = isqrt(D 4^j).
+    # Comments and labels use the notation of ir/ops.py, and u = C v - M1 (C v without centering). The variable d holds D, and
+    # the variable root holds what ir/ops.py calls d, isqrt(D 4^j).
     dtype = "i32" if 2 * channels * largest < I31 else "i64"
     v = lifted(g, op.x, zero, scale, dtype)
     u = g.node("Mul", [v, g.constant(channels, dtype, "C")], "C v")
@@ -140,7 +140,7 @@ def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
     """
     powers = [4**k for k in range(1, 31)]
     always = sum(most < power for power in powers)
-    limits = [power for power in powers if least < power <= most] or [least]  # at least one limit, which d is never below
+    limits = [power for power in powers if least < power <= most] or [least]  # not empty: d is never below `least`
     below = g.node("Less", [d, g.constant(limits, "i64", "powers of 4")], "is below")
     count = row_sum(g, g.cast(below, "i64", "below"), len(limits), "i64", "j")
     table = 1 << np.arange(always, always + len(limits) + 1, dtype=np.int64)

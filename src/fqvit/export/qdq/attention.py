@@ -172,7 +172,7 @@ def _log2(
 def attend(
     graph: QdqGraph, op: ShiftMatMul | Attend, a: QuantizedTensor, v: QuantizedTensor, params: QdqParams, shape: tuple[int, ...]
 ) -> QuantizedTensor:
-    """Emit attention weights times V, divided by the row sums if the weights are not normalised yet."""
+    """Emit attention weights times V, divided by the row sums if the weights are not normalized yet."""
     name = graph.node("MatMul", [a.name, v.name], f"{op.y}.product")
     if a.normalise:
         name = graph.node("Div", [name, _over_row(graph, "ReduceSum", a.name, f"{op.y}.total")], f"{op.y}.mean")

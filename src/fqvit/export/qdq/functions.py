@@ -1,6 +1,7 @@
-"""Recognise the function of a lookup table and emit it in float. A program has the table only.
+"""Recognize the function that a lookup table computes, and emit it in float: a program contains only the table.
 
-A table of known scales is that of a function if no entry differs by more than one code. See also: writer.py.
+A function is recognized if each of its values, rounded to a code, is within one code of the table's entry.
+See also: writer.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Emit = Callable[[QdqGraph, str, str], str]
 
 @dataclass(frozen=True)
 class Function:
-    """A function of one variable. emit(graph, x, y): returns the tensor with its values; y begins the names of all tensors."""
+    """A function of one variable. emit(graph, x, y): adds its nodes, whose names start with y, and returns the last one."""
 
     name: str
     value: Callable[[Floats], Floats]

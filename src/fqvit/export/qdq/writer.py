@@ -2,7 +2,7 @@
 
 Codes equal the program's up to float rounding: weights are the same int8 values, the scale of each output follows from its
 multiplier, and zero points are folded into biases. The graph uses standard ops only and has a dynamic batch axis:
-uint8 pixels [N, H, W, C] -> float logits [N, classes].
+uint8 pixels [N, H, W, C] -> float logits [N, classes], or float features.
 See also: attention.py, scales.py, docs/reference/qdq.md, docs/measurements/exports.md (agreement with the program).
 """
 
@@ -28,6 +28,7 @@ from fqvit.ir.program import INPUT, AnyOp, Program
 from fqvit.system.files import write_atomically
 
 PIXEL = 1 / 255
+OUTPUT_NAMES = {"logits": "logits", "tokens": "tokens", "pooled": "features", "embedding": "embedding"}
 # Measured in docs/measurements/exports.md.
 COST = "with DeiT-Tiny 8/8/8, 95.8 % of images keep the program's class (97.6 % with --target ort)"
 
@@ -46,6 +47,11 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     if attention not in get_args(Attention):
         raise FqvitError(f"attention: found {attention!r}, expected auto, log2 or uniform.")
     program.check_plain("export to QDQ ONNX")
+    kind_of_output = program.header.output.kind
+    if kind_of_output not in OUTPUT_NAMES:
+        raise FqvitError(
+            f"{program.header.model}: outputs {kind_of_output}, expected one of {', '.join(OUTPUT_NAMES)} for QDQ ONNX."
+        )
     source = program.unpacked()
     profile = PROFILES[target]
     kind: Kind = "log2" if attention == "log2" else "uniform"
@@ -54,7 +60,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     graph = export_.graph
     height, width, channels = program.input_shape
     output = program.header.output
-    name = {"logits": "logits", "tokens": "tokens", "pooled": "features"}[output.features()]
+    name = OUTPUT_NAMES[output.kind]
     graph.node("Identity", [result.name], name)
     inputs = [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", height, width, channels])]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *result.shape])]
@@ -287,7 +293,7 @@ class _Export:
         return self.graph.quantized(self.graph.scaled(x, params.scale / scale, offset, y), y, shape, params)
 
     def _lookup(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
-        """Emit the function of a table that maps the codes before it to those after it, such as GELU."""
+        """Emit the float function that a lookup table computes, such as GELU."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
         function = None
         if site is not None and len(x.scale) == len(x.zero) == 1:
@@ -336,7 +342,7 @@ class _Export:
 
     def _depthwise(self, op: Depthwise, shape: tuple[int, ...]) -> QuantizedTensor:
         w, params = self.constants[op.part("w")], self.scales.params(op.y, op.y_zero, op.bits)
-        if len(params.zero) > 1:  # codes with one zero point per channel are those with any common one, plus an offset
+        if len(params.zero) > 1:  # use the middle code for all channels; `offset` compensates the difference
             params = QdqParams(per_channel(params.scale, shape[-1]), np.array([1 << (op.bits - 1)]), op.bits, params.product)
         mult, shift, bias = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift", "bias"))
         x = self.tensors[op.x]

@@ -10,7 +10,7 @@ import torch
 from fqvit.errors import FqvitError
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
-from fqvit.ir.ops import Add, Mean, Term
+from fqvit.ir.ops import Add, Linear, Lookup, Mean, Term
 from fqvit.lowering.emit import LoweredValue
 from fqvit.lowering.encode import shared_shift, to_int32
 from fqvit.lowering.rules.base import Lowering, Rule
@@ -175,7 +175,7 @@ def lower_rotary(leaf: general.Rotary, low: Lowering) -> LoweredValue:
 
 
 def lower_depthwise(leaf: general.Depthwise, low: Lowering) -> LoweredValue:
-    """Lower a depthwise convolution, or one factor and one term per channel."""
+    """Lower a depthwise convolution, or an affine map per channel."""
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     q_x, channels = x.codes(), x.shape[-1]
     quantized = depthwise_weights(leaf, q_x)
@@ -216,6 +216,31 @@ def lower_stem(leaf: general.Stem, low: Lowering) -> LoweredValue:
     weight, bias, zero = stem_linear(leaf, preprocess)
     pixels = QParams(8, np.array([1 / 255]), np.array([zero], np.int64))
     return emit_linear(low, LoweredValue(windows, shape, pixels), weight, bias)
+
+
+def lower_signs(leaf: general.Signs, low: Lowering) -> LoweredValue:
+    """Compare codes with the zero point and pack eight results per byte.
+
+    A sum clamped to one bit gives b = [code > zero]. The weights of a byte, 128 to 1, fit i8 only with the other sign, so the
+    linear op computes 255 - sum 2^(7 - i) b[i], and a table subtracts that from 255.
+    """
+    emit, (x,), name = low.emit, low.inputs, low.name
+    q, channels = x.codes(), x.shape[-1]
+    zeros = Term(x=emit.shared("zeros", np.zeros(channels, np.int16)), mult=0)
+    bits, packed = f"{name}.bits", f"{name}.packed"
+    emit.op(Add(y=bits, terms=(Term(x=x.buffer, mult=2, zero=emit.zero(q)), zeros), shift=1, bits=1))
+    count = -(-channels // 8)
+    weight = np.zeros((count, channels), np.int8)
+    for c in range(channels):
+        weight[c // 8, c] = -(128 >> c % 8)
+    emit.constant(f"{packed}.w", weight)
+    emit.constant(f"{packed}.bias", np.zeros(count, np.int32))
+    emit.constant(f"{packed}.mult", np.full(count, 1 << 15, np.uint16))
+    emit.constant(f"{packed}.shift", np.full(count, 15, np.uint8))
+    emit.op(Linear(y=packed, x=bits, y_zero=255))
+    emit.constant(f"{name}.table", np.arange(255, -1, -1).astype(np.uint8))
+    emit.op(Lookup(y=name, x=packed))
+    return LoweredValue(name, (count,), QParams(8, np.ones(1), np.zeros(1, np.int64)))
 
 
 def lower_mean_rows(leaf: general.MeanRows, low: Lowering) -> LoweredValue:
@@ -269,4 +294,5 @@ RULES: dict[type[Leaf], Rule] = {
     general.MeanRows: lower_mean_rows,
     general.MaxRows: lower_max_rows,
     general.Shift: lower_shift,
+    general.Signs: lower_signs,
 }

@@ -1,8 +1,8 @@
 """Convert a checkpoint with timm's names to a config and a state dict of our modules.
 
-For ViT, DeiT and Swin classifiers, which are built from leaves. Equivalent forms are folded (LayerScale, the distilled head,
-positions without a class token, a missing qkv bias). See also: keymaps.py and settle.py (the steps before), recognise.py (the
-other families), load.py (the step after).
+For ViT, DeiT and Swin classifiers, which are built from leaf modules. Equivalent forms are folded (LayerScale, the distilled
+head, positions without a class token, a missing qkv bias). See also: keymaps.py and settle.py (the steps before), recognise.py
+(the other families), ../load.py (the step after).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
 
 
 def heads_of(found: Canonical, hints: Hints, stages: int) -> tuple[int, ...]:
-    """Return the number of heads, of a Swin one per stage: from its bias tables, the layout or the hints."""
+    """Return the number of heads: of a Swin one per stage, from its bias tables; of a ViT from the hints or the layout."""
     if is_swin(found):
         tables = [found.tensors.get(f"layers.{i}.blocks.0.attn.relative_position_bias_table") for i in range(stages)]
         return tuple(table.shape[1] if table is not None and table.ndim == 2 else 1 for table in tables)
@@ -300,7 +300,7 @@ def _named(keys: list[str], adjective: str = "") -> str:
 
 def _advice(row: Row | None) -> str:
     if row is None:
-        return "No known model has these sizes; `fqvit models` lists them."
+        return "No known model has these sizes; `fqvit models` lists the known ones."
     short = row.aliases[0] if row.aliases else row.name
     return f"This looks like {short} or another model of width {row.config.width}. Pass the name of the model it belongs to."
 

@@ -10,7 +10,7 @@ from fqvit.errors import FqvitError
 from fqvit.models.config import Activation, Pool
 from fqvit.models.transform import Transform, merged
 
-NOTHING_SAID = Transform()
+UNKNOWN = Transform()
 
 
 def words(text: str) -> frozenset[str]:
@@ -20,14 +20,14 @@ def words(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Hints:
-    """Settings that are known; None for the others.
+    """The settings that are known; None for all others.
 
     heads: one number, or one per stage of a Swin   image: height and width that the weights were made for
-    sizes: numbers that the tensors show too, which must agree: width, depth, hidden, patch, channels, registers
+    sizes: width, depth, hidden, patch, channels, registers; those of the tensors must be equal
     unused: prefixes of timm names that the model class does not use, such as the norm that CLIP's classifier skips
     antialias: resample positions as timm does; transformers does it only for DINOv2 with registers
     resizable: the library resamples positions by itself, so that images may have the size of the preprocessor's config
-    exact: `architecture` is built without arguments that change its structure, so that the tensors must have it
+    exact: no argument changes the structure of `architecture`, so the tensors must have exactly that structure
     source: where the settings come from, for messages
     """
 
@@ -45,19 +45,19 @@ class Hints:
     unused: tuple[str, ...] = ()
     antialias: bool = True
     resizable: bool = False
-    transform: Transform = NOTHING_SAID
+    transform: Transform = UNKNOWN
     architecture: str | None = None
     model_type: str | None = None
     exact: bool = False
     source: str = ""
 
 
-# Settings that arguments of load_model can decide.
+# Settings that are also arguments of load_model: both sources must agree.
 DECIDED = ("heads", "pool", "activation", "qkv_bias")
 
 
 def agreed(first: Hints, second: Hints, label: str) -> Hints:
-    """Return both together; raises FqvitError if they contradict each other."""
+    """Merge two sets of hints; the first takes precedence. Raises FqvitError if they differ in a setting of DECIDED."""
     values: dict[str, Any] = {}
     for name in ("heads", "eps", "image", "labels", "pool", "activation", "qkv_bias", "theta", "windows", "pretrained_windows"):
         one, other = getattr(first, name), getattr(second, name)

@@ -1,8 +1,8 @@
 """Recognise the layout of a checkpoint and rename its keys to timm's names.
 
-Here: timm (and the original DeiT, DINO, MAE and BEiT, which have the same names), the original Swin, Hugging Face's ViT, DeiT
-and Swin (the names in files, and those in memory, which differ since version 5), and Google's npz. Tensors are renamed and
-transposed, and q, k and v are concatenated; values do not change.
+This module handles timm (and the original DeiT, DINO, MAE and BEiT, which have the same names), the original Swin, Hugging
+Face's ViT, DeiT and Swin (names in files and in memory, which differ since version 5 of transformers), and Google's npz.
+Tensors are renamed and transposed, and q, k and v are concatenated; values do not change.
 See also: layouts/ (further layouts), checkpoint.py (reads files), recognise.py and fold.py (the steps after).
 """
 
@@ -134,7 +134,7 @@ def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
         return Canonical(layout, found.tensors, found.origin)
     rename = RENAMES[layout]
     if layout == "timm" and _has_scaled_blocks(kept):
-        rename = str  # LayerScale is a parameter of the block in timm's BEiT and EVA
+        rename = str  # keep gamma_1 and gamma_2: in timm's BEiT and EVA, LayerScale is a parameter of the block
     origin = {rename(key): key for key in kept}
     if len(origin) < len(kept):
         lost = next(key for key in kept if key not in origin.values())
@@ -210,7 +210,7 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
 
 
 def _has_scaled_blocks(tensors: dict[str, Tensor]) -> bool:
-    """Return whether timm's names are those of BEiT or DINOv3: gamma_1 without a bias of qkv, or without positions."""
+    """Return whether gamma_1 and gamma_2 belong to BEiT or DINOv3, which have no qkv bias or no learned positions."""
     biased = any(key.endswith(".attn.qkv.bias") for key in tensors)
     return not biased or "pos_embed" not in tensors
 

@@ -1,4 +1,4 @@
-"""Read open_clip_config.json: the vision tower of an OpenCLIP model. Every field is used, irrelevant, or refused."""
+"""Read open_clip_config.json: the vision tower of an OpenCLIP model. Every field is used, irrelevant, or rejected."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ USED = words(
 
 
 def read_preprocessor(found: Mapping[str, Any], label: str, source: str = "preprocessor_config.json") -> Transform:
-    """Return what the file says; raises FqvitError for fields and values that are not understood."""
+    """Return the preprocessing of a file; raises FqvitError for fields and values that are not understood."""
     for name, value in found.items():
         if name not in USED and name not in IRRELEVANT and value is not None:
             raise FqvitError(f"{label}: {source}: {name} {str(value)[:40]!r} is not understood. Pass a Preprocess instead.")
@@ -53,7 +53,7 @@ def read_preprocessor(found: Mapping[str, Any], label: str, source: str = "prepr
 
 
 def _sizes(found: Mapping[str, Any], label: str, source: str) -> tuple[tuple[int, int] | None, int | None, bool | None]:
-    """Return the input size, the resized short side, and whether images are squashed; None for what is not said."""
+    """Return the input size, the resized short side, and whether images are squashed; None for those that are not given."""
     size, crop = found.get("size"), None
     if found.get("do_center_crop") and found.get("crop_size") is not None:
         crop = _both(found["crop_size"], "crop_size", label, source)
@@ -71,7 +71,7 @@ def _sizes(found: Mapping[str, Any], label: str, source: str) -> tuple[tuple[int
         return both, min(both), True
     if both[0] * crop[1] != both[1] * crop[0]:
         raise FqvitError(
-            f"{label}: {source}: size {both} and crop_size {crop} have other proportions. Pass a Preprocess instead."
+            f"{label}: {source}: size {both} and crop_size {crop} have different proportions. Pass a Preprocess instead."
         )
     return crop, min(both), True
 
@@ -87,7 +87,7 @@ def _both(size: object, name: str, label: str, source: str) -> tuple[int, int]:
 
 
 def read_openclip(found: Mapping[str, Any], label: str) -> Transform:
-    """Return OpenCLIP's preprocess_cfg: resize_mode shortest (resize and crop) or squash."""
+    """Convert OpenCLIP's preprocess_cfg, whose resize_mode is shortest (resize and crop) or squash."""
     mode = found.get("resize_mode", "shortest")
     if mode not in ("shortest", "squash"):
         raise FqvitError(f"{label}: open_clip_config.json: resize_mode '{mode}', expected 'shortest' or 'squash'.")

@@ -1,7 +1,7 @@
 """Find the family and the config of a checkpoint with timm's names, from its tensors and the settings that they do not show.
 
-Tensors show widths, depth, patch, registers, norms and heads of a Swin. They do not show the number of heads of a ViT, the
-activation, the pooling, and the order of norms: those come from Hints, and whatever remains undecided is refused.
+Tensors show widths, depth, patch size, registers, norms, and the heads of a Swin. They do not show the heads of a ViT, the
+activation, the pooling and the order of norms: those come from Hints. A setting that remains undecided is an error.
 See also: hints.py, keymaps.py (the step before), resample.py (positions for other image sizes).
 """
 
@@ -21,7 +21,7 @@ from fqvit.models.config import BeitConfig, DinoV3Config, Pool, SwinV2Config, Vi
 
 Family = Literal["vision", "swin", "swinv2", "beit", "dinov3"]
 
-# (key pattern, feature without a plain module). The error names the first match, so more specific patterns come first.
+# (key pattern, feature that fqvit does not define). The error names the first match, so more specific patterns come first.
 UNSUPPORTED = [
     (r"^blocks_token_only\.", "class attention (CaiT)"),
     (r"\.(q_norm|k_norm|norm_q|norm_k)\.", "norms of q and k"),
@@ -60,7 +60,7 @@ def family_of(found: Canonical) -> Family:
 
 
 def check_supported(found: Canonical, label: str) -> None:
-    """Raise FqvitError if a key belongs to a feature without a plain module."""
+    """Raise FqvitError if a key belongs to a feature that fqvit does not define."""
     swin = any(name.startswith("layers.0.") for name in found.tensors)
     for pattern, feature in UNSUPPORTED:
         for name in found.tensors:
@@ -72,7 +72,7 @@ def check_supported(found: Canonical, label: str) -> None:
 
 
 class Reader:
-    """Reads sizes from tensors, and undecided settings from hints. Remembers what is undecided."""
+    """Read sizes from tensors and all other settings from hints. undecided: names of the settings that neither contains"""
 
     def __init__(self, found: Canonical, hints: Hints, label: str) -> None:
         self.found, self.hints, self.label = found, hints, label
@@ -106,12 +106,12 @@ class Reader:
     def count(self, pattern: str) -> int:
         return max((int(match[1]) + 1 for name in self.tensors if (match := re.match(pattern, name))), default=0)
 
-    def setting(self, name: str, said: object, missing: object) -> object:
-        """Return a setting, or remember that it is undecided."""
-        if said is None:
+    def setting(self, name: str, value: object, placeholder: object) -> object:
+        """Return the value of a setting. If it is None, record that it is undecided and return the placeholder."""
+        if value is None:
             self.undecided.append(name)
-            return missing
-        return said
+            return placeholder
+        return value
 
     def heads(self, width: int) -> int:
         heads = self.setting("heads", self.hints.heads, (1,))
@@ -126,7 +126,7 @@ class Reader:
         return self.shape(f"{name}.weight", 2)[0]
 
     def eps(self) -> float:
-        """Return the eps of the hints; without one, that of the library that wrote the layout."""
+        """Return the eps of the hints, or else that of the library that the layout belongs to."""
         if self.hints.eps is not None:
             return self.hints.eps
         if self.has("norm_pre.weight"):
@@ -141,11 +141,11 @@ class Reader:
                 f"{self.label}: the weights do not show {words}. Pass {words} to load_model or as options, "
                 "or the architecture's name, a folder with config.json, or the module."
             )
-        for name, said in self.hints.sizes.items():
+        for name, expected in self.hints.sizes.items():
             shown = getattr(config, name, None)
-            if shown is not None and shown != said:
+            if shown is not None and shown != expected:
                 raise FqvitError(
-                    f"{self.label}: {name} {shown} in the weights, expected {said} as in {self.hints.source}. "
+                    f"{self.label}: {name} {shown} in the weights, expected {expected} as in {self.hints.source}. "
                     "The files belong to different models."
                 )
 
@@ -229,7 +229,7 @@ def check_sizes(found: Canonical, hints: Hints, label: str) -> None:
 
 
 def _pool(r: Reader) -> Pool:
-    """Return the pooling. The attention pool is visible; all others are not."""
+    """Return the pooling. Only attention pooling shows in the tensors."""
     shown: Pool | None = "map" if r.has("attn_pool.latent") else r.hints.pool
     if shown == "map" and r.hints.pool not in (None, "map"):
         raise FqvitError(f"{r.label}: has attention pooling, expected '{r.hints.pool}' as in {r.hints.source}.")
@@ -286,8 +286,8 @@ def _beit(r: Reader) -> BeitConfig:
     block_bias, shared_bias = r.has("blocks.0.attn.relative_position_bias_table"), r.any(r"^rel_pos_bias\.")
     if not r.any(r"\.attn\.q_bias$") and r.any(r"\.attn\.qkv\.bias$"):
         raise FqvitError(
-            f"{r.label}: LayerScale beside a bias of qkv in timm's layout is DeiT III or a model with rotary positions, which "
-            "the weights do not show. Pass the name of the architecture."
+            f"{r.label}: LayerScale and a qkv bias in timm's layout mean DeiT III or a model with rotary positions, and the "
+            "weights do not show which. Pass the name of the architecture."
         )
     pool = r.setting("pool", r.hints.pool, "avg")
     if pool not in ("token", "avg", "none"):

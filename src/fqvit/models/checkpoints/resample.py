@@ -40,7 +40,7 @@ def for_image(
 
 
 def for_leaves(found: Canonical, image: tuple[int, int], hints: Hints, label: str) -> tuple[Canonical, Hints]:
-    """Return a ViT or Swin for images of another size. A Swin has no positions that depend on it."""
+    """Adapt a ViT or Swin that is built from leaf modules to another image size. No position of a Swin depends on that size."""
     hints = replace(hints, image=image)
     positions, weight = found.tensors.get("pos_embed"), found.tensors.get("patch_embed.proj.weight")
     if positions is None or weight is None or positions.ndim != 3 or weight.ndim != 4:
@@ -61,7 +61,7 @@ def for_leaves(found: Canonical, image: tuple[int, int], hints: Hints, label: st
 
 
 def resampled(positions: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int], antialias: bool) -> Tensor:
-    """[1, prefix + T, C] -> [1, prefix + T', C]. The rows of the prefix do not change."""
+    """Resample positions from one grid to another: [1, prefix + T, C] -> [1, prefix + T', C]. Prefix rows do not change."""
     width = positions.shape[-1]
     grid = positions[:, prefix:].reshape(1, *old, width).permute(0, 3, 1, 2)
     grid = F.interpolate(grid, size=new, mode="bicubic", antialias=antialias)

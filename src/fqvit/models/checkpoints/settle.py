@@ -25,12 +25,12 @@ FAMILIES: dict[type, Family] = {
     BeitConfig: "beit",
     DinoV3Config: "dinov3",
 }
-# Settings that the tensors of a ViT do not show, and how they are passed to load_model.
+# Settings that the tensors of a ViT do not show, by their names in Hints and in load_model.
 UNDECIDED = ("heads", "pool", "activation")
 
 
 def structure_of(found: Canonical) -> dict[str, bool | int]:
-    """Return the parts of a ViT that its names show."""
+    """Return which parts a ViT has, judged by the names of its tensors."""
     t = found.tensors
     registers = t.get("reg_token")
     return {
@@ -47,7 +47,7 @@ def structure_of(found: Canonical) -> dict[str, bool | int]:
 
 
 def structure(config: VisionConfig, distilled: bool) -> dict[str, bool | int]:
-    """Return the same parts of a config."""
+    """Return which of these parts a config has."""
     return {
         "class_token": config.class_token,
         "distillation token": distilled,
@@ -62,20 +62,20 @@ def structure(config: VisionConfig, distilled: bool) -> dict[str, bool | int]:
 
 
 def as_vision(c: ViTConfig) -> VisionConfig:
-    """Return the config of a plain ViT as that of the generic one."""
+    """Convert the config of a ViT classifier to that of the generic vision transformer."""
     sizes = (c.image, c.patch, c.channels, c.classes, c.width, c.depth, c.heads, c.hidden)
     pool: Pool = "token" if c.pool == "token" else "avg"
     return VisionConfig(*sizes, class_token=c.prefix > 0, norm=c.norm_first, fc_norm=c.norm_last, pool=pool, eps=c.eps)
 
 
 def settle(found: Canonical, hints: Hints, name: str | None, label: str) -> tuple[Hints, tuple[str, ...]]:
-    """Return the hints with whatever the name decides, and one sentence per setting that comes from it.
+    """Return the hints, completed by the settings of the name, and one sentence per setting that comes from the name.
 
     Raises FqvitError if the settings of a ViT stay undecided. Those of other families are checked by recognise.infer.
     """
     if found.heads is not None and hints.heads is None:
         hints = replace(hints, heads=(found.heads,))
-    family, said = family_of(found), hints
+    family, given = family_of(found), hints
     named = _named(name)
     if named is not None and FAMILIES[type(named[0])] != family:
         if {FAMILIES[type(named[0])], family} == {"swin", "vision"}:
@@ -97,7 +97,7 @@ def settle(found: Canonical, hints: Hints, name: str | None, label: str) -> tupl
     if family == "vision":
         _check_layer_scale(found, name, label)
         _check_decided(found, hints, name, label)
-    taken = [setting for setting in UNDECIDED if getattr(said, setting) is None and getattr(hints, setting) is not None]
+    taken = [setting for setting in UNDECIDED if getattr(given, setting) is None and getattr(hints, setting) is not None]
     return hints, tuple(f"{setting}: {_shown(getattr(hints, setting))}, from the name {name}" for setting in taken)
 
 
@@ -116,7 +116,7 @@ def _named(name: str | None) -> tuple[TimmConfig, bool] | None:
 
 
 def _difference(found: Canonical, config: VisionConfig, distilled: bool) -> str | None:
-    """Return the first part in which the tensors differ from the named architecture, in words."""
+    """Describe the first part in which the tensors differ from the named architecture; None if they do not differ."""
     want, got = structure(config, distilled), structure_of(found)
     if got["distillation token"] != want["distillation token"]:
         return None  # reported by fold.py, which names the model with or without distillation
@@ -127,20 +127,20 @@ def _difference(found: Canonical, config: VisionConfig, distilled: bool) -> str 
 
 
 def _completed(hints: Hints, config: TimmConfig, name: str, found: Canonical) -> Hints:
-    """Return the hints with the settings of the name where they have none."""
-    said = hints_of(config, f"the name {name}", name)
+    """Return the hints, with unknown settings taken from the architecture of the name."""
+    named = hints_of(config, f"the name {name}", name)
     if isinstance(config, SwinConfig):
-        said = replace(said, heads=None, windows=None, image=None)  # shown by the tensors, or chosen by fold.py
+        named = replace(named, heads=None, windows=None, image=None)  # shown by the tensors, or chosen by fold.py
     if found.layout.startswith("hugging face"):
-        # These files belong to a config.json, which has the activation and eps. Without it, they may be any.
-        said = replace(said, activation=None, eps=None)
+        # Activation and eps of such a checkpoint are in its config.json. Without that file, both are unknown.
+        named = replace(named, activation=None, eps=None)
     keys = ("heads", "pool", "activation", "qkv_bias", "eps", "image", "theta", "windows", "pretrained_windows")
-    filled = {key: getattr(said, key) for key in keys if getattr(hints, key) is None}
-    return replace(hints, **filled, source=hints.source or said.source)
+    filled = {key: getattr(named, key) for key in keys if getattr(hints, key) is None}
+    return replace(hints, **filled, source=hints.source or named.source)
 
 
 def _check_layer_scale(found: Canonical, name: str | None, label: str) -> None:
-    """Raise FqvitError for gamma_1 beside a bias of qkv, unless the name is that of DeiT III."""
+    """Raise FqvitError for gamma_1 together with a qkv bias, unless the name is that of a DeiT III."""
     key = next(
         (new for new, old in found.origin.items() if old.endswith((".gamma_1", "ls_1.gamma")) and new.endswith(".ls1.gamma")),
         None,
@@ -148,21 +148,21 @@ def _check_layer_scale(found: Canonical, name: str | None, label: str) -> None:
     if key is None or found.layout == "openai clip" or (name or "").startswith("deit3"):
         return
     raise FqvitError(
-        f"{label}: '{found.origin[key]}' is the LayerScale of DeiT III or of models with rotary positions, which the weights "
-        "do not show. Pass the name of the architecture, or the module itself."
+        f"{label}: '{found.origin[key]}' is the LayerScale of DeiT III or of a model with rotary positions, and the weights "
+        "do not show which. Pass the name of the architecture, or the module itself."
     )
 
 
 def _check_decided(found: Canonical, hints: Hints, name: str | None, label: str) -> None:
-    """Raise FqvitError with all undecided settings of a ViT, and what to do."""
+    """Raise FqvitError if settings of a ViT are undecided; the message lists all of them."""
     shown = {"pool"} if "attn_pool.latent" in found.tensors else set()
     if found.heads is not None:
         shown.add("heads")
     if is_packed_swiglu(found.tensors):
         shown.add("activation")
     missing = [setting for setting in UNDECIDED if getattr(hints, setting) is None and setting not in shown]
-    plain = structure_of(found)
-    if not plain["qkv_bias"] and not plain["LayerScale"] and hints.qkv_bias is None:
+    parts = structure_of(found)
+    if not parts["qkv_bias"] and not parts["LayerScale"] and hints.qkv_bias is None:
         missing.append("qkv_bias")  # timm's vit_base_patch16_rpn_224 has these keys and another order of norms
     if not missing:
         return

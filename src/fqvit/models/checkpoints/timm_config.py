@@ -1,4 +1,4 @@
-"""Read the config.json of timm: architecture, model_args and pretrained_cfg. Every field is used, irrelevant, or refused.
+"""Read the config.json of timm: architecture, model_args and pretrained_cfg. Every field is used, irrelevant, or rejected.
 
 The architecture decides what its tensors do not show; arguments in model_args override it.
 See also: architectures.py (timm's names), transformers_config.py, live.py (pretrained_cfg of modules in memory).
@@ -44,11 +44,12 @@ SHOWN = words(
     weight_init fix_init dynamic_img_size strict_img_size always_partition head_init_scale swiglu_mlp
     """
 )
-# Those of them that change the structure.
+# Arguments that change the structure of the architecture.
 CHANGES = words(
     "class_token reg_tokens init_values no_embed_class fc_norm qkv_bias pre_norm final_norm "
     "embed_dim depth depths num_heads mlp_ratio"
 )
+# Arguments that are accepted with these values only.
 FIXED: dict[str, tuple[object, ...]] = {
     "norm_layer": ("layernorm",),
     "dynamic_img_pad": (False,),
@@ -106,19 +107,19 @@ def read_config(config: Mapping[str, Any], label: str) -> Hints:
 
 def hints_of(config: TimmConfig, source: str, name: str) -> Hints:
     """Return the settings of an architecture that its tensors do not show."""
-    said = Hints(eps=config.eps, image=config.image, architecture=name, source=source)
+    hints = Hints(eps=config.eps, image=config.image, architecture=name, source=source)
     if isinstance(config, SwinConfig):
-        return replace(said, heads=config.heads, windows=(config.window,), pool="avg", activation="gelu")
+        return replace(hints, heads=config.heads, windows=(config.window,), pool="avg", activation="gelu")
     if isinstance(config, SwinV2Config):
         windows, pretrained = config.windows, config.pretrained_windows
-        return replace(said, heads=config.heads, windows=windows, pretrained_windows=pretrained, pool="avg", activation="gelu")
-    said = replace(said, heads=(config.heads,), pool=config.pool)
+        return replace(hints, heads=config.heads, windows=windows, pretrained_windows=pretrained, pool="avg", activation="gelu")
+    hints = replace(hints, heads=(config.heads,), pool=config.pool)
     if isinstance(config, VisionConfig):
-        return replace(said, activation=config.activation, qkv_bias=config.qkv_bias)
+        return replace(hints, activation=config.activation, qkv_bias=config.qkv_bias)
     if isinstance(config, DinoV3Config):
-        return replace(said, theta=config.theta)
+        return replace(hints, theta=config.theta)
     assert isinstance(config, BeitConfig)
-    return replace(said, activation="gelu")
+    return replace(hints, activation="gelu")
 
 
 def read_pretrained(cfg: Mapping[str, Any], label: str, source: str) -> Transform:
@@ -132,7 +133,7 @@ def read_pretrained(cfg: Mapping[str, Any], label: str, source: str) -> Transfor
             raise FqvitError(f"{label}: {source}: pretrained_cfg has {name} {str(value)[:40]!r}, which is not understood.")
     crop, mode, size = cfg.get("crop_pct"), cfg.get("crop_mode") or "center", cfg.get("input_size")
     if crop is not None and not (isinstance(crop, int | float) and 0.1 <= crop <= 1):
-        raise FqvitError(f"{label}: {source}: crop_pct {crop!r}, expected a number of 0.1 to 1.")
+        raise FqvitError(f"{label}: {source}: crop_pct {crop!r}, expected a number from 0.1 to 1.")
     if mode not in ("center", "squash"):
         raise FqvitError(f"{label}: {source}: crop_mode '{mode}', expected 'center' or 'squash'.")
     if size is not None and (not isinstance(size, list | tuple) or len(size) != 3):

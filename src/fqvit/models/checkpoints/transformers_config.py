@@ -1,4 +1,4 @@
-"""Read the config.json of transformers: every field is used, known to be irrelevant, or refused.
+"""Read the config.json of transformers: every field is used, known to be irrelevant, or rejected.
 
 See also: timm_config.py (config.json of timm), preprocessing.py (preprocessor_config.json).
 """
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
 }
 
-# Fields that say nothing about the function of a vision model in eval mode.
+# Fields that do not change the output of a vision model in eval mode.
 IRRELEVANT = words(
     """
     _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention apply_layernorm architectures
@@ -45,7 +45,7 @@ IRRELEVANT = words(
     vision_config_dict vocab_size num_layers add_fpn num_image_tokens feature_size image_token_index initializer_bias
     """
 )
-# Fields that matter only with other values than these.
+# Fields that are accepted only with these values or null.
 FIXED: dict[str, tuple[object, ...]] = {
     "pruned_heads": ({},),
     "is_hybrid": (False,),
@@ -99,7 +99,7 @@ _SIGLIP_CLASSES: dict[str, tuple[Pool | None, tuple[str, ...]]] = {
 
 
 def _classifier(name: str, pool: Pool, *more: str) -> dict[str, tuple[Pool | None, tuple[str, ...]]]:
-    """NameForImageClassification and NameModel, which pool alike."""
+    """Return the entries of NameForImageClassification and NameModel, which pool in the same way. more: further endings"""
     return {f"{name}{end}": (pool, ()) for end in ("ForImageClassification", "Model", *more)}
 
 
@@ -125,7 +125,7 @@ KINDS: dict[str, Kind] = {
     "beit": Kind({"BeitModel": (None, ()), "BeitForImageClassification": (None, ())}),
     "data2vec-vision": Kind({"Data2VecVisionModel": (None, ()), "Data2VecVisionForImageClassification": (None, ())}),
 }
-# Model types that people try, and why they have no plain module here.
+# Well-known model types whose files cannot be loaded, and why.
 WHY_NOT = {
     "siglip2": "takes images of any size as lists of patches (NaFlex)",
     "siglip2_vision_model": "takes images of any size as lists of patches (NaFlex)",
@@ -140,7 +140,7 @@ def is_transformers(config: Mapping[str, Any]) -> bool:
 
 
 def read_config(config: Mapping[str, Any], label: str, source: str = "config.json") -> Hints:
-    """Return the settings of a config, as a dict; raises FqvitError for fields and values that are not understood."""
+    """Return the settings of a config; raises FqvitError for fields and values that are not understood."""
     model_type = config.get("model_type")
     kind = KINDS.get(str(model_type))
     if kind is None:
@@ -158,11 +158,11 @@ def read_config(config: Mapping[str, Any], label: str, source: str = "config.jso
     _check_fields(config, label, source)
     if kind.nested:
         _check_fields(vision, label, f"{source}: vision_config")
-    said = {**kind.defaults, **{name: value for name, value in vision.items() if value is not None}}
+    fields = {**kind.defaults, **{name: value for name, value in vision.items() if value is not None}}
     if model_type in ("beit", "data2vec-vision"):
-        pool = "avg" if said.get("use_mean_pooling", True) else "token"
-    act = said.get("hidden_act")
-    if said.get("use_gated_mlp"):
+        pool = "avg" if fields.get("use_mean_pooling", True) else "token"
+    act = fields.get("hidden_act")
+    if fields.get("use_gated_mlp"):
         if act != "silu":
             raise FqvitError(
                 f"{label}: {source}: a gated MLP with hidden_act '{act}', expected 'silu'. Pass the module itself."
@@ -170,35 +170,35 @@ def read_config(config: Mapping[str, Any], label: str, source: str = "config.jso
         act = None  # shown by the tensors
     if act is not None and act not in ACTIVATIONS:
         raise FqvitError(f"{label}: {source}: hidden_act '{act}', expected one of {', '.join(ACTIVATIONS)}.")
-    heads = said.get("num_heads", said.get("num_attention_heads"))
-    image = pair(said.get("image_size"), "image_size", label, source)
-    windows = said.get("window_size")
+    heads = fields.get("num_heads", fields.get("num_attention_heads"))
+    image = pair(fields.get("image_size"), "image_size", label, source)
+    windows = fields.get("window_size")
     sizes = {
-        ours: _integer(said[theirs], theirs, label, source)
+        ours: _integer(fields[theirs], theirs, label, source)
         for ours, theirs in (
-            ("width", "embed_dim" if "embed_dim" in said else "hidden_size"),
+            ("width", "embed_dim" if "embed_dim" in fields else "hidden_size"),
             ("depth", "num_hidden_layers"),
             ("hidden", "intermediate_size"),
             ("channels", "num_channels"),
             ("registers", "num_register_tokens"),
         )
-        if theirs in said
+        if theirs in fields
     }
-    if isinstance(said.get("patch_size"), int):
-        sizes["patch"] = said["patch_size"]
+    if isinstance(fields.get("patch_size"), int):
+        sizes["patch"] = fields["patch_size"]
     if model_type in ("dinov2", "dinov2_with_registers"):
         sizes.pop("hidden", None)  # DINOv2 uses mlp_ratio
     return Hints(
         heads=_integers(heads, "num_attention_heads", label, source),
-        eps=_number(said.get("layer_norm_eps"), "layer_norm_eps", label, source),
+        eps=_number(fields.get("layer_norm_eps"), "layer_norm_eps", label, source),
         image=image,
         labels=labels_of(config, label),
         pool=pool,
         activation=None if act is None else ACTIVATIONS[act],
-        qkv_bias=said.get("qkv_bias") if isinstance(said.get("qkv_bias"), bool) else None,
-        theta=_number(said.get("rope_theta"), "rope_theta", label, source),
+        qkv_bias=fields.get("qkv_bias") if isinstance(fields.get("qkv_bias"), bool) else None,
+        theta=_number(fields.get("rope_theta"), "rope_theta", label, source),
         windows=_integers(windows, "window_size", label, source),
-        pretrained_windows=_integers(said.get("pretrained_window_sizes"), "pretrained_window_sizes", label, source),
+        pretrained_windows=_integers(fields.get("pretrained_window_sizes"), "pretrained_window_sizes", label, source),
         sizes=sizes,
         unused=unused,
         antialias=kind.antialias,
@@ -209,7 +209,7 @@ def read_config(config: Mapping[str, Any], label: str, source: str = "config.jso
 
 
 def _class_of(config: Mapping[str, Any], kind: Kind, label: str) -> tuple[Pool | None, tuple[str, ...]]:
-    """Return the pooling and the unused names of the class that wrote the config. Without a class: the first one."""
+    """Return the pooling and the unused names of the model class in the config, or of the first class if it has none."""
     names = config.get("architectures")
     if not names:
         return next(iter(kind.classes.values()))
@@ -245,12 +245,12 @@ def labels_of(config: Mapping[str, Any], label: str) -> tuple[str, ...] | None:
 
 
 def pair(value: object, name: str, label: str, source: str) -> tuple[int, int] | None:
-    """Return a size as (height, width): from one number, two numbers or None."""
+    """Return a size, given as one or two numbers, as (height, width); None if it is None."""
     numbers = _integers(value, name, label, source)
     if numbers is None:
         return None
     if len(numbers) not in (1, 2) or not all(1 <= side <= 8192 for side in numbers):
-        raise FqvitError(f"{label}: {source}: {name} {value!r}, expected one or two numbers of 1 to 8192. The file is damaged.")
+        raise FqvitError(f"{label}: {source}: {name} {value!r}, expected one or two numbers, 1 to 8192. The file is damaged.")
     return numbers[0], numbers[-1]
 
 

@@ -43,7 +43,10 @@ class RelativePositionBias(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention: [N, T, C] -> [N, T, C]. bias: [H, T, T], added to the scores; the bias of k is always 0"""
+    """Multi-head attention: [N, T, C] -> [N, T, C]. The bias of k is always 0.
+
+    shared: relative position bias of all blocks [H, T, T], added to the scores, or None
+    """
 
     k_bias: Tensor
     relative_position_index: Tensor

@@ -1,4 +1,4 @@
-"""Build the plain module of a config, with random or zero weights."""
+"""Build the torch module of a config, with random or zero weights."""
 
 from __future__ import annotations
 

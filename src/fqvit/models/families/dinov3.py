@@ -1,6 +1,6 @@
 """DINOv3's vision transformer, as timm's Eva: rotary positions on the patches, registers, LayerScale, no learned positions.
 
-Only q and v have biases. The rotary tables depend on the grid alone, so they are buffers.
+Only q and v have biases. The rotary tables depend only on the config, so they are buffers.
 """
 
 from __future__ import annotations

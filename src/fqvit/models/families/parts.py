@@ -1,4 +1,4 @@
-"""Parts that several families share: patch embedding, MLPs, LayerScale, relative positions.
+"""Parts that several families share: patch embedding, MLPs, LayerScale, splitting into heads.
 
 Names of attributes are timm's, because they are the keys of checkpoints and the names of sites.
 Shapes: N images, T tokens, C channels, H heads, D head width.

@@ -16,7 +16,7 @@ from fqvit.models.config import SwinV2Config
 from fqvit.models.families.parts import Mlp, split_heads
 from fqvit.models.swin import relative_position_index, shift_mask
 
-MAX_SCALE = math.log(1 / 0.01)  # of the logarithm of the score scale
+MAX_SCALE = math.log(1 / 0.01)  # upper limit of logit_scale, the logarithm of the factor of the scores
 MASKED = -100.0  # added to the scores of tokens that were not neighbours before the shift
 
 

@@ -2,7 +2,7 @@
 
 A config chooses the tokens before the patches, the positions, the norms, the MLP and the pooling. The order of the blocks is
 always pre-norm: x + attn(norm1(x)), x + mlp(norm2(x)), each branch optionally scaled per channel.
-See also: ../config.py (VisionConfig), ../vit.py (ViT and DeiT classifiers, built from leaves).
+See also: ../config.py (VisionConfig), ../vit.py (ViT and DeiT classifiers, built from leaf modules).
 """
 
 from __future__ import annotations

@@ -50,10 +50,11 @@ def wide(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, sites=sites, **own)
 
 
-def check(features: Features) -> None:
+def check(features: Features, outputs: Sequence[str] = ()) -> None:
     """Raise FqvitError unless the model returns logits."""
-    if features != "logits":
-        raise FqvitError(f"recipe auto: the output is {features}, expected logits. Use --recipe fqvit for features.")
+    if features != "logits" or outputs:
+        found = ", ".join(outputs) or features
+        raise FqvitError(f"recipe auto: the output is {found}, expected only logits. Use --recipe fqvit for other outputs.")
 
 
 def choose(

@@ -3,9 +3,9 @@
 Each bit is a ternary matrix, chosen with the other bits fixed.
 
 W ~ a 2^-(b-2) q, q = sum_k 2^(b-2-k) B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one a > 0 per output channel:
-  1. initialise: alternate between a and q to minimise ||W - a 2^-(b-2) q||; the binary digits of |q| times its sign are B_k;
-  2. minimise ||W - Wq||: alternate between a and each bit in turn;
-  3. minimise ||Y - X Wq^T|| in the same way, where X are the layer's inputs in the quantized network and Y its outputs in the
+  1. initialize: alternate between a and q to minimize ||W - a 2^-(b-2) q||; the binary digits of |q| times its sign are B_k;
+  2. minimize ||W - Wq||: alternate between a and each bit in turn;
+  3. minimize ||Y - X Wq^T|| in the same way, where X are the layer's inputs in the quantized network and Y its outputs in the
      float model without bias. Only X^T X, Y^T X and ||Y||^2 are needed.
 See also: lockstep.py (X and Y of each layer), weights.py (rounding to nearest).
 """
@@ -124,7 +124,7 @@ def fit(linear: LinearLayer, products: Products, input_scales: Array, bits: int)
 
 
 def by_weights(weight: Array, bits: int) -> Split:
-    """Steps 1 and 2: minimise the squared error of weight [O, K] by alternation. A row of zeros has a = 0."""
+    """Steps 1 and 2: minimize the squared error of weight [O, K] by alternation. A row of zeros has a = 0."""
     largest = 2 ** (bits - 1) - 1
     unit, q = np.abs(weight).max(1) / largest, np.zeros_like(weight)
     live = np.flatnonzero(unit)  # rows that have not converged
@@ -154,7 +154,7 @@ def by_weights(weight: Array, bits: int) -> Split:
 
 
 def _update_bits_by_weights(target: Array, bits: Array) -> Array:
-    """Update the bits [b-1, O, K] in place, one after the other, to minimise the error of their sum against target [O, K]."""
+    """Update the bits [b-1, O, K] in place, one after the other, to minimize the error of their sum against target [O, K]."""
     rest = target - _sum(bits)
     for size, bit in zip(_sizes(len(bits)), bits, strict=True):
         rest += size * bit
@@ -164,7 +164,7 @@ def _update_bits_by_weights(target: Array, bits: Array) -> Array:
 
 
 def by_outputs(split: Split, products: Products, rounds: int = OUTPUT_ROUNDS) -> Split:
-    """Step 3: minimise the squared error of the outputs, starting from the result of step 2.
+    """Step 3: minimize the squared error of the outputs, starting from the result of step 2.
 
     Rows are independent; a converged row is not updated again.
     """

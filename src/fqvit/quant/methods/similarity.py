@@ -2,9 +2,9 @@
 
 There is one scale per weight matrix and one per site. The matrix products are visited in network order. For each, the search
 compares the output of the float model with the quantized output:
-  linear layer     weight and input scales that maximise the mean Pearson correlation per image;
-  Q K^T            scales of Q and K that maximise the correlation of the attention maps - GAMMA * ranking loss;
-  attention x V    scales of attention and V that maximise the correlation.
+  linear layer     weight and input scales that maximize the mean Pearson correlation per image;
+  Q K^T            scales of Q and K that maximize the correlation of the attention maps - GAMMA * ranking loss;
+  attention x V    scales of attention and V that maximize the correlation.
 The two scales of a product are searched alternately on a grid of factors until neither changes; factor 1 maps the largest
 absolute value to the last code. Then the bias of a linear layer is corrected by its mean output error over all images.
 Scales are scored on IMAGES images and TOKENS tokens per image, always the same ones.
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fqvit.models import layers
-from fqvit.models.graph import Graph, Node, trace
+from fqvit.models.graph import Graph, Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
@@ -108,7 +108,7 @@ class RankingLoss:
 
 
 def search(score: Score, first: Operand, second: Operand, free: tuple[bool, bool] = (True, True)) -> tuple[float, float]:
-    """Maximise score over the factors of both scales, alternating between them; an operand that is not free keeps factor 1."""
+    """Maximize score over the factors of both scales, alternating between them; an operand that is not free keeps factor 1."""
     operands, factors = (first, second), [1.0, 1.0]
     sides = [side for side in (0, 1) if free[side]]
     turns = [side for _ in range(ROUNDS) for side in sides] if len(sides) > 1 else sides
@@ -134,7 +134,7 @@ class Searcher:
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.recipe = model, calibration.recipe
-        self.graph: Graph = trace(model.module, calibration.features)
+        self.graph: Graph = calibration.graph(model)
         self.sites = dict(calibration.sites)
         self.weights: dict[str, QuantizedLinear] = {}
         fixed = {name for name, site in plan(self.graph, self.recipe).items() if site.fixed is not None}

@@ -52,14 +52,17 @@ SWINV2 = (
 
 
 def from_beit(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """BeitModel, BeitForImageClassification and their Data2VecVision twins."""
+    """Rename the keys of BeitModel, BeitForImageClassification and their Data2VecVision counterparts."""
     found = rename(tensors, BEIT, UNUSED, label)
     join_qkv(found, label)
     return found
 
 
 def from_swinv2(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """Swinv2Model and Swinv2ForImageClassification. Patch merging is at the end of stage i, in timm at the start of i + 1."""
+    """Rename the keys of Swinv2Model and Swinv2ForImageClassification.
+
+    Patch merging is at the end of stage i here, and at the start of stage i + 1 in timm.
+    """
     stages = ((_S + rf"encoder\.layers\.{i}\.downsample\.(.+)", rf"layers.{i + 1}.downsample.\1") for i in range(10))
     found = rename(tensors, (*SWINV2, *stages), UNUSED, label)
     join_qkv(found, label)

@@ -50,7 +50,7 @@ HUGGING_FACE = (
 
 
 def from_openai(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """visual.* of OpenAI's CLIP and of OpenCLIP, or the state dict of the tower itself (conv1, transformer.resblocks)."""
+    """Rename the keys visual.* of OpenAI's CLIP and of OpenCLIP, or those of the vision tower itself (conv1, ...)."""
     dropped = TEXT if any(key.startswith("visual.") for key in tensors) else r"^$"
     found = rename(tensors, OPENAI, f"{dropped}|{BUFFERS}", label)
     found.change("head.weight", lambda w: w.T)  # features @ proj
@@ -59,13 +59,13 @@ def from_openai(tensors: dict[str, Tensor], label: str) -> Renamed:
 
 
 def from_openclip_timm(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """visual.trunk.* of OpenCLIP, a timm model; visual.head.proj is its projection."""
+    """Rename the keys of OpenCLIP with a timm model (visual.trunk.*) and a projection (visual.head.proj)."""
     table = ((r"visual\.trunk\.(.+)", r"\1"), (r"visual\.head\.proj\.weight", "head.weight"))
     return rename(tensors, table, f"{TEXT}|{BUFFERS}", label)
 
 
 def from_hugging_face(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """CLIPVisionModel, CLIPModel, SiglipVisionModel, SiglipModel and their classifiers."""
+    """Rename the keys of CLIPVisionModel, CLIPModel, SiglipVisionModel, SiglipModel and their classifiers."""
     found = rename(tensors, HUGGING_FACE, f"{TEXT}|{BUFFERS}", label)
     _with_batch_axis(found)
     for part in ("weight", "bias"):
@@ -78,6 +78,6 @@ def from_hugging_face(tensors: dict[str, Tensor], label: str) -> Renamed:
 
 
 def _with_batch_axis(found: Renamed) -> None:
-    """Class token [C] -> [1, 1, C], positions [T, C] -> [1, T, C]"""
+    """Add the axes that timm's parameters have: class token [C] -> [1, 1, C], positions [T, C] -> [1, T, C]"""
     found.change("cls_token", lambda token: token.reshape(1, 1, -1))
     found.change("pos_embed", lambda positions: positions.unsqueeze(0))

@@ -62,7 +62,7 @@ HUGGING_FACE_V3 = (
 
 
 def from_dinov2(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """The original DINOv2: register_tokens, a packed SwiGLU as w12 and w3."""
+    """Rename the keys of the original DINOv2, which has register_tokens and a packed SwiGLU named w12 and w3."""
     table = (
         *DINOV2,
         (r"blocks\.(\d+)\.mlp\.w12\." + P, r"blocks.\1.mlp.fc1.\2"),
@@ -74,7 +74,7 @@ def from_dinov2(tensors: dict[str, Tensor], label: str) -> Renamed:
 
 
 def from_hugging_face_v2(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """Dinov2Model, Dinov2WithRegistersModel and their classifiers."""
+    """Rename the keys of Dinov2Model, Dinov2WithRegistersModel and their classifiers."""
     found = rename(tensors, HUGGING_FACE_V2, UNUSED, label)
     _fold_class_position(found)
     join_qkv(found, label)
@@ -82,7 +82,7 @@ def from_hugging_face_v2(tensors: dict[str, Tensor], label: str) -> Renamed:
 
 
 def from_dinov3(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """The original DINOv3: storage_tokens, and a bias of qkv whose middle third, that of k, is masked."""
+    """Rename the keys of the original DINOv3, which has storage_tokens and a qkv bias whose middle third (k) is masked."""
     found = rename(tensors, DINOV3, UNUSED, label)
     for key in [key for key in found.tensors if re.fullmatch(r"blocks\.\d+\.attn\.qkv\.bias", key)]:
         bias, old, block = found.tensors.pop(key), found.origin.pop(key), key.removesuffix("qkv.bias")
@@ -95,7 +95,7 @@ def from_dinov3(tensors: dict[str, Tensor], label: str) -> Renamed:
 
 
 def from_hugging_face_v3(tensors: dict[str, Tensor], label: str) -> Renamed:
-    """DINOv3ViTModel, whose MLP is gated if there is a gate_proj."""
+    """Rename the keys of DINOv3ViTModel, whose MLP is gated if there is a gate_proj."""
     found = rename(tensors, HUGGING_FACE_V3, UNUSED, label)
     if not any(".mlp.fc1_g." in key for key in found.tensors):
         for key in [key for key in found.tensors if ".mlp.fc1_x." in key]:

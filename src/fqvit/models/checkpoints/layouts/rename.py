@@ -1,4 +1,4 @@
-"""Apply a table of (pattern, name) pairs to the keys of a checkpoint, and move q, k and v to timm's places."""
+"""Rename the keys of a checkpoint by a table of (pattern, name) pairs, and concatenate q, k and v as timm does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def rename(tensors: dict[str, Tensor], table: Table, dropped: str, label: str) -
 
 
 def join_qkv(found: Renamed, label: str) -> None:
-    """Concatenate attn.{q,k,v}.x into attn.qkv.x, rows of q first. Without a bias of k: attn.q_bias and attn.v_bias."""
+    """Concatenate attn.{q,k,v}.x into attn.qkv.x, rows of q first.
+
+    If k has no bias, those of q and v become attn.q_bias and attn.v_bias.
+    """
     for key in list(found.tensors):
         if not (match := re.fullmatch(r"(.+\.attn)\.q\.(weight|bias)", key)):
             continue

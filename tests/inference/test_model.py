@@ -1,0 +1,126 @@
+"""fqvit.load: images of every kind give the bits of the engine on preprocessed pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fqvit
+from fqvit.data.images import UnreadableImage
+from fqvit.detect.fixed.detector import IntegerDetector
+from fqvit.errors import FqvitError
+from fqvit.inference.model import load
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+CLASSIFIER, TOKENS = GOLDEN / "fqvit_v1.fqvit", GOLDEN / "tokens_v1.fqvit"
+DETECTOR = GOLDEN / "detectors" / "opencv_v1.fqvit"
+
+
+def pictures(folder: Path, count: int) -> list[Path]:
+    """Write PNG files of different sizes."""
+    rng = np.random.default_rng(count)
+    paths = []
+    for number in range(count):
+        pixels = rng.integers(0, 256, (20 + number, 30, 3)).astype(np.uint8)
+        paths.append(folder / f"{number}.png")
+        Image.fromarray(pixels).save(paths[-1])
+    return paths
+
+
+def test_paths_pictures_and_arrays_give_the_bits_of_the_engine(tmp_path: Path) -> None:
+    paths = pictures(tmp_path, 20)
+    model, engine = load(TOKENS), fqvit.Engine(TOKENS)
+    apply = engine.header.preprocess.apply
+    expected = engine.run(np.stack([apply(Image.open(path)) for path in paths]))
+    opened = [Image.open(path) for path in paths]
+    for images in (paths, [str(path) for path in paths], opened, [np.asarray(image) for image in opened]):
+        found = model.embed(images)
+        np.testing.assert_array_equal(found.codes(), expected)
+        assert found.fingerprint == engine.fingerprint and list(found.info) == ["tokens"]
+    assert list(model.embed(paths).names) == [str(path) for path in paths]
+    assert list(model.embed(opened[:1]).names) == [str(paths[0])]
+    assert list(model.embed([np.asarray(opened[0])]).names) == ["image 0"]
+
+
+def test_one_image_is_a_list_of_one(tmp_path: Path) -> None:
+    (path,) = pictures(tmp_path, 1)
+    model = load(TOKENS)
+    np.testing.assert_array_equal(model.embed(path).codes(), model.embed([path]).codes())
+    assert len(model.embed([])) == 0 and model.embed([]).codes().shape[1:] == model.outputs["tokens"].shape
+
+
+def test_gray_arrays_and_batches_are_images(tmp_path: Path) -> None:
+    model = load(TOKENS)
+    gray = np.random.default_rng(0).integers(0, 256, (25, 40)).astype(np.uint8)
+    expected = model.embed(Image.fromarray(gray)).codes()
+    np.testing.assert_array_equal(model.embed(gray).codes(), expected)
+    np.testing.assert_array_equal(model.embed(gray[:, :, None]).codes(), expected)
+    colour = np.repeat(gray[:, :, None], 3, axis=2)
+    np.testing.assert_array_equal(model.embed(np.stack([colour, colour])).codes(), np.repeat(expected, 2, axis=0))
+
+
+def test_decoded_embeddings_use_scale_and_zero(tmp_path: Path) -> None:
+    found = load(TOKENS).embed(pictures(tmp_path, 2))
+    info = found.output()
+    scale = info.scale * np.exp2(np.array(info.alpha)) if info.alpha else info.scale
+    np.testing.assert_allclose(found.float(), (found.codes().astype(float) - info.zero) * scale, rtol=1e-6)
+
+
+def test_classes_are_sorted_by_score(tmp_path: Path) -> None:
+    paths = pictures(tmp_path, 3)
+    model, engine = load(CLASSIFIER), fqvit.Engine(CLASSIFIER)
+    codes = engine.run(np.stack([engine.header.preprocess.apply(Image.open(path)) for path in paths]))
+    every = model.classify(paths)
+    assert [scores[0].index for scores in every] == codes.argmax(-1).tolist()
+    for scores, row in zip(every, codes, strict=True):
+        assert [score.code for score in scores] == sorted(row.tolist(), reverse=True)[:5]
+        assert all(score.logit == score.code * engine.header.output.scale for score in scores)
+    assert model.classify(paths[0], top=2) == every[0][:2]
+    assert model.classify(np.asarray(Image.open(paths[1]))) == every[1]
+
+
+def test_a_detector_detects(tmp_path: Path) -> None:
+    paths = pictures(tmp_path, 2)
+    model, detector = load(DETECTOR), IntegerDetector(DETECTOR)
+    found = model.detect(paths)
+    expected = detector.detect_image(Image.open(paths[1]))
+    np.testing.assert_array_equal(found[1].boxes, expected.boxes)
+    np.testing.assert_array_equal(found[1].scores, expected.scores)
+    np.testing.assert_array_equal(model.detect(Image.open(paths[1])).boxes, expected.boxes)
+    assert model.fingerprint == IntegerDetector(DETECTOR, backend="reference").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("file", "method"), [(TOKENS, "classify"), (TOKENS, "detect"), (CLASSIFIER, "detect"), (DETECTOR, "embed")]
+)
+def test_a_method_that_the_file_lacks_is_refused(file: Path, method: str, tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match=rf"so it has no {method}\(\)"):
+        getattr(load(file), method)(pictures(tmp_path, 1)[0])
+
+
+def test_outputs_are_chosen_by_name(tmp_path: Path) -> None:
+    path = pictures(tmp_path, 1)
+    assert list(load(TOKENS).embed(path, "tokens").info) == ["tokens"]
+    with pytest.raises(FqvitError, match="no output 'mean', it has tokens"):
+        load(TOKENS).embed(path, output=["mean"])
+
+
+def test_wrong_images_are_named(tmp_path: Path) -> None:
+    model = load(TOKENS)
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(UnreadableImage, match=r"text.png: not an image"):
+        model.embed([*pictures(tmp_path, 1), tmp_path / "text.png"])
+    with pytest.raises(UnreadableImage, match="no such file"):
+        model.embed(tmp_path / "none.png")
+    with pytest.raises(FqvitError, match=r"image 0: float64 \[4, 4, 3\], expected uint8"):
+        model.embed(np.zeros((4, 4, 3)))
+    with pytest.raises(FqvitError, match="image 0: int, expected a path"):
+        model.embed([3])  # type: ignore[list-item]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match="no such file|cannot be read|No such file"):
+        load(tmp_path / "none.fqvit")
