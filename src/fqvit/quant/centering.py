@@ -1,8 +1,8 @@
 """Center the keys of attention: subtract one constant per channel of K, by way of the bias of the layer that computes it.
 
-A softmax does not change if the same number is added to a whole row of scores, and q . (k - c) = q . k - q . c differs from q . k
-by the same number for every key. The float model therefore computes the same function with any c. Keys often share a large
-common part: without it K and the scores span a fraction of their range, and their codes are that much finer.
+A softmax does not change if the same number is added to a whole row of scores, and q . (k - c) = q . k - q . c differs from
+q . k by the same number for every key. The float model therefore computes the same function with any c. Keys often share a
+large common part: without it K and the scores span a fraction of their range, and their codes are that much finer.
 
 c is the mean key of one image of the mean color. It depends only on the model, so no calibration image is needed before the
 ranges are observed. See also: calibrate.py (computes c), calibration.py (stores it).

@@ -154,7 +154,7 @@ def relative(bits: int, tokens: int, levels: Literal["powers", "curve"] = "power
 
     With more than 4 bits the levels are evenly spaced. Otherwise they are, as shares of the largest:
     powers: 1, 1/2, 1/4, ... and 0; 4 bits also have the midpoints between the four largest, each a sum of two powers of two;
-    curve: (u^2 + u^4) / 2 for u = 1, ..., 0 in equal steps, close to the least squared error where attention is smooth.
+    curve: (u^2 + 4 u^4) / 5 for u = 1, ..., 0 in equal steps, which has less error where attention is spread over many tokens.
     The largest level is 2^15, or less if a weighted sum of `tokens` 8-bit values could exceed 31 bits.
     """
     last = 2**bits - 1
@@ -163,7 +163,7 @@ def relative(bits: int, tokens: int, levels: Literal["powers", "curve"] = "power
     top = 2 ** min(15, (2**31 // (255 * tokens)).bit_length() - 1)
     if levels == "curve":
         u = np.arange(last, -1, -1) / last
-        found = np.floor(top * (u**2 + u**4) / 2 + 0.5).astype(int).tolist()
+        found = np.floor(top * (u**2 + 4 * u**4) / 5 + 0.5).astype(int).tolist()
     else:
         midpoints = [3 * top >> k for k in (2, 3, 4)] if bits == 4 else []
         powers = [top >> k for k in range(last - len(midpoints))]

@@ -139,7 +139,7 @@ _EMBEDDING: dict[str, Any] = {
     "levels": "curve",
     "keys": "centered",
     "scores": "attended",
-    "gelu_floor": 0.5,
+    "gelu_floor": 0.9,
 }
 
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
