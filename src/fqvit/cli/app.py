@@ -179,7 +179,7 @@ def evaluate(
     device: Device = "cpu",
     knn: Annotated[
         Path | None,
-        typer.Option(metavar="DIR|TAR", help="Embeddings: labelled gallery images; the nearest one decides the class."),
+        typer.Option(metavar="DIR|TAR|PARQUET", help="Embeddings: labelled gallery images; the nearest one decides the class."),
     ] = None,
     zero_shot: ZeroShot = None,
     output: OneOutput = None,
