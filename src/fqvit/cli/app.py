@@ -207,7 +207,12 @@ def evaluate(
 @command("classify")
 def classify(
     file: Program,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.", show_default=False)],
+    images: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="IMAGE...|DIR|TAR|PARQUET", help="Image files, a folder, tar or Parquet files.", show_default=False
+        ),
+    ],
     zero_shot: ZeroShot = None,
     output: OneOutput = None,
     as_json: Json = False,

@@ -314,12 +314,10 @@ class Program:
             site.check(scope, scope.buffer(name))
         return Verified(buffers, tuple(proofs))
 
-    def check_plain(self, use: str) -> None:
-        """Raise FqvitError for parts of detectors and several outputs: `use` supports programs from pixels to one output."""
-        if self.header.others or self.header.input is not None:
-            raise FqvitError(
-                f"{self.header.model}: part of a detector or a model with several outputs, which {use} does not support."
-            )
+    def check_pixels(self, use: str) -> None:
+        """Raise FqvitError for the heads of detectors, which read codes: `use` supports programs that read pixels."""
+        if self.header.input is not None:
+            raise FqvitError(f"{self.header.model}: reads codes (part of a detector), which {use} does not support.")
 
     def unpacked(self) -> Program:
         """Verify the program; return an equivalent one with all weights as i8, so that kernels need not unpack."""
